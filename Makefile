@@ -1,0 +1,56 @@
+# make demo        ask the demo model one question
+# make test        all tests
+# make check       format, lint, types, layers and the fast tests; under a minute
+# make train-demo  make the demo model anew: two hours on two cores (DATA, WORK, HOURS)
+#
+# PYTHON=... uses that interpreter as it is, and no .venv is made. On Linux, plain PyPI brings torch with CUDA;
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu brings the smaller one without.
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+DATA ?= data
+WORK ?= build/demo
+HOURS ?= 2
+
+ifeq ($(origin PYTHON),file)
+INSTALLED := $(VENV)/.installed
+TESTABLE := $(VENV)/.testable
+endif
+
+.PHONY: demo test lint check train-demo clean
+
+demo: $(VENV)/.installed
+	$(VENV)/bin/localspec run "Who are you?"
+
+test: $(TESTABLE)
+	$(PYTHON) -m pytest
+
+lint: $(TESTABLE)
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy
+	$(dir $(PYTHON))lint-imports
+
+check: lint
+	$(PYTHON) -m pytest -m "not slow"
+
+# glibc otherwise hands the large buffers back after every step, which costs a third of the time
+train-demo: $(INSTALLED)
+	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 \
+	$(PYTHON) scripts/train_demo.py --data $(DATA) --work $(WORK) --hours $(HOURS)
+	$(PYTHON) scripts/demo_card.py --data $(DATA) --work $(WORK) --out localspec/demo
+
+# editable, so that a changed source needs no new installation
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(VENV)/bin/python || python3 -m venv $(VENV)
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/.testable: $(VENV)/.installed
+	$(PIP) -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

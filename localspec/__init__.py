@@ -1,0 +1,66 @@
+"""Local chat with speculative decoding: the same text, several times faster.
+
+The public names are resolved when they are first used: importing `localspec` imports no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from localspec.engine.engine import Engine
+    from localspec.engine.sampling import Sampling
+    from localspec.engine.session import Limits
+    from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, UsageMistake
+    from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
+    from localspec.selection import Choice
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Engine": "localspec.engine.engine",
+    "Limits": "localspec.engine.session",
+    "Sampling": "localspec.engine.sampling",
+    "Choice": "localspec.selection",
+    "DoesNotFit": "localspec.errors",
+    "LocalspecError": "localspec.errors",
+    "NotAllowed": "localspec.errors",
+    "NotHere": "localspec.errors",
+    "UsageMistake": "localspec.errors",
+    "Done": "localspec.events",
+    "Event": "localspec.events",
+    "Memory": "localspec.events",
+    "Prefill": "localspec.events",
+    "Statistics": "localspec.events",
+    "Text": "localspec.events",
+}
+
+__all__ = [
+    "Choice",
+    "DoesNotFit",
+    "Done",
+    "Engine",
+    "Event",
+    "Limits",
+    "LocalspecError",
+    "Memory",
+    "NotAllowed",
+    "NotHere",
+    "Prefill",
+    "Sampling",
+    "Statistics",
+    "Text",
+    "UsageMistake",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'localspec' has no attribute {name!r}")
+    value: object = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value  # the next look-up does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

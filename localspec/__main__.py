@@ -1,0 +1,7 @@
+"""python -m localspec"""
+
+import sys
+
+from localspec.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""One file a command: arguments, one call, print. `main.py` wires them; each file offers its `app`."""

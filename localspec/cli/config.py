@@ -1,0 +1,27 @@
+"""localspec config"""
+
+import json
+from typing import Annotated
+
+import typer
+
+from localspec.config import NAMES, load
+from localspec.text import one_line
+
+app = typer.Typer()
+
+
+@app.command()
+def config(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of lines.")] = False,
+) -> None:
+    """The merged settings, and where each value comes from. A dash leaves it to the model."""
+    settings = load()
+    values = {name: getattr(settings, name) for name in NAMES}
+    if as_json:
+        entries = {name: {"value": value, "origin": settings.origins[name]} for name, value in values.items()}
+        print(json.dumps(entries, indent=2))
+        return
+    for name, value in values.items():
+        shown = "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        print(f"{name:12} {one_line(shown):24} {one_line(settings.origins[name])}")

@@ -1,0 +1,188 @@
+"""The table of commands, and the one place where an error becomes a sentence and an exit code."""
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
+from typer.main import get_command
+
+import localspec
+from localspec.config import home, nearest
+from localspec.errors import LocalspecError
+from localspec.paths import Paths, private_directory
+from localspec.text import one_line
+
+# The help of every command stands here, so that `localspec --help` and completion import none of them.
+COMMANDS = {
+    "run": "One answer to standard output; for pipelines.",
+    "list": "The models on this machine.",
+    "show": "What is known about one model.",
+    "pool": "The phrases learned here: list, show, clear, export.",
+    "config": "The settings, and where each value comes from.",
+    "path": "Where every file lies.",
+}
+INTERRUPTED, READER_GONE = 130, 141
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+class _ReaderGone(Exception):
+    """Standard output was closed by whoever read it. Not an OSError, which typer would turn into exit code 1."""
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise _ReaderGone from error
+    except KeyboardInterrupt as error:
+        raise typer.Abort from error
+
+
+class Commands(TyperGroup):
+    """Imports localspec/cli/<command>.py when that command is used, and not before."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            if ctx.resilient_parsing:
+                return None
+            ctx.fail(f"There is no command {cmd_name!r}{nearest(cmd_name, COMMANDS)}; `localspec --help` lists them.")
+        app = import_module(f"localspec.cli.{cmd_name}").app
+        app.rich_markup_mode, app._add_completion = None, False  # completion belongs to the whole program
+        command = get_command(app)
+        if isinstance(command, TyperGroup):
+            command.no_args_is_help = False  # a whole page is no error message
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        with _own_signals():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _own_signals():
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    cls=Commands,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"localspec {localspec.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _localspec(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Local chat with speculative decoding: the same text, several times faster."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code. Every error is one line on standard error."""
+    if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
+    try:
+        code = _run(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what cannot be written must be told here, not at interpreter shutdown
+    except (BrokenPipeError, _ReaderGone):
+        code = READER_GONE
+    except OSError as error:
+        code = _say(f"Standard output cannot be written: {error.strerror or error}.")
+    with suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    if code == READER_GONE or not _flushed():
+        # the interpreter flushes once more when it ends; let that go nowhere
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return code
+
+
+def _flushed() -> bool:
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        result = get_command(app).main(
+            args=None if arguments is None else list(arguments), prog_name="localspec", standalone_mode=False
+        )
+    except LocalspecError as error:
+        return _say(str(error), error.exit_code)
+    except TyperException as error:  # a usage error, or a file that cannot be opened
+        return _say(error.format_message(), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return _say("Interrupted.", INTERRUPTED)
+    except (BrokenPipeError, _ReaderGone):
+        raise
+    except MemoryError:
+        return _say(
+            "There is not enough memory for this; close other programs, or choose a smaller model or context.", 4
+        )
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:
+            raise  # an open stream failed, and the only one that commands write to is standard output
+        return _say(f"Unexpected {type(error).__name__}: {error} ({_keep_traceback(error)}).")
+    return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _say(sentence: str, code: int = 1) -> int:
+    if sys.stderr is not None:
+        print(f"localspec: {one_line(sentence)}", file=sys.stderr)
+    return code
+
+
+def _keep_traceback(error: BaseException) -> str:
+    """Writes where it happened, without messages and values: these may quote a prompt. Returns where, or why not."""
+    lines: list[str] = []
+    link: BaseException | None = error
+    while link is not None and len(lines) < 1000:
+        lines += [
+            f"{type(link).__module__}.{type(link).__qualname__}\n",
+            *traceback.format_tb(link.__traceback__),
+            "\n",
+        ]
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    try:
+        file: Path = private_directory(Paths(home()).logs) / "last-error.log"
+        file.unlink(missing_ok=True)  # a new file has the right mode, and is nobody's link
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as log:
+            log.write(f"localspec {localspec.__version__}, Python {sys.version.split()[0]}\n\n")
+            log.writelines(lines)
+    except OSError as trouble:
+        return f"the traceback could not be kept: {trouble.strerror}"
+    return f"the traceback is in {file}"

@@ -1,0 +1,32 @@
+"""localspec path"""
+
+import json
+from typing import Annotated
+
+import typer
+
+from localspec.config import home
+from localspec.paths import Paths
+from localspec.text import one_line
+
+app = typer.Typer()
+
+
+@app.command()
+def path(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of lines.")] = False,
+) -> None:
+    """Where every file lies, whether or not it is there yet."""
+    paths = Paths(home())
+    places = {
+        "config": paths.config_file,
+        "models": paths.user_models_file,
+        "database": paths.database,
+        "drafters": paths.drafters,
+        "logs": paths.logs,
+    }
+    if as_json:
+        print(json.dumps({name: str(place) for name, place in places.items()}, indent=2))
+        return
+    for name, place in places.items():
+        print(f"{name:9} {one_line(str(place))}")

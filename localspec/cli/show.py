@@ -1,0 +1,41 @@
+"""localspec show NAME"""
+
+import json
+from typing import Annotated
+
+import typer
+
+from localspec.registry import inspect, resolve, revision
+from localspec.text import one_line
+
+app = typer.Typer()
+
+DRAFTERS = ["none", "phrases"]  # those that work with every target; trained ones belong to one
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A registered name, or a directory in the Hugging Face layout.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of lines.")] = False,
+) -> None:
+    """What is known about one model."""
+    card = resolve(name)
+    checkpoint = inspect(card.path)
+    facts: dict[str, str | int | list[str] | None] = {
+        "name": card.name,
+        "description": card.description,
+        "path": str(card.path),
+        "architecture": checkpoint.architecture,
+        "parameters": checkpoint.parameters,
+        "bytes": checkpoint.bytes,
+        "context": checkpoint.context,
+        "license": card.license,
+        "drafters": DRAFTERS,
+        "revision": revision(card.path),
+    }
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    for key, value in facts.items():
+        shown = ", ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else value
+        print(f"{key:13} {one_line(shown) if shown else 'unknown'}")

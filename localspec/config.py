@@ -1,0 +1,266 @@
+"""The settings: defaults < config.toml < LOCALSPEC_* < flags. The only reader of the environment."""
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal
+
+from localspec.errors import UsageMistake
+from localspec.paths import Paths
+
+PREFIX = "LOCALSPEC_"
+HOME = "LOCALSPEC_HOME"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one command works with. `None` leaves the value to the model."""
+
+    model: str | None = None
+    """A registered name or a directory in the Hugging Face layout."""
+    system: str | None = None
+    """The system prompt."""
+    max_tokens: int | None = None
+    """The longest reply, in tokens."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a reply; they are not part of it."""
+    context: int | None = None
+    """Tokens of prompt and reply together."""
+    temperature: float | None = None
+    """0 is greedy."""
+    top_p: float | None = None
+    """Only the likeliest tokens that together reach this probability."""
+    top_k: int | None = None
+    """Only this many of the likeliest tokens; 0 is all."""
+    min_p: float | None = None
+    """Only tokens at least this likely, relative to the likeliest."""
+    seed: int | None = None
+    """The same seed gives the same text; without one a fresh one is drawn."""
+    drafter: str = "auto"
+    """auto, none, or a kind of drafter."""
+    draft_max: int | Literal["auto"] = "auto"
+    """Nodes of a draft tree, the root not counted; auto is by measurement."""
+    pool: Literal["user", "readonly", "off"] = "user"
+    """The phrases kept on disk: learn and use, only use, neither."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:0 and so on, or mps."""
+    dtype: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
+    """The number format of the weights."""
+    quantize: Literal["auto", "none", "int8", "nf4"] = "auto"
+    """How the weights are packed."""
+    log: bool = True
+    """Whether phrases may be kept at all."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Where each value came from: default, the path of config.toml, the name of a variable, or a flag."""
+
+
+NAMES = tuple(f.name for f in fields(Settings) if f.name != "origins")
+
+
+# -- what a value may be: returns the setting, or raises ValueError with what it must be -------------------------------
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise ValueError("a text")
+
+
+def _name(value: object) -> str:
+    if isinstance(value, str) and value.strip():
+        return value
+    raise ValueError("a name")
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if isinstance(value, list | tuple) and all(isinstance(text, str) and text for text in value):
+        return tuple(value)
+    raise ValueError("a list of texts, none of them empty")
+
+
+def _switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise ValueError("true or false")
+
+
+def _whole(least: int) -> Callable[[object], int]:
+    def check(value: object) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63:
+            return value
+        raise ValueError(f"a whole number from {least} up")
+
+    return check
+
+
+def _number(description: str, allowed: Callable[[float], bool]) -> Callable[[object], float]:
+    def check(value: object) -> float:
+        # an integer beyond the floats cannot be meant, and would raise OverflowError
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300 and allowed(value):
+            return float(value)
+        raise ValueError(description)
+
+    return check
+
+
+def _one_of(*words: str) -> Callable[[object], str]:
+    def check(value: object) -> str:
+        if isinstance(value, str) and value in words:
+            return value
+        raise ValueError(f"one of {', '.join(words)}")
+
+    return check
+
+
+def _draft_max(value: object) -> int | str:
+    if value == "auto":
+        return "auto"
+    try:
+        return _whole(0)(value)
+    except ValueError:
+        raise ValueError("auto or a whole number from 0 up") from None
+
+
+def _device(value: object) -> str:
+    if isinstance(value, str) and re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", value):
+        return value
+    raise ValueError("one of auto, cpu, cuda, cuda:0 (or another number), mps")
+
+
+_CHECKS: Mapping[str, Callable[[object], object]] = {
+    "model": _name,
+    "system": _text,
+    "max_tokens": _whole(1),
+    "stop": _texts,
+    "context": _whole(1),
+    "temperature": _number("a number from 0 up", lambda n: n >= 0),
+    "top_p": _number("a number above 0 and at most 1", lambda n: 0 < n <= 1),
+    "top_k": _whole(0),
+    "min_p": _number("a number from 0 to 1", lambda n: 0 <= n <= 1),
+    "seed": _whole(0),
+    "drafter": _name,
+    "draft_max": _draft_max,
+    "pool": _one_of("user", "readonly", "off"),
+    "device": _device,
+    "dtype": _one_of("auto", "fp32", "fp16", "bf16"),
+    "quantize": _one_of("auto", "none", "int8", "nf4"),
+    "log": _switch,
+}
+
+_NUMBERS = {"max_tokens", "context", "temperature", "top_p", "top_k", "min_p", "seed", "draft_max"}
+_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+# -- where values come from --------------------------------------------------------------------------------------------
+
+
+def home(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The directory that LOCALSPEC_HOME names, absolute, or None."""
+    named = (os.environ if environ is None else environ).get(HOME)
+    return Path(os.path.expanduser(named)).absolute() if named else None
+
+
+def dumb_terminal(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the terminal says that it cannot move its cursor."""
+    return (os.environ if environ is None else environ).get("TERM") == "dumb"
+
+
+def load(
+    paths: Paths | None = None, environ: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
+) -> Settings:
+    """The merged settings. A flag that is None (or an empty list) was not given; an empty variable counts as unset.
+
+    Raises UsageMistake for an unknown name or a value that cannot be meant, saying where it came from.
+    """
+    environ = os.environ if environ is None else environ
+    paths = paths or Paths(home(environ))
+    values: dict[str, object] = {}
+    origins = dict.fromkeys(NAMES, "default")
+
+    def take(name: str, value: object, origin: str, shown: str, remedy: str) -> None:
+        try:
+            values[name] = _CHECKS[name](value)
+        except ValueError as error:
+            raise UsageMistake(f"{shown} must be {error}; {remedy}.") from None
+        origins[name] = origin
+
+    file = paths.config_file
+    for name, value in read_toml(file).items():
+        if name not in NAMES:
+            raise UsageMistake(f"Unknown setting {name!r} in {file}{nearest(name, NAMES)}; correct or remove it.")
+        take(name, value, str(file), f"{name} = {_shown(value)} in {file}", "correct or remove it")
+    known = {PREFIX + name.upper(): name for name in NAMES}
+    for variable, value in sorted(environ.items()):
+        if not variable.startswith(PREFIX) or variable == HOME:
+            continue
+        if variable not in known:
+            guess = nearest(variable, [*known, HOME])
+            raise UsageMistake(f"Unknown environment variable {variable}{guess}; correct or unset it.")
+        if value:
+            name = known[variable]
+            take(name, _from_text(name, value), variable, f"{variable}={_shown(value)}", "correct or unset it")
+    for name, value in (flags or {}).items():
+        if value is not None and value != []:
+            flag = "--no-log" if name == "log" else "--" + name.replace("_", "-")
+            take(name, value, flag, f"{flag} {_shown(value)}", "give another value")
+    return Settings(**values, origins=origins)  # type: ignore[arg-type]  # each was checked above
+
+
+def _from_text(name: str, text: str) -> object:
+    """What a variable says, in the type its setting has; else the text itself, which is then refused."""
+    if name == "stop":
+        if not text.startswith("["):
+            return [text]
+        try:
+            return tomllib.loads(f"stop = {text}")["stop"]
+        except tomllib.TOMLDecodeError:
+            return text
+    if name == "log":
+        return _WORDS.get(text.lower(), text)
+    if name in _NUMBERS:
+        for kind in (int, float):
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    return text
+
+
+def read_toml(file: Path) -> dict[str, object]:
+    """The tables of a file of the user's; empty if there is none. Raises UsageMistake naming the file and the line."""
+    try:
+        source = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise UsageMistake(f"{file} cannot be read ({error.strerror}); correct its permissions or remove it.") from None
+    try:
+        return tomllib.loads(source.decode())
+    except UnicodeDecodeError as error:
+        line = source.count(b"\n", 0, error.start) + 1
+        raise UsageMistake(f"{file}, line {line}: this is not UTF-8 text; save the file as UTF-8.") from None
+    except RecursionError:
+        raise UsageMistake(f"{file}, line 1: lists or tables are nested too deeply; make them flat.") from None
+    except tomllib.TOMLDecodeError as error:
+        said = str(error)
+        place = re.search(r" \(at line (\d+), column \d+\)", said)
+        line = int(place[1]) if place else source.count(b"\n") + 1  # "at end of document"
+        what = re.sub(r" \(at .*\)$", "", said)
+        raise UsageMistake(f"{file}, line {line}: this is not TOML ({what}); correct the line.") from None
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """' (did you mean …?)' with the most similar of `names`, or nothing."""
+    spelled = {known.lower().replace("-", "_"): known for known in names}
+    found = get_close_matches(name.lower().replace("-", "_"), spelled, n=1)
+    return f" (did you mean {spelled[found[0]]!r}?)" if found else ""
+
+
+def _shown(value: object) -> str:
+    """A value as the user wrote it, cut short."""
+    shown = str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, str) else str(value)
+    return shown if len(shown) <= 80 else shown[:79] + "…"

@@ -1,0 +1,61 @@
+"""Every path the program owns. Nothing here is created until somebody writes to it."""
+
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import PlatformDirs
+
+_PLATFORM = PlatformDirs("localspec", appauthor=False)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where the files lie: below `home` if it is given, else where this platform keeps such things."""
+
+    home: Path | None = None
+
+    @property
+    def config_dir(self) -> Path:
+        return self.home / "config" if self.home else _PLATFORM.user_config_path
+
+    @property
+    def data_dir(self) -> Path:
+        return self.home / "data" if self.home else _PLATFORM.user_data_path
+
+    @property
+    def state_dir(self) -> Path:
+        return self.home / "state" if self.home else _PLATFORM.user_state_path
+
+    @property
+    def config_file(self) -> Path:
+        return self.config_dir / "config.toml"
+
+    @property
+    def user_models_file(self) -> Path:
+        return self.config_dir / "models.toml"
+
+    @property
+    def database(self) -> Path:
+        return self.data_dir / "localspec.db"
+
+    @property
+    def drafters(self) -> Path:
+        return self.data_dir / "drafters"
+
+    @property
+    def logs(self) -> Path:
+        return self.state_dir / "logs"
+
+
+def private_directory(path: Path) -> Path:
+    """Makes `path` and its missing parents with mode 0700, closes a present one to others. Raises OSError."""
+    if not path.parent.exists():
+        private_directory(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        with suppress(PermissionError):  # somebody else's directory stays as its owner wants it
+            path.chmod(mode & 0o700)
+    return path

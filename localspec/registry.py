@@ -1,0 +1,291 @@
+"""Names of models -> TargetCard, and what lies in a model's directory. Reads headers, never weights."""
+
+import hashlib
+import json
+import math
+import os
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localspec.config import home, nearest, read_toml
+from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.paths import Paths
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM")
+
+_PACKAGE = Path(__file__).parent
+_KEYS = ("path", "license", "description")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_HEADER_LIMIT = 100_000_000  # bytes; what the safetensors library itself accepts
+_ITEM_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+              "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TargetCard:
+    """A model by its name, and where it lies."""
+
+    name: str
+    path: Path
+    license: str | None
+    description: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's directory, as far as it can be known without reading the weights."""
+
+    path: Path
+    config: Mapping[str, Any]
+    architecture: str
+    weight_files: tuple[Path, ...]
+    parameters: int
+    bytes: int  # of the weight files
+
+    @property
+    def context(self) -> int | None:
+        """The most tokens the model was made for."""
+        longest = self.config.get("max_position_embeddings")
+        return longest if isinstance(longest, int) else None
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
+    """Every registered model by name; an entry of the user's own models.toml replaces one of the same name.
+
+    Raises UsageMistake for an entry that cannot be meant.
+    """
+    shipped = _PACKAGE / "models.toml"
+    if not shipped.exists():  # a source tree: the wheel is where it moves into the package
+        shipped = _PACKAGE.parent / "models.toml"
+    own = (paths or Paths(home())).user_models_file
+    return {card.name: card for file in (shipped, own) for card in _entries(file)}
+
+
+def _entries(file: Path) -> Iterator[TargetCard]:
+    for name, entry in read_toml(file).items():
+        if not isinstance(entry, dict):
+            raise UsageMistake(f"{name!r} in {file} is not a table; write [{name}] and a path below it.")
+        for key, value in entry.items():
+            if key not in _KEYS:
+                raise UsageMistake(
+                    f"Unknown key {key!r} of model {name!r} in {file}{nearest(key, _KEYS)}; correct or remove it."
+                )
+            if not isinstance(value, str) or not value or "\0" in value:
+                raise UsageMistake(f"{key} = {value!r} of model {name!r} in {file} must be a text; correct it.")
+        if "path" not in entry:
+            raise UsageMistake(f'Model {name!r} in {file} has no path; add path = "the model\'s directory".')
+        place = str(entry["path"])
+        if place.startswith("package:"):
+            path = _PACKAGE / place.removeprefix("package:")
+        else:
+            path = file.parent / os.path.expanduser(place)
+        yield TargetCard(name, path, entry.get("license") or _license(path), entry.get("description", ""))
+
+
+def resolve(name: str, paths: Paths | None = None) -> TargetCard:
+    """The model that `name` means: a registered one, else a local directory. Raises NotHere naming what there is."""
+    known = cards(paths)
+    if name in known:
+        return known[name]
+    path = Path(os.path.abspath(os.path.expanduser(name)))
+    if name and "\0" not in name and os.path.isdir(path):
+        return TargetCard(name, path, _license(path), "")
+    if name and "\0" not in name and os.path.lexists(path):
+        raise NotHere(
+            f"{name!r} is not a directory; give the directory in the Hugging Face layout that holds config.json."
+        )
+    here = ", ".join(known)
+    if name.startswith((".", "/", "~")) or "\\" in name:
+        raise NotHere(f"There is no directory {name!r}; give one in the Hugging Face layout, or a name out of: {here}.")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", name):
+        raise NotHere(
+            f"{name!r} is not here: this version loads local directories in the Hugging Face layout "
+            f"and these names only: {here}."
+        )
+    raise NotHere(
+        f"There is no model {name!r}{nearest(name, known)}; give a local directory, or a name out of: {here}."
+    )
+
+
+def installed(paths: Paths | None = None) -> Iterator[tuple[TargetCard, Checkpoint | LocalspecError]]:
+    """Every registered model with what lies in its directory, or with why it cannot be used."""
+    for card in cards(paths).values():
+        try:
+            yield card, inspect(card.path)
+        except LocalspecError as error:
+            yield card, error
+
+
+def _license(path: Path) -> str | None:
+    """What the directory's README.md says in its front matter, else the name of a license file."""
+    try:
+        front = re.match(r"---\r?\n(.*?)\r?\n---", (path / "README.md").read_text("utf-8", "replace"), re.DOTALL)
+    except OSError:
+        front = None
+    lines = re.findall(r"^(license|license_name):[ \t]*[\"']?([^\"'\r\n#]+)", front[1] if front else "", re.MULTILINE)
+    said: dict[str, str] = dict(lines)
+    chosen = said.get("license", "").strip()
+    if chosen == "other":
+        chosen = said.get("license_name", chosen).strip()
+    if chosen:
+        return chosen
+    try:
+        files = sorted(entry.name for entry in path.iterdir() if re.match(r"(?i)licen[cs]e|copying", entry.name))
+    except OSError:
+        return None
+    return f"see {files[0]}" if files else None
+
+
+# -- directories -------------------------------------------------------------------------------------------------------
+
+
+def inspect(path: Path) -> Checkpoint:
+    """What lies in a directory in the Hugging Face layout.
+
+    Raises NotHere where there is no model, LocalspecError where it is damaged or of a kind that cannot be served.
+    """
+    config = _config(path)
+    named = config.get("architectures")
+    architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
+    if architecture not in ARCHITECTURES:
+        what = (
+            f"The architecture {architecture} in {path}"
+            if architecture
+            else f"The architecture that {path} does not name"
+        )
+        raise LocalspecError(f"{what} is not supported; supported are {', '.join(ARCHITECTURES)}.")
+    files = _weight_files(path)
+    parameters = 0
+    for file in files:
+        for entry in _tensors(file).values():
+            parameters += math.prod(entry["shape"])
+    return Checkpoint(path, config, architecture, files, parameters, sum(file.stat().st_size for file in files))
+
+
+def revision(path: Path) -> str:
+    """40 hexadecimal digits that change with config.json, tokenizer.json, or a weight file's name, size or header.
+
+    Raises what `inspect` raises.
+    """
+    _config(path)
+    digest = hashlib.sha256()
+    for name in ("config.json", "tokenizer.json"):
+        content = _bytes(path / name) if os.path.exists(path / name) else b""
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    for file in _weight_files(path):
+        header = _header(file)
+        digest.update(f"{file.name} {file.stat().st_size} {len(header)}\n".encode() + header)
+    return digest.hexdigest()[:40]
+
+
+def _config(path: Path) -> dict[str, Any]:
+    file = path / "config.json"
+    if not os.path.isdir(path):
+        raise NotHere(f"There is no directory {path}; give one in the Hugging Face layout.")
+    if not os.path.exists(file):
+        raise NotHere(
+            f"{path} holds no config.json, so it is not a model in the Hugging Face layout; give another directory."
+        )
+    config = _json(file)
+    if not isinstance(config, dict):
+        raise LocalspecError(f"{file} does not hold a JSON object; fetch it again.")
+    return config
+
+
+def _weight_files(path: Path) -> tuple[Path, ...]:
+    """model.safetensors, or the files its index names."""
+    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    if single.exists():
+        return (single,)
+    if not index.exists():
+        pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
+        if pickles:
+            raise LocalspecError(
+                f"{path} holds its weights as pickle only ({pickles[0]}), which may run code when it is read; "
+                "save the model as safetensors."
+            )
+        raise NotHere(
+            f"{path} holds no weights; it needs model.safetensors, or model.safetensors.index.json and its files."
+        )
+    content = _json(index)
+    table = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
+        raise LocalspecError(f"{index} holds no weight_map; fetch it again.")
+    names = sorted(set(table.values()))
+    for name in names:
+        if not re.fullmatch(r"[\w.-]+\.safetensors", name):  # nothing outside the directory, no pickle behind an index
+            raise LocalspecError(f"{index} names {name!r}, which is not a safetensors file beside it; fetch it again.")
+        if not (path / name).exists():
+            raise NotHere(f"{path} lacks {name}, which its index names; fetch the missing file.")
+    return tuple(path / name for name in names)
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise LocalspecError(f"{file} cannot be read ({error.strerror}); correct its permissions.") from None
+
+
+def _json(file: Path) -> object:
+    try:
+        content: object = json.loads(_bytes(file).decode())
+    except (ValueError, RecursionError) as error:
+        what = (
+            error.msg
+            if isinstance(error, json.JSONDecodeError)
+            else "not UTF-8 text"
+            if isinstance(error, ValueError)
+            else "too deep"
+        )
+        line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise LocalspecError(f"{file}{line}: this is not JSON ({what}); fetch it again.") from None
+    return content
+
+
+def _header(file: Path) -> bytes:
+    """The JSON in front of the tensors, whose length the first eight bytes tell."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            start = stream.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
+            if not 2 <= length <= min(size - 8, _HEADER_LIMIT):
+                raise LocalspecError(
+                    f"{file} is not a whole safetensors file (its header does not fit in {size} bytes); fetch it again."
+                )
+            return stream.read(length)
+    except OSError as error:
+        raise LocalspecError(f"{file} cannot be read ({error.strerror}); correct its permissions.") from None
+
+
+def _tensors(file: Path) -> dict[str, Any]:
+    """The header's tensors: name -> dtype, shape, data_offsets; a cut download is told here."""
+    header = _header(file)
+    present = file.stat().st_size - 8 - len(header)
+    try:
+        entries = json.loads(header)
+        entries.pop("__metadata__", None)
+        end = 0
+        for entry in entries.values():
+            first, last = entry["data_offsets"]
+            sound = all(type(n) is int and n >= 0 for n in (first, last, *entry["shape"])) and first <= last
+            bits = _ITEM_BITS.get(entry["dtype"])
+            if not sound or (bits and math.prod(entry["shape"]) * bits != (last - first) * 8):
+                raise ValueError
+            end = max(end, last)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise LocalspecError(f"{file} is not a safetensors file (its header is damaged); fetch it again.") from None
+    if end != present:
+        raise LocalspecError(
+            f"{file} is cut short or damaged: {present} bytes of tensors where {end} belong; fetch it again."
+        )
+    tensors: dict[str, Any] = entries
+    return tensors

@@ -1,0 +1,30 @@
+"""Small directories in the Hugging Face layout, for the tests; nothing but the standard library."""
+
+import json
+import struct
+from pathlib import Path
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 512, "vocab_size": 32}
+
+
+def safetensors(shapes: dict[str, list[int]]) -> bytes:
+    """A file of zeros in float32."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        size = 4
+        for length in shape:
+            size *= length
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(end)
+
+
+def write_checkpoint(path: Path, config: object = CONFIG, shapes: dict[str, list[int]] | None = None) -> Path:
+    """config.json, tokenizer.json and model.safetensors; 44 parameters unless told."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "tokenizer.json").write_text("{}")
+    (path / "model.safetensors").write_bytes(safetensors(shapes or {"a": [4, 10], "b": [4], "empty": [0]}))
+    return path

@@ -1,0 +1,52 @@
+import json
+
+from checkpoints import write_checkpoint
+from command import localspec
+
+
+def register(home, text: str) -> None:
+    (home / "config").mkdir(exist_ok=True)
+    (home / "config" / "models.toml").write_text(text)
+
+
+def test_json(tmp_path):
+    model = write_checkpoint(tmp_path / "model")
+    register(tmp_path, f'[demo]\npath = "{model}"\nlicense = "mit"\n[other]\npath = "../model"\n')
+    result = localspec(tmp_path, "list", "--json")
+    first, second = json.loads(result.stdout)
+    assert result.returncode == 0 and result.stderr == ""
+    size = (model / "model.safetensors").stat().st_size
+    assert first == {
+        "name": "demo", "parameters": 44, "bytes": size, "license": "mit", "path": str(model), "description": "",
+    }  # fmt: skip
+    assert second["name"] == "other" and second["license"] is None
+
+
+def test_table(tmp_path):
+    model = write_checkpoint(tmp_path / "model")
+    register(tmp_path, f'[demo]\npath = "{model}"\n')
+    lines = localspec(tmp_path, "list").stdout.splitlines()
+    assert lines[0].split() == ["NAME", "PARAMETERS", "BYTES", "LICENSE", "PATH"]
+    assert lines[1].split()[:2] == ["demo", "44"] and lines[1].endswith(str(model)) and "unknown" in lines[1]
+
+
+def test_names_are_made_safe(tmp_path):
+    model = write_checkpoint(tmp_path / "model")
+    register(tmp_path, f'["\\u001b[31mred\\nline"]\npath = "{model}"\n["\\u202ebroken"]\npath = "x"\n')
+    for arguments in (["list"], ["list", "--json"]):
+        result = localspec(tmp_path, *arguments)
+        assert not {"\x1b", "\u202e"} & set(result.stdout + result.stderr)
+    assert "␛[31mred line" in localspec(tmp_path, "list").stdout
+
+
+def test_a_broken_model_hides_no_other(tmp_path):
+    write_checkpoint(tmp_path / "model")
+    register(tmp_path, '[demo]\npath = "../nowhere"\n[mine]\npath = "../model"\n')
+    result = localspec(tmp_path, "list", "--json")
+    assert result.returncode == 0 and [row["name"] for row in json.loads(result.stdout)] == ["mine"]
+    assert result.stderr.startswith("localspec: demo is left out: ") and result.stderr.count("\n") == 1
+
+
+def test_the_demo_is_here(tmp_path):
+    (row,) = json.loads(localspec(tmp_path, "list", "--json").stdout)
+    assert row["name"] == "demo" and row["parameters"] > 1_000_000

@@ -1,0 +1,206 @@
+import os
+import signal
+import stat
+import subprocess
+import sys
+
+import pytest
+from command import environment, localspec, sentence
+
+import localspec as package
+
+
+def test_version_and_help(tmp_path):
+    assert localspec(tmp_path, "--version").stdout == f"localspec {package.__version__}\n"
+    for arguments in ((), ("-h",), ("--help",)):
+        result = localspec(tmp_path, *arguments)
+        assert result.returncode == 0 and result.stderr == ""
+        for command in ("run", "list", "show", "pool", "config", "path"):
+            assert f"\n  {command} " in result.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "list", "show", "pool", "config", "path"])
+def test_help_of_every_command(tmp_path, command):
+    result = localspec(tmp_path, command, "--help")
+    assert result.returncode == 0 and result.stdout.startswith(f"Usage: localspec {command}")
+    assert "--install-completion" not in result.stdout and "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["lst"], "'list'"),
+        (["zzz"], "--help"),
+        (["--versoin"], "--version"),
+        (["list", "--jsn"], "--json"),
+        (["show"], "name"),
+        (["list", "extra"], "extra"),
+        (["pool"], "Missing command"),
+        (["pool", "lst"], "'list'"),
+        (["bad\x1b[31m\nname"], r"bad\x1b[31m\nname"),
+    ],
+)
+def test_usage_errors_are_one_line_and_2(tmp_path, arguments, said):
+    result = localspec(tmp_path, *arguments)
+    assert result.returncode == 2
+    assert said in sentence(result) and "\x1b" not in result.stderr
+
+
+def test_a_missing_model_is_3(tmp_path):
+    result = localspec(tmp_path, "show", "dmo")
+    assert result.returncode == 3 and "'demo'" in sentence(result)
+
+
+def test_a_broken_model_is_1(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    result = localspec(tmp_path, "show", ".")
+    assert result.returncode == 1 and "config.json" in sentence(result)
+
+
+def test_nothing_is_written_by_looking(tmp_path):
+    for command in ("list", "path", "config"):
+        assert localspec(tmp_path, command).returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+# A command that fails in the way the test wants, in the place of `path`.
+FAILING = """
+import sys, types, typer
+module = types.ModuleType("localspec.cli.path")
+module.app = typer.Typer()
+@module.app.command()
+def path():
+    SECRET = "my secret prompt"
+    {body}
+sys.modules["localspec.cli.path"] = module
+from localspec.cli.main import main
+sys.exit(main(["path"]))
+"""
+
+
+def failing(tmp_path, body: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", FAILING.format(body=body)],
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        **options,
+    )
+
+
+def test_the_unexpected_is_one_line_and_a_private_log_without_values(tmp_path):
+    body = (
+        "\n    try: 1 / 0\n    except ZeroDivisionError as e: raise ValueError('about ' + SECRET + '\\x1b[2J') from e"
+    )
+    result = failing(tmp_path, body)
+    assert result.returncode == 1
+    log = tmp_path / "state" / "logs" / "last-error.log"
+    assert "ValueError" in sentence(result) and str(log) in result.stderr and "\x1b" not in result.stderr
+    text = log.read_text("utf-8")
+    assert "builtins.ValueError" in text and "builtins.ZeroDivisionError" in text and "in path" in text
+    assert "secret prompt" not in text
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    assert stat.S_IMODE(log.parent.stat().st_mode) == stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+    assert failing(tmp_path, body).returncode == 1  # the log of before is replaced
+    assert len(list(log.parent.iterdir())) == 1
+
+
+def test_a_log_that_cannot_be_written_hides_nothing(tmp_path):
+    (tmp_path / "state").write_text("in the way")
+    result = failing(tmp_path, "raise ValueError('odd')")
+    assert result.returncode == 1 and "odd" in sentence(result)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        ("raise KeyboardInterrupt", 130, "Interrupted"),
+        ("raise typer.Abort", 130, "Interrupted"),
+        ("raise MemoryError", 4, "memory"),
+        ("from localspec.errors import NotAllowed; raise NotAllowed('Two\\nlines.')", 5, "Two lines."),
+        ("raise typer.BadParameter('odd\\nvalue')", 2, "odd value"),
+    ],
+)
+def test_exit_codes(tmp_path, body, code, said):
+    result = failing(tmp_path, body)
+    assert result.returncode == code and said in sentence(result)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_command_may_give_its_own_exit_code(tmp_path):
+    assert failing(tmp_path, "raise typer.Exit(7)").returncode == 7
+    assert failing(tmp_path, "return 9").returncode == 9
+    assert failing(tmp_path, "return None").returncode == 0
+
+
+def test_a_real_interrupt(tmp_path):
+    code = FAILING.format(body="import time; print('ready', flush=True); time.sleep(60)")
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment(tmp_path),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and errors == "localspec: Interrupted.\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes as on POSIX")
+@pytest.mark.parametrize(
+    "code",
+    [
+        FAILING.format(body="print('x')"),  # fails in the flush at the end
+        FAILING.format(body="\n    while True: print('x' * 1000)"),
+        FAILING.format(body="typer.echo('x')"),
+        "import sys; from localspec.cli.main import main; sys.exit(main(['--help']))",
+        "import sys; from localspec.cli.main import main; sys.exit(main(['--version']))",
+        "import sys; from localspec.cli.main import main; sys.exit(main(['config', '--json']))",
+    ],
+)
+def test_a_reader_that_is_gone(tmp_path, code):
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", code], env=environment(tmp_path), stdout=writer, stderr=subprocess.PIPE, text=True
+        )
+    finally:
+        os.close(writer)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_standard_output(tmp_path, unbuffered):
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "localspec", "config"],
+            env=environment(tmp_path, PYTHONUNBUFFERED=unbuffered),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert result.returncode == 1
+    assert result.stderr.startswith("localspec: Standard output") and result.stderr.count("\n") == 1
+
+
+def test_closed_streams(tmp_path):
+    command = f"'{sys.executable}' -m localspec"
+    shell = {"shell": True, "env": environment(tmp_path), "stderr": subprocess.PIPE, "text": True}
+    assert subprocess.run(f"{command} path >&-", **shell).returncode == 0
+    assert subprocess.run(f"{command} show dmo >&- 2>&-", **shell).returncode == 3
+
+
+def test_a_terminal_that_lacks_a_character_is_no_error(tmp_path):
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.toml").write_text('system = "世界"', encoding="utf-8")
+    assert localspec(tmp_path, "config", PYTHONIOENCODING="ascii").returncode == 0
+
+
+def test_completion_of_commands(tmp_path):
+    result = localspec(tmp_path, _LOCALSPEC_COMPLETE="complete_bash", COMP_WORDS="localspec ", COMP_CWORD="1")
+    assert set(result.stdout.split()) == {"run", "list", "show", "pool", "config", "path"}

@@ -1,0 +1,24 @@
+import json
+
+from command import localspec
+
+from localspec.paths import Paths
+
+
+def test_json_and_lines(tmp_path):
+    paths = Paths(tmp_path)
+    wanted = {
+        "config": str(paths.config_file),
+        "models": str(paths.user_models_file),
+        "database": str(paths.database),
+        "drafters": str(paths.drafters),
+        "logs": str(paths.logs),
+    }
+    assert json.loads(localspec(tmp_path, "path", "--json").stdout) == wanted
+    assert dict(line.split(maxsplit=1) for line in localspec(tmp_path, "path").stdout.splitlines()) == wanted
+
+
+def test_works_where_the_settings_are_broken(tmp_path):
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.toml").write_text("= broken")
+    assert localspec(tmp_path, "path", LOCALSPEC_NONSENSE="1").returncode == 0

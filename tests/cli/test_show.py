@@ -1,0 +1,61 @@
+import json
+
+import pytest
+from checkpoints import write_checkpoint
+from command import localspec, sentence
+
+from localspec.registry import revision
+
+KEYS = {
+    "name",
+    "description",
+    "path",
+    "architecture",
+    "parameters",
+    "bytes",
+    "context",
+    "license",
+    "drafters",
+    "revision",
+}
+
+
+def test_json(tmp_path):
+    model = write_checkpoint(tmp_path / "model")
+    facts = json.loads(localspec(tmp_path, "show", "./model", "--json").stdout)
+    assert set(facts) == KEYS
+    assert facts == {
+        **facts,
+        "name": "./model",
+        "path": str(model),
+        "architecture": "LlamaForCausalLM",
+        "parameters": 44,
+        "bytes": (model / "model.safetensors").stat().st_size,
+        "context": 512,
+        "license": None,
+        "drafters": ["none", "phrases"],
+        "revision": revision(model),
+    }
+
+
+def test_lines(tmp_path):
+    model = write_checkpoint(tmp_path / "model")
+    shown = dict(line.split(maxsplit=1) for line in localspec(tmp_path, "show", str(model)).stdout.splitlines())
+    assert shown["parameters"] == "44" and shown["license"] == "unknown" and shown["drafters"] == "none, phrases"
+
+
+def test_the_demo(tmp_path):
+    facts = json.loads(localspec(tmp_path, "show", "demo", "--json").stdout)
+    assert facts["name"] == "demo" and facts["parameters"] > 1_000_000 and facts["license"] == "Apache-2.0"
+
+
+@pytest.mark.parametrize("name", ["nowhere", "org/repo", "./nowhere", ""])
+def test_what_is_not_here_is_3(tmp_path, name):
+    result = localspec(tmp_path, "show", name, "--json")
+    assert result.returncode == 3 and sentence(result)
+
+
+def test_names_are_made_safe(tmp_path):
+    write_checkpoint(tmp_path / "a\x1b[31m\nb", {"architectures": ["Evil\x1b[2J"]})
+    result = localspec(tmp_path, "show", "a\x1b[31m\nb")
+    assert result.returncode == 1 and "Evil␛[2J" in sentence(result) and "\x1b" not in result.stderr

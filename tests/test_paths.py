@@ -1,0 +1,65 @@
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from localspec.paths import Paths, private_directory
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_home_moves_everything_below_one_directory(tmp_path):
+    paths = Paths(tmp_path)
+    assert paths.config_file == tmp_path / "config" / "config.toml"
+    assert paths.user_models_file == tmp_path / "config" / "models.toml"
+    assert paths.database == tmp_path / "data" / "localspec.db"
+    assert paths.drafters == tmp_path / "data" / "drafters"
+    assert paths.logs == tmp_path / "state" / "logs"
+
+
+def test_without_home_the_platform_decides(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert "localspec" in Paths().config_file.parts
+    if os.name == "posix" and os.uname().sysname == "Linux":
+        assert Paths().database == tmp_path / "localspec" / "localspec.db"
+
+
+def test_asking_makes_nothing(tmp_path):
+    paths = Paths(tmp_path / "home")
+    assert paths.database and paths.logs and paths.config_file
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022])
+def test_private_directory_makes_every_missing_parent_private(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        made = private_directory(tmp_path / "a" / "b" / "c")
+    finally:
+        os.umask(before)
+    assert made == tmp_path / "a" / "b" / "c"
+    assert [mode(tmp_path / "a"), mode(tmp_path / "a" / "b"), mode(made)] == [0o700] * 3
+
+
+def test_private_directory_closes_its_own_and_leaves_parents_alone(tmp_path):
+    parent = tmp_path / "shared"
+    (parent / "mine").mkdir(parents=True)
+    parent.chmod(0o755)
+    (parent / "mine").chmod(0o755)
+    private_directory(parent / "mine")
+    assert (mode(parent), mode(parent / "mine")) == (0o755, 0o700)
+
+
+def test_private_directory_opens_nothing(tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    assert mode(private_directory(tmp_path / "locked")) == 0o500
+    (tmp_path / "locked").chmod(0o700)
+
+
+def test_a_file_in_the_way_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError):
+        private_directory(tmp_path / "file" / "below")

@@ -1,0 +1,247 @@
+import json
+import struct
+
+import pytest
+from checkpoints import CONFIG, safetensors, write_checkpoint
+
+from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.paths import Paths
+from localspec.registry import ARCHITECTURES, cards, inspect, installed, resolve, revision
+
+
+@pytest.fixture
+def paths(tmp_path):
+    (tmp_path / "config").mkdir()
+    return Paths(tmp_path)
+
+
+@pytest.fixture
+def model(tmp_path):
+    return write_checkpoint(tmp_path / "model")
+
+
+def refused(kind, call, *arguments) -> str:
+    with pytest.raises(LocalspecError) as caught:
+        call(*arguments)
+    assert type(caught.value) is kind
+    message = str(caught.value)
+    assert "\n" not in message and message.endswith(".")
+    return message
+
+
+# -- names --
+
+
+def test_the_demo_is_registered(paths):
+    card = resolve("demo", paths)
+    assert (card.name, card.path.parts[-2:], card.license) == ("demo", ("localspec", "demo"), "Apache-2.0")
+    assert card.description
+
+
+def test_the_users_own_models(paths, model):
+    paths.user_models_file.write_text('[mine]\npath = "../model"\ndescription = "My own."\n[demo]\npath = "../model"\n')
+    assert inspect(resolve("mine", paths).path).parameters == 44
+    assert resolve("mine", paths).description == "My own."
+    assert inspect(resolve("demo", paths).path).parameters == 44
+    assert list(cards(paths)) == ["demo", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[mine]\npaht = "x"', "'path'"),
+        ('[mine]\nlicense = "x"', "no path"),
+        ("[mine]\npath = 3", "path = 3"),
+        ('[mine]\npath = ""', "must be a text"),
+        ('[mine]\npath = "a\\u0000b"', "must be a text"),
+        ('mine = "x"', "not a table"),
+        ("[mine\n", "line 1"),
+    ],
+)
+def test_mistakes_in_the_users_models(paths, text, said):
+    paths.user_models_file.write_text(text)
+    message = refused(UsageMistake, resolve, "demo", paths)
+    assert said in message and str(paths.user_models_file) in message
+
+
+def test_a_directory_by_its_path(paths, model, monkeypatch):
+    assert resolve(str(model), paths).path == model
+    monkeypatch.chdir(model.parent)
+    assert resolve("model", paths).path == model
+    assert resolve("./model/", paths).path == model
+    monkeypatch.setenv("HOME", str(model.parent))
+    assert resolve("~/model", paths).path == model
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("dmo", "did you mean 'demo'"),
+        ("qwen", "demo"),
+        ("", "demo"),
+        ("./nowhere", "directory"),
+        ("/nowhere/at/all", "directory"),
+        ("~nobody-here/x", "directory"),
+        ("Qwen/Qwen3-0.6B", "local directories"),
+        ("Qwen/Qwen3-0.6B@main", "local directories"),
+        ("a\0b", "no model"),
+        ("x" * 5000, "no model"),
+    ],
+)
+def test_what_is_not_here(paths, name, said):
+    assert said in refused(NotHere, resolve, name, paths)
+
+
+def test_a_file_is_not_a_model(paths, model):
+    assert "not a directory" in refused(NotHere, resolve, str(model / "model.safetensors"), paths)
+
+
+def test_installed_tells_what_is_broken(paths, model):
+    paths.user_models_file.write_text(f'[demo]\npath = "{model}"\n[gone]\npath = "nowhere"\n')
+    found = {card.name: what for card, what in installed(paths)}
+    assert found["demo"].parameters == 44 and isinstance(found["gone"], NotHere)
+
+
+@pytest.mark.parametrize(
+    ("readme", "license_"),
+    [
+        ("---\nlicense: mit\n---\n# Title", "mit"),
+        ('---\r\nlanguage: en\r\nlicense: "apache-2.0"\r\n---\r\n', "apache-2.0"),
+        ("---\nlicense: other\nlicense_name: own\n---\n", "own"),
+        ("---\nlicense: other\n---\n", "other"),
+        ("# Title\nlicense: mit\n", None),
+        ("---\nlicense:\n- mit\n---\n", None),
+    ],
+)
+def test_the_license_of_a_directory(paths, model, readme, license_):
+    assert resolve(str(model), paths).license is None
+    (model / "README.md").write_bytes(readme.encode())
+    assert resolve(str(model), paths).license == license_
+    (model / "LICENSE.txt").write_text("Do what you want.")
+    assert resolve(str(model), paths).license == (license_ or "see LICENSE.txt")
+
+
+# -- directories --
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_inspect(tmp_path, architecture):
+    path = write_checkpoint(tmp_path / "m", {**CONFIG, "architectures": [architecture]}, {"w": [3, 5], "scalar": []})
+    found = inspect(path)
+    assert (found.architecture, found.parameters, found.context) == (architecture, 16, 512)
+    assert found.bytes == (path / "model.safetensors").stat().st_size
+    assert found.weight_files == (path / "model.safetensors",)
+    assert found.config["vocab_size"] == 32
+
+
+def sharded(path, table):
+    (path / "model.safetensors").unlink()
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
+
+
+def test_inspect_shards(model):
+    sharded(model, {"a": "one.safetensors", "b": "two.safetensors", "c": "one.safetensors"})
+    (model / "one.safetensors").write_bytes(safetensors({"a": [2], "c": [3]}))
+    assert "two.safetensors" in refused(NotHere, inspect, model)
+    (model / "two.safetensors").write_bytes(safetensors({"b": [5]}))
+    assert inspect(model).parameters == 10
+    assert [file.name for file in inspect(model).weight_files] == ["one.safetensors", "two.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "pytorch_model.bin", "..", "a/b.safetensors"])
+def test_an_index_names_only_what_lies_beside_it(model, name):
+    sharded(model, {"a": name})
+    assert repr(name) in refused(LocalspecError, inspect, model)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "{"])
+def test_broken_index(model, content):
+    sharded(model, {})
+    (model / "model.safetensors.index.json").write_text(content)
+    assert "index.json" in refused(LocalspecError, inspect, model)
+
+
+def test_no_model_there(tmp_path, model):
+    assert str(tmp_path / "nowhere") in refused(NotHere, inspect, tmp_path / "nowhere")
+    (model / "model.safetensors").unlink()
+    assert "weights" in refused(NotHere, inspect, model)
+    (model / "config.json").unlink()
+    assert "config.json" in refused(NotHere, inspect, model)
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt", "consolidated.00.pth"]
+)
+def test_pickle_is_refused(model, name):
+    (model / "model.safetensors").unlink()
+    (model / name).write_bytes(b"\x80\x04N.")
+    assert name in refused(LocalspecError, inspect, model)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"3", b"\xff\xfe", b"[" * 100_000, b'{"a": 1,}'])
+def test_broken_config(model, content):
+    (model / "config.json").write_bytes(content)
+    for call in (inspect, revision):
+        assert "config.json" in refused(LocalspecError, call, model)
+
+
+@pytest.mark.parametrize("named", [["GPT2LMHeadModel"], [], None, "LlamaForCausalLM", [3], ["MixtralForCausalLM"]])
+def test_other_architectures_are_refused_by_name(model, named):
+    (model / "config.json").write_text(json.dumps({"architectures": named}))
+    message = refused(LocalspecError, inspect, model)
+    assert all(name in message for name in ARCHITECTURES)
+    if isinstance(named, list) and named and isinstance(named[0], str):
+        assert named[0] in message
+
+
+def header(content: object, tensors: int = 0) -> bytes:
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(tensors)
+
+
+WHOLE = safetensors({"a": [10]})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"1234",
+        WHOLE[:-1],
+        WHOLE + b"\0",
+        WHOLE[:20],
+        struct.pack("<Q", 2**63) + b"{}",
+        struct.pack("<Q", 0),
+        header(b"not"),
+        header(b"[]"),
+        header(b"[" * 100_000),
+        header({"a": 3}),
+        header({"a": {"dtype": "F32", "shape": [1]}}),
+        header({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, 4),
+        header({"a": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}}, 4),
+        header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, 4),
+        header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}, 4),
+        header({"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}, 4),
+    ],
+)
+def test_damaged_weights(model, content):
+    (model / "model.safetensors").write_bytes(content)
+    assert "model.safetensors" in refused(LocalspecError, inspect, model)
+
+
+def test_revision_follows_what_makes_a_model_another(model):
+    seen = {revision(model)}
+    assert all(len(digits) == 40 and int(digits, 16) >= 0 for digits in seen)
+    (model / "README.md").write_text("other words")
+    assert revision(model) in seen
+    for name, content in (
+        ("config.json", json.dumps({**CONFIG, "vocab_size": 33}).encode()),
+        ("tokenizer.json", b'{"a": 1}'),
+        ("model.safetensors", safetensors({"a": [4, 11]})),
+        ("model.safetensors", safetensors({"renamed": [4, 11]})),
+    ):
+        (model / name).write_bytes(content)
+        assert revision(model) not in seen
+        seen.add(revision(model))
+    (model / "tokenizer.json").unlink()
+    assert revision(model) not in seen
