@@ -1,0 +1,183 @@
+"""`localspec pool`: what the phrases learned here are, and how to be rid of them."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from localspec import config
+from localspec.errors import NotHere, UsageMistake
+from localspec.paths import Paths
+from localspec.store import Phrase, PoolInfo, Store, unpack_key, unpack_tokens
+from localspec.text import one_line, safe
+
+app = typer.Typer(help="The phrases learned here: list, show, clear, export.", no_args_is_help=True)
+
+Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The model whose phrases are meant; else all.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard output.")]
+
+Decode = Callable[[Sequence[int]], str | None]
+
+
+class Shown(NamedTuple):
+    """One phrase as a person or a script sees it; `text` is None where the model's tokenizer is not here."""
+
+    model: str
+    before: tuple[int, ...]
+    key: tuple[int, int]
+    after: tuple[int, ...]
+    text: str | None
+    uses: int
+
+
+@app.command("list")
+def list_pools(as_json: AsJson = False) -> None:
+    """The pools: one for each model and tokenizer."""
+    with _store() as store:
+        pools = store.pools() if store else []
+    if as_json:
+        _print_json([pool._asdict() for pool in pools])
+        return
+    if not pools:
+        typer.echo("No phrases are kept yet.")
+    for pool in pools:
+        when = datetime.fromtimestamp(pool.last_used).strftime("%Y-%m-%d %H:%M")
+        size = f"{_count(pool.phrases)}, {pool.bytes / 1e6:.1f} MB"
+        typer.echo(one_line(f"{pool.model}: {size}, last used {when}, {pool.path or 'directory unknown'}"))
+
+
+@app.command()
+def show(
+    model: Model = None,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many phrases of each pool.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """The phrases used most recently, as text where the model's tokenizer is here."""
+    with _store() as store:
+        found = [(pool, _decoder(pool.path)) for pool in _chosen(store, model)]
+        chosen = [(pool, decode, list(_phrases(store, pool, decode, limit))) for pool, decode in found]
+    if as_json:
+        _print_json([shown._asdict() for _, _, phrases in chosen for shown in phrases])
+        return
+    if not chosen:
+        typer.echo("No phrases are kept yet.")
+    for pool, decode, phrases in chosen:
+        typer.echo(one_line(f"{pool.model}: {_count(pool.phrases)}"))
+        for shown in phrases:
+            typer.echo(f"  {_line(shown, decode)}  ({shown.uses})")
+
+
+@app.command()
+def clear(
+    model: Model = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Deletes phrases for good: their bytes are overwritten."""
+    with _store() as store:
+        pools = _chosen(store, model)
+        count = sum(pool.phrases for pool in pools)
+        if store is None or count == 0:
+            typer.echo("There are no phrases to delete.")
+            return
+        whose = model or "all models"
+        if not yes:
+            if not _at_a_terminal():
+                sentence = f"{_count(count)} of {whose} would be deleted and nobody can be asked here: add --yes."
+                raise UsageMistake(one_line(sentence))
+            if not typer.confirm(one_line(f"Delete {_count(count)} of {whose}?")):
+                typer.echo("Nothing was deleted.")
+                return
+        removed = store.clear() if model is None else sum(store.clear(pool.pool) for pool in pools)
+        typer.echo(one_line(f"Deleted {_count(removed)} of {whose}."))
+
+
+@app.command()
+def export(model: Model = None) -> None:
+    """All phrases as JSON lines: model, before, key, after, text, uses."""
+    with _store() as store:
+        for pool in _chosen(store, model):
+            for shown in _phrases(store, pool, _decoder(pool.path), None):
+                _print_json(shown._asdict())
+
+
+@contextmanager
+def _store() -> Iterator[Store | None]:
+    """The store of this user; None where there is none yet, since looking must not make one."""
+    database = Paths(config.home()).database
+    if not database.exists():
+        yield None
+        return
+    with Store.open(database, lambda sentence: typer.echo(one_line(sentence), err=True)) as store:
+        yield store
+
+
+def _chosen(store: Store | None, model: str | None) -> list[PoolInfo]:
+    """The pools of this model, or all. Raises NotHere, naming the pools there are."""
+    pools = store.pools() if store else []
+    if model is None:
+        return pools
+    chosen = [pool for pool in pools if pool.model == model]
+    if not chosen:
+        names = ", ".join(sorted({pool.model for pool in pools})) or "none yet"
+        raise NotHere(one_line(f"There are no phrases of {model!r} here: the models with phrases are: {names}."))
+    return chosen
+
+
+def _phrases(store: Store | None, pool: PoolInfo, decode: Decode, limit: int | None) -> Iterator[Shown]:
+    if store is None:
+        return
+    for phrase in islice(store.export(pool.pool), limit):
+        yield _shown(pool.model, phrase, decode)
+
+
+def _shown(model: str, phrase: Phrase, decode: Decode) -> Shown:
+    before, key, after = unpack_tokens(phrase.before), unpack_key(phrase.key), unpack_tokens(phrase.after)
+    return Shown(model, before, key, after, decode((*before, *key, *after)), phrase.uses)
+
+
+def _decoder(directory: str | None) -> Decode:
+    """Token ids -> text by the tokenizer in the model's directory; -> None where there is none that can be read."""
+    file = Path(directory) / "tokenizer.json" if directory else None
+    if file is None or not file.is_file():
+        return lambda tokens: None
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception:  # the library raises nothing more particular for a damaged file
+        return lambda tokens: None
+
+    def decode(tokens: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    return decode
+
+
+def _line(shown: Shown, decode: Decode) -> str:
+    """Context → what followed, on one line."""
+    context = (*shown.before, *shown.key)
+    start = decode(context)
+    if shown.text is None or start is None:
+        return f"{' '.join(map(str, context))} → {' '.join(map(str, shown.after))}"
+    # Decoded alone, what followed would lose its first space with some tokenizers.
+    rest = shown.text[len(start) :] if shown.text.startswith(start) else decode(shown.after) or ""
+    return safe(f"{start} → {rest}").replace("\n", "⏎").replace("\t", "⇥")
+
+
+def _print_json(value: object) -> None:
+    # Plain ASCII: escapes keep control characters from the terminal and every character in the data.
+    typer.echo(json.dumps(value))
+
+
+def _count(phrases: int) -> str:
+    return f"{phrases:,} phrase{'' if phrases == 1 else 's'}"
+
+
+def _at_a_terminal() -> bool:
+    return sys.stdin.isatty()

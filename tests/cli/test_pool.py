@@ -1,0 +1,176 @@
+"""`localspec pool` shows what is kept as text, deletes only what it was told to, and makes nothing by looking."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from localspec.cli import pool as pool_module
+from localspec.errors import NotHere, UsageMistake
+from localspec.paths import Paths
+from localspec.store import Store, pack_key, pack_tokens
+
+WORDS = ["the", " quick", " brown", " fox", " jumps", "\x1b[2J", "\n", " straße", "\u202e"]
+
+
+@pytest.fixture
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
+    return Paths(tmp_path / "home").database
+
+
+@pytest.fixture
+def model_directory(tmp_path: Path) -> Path:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: n for n, word in enumerate(WORDS)}, "the"))
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    directory = tmp_path / "model"
+    directory.mkdir()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def learn(database: Path, model: str, directory: Path | None, *phrases: tuple[int, bytes, bytes]) -> None:
+    with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
+        pool = store.pool(model, "hash", directory)
+        assert pool is not None
+        store.learn(pool, phrases)
+
+
+def phrase(before: list[int], key: tuple[int, int], after: list[int]) -> tuple[int, bytes, bytes]:
+    return pack_key(*key), pack_tokens(before), pack_tokens(after)
+
+
+def run(*arguments: str, answer: str | None = None) -> str:
+    result = CliRunner().invoke(pool_module.app, list(arguments), input=answer, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def phrases_kept(database: Path) -> dict[str, int]:
+    with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
+        return {info.model: info.phrases for info in store.pools()}
+
+
+def test_looking_makes_nothing(database: Path) -> None:
+    assert "No phrases" in run("list")
+    assert json.loads(run("list", "--json")) == []
+    assert "No phrases" in run("show")
+    assert json.loads(run("show", "--json")) == []
+    assert run("export") == ""
+    assert "no phrases to delete" in run("clear", "--yes")
+    assert not database.parent.exists()
+
+
+def test_list_tells_every_pool(database: Path, model_directory: Path) -> None:
+    learn(database, "demo", model_directory, phrase([0], (1, 2), [3]))
+    learn(database, "evil\x1b[2J\nname", None)
+    listed = {entry["model"]: entry for entry in json.loads(run("list", "--json"))}
+    assert listed["demo"]["phrases"] == 1 and listed["demo"]["bytes"] == 16
+    assert listed["demo"]["path"] == str(model_directory)
+    text = run("list")
+    assert "demo: 1 phrase, " in text and "evil␛[2J name: 0 phrases" in text
+    assert len(text.splitlines()) == 2 and "\x1b" not in text + run("list", "--json")
+
+
+def test_show_prints_safe_text(database: Path, model_directory: Path) -> None:
+    learn(database, "demo", model_directory, phrase([0], (1, 2), [3, 4]), phrase([], (0, 6), [5, 8, 7]))
+    assert run("show", "demo").splitlines() == [
+        "demo: 2 phrases",
+        "  the⏎ → ␛[2J straße  (1)",
+        "  the quick brown →  fox jumps  (1)",
+    ]
+    assert run("show", "--limit", "1").splitlines()[1:] == ["  the⏎ → ␛[2J straße  (1)"]
+    output = run("show", "demo", "--limit", "1", "--json")
+    assert output.isascii()
+    assert json.loads(output) == [
+        {
+            "model": "demo",
+            "before": [],
+            "key": [0, 6],
+            "after": [5, 8, 7],
+            "text": "the\n\x1b[2J\u202e straße",
+            "uses": 1,
+        }
+    ]
+
+
+@pytest.mark.parametrize("tokenizer", ["no directory", "no file", "damaged"])
+def test_without_a_tokenizer_token_ids_are_shown(database: Path, tmp_path: Path, tokenizer: str) -> None:
+    if tokenizer == "damaged":
+        (tmp_path / "tokenizer.json").write_text("{")
+    directory = {"no directory": None, "no file": tmp_path / "gone", "damaged": tmp_path}[tokenizer]
+    learn(database, "demo", directory, phrase([10], (1, 2), [3, 4]))
+    assert run("show").splitlines()[1] == "  10 1 2 → 3 4  (1)"
+    assert json.loads(run("show", "--json"))[0]["text"] is None
+
+
+def test_export_is_one_line_a_phrase(database: Path, model_directory: Path) -> None:
+    learn(database, "demo", model_directory, *(phrase([n], (0, 6), [3]) for n in range(5)))
+    learn(database, "other", None, phrase([9], (1, 2), [3]))
+    lines = [json.loads(line) for line in run("export").splitlines()]
+    assert {tuple(line) for line in lines} == {("model", "before", "key", "after", "text", "uses")}
+    assert sorted((line["model"], line["before"][0]) for line in lines) == [
+        *(("demo", n) for n in range(5)),
+        ("other", 9),
+    ]
+    assert [json.loads(line)["text"] for line in run("export", "other").splitlines()] == [None]
+
+
+def test_clear_of_one_model_leaves_the_others(database: Path) -> None:
+    learn(database, "demo", None, phrase([1], (1, 2), [3]), phrase([2], (1, 2), [3]))
+    learn(database, "other", None, phrase([1], (1, 2), [3]))
+    assert run("clear", "demo", "--yes") == "Deleted 2 phrases of demo.\n"
+    assert phrases_kept(database) == {"demo": 0, "other": 1}
+    assert run("clear", "--yes") == "Deleted 1 phrase of all models.\n"
+    assert phrases_kept(database) == {"demo": 0, "other": 0}
+
+
+def test_clear_asks_at_a_terminal(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_at_a_terminal", lambda: True)
+    learn(database, "demo", None, phrase([1], (1, 2), [3]))
+    output = run("clear", answer="n\n")
+    assert "Delete 1 phrase of all models?" in output and "Nothing was deleted." in output
+    assert phrases_kept(database) == {"demo": 1}
+    assert "Deleted 1 phrase of demo." in run("clear", "demo", answer="y\n")
+    assert phrases_kept(database) == {"demo": 0}
+
+
+def test_clear_without_a_terminal_names_yes(database: Path) -> None:
+    learn(database, "demo", None, phrase([1], (1, 2), [3]))
+    with pytest.raises(UsageMistake, match="1 phrase of demo would be deleted .*--yes"):
+        run("clear", "demo")
+    assert phrases_kept(database) == {"demo": 1}
+
+
+@pytest.mark.parametrize("arguments", [("clear", "nosuch", "--yes"), ("show", "nosuch"), ("export", "nosuch")])
+def test_an_unknown_model_names_those_there_are(database: Path, arguments: tuple[str, ...]) -> None:
+    with pytest.raises(NotHere, match="'nosuch' here: .* none yet"):
+        run(*arguments)
+    learn(database, "demo", None, phrase([1], (1, 2), [3]))
+    with pytest.raises(NotHere, match="'nosuch' here: .* demo"):
+        run(*arguments)
+    assert phrases_kept(database) == {"demo": 1}
+
+
+def test_a_broken_file_is_told_on_standard_error(database: Path) -> None:
+    database.parent.mkdir(parents=True)
+    database.write_bytes(b"no database" * 100)
+    result = CliRunner().invoke(pool_module.app, ["list", "--json"], catch_exceptions=False)
+    assert json.loads(result.stdout) == [] and "set aside" in result.stderr
+
+
+def test_the_group_offers_its_commands() -> None:
+    group = typer.main.get_command(pool_module.app)
+    assert set(group.commands) == {"list", "show", "clear", "export"}  # type: ignore[attr-defined]
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    heavy = {"torch", "transformers", "tokenizers"}
+    code = f"import sys, localspec.cli.pool; print(sorted({heavy!r} & set(sys.modules)))"
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root).stdout == "[]\n"
