@@ -1,0 +1,303 @@
+"""localspec run [PROMPT]"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localspec import config, registry
+from localspec.errors import UsageMistake
+from localspec.paths import Paths
+from localspec.text import one_line
+
+if TYPE_CHECKING:
+    from localspec import Engine, Sampling, Statistics
+    from localspec.config import Settings
+
+app = typer.Typer()
+
+
+@app.command()
+def run(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The question; piped text comes before it. '-' is piped text alone.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="A name, or a directory in the Hugging Face layout.")
+    ] = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")] = None,
+    file: Annotated[
+        list[Path] | None, typer.Option("--file", "-f", help="Text put before the prompt; repeatable.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", "-n", help="The longest reply, in tokens.")] = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the reply; repeatable.")] = None,
+    context: Annotated[int | None, typer.Option("--context", help="Tokens of prompt and reply together.")] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", "--temp", help="0 is greedy.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", help="Only the likeliest tokens that reach this together.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Only so many of the likeliest tokens.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option("--min-p", help="Only tokens this likely, relative to the likeliest.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="The same seed gives the same text.")] = None,
+    drafter: Annotated[str | None, typer.Option("--drafter", help="auto, none, phrases.")] = None,
+    no_spec: Annotated[bool, typer.Option("--no-spec", help="Plain decoding: --drafter none.")] = False,
+    draft_max: Annotated[str | None, typer.Option("--draft-max", help="Nodes of a draft tree, or auto.")] = None,
+    pool: Annotated[
+        str | None, typer.Option("--pool", help="Phrases kept on disk: user (learn and use), readonly, off.")
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="auto, fp32, fp16, bf16.")] = None,
+    quantize: Annotated[str | None, typer.Option("--quantize", help="auto, none.")] = None,
+    no_log: Annotated[bool, typer.Option("--no-log", help="Keep nothing of this reply.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    stream_json: Annotated[
+        bool, typer.Option("--stream-json", help="One JSON object a line, as the reply comes.")
+    ] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="A line of figures on standard error.")] = False,
+) -> int:
+    """One answer to standard output; for pipelines."""
+    if as_json and stream_json:
+        raise UsageMistake("--json and --stream-json exclude each other; give one of them.")
+    if no_spec and drafter not in (None, "none"):
+        raise UsageMistake(f"--no-spec and --drafter {drafter} contradict each other; give one of them.")
+    settings = config.load(
+        flags={
+            "model": model, "system": system, "max_tokens": max_tokens, "stop": stop, "context": context,
+            "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed,
+            "drafter": "none" if no_spec else drafter,
+            "draft_max": int(draft_max) if draft_max is not None and draft_max.isdecimal() else draft_max,
+            "pool": pool, "device": device, "dtype": dtype, "quantize": quantize, "log": False if no_log else None,
+        }
+    )  # fmt: skip
+    if pool in ("user", "readonly") and settings.drafter == "none":
+        raise UsageMistake(f"--pool {pool} has no effect without a drafter; leave it out.")
+    question = _prompt(prompt, file or [])
+    output: _Output = _Stream() if stream_json else _Object() if as_json else _Plain(stats)
+    return _answer(settings, question, output)
+
+
+def _answer(settings: "Settings", question: str, output: "_Output") -> int:
+    card = registry.resolve(settings.model or "demo")
+    registry.inspect(card.path)  # a mistake in the model's name is told before anything is loaded
+    if settings.model is None:
+        _notice("no model named, so the small demo model answers; choose one with -m.")
+    progress = _Progress()
+    progress.show(f"loading {card.name}")
+    began = time.perf_counter()
+
+    # From here on torch is needed, and takes a second to import.
+    from localspec import Done, Engine, Limits, Prefill, Text
+    from localspec.selection import choose
+    from localspec.store import Store
+
+    choice = choose(card, settings)
+    store = None
+    if settings.pool != "off" and choice.drafter != "none":
+        store = Store.open(Paths(config.home()).database, _notice)
+    engine = Engine(choice, store=store, learn=settings.log and settings.pool == "user", notice=_notice)
+    load_seconds = time.perf_counter() - began
+    sampling, limits = engine.sampling(settings), Limits(settings.max_tokens, settings.stop)
+    messages = [{"role": "system", "content": settings.system}] if settings.system else []
+    messages.append({"role": "user", "content": question})
+    report = _Report(engine, sampling, load_seconds)
+    events = engine.chat(messages, sampling, limits)
+    try:
+        for event in events:
+            match event:
+                case Prefill(done, total, _) if done < total:
+                    progress.show(f"reading {done} of {total} tokens")
+                case Prefill():
+                    progress.clear()
+                    output.start(report)
+                case Text():
+                    output.text(event.text, event.tokens, event.sources)
+                case Done(reason, statistics):
+                    output.end(report.of(output.said, reason, statistics), statistics)
+    except KeyboardInterrupt:
+        progress.clear()
+        events.close()  # type: ignore[attr-defined]  # a generator: settles the session and keeps what was said
+        if engine.session.statistics is not None:
+            output.end(report.of(output.said, "interrupted", engine.session.statistics), engine.session.statistics)
+        return 130
+    finally:
+        progress.clear()
+        if store is not None:
+            store.close()
+    return 0
+
+
+def _prompt(argument: str | None, files: list[Path]) -> str:
+    """Files, then piped text, then the argument, with blank lines between. Raises UsageMistake where there is none."""
+    parts = [_read(file) for file in files]
+    piped = sys.stdin is not None and not sys.stdin.isatty()
+    if piped and sys.stdin is not None:
+        parts.append(sys.stdin.buffer.read().decode("utf-8", "replace"))
+    elif argument == "-":
+        raise UsageMistake("'-' stands for piped text, and nothing is piped in; pipe something, or give the prompt.")
+    if argument is not None and argument != "-":
+        parts.append(argument.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+    whole = "\n\n".join(text for part in parts if (text := part.strip("\r\n")).strip())
+    if not whole:
+        raise UsageMistake('There is no prompt; write localspec run "your question", or pipe text in.')
+    return whole
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a file that can.") from None
+    except UnicodeDecodeError:
+        raise UsageMistake(f"{file} is not UTF-8 text; give a text file.") from None
+
+
+def _notice(sentence: str) -> None:
+    print(f"localspec: {one_line(sentence)}", file=sys.stderr, flush=True)
+
+
+class _Progress:
+    """One line on standard error that is overwritten, where that is a terminal that can."""
+
+    def __init__(self) -> None:
+        self._on = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._shown = False
+
+    def show(self, what: str) -> None:
+        if self._on:
+            print(f"\r\x1b[K{one_line(what)} …", end="", file=sys.stderr, flush=True)
+            self._shown = True
+
+    def clear(self) -> None:
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self._shown = False
+
+
+class _Report:
+    """The JSON object of one reply, as far as it does not depend on how the reply went."""
+
+    def __init__(self, engine: "Engine", sampling: "Sampling", load_seconds: float) -> None:
+        choice = engine.choice
+        self._load_seconds = load_seconds
+        self.start: dict[str, Any] = {
+            "model": choice.target.name,
+            "revision": engine.revision,
+            "drafter": choice.drafter,
+            "device": choice.device,
+            "dtype": choice.dtype,
+            "quantize": choice.quantize,
+            "exactness": "numerical",  # bitwise is promised only where a self-test has shown it
+            "accept": "exact",
+            "lossless": True,
+            "seed": sampling.seed,
+        }
+
+    def of(self, text: str, reason: str, statistics: "Statistics") -> dict[str, Any]:
+        memory = statistics.memory
+        return {
+            "text": text,
+            "token_ids": statistics.token_ids,
+            **self.start,
+            "finish_reason": reason,
+            "prompt_tokens": statistics.prompt_tokens,
+            "completion_tokens": len(statistics.token_ids),
+            "timings": {
+                "load_s": round(self._load_seconds, 4),
+                "prefill_s": round(statistics.prefill_seconds, 4),
+                "first_token_s": round(statistics.first_token_seconds, 4),
+                "decode_s": round(statistics.decode_seconds, 4),
+                "tokens_per_second": round(statistics.tokens_per_second, 2),
+            },
+            "speculation": {
+                "steps": statistics.steps,
+                "acceptance_length": round(statistics.acceptance_length, 4),
+                "acceptance_by_depth": [round(chance, 4) for chance in statistics.acceptance_by_depth],
+                "draft_n": statistics.drafted,
+                "draft_n_accepted": statistics.accepted,
+                "sources": dict(statistics.sources),
+                "speedup": None,
+                "M": None,
+                "off_reason": statistics.off_reason,
+            },
+            "memory": {
+                "target_bytes": memory.target,
+                "drafter_bytes": memory.drafter,
+                "cache_bytes": memory.cache,
+                "peak_bytes": memory.peak,
+            },
+        }
+
+
+class _Output:
+    """Where a reply goes. `said` is all of its text so far."""
+
+    def __init__(self) -> None:
+        self.said = ""
+
+    def start(self, report: _Report) -> None:
+        """The prompt has been read."""
+
+    def text(self, text: str, tokens: tuple[int, ...], sources: tuple[str, ...]) -> None:
+        """One decode step."""
+        self.said += text
+
+    def end(self, report: dict[str, Any], statistics: "Statistics") -> None:
+        """The reply is complete, or was interrupted."""
+
+
+class _Plain(_Output):
+    """The reply and nothing else, flushed as it comes."""
+
+    def __init__(self, stats: bool) -> None:
+        super().__init__()
+        self._stats = stats
+
+    def text(self, text: str, tokens: tuple[int, ...], sources: tuple[str, ...]) -> None:
+        super().text(text, tokens, sources)
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def end(self, report: dict[str, Any], statistics: "Statistics") -> None:
+        if not self.said.endswith("\n"):
+            sys.stdout.write("\n")
+        sys.stdout.flush()
+        if self._stats:
+            speed, tokens = statistics.tokens_per_second, len(statistics.token_ids)
+            sources = ", ".join(f"{name} {count}" for name, count in statistics.sources.items())
+            print(
+                f"{speed:.1f} tokens/s · {statistics.acceptance_length:.2f} tokens/step ({sources}) · {tokens} tokens"
+                f" · first after {statistics.first_token_seconds:.2f} s · {report['dtype']}, {report['exactness']}"
+                f" · {statistics.memory.peak / 2**30:.2f} GiB at most",
+                file=sys.stderr,
+            )
+
+
+class _Object(_Output):
+    """One JSON object at the end."""
+
+    def end(self, report: dict[str, Any], statistics: "Statistics") -> None:
+        print(json.dumps(report), flush=True)
+
+
+class _Stream(_Output):
+    """One JSON object a line: start, a step each, end."""
+
+    def start(self, report: _Report) -> None:
+        self._line({"event": "start", **report.start})
+
+    def text(self, text: str, tokens: tuple[int, ...], sources: tuple[str, ...]) -> None:
+        super().text(text, tokens, sources)
+        self._line({"event": "step", "text": text, "token_ids": tokens, "sources": sources})
+
+    def end(self, report: dict[str, Any], statistics: "Statistics") -> None:
+        self._line({"event": "end", **report})
+
+    @staticmethod
+    def _line(value: dict[str, Any]) -> None:
+        print(json.dumps(value), flush=True)

@@ -1,0 +1,20 @@
+"""The empty draft: a tree of the root alone. Plain decoding is this drafter, not another loop."""
+
+from localspec.drafters.base import Context, Step
+from localspec.engine.tree import DraftTree
+
+
+class Autoregressive:
+    """Proposes nothing."""
+
+    nbytes = 0
+
+    def observe(self, step: Step) -> None:
+        """Nothing to learn."""
+
+    def draft(self, context: Context) -> DraftTree:
+        """The root alone."""
+        return DraftTree((context.root,), (-1,))
+
+    def rewind(self, length: int) -> None:
+        """Nothing to forget."""

@@ -1,0 +1,74 @@
+"""Keys and values of everything the target has read, in one tensor; a branch that is kept is moved to its place."""
+
+from collections.abc import Sequence
+
+import torch
+
+BUCKET = 256  # attention always looks at a multiple of this many slots, so that shapes seldom change
+
+
+class KVCache:
+    """One slot a token: slots below `length` hold the committed tokens in their order, the tree under test lies behind.
+
+    Slots are allocated in buckets as the text needs them, never for all that a model could hold.
+    """
+
+    def __init__(
+        self, layers: int, key_heads: int, head_width: int, slots: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.length = 0
+        # Zeros, not empty: a masked slot weighs nothing, but nothing times NaN is NaN.
+        self._slots = torch.zeros(layers, 2, key_heads, _rounded(slots), head_width, dtype=dtype, device=device)
+
+    @property
+    def capacity(self) -> int:
+        return self._slots.shape[3]
+
+    @property
+    def nbytes(self) -> int:
+        return self._slots.nbytes
+
+    def reserve(self, slots: int) -> None:
+        """Makes room for `slots` tokens, tree included. Growing copies, so it grows by half at least."""
+        if slots <= self.capacity:
+            return
+        layers, two, heads, capacity, width = self._slots.shape
+        grown = self._slots.new_zeros(layers, two, heads, _rounded(max(slots, capacity * 3 // 2)), width)
+        grown[:, :, :, : self.length] = self._slots[:, :, :, : self.length]
+        self._slots = grown
+
+    def visible(self, rows: int) -> int:
+        """How many slots attention looks at when `rows` new tokens stand behind the committed ones."""
+        return min(_rounded(self.length + rows), self.capacity)
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Puts [key_heads, rows, head_width] behind the committed tokens; returns the layer's visible slots."""
+        rows = keys.shape[1]
+        end = self.length + rows
+        assert end <= self.capacity, f"{end} slots needed, {self.capacity} allocated"
+        seen = self.visible(rows)
+        both = self._slots[layer]
+        both[0, :, self.length : end] = keys
+        both[1, :, self.length : end] = values
+        return both[0, :, :seen], both[1, :, :seen]
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Commits the rows `path` of the tree behind `length`, in that order:
+
+        slots   … p p│0 1 2 3 4      keep([0, 3, 4])      … p p 0 3 4│
+        """
+        count = len(path)
+        if any(row != index for index, row in enumerate(path)):
+            rows = torch.tensor(path, device=self._slots.device) + self.length
+            # index_select copies first: the rows may overlap the slots they move to.
+            self._slots[:, :, :, self.length : self.length + count] = self._slots.index_select(3, rows)
+        self.length += count
+
+    def truncate(self, length: int) -> None:
+        """Forgets everything behind the first `length` tokens."""
+        assert 0 <= length <= self.length
+        self.length = length
+
+
+def _rounded(slots: int) -> int:
+    return -(-slots // BUCKET) * BUCKET

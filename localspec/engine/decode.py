@@ -1,0 +1,52 @@
+"""The decode step: draft, verify, walk, keep, observe. The one place where this happens."""
+
+from collections.abc import Sequence
+
+import torch
+
+from localspec.drafters.base import Context, Drafter, Step
+from localspec.engine.cache import KVCache
+from localspec.engine.sampling import Sampling, walk
+from localspec.engine.target import Target
+
+CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
+
+
+@torch.inference_mode()
+def prefill_step(
+    target: Target, cache: KVCache, drafter: Drafter, tokens: Sequence[int], sampling: Sampling, last: bool
+) -> Step:
+    """Reads one chunk of the prompt. The last one ends in the first pick, which becomes the root."""
+    positions = torch.arange(cache.length, cache.length + len(tokens), device=target.device)
+    causal = torch.ones(len(tokens), len(tokens), dtype=torch.bool, device=target.device).tril_()
+    output = target.forward(torch.tensor(tokens, device=target.device), positions, causal, cache, last=True)
+    cache.keep(range(len(tokens)))
+    first = [sampling.pick(output.logits[-1], cache.length)] if last else []
+    step = Step([*tokens, *first], output.hidden)
+    drafter.observe(step)
+    return step
+
+
+@torch.inference_mode()
+def decode_step(
+    target: Target, cache: KVCache, drafter: Drafter, committed: Sequence[int], nodes: int, sampling: Sampling
+) -> Step:
+    """Commits the accepted path of one draft tree, and the bonus token behind it."""
+    tree = drafter.draft(Context(committed, cache, nodes, sampling))
+    position = cache.length
+    depth = torch.tensor(tree.depth, device=target.device)
+    output = target.forward(
+        torch.tensor(tree.tokens, device=target.device), position + depth, tree.mask.to(target.device), cache
+    )
+    best: list[int] = output.logits.argmax(-1).tolist()
+    # A pick at a node is the token that would stand one place behind it.
+    path, bonus = walk(
+        tree,
+        lambda node: (
+            best[node] if sampling.greedy else sampling.pick(output.logits[node], position + tree.depth[node] + 1)
+        ),
+    )
+    cache.keep(path)
+    step = Step([*(tree.tokens[node] for node in path[1:]), bonus], output.hidden[path], tree, path, best)
+    drafter.observe(step)
+    return step

@@ -1,0 +1,174 @@
+"""One live conversation: committed tokens, their cache and a drafter. Streams events, ends a reply where it must."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from localspec.drafters.base import Drafter
+from localspec.engine.decode import CHUNK, decode_step, prefill_step
+from localspec.engine.detokenize import Transcript
+from localspec.engine.sampling import Sampling
+from localspec.engine.stats import Tally, count_sources, peak_bytes, step_sources
+from localspec.engine.target import Target
+from localspec.errors import UsageMistake
+from localspec.events import Done, Event, Memory, Prefill, Reason, Statistics, Text
+from localspec.text import safe
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a reply ends at the latest: tokens, and strings that are cut off with all that follows."""
+
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+
+
+class Session:
+    """`tokens` are final and all but the last one are in the cache, between replies and after every step."""
+
+    def __init__(self, target: Target, drafter: Drafter, nodes: int) -> None:
+        self.target, self.drafter, self.nodes = target, drafter, nodes
+        self.tokens: list[int] = []
+        self.cache = target.cache(0)
+        self.statistics: Statistics | None = None  # of the last reply, complete or not
+
+    def generate(self, prompt: Sequence[int], sampling: Sampling, limits: Limits | None = None) -> Iterator[Event]:
+        """Answers a prompt of token ids. Stop asking for events and the session stands where the last event left it.
+
+        What the new prompt shares with the tokens of the turns before is not read again. Raises UsageMistake for a
+        prompt that is empty or leaves no room for an answer.
+        """
+        limits = limits or Limits()
+        room = self.target.context - len(prompt)
+        if not prompt:
+            raise UsageMistake("The prompt is empty; say something.")
+        if room < 1:
+            raise UsageMistake(
+                f"The prompt is {len(prompt)} tokens long and the context holds {self.target.context}; "
+                "shorten it, or give a longer --context where the model allows one."
+            )
+        reply = _Reply(
+            self, prompt, sampling, limits, room if limits.max_tokens is None else min(room, limits.max_tokens)
+        )
+        return reply.events()
+
+    def rewind(self, length: int) -> None:
+        """Cuts tokens, cache and drafter to the first `length` tokens; the last of them becomes the root again."""
+        del self.tokens[length:]
+        self.cache.truncate(min(self.cache.length, max(length - 1, 0)))
+        self.drafter.rewind(length)
+
+
+class _Reply:
+    """The making of one reply: its clock, its counts, its text."""
+
+    def __init__(self, session: Session, prompt: Sequence[int], sampling: Sampling, limits: Limits, room: int) -> None:
+        self.session, self.prompt, self.sampling, self.room = session, prompt, sampling, room
+        self.transcript = Transcript(session.target.decode, limits.stop)
+        self.tally = Tally()
+        self.sources: list[str] = []
+        self.began = time.perf_counter()
+        self.prefilled = self.first = self.last = 0.0
+        self.out = 0  # reply tokens the consumer has
+        self.reused = 0
+
+    def events(self) -> Iterator[Event]:
+        session = self.session
+        try:
+            yield from self._prefill()
+            reason = self._take([session.tokens[-1]], ["target"])
+            self.first = self.last = self._clock()
+            yield from self._text(reason is not None)
+            while reason is None:
+                session.cache.reserve(len(session.tokens) + session.nodes)
+                step = decode_step(
+                    session.target, session.cache, session.drafter, session.tokens, session.nodes, self.sampling
+                )
+                session.tokens += step.committed
+                self.tally.add(step)
+                reason = self._take(step.committed, step_sources(step))
+                self.last = self._clock()
+                yield from self._text(reason is not None)
+            self._settle(self.transcript.tokens)
+            assert session.statistics is not None
+            yield Done(reason, session.statistics)
+        finally:
+            if session.statistics is None:  # the consumer stopped asking, or a step failed
+                self._settle(self.out)
+
+    def _prefill(self) -> Iterator[Prefill]:
+        session, prompt = self.session, self.prompt
+        session.statistics = None
+        self.reused = min(_shared(session.tokens, prompt), session.cache.length, len(prompt) - 1)
+        del session.tokens[self.reused :]
+        session.cache.truncate(self.reused)
+        session.drafter.rewind(self.reused)
+        session.cache.reserve(len(prompt) + session.nodes + 1)
+        yield Prefill(self.reused, len(prompt))
+        while len(session.tokens) < len(prompt):
+            chunk = prompt[len(session.tokens) : len(session.tokens) + CHUNK]
+            last = len(session.tokens) + len(chunk) == len(prompt)
+            step = prefill_step(session.target, session.cache, session.drafter, chunk, self.sampling, last)
+            session.tokens += step.committed
+            if not last:
+                yield Prefill(len(session.tokens), len(prompt))
+        self.prefilled = self._clock()
+        yield Prefill(len(prompt), len(prompt))
+
+    def _take(self, tokens: Sequence[int], sources: Sequence[str]) -> Reason | None:
+        """Commits tokens one by one; the reason to end the reply within them, if there is one."""
+        for token, source in zip(tokens, sources, strict=True):
+            if token in self.session.target.stop_tokens:
+                self.transcript.finish()
+                return "stop"
+            self.sources.append(source)
+            if self.transcript.add(token):
+                return "stop"
+            if self.transcript.tokens >= self.room:
+                return "stop" if self.transcript.finish() else "length"
+        return None
+
+    def _text(self, final: bool) -> Iterator[Text]:
+        text, tokens = self.transcript.release(final)
+        start, self.out = self.out, tokens
+        if text or tokens > start:
+            ids = self.session.tokens[len(self.prompt) + start : len(self.prompt) + tokens]
+            yield Text(safe(text), tuple(ids), tuple(self.sources[start:tokens]), self.last)
+
+    def _settle(self, reply_tokens: int) -> None:
+        """Text, tokens, cache and drafter end at the same place, the cache one token short of the text."""
+        session = self.session
+        # A reply that was stopped while its prompt was read leaves what was read.
+        session.rewind(min(len(self.prompt) + reply_tokens, len(session.tokens)))
+        decoding = self.last - self.first
+        counted = reply_tokens - 1  # the first token belongs to prefill
+        session.statistics = Statistics(
+            token_ids=tuple(session.tokens[len(self.prompt) :]),
+            prompt_tokens=len(self.prompt),
+            reused_tokens=self.reused,
+            prefill_seconds=self.prefilled,
+            first_token_seconds=self.first,
+            decode_seconds=decoding,
+            tokens_per_second=counted / decoding if decoding > 0 and counted > 0 else 0.0,
+            steps=self.tally.steps,
+            acceptance_length=self.tally.acceptance_length,
+            acceptance_by_depth=self.tally.acceptance_by_depth,
+            drafted=self.tally.drafted,
+            accepted=self.tally.accepted,
+            sources=count_sources(self.sources[:reply_tokens]),
+            off_reason=None,
+            memory=Memory(
+                session.target.nbytes, session.drafter.nbytes, session.cache.nbytes, peak_bytes(session.target.device)
+            ),
+        )
+
+    def _clock(self) -> float:
+        return time.perf_counter() - self.began
+
+
+def _shared(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+        if a != b:
+            return index
+    return min(len(ours), len(theirs))

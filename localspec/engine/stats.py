@@ -1,0 +1,66 @@
+"""Counts what happened in one reply and turns it into the figures that are shown."""
+
+import resource
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from localspec.drafters.base import Step
+
+
+class Tally:
+    """Running counts over the decode steps of one reply."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.drafted = 0
+        self.accepted = 0
+        self._reached: list[int] = []  # by depth: how often its parent was accepted and had a child
+        self._taken: list[int] = []
+
+    def add(self, step: Step) -> None:
+        """Counts one decode step."""
+        assert step.tree is not None
+        self.steps += 1
+        self.drafted += step.tree.size - 1
+        self.accepted += len(step.path) - 1
+        for depth, node in enumerate(step.path):
+            if not step.tree.children[node]:
+                break
+            if depth == len(self._reached):
+                self._reached.append(0)
+                self._taken.append(0)
+            self._reached[depth] += 1
+            self._taken[depth] += depth + 1 < len(step.path)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens committed per target forward, bonus included; 0 before the first step."""
+        return (self.accepted + self.steps) / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance_by_depth(self) -> tuple[float, ...]:
+        """Chance that a node at depth 1, 2, … is accepted, given its parent was."""
+        return tuple(taken / reached for taken, reached in zip(self._taken, self._reached, strict=True))
+
+
+def step_sources(step: Step) -> list[str]:
+    """Who proposed each committed token of a decode step; the bonus token is the target's own."""
+    assert step.tree is not None
+    named = step.tree.source or ["drafter"] * step.tree.size
+    return [*(named[node] for node in step.path[1:]), "target"]
+
+
+def count_sources(sources: Sequence[str]) -> dict[str, int]:
+    """How many tokens each proposer gave; the target is always listed."""
+    return {"target": 0, **Counter(sources)}
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory this process ever held: on the device, or of main memory where that is the device."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

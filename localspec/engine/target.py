@@ -1,0 +1,270 @@
+"""The target: weights, tokenizer, chat template and stop tokens of one model; what the rest of the engine calls."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import TemplateError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import CONFIG_MAPPING, AutoTokenizer, PretrainedConfig
+from transformers.utils import logging
+
+from localspec.engine.cache import KVCache
+from localspec.engine.transformer import Architecture, Rotary, Transformer, weight_map
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.registry import Checkpoint, inspect
+
+logging.set_verbosity_error()  # what a user can act on, we say ourselves
+
+Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
+
+
+@dataclass(frozen=True)
+class Output:
+    """Of one forward: logits [rows, vocabulary] and hidden states behind the final norm [rows, width]."""
+
+    logits: torch.Tensor
+    hidden: torch.Tensor
+
+
+class Target:
+    """The model whose distribution is reproduced.
+
+    `context` is the longest text it will hold, in tokens; it fixes length-dependent position scaling.
+    """
+
+    def __init__(
+        self,
+        transformer: Transformer,
+        config: PretrainedConfig,
+        tokenizer: Any,
+        context: int,
+        generation: Mapping[str, Any],
+    ) -> None:
+        self.transformer, self.config, self.tokenizer, self.context = transformer, config, tokenizer, context
+        self.generation = generation  # generation_config.json: the model's own sampling
+        self.stop_tokens = _stop_tokens(config, generation, tokenizer)
+
+    @classmethod
+    def load(
+        cls, path: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32, context: int | None = None
+    ) -> "Target":
+        """Reads a directory in the Hugging Face layout, safetensors only; `context` is the model's own by default.
+
+        Raises LocalspecError (broken, missing or unsupported files) and UsageMistake (a context the model cannot hold).
+        """
+        checkpoint = inspect(path)
+        config = _config(checkpoint)
+        own, limit = _contexts(config)
+        if context is not None and context > limit:
+            raise UsageMistake(
+                f"A context of {context} tokens is more than the {limit} this model was made for; "
+                f"ask for --context {limit} or less."
+            )
+        context = context or own
+        shape = Architecture.of(config)
+        weights = _read(checkpoint, shape, dtype, device)
+        transformer = Transformer(shape, Rotary(config, context, torch.device(device)), weights)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # the tokenizers library raises bare Exception on a damaged file
+            raise LocalspecError(
+                f"The tokenizer in {path} cannot be read ({_first_line(error)}); fetch the model again."
+            ) from error
+        return cls(transformer, config, tokenizer, context, _generation(path))
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cache: KVCache | None = None,
+        layers: Sequence[int] | None = None,
+        last: bool = False,
+    ) -> Output:
+        """One pass over new rows: tokens [n] (or [batch, n] without a cache), positions [n], mask bool [n, n].
+
+        With `last` the logits are those of the last row only: what prefill needs of a long prompt.
+        """
+        hidden = self.transformer(tokens if tokens.ndim == 2 else tokens[None], positions, mask, cache, layers)
+        if tokens.ndim == 1:
+            hidden = hidden[0]
+        return Output(self.head(hidden[..., -1:, :] if last else hidden), hidden)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Input embeddings of token ids, [..., width]."""
+        return torch.nn.functional.embedding(tokens, self.transformer.embedding)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of hidden states behind the final norm, [..., vocabulary]."""
+        logits: torch.Tensor = self.transformer.head(hidden)
+        return logits
+
+    def cache(self, slots: int) -> KVCache:
+        """An empty cache with room for `slots` tokens, in this model's precision and on its device."""
+        shape, like = self.transformer.shape, self.transformer.embedding
+        return KVCache(len(shape.windows), shape.key_heads, shape.head_width, slots, like.dtype, like.device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.transformer.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.transformer.embedding.dtype
+
+    @cached_property
+    def nbytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self.transformer.parameters())
+
+    # -- text ---------------------------------------------------------------------------------------------------------
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation that waits for the assistant, through the model's own chat template.
+
+        A model without a template gets the contents as plain text. Where a template refuses a system message, it is
+        put before the first user message.
+        """
+        messages = [{**message, "content": self._disarm(message["content"])} for message in messages]
+        if not self.tokenizer.chat_template:
+            ids: list[int] = self.tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
+            return ids
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except TemplateError:
+            if messages[0]["role"] != "system" or len(messages) == 1:
+                raise
+            system, first, *rest = messages
+            merged = {**first, "content": f"{system['content']}\n\n{first['content']}"}
+            text = self.tokenizer.apply_chat_template([merged, *rest], tokenize=False, add_generation_prompt=True)
+        encoded: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return encoded
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids; special tokens have none."""
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    @cached_property
+    def special_tokens(self) -> frozenset[int]:
+        """Ids that stand for no text: role marks, ends, padding."""
+        return frozenset(self.tokenizer.all_special_ids) | self._added.keys() | self.stop_tokens
+
+    @cached_property
+    def _added(self) -> dict[int, str]:
+        return {i: token.content for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+
+    def _disarm(self, content: str) -> str:
+        """Text that spells a special token must stay text: a file that is piped in may not end the user's turn."""
+        for token in self._added.values():
+            if token in content:
+                content = content.replace(token, token[0] + "\u200c" + token[1:])
+        return content
+
+    # -- back to files ------------------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """Writes weights, config and tokenizer in the Hugging Face layout."""
+        path.mkdir(parents=True, exist_ok=True)
+        ours, tensors = dict(self.transformer.named_parameters()), {}
+        for name, made_of in weight_map(self.transformer.shape).items():
+            pieces = torch.split(ours[name].detach(), [rows for _, rows in made_of])
+            tensors.update({part: piece.contiguous() for (part, _), piece in zip(made_of, pieces, strict=True)})
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+        self.config.save_pretrained(path)
+        self.tokenizer.save_pretrained(path)
+
+
+def _config(checkpoint: Checkpoint) -> PretrainedConfig:
+    try:
+        config: PretrainedConfig = CONFIG_MAPPING[checkpoint.config["model_type"]].from_dict(checkpoint.config)
+    except Exception as error:  # config classes raise their own validation errors, of many kinds
+        raise LocalspecError(
+            f"The config.json in {checkpoint.path} is not usable ({_first_line(error)}); fetch the model again."
+        ) from error
+    return config
+
+
+def _contexts(config: PretrainedConfig) -> tuple[int, int]:
+    """(the model's own context, the longest it can be given), in tokens."""
+    limit, rope = int(config.max_position_embeddings), config.rope_parameters
+    if rope["rope_type"] == "longrope":  # two sets of factors: the short one is what the model was mostly trained with
+        return min(int(rope["original_max_position_embeddings"]), limit), limit
+    if rope["rope_type"] == "dynamic":
+        return limit, int(limit * rope["factor"])
+    return limit, limit
+
+
+def _read(checkpoint: Checkpoint, shape: Architecture, dtype: torch.dtype, device: str) -> dict[str, torch.Tensor]:
+    """Our parameters by name, each made of its Hugging Face tensors. Raises LocalspecError for what is missing."""
+    wanted = weight_map(shape)
+    found: dict[str, torch.Tensor] = {}
+    names = {part for made_of in wanted.values() for part, _ in made_of}
+    try:
+        for file in checkpoint.weight_files:
+            with safe_open(file, framework="pt") as tensors:
+                for name in names & set(tensors.keys()):
+                    found[name] = tensors.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise LocalspecError(f"{file} is damaged ({_first_line(error)}); fetch the model again.") from error
+    if missing := sorted(names - found.keys()):
+        raise LocalspecError(
+            f"The weights in {checkpoint.path} lack '{missing[0]}' and {len(missing) - 1} more; fetch the model again."
+        )
+    ours = {}
+    for name, made_of in wanted.items():
+        for part, rows in made_of:
+            if found[part].shape[0] != rows:
+                raise LocalspecError(
+                    f"'{part}' in {checkpoint.path} has {found[part].shape[0]} rows where config.json promises {rows}; "
+                    "fetch the model again."
+                )
+        parts = [found.pop(part) for part, _ in made_of]
+        ours[name] = (parts[0] if len(parts) == 1 else torch.cat(parts)).to(device, dtype)
+    return ours
+
+
+def _generation(path: Path) -> Mapping[str, Any]:
+    """generation_config.json; a model may come without."""
+    try:
+        content = json.loads((path / "generation_config.json").read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, OSError) as error:
+        raise LocalspecError(
+            f"{path / 'generation_config.json'} cannot be read ({_first_line(error)}); fetch the model again."
+        ) from error
+    return content if isinstance(content, dict) else {}
+
+
+def _stop_tokens(config: PretrainedConfig, generation: Mapping[str, Any], tokenizer: Any) -> frozenset[int]:
+    """Every id that ends a reply: those of both configs, the tokenizer's, and the mark the template puts behind one."""
+    stops: set[int] = set()
+    for ids in (config.eos_token_id, generation.get("eos_token_id"), tokenizer.eos_token_id):
+        stops.update([ids] if isinstance(ids, int) else ids or [])
+    if tokenizer.chat_template:
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "\u2460"}]
+        try:
+            behind = tokenizer.apply_chat_template(turns, tokenize=False).rpartition("\u2460")[2]
+        except TemplateError:
+            return frozenset(stops)
+        first = tokenizer(behind.strip(), add_special_tokens=False)["input_ids"][:1]
+        stops.update(set(first) & tokenizer.added_tokens_decoder.keys())
+    return frozenset(stops)
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """Two tokenizers with the same hash give the same ids for every text."""
+    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()[:16]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,257 @@
+"""One lean decoder-only transformer that reads Llama, Mistral, Qwen2, Qwen3 and Phi-3 weights.
+
+It knows tensors only: no tokenizer, no file, no device choice. `weight_map` says which tensors of the Hugging Face
+layout each of ours is made of, in both directions.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from localspec.engine.cache import KVCache
+from localspec.engine.linear import Linear
+from localspec.errors import LocalspecError
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the families differ in. Widths are channels; a window counts positions, the own one included."""
+
+    family: str
+    vocabulary: int
+    width: int
+    inner: int
+    heads: int
+    key_heads: int
+    head_width: int
+    epsilon: float
+    windows: tuple[int | None, ...]  # one a layer
+    tied: bool
+    query_bias: bool
+    output_bias: bool
+    inner_bias: bool
+    query_key_norm: bool
+
+    @classmethod
+    def of(cls, config: PretrainedConfig) -> "Architecture":
+        """Reads a Hugging Face config. Raises LocalspecError where this transformer would not compute the same."""
+        family = config.model_type
+        if (activation := config.hidden_act) not in ("silu", "swish"):
+            raise LocalspecError(
+                f"The model's activation is '{activation}', and localspec computes 'silu' only; choose another model."
+            )
+        layers, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
+        kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * layers
+        if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
+            raise LocalspecError(
+                f"The model has layers of type '{unknown.pop()}', which localspec cannot serve; choose another model."
+            )
+        bias = bool(getattr(config, "attention_bias", False))
+        return cls(
+            family=family,
+            vocabulary=config.vocab_size,
+            width=config.hidden_size,
+            inner=config.intermediate_size,
+            heads=config.num_attention_heads,
+            key_heads=config.num_key_value_heads,
+            head_width=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            epsilon=config.rms_norm_eps,
+            windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
+            tied=config.tie_word_embeddings,
+            query_bias=bias or family == "qwen2",
+            output_bias=bias,
+            inner_bias=bool(getattr(config, "mlp_bias", False)),
+            query_key_norm=family == "qwen3",
+        )
+
+
+def weight_map(shape: Architecture) -> dict[str, list[tuple[str, int]]]:
+    """Our parameter -> the Hugging Face tensors it is made of, stacked along the first axis, with their rows."""
+    query, key = shape.heads * shape.head_width, shape.key_heads * shape.head_width
+    parts: dict[str, list[tuple[str, int]]] = {"embedding": [("model.embed_tokens.weight", shape.vocabulary)]}
+    for i in range(len(shape.windows)):
+        ours, theirs = f"layers.{i}.", f"model.layers.{i}."
+        attention, inner = theirs + "self_attn.", theirs + "mlp."
+        if shape.family == "phi3":
+            qkv, gate_up = [("qkv_proj", query + 2 * key)], [("gate_up_proj", 2 * shape.inner)]
+        else:
+            qkv = [("q_proj", query), ("k_proj", key), ("v_proj", key)]
+            gate_up = [("gate_proj", shape.inner), ("up_proj", shape.inner)]
+        linears = {
+            "qkv": ([(attention + name, rows) for name, rows in qkv], shape.query_bias),
+            "output": ([(attention + "o_proj", shape.width)], shape.output_bias),
+            "gate_up": ([(inner + name, rows) for name, rows in gate_up], shape.inner_bias),
+            "down": ([(inner + "down_proj", shape.width)], shape.inner_bias),
+        }
+        for name, (made_of, bias) in linears.items():
+            parts[f"{ours}{name}.weight"] = [(part + ".weight", rows) for part, rows in made_of]
+            if bias:
+                parts[f"{ours}{name}.bias"] = [(part + ".bias", rows) for part, rows in made_of]
+        parts[ours + "attention_norm"] = [(theirs + "input_layernorm.weight", shape.width)]
+        parts[ours + "inner_norm"] = [(theirs + "post_attention_layernorm.weight", shape.width)]
+        if shape.query_key_norm:
+            parts[ours + "query_norm"] = [(attention + "q_norm.weight", shape.head_width)]
+            parts[ours + "key_norm"] = [(attention + "k_norm.weight", shape.head_width)]
+    parts["norm"] = [("model.norm.weight", shape.width)]
+    if not shape.tied:
+        parts["head.weight"] = [("lm_head.weight", shape.vocabulary)]
+    return parts
+
+
+class Rotary:
+    """Rotary position embedding: turns the first `width` channels of a head by angles that grow with the position.
+
+    Length-dependent scaling (dynamic NTK, longrope) is fixed here from `context`, the longest text this model will
+    hold, so that a token's rotation never changes while a text grows.
+    """
+
+    def __init__(self, config: PretrainedConfig, context: int, device: torch.device) -> None:
+        parameters = config.rope_parameters
+        kind = parameters["rope_type"]
+        if kind == "default":
+            self.width = int(Architecture.of(config).head_width * parameters.get("partial_rotary_factor", 1.0))
+            frequencies = 1.0 / parameters["rope_theta"] ** (torch.arange(0, self.width, 2).float() / self.width)
+            self.scaling = 1.0
+        elif kind in ROPE_INIT_FUNCTIONS:
+            frequencies, self.scaling = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=context)
+            self.width = 2 * len(frequencies)
+        else:
+            raise LocalspecError(
+                f"The model scales its positions by '{kind}', which localspec does not know; choose another model."
+            )
+        self.frequencies = frequencies.float().repeat(2).to(device)
+        self.signs = torch.cat([-torch.ones(self.width // 2), torch.ones(self.width // 2)]).to(device)
+
+    def at(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and signed sines, [n, 1, width] each: x * cosines + (swapped halves of x) * sines is x turned."""
+        angles = torch.outer(positions.float(), self.frequencies)
+        cosines, sines = angles.cos() * self.scaling, angles.sin() * (self.scaling * self.signs)
+        return cosines.to(dtype)[:, None], sines.to(dtype)[:, None]
+
+
+Turns = tuple[torch.Tensor, torch.Tensor]
+
+
+def _turn(x: torch.Tensor, turns: Turns) -> torch.Tensor:
+    """Turns the first channels of [batch, n, heads, head_width]; what lies beyond the rotary width passes."""
+    cosines, sines = turns
+    width = cosines.shape[-1]
+    part = x if x.shape[-1] == width else x[..., :width]
+    turned = torch.addcmul(part * cosines, torch.roll(part, width // 2, -1), sines)
+    return turned if part is x else torch.cat([turned, x[..., width:]], -1)
+
+
+class Layer(nn.Module):
+    """Attention and gated feed-forward, each behind its norm."""
+
+    def __init__(self, shape: Architecture, index: int, weights: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.shape, self.index = shape, index
+
+        def linear(name: str) -> Linear:
+            return Linear(weights[f"layers.{index}.{name}.weight"], weights.get(f"layers.{index}.{name}.bias"))
+
+        def vector(name: str) -> nn.Parameter:
+            return nn.Parameter(weights[f"layers.{index}.{name}"], requires_grad=False)
+
+        self.qkv, self.output, self.gate_up, self.down = (
+            linear("qkv"),
+            linear("output"),
+            linear("gate_up"),
+            linear("down"),
+        )
+        self.attention_norm, self.inner_norm = vector("attention_norm"), vector("inner_norm")
+        if shape.query_key_norm:
+            self.query_norm, self.key_norm = vector("query_norm"), vector("key_norm")
+
+    def forward(self, x: torch.Tensor, turns: Turns, mask: torch.Tensor, cache: KVCache | None) -> torch.Tensor:
+        x = x + self.output(self._attend(_norm(x, self.attention_norm, self.shape.epsilon), turns, mask, cache))
+        gate, up = self.gate_up(_norm(x, self.inner_norm, self.shape.epsilon)).split(self.shape.inner, -1)
+        down: torch.Tensor = self.down(F.silu(gate) * up)
+        return x + down
+
+    def _attend(self, x: torch.Tensor, turns: Turns, mask: torch.Tensor, cache: KVCache | None) -> torch.Tensor:
+        shape = self.shape
+        batch, n, heads, key_heads, width = *x.shape[:2], shape.heads, shape.key_heads, shape.head_width
+        group = heads // key_heads
+        qkv = self.qkv(x).view(batch, n, heads + 2 * key_heads, width)
+        qk, values = qkv[:, :, : heads + key_heads], qkv[:, :, heads + key_heads :].transpose(1, 2)
+        if shape.query_key_norm:
+            queries, keys = qk[:, :, :heads], qk[:, :, heads:]
+            qk = torch.cat(
+                [_norm(queries, self.query_norm, shape.epsilon), _norm(keys, self.key_norm, shape.epsilon)], 2
+            )
+        qk = _turn(qk, turns)
+        keys = qk[:, :, heads:].transpose(1, 2)
+        if cache is not None:
+            cached_keys, cached_values = cache.write(self.index, keys[0], values[0])
+            keys, values = cached_keys[None], cached_values[None]
+        # The queries that share a key head become more rows of it, so that an explicit mask never copies keys.
+        packed = (
+            qk[:, :, :heads]
+            .view(batch, n, key_heads, group, width)
+            .permute(0, 2, 3, 1, 4)
+            .reshape(batch, key_heads, group * n, width)
+        )
+        mixed = F.scaled_dot_product_attention(packed, keys, values, attn_mask=mask)
+        return mixed.view(batch, key_heads, group, n, width).permute(0, 3, 1, 2, 4).reshape(batch, n, heads * width)
+
+
+class Transformer(nn.Module):
+    """Embedding, layers, final norm, head. Weights by our names, as `weight_map` lists them."""
+
+    def __init__(self, shape: Architecture, rotary: Rotary, weights: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.shape, self.rotary = shape, rotary
+        self.embedding = nn.Parameter(weights["embedding"], requires_grad=False)
+        self.layers = nn.ModuleList(Layer(shape, index, weights) for index in range(len(shape.windows)))
+        self.norm = nn.Parameter(weights["norm"], requires_grad=False)
+        self.head = Linear(weights["embedding"] if shape.tied else weights["head.weight"])
+        if shape.tied:
+            self.head.weight = self.embedding
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cache: KVCache | None = None,
+        layers: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Hidden states behind the final norm, [batch, n, width].
+
+        tokens [batch, n]; positions [n]; mask bool [n, n], True where a row may look at another new row. With a cache
+        (batch 1) every row sees all committed tokens too, and its keys and values are written behind them. Without one
+        nothing is written and gradients flow: the training form of the same code. `layers` runs only those.
+        """
+        x = F.embedding(tokens, self.embedding)
+        turns = self.rotary.at(positions, x.dtype)
+        masks = {window: self._mask(mask, positions, window, cache, x.dtype) for window in set(self.shape.windows)}
+        for index in range(len(self.layers)) if layers is None else layers:
+            x = self.layers[index](x, turns, masks[self.shape.windows[index]], cache)
+        return _norm(x, self.norm, self.shape.epsilon)
+
+    def _mask(
+        self, mask: torch.Tensor, positions: torch.Tensor, window: int | None, cache: KVCache | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Additive [group * n, slots] from who may see whom among the new rows, the committed tokens and the window."""
+        n, committed = len(positions), cache.length if cache is not None else 0
+        seen = torch.zeros(n, cache.visible(n) if cache is not None else n, dtype=torch.bool, device=mask.device)
+        seen[:, :committed] = True
+        seen[:, committed : committed + n] = mask
+        if window is not None:
+            # Committed slots stand at their own positions; a tree node's position is not its slot.
+            where = torch.arange(seen.shape[1], device=mask.device)
+            where[committed : committed + n] = positions
+            seen &= where > positions[:, None] - window
+        additive = torch.zeros(seen.shape, dtype=dtype, device=mask.device).masked_fill_(~seen, float("-inf"))
+        return additive.repeat(self.shape.heads // self.shape.key_heads, 1)
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    return F.rms_norm(x, weight.shape, weight, epsilon)

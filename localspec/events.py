@@ -1,0 +1,68 @@
+"""What the engine tells its consumer. A generator of these is the only way results leave it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Reason = Literal["stop", "length", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes held, and the most this process ever held."""
+
+    target: int
+    drafter: int
+    cache: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """One reply in numbers. Times are seconds; tokens/s counts decoding only, from the first token on."""
+
+    token_ids: tuple[int, ...]  # of the reply, the stop token left out
+    prompt_tokens: int
+    reused_tokens: int  # of the prompt: already in the cache from the turn before
+    prefill_seconds: float
+    first_token_seconds: float
+    decode_seconds: float
+    tokens_per_second: float
+    steps: int  # target forwards after prefill
+    acceptance_length: float  # tokens committed per target forward, bonus included
+    acceptance_by_depth: tuple[float, ...]  # chance that a node at depth 1, 2, ... is accepted, given its parent was
+    drafted: int
+    accepted: int
+    sources: Mapping[str, int]  # reply tokens by who proposed them; "target" = bonus tokens
+    off_reason: str | None
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Prompt tokens the target has read so far. `dropped` turns were left out because the context is full."""
+
+    done: int
+    total: int
+    dropped: int = 0
+
+
+@dataclass(frozen=True)
+class Text:
+    """What one decode step added: printable text, token ids, who proposed each, seconds since the reply began."""
+
+    text: str
+    tokens: tuple[int, ...]
+    sources: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Done:
+    """The last event of a reply."""
+
+    reason: Reason
+    statistics: Statistics
+
+
+Event = Prefill | Text | Done

@@ -1,0 +1,63 @@
+"""Policy, pure arithmetic: what was asked for and what this machine is -> the Choice the engine loads."""
+
+from dataclasses import dataclass
+
+from localspec import hardware
+from localspec.config import Settings
+from localspec.errors import UsageMistake
+from localspec.registry import TargetCard
+
+DRAFTERS = ("none", "phrases")
+AUTO_NODES = 8  # on a processor, eight rows cost little more than one
+MOST_NODES = 64
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is loaded, and the sentence that says why."""
+
+    target: TargetCard
+    drafter: str
+    nodes: int
+    device: str
+    dtype: str
+    quantize: str
+    context: int | None  # tokens; None is the model's own
+    reason: str
+
+
+def choose(card: TargetCard, settings: Settings) -> Choice:
+    """Fills in what was left to `auto`. Raises UsageMistake for what was named and cannot run here."""
+    devices = hardware.devices()
+    device = settings.device
+    if device == "auto":
+        device = devices[0]
+    elif device == "cuda":
+        device = "cuda:0"
+    if device not in devices:
+        raise UsageMistake(f"There is no device '{device}' here; use one of {', '.join(devices)}, or auto.")
+    dtype, reason = _dtype(settings.dtype, device)
+    if settings.quantize not in ("auto", "none"):
+        raise UsageMistake(f"The quantisation '{settings.quantize}' is not in this version; use none, or auto.")
+    if settings.drafter not in ("auto", *DRAFTERS):
+        raise UsageMistake(f"There is no drafter '{settings.drafter}'; use one of auto, {', '.join(DRAFTERS)}.")
+    drafter = "phrases" if settings.drafter == "auto" else settings.drafter
+    if drafter == "none" and isinstance(settings.draft_max, int):
+        raise UsageMistake(f"--draft-max {settings.draft_max} has no effect without a drafter; leave one of them out.")
+    nodes = AUTO_NODES if settings.draft_max == "auto" else settings.draft_max
+    if nodes > MOST_NODES:
+        raise UsageMistake(f"--draft-max {nodes} is more than the {MOST_NODES} nodes a tree may have; give fewer.")
+    if nodes == 0:
+        drafter = "none"
+    return Choice(card, drafter, nodes if drafter != "none" else 0, device, dtype, "none", settings.context, reason)
+
+
+def _dtype(asked: str, device: str) -> tuple[str, str]:
+    if device != "cpu":
+        return ("bf16", f"{device}: bf16") if asked == "auto" else (asked, f"{device}: {asked} as asked")
+    if asked == "fp16":
+        raise UsageMistake("fp16 is many times slower than fp32 on a processor; use bf16, fp32 or auto there.")
+    bf16 = hardware.cpu_computes_bf16()
+    if asked == "auto":
+        return ("bf16", "processor with bf16 instructions") if bf16 else ("fp32", "processor without bf16 instructions")
+    return asked, f"{asked} as asked"
