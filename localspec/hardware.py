@@ -48,9 +48,8 @@ def cpu_computes_bf16() -> bool:
     """Whether the processor has bf16 instructions; without them bf16 is emulated, many times slower than fp32."""
     import torch
 
-    capabilities = torch.backends.cpu.get_cpu_capability()
-    flags = {name for name in ("avx512_bf16", "amx_bf16") if torch.cpu.get_capabilities().get(name)}
-    return bool(flags) and capabilities != "DEFAULT"
+    known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch do not tell
+    return any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def devices() -> list[str]:

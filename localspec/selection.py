@@ -7,7 +7,7 @@ from localspec.config import Settings
 from localspec.errors import UsageMistake
 from localspec.registry import TargetCard
 
-DRAFTERS = ("none", "phrases")
+DRAFTERS = ("none", "phrases")  # those that work with every target
 AUTO_NODES = 8  # on a processor, eight rows cost little more than one
 MOST_NODES = 64
 

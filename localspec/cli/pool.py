@@ -79,6 +79,12 @@ def clear(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Deletes phrases for good: their bytes are overwritten."""
+    database = Paths(config.home()).database
+    for file in sorted(database.parent.glob(f"{database.name}.*")):  # the user's to keep or not: we set it aside
+        typer.echo(
+            one_line(f"localspec: {file} was set aside and may hold phrases too; delete it to be rid of them."),
+            err=True,
+        )
     with _store() as store:
         pools = _chosen(store, model)
         count = sum(pool.phrases for pool in pools)
@@ -150,7 +156,7 @@ def _decoder(directory: str | None) -> Decode:
 
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception:  # the library raises nothing more particular for a damaged file
+    except Exception:  # noqa: BLE001  # the library raises nothing more particular for a damaged file
         return lambda tokens: None
 
     def decode(tokens: Sequence[int]) -> str:

@@ -6,11 +6,10 @@ from typing import Annotated
 import typer
 
 from localspec.registry import inspect, resolve, revision
+from localspec.selection import DRAFTERS
 from localspec.text import one_line
 
 app = typer.Typer()
-
-DRAFTERS = ["none", "phrases"]  # those that work with every target; trained ones belong to one
 
 
 @app.command()
@@ -30,7 +29,7 @@ def show(
         "bytes": checkpoint.bytes,
         "context": checkpoint.context,
         "license": card.license,
-        "drafters": DRAFTERS,
+        "drafters": list(DRAFTERS),
         "revision": revision(card.path),
     }
     if as_json:

@@ -1,1 +1,1 @@
-"""One file a method. `load` imports the one that is asked for; `names` lists them without importing any."""
+"""One file a method of drafting; base.py says what all of them are."""

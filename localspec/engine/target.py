@@ -184,6 +184,12 @@ class Target:
 
 
 def _config(checkpoint: Checkpoint) -> PretrainedConfig:
+    if packed := checkpoint.config.get("quantization_config"):
+        method = packed.get("quant_method", "unknown") if isinstance(packed, dict) else packed
+        raise LocalspecError(
+            f"The weights in {checkpoint.path} are packed ({method}), which localspec does not read; "
+            "use the model's bf16 or fp16 weights."
+        )
     try:
         config: PretrainedConfig = CONFIG_MAPPING[checkpoint.config["model_type"]].from_dict(checkpoint.config)
     except Exception as error:  # config classes raise their own validation errors, of many kinds

@@ -1,0 +1,35 @@
+"""Runs the program as its user does: a process of its own, with a home of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def environment(home: Path, **variables: str) -> dict[str, str]:
+    """This process's environment without any LOCALSPEC_* but those given."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("LOCALSPEC_")}
+    return {**kept, "PYTHONPATH": str(ROOT), "LOCALSPEC_HOME": str(home), **variables}
+
+
+def localspec(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`localspec ARGUMENTS`, run in `home`, with `variables` added to the environment."""
+    return subprocess.run(
+        [sys.executable, "-m", "localspec", *arguments],
+        cwd=home,
+        env=environment(home, **variables),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=120,
+    )
+
+
+def sentence(result: subprocess.CompletedProcess[str]) -> str:
+    """The one line of an error: nothing on standard output, no traceback."""
+    assert result.stdout == ""
+    assert result.stderr.startswith("localspec: ") and result.stderr.count("\n") == 1, result.stderr
+    return result.stderr

@@ -1,0 +1,117 @@
+"""Drafters for tests: small real objects that propose the right tokens, wrong ones, or both, in trees of every shape."""
+
+import random
+from collections.abc import Sequence
+
+from localspec.drafters.base import Context, Step
+from localspec.engine.tree import DraftTree
+
+
+class Witness:
+    """Observes, and holds the session to its word: what was observed is what was committed. Proposes nothing."""
+
+    nbytes = 0
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def observe(self, step: Step) -> None:
+        self.tokens += step.committed
+        rows = len(step.path) if step.tree else len(step.committed)
+        # The first pick behind the last chunk of a prompt has no row of its own.
+        assert len(step.hidden) in ((rows,) if step.tree else (rows, rows - 1))
+        if step.tree:
+            assert len(step.best) == step.tree.size
+
+    def draft(self, context: Context) -> DraftTree:
+        assert list(context.committed) == self.tokens, "the drafter observed another text than was committed"
+        assert context.cache.length == len(self.tokens) - 1, "the cache does not end at the root"
+        tree = self.tree(context)
+        assert tree.size <= context.nodes + 1
+        return tree
+
+    def tree(self, context: Context) -> DraftTree:
+        return DraftTree((context.root,), (-1,))
+
+    def rewind(self, length: int) -> None:
+        assert length <= len(self.tokens)
+        del self.tokens[length:]
+
+
+class Oracle(Witness):
+    """Knows how the text goes on, for any of the texts it was given: the right chain first, wrong siblings behind it."""
+
+    def __init__(self, *texts: Sequence[int], depth: int = 4, vocabulary: int = 320) -> None:
+        super().__init__()
+        self.texts, self.depth, self.vocabulary = [list(text) for text in texts], depth, vocabulary
+
+    def coming(self, context: Context) -> list[int]:
+        """The next tokens, as far as they are known."""
+        here = list(context.committed)
+        for text in self.texts:
+            if text[: len(here)] == here:
+                return text[len(here) : len(here) + self.depth]
+        return []
+
+    def tree(self, context: Context) -> DraftTree:
+        chain = self.coming(context)[: context.nodes]
+        tokens, parents = [context.root, *chain], list(range(-1, len(chain)))
+        for node, right in enumerate(chain):
+            if len(tokens) <= context.nodes:
+                tokens.append((right + 1) % self.vocabulary)
+                parents.append(node)
+        return DraftTree(tokens, parents, ["oracle"] * len(tokens))
+
+
+class OffChain(Oracle):
+    """The right tokens, each behind a wrong sibling: every accepted row has to move in the cache."""
+
+    def tree(self, context: Context) -> DraftTree:
+        tokens, parents, at = [context.root], [-1], 0
+        for right in self.coming(context)[: context.nodes // 2]:
+            tokens += [(right + 1) % self.vocabulary, right]
+            parents += [at, at]
+            at = len(tokens) - 1
+        return DraftTree(tokens, parents)
+
+
+class RandomBranches(Oracle):
+    """Random trees of random tokens: branches, equal siblings, now and then probes, and sometimes the right token."""
+
+    def __init__(
+        self, *texts: Sequence[int], seed: int = 0, right: float = 0.6, probes: float = 0.2, vocabulary: int = 320
+    ) -> None:
+        super().__init__(*texts, depth=64, vocabulary=vocabulary)
+        self.random, self.right, self.probes = random.Random(seed), right, probes
+
+    def tree(self, context: Context) -> DraftTree:
+        coming, choose = self.coming(context), self.random
+        tokens, parents, probe, depth, true = [context.root], [-1], [False], [0], [True]
+        for node in range(1, choose.randint(1, context.nodes) + 1):
+            parent = node - 1 if choose.random() < 0.5 else choose.randrange(node)
+            token = choose.randrange(self.vocabulary)
+            known = true[parent] and depth[parent] < len(coming)
+            if known and choose.random() < self.right:
+                token = coming[depth[parent]]
+            tokens.append(token)
+            parents.append(parent)
+            depth.append(depth[parent] + 1)
+            true.append(known and token == coming[depth[parent]])
+            # Below a probe stand only probes: nothing there can be reached.
+            probe.append(probe[parent] or choose.random() < self.probes)
+        return DraftTree(tokens, parents, probe=probe)
+
+
+def random_tree(root: int, nodes: int, seed: int, vocabulary: int = 300, deep: float = 0.5) -> DraftTree:
+    """A root and `nodes` random ones below it; `deep` is the chance that a node continues the one before it."""
+    choose = random.Random(seed)
+    parents = [-1, *(node - 1 if choose.random() < deep else choose.randrange(node) for node in range(1, nodes + 1))]
+    return DraftTree([root, *(choose.randrange(5, vocabulary) for _ in range(nodes))], parents)
+
+
+def path_to(tree: DraftTree, node: int) -> list[int]:
+    """The nodes from the root to `node`."""
+    path = [node]
+    while path[-1]:
+        path.append(tree.parents[path[-1]])
+    return path[::-1]

@@ -1,0 +1,309 @@
+"""One transformer, five families: the numbers are those of the stock model of transformers, on prompts and on trees."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from doubles import path_to, random_tree
+from tiny_models import CONFIGS, DYNAMIC, LONGROPE, SHARDED, Tiny, byte_tokenizer, prompt_ids, stock_logits, write
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from localspec.engine.cache import KVCache
+from localspec.engine.target import Target
+from localspec.engine.transformer import weight_map
+from localspec.errors import LocalspecError, UsageMistake
+
+# Both sides add the same few hundred fp32 products in another order: 2e-7 to 8e-7 is what that gives here. A wrong
+# position, mask, norm or bias moves logits by more than a hundredth of the largest.
+TOLERANCE = 1e-5
+Make = Callable[[str], Tiny]
+
+every_config = pytest.mark.parametrize("name", CONFIGS)
+
+
+def causal(rows: int) -> torch.Tensor:
+    return torch.ones(rows, rows, dtype=torch.bool).tril()
+
+
+def apart(ours: torch.Tensor, stock: torch.Tensor) -> float:
+    """The largest difference, in parts of the largest number of the stock model."""
+    return float((ours - stock).abs().max() / stock.abs().max())
+
+
+def prefill(target: Target, cache: KVCache, tokens: list[int]) -> torch.Tensor:
+    """Reads tokens behind what the cache holds; their logits."""
+    start = cache.length
+    output = target.forward(torch.tensor(tokens), torch.arange(start, start + len(tokens)), causal(len(tokens)), cache)
+    cache.keep(range(len(tokens)))
+    return output.logits
+
+
+@every_config
+def test_logits_and_hidden_states_of_a_prompt_are_the_stock_models(tiny: Make, name: str) -> None:
+    model, tokens = tiny(name), prompt_ids(60)
+    with torch.no_grad():
+        output = model.target.forward(torch.tensor(tokens), torch.arange(60), causal(60))
+        hidden = model.stock.model(torch.tensor([tokens])).last_hidden_state[0]
+    assert apart(output.logits, stock_logits(model.stock, tokens)) < TOLERANCE
+    assert apart(output.hidden, hidden) < TOLERANCE
+
+
+@every_config
+def test_a_prompt_read_in_chunks_through_the_cache_gives_the_same_logits(tiny: Make, name: str) -> None:
+    model, tokens = tiny(name), prompt_ids(62, seed=1)
+    cache = model.target.cache(0)
+    cache.reserve(62)
+    with torch.inference_mode():
+        rows = [prefill(model.target, cache, tokens[a:b]) for a, b in ((0, 7), (7, 8), (8, 40), (40, 41), (41, 62))]
+    assert cache.length == 62
+    assert apart(torch.cat(rows), stock_logits(model.stock, tokens)) < TOLERANCE
+
+
+@every_config
+@pytest.mark.parametrize(
+    ("committed", "deep"), [(0, 0.5), (3, 0.9), (33, 0.6)], ids=["at once", "deep", "behind a prompt"]
+)
+def test_each_node_of_a_tree_gets_the_logits_of_its_own_path_as_plain_text(
+    tiny: Make, name: str, committed: int, deep: float
+) -> None:
+    """With `deep` the windows of 6 to 9 tokens end inside the tree, where slots and positions differ."""
+    model, prompt = tiny(name), prompt_ids(committed, seed=2)
+    tree = random_tree(root=77, nodes=15, seed=committed, deep=deep)
+    assert tree.parents != list(range(-1, 15)), "the tree branches"
+    cache = model.target.cache(committed + 16)
+    with torch.inference_mode():
+        if prompt:
+            prefill(model.target, cache, prompt)
+        ours = model.target.forward(torch.tensor(tree.tokens), committed + torch.tensor(tree.depth), tree.mask, cache)
+    for node in range(tree.size):
+        text = prompt + [tree.tokens[at] for at in path_to(tree, node)]
+        assert apart(ours.logits[node], stock_logits(model.stock, text)[-1]) < TOLERANCE, f"node {node}"
+
+
+@every_config
+def test_the_next_forward_sees_only_the_kept_path_of_a_tree(tiny: Make, name: str) -> None:
+    model, prompt = tiny(name), prompt_ids(20, seed=3)
+    tree = random_tree(root=88, nodes=12, seed=5)
+    deepest = max(range(tree.size), key=lambda node: (tree.depth[node], node))
+    path = path_to(tree, deepest)
+    assert path != list(range(len(path))), "rows have to move"
+    cache = model.target.cache(60)
+    with torch.inference_mode():
+        prefill(model.target, cache, prompt)
+        model.target.forward(torch.tensor(tree.tokens), 20 + torch.tensor(tree.depth), tree.mask, cache)
+        cache.keep(path)
+        ours = prefill(model.target, cache, [5, 6, 7])
+    text = [*prompt, *(tree.tokens[node] for node in path), 5, 6, 7]
+    assert apart(ours, stock_logits(model.stock, text)[-3:]) < TOLERANCE
+
+
+@every_config
+def test_a_batch_without_a_cache_gives_each_text_its_own_logits(tiny: Make, name: str) -> None:
+    model = tiny(name)
+    tokens = torch.tensor([prompt_ids(24, seed=seed) for seed in range(3)])
+    with torch.no_grad():
+        ours = model.target.forward(tokens, torch.arange(24), causal(24)).logits
+        stock = model.stock(tokens).logits
+    assert ours.shape == stock.shape
+    assert apart(ours, stock) < TOLERANCE
+
+
+def test_with_last_only_the_last_rows_logits_are_computed(tiny: Make) -> None:
+    model, tokens = tiny(SHARDED), torch.tensor(prompt_ids(30))
+    with torch.no_grad():
+        whole = model.target.forward(tokens, torch.arange(30), causal(30))
+        last = model.target.forward(tokens, torch.arange(30), causal(30), last=True)
+    assert last.logits.shape == (1, model.target.transformer.shape.vocabulary)
+    # One row goes through another matrix routine than thirty do.
+    assert apart(last.logits[0], whole.logits[-1]) < TOLERANCE
+    assert torch.equal(last.hidden, whole.hidden)
+
+
+@every_config
+def test_a_subset_of_layers_computes_what_the_stock_model_of_those_layers_does(tiny: Make, name: str) -> None:
+    model, tokens = tiny(name), prompt_ids(26, seed=4)
+    stock = copy.deepcopy(model.stock)
+    stock.model.layers = torch.nn.ModuleList([stock.model.layers[0], stock.model.layers[2]])
+    stock.model.config.num_hidden_layers = 2
+    if kinds := getattr(stock.model.config, "layer_types", None):
+        stock.model.config.layer_types = [kinds[0], kinds[2]]
+    with torch.no_grad():
+        ours = model.target.forward(torch.tensor(tokens), torch.arange(26), causal(26), layers=(0, 2)).logits
+    assert apart(ours, stock_logits(stock, tokens)) < TOLERANCE
+
+
+def test_a_subset_of_layers_writes_its_own_slots_of_the_cache_and_no_others(tiny: Make) -> None:
+    model, tokens = tiny("qwen3-grouped-mixed-window-wide-heads"), prompt_ids(20, seed=6)
+    with torch.inference_mode():
+        cache = model.target.cache(40)
+        prefill(model.target, cache, tokens[:15])
+        model.target.forward(torch.tensor(tokens[15:]), torch.arange(15, 20), causal(5), cache, layers=(0, 2))
+        slots = cache._slots[:, :, :, 15:20]
+        assert all(slots[layer].any() for layer in (0, 2))
+        assert not slots[1].any()
+        # Drafting with some layers leaves nothing behind that a verification with all of them would see.
+        ours = prefill(model.target, cache, tokens[15:])
+    assert apart(ours, stock_logits(model.stock, tokens)[15:]) < TOLERANCE
+
+
+@every_config
+def test_gradients_without_a_cache_are_the_stock_models(tiny: Make, name: str) -> None:
+    model = tiny(name)
+    target, stock = Target.load(model.path), copy.deepcopy(model.stock)
+    tokens = torch.tensor([prompt_ids(18, seed=seed) for seed in (7, 8)])
+    direction = torch.randn(2, 18, 320, generator=torch.Generator().manual_seed(0))
+    target.transformer.requires_grad_(True)
+    (target.forward(tokens, torch.arange(18), causal(18)).logits * direction).sum().backward()
+    (stock(tokens).logits * direction).sum().backward()
+    theirs = {part: parameter.grad for part, parameter in stock.named_parameters()}
+    ours = dict(target.transformer.named_parameters())
+    for part, made_of in weight_map(target.transformer.shape).items():
+        expected = torch.cat([theirs[piece] for piece, _ in made_of])
+        assert expected.abs().max() > 0
+        # Sums over many more terms than a logit, hence wider; a missing path would be off by a tenth and more.
+        assert apart(ours[part].grad, expected) < 1e-4, part
+
+
+@every_config
+def test_what_is_saved_is_read_by_the_stock_model_bit_for_bit(tiny: Make, name: str, tmp_path: Path) -> None:
+    model = tiny(name)
+    model.target.save(tmp_path / "again")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float32)
+    before, after = model.stock.state_dict(), again.state_dict()
+    assert type(again) is type(model.stock)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[part], after[part]) for part in before)
+    ours = Target.load(tmp_path / "again")
+    assert ours.transformer.shape == model.target.transformer.shape
+    assert ours.stop_tokens == model.target.stop_tokens
+
+
+def test_weights_in_several_files_are_read_through_their_index(tiny: Make) -> None:
+    path = tiny(SHARDED).path
+    assert not (path / "model.safetensors").exists()
+    assert len(list(path.glob("model-*.safetensors"))) > 2
+
+
+# -- rotations that depend on the length of the text -------------------------------------------------------------------
+
+
+def test_a_context_within_the_original_one_uses_the_short_factors(tiny: Make) -> None:
+    model = tiny(LONGROPE)
+    assert model.target.context == 64, "the context the model was mostly trained with is the default"
+    tokens = prompt_ids(64, seed=9)
+    with torch.no_grad():
+        ours = model.target.forward(torch.tensor(tokens), torch.arange(64), causal(64)).logits
+    assert apart(ours, stock_logits(model.stock, tokens)) < TOLERANCE
+
+
+def test_a_context_above_the_original_one_uses_the_long_factors_from_the_first_token_on(tiny: Make) -> None:
+    """The stock model takes the long factors only for a long text, so it reads one whose beginning is compared."""
+    model, tokens = tiny(LONGROPE), prompt_ids(70, seed=10)
+    target = Target.load(model.path, context=65)
+    with torch.no_grad():
+        ours = target.forward(torch.tensor(tokens[:20]), torch.arange(20), causal(20)).logits
+    long, short = stock_logits(model.stock, tokens)[:20], stock_logits(model.stock, tokens[:20])
+    assert apart(ours, long) < TOLERANCE
+    assert apart(ours, short) > 100 * TOLERANCE, "the factors make a difference at all"
+
+
+def test_dynamic_scaling_beyond_the_models_length_is_that_of_a_text_which_fills_the_context(tiny: Make) -> None:
+    model, tokens = tiny(DYNAMIC), prompt_ids(200, seed=11)
+    target = Target.load(model.path, context=200)
+    with torch.no_grad():
+        ours = target.forward(torch.tensor(tokens), torch.arange(200), causal(200)).logits
+    stock = AutoModelForCausalLM.from_pretrained(model.path, attn_implementation="eager", dtype=torch.float32)
+    assert apart(ours, stock_logits(stock, tokens)) < TOLERANCE
+
+
+@pytest.mark.parametrize(("name", "most"), [(LONGROPE, 256), (DYNAMIC, 256), ("qwen2-grouped-yarn", 512)])
+def test_a_context_the_model_was_not_made_for_is_refused_with_the_longest_it_was(
+    tiny: Make, name: str, most: int
+) -> None:
+    path = tiny(name).path
+    assert Target.load(path, context=most).context == most
+    with pytest.raises(UsageMistake, match=rf"{most + 1} tokens is more than the {most}\b.*--context {most}"):
+        Target.load(path, context=most + 1)
+
+
+# -- what would not be computed the same is refused by name ------------------------------------------------------------
+
+
+def altered(model: Tiny, path: Path, **values: object) -> Path:
+    """The model's directory with other values in config.json; None removes a key."""
+    path.mkdir(exist_ok=True)
+    for file in model.path.iterdir():
+        if file.name != "config.json":
+            (path / file.name).symlink_to(file)
+    config = {**json.loads((model.path / "config.json").read_text()), **values}
+    (path / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return path
+
+
+GROUPED_QWEN3 = "qwen3-grouped-mixed-window-wide-heads"
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}, "GemmaForCausalLM"),
+        ({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}, "MixtralForCausalLM"),
+        # The tensors have the same names, the norms add one and the embedding is scaled: all text would be wrong.
+        ({"model_type": "gemma"}, "gemma"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "gelu_pytorch_tanh"),
+        ({"layer_types": ["sliding_attention", "full_attention", "chunked_attention"]}, "chunked_attention"),
+        ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "spiral"),
+        # The weights have the right names and shapes, their scales lie in tensors of their own.
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "fp8"),
+    ],
+    ids=["Gemma", "Mixtral", "Gemma by model type only", "activation", "kind of layer", "rotation", "quantised"],
+)
+def test_what_cannot_be_computed_the_same_is_refused_by_name(
+    tiny: Make, tmp_path: Path, values: dict[str, object], named: str
+) -> None:
+    path = altered(tiny(GROUPED_QWEN3), tmp_path / "altered", **values)
+    with pytest.raises(LocalspecError, match=named):
+        Target.load(path)
+
+
+def test_a_key_that_the_family_does_not_know_changes_nothing(tiny: Make, tmp_path: Path) -> None:
+    """The stock Llama has no windows, whatever its config.json says: converted models carry such keys along."""
+    model, tokens = tiny("llama-one-key-head-tied-linear"), prompt_ids(40, seed=12)
+    target = Target.load(altered(model, tmp_path / "altered", sliding_window=8))
+    with torch.no_grad():
+        ours = target.forward(torch.tensor(tokens), torch.arange(40), causal(40)).logits
+    assert apart(ours, stock_logits(model.stock, tokens)) < TOLERANCE
+
+
+def test_a_missing_tensor_is_named(tiny: Make, tmp_path: Path) -> None:
+    path = altered(tiny("llama-grouped-dynamic"), tmp_path / "altered", num_hidden_layers=4)
+    with pytest.raises(LocalspecError, match=r"model\.layers\.3\."):
+        Target.load(path)
+
+
+def test_a_tensor_of_another_shape_than_the_config_promises_is_named(tiny: Make, tmp_path: Path) -> None:
+    path = altered(tiny("llama-grouped-dynamic"), tmp_path / "altered", num_key_value_heads=4)
+    with pytest.raises(LocalspecError, match=r"k_proj\.weight.*24 rows.*48"):
+        Target.load(path)
+
+
+@pytest.mark.parametrize("kind", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
+def test_configs_as_old_files_write_them_are_read_as_transformers_reads_them(kind: type, tmp_path: Path) -> None:
+    """Before version 5, rope_theta and rope_scaling stood at the top of config.json."""
+    config = kind(
+        hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, vocab_size=320, max_position_embeddings=256, eos_token_id=4, bos_token_id=None,
+    )  # fmt: skip
+    path = write(tmp_path / "old", config, byte_tokenizer(), seed=1)
+    content = json.loads((path / "config.json").read_text())
+    del content["rope_parameters"]
+    content |= {"rope_theta": 5000.0, "rope_scaling": {"type": "linear", "factor": 3.0}}
+    (path / "config.json").write_text(json.dumps(content))
+    stock = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
+    tokens = prompt_ids(40, seed=13)
+    with torch.no_grad():
+        ours = Target.load(path).forward(torch.tensor(tokens), torch.arange(40), causal(40)).logits
+    assert apart(ours, stock_logits(stock, tokens)) < TOLERANCE

@@ -1,0 +1,88 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from command import ROOT, environment
+
+import localspec
+
+HEAVY = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "textual")
+LOADED = f"import sys, json; json.dump([m for m in {HEAVY!r} if m in sys.modules], sys.stderr)"
+COMMANDS = [
+    ["--help"],
+    ["--version"],
+    ["list"],
+    ["path"],
+    ["config"],
+    ["show", "demo"],
+    ["run", "--help"],
+    ["pool", "--help"],
+    ["pool", "list"],
+]
+
+
+def loaded(tmp_path, code: str, **variables: str) -> list[str]:
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment(tmp_path, **variables),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: list[str] = json.loads(result.stderr.splitlines()[-1])
+    return found
+
+
+def test_importing_localspec_loads_nothing_heavy(tmp_path):
+    assert loaded(tmp_path, f"import localspec; localspec.LocalspecError; dir(localspec); {LOADED}") == []
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_light_commands_load_nothing_heavy(tmp_path, arguments):
+    code = f"from localspec.cli.main import main; code = main({arguments!r}); {LOADED}; assert code == 0, code"
+    assert loaded(tmp_path, code) == []
+
+
+@pytest.mark.parametrize("words", ["localspec ", "localspec run --dev", "localspec show "])
+def test_completion_loads_nothing_heavy(tmp_path, words):
+    code = f"""
+import atexit, sys
+def report(): {LOADED}
+atexit.register(report)
+from localspec.cli.main import main
+main([])
+"""
+    variables = {"_LOCALSPEC_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    assert loaded(tmp_path, code, **variables) == []
+
+
+def test_help_imports_no_command(tmp_path):
+    code = (
+        "from localspec.cli.main import main; main(['--help']); import sys, json; "
+        "json.dump([m for m in sys.modules if m.startswith('localspec.cli.') and m != 'localspec.cli.main'], sys.stderr)"
+    )
+    assert loaded(tmp_path, code) == []
+
+
+def test_every_public_name_resolves():
+    for name in localspec.__all__:
+        assert getattr(localspec, name) is not None
+        assert name in dir(localspec)
+    assert localspec.LocalspecError is localspec.LocalspecError
+
+
+def test_unknown_names_are_unknown():
+    with pytest.raises(AttributeError, match="nonsense"):
+        localspec.nonsense  # noqa: B018
+
+
+def test_every_module_has_a_layer():
+    """import-linter checks only what the contract names."""
+    contract = (ROOT / "pyproject.toml").read_text("utf-8")
+    package = ROOT / "localspec"
+    modules = {".".join(p.relative_to(ROOT).with_suffix("").parts) for p in package.rglob("*.py") if p.stem[0] != "_"}
+    inside = {m for m in modules if not m.startswith("localspec.cli.")}
+    named = set(contract.replace('"', " ").replace("(", " ").replace(")", " ").split())
+    assert inside - named == set()

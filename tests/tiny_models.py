@@ -1,0 +1,224 @@
+"""Tiny random models of every family in the Hugging Face layout, the stock model beside ours, and the loops of reference."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from localspec.engine.sampling import Sampling
+from localspec.engine.target import Target
+
+VOCABULARY = 320  # more than the tokenizer has: padded, as many real ones are
+SPECIAL = ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
+END = SPECIAL.index("<|end|>")
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_TEXTS = ["the cat sat on the mat and the dog sat on the log", "one two three four five", "über allen Gipfeln ist Ruh"]
+
+
+def byte_tokenizer(size: int = 300) -> PreTrainedTokenizerFast:
+    """Byte-level BPE: all bytes, a few merges, five special tokens, a chat template. The ids of specials come first."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(_TEXTS * 20, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=SPECIAL[1:4],
+        chat_template=TEMPLATE,
+    )
+
+
+def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
+    """One id a word, nothing special: for vocabularies that are small enough to enumerate."""
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=words[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+_SHAPE = {
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": END,
+    "pad_token_id": 0,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 1.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 2.0, 3.0, 5.0, 8.0, 13.0],
+    "original_max_position_embeddings": 64,
+}
+
+
+def _config(kind: type, **unlike: Any) -> Callable[[], Any]:
+    return lambda: kind(**{**_SHAPE, **unlike})
+
+
+# Every family with many, grouped and one key head; tied and not; windows shorter than the texts; biases, norms and rotations
+# where the family has them.
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "llama-many-heads-biases-llama3": _config(
+        LlamaConfig, num_key_value_heads=4, attention_bias=True, mlp_bias=True, rope_parameters=_LLAMA3
+    ),
+    "llama-grouped-dynamic": _config(
+        LlamaConfig, num_key_value_heads=2, max_position_embeddings=128, rope_parameters=_DYNAMIC
+    ),
+    "llama-one-key-head-tied-linear": _config(
+        LlamaConfig, num_key_value_heads=1, tie_word_embeddings=True, rope_parameters=_LINEAR
+    ),
+    "mistral-many-heads-no-window": _config(MistralConfig, num_key_value_heads=4, sliding_window=None),
+    "mistral-grouped-window-wide-heads": _config(MistralConfig, num_key_value_heads=2, sliding_window=6, head_dim=20),
+    "mistral-one-key-head-window-tied-yarn": _config(
+        MistralConfig, num_key_value_heads=1, sliding_window=16, tie_word_embeddings=True, rope_parameters=_YARN
+    ),
+    "qwen2-many-heads-mixed-window-tied": _config(
+        Qwen2Config,
+        num_key_value_heads=4,
+        tie_word_embeddings=True,
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=1,
+    ),
+    "qwen2-grouped-yarn": _config(Qwen2Config, num_key_value_heads=2, rope_parameters=_YARN),
+    "qwen2-one-key-head": _config(Qwen2Config, num_key_value_heads=1),
+    "qwen3-many-heads-tied-llama3": _config(
+        Qwen3Config, num_key_value_heads=4, head_dim=12, tie_word_embeddings=True, rope_parameters=_LLAMA3
+    ),
+    "qwen3-grouped-mixed-window-wide-heads": _config(
+        Qwen3Config,
+        num_key_value_heads=2,
+        head_dim=24,
+        use_sliding_window=True,
+        sliding_window=9,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "qwen3-one-key-head-biases": _config(Qwen3Config, num_key_value_heads=1, head_dim=12, attention_bias=True),
+    "phi3-many-heads-longrope": _config(
+        Phi3Config,
+        num_key_value_heads=4,
+        max_position_embeddings=256,
+        original_max_position_embeddings=64,
+        rope_parameters=_LONGROPE,
+    ),
+    "phi3-grouped-window-partial-rotary": _config(
+        Phi3Config,
+        num_key_value_heads=2,
+        sliding_window=8,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    ),
+    "phi3-one-key-head-tied": _config(Phi3Config, num_key_value_heads=1, tie_word_embeddings=True),
+}
+SHARDED = "llama-many-heads-biases-llama3"
+LONGROPE = "phi3-many-heads-longrope"
+DYNAMIC = "llama-grouped-dynamic"
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A directory, the stock model that transformers reads from it, and ours."""
+
+    path: Path
+    stock: Any
+    target: Target
+
+
+def write(path: Path, config: Any, tokenizer: Any, seed: int, shard: str = "1GB", spread: float = 0.08) -> Path:
+    """A model with random weights: norms and biases too, for the usual ones and zeros would hide what is left out."""
+    model = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, spread, generator=generator)
+            else:
+                parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.3, generator=generator)
+    model.save_pretrained(path, max_shard_size=shard)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def read(path: Path, context: int | None = None) -> Tiny:
+    """Both models of a directory, in fp32."""
+    stock = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+    return Tiny(path, stock, Target.load(path, context=context))
+
+
+def prompt_ids(length: int, seed: int = 0) -> list[int]:
+    """Random ids without special ones."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(len(SPECIAL), 300, (length,), generator=generator).tolist()
+
+
+@torch.no_grad()
+def stock_logits(stock: Any, tokens: Sequence[int]) -> torch.Tensor:
+    """[tokens, vocabulary], by the stock model and without a cache."""
+    logits: torch.Tensor = stock(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+    return logits
+
+
+def stock_reply(stock: Any, prompt: Sequence[int], count: int, stops: Sequence[int] = (END,)) -> list[int]:
+    """Greedy decoding as plainly as it can be written: the whole text anew for every token, none of our code."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + count:
+        token = int(stock_logits(stock, tokens)[-1].argmax())
+        if token in stops:
+            break
+        tokens.append(token)
+    return tokens[len(prompt) :]
+
+
+def stock_distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """What transformers' own generate() would draw from, [..., vocabulary]."""
+    steps: list[Any] = [TemperatureLogitsWarper(sampling.temperature)]
+    if sampling.top_k:
+        steps.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        steps.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        steps.append(MinPLogitsWarper(sampling.min_p))
+    rows = logits.view(-1, logits.shape[-1]).float()
+    scores: torch.Tensor = LogitsProcessorList(steps)(torch.zeros(len(rows), 1, dtype=torch.long), rows)
+    return scores.softmax(-1).view(logits.shape)
