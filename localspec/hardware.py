@@ -1,6 +1,8 @@
 """Facts about this machine: devices, memory, processor cores and how many of them are idle. No policy."""
 
 import os
+import sys
+import time
 from functools import cache
 
 import psutil
@@ -32,8 +34,6 @@ class IdleCores:
     @staticmethod
     def _read() -> tuple[float, float, float]:
         """(seconds, busy seconds of all cores, busy seconds of this process)."""
-        import time
-
         times, own = psutil.cpu_times(), psutil.Process().cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
         return time.monotonic(), sum(times[:8]) - idle, own.user + own.system
@@ -42,6 +42,15 @@ class IdleCores:
 def free_memory() -> int:
     """Bytes of main memory that a program may still take."""
     return int(psutil.virtual_memory().available)
+
+
+def peak_memory() -> int:
+    """The most bytes of main memory that this process ever held."""
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def cpu_computes_bf16() -> bool:

@@ -17,8 +17,8 @@ from localspec.engine.session import Limits, Session
 from localspec.engine.target import Message, Target, tokenizer_hash
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Event, Prefill
-from localspec.hardware import IdleCores
-from localspec.registry import revision
+from localspec.hardware import IdleCores, free_memory
+from localspec.registry import inspect, revision
 from localspec.selection import Choice
 from localspec.store import Store, StoreTrouble
 
@@ -42,6 +42,12 @@ class Engine:
     ) -> None:
         began, self._idle_cores = time.perf_counter(), IdleCores()
         self.choice, self._notice = choice, notice
+        needed, free = inspect(choice.target.path).parameters * DTYPES[choice.dtype].itemsize, free_memory()
+        if choice.device == "cpu" and needed > free:  # else the system would end some process, likely this one
+            raise DoesNotFit(
+                f"{choice.target.name} needs {needed / 2**30:.1f} GiB of memory and {free / 2**30:.1f} GiB are free; "
+                "close other programs, or choose a smaller model."
+            )
         try:
             self.target = Target.load(
                 choice.target.path, device=choice.device, dtype=DTYPES[choice.dtype], context=choice.context
@@ -93,7 +99,7 @@ class Engine:
         """
         torch.set_num_threads(self._idle_cores())
         limits = limits or Limits()
-        prompt, dropped = self._fitting(list(messages), limits)
+        prompt, dropped = self._fitting(messages, limits)
         try:
             for event in self.session.generate(prompt, sampling, limits):
                 yield Prefill(event.done, event.total, dropped) if isinstance(event, Prefill) and dropped else event
@@ -105,9 +111,9 @@ class Engine:
         finally:
             self._keep(len(prompt))
 
-    def _fitting(self, messages: list[Message], limits: Limits) -> tuple[list[int], int]:
+    def _fitting(self, messages: Sequence[Message], limits: Limits) -> tuple[list[int], int]:
         """Token ids of the conversation, and how many of its oldest turns had to be left out."""
-        dropped = 0
+        messages, dropped = list(messages), 0
         while True:
             prompt = self.target.encode(messages)
             first = 1 if messages[0]["role"] == "system" else 0

@@ -60,11 +60,13 @@ class Sampling:
             scores, ids = scores[kept], ids[kept]
         if len(scores) == 1:
             return int(ids[0])
+        # On the processor, wherever the logits are: a logarithm is not the same to the last bit on every device.
+        scores, ids = scores.cpu(), ids.cpu()
         return int(ids[(scores.double() + gumbel(self.seed, position, ids)).argmax()])
 
 
 def gumbel(seed: int, position: int, ids: torch.Tensor) -> torch.Tensor:
-    """Gumbel noise [ids] in float64, the same on every device: a hash of (seed, position, id), no generator state."""
+    """Gumbel noise [ids] in float64: a hash of (seed, position, id), no generator state."""
     key = _mixed(_mixed(seed & _WORD) + position * _STEP & _WORD)
     bits = _mix(ids.long() * _signed(_STEP) + _signed(key))
     uniform = (((bits >> 11) & (1 << 53) - 1).double() + 0.5) * 2.0**-53

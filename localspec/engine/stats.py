@@ -1,12 +1,11 @@
 """Counts what happened in one reply and turns it into the figures that are shown."""
 
-import resource
-import sys
 from collections import Counter
 from collections.abc import Sequence
 
 import torch
 
+from localspec import hardware
 from localspec.drafters.base import Step
 
 
@@ -60,7 +59,4 @@ def count_sources(sources: Sequence[str]) -> dict[str, int]:
 
 def peak_bytes(device: torch.device) -> int:
     """The most memory this process ever held: on the device, or of main memory where that is the device."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else hardware.peak_memory()
