@@ -15,7 +15,13 @@ from localspec.config import home, nearest, read_toml
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.paths import Paths
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM")
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Phi3ForCausalLM": "phi3",
+}  # and the model type that goes with each
 
 _PACKAGE = Path(__file__).parent
 _KEYS = ("path", "license", "description")
@@ -161,6 +167,11 @@ def inspect(path: Path) -> Checkpoint:
             else f"The architecture that {path} does not name"
         )
         raise LocalspecError(f"{what} is not supported; supported are {', '.join(ARCHITECTURES)}.")
+    if config.get("model_type") != ARCHITECTURES[architecture]:
+        raise LocalspecError(
+            f"{path / 'config.json'} says model_type {config.get('model_type')!r}, and {architecture} is of type "
+            f"{ARCHITECTURES[architecture]!r}; fetch the model again, or choose another."
+        )
     files = _weight_files(path)
     parameters = 0
     for file in files:

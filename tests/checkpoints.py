@@ -4,7 +4,12 @@ import json
 import struct
 from pathlib import Path
 
-CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 512, "vocab_size": 32}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "max_position_embeddings": 512,
+    "vocab_size": 32,
+}
 
 
 def safetensors(shapes: dict[str, list[int]]) -> bytes:

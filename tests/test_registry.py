@@ -126,7 +126,8 @@ def test_the_license_of_a_directory(paths, model, readme, license_):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_inspect(tmp_path, architecture):
-    path = write_checkpoint(tmp_path / "m", {**CONFIG, "architectures": [architecture]}, {"w": [3, 5], "scalar": []})
+    config = {**CONFIG, "architectures": [architecture], "model_type": ARCHITECTURES[architecture]}
+    path = write_checkpoint(tmp_path / "m", config, {"w": [3, 5], "scalar": []})
     found = inspect(path)
     assert (found.architecture, found.parameters, found.context) == (architecture, 16, 512)
     assert found.bytes == (path / "model.safetensors").stat().st_size
@@ -192,6 +193,12 @@ def test_other_architectures_are_refused_by_name(model, named):
     assert all(name in message for name in ARCHITECTURES)
     if isinstance(named, list) and named and isinstance(named[0], str):
         assert named[0] in message
+
+
+def test_a_model_type_that_contradicts_the_architecture_is_refused(tmp_path):
+    path = write_checkpoint(tmp_path / "m", {**CONFIG, "model_type": "gemma"})
+    with pytest.raises(LocalspecError, match="'gemma'.*LlamaForCausalLM.*'llama'"):
+        inspect(path)
 
 
 def header(content: object, tensors: int = 0) -> bytes:
