@@ -50,10 +50,8 @@ class Sampling:
             kept = scores >= scores.topk(self.top_k).values[-1]
             scores, ids = scores[kept], ids[kept]
         if self.top_p < 1:
-            ordered, order = scores.sort(stable=True)
-            kept = ordered.softmax(-1).cumsum(-1) > 1 - self.top_p
-            kept[-1] = True
-            scores, ids = ordered[kept], ids[order[kept]]
+            kept = _nucleus(scores, self.top_p)
+            scores, ids = scores[kept], ids[kept]
         if self.min_p:
             # p >= min_p * p_max, without the softmax both sides share.
             kept = scores.softmax(-1) >= self.min_p * scores.softmax(-1).amax()
@@ -63,6 +61,18 @@ class Sampling:
         # On the processor, wherever the logits are: a logarithm is not the same to the last bit on every device.
         scores, ids = scores.cpu(), ids.cpu()
         return int(ids[(scores.double() + gumbel(self.seed, position, ids)).argmax()])
+
+
+def _nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Indices of the likeliest tokens that together reach `top_p`; the one that reaches it is in."""
+    total = scores.logsumexp(0)
+    for count in (1024, len(scores)):  # sorting a whole vocabulary takes longer than many a forward
+        best, order = scores.topk(min(count, len(scores)))
+        chances = (best - total).exp()
+        kept = chances.cumsum(0) - chances < top_p
+        if not kept[-1]:
+            break
+    return order[kept]
 
 
 def gumbel(seed: int, position: int, ids: torch.Tensor) -> torch.Tensor:
