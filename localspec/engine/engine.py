@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from localspec.config import Settings
+from localspec.database import StoreTrouble
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Drafter
 from localspec.drafters.phrases import Lengthened, PhrasePool
@@ -20,7 +21,7 @@ from localspec.events import Event, Prefill
 from localspec.hardware import IdleCores, free_memory
 from localspec.registry import inspect, revision
 from localspec.selection import Choice
-from localspec.store import Store, StoreTrouble
+from localspec.store import Store
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -138,7 +138,7 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_read(monkeypatc
 
 
 def test_a_store_that_cannot_be_written_costs_a_sentence_and_no_text(tmp_path, monkeypatch):
-    from localspec.store import StoreTrouble
+    from localspec.database import StoreTrouble
 
     told: list[str] = []
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:

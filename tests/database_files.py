@@ -1,0 +1,91 @@
+"""What tests do to database files: look into them, kill their writers, take rights away, damage them."""
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+def integrity(path: Path) -> str:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return str(connection.execute("PRAGMA integrity_check").fetchone()[0])
+
+
+def damage_root(path: Path, name: str) -> None:
+    """Overwrites the first page of this table or index."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        root = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (name,)).fetchone()[0]
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+    with path.open("r+b") as file:
+        file.seek((root - 1) * size)
+        file.write(os.urandom(size))
+
+
+def damage_leaves(path: Path) -> bytes:
+    """Damages every leaf that holds rows of an index or of a WITHOUT ROWID table; returns the bytes of the file."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    content = bytearray(path.read_bytes())
+    damaged = 0
+    for start in range(0, pages * size, size):
+        # Type 10: a leaf of an index or of a WITHOUT ROWID table; those of real content hold many cells.
+        if content[start] == 10 and int.from_bytes(content[start + 3 : start + 5], "big") > 5:
+            content[start + 8 : start + size] = b"\xff" * (size - 8)
+            damaged += 1
+    assert damaged > 20
+    path.write_bytes(content)
+    return bytes(content)
+
+
+def in_a_child(work: Callable[[int], object]) -> tuple[int, int]:
+    """Forks a process that does `work(pipe)`; returns its id and the end of the pipe to read from."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reader)
+            work(writer)
+        finally:
+            os._exit(1)
+    os.close(writer)
+    return child, reader
+
+
+@contextlib.contextmanager
+def open_directory() -> Iterator[Path]:
+    """A directory that every user may enter: the one pytest makes for root is closed to others."""
+    directory = Path(tempfile.mkdtemp())
+    directory.chmod(0o755)
+    yield directory
+    for inner in directory.rglob("*"):
+        if inner.is_dir():
+            inner.chmod(0o755)
+    shutil.rmtree(directory)
+
+
+@contextlib.contextmanager
+def as_nobody() -> Iterator[None]:
+    """Permissions do not bind root: as root, act as the user `nobody` for a while."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+@contextlib.contextmanager
+def only_readable(path: Path, directory_too: bool) -> Iterator[None]:
+    """The file, or it and its directory, as one finds them on a read-only medium."""
+    for part in path.parent.iterdir():
+        part.chmod(0o444)
+    path.parent.chmod(0o555 if directory_too else 0o777)
+    with as_nobody():
+        yield
+    path.parent.chmod(0o755)
