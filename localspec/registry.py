@@ -102,6 +102,8 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
         return known[name]
     path = Path(os.path.abspath(os.path.expanduser(name)))
     if name and "\0" not in name and os.path.isdir(path):
+        if re.search("[\ud800-\udfff]", str(path)):
+            raise LocalspecError(f"The name of {name!r} is not UTF-8, and weights cannot be read there; rename it.")
         return TargetCard(name, path, _license(path), "")
     if name and "\0" not in name and os.path.lexists(path):
         raise NotHere(

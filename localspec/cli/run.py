@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
+import signal
 import sys
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
@@ -21,6 +24,18 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
+def _number(*names: str, help: str) -> Any:  # noqa: A002
+    """An option whose value the settings check: their sentence names it, which typer's own does not."""
+
+    def read(text: str) -> int | float | str:
+        for kind in (int, float):
+            with suppress(ValueError):
+                return kind(text)
+        return text
+
+    return typer.Option(*names, parser=read, metavar="N", help=help)
+
+
 @app.command()
 def run(
     prompt: Annotated[
@@ -33,21 +48,21 @@ def run(
     file: Annotated[
         list[Path] | None, typer.Option("--file", "-f", help="Text put before the prompt; repeatable.")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", "-n", help="The longest reply, in tokens.")] = None,
+    max_tokens: Annotated[int | None, _number("--max-tokens", "-n", help="The longest reply, in tokens.")] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the reply; repeatable.")] = None,
-    context: Annotated[int | None, typer.Option("--context", help="Tokens of prompt and reply together.")] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", "--temp", help="0 is greedy.")] = None,
+    context: Annotated[int | None, _number("--context", help="Tokens of prompt and reply together.")] = None,
+    temperature: Annotated[float | None, _number("--temperature", "--temp", help="0 is greedy.")] = None,
     top_p: Annotated[
-        float | None, typer.Option("--top-p", help="Only the likeliest tokens that reach this together.")
+        float | None, _number("--top-p", help="Only the likeliest tokens that reach this together.")
     ] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", help="Only so many of the likeliest tokens.")] = None,
+    top_k: Annotated[int | None, _number("--top-k", help="Only so many of the likeliest tokens.")] = None,
     min_p: Annotated[
-        float | None, typer.Option("--min-p", help="Only tokens this likely, relative to the likeliest.")
+        float | None, _number("--min-p", help="Only tokens this likely, relative to the likeliest.")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="The same seed gives the same text.")] = None,
+    seed: Annotated[int | None, _number("--seed", help="The same seed gives the same text.")] = None,
     drafter: Annotated[str | None, typer.Option("--drafter", help="auto, none, phrases.")] = None,
     no_spec: Annotated[bool, typer.Option("--no-spec", help="Plain decoding: --drafter none.")] = False,
-    draft_max: Annotated[str | None, typer.Option("--draft-max", help="Nodes of a draft tree, or auto.")] = None,
+    draft_max: Annotated[str | None, _number("--draft-max", help="Nodes of a draft tree, or auto.")] = None,
     pool: Annotated[
         str | None, typer.Option("--pool", help="Phrases kept on disk: user (learn and use), readonly, off.")
     ] = None,
@@ -71,65 +86,101 @@ def run(
             "model": model, "system": system, "max_tokens": max_tokens, "stop": stop, "context": context,
             "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed,
             "drafter": "none" if no_spec else drafter,
-            "draft_max": int(draft_max) if draft_max is not None and draft_max.isdecimal() else draft_max,
+            "draft_max": draft_max,
             "pool": pool, "device": device, "dtype": dtype, "quantize": quantize, "log": False if no_log else None,
         }
     )  # fmt: skip
-    if pool in ("user", "readonly") and settings.drafter == "none":
+    if pool in ("user", "readonly") and (settings.drafter == "none" or settings.draft_max == 0):
         raise UsageMistake(f"--pool {pool} has no effect without a drafter; leave it out.")
     question = _prompt(prompt, file or [])
-    output: _Output = _Stream() if stream_json else _Object() if as_json else _Plain(stats)
-    return _answer(settings, question, output)
+    output: _Output = _Stream() if stream_json else _Object() if as_json else _Plain()
+    return _answer(settings, question, output, stats)
 
 
-def _answer(settings: "Settings", question: str, output: "_Output") -> int:
+def _answer(settings: "Settings", question: str, output: "_Output", stats: bool) -> int:
     card = registry.resolve(settings.model or "demo")
     registry.inspect(card.path)  # a mistake in the model's name is told before anything is loaded
-    if settings.model is None:
-        _notice("no model named, so the small demo model answers; choose one with -m.")
     progress = _Progress()
-    progress.show(f"loading {card.name}")
-    began = time.perf_counter()
+    if settings.model is None:
+        progress.notice("no model named, so the small demo model answers; choose one with -m.")
+    with ExitStack() as at_the_end, _Interrupt() as interrupt:
+        at_the_end.callback(progress.clear)
+        progress.show(f"loading {card.name}")
+        began = time.perf_counter()
 
-    # From here on torch is needed, and takes a second to import.
-    from localspec import Done, Engine, Limits, Prefill, Text
-    from localspec.selection import choose
-    from localspec.store import Store
+        # From here on torch is needed, and takes a second to import.
+        from localspec import Done, Engine, Limits, Prefill, Text
+        from localspec.selection import choose
+        from localspec.store import Store
 
-    choice = choose(card, settings)
-    store = None
-    if settings.pool != "off" and choice.drafter != "none":
-        store = Store.open(Paths(config.home()).database, _notice)
-    engine = Engine(choice, store=store, learn=settings.log and settings.pool == "user", notice=_notice)
-    load_seconds = time.perf_counter() - began
-    sampling, limits = engine.sampling(settings), Limits(settings.max_tokens, settings.stop)
-    messages = [{"role": "system", "content": settings.system}] if settings.system else []
-    messages.append({"role": "user", "content": question})
-    report = _Report(engine, sampling, load_seconds)
-    events = engine.chat(messages, sampling, limits)
-    try:
-        for event in events:
-            match event:
-                case Prefill(done, total, _) if done < total:
-                    progress.show(f"reading {done} of {total} tokens")
-                case Prefill():
-                    progress.clear()
+        choice = choose(card, settings)
+        store = None
+        if settings.pool != "off" and choice.drafter != "none":
+            store = at_the_end.enter_context(Store.open(Paths(config.home()).database, progress.notice))
+        learn = settings.log and settings.pool == "user"
+        engine = Engine(choice, store=store, learn=learn, notice=progress.notice)
+        load_seconds = time.perf_counter() - began
+        sampling, limits = engine.sampling(settings), Limits(settings.max_tokens, settings.stop)
+        messages = [{"role": "system", "content": _whole(settings.system)}] if settings.system else []
+        messages.append({"role": "user", "content": question})
+        report = _Report(engine, sampling, load_seconds)
+        events = engine.chat(messages, sampling, limits)
+        at_the_end.callback(events.close)  # type: ignore[attr-defined]  # a generator; it needs the store to the last
+
+        def end(reason: str, statistics: "Statistics") -> None:
+            values = report.of(output.said, reason, statistics)
+            output.end(values)
+            if stats:
+                _tell(_figures(values))
+
+        started = False
+        try:
+            for event in events:
+                if not started:
                     output.start(report)
-                case Text():
-                    output.text(event.text, event.tokens, event.sources)
-                case Done(reason, statistics):
-                    output.end(report.of(output.said, reason, statistics), statistics)
-    except KeyboardInterrupt:
-        progress.clear()
-        events.close()  # type: ignore[attr-defined]  # a generator: settles the session and keeps what was said
-        if engine.session.statistics is not None:
-            output.end(report.of(output.said, "interrupted", engine.session.statistics), engine.session.statistics)
-        return 130
-    finally:
-        progress.clear()
-        if store is not None:
-            store.close()
+                    started = True
+                match event:
+                    case Prefill(done, total, _) if done < total:
+                        progress.show(f"reading {done} of {total} tokens")
+                    case Prefill():
+                        progress.clear()
+                        interrupt.wait_for_step = True
+                    case Text():
+                        output.text(event.text, event.tokens, event.sources)
+                        if interrupt.asked:
+                            raise KeyboardInterrupt
+                    case Done(reason, statistics):
+                        end(reason, statistics)
+        except KeyboardInterrupt:
+            progress.clear()
+            events.close()  # type: ignore[attr-defined]  # settles the session and keeps what was said
+            if not started or engine.session.statistics is None:
+                raise
+            end("interrupted", engine.session.statistics)
+            return 130
     return 0
+
+
+class _Interrupt:
+    """Ctrl+C while text comes: the step under way is finished, so that text and tokens agree. Again: at once."""
+
+    def __init__(self) -> None:
+        self.asked = self.wait_for_step = False
+
+    def __enter__(self) -> Self:
+        self._ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # nohup and the like ignore it
+        if self._ours:
+            signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _ask(self, *_: object) -> None:
+        if self.asked or not self.wait_for_step:
+            raise KeyboardInterrupt
+        self.asked = True
 
 
 def _prompt(argument: str | None, files: list[Path]) -> str:
@@ -137,11 +188,16 @@ def _prompt(argument: str | None, files: list[Path]) -> str:
     parts = [_read(file) for file in files]
     piped = sys.stdin is not None and not sys.stdin.isatty()
     if piped and sys.stdin is not None:
-        parts.append(sys.stdin.buffer.read().decode("utf-8", "replace"))
+        try:
+            parts.append(sys.stdin.buffer.read().decode("utf-8", "replace"))
+        except OSError as error:
+            raise UsageMistake(
+                f"Standard input cannot be read ({error.strerror}); pipe text in, or </dev/null."
+            ) from None
     elif argument == "-":
         raise UsageMistake("'-' stands for piped text, and nothing is piped in; pipe something, or give the prompt.")
     if argument is not None and argument != "-":
-        parts.append(argument.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+        parts.append(_whole(argument))
     whole = "\n\n".join(text for part in parts if (text := part.strip("\r\n")).strip())
     if not whole:
         raise UsageMistake('There is no prompt; write localspec run "your question", or pipe text in.')
@@ -157,8 +213,16 @@ def _read(file: Path) -> str:
         raise UsageMistake(f"{file} is not UTF-8 text; give a text file.") from None
 
 
-def _notice(sentence: str) -> None:
-    print(f"localspec: {one_line(sentence)}", file=sys.stderr, flush=True)
+def _whole(argument: str) -> str:
+    """An argument whose bytes were no text holds lone surrogates, which no tokenizer takes."""
+    return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", argument)
+
+
+def _tell(text: str, end: str = "\n") -> None:
+    """To standard error, if there is one: that it is closed or full must not cost the reply."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(text, end=end, file=sys.stderr, flush=True)
 
 
 class _Progress:
@@ -170,13 +234,18 @@ class _Progress:
 
     def show(self, what: str) -> None:
         if self._on:
-            print(f"\r\x1b[K{one_line(what)} …", end="", file=sys.stderr, flush=True)
             self._shown = True
+            _tell(f"\r\x1b[K{one_line(what)} …", end="")
 
     def clear(self) -> None:
         if self._shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            _tell("\r\x1b[K", end="")
             self._shown = False
+
+    def notice(self, sentence: str) -> None:
+        """A sentence that stays, in the place of the line."""
+        self.clear()
+        _tell(f"localspec: {one_line(sentence)}")
 
 
 class _Report:
@@ -234,6 +303,17 @@ class _Report:
         }
 
 
+def _figures(report: dict[str, Any]) -> str:
+    """The line of --stats."""
+    timings, speculation = report["timings"], report["speculation"]
+    sources = ", ".join(f"{name} {count}" for name, count in speculation["sources"].items())
+    return (
+        f"{timings['tokens_per_second']:.1f} tokens/s · {speculation['acceptance_length']:.2f} tokens/step ({sources})"
+        f" · {report['completion_tokens']} tokens · first after {timings['first_token_s']:.2f} s"
+        f" · {report['dtype']}, {report['exactness']} · {report['memory']['peak_bytes'] / 2**30:.2f} GiB at most"
+    )
+
+
 class _Output:
     """Where a reply goes. `said` is all of its text so far."""
 
@@ -241,47 +321,31 @@ class _Output:
         self.said = ""
 
     def start(self, report: _Report) -> None:
-        """The prompt has been read."""
+        """The prompt is accepted, and being read."""
 
     def text(self, text: str, tokens: tuple[int, ...], sources: tuple[str, ...]) -> None:
         """One decode step."""
         self.said += text
 
-    def end(self, report: dict[str, Any], statistics: "Statistics") -> None:
+    def end(self, report: dict[str, Any]) -> None:
         """The reply is complete, or was interrupted."""
 
 
 class _Plain(_Output):
     """The reply and nothing else, flushed as it comes."""
 
-    def __init__(self, stats: bool) -> None:
-        super().__init__()
-        self._stats = stats
-
     def text(self, text: str, tokens: tuple[int, ...], sources: tuple[str, ...]) -> None:
         super().text(text, tokens, sources)
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        print(text, end="", flush=True)
 
-    def end(self, report: dict[str, Any], statistics: "Statistics") -> None:
-        if not self.said.endswith("\n"):
-            sys.stdout.write("\n")
-        sys.stdout.flush()
-        if self._stats:
-            speed, tokens = statistics.tokens_per_second, len(statistics.token_ids)
-            sources = ", ".join(f"{name} {count}" for name, count in statistics.sources.items())
-            print(
-                f"{speed:.1f} tokens/s · {statistics.acceptance_length:.2f} tokens/step ({sources}) · {tokens} tokens"
-                f" · first after {statistics.first_token_seconds:.2f} s · {report['dtype']}, {report['exactness']}"
-                f" · {statistics.memory.peak / 2**30:.2f} GiB at most",
-                file=sys.stderr,
-            )
+    def end(self, report: dict[str, Any]) -> None:
+        print(end="" if self.said.endswith("\n") else "\n", flush=True)
 
 
 class _Object(_Output):
     """One JSON object at the end."""
 
-    def end(self, report: dict[str, Any], statistics: "Statistics") -> None:
+    def end(self, report: dict[str, Any]) -> None:
         print(json.dumps(report), flush=True)
 
 
@@ -295,7 +359,7 @@ class _Stream(_Output):
         super().text(text, tokens, sources)
         self._line({"event": "step", "text": text, "token_ids": tokens, "sources": sources})
 
-    def end(self, report: dict[str, Any], statistics: "Statistics") -> None:
+    def end(self, report: dict[str, Any]) -> None:
         self._line({"event": "end", **report})
 
     @staticmethod

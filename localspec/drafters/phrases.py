@@ -8,11 +8,12 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from localspec.drafters.base import Context, Drafter, Step
 from localspec.engine.tree import DraftTree
-from localspec.store import Phrase, pack_key, pack_tokens, unpack_tokens
+from localspec.store import Phrase, pack_key, pack_tokens, unpack_key, unpack_tokens
 
 KEY = 2  # tokens a phrase is looked up by
 BACK = 8  # tokens back that a match may reach, the key included
@@ -43,11 +44,14 @@ class Continuation:
 class PhrasePool:
     """Phrases of this conversation and of earlier ones, by the two tokens before them.
 
-    `special` are the ids no phrase may hold. Without a reader the pool starts empty and lives as long as the session.
+    `special` are the ids no phrase may hold, `vocabulary` how many ids there are: a damaged store must cost no reply.
+    Without a reader the pool starts empty and lives as long as the session.
     """
 
-    def __init__(self, special: Iterable[int] = (), reader: PhraseReader | None = None) -> None:
-        self._special, self._reader = frozenset(special), reader
+    def __init__(
+        self, special: Iterable[int] = (), reader: PhraseReader | None = None, vocabulary: int = 1 << 31
+    ) -> None:
+        self._special, self._reader, self._vocabulary = frozenset(special), reader, vocabulary
         self.tokens: list[int] = []
         self._places: dict[int, list[int]] = {}  # key -> where in `tokens` the next token stands
         self._singles: dict[int, list[int]] = {}  # the same for the last token alone
@@ -107,7 +111,8 @@ class PhrasePool:
     def harvest(self, start: int) -> tuple[list[StoredPhrase], list[StoredPhrase]]:
         """What the reply `tokens[start:]` leaves for later sessions: (its own and verified phrases, those used).
 
-        The prompt before `start` is the user's own text and is not kept. Each phrase is handed over once.
+        The prompt before `start` is the user's own text and is not kept, nor is a phrase won from verification that
+        holds two neighbouring tokens of it: drafts are copied from the prompt too. Each phrase is handed over once.
         """
         tokens, phrases = self.tokens, []
         for place in range(start + KEY, len(tokens)):
@@ -119,7 +124,13 @@ class PhrasePool:
             before = before[max((i + 1 for i, token in enumerate(before) if token in self._special), default=0) :]
             if after:
                 phrases.append((pack_key(*key), pack_tokens(before), pack_tokens(after)))
-        won = [(key, b"", pack_tokens(phrase)) for key, entries in self._won.items() for phrase in entries]
+        private = {*pairwise(tokens[:start])} - {*pairwise(tokens[start:])}
+        won = [
+            (key, b"", pack_tokens(phrase))
+            for key, entries in self._won.items()
+            for phrase in entries
+            if private.isdisjoint(pairwise((*unpack_key(key), *phrase)))
+        ]
         used = list(self._used)
         self._won.clear()
         self._used.clear()
@@ -167,8 +178,14 @@ class PhrasePool:
         if self._reader is None:
             return []
         if key not in self._fetched:
-            self._fetched[key] = list(self._reader([key]))
+            self._fetched[key] = [phrase for phrase in self._reader([key]) if self._sound(phrase)]
         return self._fetched[key]
+
+    def _sound(self, phrase: Phrase) -> bool:
+        whole = len(phrase.before) % 4 == len(phrase.after) % 4 == 0
+        return whole and all(
+            token < self._vocabulary and token not in self._special for token in unpack_tokens(phrase.after)
+        )
 
     @property
     def nbytes(self) -> int:

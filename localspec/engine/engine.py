@@ -61,7 +61,7 @@ class Engine:
         self._store, self._learn = store, learn
         self._pool_id = None if store is None else self._open_pool(store, choice.target.path)
         reader = None if store is None or self._pool_id is None else partial(store.phrases, self._pool_id)
-        self.pool = PhrasePool(self.target.special_tokens, reader)
+        self.pool = PhrasePool(self.target.special_tokens, reader, self.target.transformer.shape.vocabulary)
         drafter: Drafter = Lengthened(Autoregressive(), self.pool) if choice.drafter == "phrases" else Autoregressive()
         self.session = Session(self.target, drafter, choice.nodes)
         self.load_seconds = time.perf_counter() - began

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -135,18 +135,28 @@ class Target:
         """
         messages = [{**message, "content": self._disarm(message["content"])} for message in messages]
         if not self.tokenizer.chat_template:
-            ids: list[int] = self.tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
-            return ids
+            text, frame = "\n\n".join(message["content"] for message in messages), True
+        else:
+            text, frame = self._render(messages), False
+        ids: list[int] = self.tokenizer(text, add_special_tokens=frame)["input_ids"]
+        if ids and max(ids) >= self.transformer.shape.vocabulary:
+            raise LocalspecError(
+                f"The model's tokenizer gives the id {max(ids)}, and its config.json promises a vocab_size of "
+                f"{self.transformer.shape.vocabulary}; fetch the model again."
+            )
+        return ids
+
+    def _render(self, messages: Sequence[Message]) -> str:
         try:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except TemplateError:
-            if messages[0]["role"] != "system" or len(messages) == 1:
-                raise
-            system, first, *rest = messages
-            merged = {**first, "content": f"{system['content']}\n\n{first['content']}"}
-            text = self.tokenizer.apply_chat_template([merged, *rest], tokenize=False, add_generation_prompt=True)
-        encoded: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return encoded
+            text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            if messages[0]["role"] == "system" and len(messages) > 1:
+                system, first, *rest = messages
+                return self._render([{**first, "content": f"{system['content']}\n\n{first['content']}"}, *rest])
+            raise LocalspecError(
+                f"The model's chat template cannot be used ({_first_line(error)}); fetch the model again."
+            ) from error
+        return text
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids; special tokens have none."""
@@ -196,6 +206,12 @@ def _config(checkpoint: Checkpoint) -> PretrainedConfig:
         raise LocalspecError(
             f"The config.json in {checkpoint.path} is not usable ({_first_line(error)}); fetch the model again."
         ) from error
+    for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"):
+        if getattr(config, name) < 1:
+            raise LocalspecError(
+                f"{name} = {getattr(config, name)} in {checkpoint.path / 'config.json'} is not possible; "
+                "fetch the model again."
+            )
     return config
 
 
@@ -228,14 +244,31 @@ def _read(checkpoint: Checkpoint, shape: Architecture, dtype: torch.dtype, devic
     ours = {}
     for name, made_of in wanted.items():
         for part, rows in made_of:
-            if found[part].shape[0] != rows:
+            promised = [rows, *_columns(name, shape)]
+            if list(found[part].shape) != promised:
                 raise LocalspecError(
-                    f"'{part}' in {checkpoint.path} has {found[part].shape[0]} rows where config.json promises {rows}; "
-                    "fetch the model again."
+                    f"'{part}' in {checkpoint.path} has the shape {list(found[part].shape)} where config.json promises "
+                    f"{promised}; fetch the model again."
                 )
         parts = [found.pop(part) for part, _ in made_of]
         ours[name] = (parts[0] if len(parts) == 1 else torch.cat(parts)).to(device, dtype)
     return ours
+
+
+def _columns(name: str, shape: Architecture) -> list[int]:
+    """What follows the rows in one of our parameters: nothing in a vector, else what the layer takes in."""
+    if name.endswith((".bias", "norm")):
+        return []
+    kind = name.removesuffix(".weight").rpartition(".")[2]
+    return [{"output": shape.heads * shape.head_width, "down": shape.inner}.get(kind, shape.width)]
+
+
+_SAMPLING: Mapping[str, Callable[[float], bool]] = {
+    "temperature": lambda value: 0 <= value < float("inf"),
+    "top_k": lambda value: value >= 0 and int(value) == value,
+    "top_p": lambda value: 0 < value <= 1,
+    "min_p": lambda value: 0 <= value <= 1,
+}
 
 
 def _generation(path: Path) -> Mapping[str, Any]:
@@ -248,7 +281,16 @@ def _generation(path: Path) -> Mapping[str, Any]:
         raise LocalspecError(
             f"{path / 'generation_config.json'} cannot be read ({_first_line(error)}); fetch the model again."
         ) from error
-    return content if isinstance(content, dict) else {}
+    content = content if isinstance(content, dict) else {}
+    for name, possible in _SAMPLING.items():
+        value = content.get(name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (number and possible(value)):
+            raise LocalspecError(
+                f"{name} = {value!r} in {path / 'generation_config.json'} is not possible; correct it, "
+                "or fetch the model again."
+            )
+    return content
 
 
 def _stop_tokens(config: PretrainedConfig, generation: Mapping[str, Any], tokenizer: Any) -> frozenset[int]:

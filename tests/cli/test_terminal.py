@@ -1,0 +1,230 @@
+"""What a model says, and what names of files say, cannot command the terminal."""
+
+import io
+import json
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command import environment
+from scripted import Script, scripted_model
+
+from localspec.cli.main import main
+
+pty = pytest.importorskip("pty")
+termios = pytest.importorskip("termios")
+
+HOSTILE = "evil\x1b]0;owned\x07\x9b31m\u202egnp\r\x08\x7fname"  # a name of a file; nothing but / and NUL is forbidden
+
+PIECES = [
+    *(bytes([byte]) for byte in range(256)),
+    *(b"\xc2%c" % byte for byte in range(0x80, 0xA0)),  # C1 as UTF-8
+    b"\xc2", b"\x9b", b"31m", b"\xc2", b"\x9d", b"52;c;aGk=", b"\xc2", b"\x9c",  # C1 split over tokens
+    b"\x1b", b"]52;c;", b"aGk=", b"\x07", b"\x1b]52;c;aGk=\x1b\\", b"\x1b", b"[", b"2J", b"\x1b[31mred\x1b[0m",
+    *("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\u061c".encode()[n : n + 1] for n in range(35)),
+    "\u2028\u2029".encode(), b"\r", b"\n", b"over\rwritten\r\n", b"\x08\x08\x7f", "tab\there 世\n".encode(), b"end",
+]  # fmt: skip
+
+# The few sequences of our own, on standard error only: back to the start of the line, and clear it.
+PROGRESS = re.compile(r"\r\x1b\[K")
+
+
+@pytest.fixture(scope="session")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Script:
+    return scripted_model(tmp_path_factory.mktemp("hostile") / "model", PIECES)
+
+
+def commands(shown: bytes) -> set[str]:
+    """What a terminal would obey, apart from newlines and tabs."""
+    text = shown.decode("utf-8", "surrogateescape")
+    forbidden = re.compile(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ud800-\udfff]"
+    )
+    return set(forbidden.findall(text))
+
+
+def at_terminal(home: Path, *arguments: object, stderr: bool = False, **variables: str) -> tuple[int, bytes, bytes]:
+    """Runs `localspec run ARGUMENTS` with a terminal as standard output: exit code, what reached it, standard error.
+
+    With `stderr` that goes to the terminal as well. Standard input is the terminal too, and nobody types.
+    """
+    ours, theirs = pty.openpty()
+    mode = termios.tcgetattr(theirs)
+    mode[1] &= ~termios.OPOST  # the terminal itself adds no \r
+    termios.tcsetattr(theirs, termios.TCSANOW, mode)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "localspec", "run", *map(str, arguments)],
+        env=environment(home, **{"TERM": "xterm", **variables}),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs if stderr else subprocess.PIPE,
+    )
+    os.close(theirs)
+    shown, until = b"", time.monotonic() + 60
+    while time.monotonic() < until:
+        if not select.select([ours], [], [], 1.0)[0]:
+            continue
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # how Linux says that nobody has the terminal open any longer
+            break
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    _, said = process.communicate(timeout=10)
+    return process.returncode, shown, said or b""
+
+
+def test_the_reply_at_a_terminal(tmp_path, hostile):
+    code, shown, said = at_terminal(tmp_path, "-m", hostile.path, "hi")
+    assert (code, said) == (0, b"")
+    assert commands(shown) == set()
+    text = shown.decode()
+    for kept in (
+        "\u241b[2J",
+        "\u241b]52;c;aGk=\u2407",
+        "\u241b[31mred",
+        "\ufffd31m",
+        "overwritten\n",
+        "tab\there 世\nend\n",
+    ):
+        assert kept in text
+    assert "".join(map(chr, range(0x20, 0x7F))) in text and text.endswith("end\n")
+
+
+def test_progress_is_gone_before_anything_stays(tmp_path, hostile):
+    """Progress and notices on the same terminal as the reply; the model's directory has a hostile name."""
+    path = tmp_path / HOSTILE
+    shutil.copytree(hostile.path, path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "localspec.db").write_bytes(b"no database " * 500)
+    code, shown, _ = at_terminal(tmp_path, "-m", path, "hi", "--stats", stderr=True)
+    text = shown.decode()
+    assert code == 0 and PROGRESS.search(text) and "loading" in text
+    assert commands(PROGRESS.sub("", text).encode()) == set()
+    lines = [PROGRESS.split(line)[-1] for line in text.split("\n")]  # what is left on each line in the end
+    assert lines[0].startswith("localspec: ") and "set aside" in lines[0]
+    assert lines[1].startswith("␀␁")
+    assert "tokens/s" in lines[-2] and lines[-1] == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TERM": "dumb", "NO_COLOR": "1"}])
+def test_a_dumb_terminal_gets_no_progress(tmp_path, hostile, variables):
+    code, shown, _ = at_terminal(tmp_path, "-m", hostile.path, "hi", stderr=True, **variables)
+    assert code == 0 and commands(shown) == set() and b"loading" not in shown
+
+
+@pytest.mark.slow
+def test_no_colour_is_ever_used(tmp_path, hostile):
+    code, shown, _ = at_terminal(tmp_path, "-m", hostile.path, "hi", "--stats", stderr=True, NO_COLOR="1")
+    assert code == 0 and commands(PROGRESS.sub("", shown.decode()).encode()) == set()
+
+
+@pytest.mark.slow
+def test_an_error_takes_the_place_of_progress(tmp_path, hostile):
+    path = tmp_path / HOSTILE
+    shutil.copytree(hostile.path, path)
+    (path / "tokenizer.json").write_text("{")
+    code, shown, _ = at_terminal(tmp_path, "-m", path, "hi", stderr=True)
+    lines = [PROGRESS.split(line)[-1] for line in shown.decode().split("\n")]
+    assert code == 1 and len(lines) == 2 and lines[0].startswith("localspec: ") and "tokenizer" in lines[0]
+    assert commands(lines[0].encode()) == set()
+
+
+@pytest.fixture
+def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This process's environment for `main`, and nothing on standard input."""
+    for name in [name for name in os.environ if name.startswith("LOCALSPEC_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    return tmp_path
+
+
+def test_every_form_is_safe_in_process(quiet, hostile, capfdbinary):
+    for form in ((), ("--json",), ("--stream-json",), ("--no-spec",), ("--stop", "\x1b[31m")):
+        assert main(["run", "-m", str(hostile.path), "hi", *form]) == 0
+        out, err = capfdbinary.readouterr()
+        assert commands(out) == set() and err == b"" and len(out) > 300
+
+
+def test_these_tests_would_notice(quiet, hostile, capfdbinary, monkeypatch):
+    """Without `safe` the very same look finds what must not come through."""
+    monkeypatch.setattr("localspec.engine.session.safe", lambda text: text)
+    assert main(["run", "-m", str(hostile.path), "hi"]) == 0
+    found = commands(capfdbinary.readouterr().out)
+    assert found >= {
+        "\x00",
+        "\x07",
+        "\x08",
+        "\r",
+        "\x1b",
+        "\x7f",
+        "\x9b",
+        "\x9d",
+        "\u202e",
+        "\u2067",
+        "\u200f",
+        "\u2028",
+    }
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-m", HOSTILE, "hi"],
+        ["-m", f"./{HOSTILE}", "hi"],
+        ["-m", "{directory}", "hi"],
+        ["-f", HOSTILE, "hi"],
+        [f"--{HOSTILE}", "hi"],
+        ["hi", HOSTILE],
+        ["--temp", HOSTILE, "hi"],
+        ["--drafter", HOSTILE, "hi"],
+        ["--device", HOSTILE, "hi"],
+        ["--dtype", HOSTILE, "hi"],
+        ["--draft-max", HOSTILE, "hi"],
+        ["--pool", HOSTILE, "hi"],
+        ["--no-spec", "--drafter", HOSTILE, "hi"],
+    ],
+)
+def test_hostile_names_in_errors(quiet, hostile, capfdbinary, arguments):
+    (quiet / HOSTILE).mkdir()
+    arguments = [argument.replace("{directory}", str(quiet / HOSTILE)) for argument in arguments]
+    model = [] if "-m" in arguments else ["-m", str(hostile.path)]
+    assert main(["run", *model, *arguments]) in (2, 3)
+    out, err = capfdbinary.readouterr()
+    assert out == b"" and err.startswith(b"localspec: ") and err.count(b"\n") == 1
+    assert commands(err) == set() and b"evil" in err
+
+
+def test_hostile_names_in_files(quiet, hostile, capfdbinary):
+    """In the settings, in the user's own models, in what a model's files say."""
+    config = quiet / "home" / "config"
+    config.mkdir(parents=True)
+    toml = json.dumps(HOSTILE).replace("\x7f", "\\u007f")
+    model = quiet / "model"
+    shutil.copytree(hostile.path, model)
+    said = {**json.loads((model / "config.json").read_text()), "architectures": [HOSTILE]}
+    (model / "config.json").write_text(json.dumps(said))
+    for file, content in (
+        ("config.toml", f"{toml} = 1\n"),
+        ("config.toml", f"drafter = {toml}\n"),
+        ("models.toml", f"[{toml}]\nlicence = {toml}\n"),
+        (None, None),
+    ):
+        for old in config.iterdir():
+            old.unlink()
+        if file:
+            (config / file).write_text(content)
+        assert main(["run", "-m", str(hostile.path if file else model), "hi"]) in (1, 2)
+        out, err = capfdbinary.readouterr()
+        assert out == b"" and err.startswith(b"localspec: ") and err.count(b"\n") == 1
+        assert commands(err) == set() and b"evil" in err

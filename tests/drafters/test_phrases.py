@@ -1,0 +1,498 @@
+"""Phrases: what is proposed, in which order, what is learnt from a rejection, and what leaves the session."""
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from doubles import Oracle, RandomBranches, Witness
+from tiny_models import Tiny, prompt_ids, stock_reply
+
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.base import Context, Drafter, Step
+from localspec.drafters.phrases import AHEAD, BACK, ENTRIES, KEYS, Lengthened, PhrasePool
+from localspec.engine.cache import KVCache
+from localspec.engine.sampling import Sampling
+from localspec.engine.session import Limits, Session
+from localspec.engine.tree import DraftTree
+from localspec.events import Done, Statistics, Text
+from localspec.store import Phrase, Store, pack_key, pack_tokens, unpack_key, unpack_tokens
+
+Make = Callable[[str], Tiny]
+Stored = tuple[int, bytes, bytes]
+
+
+def context(tokens: Sequence[int], nodes: int) -> Context:
+    return Context(tokens, cast(KVCache, None), nodes, Sampling())  # drafting from phrases never looks at the cache
+
+
+def observed(tokens: Sequence[int]) -> Step:
+    return Step(tokens, torch.empty(len(tokens), 0))
+
+
+def phrases(tokens: Sequence[int], special: Sequence[int] = (), inner: Drafter | None = None) -> Lengthened:
+    """The drafter after a prompt of these tokens."""
+    drafter = Lengthened(inner or Autoregressive(), PhrasePool(special))
+    drafter.observe(observed(tokens))
+    return drafter
+
+
+def chains(tree: DraftTree) -> list[list[int]]:
+    """The tokens from below the root to each leaf, in the order of the leaves."""
+    leaves = [node for node in range(tree.size) if node not in set(tree.parents)]
+    found = []
+    for node in leaves:
+        chain = []
+        while node:
+            chain.append(tree.tokens[node])
+            node = tree.parents[node]
+        found.append(chain[::-1])
+    return found
+
+
+def verified(tree: DraftTree, path: Sequence[int], best: Sequence[int]) -> Step:
+    """A decode step: the accepted path and the target's picks."""
+    committed = [*(tree.tokens[node] for node in path[1:]), best[path[-1]]]
+    return Step(committed, torch.empty(len(path)), tree, path, best)
+
+
+# -- drafting ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_followed_the_last_two_tokens_before_is_proposed() -> None:
+    text = [1, 2, 3, 4, 5, 6, 9, 1, 2]
+    tree = phrases(text).draft(context(text, 4))
+    assert tree.tokens[0] == 2
+    assert chains(tree) == [[3, 4, 5, 6]]
+    assert tree.source is not None
+    assert set(tree.source[1:]) == {"prompt"}
+
+
+def test_nothing_is_proposed_where_nothing_was_seen_before() -> None:
+    text = [1, 2, 3, 4]
+    tree = phrases(text).draft(context(text, 8))
+    assert list(tree.tokens) == [4]
+
+
+def test_the_longest_match_comes_first() -> None:
+    """… 5 1 2 → 30, but 6 7 1 2 → 40 and 8 9 1 2 → 50: what agrees furthest back is the first chain."""
+    seen = [5, 1, 2, 30, 31, 6, 7, 1, 2, 40, 41, 8, 9, 1, 2, 50, 51]
+    for ending, first in (([5, 1, 2], 30), ([6, 7, 1, 2], 40), ([8, 9, 1, 2], 50)):
+        text = [*seen, 99, *ending]
+        tree = phrases(text).draft(context(text, 12))
+        assert chains(tree)[0][0] == first
+        assert sorted(chain[0] for chain in chains(tree)) == [30, 40, 50], "the others are in the same tree"
+
+
+def test_of_equal_matches_what_was_seen_more_often_comes_first() -> None:
+    text = [1, 2, 30, 9, 1, 2, 40, 8, 1, 2, 30, 7, 1, 2]
+    assert chains(phrases(text).draft(context(text, 2)))[0][0] == 30
+
+
+def test_continuations_that_begin_alike_share_their_nodes() -> None:
+    text = [1, 2, 3, 4, 50, 51, 1, 2, 3, 4, 60, 61, 70, 1, 2]
+    tree = phrases(text).draft(context(text, 8))
+    assert sorted(chains(tree), key=lambda chain: chain[2]) == [[3, 4, 50, 51, 1], [3, 4, 60, 61, 70]] or (
+        {tuple(chain[:3]) for chain in chains(tree)} == {(3, 4, 50), (3, 4, 60)}
+    )
+    assert tree.tokens.count(3) == tree.tokens.count(4) == 1
+
+
+def test_the_last_token_alone_is_a_match_where_the_last_two_are_none() -> None:
+    text = [1, 2, 3, 4, 9, 2]
+    assert chains(phrases(text).draft(context(text, 2))) == [[3, 4]]
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 2, 5, 8, 30])
+def test_trees_are_whole_within_their_budget_and_filled_where_there_is_something(nodes: int) -> None:
+    choose = random.Random(nodes)
+    text: list[int] = [choose.randrange(6) for _ in range(200)]
+    drafter = phrases(text)
+    for _ in range(60):
+        tree = drafter.draft(context(text, nodes))  # DraftTree itself checks that parents come first
+        assert tree.size == nodes + 1, "six tokens in a text of 200: there is always more to propose"
+        for node in range(tree.size):
+            siblings = [tree.tokens[other] for other in range(1, tree.size) if tree.parents[other] == node]
+            assert len(siblings) == len(set(siblings)), "no node is spent twice on the same token"
+        first = [node for node in range(1, tree.size) if tree.parents[node] == node - 1]
+        assert not nodes or first[:1] == [1], "the likeliest chain stands first"
+        text.append(choose.randrange(6))
+        drafter.observe(observed(text[-1:]))
+
+
+def test_special_tokens_are_in_no_draft() -> None:
+    choose = random.Random(3)
+    text = [choose.randrange(8) for _ in range(300)]
+    drafter = phrases(text, special=(3, 5))
+    for end in range(280, 300):
+        drafter.rewind(end)
+        tree = drafter.draft(context(text[:end], 12))
+        assert not {3, 5}.intersection(tree.tokens[1:])
+
+
+def test_the_first_chain_is_the_likeliest_and_its_rows_stay_where_they_are() -> None:
+    """Depth first: the accepted path of the likeliest chain is 0, 1, 2, … and keeping it moves nothing."""
+    text = [*[1, 2, 3, 4, 5, 6] * 3, 1, 2, 3, 77, 1, 2]
+    tree = phrases(text).draft(context(text, 8))
+    assert list(tree.tokens[:5]) == [2, 3, 4, 5, 6]
+    assert list(tree.parents[:5]) == [-1, 0, 1, 2, 3]
+
+
+# -- rewind ------------------------------------------------------------------------------------------------------------
+
+
+def test_after_a_rewind_the_pool_drafts_as_one_that_never_saw_the_rest() -> None:
+    choose = random.Random(4)
+    for _ in range(40):
+        text = [choose.randrange(5) for _ in range(60)]
+        length = choose.randrange(61)
+        drafter, fresh = phrases(text), phrases(text[:length])
+        drafter.rewind(length)
+        assert drafter.pool.tokens == text[:length]
+        other = text[:length]
+        for _ in range(5):
+            other.append(choose.randrange(5))
+            for each in (drafter, fresh):
+                each.observe(observed(other[-1:]))
+            ours, theirs = drafter.draft(context(other, 9)), fresh.draft(context(other, 9))
+            assert (ours.tokens, ours.parents) == (theirs.tokens, theirs.parents)
+
+
+def test_a_rewind_to_nothing_and_one_to_the_same_place() -> None:
+    drafter = phrases([1, 2, 3, 1, 2])
+    drafter.rewind(5)
+    assert chains(drafter.draft(context([1, 2, 3, 1, 2], 1))) == [[3]]
+    drafter.rewind(0)
+    assert drafter.pool.tokens == []
+    drafter.observe(observed([1, 2]))
+    assert drafter.draft(context([1, 2], 3)).size == 1
+
+
+# -- phrases from verification -----------------------------------------------------------------------------------------
+
+
+def won(pool: PhrasePool) -> set[tuple[tuple[int, int], tuple[int, ...]]]:
+    """What verification has left in the pool, by handing it over."""
+    found, _ = pool.harvest(len(pool.tokens))
+    return {(unpack_key(key), unpack_tokens(after)) for key, _, after in found}
+
+
+def test_phrases_from_verification_are_the_rejected_tokens_with_what_the_target_says_behind_them() -> None:
+    """The draft a b c d below the root r; the target says x where b was, then c, d and e: the draft was one place off.
+
+          r ─ a ─ b ─ c ─ d         best   a  x  c  d  e
+        accepted: r a, bonus x      won    (a b): c d e    (b c): d e
+
+    Behind d the target's e agrees with nothing that was drafted: no phrase (Ouroboros, 3.3).
+    """
+    r, a, b, c, d, e, x = range(10, 17)
+    pool = PhrasePool()
+    pool.learn(verified(DraftTree.chain([r, a, b, c, d]), path=[0, 1], best=[a, x, c, d, e]))
+    assert won(pool) == {((a, b), (c, d, e)), ((b, c), (d, e))}
+
+
+def test_in_a_rejected_branch_the_phrase_follows_the_child_that_agrees() -> None:
+    r"""r─a─c      the target says s at the root: all is rejected.   best(a) = f, best(f) = g, best(c) = h
+    │└f
+    └b        best(b) = h: nothing hangs there."""
+    r, a, b, c, f, g, h, s = range(20, 28)
+    pool = PhrasePool()
+    tree = DraftTree([r, a, c, f, b], [-1, 0, 1, 1, 0])
+    pool.learn(verified(tree, path=[0], best=[s, f, h, g, h]))
+    assert won(pool) == {((r, a), (f, g))}
+
+
+def test_what_was_accepted_and_probes_and_special_tokens_leave_no_phrase() -> None:
+    chain = DraftTree.chain([10, 11, 12, 13])
+    pool = PhrasePool()
+    pool.learn(verified(chain, path=[0, 1, 2, 3], best=[11, 12, 13, 14]))
+    assert won(pool) == set()
+    probes = DraftTree([10, 11, 12, 13], [-1, 0, 1, 2], probe=[False, True, True, True])
+    pool.learn(verified(probes, path=[0], best=[9, 12, 13, 14]))
+    assert won(pool) == set()
+    for special in (10, 11, 12, 13):
+        guarded = PhrasePool([special])
+        guarded.learn(verified(DraftTree.chain([10, 11, 12]), path=[0], best=[9, 12, 13]))
+        assert won(guarded) == set()
+    open_pool = PhrasePool()
+    open_pool.learn(verified(DraftTree.chain([10, 11, 12]), path=[0], best=[9, 12, 13]))
+    assert won(open_pool) == {((10, 11), (12, 13))}
+
+
+def test_a_phrase_from_verification_is_proposed_when_its_key_comes() -> None:
+    drafter = phrases([10])
+    step = verified(DraftTree.chain([10, 11, 12, 13]), path=[0], best=[9, 12, 13, 14])
+    drafter.observe(step)
+    drafter.observe(observed([10, 11]))
+    tree = drafter.draft(context([10, 9, 10, 11], 3))
+    assert [12, 13, 14] in chains(tree)
+    assert tree.source is not None
+    assert "phrases" in tree.source
+
+
+def test_phrases_from_verification_are_bounded_the_oldest_go_first() -> None:
+    pool = PhrasePool()
+    for last in range(2 * ENTRIES):
+        pool.learn(verified(DraftTree.chain([1, 2, 3]), path=[0], best=[9, 3, 100 + last]))
+    assert won(pool) == {((1, 2), (3, 100 + last)) for last in range(ENTRIES, 2 * ENTRIES)}
+    for last in (*range(ENTRIES), 0, ENTRIES):  # the first is seen again before one more comes
+        pool.learn(verified(DraftTree.chain([1, 2, 3]), path=[0], best=[9, 3, 100 + last]))
+    assert won(pool) == {((1, 2), (3, 100 + last)) for last in (0, *range(2, ENTRIES + 1))}
+
+
+def test_the_keys_of_phrases_from_verification_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert KEYS == 20_000
+    monkeypatch.setattr("localspec.drafters.phrases.KEYS", 10)
+    pool = PhrasePool()
+    for key in range(30):
+        pool.learn(verified(DraftTree.chain([1, 100 + key, 3]), path=[0], best=[9, 3, 4]))
+    assert {key for key, _ in won(pool)} == {(1, 100 + key) for key in range(20, 30)}
+
+
+# -- what leaves the session -------------------------------------------------------------------------------------------
+
+
+def words(stored: Stored) -> list[int]:
+    key, before, after = stored
+    return [*unpack_tokens(before), *unpack_key(key), *unpack_tokens(after)]
+
+
+def test_a_harvest_holds_the_reply_and_nothing_of_the_prompt() -> None:
+    pool, prompt, reply = PhrasePool(), list(range(100, 140)), list(range(200, 220))
+    pool.extend(prompt + reply)
+    found, used = pool.harvest(len(prompt))
+    assert used == []
+    assert found
+    for phrase in found:
+        assert set(words(phrase)) <= set(reply)
+        start = words(phrase)[0] - 200
+        assert words(phrase) == reply[start : start + len(words(phrase))], "a phrase is a stretch of the reply"
+        assert len(unpack_tokens(phrase[2])) <= AHEAD
+        assert len(unpack_tokens(phrase[1])) <= BACK - 2
+    assert {unpack_key(key) for key, _, _ in found} == {(200 + at, 201 + at) for at in range(18)}
+
+
+def test_a_harvest_holds_no_special_token_and_no_phrase_across_one() -> None:
+    pool, reply = PhrasePool([7]), [1, 2, 3, 4, 7, 5, 6, 8, 9, 10]
+    pool.extend(reply)
+    found, _ = pool.harvest(0)
+    assert found
+    for phrase in found:
+        assert 7 not in words(phrase)
+        assert set(words(phrase)) <= {1, 2, 3, 4} or set(words(phrase)) <= {5, 6, 8, 9, 10}
+
+
+def test_what_was_drafted_from_the_prompt_and_rejected_does_not_leave_the_session() -> None:
+    """The user's own text is proposed, and refused. What the target would have said behind it quotes it: it is not kept."""
+    secret = [500, 501, 502, 503, 504]
+    prompt = [1, 2, *secret, 9, 1, 2]
+    drafter = phrases(prompt)
+    tree = drafter.draft(context(prompt, 5))
+    assert list(tree.tokens) == [2, *secret]
+    # The target says 3 behind the prompt, but knows the prompt: below each rejected token it goes on with the secret.
+    drafter.observe(verified(tree, path=[0], best=[3, *secret[1:], 8]))
+    found, _ = drafter.pool.harvest(len(prompt))
+    assert not set(secret).intersection(token for phrase in found for token in words(phrase))
+
+
+def test_each_phrase_is_handed_over_once() -> None:
+    pool = PhrasePool()
+    pool.extend([1, 2, 3, 4, 5])
+    pool.learn(verified(DraftTree.chain([5, 11, 12]), path=[0], best=[9, 12, 13]))
+    first, _ = pool.harvest(0)
+    assert ((5, 11), (12, 13)) in {(unpack_key(key), unpack_tokens(after)) for key, _, after in first}
+    second, _ = pool.harvest(5)
+    assert second == []
+
+
+# -- the store ---------------------------------------------------------------------------------------------------------
+
+
+class Shelf:
+    """A reader over a fixed list, that remembers what it was asked."""
+
+    def __init__(self, *phrases: tuple[tuple[int, int], Sequence[int], Sequence[int]]) -> None:
+        self.asked: list[list[int]] = []
+        self.phrases = [
+            Phrase(pack_key(*key), pack_tokens(before), pack_tokens(after), 1) for key, before, after in phrases
+        ]
+
+    def __call__(self, keys: Sequence[int]) -> list[Phrase]:
+        self.asked.append(list(keys))
+        return [phrase for phrase in self.phrases if phrase.key in keys]
+
+
+def test_stored_phrases_are_proposed_the_one_that_agrees_furthest_back_first() -> None:
+    shelf = Shelf(((1, 2), [9, 8], [30, 31]), ((1, 2), [6, 7], [40, 41]), ((5, 5), [], [50]))
+    drafter = Lengthened(Autoregressive(), PhrasePool((), shelf))
+    text = [6, 7, 1, 2]
+    drafter.observe(observed(text))
+    tree = drafter.draft(context(text, 4))
+    assert chains(tree) == [[40, 41], [30, 31]]
+    assert tree.source is not None
+    assert set(tree.source[1:]) == {"phrases"}
+
+
+def test_a_key_is_looked_up_in_the_store_once_a_reply() -> None:
+    shelf = Shelf(((1, 2), [], [3]))
+    drafter = Lengthened(Autoregressive(), PhrasePool((), shelf))
+    drafter.observe(observed([1, 2]))
+    for _ in range(3):
+        drafter.draft(context([1, 2], 4))
+    keys = [key for asked in shelf.asked for key in asked]
+    assert pack_key(1, 2) in keys
+    assert len(keys) == len(set(keys))
+    drafter.pool.harvest(0)
+    drafter.draft(context([1, 2], 4))
+    assert [key for asked in shelf.asked for key in asked].count(pack_key(1, 2)) == 2, "the store has changed since"
+
+
+def test_stored_phrases_that_were_accepted_are_reported_as_used_and_no_others() -> None:
+    shelf = Shelf(((1, 2), [], [30, 31]), ((1, 2), [], [40, 41]))
+    drafter = Lengthened(Autoregressive(), PhrasePool((), shelf))
+    drafter.observe(observed([1, 2]))
+    tree = drafter.draft(context([1, 2], 4))
+    node = list(tree.tokens).index(40)
+    drafter.observe(verified(tree, path=[0, node], best=[40 if at == 0 else 99 for at in range(tree.size)]))
+    _, used = drafter.pool.harvest(2)
+    assert used == [(pack_key(1, 2), b"", pack_tokens([40, 41]))]
+    assert drafter.pool.harvest(5)[1] == []
+
+
+def reply(
+    session: Session, prompt: Sequence[int], count: int, sampling: Sampling = Sampling()
+) -> tuple[list[int], Statistics]:
+    events = list(session.generate(prompt, sampling, Limits(max_tokens=count)))
+    assert isinstance(events[-1], Done)
+    return [token for event in events if isinstance(event, Text) for token in event.tokens], events[-1].statistics
+
+
+def test_what_one_session_learns_a_later_one_accepts(tiny: Make, tmp_path: Path) -> None:
+    """A real store in a file: the second session draws whole phrases of the first, and says the very same."""
+    model, prompt, sampling = tiny("mistral-many-heads-no-window"), prompt_ids(12, seed=3), Sampling(1.0, seed=6)
+    text, _ = reply(Session(model.target, Autoregressive(), 0), prompt, 40, sampling)
+    assert len(set(text)) > 30, "a reply that hardly repeats itself: there is something to learn"
+    steps, lengths = [], []
+    for _ in range(2):
+        with Store.open(tmp_path / "store" / "localspec.db", pytest.fail) as store:
+            number = store.pool("tiny", "hash")
+            assert number is not None
+            pool = PhrasePool(model.target.special_tokens, partial(store.phrases, number))
+            session = Session(model.target, Lengthened(Autoregressive(), pool), 8)
+            ids, statistics = reply(session, prompt, 40, sampling)
+            assert ids == text
+            store.learn(number, *pool.harvest(len(prompt)))
+            steps.append(statistics.steps)
+            lengths.append(statistics.acceptance_length)
+    assert steps[1] < steps[0]
+    assert lengths[1] > lengths[0] + 0.5
+    assert statistics.sources["phrases"] > 10
+
+
+@pytest.mark.parametrize("huge", [False, True], ids=["of the vocabulary", "of no vocabulary"])
+def test_a_hostile_store_never_changes_the_text(tiny: Make, huge: bool) -> None:
+    """Random phrases for every key: special ids, copies, empty ones, and ids that no vocabulary has (a damaged file)."""
+    model, choose = tiny("qwen2-grouped-yarn"), random.Random(5)
+
+    def garbage(keys: Sequence[int]) -> list[Phrase]:
+        def ids(length: int) -> bytes:
+            return pack_tokens(
+                [choose.randrange(2**32 if huge and choose.random() < 0.3 else 320) for _ in range(length)]
+            )
+
+        return [
+            Phrase(key, ids(choose.randrange(9)), ids(choose.randrange(9)), choose.randrange(5)) for key in keys
+        ] * 3
+
+    prompt = prompt_ids(12, seed=4)
+    text = stock_reply(model.stock, prompt, 40)
+    for inner in (Autoregressive(), Oracle(prompt + text)):
+        pool = PhrasePool(model.target.special_tokens, garbage, vocabulary=320)
+        ids, statistics = reply(Session(model.target, Lengthened(inner, pool), 10), prompt, 40)
+        assert ids == text
+        assert statistics.drafted > len(text)
+
+
+# -- over another drafter ----------------------------------------------------------------------------------------------
+
+
+class Given(Witness):
+    """Proposes one fixed tree below whatever the root is."""
+
+    def __init__(self, tokens: Sequence[int], parents: Sequence[int], probe: Sequence[bool] | None = None) -> None:
+        super().__init__()
+        self.fixed, self.nodes = DraftTree(tokens, parents, ["given"] * len(tokens), probe), 0
+
+    def draft(self, context: Context) -> DraftTree:
+        self.nodes = context.nodes
+        return self.fixed
+
+
+def edges(tree: DraftTree) -> set[tuple[tuple[int, ...], bool]]:
+    """Every node by the tokens of its path, and whether it is a probe: what does not depend on the order of nodes."""
+    found = set()
+    for node in range(tree.size):
+        chain, at = [], node
+        while at >= 0:
+            chain.append(tree.tokens[at])
+            at = tree.parents[at]
+        found.add((tuple(chain[::-1]), bool(tree.probe and tree.probe[node])))
+    return found
+
+
+def test_the_inner_tree_is_kept_and_phrases_hang_below_its_leaves() -> None:
+    text = [50, 51, 52, 53, 9, 60, 61, 62, 8, 3]
+    inner = Given([3, 50, 51, 60, 61], [-1, 0, 1, 0, 3])
+    drafter = phrases(text, inner=inner)
+    tree = drafter.draft(context(text, 9))
+    assert edges(inner.fixed) <= edges(tree)
+    added = {path for path, _ in edges(tree) - edges(inner.fixed)}
+    assert added
+    assert all(path[:3] in {(3, 50, 51), (3, 60, 61)} for path in added), "only at the leaves"
+    assert {(3, 50, 51, 52), (3, 60, 61, 62)} <= added
+    assert tree.source is not None
+    assert [tree.source[node] for node in range(1, tree.size)].count("given") == 4
+    assert list(tree.tokens[:4]) == [3, 50, 51, 52], "the inner drafter's likeliest chain, lengthened, stands first"
+    assert inner.nodes == 6, "a third of the nodes is left to phrases"
+
+
+def test_probes_stay_probes_and_no_phrase_hangs_on_one() -> None:
+    text = [50, 51, 52, 53, 9, 60, 61, 62, 8, 3]
+    inner = Given([3, 50, 51, 60, 61], [-1, 0, 1, 0, 3], probe=[False, False, False, True, True])
+    tree = phrases(text, inner=inner).draft(context(text, 9))
+    assert edges(inner.fixed) <= edges(tree)
+    added = {path for path, _ in edges(tree) - edges(inner.fixed)}
+    assert added
+    assert all(path[:3] == (3, 50, 51) for path in added)
+    assert not any(probe for path, probe in edges(tree) if path in added)
+
+
+def test_a_leaf_that_only_probes_hang_on_is_lengthened_even_by_what_they_probe() -> None:
+    text = [50, 51, 9, 50, 51, 9, 3]
+    inner = Given([3, 50, 51], [-1, 0, 1], probe=[False, False, True])
+    tree = phrases(text, inner=inner).draft(context(text, 6))
+    assert {((3, 50, 51), True), ((3, 50, 51), False)} <= edges(tree)
+    assert tree.children[list(tree.tokens).index(50)] != {}
+
+
+def test_an_inner_tree_with_nothing_to_add_is_handed_on_as_it_is() -> None:
+    inner = Given([3, 50, 51], [-1, 0, 1])
+    drafter = phrases([1, 2, 3], inner=inner)
+    assert drafter.draft(context([1, 2, 3], 9)) is inner.fixed
+    assert drafter.draft(context([1, 2, 3], 2)) is inner.fixed
+
+
+def test_the_inner_drafter_observes_and_rewinds_too() -> None:
+    inner = RandomBranches()
+    drafter = phrases([1, 2, 3, 4], inner=inner)
+    assert inner.tokens == [1, 2, 3, 4]
+    drafter.rewind(2)
+    assert inner.tokens == drafter.pool.tokens == [1, 2]
+
+
+def test_memory_is_that_of_the_inner_drafter_and_the_pool() -> None:
+    drafter = phrases(list(range(100)))
+    assert drafter.nbytes >= drafter.pool.nbytes > 100 * 8
