@@ -27,7 +27,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], "Tiny"]:
 
     @cache
     def make(name: str) -> "Tiny":
-        seed = list(tiny_models.CONFIGS).index(name)
+        seed = tiny_models.SEEDS[name]
         shard = "20KB" if name == tiny_models.SHARDED else "1GB"
         path = tmp_path_factory.mktemp("model") / name
         return tiny_models.read(tiny_models.write(path, tiny_models.CONFIGS[name](), tokenizer, seed, shard))

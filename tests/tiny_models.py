@@ -151,6 +151,8 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     "phi3-one-key-head-tied": _config(Phi3Config, num_key_value_heads=1, tie_word_embeddings=True),
 }
+# Weights whose greedy texts go on for long without circling: a model that says one word for ever proves little.
+SEEDS = dict(zip(CONFIGS, (6, 2, 3, 0, 0, 0, 0, 0, 2, 0, 1, 5, 0, 0, 1), strict=True))
 SHARDED = "llama-many-heads-biases-llama3"
 LONGROPE = "phi3-many-heads-longrope"
 DYNAMIC = "llama-grouped-dynamic"
@@ -165,7 +167,7 @@ class Tiny:
     target: Target
 
 
-def write(path: Path, config: Any, tokenizer: Any, seed: int, shard: str = "1GB", spread: float = 0.08) -> Path:
+def write(path: Path, config: Any, tokenizer: Any, seed: int, shard: str = "1GB", spread: float = 0.18) -> Path:
     """A model with random weights: norms and biases too, for the usual ones and zeros would hide what is left out."""
     model = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(seed)
@@ -203,7 +205,10 @@ def stock_reply(stock: Any, prompt: Sequence[int], count: int, stops: Sequence[i
     """Greedy decoding as plainly as it can be written: the whole text anew for every token, none of our code."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + count:
-        token = int(stock_logits(stock, tokens)[-1].argmax())
+        logits = stock_logits(stock, tokens)[-1]
+        token, (first, second) = int(logits.argmax()), logits.topk(2).values.tolist()
+        # Sums in another order differ by a millionth: this far from a tie they cannot change the choice.
+        assert first - second > 2e-5 * logits.abs().max(), "a near-tie proves nothing; take another seed"
         if token in stops:
             break
         tokens.append(token)

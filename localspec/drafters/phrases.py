@@ -182,10 +182,10 @@ class PhrasePool:
         return self._fetched[key]
 
     def _sound(self, phrase: Phrase) -> bool:
-        whole = len(phrase.before) % 4 == len(phrase.after) % 4 == 0
-        return whole and all(
-            token < self._vocabulary and token not in self._special for token in unpack_tokens(phrase.after)
-        )
+        if not phrase.after or len(phrase.before) % 4 or len(phrase.after) % 4:
+            return False
+        after = unpack_tokens(phrase.after)
+        return max(after) < self._vocabulary and self._special.isdisjoint(after)
 
     @property
     def nbytes(self) -> int:

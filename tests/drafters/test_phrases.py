@@ -24,6 +24,8 @@ from localspec.store import Phrase, Store, pack_key, pack_tokens, unpack_key, un
 Make = Callable[[str], Tiny]
 Stored = tuple[int, bytes, bytes]
 
+GREEDY = Sampling()
+
 
 def context(tokens: Sequence[int], nodes: int) -> Context:
     return Context(tokens, cast(KVCache, None), nodes, Sampling())  # drafting from phrases never looks at the cache
@@ -363,7 +365,7 @@ def test_stored_phrases_that_were_accepted_are_reported_as_used_and_no_others() 
 
 
 def reply(
-    session: Session, prompt: Sequence[int], count: int, sampling: Sampling = Sampling()
+    session: Session, prompt: Sequence[int], count: int, sampling: Sampling = GREEDY
 ) -> tuple[list[int], Statistics]:
     events = list(session.generate(prompt, sampling, Limits(max_tokens=count)))
     assert isinstance(events[-1], Done)
