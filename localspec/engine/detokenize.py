@@ -1,9 +1,11 @@
 """Token ids into text as they come: never half a character, never a piece of a stop string."""
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
-_LONGEST = 6  # tokens one character may be split over; an id that never completes is shown as it is after that
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how bytes are decoded that are no character, or not yet
+_TORN, _LAST = 7, 3  # bytes of two characters less one, and of one character less one
+_WINDOW = 16  # tokens that are decoded anew for each token, at the most, unless they are all tangled up
 
 
 class Detokenizer:
@@ -15,8 +17,10 @@ class Detokenizer:
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
-        self._shown: list[int] = []  # tokens whose text was given last
+        self._context: list[int] = []  # tokens whose text is out
         self._held: list[int] = []  # tokens behind them
+        self._given = 0  # characters of their text that are out already
+        self.pending = False  # whether the last token ends within a character
 
     def add(self, token: int) -> str:
         """The text that this token completes, often all of its own, sometimes none."""
@@ -28,13 +32,28 @@ class Detokenizer:
         return self._give(final=True) if self._held else ""
 
     def _give(self, final: bool) -> str:
-        before = self._decode(self._shown)
-        text = self._decode([*self._shown, *self._held])[len(before) :]
-        incomplete = not text or text.endswith("\ufffd")
-        if incomplete and not final and len(self._held) < _LONGEST:
-            return ""
-        self._shown, self._held = self._held, []
-        return text
+        before = len(self._decode(self._context))
+        text = self._decode([*self._context, *self._held])[before:]
+        torn = 0 if final else len(text) - len(text.rstrip(_UNFINISHED))
+        # Some decoders show a whole run of bytes as torn until its last one is there; rubbish goes on for longer.
+        held = torn if torn <= _TORN else _LAST
+        self.pending = held > 0
+        whole = len(text) - held
+        new, self._given = text[self._given : whole], max(self._given, whole)
+        if text and not self.pending:
+            self._context, self._held, self._given = self._held, [], 0
+        elif len(self._held) >= _WINDOW:
+            self._shorten(text, before)
+        return new
+
+    def _shorten(self, text: str, before: int) -> None:
+        """Lets the window begin later, at a place where no character is torn."""
+        for place in range(len(self._held) - 1, 0, -1):
+            head = self._decode([*self._context, *self._held[:place]])[before:]
+            if len(head) <= self._given and head + self._decode(self._held[place:]) == text:
+                self._context, self._held = self._held[:place], self._held[place:]
+                self._given -= len(head)
+                return
 
 
 class Transcript:
@@ -47,35 +66,37 @@ class Transcript:
         self._detokenizer = Detokenizer(decode)
         self._stops = stops
         self._text = ""
-        self._ends: list[int] = []  # by token: how much text is complete with it
-        self._given_text = 0
-        self._given_tokens = 0
+        self._given = 0  # characters that are out
+        self.tokens = 0  # of the reply; those behind a cut do not count
+        # Where text and tokens end together, and not within a character: characters, and tokens, up to there.
+        self._ends: list[int] = [0]
+        self._counts: list[int] = [0]
 
     def add(self, token: int) -> bool:
         """Takes one more token; True when the text now holds a stop string and has been cut before it."""
-        self._text += (added := self._detokenizer.add(token))
-        self._ends.append(len(self._text))
-        return self._cut(len(added))
+        self.tokens += 1
+        return self._take(self._detokenizer.add(token))
 
     def finish(self) -> bool:
         """No more tokens come: nothing is held back any longer. True as in `add`."""
-        self._text += (added := self._detokenizer.flush())
-        if self._ends:
-            self._ends[-1] = len(self._text)
-        return self._cut(len(added))
+        return self._take(self._detokenizer.flush())
 
     def release(self, final: bool = False) -> tuple[str, int]:
         """Text that is certain and was not given yet, and how many tokens of the reply are out with it in all."""
         safe = len(self._text) - (0 if final else self._doubtful())
-        text = self._text[self._given_text : safe]
-        self._given_text = safe
-        self._given_tokens = len(self._ends) if safe == len(self._text) else self._tokens_within(safe)
-        return text, self._given_tokens
+        text, self._given = self._text[self._given : safe], safe
+        return text, self._whole(safe)
 
-    @property
-    def tokens(self) -> int:
-        """How many tokens of the reply are out, or still within the text that was cut."""
-        return len(self._ends)
+    def _take(self, added: str) -> bool:
+        self._text += added
+        if not self._detokenizer.pending:
+            self._ends.append(len(self._text))
+            self._counts.append(self.tokens)
+        return self._cut(len(added))
+
+    def _whole(self, length: int) -> int:
+        """Tokens whose text lies within the first `length` characters, up to the last that does not tear one."""
+        return self._counts[bisect_right(self._ends, length) - 1]
 
     def _cut(self, added: int) -> bool:
         if not self._stops or not added:
@@ -86,13 +107,8 @@ class Transcript:
         if not found:
             return False
         self._text = self._text[: min(found)]
-        self._ends = self._ends[: self._tokens_within(len(self._text))]
+        self.tokens = self._whole(len(self._text))
         return True
-
-    def _tokens_within(self, length: int) -> int:
-        """Tokens whose text ends within `length` characters; one that waits for the rest of its character does not."""
-        inside = max((end for end in self._ends if end <= length), default=0)
-        return bisect_left(self._ends, inside) + 1 if inside else 0
 
     def _doubtful(self) -> int:
         """Length of the longest end of the text that begins a stop string."""

@@ -31,6 +31,7 @@ class Session:
         self.tokens: list[int] = []
         self.cache = target.cache(0)
         self.statistics: Statistics | None = None  # of the last reply, complete or not
+        self.current: object = None  # the reply that may change this session; a later one takes over
 
     def generate(self, prompt: Sequence[int], sampling: Sampling, limits: Limits | None = None) -> Iterator[Event]:
         """Answers a prompt of token ids. Stop asking for events and the session stands where the last event left it.
@@ -74,6 +75,7 @@ class _Reply:
 
     def events(self) -> Iterator[Event]:
         session = self.session
+        session.current = self
         try:
             yield from self._prefill()
             reason = self._take([session.tokens[-1]], ["target"])
@@ -93,7 +95,8 @@ class _Reply:
             assert session.statistics is not None
             yield Done(reason, session.statistics)
         finally:
-            if session.statistics is None:  # the consumer stopped asking, or a step failed
+            # The consumer stopped asking, or a step failed; a stream that is closed late changes nothing.
+            if session.statistics is None and session.current is self:
                 self._settle(self.out)
 
     def _prefill(self) -> Iterator[Prefill]:

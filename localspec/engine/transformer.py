@@ -45,13 +45,16 @@ class Architecture:
             raise LocalspecError(
                 f"The model's activation is '{activation}', and localspec computes 'silu' only; choose another model."
             )
-        layers, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
-        kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * layers
+        # A config may carry keys of other families; each is read only where the stock model reads it.
+        layers, window = config.num_hidden_layers, None if family == "llama" else config.sliding_window
+        kinds = ["sliding_attention" if window else "full_attention"] * layers
+        if family in ("qwen2", "qwen3"):
+            kinds = config.layer_types
         if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
             raise LocalspecError(
                 f"The model has layers of type '{unknown.pop()}', which localspec cannot serve; choose another model."
             )
-        bias = bool(getattr(config, "attention_bias", False))
+        bias = family in ("llama", "qwen3") and bool(config.attention_bias)
         return cls(
             family=family,
             vocabulary=config.vocab_size,
@@ -65,7 +68,7 @@ class Architecture:
             tied=config.tie_word_embeddings,
             query_bias=bias or family == "qwen2",
             output_bias=bias,
-            inner_bias=bool(getattr(config, "mlp_bias", False)),
+            inner_bias=family == "llama" and bool(config.mlp_bias),
             query_key_norm=family == "qwen3",
         )
 
@@ -114,7 +117,8 @@ class Rotary:
         parameters = config.rope_parameters
         kind = parameters["rope_type"]
         if kind == "default":
-            self.width = int(Architecture.of(config).head_width * parameters.get("partial_rotary_factor", 1.0))
+            part = parameters.get("partial_rotary_factor", 1.0) if config.model_type == "phi3" else 1.0
+            self.width = int(Architecture.of(config).head_width * part)
             frequencies = 1.0 / parameters["rope_theta"] ** (torch.arange(0, self.width, 2).float() / self.width)
             self.scaling = 1.0
         elif kind in ROPE_INIT_FUNCTIONS:
