@@ -125,7 +125,7 @@ def _answer(settings: "Settings", question: str, output: "_Output", stats: bool)
         messages.append({"role": "user", "content": question})
         report = _Report(engine, sampling, load_seconds)
         events = engine.chat(messages, sampling, limits)
-        at_the_end.callback(events.close)  # type: ignore[attr-defined]  # a generator; it needs the store to the last
+        at_the_end.callback(events.close)  # it needs the store to the last
 
         def end(reason: str, statistics: "Statistics") -> None:
             values = report.of(output.said, reason, statistics)
@@ -153,7 +153,7 @@ def _answer(settings: "Settings", question: str, output: "_Output", stats: bool)
                         end(reason, statistics)
         except KeyboardInterrupt:
             progress.clear()
-            events.close()  # type: ignore[attr-defined]  # settles the session and keeps what was said
+            events.close()  # settles the session and keeps what was said
             if not started or engine.session.statistics is None:
                 raise
             end("interrupted", engine.session.statistics)

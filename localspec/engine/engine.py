@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -92,7 +93,9 @@ class Engine:
                     )
         return sampling
 
-    def chat(self, messages: Sequence[Message], sampling: Sampling, limits: Limits | None = None) -> Iterator[Event]:
+    def chat(
+        self, messages: Sequence[Message], sampling: Sampling, limits: Limits | None = None
+    ) -> Generator[Event, None, None]:
         """Answers a conversation; the oldest turns are left out where the context is full, and `Prefill` says so.
 
         Stop asking for events to stop the reply: what was said stays. Raises UsageMistake for a last prompt that is too
@@ -101,9 +104,11 @@ class Engine:
         torch.set_num_threads(self._idle_cores())
         limits = limits or Limits()
         prompt, dropped = self._fitting(messages, limits)
+        stream = self.session.generate(prompt, sampling, limits)  # what refuses the prompt leaves nothing to keep
         try:
-            for event in self.session.generate(prompt, sampling, limits):
-                yield Prefill(event.done, event.total, dropped) if isinstance(event, Prefill) and dropped else event
+            with closing(stream):  # a reply that was stopped is settled before its phrases are kept
+                for event in stream:
+                    yield Prefill(event.done, event.total, dropped) if isinstance(event, Prefill) else event
         except torch.OutOfMemoryError as error:
             raise DoesNotFit(
                 f"A context of {len(self.session.tokens)} tokens does not fit in the memory of {self.choice.device}; "
@@ -137,9 +142,9 @@ class Engine:
 
     def _keep(self, start: int) -> None:
         """One transaction a reply. What cannot be kept costs the next session time and this one nothing."""
-        phrases, used = self.pool.harvest(start)
         if self._store is None or self._pool_id is None or not self._learn or self._store.read_only:
             return
+        phrases, used = self.pool.harvest(start)
         try:
             self._store.learn(self._pool_id, phrases, used)
         except StoreTrouble as trouble:

@@ -1,7 +1,7 @@
 """One live conversation: committed tokens, their cache and a drafter. Streams events, ends a reply where it must."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from localspec.drafters.base import Drafter
@@ -33,7 +33,9 @@ class Session:
         self.statistics: Statistics | None = None  # of the last reply, complete or not
         self.current: object = None  # the reply that may change this session; a later one takes over
 
-    def generate(self, prompt: Sequence[int], sampling: Sampling, limits: Limits | None = None) -> Iterator[Event]:
+    def generate(
+        self, prompt: Sequence[int], sampling: Sampling, limits: Limits | None = None
+    ) -> Generator[Event, None, None]:
         """Answers a prompt of token ids. Stop asking for events and the session stands where the last event left it.
 
         What the new prompt shares with the tokens of the turns before is not read again. Raises UsageMistake for a
@@ -41,6 +43,8 @@ class Session:
         """
         limits = limits or Limits()
         room = self.target.context - len(prompt)
+        if limits.max_tokens is not None and limits.max_tokens < 1:
+            raise UsageMistake(f"A reply of {limits.max_tokens} tokens is none; ask for 1 or more.")
         if not prompt:
             raise UsageMistake("The prompt is empty; say something.")
         if room < 1:
@@ -73,7 +77,7 @@ class _Reply:
         self.out = 0  # reply tokens the consumer has
         self.reused = 0
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Generator[Event, None, None]:
         session = self.session
         session.current = self
         try:

@@ -206,6 +206,11 @@ def _config(checkpoint: Checkpoint) -> PretrainedConfig:
         raise LocalspecError(
             f"The config.json in {checkpoint.path} is not usable ({_first_line(error)}); fetch the model again."
         ) from error
+    if "rope_type" not in config.rope_parameters:
+        raise LocalspecError(
+            f"The rope_parameters in {checkpoint.path / 'config.json'} are not of one kind for all layers, which "
+            "localspec cannot serve; choose another model."
+        )
     for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"):
         if getattr(config, name) < 1:
             raise LocalspecError(

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 from localspec.engine.cache import KVCache
 from localspec.engine.target import Target
 from localspec.engine.transformer import weight_map
+from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake
 
 # Both sides add the same few hundred fp32 products in another order: 2e-7 to 8e-7 is what that gives here. A wrong
@@ -69,11 +70,23 @@ def test_a_prompt_read_in_chunks_through_the_cache_gives_the_same_logits(tiny: M
 def test_each_node_of_a_tree_gets_the_logits_of_its_own_path_as_plain_text(
     tiny: Make, name: str, committed: int, deep: float
 ) -> None:
-    """With `deep` the windows of 6 to 9 tokens end inside the tree, where slots and positions differ."""
-    model, prompt = tiny(name), prompt_ids(committed, seed=2)
     tree = random_tree(root=77, nodes=15, seed=committed, deep=deep)
     assert tree.parents != list(range(-1, 15)), "the tree branches"
-    cache = model.target.cache(committed + 16)
+    assert_rows_are_paths(tiny(name), prompt_ids(committed, seed=2), tree)
+
+
+@every_config
+def test_a_window_that_ends_inside_a_tree_counts_positions_and_not_slots(tiny: Make, name: str) -> None:
+    """A chain of twelve behind a branch of four: each ancestor stands four slots further back than its position says."""
+    parents = [-1, 0, 1, 2, 3, 0, *range(5, 16)]
+    tree = DraftTree([77, *prompt_ids(16, seed=14)], parents)
+    assert max(tree.depth) == 12, "deeper than windows of 6 to 9"
+    assert_rows_are_paths(tiny(name), prompt_ids(5, seed=2), tree)
+
+
+def assert_rows_are_paths(model: Tiny, prompt: list[int], tree: DraftTree) -> None:
+    committed = len(prompt)
+    cache = model.target.cache(committed + tree.size)
     with torch.inference_mode():
         if prompt:
             prefill(model.target, cache, prompt)
@@ -286,7 +299,7 @@ def test_a_missing_tensor_is_named(tiny: Make, tmp_path: Path) -> None:
 
 def test_a_tensor_of_another_shape_than_the_config_promises_is_named(tiny: Make, tmp_path: Path) -> None:
     path = altered(tiny("llama-grouped-dynamic"), tmp_path / "altered", num_key_value_heads=4)
-    with pytest.raises(LocalspecError, match=r"k_proj\.weight.*24 rows.*48"):
+    with pytest.raises(LocalspecError, match=r"k_proj\.weight.*24.*48"):
         Target.load(path)
 
 

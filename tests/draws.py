@@ -1,0 +1,26 @@
+"""Whether counts were drawn from a distribution."""
+
+import torch
+from scipy.stats import chisquare
+
+# Every seed in the suite is fixed, so a test passes always or never. A right sampler would fail one of them for one choice
+# of seeds in a thousand.
+ENOUGH = 0.001
+
+
+def assert_drawn_from(chances: torch.Tensor, counts: torch.Tensor) -> None:
+    """Chi-square; cells that are expected fewer than five times are put together, impossible ones must be empty."""
+    total = counts.sum()
+    assert counts[chances == 0].sum() == 0, "what truncation removes was drawn"
+    expected = chances.double() / chances.double().sum() * total
+    often = expected >= 5
+    observed, wanted = counts[often].tolist(), expected[often].tolist()
+    rare_seen, rare_wanted = float(counts[~often].sum()), float(expected[~often].sum())
+    if rare_wanted >= 5:
+        observed.append(rare_seen)
+        wanted.append(rare_wanted)
+    else:  # too rare even together
+        observed[0] += rare_seen
+        wanted[0] += rare_wanted
+    assert len(observed) > 1
+    assert chisquare(observed, wanted).pvalue > ENOUGH

@@ -1,0 +1,134 @@
+"""The cache against a plain list of rows: what is kept, moved, forgotten and carried along when it grows."""
+
+import random
+
+import pytest
+import torch
+
+from localspec.engine.cache import BUCKET, KVCache
+
+LAYERS, HEADS, WIDTH = 2, 3, 4
+
+
+def cache(slots: int = 0) -> KVCache:
+    return KVCache(LAYERS, HEADS, WIDTH, slots, torch.float32, torch.device("cpu"))
+
+
+def rows(numbers: list[int], layer: int, sign: int) -> torch.Tensor:
+    """[heads, rows, width], different in every layer, head and channel, and for keys and values."""
+    place = torch.arange(HEADS * WIDTH).view(HEADS, 1, WIDTH) / 100 + layer / 2
+    return sign * (torch.tensor(numbers).view(1, -1, 1) + place)
+
+
+def write(kept: KVCache, numbers: list[int]) -> None:
+    for layer in range(LAYERS):
+        kept.write(layer, rows(numbers, layer, 1), rows(numbers, layer, -1))
+
+
+def assert_holds(kept: KVCache, numbers: list[int]) -> None:
+    """Looks as attention does: at what comes back when one more row is written."""
+    assert kept.length == len(numbers)
+    kept.reserve(kept.length + 1)
+    for layer in range(LAYERS):
+        keys, values = kept.write(layer, rows([99], layer, 1), rows([99], layer, -1))
+        assert torch.equal(keys[:, : len(numbers) + 1], rows([*numbers, 99], layer, 1))
+        assert torch.equal(values[:, : len(numbers) + 1], rows([*numbers, 99], layer, -1))
+    assert kept.length == len(numbers), "writing does not commit"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [[], [0], [0, 1, 2, 3, 4, 5], [0, 3, 4], [0, 2, 3, 5], [0, 1, 2, 5], [0, 5], [3], [1, 2, 3, 4, 5]],
+    ids=str,
+)
+def test_keep_commits_the_rows_of_the_path_in_its_order(path: list[int]) -> None:
+    """Among them moves into slots that are themselves still to be moved."""
+    kept = cache(16)
+    write(kept, [1, 2, 3])
+    kept.keep(range(3))
+    write(kept, [10, 11, 12, 13, 14, 15])
+    kept.keep(path)
+    assert_holds(kept, [1, 2, 3, *(10 + row for row in path)])
+
+
+def test_truncate_forgets_what_is_behind_and_nothing_else() -> None:
+    kept = cache(16)
+    write(kept, [1, 2, 3, 4, 5])
+    kept.keep(range(5))
+    kept.truncate(3)
+    assert_holds(kept, [1, 2, 3])
+    kept.truncate(3)
+    assert kept.length == 3
+    kept.truncate(0)
+    assert_holds(kept, [])
+
+
+@pytest.mark.parametrize("length", [-1, 4])
+def test_truncate_to_what_is_not_there_is_a_mistake(length: int) -> None:
+    kept = cache(16)
+    write(kept, [1, 2, 3])
+    kept.keep(range(3))
+    with pytest.raises(AssertionError):
+        kept.truncate(length)
+
+
+def test_growing_keeps_all_that_is_committed_and_grows_by_half_at_least() -> None:
+    kept, numbers = cache(10), list(range(BUCKET))
+    assert kept.capacity == BUCKET
+    write(kept, numbers)
+    kept.keep(range(BUCKET))
+    kept.reserve(BUCKET)
+    assert kept.capacity == BUCKET, "there was room"
+    kept.reserve(BUCKET + 1)
+    assert kept.capacity == 2 * BUCKET
+    assert_holds(kept, numbers)
+    kept.reserve(2 * BUCKET + 1)
+    kept.reserve(3 * BUCKET + 1)
+    assert kept.capacity == 5 * BUCKET, "half of three buckets more, rounded up"
+    assert kept.nbytes == 5 * BUCKET * LAYERS * 2 * HEADS * WIDTH * 4
+    assert_holds(kept, numbers)
+
+
+def test_attention_looks_at_whole_buckets_and_never_beyond_the_end() -> None:
+    kept = cache(BUCKET + 1)
+    assert kept.visible(1) == BUCKET
+    assert kept.visible(BUCKET) == BUCKET
+    assert kept.visible(BUCKET + 1) == 2 * BUCKET
+    write(kept, [1] * BUCKET)
+    kept.keep(range(BUCKET))
+    assert kept.visible(1) == 2 * BUCKET
+
+
+def test_slots_that_were_never_written_hold_numbers() -> None:
+    """A masked slot weighs nothing, but nothing times NaN is NaN."""
+    kept = cache(BUCKET)
+    for slots in (BUCKET, 3 * BUCKET):
+        kept.reserve(slots)
+        keys, values = kept.write(0, rows([1], 0, 1), rows([1], 0, -1))
+        assert keys.isfinite().all()
+        assert values.isfinite().all()
+
+
+def test_more_rows_than_slots_are_a_mistake() -> None:
+    kept = cache(1)
+    with pytest.raises(AssertionError, match=f"{BUCKET + 1} slots needed, {BUCKET} allocated"):
+        write(kept, [1] * (BUCKET + 1))
+
+
+def test_any_order_of_writing_keeping_forgetting_and_growing_is_that_of_a_list() -> None:
+    choose, kept, numbers = random.Random(0), cache(), []
+    for turn in range(300):
+        tree = [1000 * turn + row for row in range(choose.randrange(1, 12))]
+        kept.reserve(kept.length + len(tree) + 1)
+        write(kept, tree)
+        path = sorted(choose.sample(range(len(tree)), choose.randrange(len(tree) + 1)))
+        kept.keep(path)
+        numbers += [tree[row] for row in path]
+        if choose.random() < 0.1:
+            length = choose.randrange(max(0, len(numbers) - 15), len(numbers) + 1)
+            kept.truncate(length)
+            del numbers[length:]
+        if turn % 10 == 0:
+            assert_holds(kept, numbers)
+    assert kept.capacity > BUCKET, "it grew on the way"
+    assert_holds(kept, numbers)

@@ -1,0 +1,96 @@
+"""The demo model itself: the stock model's ids, whatever is drafted, on the prompts a person would try first."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from doubles import OffChain, RandomBranches
+from tiny_models import Tiny, read, stock_logits
+
+import localspec
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.phrases import Lengthened, PhrasePool
+from localspec.engine.sampling import Sampling
+from localspec.engine.session import Limits, Session
+from localspec.events import Done, Text
+
+PROMPTS = ["Who are you?", "Tell me a short story about a fox.", "What is 2 + 3?"]
+COUNT = 48
+
+
+@pytest.fixture(scope="module")
+def demo_path() -> Path:
+    return Path(localspec.__file__).parent / "demo"
+
+
+@pytest.fixture(scope="module")
+def demo(demo_path: Path) -> Tiny:
+    return read(demo_path)
+
+
+def stock_answer(demo: Tiny, prompt: list[int], count: int) -> tuple[list[int], int]:
+    """Greedy ids of a plain loop over the stock model, and how many of them come before the first near-tie."""
+    tokens = list(prompt)
+    clear = None
+    while len(tokens) < len(prompt) + count:
+        logits = stock_logits(demo.stock, tokens)[-1]
+        first, second = logits.topk(2).values.tolist()
+        if clear is None and first - second < 1e-4:
+            clear = len(tokens) - len(prompt)
+        if (token := int(logits.argmax())) in demo.target.stop_tokens:
+            break
+        tokens.append(token)
+    reply = tokens[len(prompt) :]
+    return reply, len(reply) if clear is None else clear
+
+
+def test_the_logits_of_a_prompt_are_the_stock_models(demo: Tiny) -> None:
+    tokens = demo.target.encode([{"role": "user", "content": " ".join(PROMPTS)}])
+    mask = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()
+    with torch.no_grad():
+        ours = demo.target.forward(torch.tensor(tokens), torch.arange(len(tokens)), mask).logits
+    stock = stock_logits(demo.stock, tokens)
+    assert (ours - stock).abs().max() < 1e-5 * stock.abs().max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", PROMPTS)
+def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(demo: Tiny, question: str) -> None:
+    prompt = demo.target.encode([{"role": "user", "content": question}])
+    text, clear = stock_answer(demo, prompt, COUNT)
+    assert len(text) > 3, "the demo model says something"
+    # Behind a near-tie two right computations may part; none of these prompts should come near one.
+    assert clear == len(text)
+    for drafter in (
+        Autoregressive(),
+        Lengthened(Autoregressive(), PhrasePool(demo.target.special_tokens)),
+        OffChain(prompt + text),
+        RandomBranches(prompt + text, seed=1),
+    ):
+        events = list(Session(demo.target, drafter, 8).generate(prompt, Sampling(), Limits(max_tokens=COUNT)))
+        assert [token for event in events if isinstance(event, Text) for token in event.tokens] == text
+        assert isinstance(events[-1], Done)
+        if isinstance(drafter, OffChain):
+            assert events[-1].statistics.acceptance_length > 1.5
+
+
+@pytest.mark.slow
+def test_a_seed_gives_the_same_ids_with_and_without_phrases(demo: Tiny) -> None:
+    prompt = demo.target.encode([{"role": "user", "content": PROMPTS[1]}])
+    pool = PhrasePool(demo.target.special_tokens)
+    for seed in range(3):
+        replies = []
+        for drafter in (Autoregressive(), Lengthened(Autoregressive(), pool)):
+            session = Session(demo.target, drafter, 8)
+            events = list(session.generate(prompt, Sampling(0.8, top_p=0.95, seed=seed), Limits(max_tokens=COUNT)))
+            replies.append([token for event in events if isinstance(event, Text) for token in event.tokens])
+            session.rewind(0)
+        assert replies[0] == replies[1]
+
+
+def test_it_stops_by_itself(demo: Tiny) -> None:
+    prompt = demo.target.encode([{"role": "user", "content": PROMPTS[0]}])
+    session = Session(demo.target, Lengthened(Autoregressive(), PhrasePool(demo.target.special_tokens)), 8)
+    *_, done = session.generate(prompt, Sampling(), Limits(max_tokens=200))
+    assert isinstance(done, Done)
+    assert done.reason == "stop"

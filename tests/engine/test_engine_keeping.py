@@ -1,0 +1,37 @@
+"""What the engine hands to the store: the model's words of the reply that was just given, and never the user's."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tiny_models import CONFIGS, SEEDS, byte_tokenizer, write
+
+from localspec.config import Settings
+from localspec.engine.engine import Engine
+from localspec.engine.session import Limits
+from localspec.errors import UsageMistake
+from localspec.registry import TargetCard
+from localspec.selection import Choice
+from localspec.store import Store, unpack_key
+
+
+def test_a_prompt_that_is_refused_leaves_nothing_of_the_conversation_before_it_in_the_store(tmp_path: Path) -> None:
+    """A model without a chat template makes no ids of an empty message: there is no reply, so nothing may be kept."""
+    name, tokenizer = "llama-grouped-dynamic", byte_tokenizer()
+    tokenizer.chat_template = None
+    path = write(tmp_path / "model", CONFIGS[name](), tokenizer, SEEDS[name])
+    question = "hello there my friend"
+    asked = set(pairwise(tokenizer(question)["input_ids"]))
+    with Store.open(tmp_path / "store" / "localspec.db", pytest.fail) as store:
+        choice = Choice(TargetCard("m", path, None, ""), "phrases", 8, "cpu", "fp32", "none", None, "")
+        engine = Engine(choice, store=store)
+        sampling = engine.sampling(Settings(temperature=0.0))
+        list(engine.chat([{"role": "user", "content": question}], sampling, Limits(max_tokens=20)))
+        pool = store.pools()[0].pool
+        before = {(phrase.key, phrase.before, phrase.after) for phrase in store.export(pool)}
+        assert before
+        with pytest.raises(UsageMistake, match="empty"):
+            list(engine.chat([{"role": "user", "content": ""}], sampling))
+        after = {(phrase.key, phrase.before, phrase.after) for phrase in store.export(pool)}
+    assert not {unpack_key(key) for key, _, _ in after - before} & asked, "the user's words are in the store"
+    assert after == before

@@ -1,0 +1,213 @@
+"""The draw: transformers' distribution, noise without state, the walk along the picks."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from draws import ENOUGH, assert_drawn_from
+from scipy.stats import chi2_contingency, kstest, pearsonr
+from tiny_models import stock_distribution
+
+from localspec.engine.sampling import Sampling, _nucleus, gumbel, walk
+from localspec.engine.tree import DraftTree
+from localspec.errors import UsageMistake
+
+UNEVEN = torch.randn(24, generator=torch.Generator().manual_seed(1)) * 1.2
+TIED = torch.tensor([2.0, 1.0, 1.0, 1.0, 0.5, 0.5, -1.0, -3.0])
+
+
+FREE = [{"temperature": 1.0}, {"temperature": 0.3}, {"temperature": 2.5}]
+CUT = [{"temperature": 1.0, "top_k": 3}, {"temperature": 1.0, "top_k": 500}, {"temperature": 1.0, "min_p": 0.2}]
+NUCLEUS = [
+    {"temperature": 1.0, "top_p": 0.7},
+    {"temperature": 1.5, "top_k": 6, "top_p": 0.8},
+    {"temperature": 1.5, "top_k": 12, "top_p": 0.95, "min_p": 0.1},
+    {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05},
+]
+
+
+@pytest.mark.parametrize(
+    ("logits", "shape"),
+    # Which of equal tokens stands at the edge of the nucleus is nobody's promise, so those are not drawn with top-p here.
+    [*((UNEVEN, shape) for shape in FREE + CUT + NUCLEUS), *((TIED, shape) for shape in FREE + CUT)],
+    ids=lambda value: str(value) if isinstance(value, dict) else "tied" if value is TIED else "uneven",
+)
+def test_a_pick_is_drawn_from_what_transformers_would_draw_from(shape: dict[str, float], logits: torch.Tensor) -> None:
+    counts = torch.zeros(len(logits))
+    for seed in range(1500):
+        counts[Sampling(**shape, seed=seed).pick(logits, position=17)] += 1
+    assert_drawn_from(stock_distribution(logits, Sampling(**shape)), counts)
+
+
+def test_positions_draw_as_seeds_do() -> None:
+    counts = torch.zeros(len(UNEVEN))
+    for position in range(1500):
+        counts[Sampling(1.0, seed=3).pick(UNEVEN, position)] += 1
+    assert_drawn_from(UNEVEN.softmax(-1), counts)
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 6.0])
+@pytest.mark.parametrize("vocabulary", [1, 2, 1000, 1024, 1025, 5000])
+def test_top_p_keeps_the_tokens_that_transformers_keeps_in_vocabularies_of_any_size(
+    vocabulary: int, spread: float
+) -> None:
+    for seed, top_p in enumerate((1e-6, 0.3, 0.9, 0.999)):
+        logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(seed)) * spread
+        stock = set(stock_distribution(logits, Sampling(1.0, top_p=top_p)).nonzero().flatten().tolist())
+        ours = set(_nucleus(logits, top_p).tolist())
+        # Sums of thousands of fp32 numbers from the other end may tip one token at the edge.
+        assert len(ours ^ stock) <= (1 if vocabulary < 1000 else 1 + vocabulary // 1000)
+        assert ours >= set(logits.topk(max(1, len(stock) - 5)).indices.tolist())
+
+
+def test_a_cut_that_leaves_one_token_gives_that_token() -> None:
+    for shape in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}):
+        assert {Sampling(3.0, **shape, seed=seed).pick(UNEVEN, seed) for seed in range(50)} == {int(UNEVEN.argmax())}
+
+
+def test_temperature_0_takes_the_largest_and_no_seed_changes_that() -> None:
+    assert Sampling().greedy
+    assert {Sampling(seed=seed).pick(UNEVEN, position=seed) for seed in range(20)} == {int(UNEVEN.argmax())}
+
+
+def test_truncation_never_changes_the_noise_of_what_survives() -> None:
+    """A pick that survives a cut stays the pick: noise belongs to the id, not to its place among the survivors."""
+    for seed in range(200):
+        free = Sampling(1.0, seed=seed).pick(UNEVEN, 5)
+        cut = Sampling(1.0, top_k=6, seed=seed).pick(UNEVEN, 5)
+        if free in UNEVEN.topk(6).indices:
+            assert cut == free
+
+
+def test_half_precision_logits_are_drawn_from_in_full_precision() -> None:
+    logits = UNEVEN.bfloat16()
+    for seed in range(50):
+        assert Sampling(1.0, seed=seed).pick(logits, 1) == Sampling(1.0, seed=seed).pick(logits.float(), 1)
+
+
+# -- the noise ---------------------------------------------------------------------------------------------------------
+
+
+def splitmix(seed: int, position: int, token: int) -> float:
+    """The same hash on Python's own integers, which never wrap by accident."""
+    word, step = (1 << 64) - 1, 0x9E3779B97F4A7C15
+
+    def mix(z: int) -> int:
+        z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & word
+        z = ((z ^ z >> 27) * 0x94D049BB133111EB) & word
+        return z ^ z >> 31
+
+    key = mix((mix(seed & word) + position * step) & word)
+    bits = mix((token * step + key) & word)
+    return -math.log(-math.log(((bits >> 11) + 0.5) * 2.0**-53))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345, 2**32, 2**63, 2**64 - 1, 2**80 + 1, -3])
+@pytest.mark.parametrize("position", [0, 1, 4095, 10**6, 2**40])
+def test_the_noise_is_one_fixed_function_of_seed_position_and_id(seed: int, position: int) -> None:
+    """Big ids, positions and seeds included: nothing overflows, and no version may give a seed another text."""
+    ids = [0, 1, 2, 31999, 151_935, 262_143, 2**31 - 1, 2**31, 2**40]
+    ours = gumbel(seed, position, torch.tensor(ids)).tolist()
+    assert ours == pytest.approx([splitmix(seed, position, token) for token in ids], rel=1e-12, abs=1e-12)
+
+
+def test_the_noise_is_gumbel_noise() -> None:
+    noise = gumbel(7, 3, torch.arange(100_000))
+    assert noise.dtype == torch.float64
+    assert noise.isfinite().all()
+    assert kstest(noise.numpy(), "gumbel_r").pvalue > ENOUGH
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda ids: gumbel(1, 5, ids), lambda ids: gumbel(1, 6, ids)),
+        (lambda ids: gumbel(1, 5, ids), lambda ids: gumbel(2, 5, ids)),
+        (lambda ids: gumbel(1, 5, ids), lambda ids: gumbel(1, 5, ids + 1)),
+        (lambda ids: gumbel(0, 1, ids), lambda ids: gumbel(1, 0, ids)),
+        (lambda ids: gumbel(1, 5, ids), lambda ids: gumbel(2**32 + 1, 5, ids)),
+        (lambda ids: gumbel(1, 5, ids), lambda ids: gumbel(1, 5, ids + 2**17)),
+    ],
+    ids=["next position", "next seed", "next id", "seed and position exchanged", "far seed", "far id"],
+)
+def test_noise_of_neighbours_is_independent(
+    one: Callable[[torch.Tensor], torch.Tensor], other: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    ids = torch.arange(0, 100_000, 2)
+    a, b = (torch.exp(-torch.exp(-noise(ids))) for noise in (one, other))  # back to uniform
+    assert pearsonr(a.numpy(), b.numpy()).pvalue > ENOUGH
+    table = torch.zeros(8, 8).index_put_(((a * 8).long(), (b * 8).long()), torch.ones(len(ids)), accumulate=True)
+    assert chi2_contingency(table.numpy()).pvalue > ENOUGH
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"temperature": -0.1}, "temperature of -0.1"),
+        ({"temperature": math.nan}, "temperature of nan"),
+        ({"temperature": math.inf}, "temperature of inf"),
+        ({"top_k": -1}, "top-k of -1"),
+        ({"top_p": 0.0}, r"top-p of 0\.0"),
+        ({"top_p": 1.01}, r"top-p of 1\.01"),
+        ({"top_p": math.nan}, "top-p of nan"),
+        ({"min_p": -0.5}, r"min-p of -0\.5"),
+        ({"min_p": 1.5}, r"min-p of 1\.5"),
+    ],
+    ids=str,
+)
+def test_values_that_mean_nothing_are_refused_with_the_value(values: dict[str, float], named: str) -> None:
+    with pytest.raises(UsageMistake, match=named):
+        Sampling(**values)
+
+
+# -- the walk ----------------------------------------------------------------------------------------------------------
+
+
+class Picks:
+    """What the target would say at each node; remembers where it was asked."""
+
+    def __init__(self, *tokens: int) -> None:
+        self.tokens, self.asked = tokens, []
+
+    def __call__(self, node: int) -> int:
+        self.asked.append(node)
+        return self.tokens[node]
+
+
+#  10─11─12
+#    └13─14
+DRAWN = DraftTree([10, 11, 12, 13, 14], [-1, 0, 1, 0, 3])
+
+
+@pytest.mark.parametrize(
+    ("picks", "path", "bonus"),
+    [
+        ((11, 12, 50, 0, 0), [0, 1, 2], 50),  # all of the chain: the bonus comes from its last row
+        ((11, 40, 50, 0, 0), [0, 1], 40),
+        ((13, 12, 50, 14, 60), [0, 3, 4], 60),  # the other branch; what is picked in the first counts for nothing
+        ((13, 0, 0, 12, 0), [0, 3], 12),  # 12 hangs on 11, not on 13
+        ((12, 0, 0, 0, 0), [0], 12),
+        ((10, 0, 0, 0, 0), [0], 10),
+    ],
+)
+def test_the_walk_goes_down_while_a_child_carries_the_pick(picks: tuple[int, ...], path: list[int], bonus: int) -> None:
+    target = Picks(*picks)
+    assert walk(DRAWN, target) == (path, bonus)
+    assert target.asked == path, "the target picks once at each node that is reached, and nowhere else"
+
+
+def test_a_root_alone_gives_the_bonus_token() -> None:
+    assert walk(DraftTree((7,), (-1,)), Picks(9)) == ([0], 9)
+
+
+def test_a_probe_is_never_accepted_even_where_it_is_right() -> None:
+    tree = DraftTree([1, 2, 3], [-1, 0, 1], probe=[False, True, True])
+    assert walk(tree, Picks(2, 3, 4)) == ([0], 2)
+    beside = DraftTree([1, 2, 2, 3], [-1, 0, 0, 2], probe=[False, True, False, False])
+    assert walk(beside, Picks(2, 0, 3, 4)) == ([0, 2, 3], 4)
+
+
+def test_of_equal_siblings_the_first_is_taken() -> None:
+    tree = DraftTree([1, 2, 2, 3], [-1, 0, 0, 2])
+    assert walk(tree, Picks(2, 3, 3, 4)) == ([0, 1], 3)

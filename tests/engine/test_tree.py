@@ -1,0 +1,60 @@
+"""The draft tree: who hangs on whom."""
+
+import random
+
+import pytest
+import torch
+from doubles import path_to, random_tree
+
+from localspec.engine.tree import DraftTree
+
+#  10─11─12
+#    └13─14     and 15 below 11
+DRAWN = DraftTree([10, 11, 12, 13, 14, 15], [-1, 0, 1, 0, 3, 1])
+
+
+def test_depth_is_the_distance_from_the_root() -> None:
+    assert DRAWN.depth == [0, 1, 2, 1, 2, 2]
+
+
+def test_a_node_sees_itself_and_its_ancestors_and_never_a_sibling() -> None:
+    assert DRAWN.mask.tolist() == [
+        [True, False, False, False, False, False],
+        [True, True, False, False, False, False],
+        [True, True, True, False, False, False],
+        [True, False, False, True, False, False],
+        [True, False, False, True, True, False],
+        [True, True, False, False, False, True],
+    ]
+
+
+def test_the_mask_of_random_trees_is_that_of_their_paths() -> None:
+    for seed in range(50):
+        tree = random_tree(1, nodes=random.Random(seed).randrange(20), seed=seed)
+        for node in range(tree.size):
+            assert tree.mask[node].nonzero().flatten().tolist() == path_to(tree, node)
+            assert tree.depth[node] == len(path_to(tree, node)) - 1
+
+
+def test_a_chain_is_a_tree() -> None:
+    chain = DraftTree.chain([7, 8, 9], "somebody")
+    assert list(chain.parents) == [-1, 0, 1]
+    assert chain.depth == [0, 1, 2]
+    assert torch.equal(chain.mask, torch.ones(3, 3, dtype=torch.bool).tril())
+    assert chain.source == ["somebody"] * 3
+    assert DraftTree.chain([7]).source is None
+
+
+def test_children_are_found_by_token_the_first_of_equal_siblings_and_no_probes() -> None:
+    tree = DraftTree([1, 5, 5, 6, 7, 5], [-1, 0, 0, 0, 1, 2], probe=[False, False, False, True, False, False])
+    assert tree.children == [{5: 1}, {7: 4}, {5: 5}, {}, {}, {}]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents"),
+    [([], []), ([1, 2], [-1]), ([1, 2], [-1, 1]), ([1, 2, 3], [-1, 2, 0]), ([1, 2], [0, 0]), ([1, 2], [-1, -1])],
+    ids=["no root", "a parent missing", "own parent", "parent behind its child", "root with a parent", "two roots"],
+)
+def test_what_is_no_tree_is_refused(tokens: list[int], parents: list[int]) -> None:
+    with pytest.raises(AssertionError):
+        DraftTree(tokens, parents)
