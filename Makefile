@@ -25,7 +25,7 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/localspec run "Who are you?"
 
 test: $(TESTABLE)
-	$(PYTHON) -m pytest
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses auto
 
 lint: $(TESTABLE)
 	$(PYTHON) -m ruff format --check .
@@ -34,7 +34,7 @@ lint: $(TESTABLE)
 	$(dir $(PYTHON))lint-imports
 
 check: lint
-	$(PYTHON) -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses auto -m "not slow"
 
 # glibc otherwise hands the large buffers back after every step, which costs a third of the time
 train-demo: $(INSTALLED)

@@ -39,7 +39,7 @@ class Settings:
     min_p: float | None = None
     """Only tokens at least this likely, relative to the likeliest."""
     seed: int | None = None
-    """The same seed gives the same text; without one a fresh one is drawn."""
+    """The same seed gives the same text (in bf16 up to its rounding); without one a fresh one is drawn."""
     drafter: str = "auto"
     """auto, none, or a kind of drafter."""
     draft_max: int | Literal["auto"] = "auto"

@@ -49,10 +49,11 @@ class Database:
         notice: Callable[[str], None],
         migrations: Sequence[Work[None]],
         refill: Work[None],
-        read_only: bool = False,
+        read_only: str = "",
     ) -> None:
         self.path = path
-        self.read_only = read_only
+        self.read_only = bool(read_only)
+        self._why_read_only = read_only
         self._connection = connection
         self._notice = notice
         self._migrations = migrations
@@ -80,12 +81,14 @@ class Database:
         """
         path = path.absolute()
         try:
+            if path.exists() and not path.is_file():
+                raise OSError("it is not a file")
             private_directory(path.parent)
             with _one_at_a_time(path):
                 return cls(_open_writable(path, notice, migrations, probes), path, notice, migrations, refill)
         except (OSError, sqlite3.Error, LocalspecError) as error:
             reason = _reason(error)
-        if path.exists():
+        if path.is_file():
             # A database in WAL mode needs two files beside it; where they cannot be made, only `immutable` reads it.
             for option in ("mode=ro", "immutable=1"):
                 try:
@@ -97,7 +100,7 @@ class Database:
                     _check(connection, probes)
                     if _version(connection) == len(migrations):
                         notice(f"{path} can only be read ({reason}), so nothing new is kept in it.")
-                        return cls(connection, path, notice, migrations, refill, read_only=True)
+                        return cls(connection, path, notice, migrations, refill, read_only=reason)
                 except (sqlite3.Error, _Unfit):
                     pass
                 connection.close()
@@ -125,7 +128,9 @@ class Database:
     def save(self, work: Work[Result]) -> Result:
         """Does `work` in one transaction: all of it is kept or nothing. It may be called twice. Raises StoreTrouble."""
         if self.read_only:
-            raise StoreTrouble(f"{self.path} can only be read: make it and its directory writable to change it.")
+            locked = "locked" in self._why_read_only
+            remedy = "wait for what else uses it" if locked else "make it and its directory writable to change it"
+            raise StoreTrouble(f"{self.path} can only be read ({self._why_read_only}): {remedy}.")
 
         def whole(connection: sqlite3.Connection) -> Result:
             with _transaction(connection):

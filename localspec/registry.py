@@ -190,7 +190,7 @@ def revision(path: Path) -> str:
     _config(path)
     digest = hashlib.sha256()
     for name in ("config.json", "tokenizer.json"):
-        content = _bytes(path / name) if os.path.exists(path / name) else b""
+        content = _bytes(path / name) if os.path.isfile(path / name) else b""
         digest.update(f"{name} {len(content)}\n".encode() + content)
     for file in _weight_files(path):
         header = _header(file)
@@ -202,7 +202,7 @@ def _config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not os.path.isdir(path):
         raise NotHere(f"There is no directory {path}; give one in the Hugging Face layout.")
-    if not os.path.exists(file):
+    if not os.path.isfile(file):
         raise NotHere(
             f"{path} holds no config.json, so it is not a model in the Hugging Face layout; give another directory."
         )
@@ -215,9 +215,9 @@ def _config(path: Path) -> dict[str, Any]:
 def _weight_files(path: Path) -> tuple[Path, ...]:
     """model.safetensors, or the files its index names."""
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
-    if single.exists():
+    if single.is_file():
         return (single,)
-    if not index.exists():
+    if not index.is_file():
         pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
         if pickles:
             raise LocalspecError(
@@ -235,7 +235,7 @@ def _weight_files(path: Path) -> tuple[Path, ...]:
     for name in names:
         if not re.fullmatch(r"[\w.-]+\.safetensors", name):  # nothing outside the directory, no pickle behind an index
             raise LocalspecError(f"{index} names {name!r}, which is not a safetensors file beside it; fetch it again.")
-        if not (path / name).exists():
+        if not (path / name).is_file():
             raise NotHere(f"{path} lacks {name}, which its index names; fetch the missing file.")
     return tuple(path / name for name in names)
 

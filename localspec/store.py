@@ -156,8 +156,10 @@ class Store:
         """True where phrases can be used and none kept."""
         return self._database.read_only
 
-    def pool(self, model: str, tokenizer: str, path: str | os.PathLike[str] | None = None) -> int | None:
-        """The pool of this model and tokenizer hash, made if it is absent (None there if the store is read-only).
+    def pool(
+        self, model: str, tokenizer: str, path: str | os.PathLike[str] | None = None, make: bool = True
+    ) -> int | None:
+        """The pool of this model and tokenizer hash, made if it is absent; None there without `make`, or read-only.
 
         `path` is the model's directory, kept so that phrases can be shown as text. Raises StoreTrouble.
         """
@@ -168,7 +170,7 @@ class Store:
             row: tuple[int, str | None] | None = connection.execute(query, (model, tokenizer)).fetchone()
             return row
 
-        def make(connection: sqlite3.Connection) -> tuple[int, str | None] | None:
+        def write(connection: sqlite3.Connection) -> tuple[int, str | None] | None:
             now = time.time()
             connection.execute(
                 """INSERT INTO pool (model, tokenizer, path, created, used) VALUES (?, ?, ?, ?, ?)
@@ -178,8 +180,8 @@ class Store:
             return find(connection)
 
         row = self._database.read(find)
-        if not self.read_only and (row is None or place not in (None, row[1])):
-            row = self._database.save(make)
+        if make and not self.read_only and (row is None or place not in (None, row[1])):
+            row = self._database.save(write)
         if row is None:
             return None
         pool = row[0]

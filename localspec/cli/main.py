@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -107,6 +108,8 @@ def _localspec(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. Every error is one line on standard error."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
     try:
@@ -162,7 +165,8 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _say(sentence: str, code: int = 1) -> int:
     if sys.stderr is not None:
-        print(f"localspec: {one_line(sentence)}", file=sys.stderr)
+        with suppress(OSError):  # a full disk behind it does not change what happened
+            print(f"localspec: {one_line(sentence)}", file=sys.stderr, flush=True)
     return code
 
 

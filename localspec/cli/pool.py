@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from localspec import config
+from localspec.database import StoreTrouble
 from localspec.errors import NotHere, UsageMistake
 from localspec.paths import Paths
 from localspec.store import Phrase, PoolInfo, Store, unpack_key, unpack_tokens
@@ -79,15 +80,10 @@ def clear(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Deletes phrases for good: their bytes are overwritten."""
-    database = Paths(config.home()).database
-    for file in sorted(database.parent.glob(f"{database.name}.*")):  # the user's to keep or not: we set it aside
-        typer.echo(
-            one_line(f"localspec: {file} was set aside and may hold phrases too; delete it to be rid of them."),
-            err=True,
-        )
     with _store() as store:
         pools = _chosen(store, model)
         count = sum(pool.phrases for pool in pools)
+        _tell_what_was_set_aside()
         if store is None or count == 0:
             typer.echo("There are no phrases to delete.")
             return
@@ -112,6 +108,15 @@ def export(model: Model = None) -> None:
                 _print_json(shown._asdict())
 
 
+def _tell_what_was_set_aside() -> None:
+    database = Paths(config.home()).database
+    for file in sorted(database.parent.glob(f"{database.name}.*")):  # the user's to keep or not: we set it aside
+        typer.echo(
+            one_line(f"localspec: {file} was set aside and may hold phrases too; delete it to be rid of them."),
+            err=True,
+        )
+
+
 @contextmanager
 def _store() -> Iterator[Store | None]:
     """The store of this user; None where there is none yet, since looking must not make one."""
@@ -120,6 +125,8 @@ def _store() -> Iterator[Store | None]:
         yield None
         return
     with Store.open(database, lambda sentence: typer.echo(one_line(sentence), err=True)) as store:
+        if store.path is None:
+            raise StoreTrouble(f"{database} cannot be used, so its phrases can be neither shown nor deleted.")
         yield store
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from localspec import config, registry
-from localspec.errors import UsageMistake
+from localspec.errors import LocalspecError, UsageMistake
 from localspec.paths import Paths
 from localspec.text import one_line
 
@@ -59,7 +59,7 @@ def run(
     min_p: Annotated[
         float | None, _number("--min-p", help="Only tokens this likely, relative to the likeliest.")
     ] = None,
-    seed: Annotated[int | None, _number("--seed", help="The same seed gives the same text.")] = None,
+    seed: Annotated[int | None, _number("--seed", help="The same seed gives the same text (in bf16 up to its rounding).")] = None,
     drafter: Annotated[str | None, typer.Option("--drafter", help="auto, none, phrases.")] = None,
     no_spec: Annotated[bool, typer.Option("--no-spec", help="Plain decoding: --drafter none.")] = False,
     draft_max: Annotated[str | None, _number("--draft-max", help="Nodes of a draft tree, or auto.")] = None,
@@ -98,6 +98,8 @@ def run(
 
 
 def _answer(settings: "Settings", question: str, output: "_Output", stats: bool) -> int:
+    if sys.stdout is None:
+        raise LocalspecError("Standard output is closed, so there is no place for an answer; leave it open.")
     card = registry.resolve(settings.model or "demo")
     registry.inspect(card.path)  # a mistake in the model's name is told before anything is loaded
     progress = _Progress()
@@ -114,10 +116,10 @@ def _answer(settings: "Settings", question: str, output: "_Output", stats: bool)
         from localspec.store import Store
 
         choice = choose(card, settings)
-        store = None
-        if settings.pool != "off" and choice.drafter != "none":
-            store = at_the_end.enter_context(Store.open(Paths(config.home()).database, progress.notice))
+        store, database = None, Paths(config.home()).database
         learn = settings.log and settings.pool == "user"
+        if settings.pool != "off" and choice.drafter != "none" and (learn or database.exists()):
+            store = at_the_end.enter_context(Store.open(database, progress.notice))
         engine = Engine(choice, store=store, learn=learn, notice=progress.notice)
         load_seconds = time.perf_counter() - began
         sampling, limits = engine.sampling(settings), Limits(settings.max_tokens, settings.stop)

@@ -8,6 +8,7 @@ from localspec.drafters.base import Context, Drafter, Step
 from localspec.engine.cache import KVCache
 from localspec.engine.sampling import Sampling, walk
 from localspec.engine.target import Target
+from localspec.errors import LocalspecError
 
 CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
 
@@ -21,6 +22,11 @@ def prefill_step(
     causal = torch.ones(len(tokens), len(tokens), dtype=torch.bool, device=target.device).tril_()
     output = target.forward(torch.tensor(tokens, device=target.device), positions, causal, cache, last=True)
     cache.keep(range(len(tokens)))
+    if last and not output.logits.isfinite().all():
+        raise LocalspecError(
+            f"The model's answer is not a number ({target.dtype}); its weights are damaged, or too large for this "
+            "format: try --dtype fp32, or fetch the model again."
+        )
     first = [sampling.pick(output.logits[-1], cache.length)] if last else []
     step = Step([*tokens, *first], output.hidden)
     drafter.observe(step)

@@ -24,6 +24,7 @@ from localspec.registry import inspect, revision
 from localspec.selection import Choice
 from localspec.store import Store
 
+LONGEST_TOKEN = 256  # characters; what is longer than a context of these need not be cut into tokens to be refused
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -120,6 +121,11 @@ class Engine:
     def _fitting(self, messages: Sequence[Message], limits: Limits) -> tuple[list[int], int]:
         """Token ids of the conversation, and how many of its oldest turns had to be left out."""
         messages, dropped = list(messages), 0
+        if (length := len(messages[-1]["content"])) > LONGEST_TOKEN * self.target.context:
+            raise UsageMistake(
+                f"The prompt is {length} characters long, and the context holds {self.target.context} tokens; "
+                "shorten it."
+            )
         while True:
             prompt = self.target.encode(messages)
             first = 1 if messages[0]["role"] == "system" else 0
@@ -135,7 +141,9 @@ class Engine:
     def _open_pool(self, store: Store, path: Path) -> int | None:
         name = self.choice.target.name
         try:
-            return store.pool(name, f"{tokenizer_hash(self.target.tokenizer)}-{self.revision[:16]}", str(path))
+            return store.pool(
+                name, f"{tokenizer_hash(self.target.tokenizer)}-{self.revision[:16]}", str(path), make=self._learn
+            )
         except StoreTrouble as trouble:
             self._notice(str(trouble))
             return None

@@ -82,7 +82,7 @@ class _Reply:
         session.current = self
         try:
             yield from self._prefill()
-            reason = self._take([session.tokens[-1]], ["target"])
+            reason, _ = self._take([session.tokens[-1]], ["target"])
             self.first = self.last = self._clock()
             yield from self._text(reason is not None)
             while reason is None:
@@ -91,8 +91,8 @@ class _Reply:
                     session.target, session.cache, session.drafter, session.tokens, session.nodes, self.sampling
                 )
                 session.tokens += step.committed
-                self.tally.add(step)
-                reason = self._take(step.committed, step_sources(step))
+                reason, taken = self._take(step.committed, step_sources(step))
+                self.tally.add(step, taken)
                 self.last = self._clock()
                 yield from self._text(reason is not None)
             self._settle(self.transcript.tokens)
@@ -122,18 +122,18 @@ class _Reply:
         self.prefilled = self._clock()
         yield Prefill(len(prompt), len(prompt))
 
-    def _take(self, tokens: Sequence[int], sources: Sequence[str]) -> Reason | None:
-        """Commits tokens one by one; the reason to end the reply within them, if there is one."""
-        for token, source in zip(tokens, sources, strict=True):
+    def _take(self, tokens: Sequence[int], sources: Sequence[str]) -> tuple[Reason | None, int]:
+        """Commits tokens one by one; the reason to end the reply within them, if any, and how many were taken."""
+        for taken, (token, source) in enumerate(zip(tokens, sources, strict=True), start=1):
             if token in self.session.target.stop_tokens:
                 self.transcript.finish()
-                return "stop"
+                return "stop", taken
             self.sources.append(source)
             if self.transcript.add(token):
-                return "stop"
+                return "stop", taken
             if self.transcript.tokens >= self.room:
-                return "stop" if self.transcript.finish() else "length"
-        return None
+                return "stop" if self.transcript.finish() else "length", taken
+        return None, len(tokens)
 
     def _text(self, final: bool) -> Iterator[Text]:
         text, tokens = self.transcript.release(final)

@@ -16,15 +16,17 @@ class Tally:
         self.steps = 0
         self.drafted = 0
         self.accepted = 0
+        self.committed = 0
         self._reached: list[int] = []  # by depth: how often its parent was accepted and had a child
         self._taken: list[int] = []
 
-    def add(self, step: Step) -> None:
-        """Counts one decode step."""
+    def add(self, step: Step, taken: int) -> None:
+        """Counts one decode step, of whose committed tokens the reply took the first `taken`."""
         assert step.tree is not None
         self.steps += 1
         self.drafted += step.tree.size - 1
-        self.accepted += len(step.path) - 1
+        self.committed += taken
+        self.accepted += min(taken, len(step.path) - 1)
         for depth, node in enumerate(step.path):
             if not step.tree.children[node]:
                 break
@@ -37,7 +39,7 @@ class Tally:
     @property
     def acceptance_length(self) -> float:
         """Tokens committed per target forward, bonus included; 0 before the first step."""
-        return (self.accepted + self.steps) / self.steps if self.steps else 0.0
+        return self.committed / self.steps if self.steps else 0.0
 
     @property
     def acceptance_by_depth(self) -> tuple[float, ...]:

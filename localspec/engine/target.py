@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,8 @@ class Target:
             )
         context = context or own
         shape = Architecture.of(config)
+        if shape.tied and _own_head(checkpoint):  # as the stock model does: what the file holds is what counts
+            shape = replace(shape, tied=False)
         weights = _read(checkpoint, shape, dtype, device)
         transformer = Transformer(shape, Rotary(config, context, torch.device(device)), weights)
         try:
@@ -149,8 +151,8 @@ class Target:
     def _render(self, messages: Sequence[Message]) -> str:
         try:
             text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            if messages[0]["role"] == "system" and len(messages) > 1:
+        except Exception as error:  # a template is somebody else's program, and may fail in any way
+            if isinstance(error, TemplateError) and messages[0]["role"] == "system" and len(messages) > 1:
                 system, first, *rest = messages
                 return self._render([{**first, "content": f"{system['content']}\n\n{first['content']}"}, *rest])
             raise LocalspecError(
@@ -217,6 +219,12 @@ def _config(checkpoint: Checkpoint) -> PretrainedConfig:
                 f"{name} = {getattr(config, name)} in {checkpoint.path / 'config.json'} is not possible; "
                 "fetch the model again."
             )
+    least = config.vocab_size * config.hidden_size + config.num_hidden_layers * 4 * config.hidden_size
+    if least > checkpoint.parameters:  # told before anything is built for layers that are not there
+        raise LocalspecError(
+            f"{checkpoint.path / 'config.json'} promises {config.num_hidden_layers} layers and a vocabulary of "
+            f"{config.vocab_size}, more than the {checkpoint.parameters} weights there are; fetch the model again."
+        )
     return config
 
 
@@ -228,6 +236,16 @@ def _contexts(config: PretrainedConfig) -> tuple[int, int]:
     if rope["rope_type"] == "dynamic":
         return limit, int(limit * rope["factor"])
     return limit, limit
+
+
+def _own_head(checkpoint: Checkpoint) -> bool:
+    """Whether the weights hold a head that is not the embedding, though config.json says that the two are one."""
+    found: dict[str, torch.Tensor] = {}
+    names = ("lm_head.weight", "model.embed_tokens.weight")
+    for file in checkpoint.weight_files:
+        with safe_open(file, framework="pt") as tensors:
+            found.update({name: tensors.get_tensor(name) for name in names if name in tensors.keys()})  # noqa: SIM118
+    return len(found) == len(names) and not torch.equal(*found.values())
 
 
 def _read(checkpoint: Checkpoint, shape: Architecture, dtype: torch.dtype, device: str) -> dict[str, torch.Tensor]:
@@ -302,12 +320,15 @@ def _stop_tokens(config: PretrainedConfig, generation: Mapping[str, Any], tokeni
     """Every id that ends a reply: those of both configs, the tokenizer's, and the mark the template puts behind one."""
     stops: set[int] = set()
     for ids in (config.eos_token_id, generation.get("eos_token_id"), tokenizer.eos_token_id):
-        stops.update([ids] if isinstance(ids, int) else ids or [])
+        several = ids if isinstance(ids, list) else [] if ids is None else [ids]
+        if not all(isinstance(token, int) for token in several):
+            raise LocalspecError(f"The eos_token_id {ids!r} of this model is no token id; fetch the model again.")
+        stops.update(several)
     if tokenizer.chat_template:
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "\u2460"}]
         try:
             behind = tokenizer.apply_chat_template(turns, tokenize=False).rpartition("\u2460")[2]
-        except TemplateError:
+        except Exception:  # noqa: BLE001  # some refuse such turns; one that always fails is told when it is used
             return frozenset(stops)
         first = tokenizer(behind.strip(), add_special_tokens=False)["input_ids"][:1]
         stops.update(set(first) & tokenizer.added_tokens_decoder.keys())

@@ -714,7 +714,7 @@ def test_a_reader_that_leaves(home, endless):
     result = shell(home, command, "-m", endless.path, "hi")
     assert result.stdout == b"and s 141\n"
     assert (home / "errors").read_bytes() == b""
-    assert time.monotonic() - began < 45  # most of which is importing torch on a busy machine
+    assert time.monotonic() - began < 120  # the reply would take days; importing torch takes long on a busy machine
 
 
 @pytest.mark.parametrize("form", [[], ["--stream-json"]])

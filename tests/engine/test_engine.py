@@ -1,5 +1,6 @@
 """The engine from outside: settings into sampling, a conversation into a prompt, replies into phrases."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import localspec
 from localspec.config import Settings
 from localspec.engine.engine import Engine
 from localspec.engine.session import Limits
-from localspec.errors import DoesNotFit, UsageMistake
+from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Done, Prefill, Text
 from localspec.registry import TargetCard
 from localspec.selection import Choice
@@ -129,6 +130,47 @@ def test_phrases_of_one_session_serve_the_next_and_only_where_they_may(tmp_path)
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
         store.clear()
     assert session()[1:] == (first, 0)
+
+
+@pytest.mark.parametrize("template", ["{{ 1/0 }}", "{{ messages + 1 }}", "{{ raise_exception('no') }}"])
+def test_a_template_that_fails_is_told_in_a_sentence(engine, monkeypatch, template):
+    monkeypatch.setattr(engine.target.tokenizer, "chat_template", template)
+    with pytest.raises(LocalspecError, match="chat template"):
+        engine.target.encode([user("hello")])
+
+
+def test_the_templates_end_of_turn_is_a_stop_token_though_no_config_names_it(engine):
+    from transformers import GenerationConfig
+
+    from localspec.engine.target import _stop_tokens
+
+    tokenizer, config = copy.copy(engine.target.tokenizer), copy.copy(engine.target.config)
+    tokenizer.eos_token, config.eos_token_id = "<|endoftext|>", 0
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    assert _stop_tokens(config, {}, tokenizer) == {0, end}
+    assert _stop_tokens(config, {"eos_token_id": [2, 3]}, tokenizer) == {0, 2, 3, end}
+    with pytest.raises(LocalspecError, match="abc"):
+        _stop_tokens(config, {"eos_token_id": "abc"}, tokenizer)
+    assert GenerationConfig.from_pretrained(DEMO).eos_token_id == [end, 0]
+
+
+def test_an_answer_that_is_no_number_is_refused():
+    engine = load()
+    engine.target.transformer.norm.data.fill_(float("nan"))
+    with pytest.raises(LocalspecError, match="not a number"):
+        say(engine, [user("hello")])
+
+
+def test_a_huge_prompt_is_refused_without_cutting_it_into_tokens(engine, monkeypatch):
+    monkeypatch.setattr(engine.target, "encode", pytest.fail)
+    with pytest.raises(UsageMistake, match="5000000 characters"):
+        say(engine, [user("a" * 5_000_000)])
+
+
+def test_what_may_not_learn_writes_nothing(tmp_path):
+    with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
+        say(load(store=store, learn=False), [user("Who are you?")], Limits(10))
+        assert store.pools() == []
 
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_read(monkeypatch):

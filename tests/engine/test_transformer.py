@@ -282,6 +282,22 @@ def test_what_cannot_be_computed_the_same_is_refused_by_name(
         Target.load(path)
 
 
+def test_a_head_of_its_own_counts_though_the_config_says_tied(tiny: Make, tmp_path: Path) -> None:
+    """As in the stock model: what the file holds is what is loaded."""
+    model, tokens = tiny("llama-grouped-dynamic"), prompt_ids(20, seed=3)
+    assert not model.stock.config.tie_word_embeddings
+    target = Target.load(altered(model, tmp_path / "altered", tie_word_embeddings=True))
+    with torch.no_grad():
+        ours = target.forward(torch.tensor(tokens), torch.arange(20), causal(20)).logits
+    assert apart(ours, stock_logits(model.stock, tokens)) < TOLERANCE
+
+
+def test_a_config_that_promises_more_than_the_weights_hold_is_refused_at_once(tiny: Make, tmp_path: Path) -> None:
+    path = altered(tiny("llama-grouped-dynamic"), tmp_path / "altered", num_hidden_layers=3_000_000)
+    with pytest.raises(LocalspecError, match="3000000 layers"):
+        Target.load(path)
+
+
 def test_a_key_that_the_family_does_not_know_changes_nothing(tiny: Make, tmp_path: Path) -> None:
     """The stock Llama has no windows, whatever its config.json says: converted models carry such keys along."""
     model, tokens = tiny("llama-one-key-head-tied-linear"), prompt_ids(40, seed=12)
