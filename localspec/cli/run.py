@@ -59,7 +59,9 @@ def run(
     min_p: Annotated[
         float | None, _number("--min-p", help="Only tokens this likely, relative to the likeliest.")
     ] = None,
-    seed: Annotated[int | None, _number("--seed", help="The same seed gives the same text (in bf16 up to its rounding).")] = None,
+    seed: Annotated[
+        int | None, _number("--seed", help="The same seed gives the same text (in bf16 up to its rounding).")
+    ] = None,
     drafter: Annotated[str | None, typer.Option("--drafter", help="auto, none, phrases.")] = None,
     no_spec: Annotated[bool, typer.Option("--no-spec", help="Plain decoding: --drafter none.")] = False,
     draft_max: Annotated[str | None, _number("--draft-max", help="Nodes of a draft tree, or auto.")] = None,

@@ -59,7 +59,7 @@ def test_a_flag_that_would_have_no_effect_is_refused(engine, flag):
 
 def test_the_oldest_turns_are_left_out_where_the_context_is_full_and_it_is_said(engine):
     turns = [{"role": "system", "content": "Be brief."}]
-    for number in range(60):
+    for number in range(30):
         turns += [
             user(f"Tell me about the number {number}, please."),
             {"role": "assistant", "content": "It is a number. " * 8},
@@ -76,7 +76,7 @@ def test_the_oldest_turns_are_left_out_where_the_context_is_full_and_it_is_said(
     assert "Who are you?" in text
     assert f"the number {dropped}," in text
     assert f"the number {dropped - 1}," not in text
-    assert len(turns) == 122, "the caller's list is the caller's"
+    assert len(turns) == 62, "the caller's list is the caller's"
 
 
 def test_a_single_prompt_that_is_too_long_is_refused(engine):
