@@ -10,6 +10,7 @@ from localspec.registry import TargetCard
 DRAFTERS = ("none", "phrases")  # those that work with every target
 AUTO_NODES = 8  # on a processor, eight rows cost little more than one
 MOST_NODES = 64
+SMALL = 64_000_000  # parameters: a quarter of a GB in fp32
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Choice:
     reason: str
 
 
-def choose(card: TargetCard, settings: Settings) -> Choice:
-    """Fills in what was left to `auto`. Raises UsageMistake for what was named and cannot run here."""
+def choose(card: TargetCard, settings: Settings, parameters: int) -> Choice:
+    """Fills in what was left to `auto` for a model of so many parameters. Raises UsageMistake for what was named and cannot run here."""
     devices = hardware.devices()
     device = settings.device
     if device == "auto":
@@ -36,7 +37,7 @@ def choose(card: TargetCard, settings: Settings) -> Choice:
         device = "cuda:0"
     if device not in devices:
         raise UsageMistake(f"There is no device '{device}' here; use one of {', '.join(devices)}, or auto.")
-    dtype, reason = _dtype(settings.dtype, device)
+    dtype, reason = _dtype(settings.dtype, device, parameters)
     if settings.quantize not in ("auto", "none"):
         raise UsageMistake(f"The quantisation '{settings.quantize}' is not in this version; use none, or auto.")
     if settings.drafter not in ("auto", *DRAFTERS):
@@ -52,11 +53,13 @@ def choose(card: TargetCard, settings: Settings) -> Choice:
     return Choice(card, drafter, nodes if drafter != "none" else 0, device, dtype, "none", settings.context, reason)
 
 
-def _dtype(asked: str, device: str) -> tuple[str, str]:
+def _dtype(asked: str, device: str, parameters: int) -> tuple[str, str]:
     if device != "cpu":
         return ("bf16", f"{device}: bf16") if asked == "auto" else (asked, f"{device}: {asked} as asked")
     if asked == "fp16":
         raise UsageMistake("fp16 is many times slower than fp32 on a processor; use bf16, fp32 or auto there.")
+    if asked == "auto" and parameters <= SMALL:
+        return "fp32", "a model so small costs little in fp32, and speculation changes no token there"
     bf16 = hardware.cpu_computes_bf16()
     if asked == "auto":
         return ("bf16", "processor with bf16 instructions") if bf16 else ("fp32", "processor without bf16 instructions")

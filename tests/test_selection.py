@@ -10,7 +10,7 @@ from localspec.errors import UsageMistake
 from localspec.registry import TargetCard
 from localspec.selection import AUTO_NODES, MOST_NODES, choose
 
-CARD = TargetCard("demo", Path("nowhere"), None, "")
+CARD, BIG = TargetCard("demo", Path("nowhere"), None, ""), 500_000_000
 
 
 @pytest.fixture
@@ -26,21 +26,28 @@ def machine(monkeypatch):
 
 
 def test_auto_takes_phrases_on_the_fastest_device_in_its_own_format(machine):
-    choice = choose(CARD, Settings())
+    choice = choose(CARD, Settings(), BIG)
     assert (choice.drafter, choice.nodes, choice.device, choice.dtype) == ("phrases", AUTO_NODES, "cpu", "bf16")
     machine(bf16=False)
-    assert choose(CARD, Settings()).dtype == "fp32"
+    assert choose(CARD, Settings(), BIG).dtype == "fp32"
     machine("cuda:0", "cuda:1", bf16=False)
-    assert (choose(CARD, Settings()).device, choose(CARD, Settings()).dtype) == ("cuda:0", "bf16")
-    assert choose(CARD, Settings(device="cuda")).device == "cuda:0"
-    assert choose(CARD, Settings(device="cuda:1", dtype="fp16")).dtype == "fp16"
-    assert choose(CARD, Settings(device="cpu")).device == "cpu"
+    assert (choose(CARD, Settings(), BIG).device, choose(CARD, Settings(), BIG).dtype) == ("cuda:0", "bf16")
+    assert choose(CARD, Settings(device="cuda"), BIG).device == "cuda:0"
+    assert choose(CARD, Settings(device="cuda:1", dtype="fp16"), BIG).dtype == "fp16"
+    assert choose(CARD, Settings(device="cpu"), BIG).device == "cpu"
+
+
+def test_a_small_model_on_a_processor_is_exact_rather_than_a_little_faster(machine):
+    assert choose(CARD, Settings(), 7_000_000).dtype == "fp32"
+    assert choose(CARD, Settings(dtype="bf16"), 7_000_000).dtype == "bf16"
+    machine("cuda:0")
+    assert choose(CARD, Settings(), 7_000_000).dtype == "bf16"
 
 
 def test_a_number_of_nodes_is_a_fixed_experiment_and_none_of_them_is_plain_decoding(machine):
-    assert choose(CARD, Settings(draft_max=3)).nodes == 3
+    assert choose(CARD, Settings(draft_max=3), BIG).nodes == 3
     for settings in (Settings(draft_max=0), Settings(drafter="none")):
-        assert (choose(CARD, settings).drafter, choose(CARD, settings).nodes) == ("none", 0)
+        assert (choose(CARD, settings, BIG).drafter, choose(CARD, settings, BIG).nodes) == ("none", 0)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +64,7 @@ def test_a_number_of_nodes_is_a_fixed_experiment_and_none_of_them_is_plain_decod
 )
 def test_what_is_named_and_cannot_run_is_refused_with_its_value(machine, settings, named):
     with pytest.raises(UsageMistake, match=named):
-        choose(CARD, settings)
+        choose(CARD, settings, BIG)
 
 
 def test_a_busy_machine_leaves_fewer_cores_but_always_one(monkeypatch):

@@ -103,7 +103,7 @@ def _answer(settings: "Settings", question: str, output: "_Output", stats: bool)
     if sys.stdout is None:
         raise LocalspecError("Standard output is closed, so there is no place for an answer; leave it open.")
     card = registry.resolve(settings.model or "demo")
-    registry.inspect(card.path)  # a mistake in the model's name is told before anything is loaded
+    checkpoint = registry.inspect(card.path)  # a mistake in the model's name is told before anything is loaded
     progress = _Progress()
     if settings.model is None:
         progress.notice("no model named, so the small demo model answers; choose one with -m.")
@@ -117,7 +117,7 @@ def _answer(settings: "Settings", question: str, output: "_Output", stats: bool)
         from localspec.selection import choose
         from localspec.store import Store
 
-        choice = choose(card, settings)
+        choice = choose(card, settings, checkpoint.parameters)
         store, database = None, Paths(config.home()).database
         learn = settings.log and settings.pool == "user"
         if settings.pool != "off" and choice.drafter != "none" and (learn or database.exists()):
