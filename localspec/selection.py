@@ -28,7 +28,10 @@ class Choice:
 
 
 def choose(card: TargetCard, settings: Settings, parameters: int) -> Choice:
-    """Fills in what was left to `auto` for a model of so many parameters. Raises UsageMistake for what was named and cannot run here."""
+    """Fills in what was left to `auto`, for a model of so many parameters.
+
+    Raises UsageMistake for what was named and cannot run here.
+    """
     devices = hardware.devices()
     device = settings.device
     if device == "auto":
