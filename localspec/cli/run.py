@@ -141,6 +141,8 @@ def _answer(settings: "Settings", question: str, output: "_Output", stats: bool)
         try:
             for event in events:
                 if not started:
+                    if interrupt.asked:
+                        raise KeyboardInterrupt
                     output.start(report)
                     started = True
                 match event:
@@ -182,9 +184,9 @@ class _Interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _ask(self, *_: object) -> None:
-        if self.asked or not self.wait_for_step:
+        first, self.asked = not self.asked, True  # kept, for a library that is being imported may swallow the exception
+        if not first or not self.wait_for_step:
             raise KeyboardInterrupt
-        self.asked = True
 
 
 def _prompt(argument: str | None, files: list[Path]) -> str:
