@@ -179,7 +179,8 @@ def test_closed_streams(home, hello):
 @pytest.mark.slow
 def test_no_standard_output(home, hello):
     result = shell(home, '"$@" >&-', "-m", hello.path, "hi")
-    assert (result.returncode, result.stderr) == (0, b"")
+    assert (result.returncode, result.stdout) == (1, b"")
+    assert result.stderr.startswith(b"localspec: Standard output is closed") and result.stderr.count(b"\n") == 1
 
 
 @pytest.mark.slow
