@@ -1,6 +1,7 @@
 # make demo        ask the demo model one question
 # make test        all tests
 # make check       format, lint, types, layers and the fast tests; under a minute
+# make bench       plain and speculative decoding side by side: localspec bench BENCH
 # make train-demo  make the demo model anew: two hours on two cores (DATA, WORK, HOURS)
 #
 # PYTHON=... uses that interpreter as it is, and no .venv is made. On Linux, plain PyPI brings torch with CUDA;
@@ -10,6 +11,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
+BENCH ?=
 DATA ?= data
 WORK ?= build/demo
 HOURS ?= 2
@@ -19,7 +21,7 @@ INSTALLED := $(VENV)/.installed
 TESTABLE := $(VENV)/.testable
 endif
 
-.PHONY: demo test lint check train-demo clean
+.PHONY: demo test lint check bench train-demo clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/localspec run "Who are you?"
@@ -35,6 +37,9 @@ lint: $(TESTABLE)
 
 check: lint
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses auto -m "not slow"
+
+bench: $(INSTALLED)
+	$(PYTHON) -m localspec bench $(BENCH)
 
 # glibc otherwise hands the large buffers back after every step, which costs a third of the time
 train-demo: $(INSTALLED)

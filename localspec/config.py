@@ -52,6 +52,9 @@ class Settings:
     """The number format of the weights."""
     quantize: Literal["auto", "none", "int8", "nf4"] = "auto"
     """How the weights are packed."""
+    exact: bool = False
+    """Whether every forward uses the form whose rows do not depend on each other, so that text with and without
+    speculation is the same bit for bit."""
     log: bool = True
     """Whether phrases may be kept at all."""
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -148,6 +151,7 @@ _CHECKS: Mapping[str, Callable[[object], object]] = {
     "device": _device,
     "dtype": _one_of("auto", "fp32", "fp16", "bf16"),
     "quantize": _one_of("auto", "none", "int8", "nf4"),
+    "exact": _switch,
     "log": _switch,
 }
 
@@ -167,6 +171,19 @@ def home(environ: Mapping[str, str] | None = None) -> Path | None:
 def dumb_terminal(environ: Mapping[str, str] | None = None) -> bool:
     """Whether the terminal says that it cannot move its cursor."""
     return (os.environ if environ is None else environ).get("TERM") == "dumb"
+
+
+def kernel_settings(environ: Mapping[str, str] | None = None) -> list[str]:
+    """The variables, NAME=value, that make torch's libraries take other kernels, and so give other last bits."""
+    environ = os.environ if environ is None else environ
+    names = (
+        "DNNL_MAX_CPU_ISA",
+        "FBGEMM_ENABLE_INSTRUCTIONS",
+        "MKL_CBWR",
+        "MKL_ENABLE_INSTRUCTIONS",
+        "ONEDNN_MAX_CPU_ISA",
+    )
+    return [f"{name}={environ[name]}" for name in names if environ.get(name)]
 
 
 def load(
@@ -219,7 +236,7 @@ def _from_text(name: str, text: str) -> object:
             return tomllib.loads(f"stop = {text}")["stop"]
         except tomllib.TOMLDecodeError:
             return text
-    if name == "log":
+    if _CHECKS[name] is _switch:
         return _WORDS.get(text.lower(), text)
     if name in _NUMBERS:
         for kind in (int, float):

@@ -27,6 +27,8 @@ class Statistics:
     prefill_seconds: float
     first_token_seconds: float
     decode_seconds: float
+    draft_seconds: float  # of these: spent by the drafter
+    verify_seconds: float  # and by the forwards of the target
     tokens_per_second: float
     steps: int  # target forwards after prefill
     acceptance_length: float  # tokens committed per target forward, bonus included
@@ -34,7 +36,7 @@ class Statistics:
     drafted: int
     accepted: int
     sources: Mapping[str, int]  # reply tokens by who proposed them; "target" = bonus tokens
-    off_reason: str | None
+    off_reason: str | None  # why speculation is off at the end of the reply
     memory: Memory
 
 

@@ -1,17 +1,22 @@
-"""What localspec keeps between sessions: the pools of phrases that replies were made of. Verbatim private text."""
+"""What localspec keeps between sessions: what was measured here, and the phrases that replies were made of.
 
+Phrases are verbatim private text; a measurement is a figure that can be taken again.
+"""
+
+import json
 import os
 import sqlite3
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from localspec.database import Database, StoreTrouble
 
 PER_KEY = 16
 EXPORT_PAGE = 1000
+MEASUREMENTS = 200
 
 
 class Phrase(NamedTuple):
@@ -80,8 +85,16 @@ def make_pools(connection: sqlite3.Connection) -> None:
     )
 
 
+def make_measurements(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        """CREATE TABLE measurement (
+            name TEXT NOT NULL, subject TEXT NOT NULL, value TEXT NOT NULL, taken REAL NOT NULL,
+            PRIMARY KEY (name, subject))"""
+    )
+
+
 # Only ever append: files out there have been through the ones that stand here.
-MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [make_pools]
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [make_pools, make_measurements]
 
 # One statement for each part: together they touch every table and index from its root to a leaf.
 PROBES = (
@@ -89,6 +102,8 @@ PROBES = (
     "SELECT id FROM pool WHERE model = '' AND tokenizer = ''",
     "SELECT key, before, after, uses, used FROM phrase LIMIT 1",
     "SELECT used FROM phrase INDEXED BY phrase_by_use WHERE pool = 1 ORDER BY used DESC LIMIT 1",
+    "SELECT name, subject, value, taken FROM measurement LIMIT 1",
+    "SELECT rowid FROM measurement WHERE name = '' AND subject = ''",
 )
 
 REMEMBER = """INSERT INTO phrase (pool, key, before, after, uses, used) VALUES (?, ?, ?, ?, 1, ?)
@@ -99,6 +114,9 @@ BOUND_KEY = f"""DELETE FROM phrase WHERE pool = ?1 AND key = ?2 AND +used <
     (SELECT used FROM phrase WHERE pool = ?1 AND key = ?2 ORDER BY +used DESC LIMIT 1 OFFSET {PER_KEY - 1})"""
 BOUND_POOL = """DELETE FROM phrase WHERE pool = ?1 AND used <=
     (SELECT used FROM phrase WHERE pool = ?1 ORDER BY used LIMIT 1 OFFSET ?2)"""
+# By rowid, which replacing renews: a clock that was set back must not cost the newest one.
+BOUND_MEASUREMENTS = f"""DELETE FROM measurement WHERE rowid IN
+    (SELECT rowid FROM measurement ORDER BY rowid DESC LIMIT -1 OFFSET {MEASUREMENTS})"""
 
 
 class Store:
@@ -248,6 +266,33 @@ class Store:
             for row in rows:
                 yield Phrase._make(row[1:])
             last = rows[-1][0]
+
+    def recall(self, name: str, subject: str) -> Any | None:
+        """What `remember` kept, or None: also where the file or the value cannot be read, since it can be taken again.
+
+        `name` says what was measured, `subject` what it is only valid for.
+        """
+        query = "SELECT value FROM measurement WHERE name = ? AND subject = ?"
+        try:
+            row = self._database.read(lambda connection: connection.execute(query, (name, subject)).fetchone())
+            return None if row is None else json.loads(row[0])
+        except (StoreTrouble, ValueError, RecursionError):
+            return None
+
+    def remember(self, name: str, subject: str, value: Any) -> None:
+        """Keeps a measurement, a JSON value, in the place of an older one of the same name and subject.
+
+        At most 200 stay; the oldest go first. Raises StoreTrouble where it could not be saved.
+        """
+        row = (name, subject, json.dumps(value), time.time())
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "INSERT OR REPLACE INTO measurement (name, subject, value, taken) VALUES (?, ?, ?, ?)", row
+            )
+            connection.execute(BOUND_MEASUREMENTS)
+
+        self._database.save(write)
 
     def clear(self, pool: int | None = None) -> int:
         """Deletes the phrases of a pool, or of all, so that their bytes are gone from the files too.

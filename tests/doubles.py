@@ -87,7 +87,7 @@ class RandomBranches(Oracle):
     def tree(self, context: Context) -> DraftTree:
         coming, choose = self.coming(context), self.random
         tokens, parents, probe, depth, true = [context.root], [-1], [False], [0], [True]
-        for node in range(1, choose.randint(1, context.nodes) + 1):
+        for node in range(1, choose.randint(min(1, context.nodes), context.nodes) + 1):
             parent = node - 1 if choose.random() < 0.5 else choose.randrange(node)
             token = choose.randrange(self.vocabulary)
             known = true[parent] and depth[parent] < len(coming)

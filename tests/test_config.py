@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.config import NAMES, Settings, dumb_terminal, home, load
+from localspec.config import NAMES, Settings, dumb_terminal, home, kernel_settings, load
 from localspec.errors import UsageMistake
 from localspec.paths import Paths
 
@@ -30,6 +30,7 @@ def test_defaults(paths):
     settings = load(paths, {})
     assert settings == Settings(origins=dict.fromkeys(NAMES, "default"))
     assert (settings.drafter, settings.draft_max, settings.pool, settings.log) == ("auto", "auto", "user", True)
+    assert settings.exact is False
     assert settings.temperature is None and settings.stop == ()
 
 
@@ -52,7 +53,7 @@ def test_every_setting_in_every_source(paths):
     given = {
         "model": "m", "system": "s", "max_tokens": 3, "stop": ["a", "b"], "context": 9, "temperature": 0.5, "top_p": 1.0,
         "top_k": 0, "min_p": 0.0, "seed": 0, "drafter": "none", "draft_max": 4, "pool": "off", "device": "cuda:1",
-        "dtype": "bf16", "quantize": "int8", "log": False,
+        "dtype": "bf16", "quantize": "int8", "exact": True, "log": False,
     }  # fmt: skip
     assert set(given) == set(NAMES)
     wanted = Settings(**{**given, "stop": ("a", "b")})
@@ -72,6 +73,8 @@ def test_whole_temperatures_are_numbers(paths):
 def test_variables_have_forms_of_their_own(paths):
     assert load(paths, {"LOCALSPEC_STOP": "END", "LOCALSPEC_LOG": "No"}).stop == ("END",)
     assert load(paths, {"LOCALSPEC_LOG": "No"}).log is False
+    assert load(paths, {"LOCALSPEC_EXACT": "ON"}).exact is True
+    assert load(paths, {"LOCALSPEC_EXACT": "0"}).exact is False
     assert load(paths, {"LOCALSPEC_DRAFT_MAX": "auto"}).draft_max == "auto"
     assert load(paths, {"LOCALSPEC_SYSTEM": "7"}).system == "7"
     assert load(paths, {"LOCALSPEC_SEED": ""}).origins["seed"] == "default"
@@ -112,7 +115,7 @@ BAD = [
     ("min_p", "-0.1"), ("min_p", "1.1"), ("seed", "-1"), ("seed", "9223372036854775808"),
     ("draft_max", "-1"), ("draft_max", '"many"'), ("draft_max", "2.0"), ("draft_max", "false"),
     ("pool", '"on"'), ("pool", "true"), ("device", '"gpu"'), ("device", '"cuda:"'), ("device", '"cuda:x"'), ("device", '"cpu\\n"'),
-    ("dtype", '"float16"'), ("quantize", '"int4"'), ("log", "1"), ("log", '"yes"'),
+    ("dtype", '"float16"'), ("quantize", '"int4"'), ("log", "1"), ("log", '"yes"'), ("exact", "1"), ("exact", '"true"'),
 ]  # fmt: skip
 
 
@@ -131,6 +134,7 @@ def test_bad_values_in_the_file(paths, name, written):
         ("temperature", "-1"),
         ("top_p", "0"),
         ("log", "maybe"),
+        ("exact", "bitwise"),
         ("seed", "nan"),
     ],
 )
@@ -174,6 +178,12 @@ def test_other_unreadable_files(paths):
 def test_dumb_terminal():
     assert dumb_terminal({"TERM": "dumb"})
     assert not dumb_terminal({"TERM": "xterm"}) and not dumb_terminal({})
+
+
+def test_variables_that_choose_kernels():
+    environ = {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "COMPATIBLE", "DNNL_MAX_CPU_ISA": "", "PATH": "/bin"}
+    assert kernel_settings(environ) == ["MKL_CBWR=COMPATIBLE", "ONEDNN_MAX_CPU_ISA=AVX2"]
+    assert kernel_settings({}) == []
 
 
 def test_home():

@@ -17,6 +17,7 @@ COMMANDS = [
     ["config"],
     ["show", "demo"],
     ["run", "--help"],
+    ["doctor", "--help"],
     ["pool", "--help"],
     ["pool", "list"],
 ]

@@ -1,4 +1,4 @@
-"""The store keeps every finished reply, stays within its bounds, and forgets what it is told to forget."""
+"""The store keeps every finished reply and what was measured, stays within its bounds, and forgets when told to."""
 
 import contextlib
 import os
@@ -193,6 +193,93 @@ def test_the_hot_queries_are_index_lookups(store: Store) -> None:
     assert by_pool.count("phrase_by_use (pool=?") == 2 and "SCAN" not in by_pool and "TEMP B-TREE" not in by_pool
 
 
+# -- measurements --
+
+
+def test_measurements_are_found_by_name_and_subject_and_the_newest_counts(path: Path, notices: list[str]) -> None:
+    value = {"rows": [1, 2.5], "what": "ü\n", "none": None, "yes": True}
+    with Store.open(path, notices.append) as store:
+        assert store.recall("costs", "demo") is None
+        store.remember("costs", "demo", [1])
+        store.remember("costs", "other", [2])
+        store.remember("exactness", "demo", [3])
+        store.remember("costs", "demo", value)
+        assert store.recall("costs", "demo") == value
+    with Store.open(path, notices.append) as store:
+        assert store.recall("costs", "demo") == value
+        assert store.recall("costs", "other") == [2] and store.recall("exactness", "demo") == [3]
+        assert store.recall("costs", "Demo") is None
+        store.clear()
+        assert store.recall("costs", "demo") == value, "a measurement is no phrase"
+        rows = store._database._connection.execute("SELECT taken FROM measurement").fetchall()
+        assert len(rows) == 3 and all(abs(taken - time.time()) < 60 for (taken,) in rows)
+    assert notices == []
+
+
+def test_so_many_measurements_stay_whatever_the_clock_says(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "BOUND_MEASUREMENTS", store_module.BOUND_MEASUREMENTS.replace("200", "5"))
+    seconds = iter(range(1000, 0, -1))
+    monkeypatch.setattr(store_module.time, "time", lambda: next(seconds))  # a clock that runs backwards
+    for number in range(5):
+        store.remember("costs", str(number), number)
+    store.remember("costs", "0", "again")
+    store.remember("costs", "5", 5)
+    assert [store.recall("costs", str(number)) for number in range(6)] == ["again", None, 2, 3, 4, 5]
+    assert store_module.MEASUREMENTS == 200
+
+
+@pytest.mark.parametrize("damaged", ["", "{", "[1,", "\x00", b"\xff\xfe\xfd", "[" * 100_000])
+def test_a_damaged_measurement_is_none(store: Store, damaged: object) -> None:
+    store.remember("costs", "demo", [1])
+    store._database._connection.execute("UPDATE measurement SET value = ?", (damaged,))
+    assert store.recall("costs", "demo") is None
+    store.remember("costs", "demo", [2])
+    assert store.recall("costs", "demo") == [2]
+
+
+def test_a_measurement_that_is_no_text_at_all_is_none(store: Store) -> None:
+    store.remember("costs", "demo", [1])
+    store._database._connection.execute("UPDATE measurement SET value = CAST(x'fffe' AS TEXT)")
+    assert store.recall("costs", "demo") is None
+
+
+def test_measurements_in_trouble(path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
+    with Store.open(path, notices.append) as store:
+        store.remember("costs", "demo", [1])
+        store._database._connection.set_authorizer(lambda *question: sqlite3.SQLITE_DENY)
+        assert store.recall("costs", "demo") is None
+        store._database._connection.set_authorizer(None)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreTrouble, match="in use by another process"):
+                store.remember("costs", "demo", [2])
+            assert store.recall("costs", "demo") == [1]
+    assert notices == [], "what can be measured again is not worth a word"
+
+
+def test_a_database_from_before_measurements_keeps_its_phrases(
+    path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(store_module, "MIGRATIONS", [store_module.make_pools])
+        earlier.setattr(store_module, "PROBES", store_module.PROBES[:4])
+        with Store.open(path, notices.append) as old:
+            pool = made_pool(old)
+            old.learn(pool, [phrase(n) for n in range(50)])
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+        assert connection.execute("SELECT * FROM sqlite_master WHERE name = 'measurement'").fetchall() == []
+    with Store.open(path, notices.append) as store:
+        assert made_pool(store) == pool and sorted(found.key for found in store.export(pool)) == list(range(50))
+        assert store.recall("costs", "demo") is None
+        store.remember("costs", "demo", [1])
+        assert store.recall("costs", "demo") == [1]
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+    assert notices == [] and integrity(path) == "ok" and [*path.parent.glob("*.newer-*")] == []
+
+
 # -- privacy --
 
 
@@ -382,12 +469,16 @@ def test_threads_may_share_a_store(store: Store) -> None:
 
 def filled(path: Path, replies: int = 1) -> None:
     with Store.open(path, lambda sentence: None) as store:
+        store.remember("costs", "demo", [1, 2])
         pool = made_pool(store)
         for reply in range(replies):
             store.learn(pool, [(n, bytes([reply]) * 24, bytes([n % 251]) * 32) for n in range(200)])
 
 
-@pytest.mark.parametrize("name", ["pool", "sqlite_autoindex_pool_1", "phrase", "phrase_by_use"])
+@pytest.mark.parametrize(
+    "name",
+    ["pool", "sqlite_autoindex_pool_1", "phrase", "phrase_by_use", "measurement", "sqlite_autoindex_measurement_1"],
+)
 def test_damage_at_the_root_of_any_table_or_index_is_found_at_opening(
     path: Path, notices: list[str], name: str
 ) -> None:
@@ -428,6 +519,8 @@ def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
         else:
             with pytest.raises(StoreTrouble, match="Nothing was removed, because .* is broken: delete"):
                 store.clear()
+        store.remember("costs", "demo", [3])
+        assert store.recall("costs", "demo") == [3]
         assert len(notices) == 1 and "localspec.db.broken-1" in notices[0] and "malformed" in notices[0]
         assert path.with_name("localspec.db.broken-1").read_bytes() == content
         assert not path.exists() and store.path is None
@@ -455,7 +548,12 @@ def test_what_can_only_be_read_is_read(notices: list[str], log_left: bool) -> No
             assert afters(store, pool, 777) == ([777] if log_left else [])
             assert store.pool("unseen", "hash") is None
             assert store.pools()[0].phrases == (201 if log_left else 200)
-            changes: list[Callable[[], object]] = [lambda: store.learn(pool, [phrase(1)]), store.clear]
+            assert store.recall("costs", "demo") == [1, 2]
+            changes: list[Callable[[], object]] = [
+                lambda: store.learn(pool, [phrase(1)]),
+                lambda: store.remember("costs", "demo", 3),
+                store.clear,
+            ]
             for change in changes:
                 with pytest.raises(StoreTrouble, match=r"can only be read \(.+\): make it and its directory writable"):
                     change()

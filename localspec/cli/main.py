@@ -27,6 +27,8 @@ COMMANDS = {
     "run": "One answer to standard output; for pipelines.",
     "list": "The models on this machine.",
     "show": "What is known about one model.",
+    "doctor": "What this machine has; --exact MODEL proves that speculation changes no text on it.",
+    "bench": "Plain and speculative decoding side by side, on this machine.",
     "pool": "The phrases learned here: list, show, clear, export.",
     "config": "The settings, and where each value comes from.",
     "path": "Where every file lies.",

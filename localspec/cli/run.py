@@ -1,39 +1,27 @@
 """localspec run [PROMPT]"""
 
 import json
-import os
 import re
 import signal
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
 from localspec import config, registry
+from localspec.cli.options import Context, Device, Drafter, DraftMax, Dtype, Quantize, number
+from localspec.cli.progress import Progress, tell
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.paths import Paths
-from localspec.text import one_line
 
 if TYPE_CHECKING:
     from localspec import Engine, Sampling, Statistics
     from localspec.config import Settings
 
 app = typer.Typer()
-
-
-def _number(*names: str, help: str) -> Any:  # noqa: A002
-    """An option whose value the settings check: their sentence names it, which typer's own does not."""
-
-    def read(text: str) -> int | float | str:
-        for kind in (int, float):
-            with suppress(ValueError):
-                return kind(text)
-        return text
-
-    return typer.Option(*names, parser=read, metavar="N", help=help)
 
 
 @app.command()
@@ -48,29 +36,32 @@ def run(
     file: Annotated[
         list[Path] | None, typer.Option("--file", "-f", help="Text put before the prompt; repeatable.")
     ] = None,
-    max_tokens: Annotated[int | None, _number("--max-tokens", "-n", help="The longest reply, in tokens.")] = None,
+    max_tokens: Annotated[int | None, number("--max-tokens", "-n", help="The longest reply, in tokens.")] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the reply; repeatable.")] = None,
-    context: Annotated[int | None, _number("--context", help="Tokens of prompt and reply together.")] = None,
-    temperature: Annotated[float | None, _number("--temperature", "--temp", help="0 is greedy.")] = None,
+    context: Context = None,
+    temperature: Annotated[float | None, number("--temperature", "--temp", help="0 is greedy.")] = None,
     top_p: Annotated[
-        float | None, _number("--top-p", help="Only the likeliest tokens that reach this together.")
+        float | None, number("--top-p", help="Only the likeliest tokens that reach this together.")
     ] = None,
-    top_k: Annotated[int | None, _number("--top-k", help="Only so many of the likeliest tokens.")] = None,
+    top_k: Annotated[int | None, number("--top-k", help="Only so many of the likeliest tokens.")] = None,
     min_p: Annotated[
-        float | None, _number("--min-p", help="Only tokens this likely, relative to the likeliest.")
+        float | None, number("--min-p", help="Only tokens this likely, relative to the likeliest.")
     ] = None,
     seed: Annotated[
-        int | None, _number("--seed", help="The same seed gives the same text (in bf16 up to its rounding).")
+        int | None, number("--seed", help="The same seed gives the same text (in bf16 up to its rounding).")
     ] = None,
-    drafter: Annotated[str | None, typer.Option("--drafter", help="auto, none, phrases.")] = None,
+    drafter: Drafter = None,
     no_spec: Annotated[bool, typer.Option("--no-spec", help="Plain decoding: --drafter none.")] = False,
-    draft_max: Annotated[str | None, _number("--draft-max", help="Nodes of a draft tree, or auto.")] = None,
+    draft_max: DraftMax = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Text with and without speculation the same bit for bit; may cost speed.")
+    ] = False,
     pool: Annotated[
         str | None, typer.Option("--pool", help="Phrases kept on disk: user (learn and use), readonly, off.")
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="auto, fp32, fp16, bf16.")] = None,
-    quantize: Annotated[str | None, typer.Option("--quantize", help="auto, none.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    quantize: Quantize = None,
     no_log: Annotated[bool, typer.Option("--no-log", help="Keep nothing of this reply.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
     stream_json: Annotated[
@@ -88,8 +79,8 @@ def run(
             "model": model, "system": system, "max_tokens": max_tokens, "stop": stop, "context": context,
             "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed,
             "drafter": "none" if no_spec else drafter,
-            "draft_max": draft_max,
-            "pool": pool, "device": device, "dtype": dtype, "quantize": quantize, "log": False if no_log else None,
+            "draft_max": draft_max, "exact": exact or None, "pool": pool,
+            "device": device, "dtype": dtype, "quantize": quantize, "log": False if no_log else None,
         }
     )  # fmt: skip
     if pool in ("user", "readonly") and (settings.drafter == "none" or settings.draft_max == 0):
@@ -104,7 +95,7 @@ def _answer(settings: "Settings", question: str, output: "_Output", stats: bool)
         raise LocalspecError("Standard output is closed, so there is no place for an answer; leave it open.")
     card = registry.resolve(settings.model or "demo")
     checkpoint = registry.inspect(card.path)  # a mistake in the model's name is told before anything is loaded
-    progress = _Progress()
+    progress = Progress()
     if settings.model is None:
         progress.notice("no model named, so the small demo model answers; choose one with -m.")
     with ExitStack() as at_the_end, _Interrupt() as interrupt:
@@ -119,10 +110,16 @@ def _answer(settings: "Settings", question: str, output: "_Output", stats: bool)
 
         choice = choose(card, settings, checkpoint.parameters)
         store, database = None, Paths(config.home()).database
-        learn = settings.log and settings.pool == "user"
-        if settings.pool != "off" and choice.drafter != "none" and (learn or database.exists()):
+        if settings.log or database.exists():  # what was measured here is kept there too
             store = at_the_end.enter_context(Store.open(database, progress.notice))
-        engine = Engine(choice, store=store, learn=learn, notice=progress.notice)
+        engine = Engine(
+            choice,
+            store=store,
+            learn=settings.log and settings.pool == "user",
+            phrases=settings.pool != "off" and choice.drafter != "none",
+            notice=progress.notice,
+            progress=progress.show,
+        )
         load_seconds = time.perf_counter() - began
         sampling, limits = engine.sampling(settings), Limits(settings.max_tokens, settings.stop)
         messages = [{"role": "system", "content": _whole(settings.system)}] if settings.system else []
@@ -135,7 +132,7 @@ def _answer(settings: "Settings", question: str, output: "_Output", stats: bool)
             values = report.of(output.said, reason, statistics)
             output.end(values)
             if stats:
-                _tell(_figures(values))
+                tell(_figures(values))
 
         started = False
         try:
@@ -224,36 +221,6 @@ def _whole(argument: str) -> str:
     return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", argument)
 
 
-def _tell(text: str, end: str = "\n") -> None:
-    """To standard error, if there is one: that it is closed or full must not cost the reply."""
-    if sys.stderr is not None:
-        with suppress(OSError):
-            print(text, end=end, file=sys.stderr, flush=True)
-
-
-class _Progress:
-    """One line on standard error that is overwritten, where that is a terminal that can."""
-
-    def __init__(self) -> None:
-        self._on = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self._shown = False
-
-    def show(self, what: str) -> None:
-        if self._on:
-            self._shown = True
-            _tell(f"\r\x1b[K{one_line(what)} …", end="")
-
-    def clear(self) -> None:
-        if self._shown:
-            _tell("\r\x1b[K", end="")
-            self._shown = False
-
-    def notice(self, sentence: str) -> None:
-        """A sentence that stays, in the place of the line."""
-        self.clear()
-        _tell(f"localspec: {one_line(sentence)}")
-
-
 class _Report:
     """The JSON object of one reply, as far as it does not depend on how the reply went."""
 
@@ -267,7 +234,7 @@ class _Report:
             "device": choice.device,
             "dtype": choice.dtype,
             "quantize": choice.quantize,
-            "exactness": "numerical",  # bitwise is promised only where a self-test has shown it
+            "exactness": "bitwise" if engine.exactness.bitwise else "numerical",
             "accept": "exact",
             "lossless": True,
             "seed": sampling.seed,
@@ -312,11 +279,12 @@ class _Report:
 def _figures(report: dict[str, Any]) -> str:
     """The line of --stats."""
     timings, speculation = report["timings"], report["speculation"]
+    precision = report["dtype"] if report["quantize"] == "none" else report["quantize"]
     sources = ", ".join(f"{name} {count}" for name, count in speculation["sources"].items())
     return (
         f"{timings['tokens_per_second']:.1f} tokens/s · {speculation['acceptance_length']:.2f} tokens/step ({sources})"
         f" · {report['completion_tokens']} tokens · first after {timings['first_token_s']:.2f} s"
-        f" · {report['dtype']}, {report['exactness']} · {report['memory']['peak_bytes'] / 2**30:.2f} GiB at most"
+        f" · {precision}, {report['exactness']} · {report['memory']['peak_bytes'] / 2**30:.2f} GiB at most"
     )
 
 

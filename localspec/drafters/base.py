@@ -31,7 +31,8 @@ class Step:
 
     `committed` are the tokens that became final, in order: the accepted nodes and the bonus token; in prefill those
     of the chunk, and behind the last chunk the first pick. `hidden` [rows, width] are the target's states at the rows
-    now in the cache (the chunk, or the path), and `best` its argmax at every node of the tree. Prefill has no tree.
+    now in the cache (the chunk, or the path), and `best` its argmax at every node of the tree. Prefill has no tree and
+    no times.
     """
 
     committed: Sequence[int]
@@ -39,6 +40,8 @@ class Step:
     tree: DraftTree | None = None
     path: Sequence[int] = ()
     best: Sequence[int] = ()
+    draft_seconds: float = 0.0  # until the drafter had its tree
+    verify_seconds: float = 0.0  # from there until the target's picks were known
 
 
 class Drafter(Protocol):

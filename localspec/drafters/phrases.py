@@ -204,7 +204,8 @@ class Lengthened:
 
     def __init__(self, inner: Drafter, pool: PhrasePool) -> None:
         self.inner, self.pool = inner, pool
-        self._drafted: list[StoredPhrase | None] = []  # by node of the last tree
+        self._draft = DraftTree((0,), (-1,))  # the last one, of which only a part may have been verified
+        self._stored: list[StoredPhrase | None] = []  # by its nodes
 
     @property
     def nbytes(self) -> int:
@@ -215,15 +216,18 @@ class Lengthened:
         self.inner.observe(step)
         self.pool.learn(step)
         self.pool.extend(step.committed)
-        for node in step.path[1:]:
-            if node < len(self._drafted) and (stored := self._drafted[node]) is not None:
+        node = 0
+        for token in step.committed[: max(len(step.path) - 1, 0)]:
+            if token not in self._draft.children[node]:  # below the second of two equal siblings, the first cut off
+                break
+            node = self._draft.children[node][token]
+            if stored := self._stored[node]:
                 self.pool.mark_used(stored)
 
     def rewind(self, length: int) -> None:
         """Forgets what was committed behind `length`."""
         self.inner.rewind(length)
         self.pool.rewind(length)
-        self._drafted = []
 
     def draft(self, context: Context) -> DraftTree:
         """The inner tree, and below its leaves the likeliest phrases, best first, until the nodes are spent."""
@@ -247,7 +251,7 @@ class Lengthened:
                 order += 1
 
         recent = list(context.committed[-BACK:])
-        for rank, leaf in enumerate(builder.leaves):
+        for rank, leaf in enumerate(builder.leaves if builder.size <= context.nodes else ()):
             tail = recent + builder.path_tokens(leaf)
             followers = [(_weight(c), c) for c in self.pool.continuations(tail, context.nodes)]
             offer(leaf, 1.0 / (1 + rank), followers, 0)
@@ -256,8 +260,8 @@ class Lengthened:
             longest = max(group, key=lambda follower: follower[0])[1]
             node = builder.add(parent, longest.tokens[at], longest)
             offer(node, -chance, group, at + 1)
-        tree, self._drafted = builder.build()
-        return tree
+        self._draft, self._stored = builder.build()
+        return self._draft
 
 
 class _Builder:

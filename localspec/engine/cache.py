@@ -10,15 +10,25 @@ BUCKET = 256  # attention always looks at a multiple of this many slots, so that
 class KVCache:
     """One slot a token: slots below `length` hold the committed tokens in their order, the tree under test lies behind.
 
-    Slots are allocated in buckets as the text needs them, never for all that a model could hold.
+    Slots are allocated in buckets as the text needs them, never for all that a model could hold; attention never looks
+    at fewer than `least`.
     """
 
     def __init__(
-        self, layers: int, key_heads: int, head_width: int, slots: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: int,
+        key_heads: int,
+        head_width: int,
+        slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        least: int = 0,
     ) -> None:
         self.length = 0
+        self._least = _rounded(least)
+        slots = max(_rounded(slots), self._least)
         # Zeros, not empty: a masked slot weighs nothing, but nothing times NaN is NaN.
-        self._slots = torch.zeros(layers, 2, key_heads, _rounded(slots), head_width, dtype=dtype, device=device)
+        self._slots = torch.zeros(layers, 2, key_heads, slots, head_width, dtype=dtype, device=device)
 
     @property
     def capacity(self) -> int:
@@ -39,7 +49,7 @@ class KVCache:
 
     def visible(self, rows: int) -> int:
         """How many slots attention looks at when `rows` new tokens stand behind the committed ones."""
-        return min(_rounded(self.length + rows), self.capacity)
+        return min(max(_rounded(self.length + rows), self._least), self.capacity)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Puts [key_heads, rows, head_width] behind the committed tokens; returns the layer's visible slots."""
@@ -63,6 +73,14 @@ class KVCache:
             # index_select copies first: the rows may overlap the slots they move to.
             self._slots[:, :, :, self.length : self.length + count] = self._slots.index_select(3, rows)
         self.length += count
+
+    def rows(self, path: Sequence[int]) -> torch.Tensor:
+        """Keys and values of these rows behind `length`: [layers, 2, key_heads, rows, head_width]."""
+        return self._slots[:, :, :, [self.length + row for row in path]]
+
+    def fill(self, generator: torch.Generator) -> None:
+        """Random keys and values in all slots: for measurements, which need numbers and no text."""
+        self._slots.copy_(torch.randn(self._slots.shape, generator=generator))
 
     def truncate(self, length: int) -> None:
         """Forgets everything behind the first `length` tokens."""

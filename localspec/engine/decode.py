@@ -1,10 +1,12 @@
-"""The decode step: draft, verify, walk, keep, observe. The one place where this happens."""
+"""The decode step: draft, prune, verify, walk, keep, observe. The one place where this happens."""
 
+import time
 from collections.abc import Sequence
 
 import torch
 
 from localspec.drafters.base import Context, Drafter, Step
+from localspec.engine.budget import Budget
 from localspec.engine.cache import KVCache
 from localspec.engine.sampling import Sampling, walk
 from localspec.engine.target import Target
@@ -35,16 +37,24 @@ def prefill_step(
 
 @torch.inference_mode()
 def decode_step(
-    target: Target, cache: KVCache, drafter: Drafter, committed: Sequence[int], nodes: int, sampling: Sampling
+    target: Target, cache: KVCache, drafter: Drafter, committed: Sequence[int], budget: Budget, sampling: Sampling
 ) -> Step:
-    """Commits the accepted path of one draft tree, and the bonus token behind it."""
-    tree = drafter.draft(Context(committed, cache, nodes, sampling))
+    """Commits the accepted path of one draft tree, and the bonus token behind it.
+
+    The step says how long drafting and verification took; a step of prefill does not.
+    """
+    began = time.perf_counter()
+    draft = drafter.draft(Context(committed, cache, budget.nodes, sampling))
+    drafted = time.perf_counter()
     position = cache.length
+    tree = target.aligned(budget.prune(draft, position), position)
+    pruned = time.perf_counter()
     depth = torch.tensor(tree.depth, device=target.device)
     output = target.forward(
         torch.tensor(tree.tokens, device=target.device), position + depth, tree.mask.to(target.device), cache
     )
     best: list[int] = output.logits.argmax(-1).tolist()
+    verified = time.perf_counter()
     # A pick at a node is the token that would stand one place behind it.
     path, bonus = walk(
         tree,
@@ -53,6 +63,8 @@ def decode_step(
         ),
     )
     cache.keep(path)
-    step = Step([*(tree.tokens[node] for node in path[1:]), bonus], output.hidden[path], tree, path, best)
+    accepted = [tree.tokens[node] for node in path[1:]]
+    step = Step([*accepted, bonus], output.hidden[path], tree, path, best, drafted - began, verified - pruned)
     drafter.observe(step)
+    budget.observe(step)
     return step

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,25 +15,52 @@ from localspec.database import StoreTrouble
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Drafter
 from localspec.drafters.phrases import Lengthened, PhrasePool
+from localspec.engine.budget import Budget
+from localspec.engine.exactness import Exactness, measure
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
 from localspec.engine.target import Message, Target, tokenizer_hash
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Event, Prefill
-from localspec.hardware import IdleCores, free_memory
-from localspec.registry import inspect, revision
-from localspec.selection import Choice
+from localspec.hardware import ForwardCosts, IdleCores, forward_costs, free_memory, physical_cores, versions
+from localspec.registry import revision
+from localspec.selection import AUTO_NODES, Choice
 from localspec.store import Store
 
 LONGEST_TOKEN = 256  # characters; what is longer than a context of these need not be cut into tokens to be refused
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def _load(choice: Choice) -> Target:
+    needed, free = choice.bytes, free_memory()
+    if choice.device == "cpu" and needed > free:  # else the system would end some process, likely this one
+        raise DoesNotFit(
+            f"{choice.target.name} needs {needed / 2**30:.1f} GiB of memory and {free / 2**30:.1f} GiB are free; "
+            "close other programs, or choose a smaller model."
+        )
+    try:
+        return Target.load(
+            choice.target.path,
+            device=choice.device,
+            dtype=DTYPES[choice.dtype],
+            context=choice.context,
+            quantize=choice.quantize,
+            exact=choice.exact,
+        )
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise DoesNotFit(
+            f"{choice.target.name} does not fit in the memory of {choice.device}; choose a smaller model."
+        ) from error
+
+
 class Engine:
     """One loaded model with one conversation. Use it from one thread at a time.
 
-    With a store, phrases of earlier sessions are used, and with `learn` those of each reply are kept there. Troubles
-    that cost no text, such as a store that cannot be written, are told through `notice`.
+    With a store, what was measured here before is not measured again; with `phrases` too, those of earlier sessions
+    are used, and with `learn` those of each reply are kept there. Troubles that cost no text, such as a store that
+    cannot be written, are told through `notice`; what takes a while on the first load, through `progress`. A `target`
+    that is loaded already may be shared by engines that take turns; it must be what `choice` says.
+    Raises DoesNotFit, LocalspecError for a broken model, UsageMistake where `choice.exact` cannot be had.
     """
 
     def __init__(
@@ -41,31 +69,23 @@ class Engine:
         *,
         store: Store | None = None,
         learn: bool = True,
+        phrases: bool = True,
         notice: Callable[[str], None] = lambda _: None,
+        progress: Callable[[str], None] = lambda _: None,
+        target: Target | None = None,
     ) -> None:
         began, self._idle_cores = time.perf_counter(), IdleCores()
-        self.choice, self._notice = choice, notice
-        needed, free = inspect(choice.target.path).parameters * DTYPES[choice.dtype].itemsize, free_memory()
-        if choice.device == "cpu" and needed > free:  # else the system would end some process, likely this one
-            raise DoesNotFit(
-                f"{choice.target.name} needs {needed / 2**30:.1f} GiB of memory and {free / 2**30:.1f} GiB are free; "
-                "close other programs, or choose a smaller model."
-            )
-        try:
-            self.target = Target.load(
-                choice.target.path, device=choice.device, dtype=DTYPES[choice.dtype], context=choice.context
-            )
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            raise DoesNotFit(
-                f"{choice.target.name} does not fit in the memory of {choice.device}; choose a smaller model."
-            ) from error
+        self.choice, self._notice, self._progress = choice, notice, progress
+        self.target = target or _load(choice)
         self.revision = revision(choice.target.path)
         self._store, self._learn = store, learn
-        self._pool_id = None if store is None else self._open_pool(store, choice.target.path)
+        self.exactness = self._measured_exactness()
+        self.costs = self._measured_costs() if choice.nodes and not choice.fixed else None
+        self._pool_id = None if store is None or not phrases else self._open_pool(store, choice.target.path)
         reader = None if store is None or self._pool_id is None else partial(store.phrases, self._pool_id)
         self.pool = PhrasePool(self.target.special_tokens, reader, self.target.transformer.shape.vocabulary)
         drafter: Drafter = Lengthened(Autoregressive(), self.pool) if choice.drafter == "phrases" else Autoregressive()
-        self.session = Session(self.target, drafter, choice.nodes)
+        self.session = Session(self.target, drafter, Budget(choice.nodes, self.costs))
         self.load_seconds = time.perf_counter() - began
 
     def sampling(self, settings: Settings) -> Sampling:
@@ -135,6 +155,62 @@ class Engine:
                 return prompt, dropped
             del messages[first : first + 2]
             dropped += 1
+
+    def gap(self, tokens: Sequence[int], one: int, other: int) -> float:
+        """By how much the target's logit of token `one` exceeds that of `other`, behind these tokens."""
+        with torch.inference_mode():
+            causal = torch.ones(len(tokens), len(tokens), dtype=torch.bool, device=self.target.device).tril_()
+            positions = torch.arange(len(tokens), device=self.target.device)
+            row = torch.tensor(tokens, device=self.target.device)
+            logits = self.target.forward(row, positions, causal, last=True).logits[0]
+        return float(logits[one] - logits[other])
+
+    # -- what is measured once ----------------------------------------------------------------------------------------
+
+    def _measured_exactness(self) -> Exactness:
+        choice, widest = self.choice, max(self.choice.nodes, AUTO_NODES) + 1
+        found = Exactness.from_json(self._recall("exactness"))
+        if found is None or (found.bitwise and found.widest < widest):
+            self._progress("measuring how exact this model computes here, once")
+            found = measure(self.target, widest, choice.exact)
+            self._remember("exactness", found.as_json())
+        self.target.multiple = found.multiple
+        if choice.exact and not found.bitwise:
+            raise UsageMistake(
+                f"--exact cannot be had with {choice.target.name} in {choice.dtype} on {choice.device}: its logits "
+                f"differ by up to {found.largest:.1e} of the largest; leave it out, or try another precision."
+            )
+        return found
+
+    def _measured_costs(self) -> ForwardCosts:
+        costs = ForwardCosts.from_list(self._recall("costs"))
+        if costs is None:
+            self._progress("measuring what a row costs here, once")
+            cores = self._idle_cores()
+            torch.set_num_threads(cores)
+            costs = forward_costs(self.target)
+            if cores == physical_cores():  # what a busy moment made of it is good for this session only
+                self._remember("costs", costs.as_list())
+        return costs
+
+    @property
+    def _subject(self) -> str:
+        """What a measurement is valid for."""
+        choice = self.choice
+        form = "exact" if choice.exact else "fastest"
+        return " · ".join(
+            (self.revision, choice.dtype, choice.quantize, form, str(self.target.context), versions(choice.device))
+        )
+
+    def _recall(self, name: str) -> Any:
+        return None if self._store is None else self._store.recall(name, self._subject)
+
+    def _remember(self, name: str, value: Any) -> None:
+        if self._store is not None and not self._store.read_only:
+            try:
+                self._store.remember(name, self._subject, value)
+            except StoreTrouble as trouble:
+                self._notice(str(trouble))
 
     # -- phrases of earlier sessions ----------------------------------------------------------------------------------
 

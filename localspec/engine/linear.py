@@ -1,8 +1,15 @@
-"""The kinds of linear layer. One so far: dense, in the precision of its weight."""
+"""The kinds of linear layer: dense in the precision of its weight, and row-scaled int8 for processors."""
+
+import warnings
+from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+OUTLIER = 6.0  # an activation this many times the root mean square of its row (LLM.int8, §3.2)
+MOST_OUTLIERS = 32  # input channels of one layer
 
 
 class Linear(nn.Module):
@@ -17,3 +24,122 @@ class Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+class RowScaled(nn.Module):
+    """y = x Wᵀ + b in int8 on a processor: W with one scale an output channel, x with one scale a row.
+
+    One scale for all rows, which torch's own dynamic layers use, would make a row depend on the rows beside it; here
+    what a row gives is bit for bit what it gives alone. fp32 in, fp32 out. Gradients flow through x, as through a dense
+    layer with the quantised weight. Input channels named by `protect` are computed in fp32.
+    """
+
+    bias: torch.Tensor | None
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.shape = weight.shape
+        self.packed = _pack(weight.float())
+        self.bias = None if bias is None else bias.float()
+        self.outliers: torch.Tensor | None = None  # channels, and their columns of the quantised weight
+        self.columns: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.requires_grad:
+            y: torch.Tensor = _StraightThrough.apply(x, self)  # type: ignore[no-untyped-call]
+        else:
+            y = self.compute(x)
+        return y
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        """The product itself, [..., in] -> [..., out]; no gradient."""
+        rest = x if self.outliers is None else x.index_fill(-1, self.outliers, 0.0)
+        # A row of zeros has no scale; any other than zero serves it.
+        scale = rest.abs().amax(-1, keepdim=True).clamp_min_(1e-30)
+        steps, zero = activation_steps()
+        # Only the row is scaled to ±1; the operator rounds it to `steps` either side of `zero`.
+        y: torch.Tensor = _multiply(rest / scale, 1 / steps, zero, self.packed)
+        y = y.mul_(scale) if self.bias is None else torch.addcmul(self.bias, y, scale)
+        if self.outliers is not None and self.columns is not None:
+            y += _few_columns(x.index_select(-1, self.outliers), self.columns)
+        return y
+
+    def protect(self, channels: torch.Tensor) -> None:
+        """From now on these input channels are computed in fp32, always and for every row alike."""
+        self.outliers = channels if len(channels) else None
+        self.columns = self.weight[:, channels].contiguous() if len(channels) else None
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The quantised weight as fp32 [out, in], made anew each time."""
+        weight: torch.Tensor = torch.ops.quantized.linear_unpack(self.packed)[0].dequantize()
+        return weight
+
+    @property
+    def nbytes(self) -> int:
+        rows, columns = self.shape
+        kept = [tensor.nbytes for tensor in (self.bias, self.columns) if tensor is not None]
+        return rows * columns + 12 * rows + sum(kept)  # a row: scale, zero point and sum, four bytes each
+
+
+class _StraightThrough(torch.autograd.Function):
+    """int8 operators return no gradient, without complaint; this one is that of the de-quantised weight."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, layer: RowScaled) -> torch.Tensor:
+        context.layer = layer
+        return layer.compute(x)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient @ context.layer.weight, None
+
+
+def outliers(x: torch.Tensor) -> torch.Tensor:
+    """Channels of x [..., channels] that stand out in at least a quarter of the rows, the largest first."""
+    rows = x.reshape(-1, x.shape[-1]).float().abs()
+    # The root mean square of what is left when the largest are taken out: they must not hide behind themselves.
+    ordinary = rows.sort(-1).values[:, : -(-rows.shape[1] * 63 // 64)]
+    spread = ordinary.pow(2).mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
+    often = (rows > OUTLIER * spread).float().mean(0)
+    found = torch.nonzero(often >= 0.25).flatten()
+    size = (rows / spread).mean(0)[found]
+    return found[size.argsort(descending=True)[:MOST_OUTLIERS]].sort().values
+
+
+@cache
+def activation_steps() -> tuple[int, int]:
+    """(steps either side of zero, the zero) of an activation: 127 about 128, or 63 about 64 in seven bits.
+
+    Processors without VNNI add two products in 16 bits, which eight-bit activations overflow without complaint. What
+    the kernel really does is asked of the kernel, with the largest numbers there are.
+    """
+    packed = _pack(torch.ones(64, 256))
+    y = _multiply(torch.ones(1, 256), 1 / 127, 128, packed)
+    return (127, 128) if bool((y - 256).abs().max() < 0.01) else (63, 64)
+
+
+_multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+
+
+def _pack(weight: torch.Tensor) -> Any:
+    if torch.backends.quantized.engine != "x86" and "x86" in torch.backends.quantized.supported_engines:
+        torch.backends.quantized.engine = "x86"
+    scale = weight.abs().amax(1).clamp_min(1e-30) / 127
+    steps = torch.round(weight / scale[:, None]).to(torch.int8)
+    zero = torch.zeros(len(scale), dtype=torch.long)
+    with warnings.catch_warnings():  # that quantised tensors will go, which the developers know
+        warnings.simplefilter("ignore", UserWarning)
+        quantised = torch._make_per_channel_quantized_tensor(steps, scale.double(), zero, 0)
+        return torch.ops.quantized.linear_prepack(quantised, None)
+
+
+def _few_columns(x: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """x columnsᵀ for a few channels, always with a multiple of four rows: fewer would take another path."""
+    rows = x.reshape(-1, x.shape[-1])
+    padded = F.pad(rows, (0, 0, 0, -len(rows) % 4))
+    return F.linear(padded, columns)[: len(rows)].view(*x.shape[:-1], -1)

@@ -5,6 +5,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from localspec.drafters.base import Drafter
+from localspec.engine.budget import Budget
 from localspec.engine.decode import CHUNK, decode_step, prefill_step
 from localspec.engine.detokenize import Transcript
 from localspec.engine.sampling import Sampling
@@ -26,8 +27,8 @@ class Limits:
 class Session:
     """`tokens` are final and all but the last one are in the cache, between replies and after every step."""
 
-    def __init__(self, target: Target, drafter: Drafter, nodes: int) -> None:
-        self.target, self.drafter, self.nodes = target, drafter, nodes
+    def __init__(self, target: Target, drafter: Drafter, budget: Budget) -> None:
+        self.target, self.drafter, self.budget = target, drafter, budget
         self.tokens: list[int] = []
         self.cache = target.cache(0)
         self.statistics: Statistics | None = None  # of the last reply, complete or not
@@ -86,9 +87,9 @@ class _Reply:
             self.first = self.last = self._clock()
             yield from self._text(reason is not None)
             while reason is None:
-                session.cache.reserve(len(session.tokens) + session.nodes)
+                session.cache.reserve(len(session.tokens) + session.budget.most)
                 step = decode_step(
-                    session.target, session.cache, session.drafter, session.tokens, session.nodes, self.sampling
+                    session.target, session.cache, session.drafter, session.tokens, session.budget, self.sampling
                 )
                 session.tokens += step.committed
                 reason, taken = self._take(step.committed, step_sources(step))
@@ -110,7 +111,8 @@ class _Reply:
         del session.tokens[self.reused :]
         session.cache.truncate(self.reused)
         session.drafter.rewind(self.reused)
-        session.cache.reserve(len(prompt) + session.nodes + 1)
+        session.budget.begin()
+        session.cache.reserve(len(prompt) + session.budget.most + 1)
         yield Prefill(self.reused, len(prompt))
         while len(session.tokens) < len(prompt):
             chunk = prompt[len(session.tokens) : len(session.tokens) + CHUNK]
@@ -156,6 +158,8 @@ class _Reply:
             prefill_seconds=self.prefilled,
             first_token_seconds=self.first,
             decode_seconds=decoding,
+            draft_seconds=self.tally.draft_seconds,
+            verify_seconds=self.tally.verify_seconds,
             tokens_per_second=counted / decoding if decoding > 0 and counted > 0 else 0.0,
             steps=self.tally.steps,
             acceptance_length=self.tally.acceptance_length,
@@ -163,7 +167,7 @@ class _Reply:
             drafted=self.tally.drafted,
             accepted=self.tally.accepted,
             sources=count_sources(self.sources[:reply_tokens]),
-            off_reason=None,
+            off_reason=session.budget.off_reason,
             memory=Memory(
                 session.target.nbytes, session.drafter.nbytes, session.cache.nbytes, peak_bytes(session.target.device)
             ),

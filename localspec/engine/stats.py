@@ -17,6 +17,7 @@ class Tally:
         self.drafted = 0
         self.accepted = 0
         self.committed = 0
+        self.draft_seconds = self.verify_seconds = 0.0
         self._reached: list[int] = []  # by depth: how often its parent was accepted and had a child
         self._taken: list[int] = []
 
@@ -26,6 +27,8 @@ class Tally:
         self.steps += 1
         self.drafted += step.tree.size - 1
         self.committed += taken
+        self.draft_seconds += step.draft_seconds
+        self.verify_seconds += step.verify_seconds
         self.accepted += min(taken, len(step.path) - 1)
         for depth, node in enumerate(step.path):
             if not step.tree.children[node]:

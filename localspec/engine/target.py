@@ -2,26 +2,37 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jinja2 import TemplateError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, AutoTokenizer, PretrainedConfig
 from transformers.utils import logging
 
+from localspec.engine.attention import LEAST_SLOTS, fastest, invariant, page
 from localspec.engine.cache import KVCache
+from localspec.engine.linear import Linear, RowScaled, outliers
 from localspec.engine.transformer import Architecture, Rotary, Transformer, weight_map
+from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.registry import Checkpoint, inspect
 
 logging.set_verbosity_error()  # what a user can act on, we say ourselves
 
+PROBE = (
+    "The committee met on Tuesday, 14 March 2023, at 09:30 and heard 3 reports: costs had risen by 12.5 %, mostly for "
+    'energy. "What do you suggest?" asked the chair. Nobody answered at first; then Dr. O\'Neill said: “We could wait.”'
+    "\n\n```python\ndef mean(values: list[float]) -> float:\n    return sum(values) / len(values)\n```\n\n"
+    "- Zürich, São Paulo, 北京, Москва\n- a² + b² = c²; 7 × 8 = 56\n"
+)
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 
 
@@ -46,16 +57,28 @@ class Target:
         tokenizer: Any,
         context: int,
         generation: Mapping[str, Any],
+        exact: bool = False,
     ) -> None:
+        self.exact = exact
         self.transformer, self.config, self.tokenizer, self.context = transformer, config, tokenizer, context
         self.generation = generation  # generation_config.json: the model's own sampling
+        self.multiple = 1  # behind a cache, rows are filled up to a multiple of this many
         self.stop_tokens = _stop_tokens(config, generation, tokenizer)
 
     @classmethod
     def load(
-        cls, path: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32, context: int | None = None
+        cls,
+        path: Path,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        context: int | None = None,
+        quantize: str = "none",
+        exact: bool = False,
     ) -> "Target":
         """Reads a directory in the Hugging Face layout, safetensors only; `context` is the model's own by default.
+
+        `quantize` is none or int8 (processors only); `exact` asks for the form whose rows never depend on each other.
 
         Raises LocalspecError (broken, missing or unsupported files) and UsageMistake (a context the model cannot hold).
         """
@@ -71,15 +94,41 @@ class Target:
         shape = Architecture.of(config)
         if shape.tied and _own_head(checkpoint):  # as the stock model does: what the file holds is what counts
             shape = replace(shape, tied=False)
-        weights = _read(checkpoint, shape, dtype, device)
-        transformer = Transformer(shape, Rotary(config, context, torch.device(device)), weights)
+        weights, rotary = _Weights(checkpoint, shape, dtype, device), Rotary(config, context, torch.device(device))
+        kind, attend = RowScaled if quantize == "int8" else Linear, invariant if exact else fastest
+        transformer = Transformer(shape, rotary, weights, kind, attend)
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # the tokenizers library raises bare Exception on a damaged file
             raise LocalspecError(
                 f"The tokenizer in {path} cannot be read ({_first_line(error)}); fetch the model again."
             ) from error
-        return cls(transformer, config, tokenizer, context, _generation(path))
+        target = cls(transformer, config, tokenizer, context, _generation(path), exact)
+        if kind is RowScaled:
+            target._protect_outliers()
+        return target
+
+    def _protect_outliers(self) -> None:
+        """Reads a text, and lets each int8 layer compute in fp32 the input channels that stand out there.
+
+        A layer is looked at as soon as its input comes by, so those behind it already see what it then gives.
+        """
+
+        def look(layer: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+            assert isinstance(layer, RowScaled)
+            layer.protect(outliers(inputs[0]))
+
+        layers = [layer for layer in self.transformer.modules() if isinstance(layer, RowScaled)]
+        hooks = [layer.register_forward_pre_hook(look) for layer in layers]
+        try:
+            known = [token for token in self.tokenizer(PROBE)["input_ids"] if token < self.transformer.shape.vocabulary]
+            tokens = torch.tensor(known[: self.context] or [0])
+            causal = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril_()
+            with torch.inference_mode():
+                self.forward(tokens, torch.arange(len(tokens)), causal)
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -96,14 +145,31 @@ class Target:
 
         With `last` the logits are those of the last row only: what prefill needs of a long prompt.
         """
+        rows = len(positions)
+        if cache is not None and (short := -rows % self.multiple):
+            tokens, positions = F.pad(tokens, (0, short)), F.pad(positions, (0, short), value=int(positions[0]))
+            mask = F.pad(mask, (0, short, 0, short)) | torch.eye(rows + short, dtype=torch.bool, device=mask.device)
+            cache.reserve(cache.length + rows + short)
         hidden = self.transformer(tokens if tokens.ndim == 2 else tokens[None], positions, mask, cache, layers)
         if tokens.ndim == 1:
             hidden = hidden[0]
-        return Output(self.head(hidden[..., -1:, :] if last else hidden), hidden)
+        if last:
+            return Output(self.head(hidden[..., rows - 1 : rows, :]), hidden[..., :rows, :])
+        return Output(self.head(hidden)[..., :rows, :], hidden[..., :rows, :])
+
+    def aligned(self, tree: DraftTree, start: int) -> DraftTree:
+        """The part of a tree, behind `start` committed tokens, that the exact form computes to the bit."""
+        return tree.aligned(start, self.page) if self.exact else tree
+
+    @cached_property
+    def page(self) -> int:
+        """Slots that the invariant form of attention adds up in one go."""
+        shape = self.transformer.shape
+        return page(shape.key_heads, shape.head_width, self.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Input embeddings of token ids, [..., width]."""
-        return torch.nn.functional.embedding(tokens, self.transformer.embedding)
+        return F.embedding(tokens, self.transformer.embedding)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of hidden states behind the final norm, [..., vocabulary]."""
@@ -113,7 +179,8 @@ class Target:
     def cache(self, slots: int) -> KVCache:
         """An empty cache with room for `slots` tokens, in this model's precision and on its device."""
         shape, like = self.transformer.shape, self.transformer.embedding
-        return KVCache(len(shape.windows), shape.key_heads, shape.head_width, slots, like.dtype, like.device)
+        least = LEAST_SLOTS if self.exact else 0
+        return KVCache(len(shape.windows), shape.key_heads, shape.head_width, slots, like.dtype, like.device, least)
 
     @property
     def device(self) -> torch.device:
@@ -125,7 +192,15 @@ class Target:
 
     @cached_property
     def nbytes(self) -> int:
-        return sum(parameter.nbytes for parameter in self.transformer.parameters())
+        packed = [layer.nbytes for layer in self.transformer.modules() if isinstance(layer, RowScaled)]
+        return sum(packed) + sum(parameter.nbytes for parameter in self.transformer.parameters())
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of weights that one decode step reads: all but an embedding, of which it takes a few rows."""
+        transformer = self.transformer
+        shared = isinstance(transformer.head, Linear) and transformer.head.weight is transformer.embedding
+        return self.nbytes - (0 if shared else transformer.embedding.nbytes)
 
     # -- text ---------------------------------------------------------------------------------------------------------
 
@@ -248,34 +323,51 @@ def _own_head(checkpoint: Checkpoint) -> bool:
     return len(found) == len(names) and not torch.equal(*found.values())
 
 
-def _read(checkpoint: Checkpoint, shape: Architecture, dtype: torch.dtype, device: str) -> dict[str, torch.Tensor]:
-    """Our parameters by name, each made of its Hugging Face tensors. Raises LocalspecError for what is missing."""
-    wanted = weight_map(shape)
-    found: dict[str, torch.Tensor] = {}
-    names = {part for made_of in wanted.values() for part, _ in made_of}
-    try:
+class _Weights(Mapping[str, torch.Tensor]):
+    """Our parameters by name, each made of its Hugging Face tensors when it is asked for and not held here.
+
+    So a model that is packed while it is read never lies in memory whole. Raises LocalspecError for what is missing.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, shape: Architecture, dtype: torch.dtype, device: str) -> None:
+        self._made_of, self._dtype, self._device, self._path = weight_map(shape), dtype, device, checkpoint.path
+        names = {part for made_of in self._made_of.values() for part, _ in made_of}
+        self._file: dict[str, Any] = {}
         for file in checkpoint.weight_files:
-            with safe_open(file, framework="pt") as tensors:
-                for name in names & set(tensors.keys()):
-                    found[name] = tensors.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise LocalspecError(f"{file} is damaged ({_first_line(error)}); fetch the model again.") from error
-    if missing := sorted(names - found.keys()):
-        raise LocalspecError(
-            f"The weights in {checkpoint.path} lack '{missing[0]}' and {len(missing) - 1} more; fetch the model again."
-        )
-    ours = {}
-    for name, made_of in wanted.items():
-        for part, rows in made_of:
-            promised = [rows, *_columns(name, shape)]
-            if list(found[part].shape) != promised:
-                raise LocalspecError(
-                    f"'{part}' in {checkpoint.path} has the shape {list(found[part].shape)} where config.json promises "
-                    f"{promised}; fetch the model again."
-                )
-        parts = [found.pop(part) for part, _ in made_of]
-        ours[name] = (parts[0] if len(parts) == 1 else torch.cat(parts)).to(device, dtype)
-    return ours
+            with self._told(file):
+                tensors: Any = safe_open(file, framework="pt")
+                self._file.update(dict.fromkeys(names & set(tensors.keys()), tensors))
+        if missing := sorted(names - self._file.keys()):
+            raise LocalspecError(
+                f"The weights in {self._path} lack '{missing[0]}' and {len(missing) - 1} more; fetch the model again."
+            )
+        for name, made_of in self._made_of.items():
+            for part, rows in made_of:
+                found, promised = self._file[part].get_slice(part).get_shape(), [rows, *_columns(name, shape)]
+                if list(found) != promised:
+                    raise LocalspecError(
+                        f"'{part}' in {self._path} has the shape {list(found)} where config.json promises "
+                        f"{promised}; fetch the model again."
+                    )
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        with self._told(self._path):
+            parts = [self._file[part].get_tensor(part) for part, _ in self._made_of[name]]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self._device, self._dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made_of)
+
+    def __len__(self) -> int:
+        return len(self._made_of)
+
+    @staticmethod
+    @contextmanager
+    def _told(what: Path) -> Iterator[None]:
+        try:
+            yield
+        except (SafetensorError, OSError) as error:
+            raise LocalspecError(f"{what} is damaged ({_first_line(error)}); fetch the model again.") from error
 
 
 def _columns(name: str, shape: Architecture) -> list[int]:

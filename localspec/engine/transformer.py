@@ -13,8 +13,9 @@ from torch import nn
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from localspec.engine.attention import Attention, fastest
 from localspec.engine.cache import KVCache
-from localspec.engine.linear import Linear
+from localspec.engine.linear import Linear, RowScaled
 from localspec.errors import LocalspecError
 
 
@@ -138,7 +139,9 @@ class Rotary:
         return cosines.to(dtype)[:, None], sines.to(dtype)[:, None]
 
 
+WIDEST = 128  # rows: no draft tree has so many
 Turns = tuple[torch.Tensor, torch.Tensor]
+LinearKind = type[Linear] | type[RowScaled]
 
 
 def _turn(x: torch.Tensor, turns: Turns) -> torch.Tensor:
@@ -153,15 +156,17 @@ def _turn(x: torch.Tensor, turns: Turns) -> torch.Tensor:
 class Layer(nn.Module):
     """Attention and gated feed-forward, each behind its norm."""
 
-    def __init__(self, shape: Architecture, index: int, weights: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self, shape: Architecture, index: int, weights: Mapping[str, torch.Tensor], kind: LinearKind, attend: Attention
+    ) -> None:
         super().__init__()
-        self.shape, self.index = shape, index
+        self.shape, self.index, self.attend = shape, index, attend
 
-        def linear(name: str) -> Linear:
-            return Linear(weights[f"layers.{index}.{name}.weight"], weights.get(f"layers.{index}.{name}.bias"))
+        def linear(name: str) -> Linear | RowScaled:
+            return kind(weights[f"layers.{index}.{name}.weight"], weights.get(f"layers.{index}.{name}.bias"))
 
         def vector(name: str) -> nn.Parameter:
-            return nn.Parameter(weights[f"layers.{index}.{name}"], requires_grad=False)
+            return nn.Parameter(_computed(weights[f"layers.{index}.{name}"], kind), requires_grad=False)
 
         self.qkv, self.output, self.gate_up, self.down = (
             linear("qkv"),
@@ -195,6 +200,8 @@ class Layer(nn.Module):
         if cache is not None:
             cached_keys, cached_values = cache.write(self.index, keys[0], values[0])
             keys, values = cached_keys[None], cached_values[None]
+        # Training needs a gradient, not bits; and prefill reads the same rows with and without speculation.
+        attend = self.attend if cache is not None and n <= WIDEST else fastest
         # The queries that share a key head become more rows of it, so that an explicit mask never copies keys.
         packed = (
             qk[:, :, :heads]
@@ -202,21 +209,33 @@ class Layer(nn.Module):
             .permute(0, 2, 3, 1, 4)
             .reshape(batch, key_heads, group * n, width)
         )
-        mixed = F.scaled_dot_product_attention(packed, keys, values, attn_mask=mask)
+        mixed = attend(packed, keys, values, mask)
         return mixed.view(batch, key_heads, group, n, width).permute(0, 3, 1, 2, 4).reshape(batch, n, heads * width)
 
 
 class Transformer(nn.Module):
-    """Embedding, layers, final norm, head. Weights by our names, as `weight_map` lists them."""
+    """Embedding, layers, final norm, head. Weights by our names, as `weight_map` lists them; each is read once.
 
-    def __init__(self, shape: Architecture, rotary: Rotary, weights: Mapping[str, torch.Tensor]) -> None:
+    With int8 linears all that lies between them is computed in fp32; embedding and cache keep the weights' precision.
+    """
+
+    def __init__(
+        self,
+        shape: Architecture,
+        rotary: Rotary,
+        weights: Mapping[str, torch.Tensor],
+        kind: LinearKind = Linear,
+        attend: Attention = fastest,
+    ) -> None:
         super().__init__()
-        self.shape, self.rotary = shape, rotary
-        self.embedding = nn.Parameter(weights["embedding"], requires_grad=False)
-        self.layers = nn.ModuleList(Layer(shape, index, weights) for index in range(len(shape.windows)))
-        self.norm = nn.Parameter(weights["norm"], requires_grad=False)
-        self.head = Linear(weights["embedding"] if shape.tied else weights["head.weight"])
-        if shape.tied:
+        self.shape, self.rotary, self.kind = shape, rotary, kind
+        embedding = weights["embedding"]
+        self.embedding = nn.Parameter(embedding, requires_grad=False)
+        self.computes_in = torch.float32 if kind is RowScaled else embedding.dtype
+        self.layers = nn.ModuleList(Layer(shape, index, weights, kind, attend) for index in range(len(shape.windows)))
+        self.norm = nn.Parameter(_computed(weights["norm"], kind), requires_grad=False)
+        self.head = kind(embedding if shape.tied else weights["head.weight"])
+        if shape.tied and isinstance(self.head, Linear):
             self.head.weight = self.embedding
 
     def forward(
@@ -233,15 +252,15 @@ class Transformer(nn.Module):
         (batch 1) every row sees all committed tokens too, and its keys and values are written behind them. Without one
         nothing is written and gradients flow: the training form of the same code. `layers` runs only those.
         """
-        x = F.embedding(tokens, self.embedding)
+        x = F.embedding(tokens, self.embedding).to(self.computes_in)
         turns = self.rotary.at(positions, x.dtype)
-        masks = {window: self._mask(mask, positions, window, cache, x.dtype) for window in set(self.shape.windows)}
+        masks = {window: self._mask(mask, positions, window, cache) for window in set(self.shape.windows)}
         for index in range(len(self.layers)) if layers is None else layers:
             x = self.layers[index](x, turns, masks[self.shape.windows[index]], cache)
         return _norm(x, self.norm, self.shape.epsilon)
 
     def _mask(
-        self, mask: torch.Tensor, positions: torch.Tensor, window: int | None, cache: KVCache | None, dtype: torch.dtype
+        self, mask: torch.Tensor, positions: torch.Tensor, window: int | None, cache: KVCache | None
     ) -> torch.Tensor:
         """Additive [group * n, slots] from who may see whom among the new rows, the committed tokens and the window."""
         n, committed = len(positions), cache.length if cache is not None else 0
@@ -253,8 +272,13 @@ class Transformer(nn.Module):
             where = torch.arange(seen.shape[1], device=mask.device)
             where[committed : committed + n] = positions
             seen &= where > positions[:, None] - window
+        dtype = self.computes_in if cache is None else self.embedding.dtype
         additive = torch.zeros(seen.shape, dtype=dtype, device=mask.device).masked_fill_(~seen, float("-inf"))
         return additive.repeat(self.shape.heads // self.shape.key_heads, 1)
+
+
+def _computed(vector: torch.Tensor, kind: LinearKind) -> torch.Tensor:
+    return vector.float() if kind is RowScaled else vector
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

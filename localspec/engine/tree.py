@@ -36,6 +36,33 @@ class DraftTree:
         """A tree of width one: the root, then each token below the one before it."""
         return cls(tokens, range(-1, len(tokens) - 1), None if source is None else [source] * len(tokens))
 
+    def only(self, nodes: Sequence[int]) -> "DraftTree":
+        """The tree of these nodes, which are in ascending order and hold the root and the parent of each."""
+        number = {node: index for index, node in enumerate(nodes)}
+        return DraftTree(
+            tokens=[self.tokens[node] for node in nodes],
+            parents=[number[self.parents[node]] if node else -1 for node in nodes],
+            source=self.source and [self.source[node] for node in nodes],
+            probe=self.probe and [self.probe[node] for node in nodes],
+            draft_logits=None if self.draft_logits is None else self.draft_logits[list(nodes)],
+        )
+
+    def aligned(self, start: int, page: int) -> "DraftTree":
+        """The part whose every node, behind `start` committed tokens, lies in the page of slots where its token goes.
+
+        Its token goes as far behind `start` as the node is deep; the node's slot is its row. With pages of four slots:
+
+            slots  · a b c│d e     a─b─c       d's token goes where b is, to the first page, and d lies in the
+                                    └d─e       second: it is cut off, and e, which hangs below it, too
+        """
+        kept, number = [0], {0: 0}
+        for node in range(1, self.size):
+            slot, place = start + len(kept), start + self.depth[node]
+            if self.parents[node] in number and slot // page == place // page:
+                number[node] = len(kept)
+                kept.append(node)
+        return self if len(kept) == self.size else self.only(kept)
+
     @property
     def size(self) -> int:
         return len(self.tokens)

@@ -15,11 +15,11 @@ def test_version_and_help(tmp_path):
     for arguments in ((), ("-h",), ("--help",)):
         result = localspec(tmp_path, *arguments)
         assert result.returncode == 0 and result.stderr == ""
-        for command in ("run", "list", "show", "pool", "config", "path"):
+        for command in ("run", "list", "show", "doctor", "bench", "pool", "config", "path"):
             assert f"\n  {command} " in result.stdout
 
 
-@pytest.mark.parametrize("command", ["run", "list", "show", "pool", "config", "path"])
+@pytest.mark.parametrize("command", ["run", "list", "show", "doctor", "bench", "pool", "config", "path"])
 def test_help_of_every_command(tmp_path, command):
     result = localspec(tmp_path, command, "--help")
     assert result.returncode == 0 and result.stdout.startswith(f"Usage: localspec {command}")
@@ -203,4 +203,4 @@ def test_a_terminal_that_lacks_a_character_is_no_error(tmp_path):
 
 def test_completion_of_commands(tmp_path):
     result = localspec(tmp_path, _LOCALSPEC_COMPLETE="complete_bash", COMP_WORDS="localspec ", COMP_CWORD="1")
-    assert set(result.stdout.split()) == {"run", "list", "show", "pool", "config", "path"}
+    assert set(result.stdout.split()) == {"run", "list", "show", "doctor", "bench", "pool", "config", "path"}

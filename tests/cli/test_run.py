@@ -24,6 +24,7 @@ import pytest
 from command import environment
 from scripted import FRAME, Script, random_model, scripted_model
 
+from localspec import hardware
 from localspec.cli import run as run_module
 from localspec.cli.main import main
 from localspec.paths import Paths
@@ -578,6 +579,57 @@ def test_the_models_own_sampling(run, models):
     assert one["token_ids"] == two["token_ids"]
 
 
+# -- exactness ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [["--temp", "0"], ["--seed", "3", "--temp", "1"]])
+def test_exact_text_is_the_same_with_and_without_speculation_and_says_so(run, noise, how):
+    arguments = ["-m", noise, "hi", "-n", "40", "--exact", "--json", *how]
+    fixed = ("--draft-max", "8")  # also where it does not pay
+    first, known, plain = (run(*arguments, *more).json for more in (fixed, fixed, ("--no-spec",)))
+    assert first["token_ids"] == known["token_ids"] == plain["token_ids"]
+    assert known["speculation"]["draft_n_accepted"] > first["speculation"]["draft_n_accepted"]
+    assert {reply["exactness"] for reply in (first, known, plain)} == {"bitwise"}
+
+
+@pytest.fixture
+def inexact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose rows depend on each other."""
+    from localspec.engine import engine
+    from localspec.engine.exactness import Exactness
+
+    monkeypatch.setattr(engine, "measure", lambda *_: Exactness(False, 65, largest=0.00123))
+
+
+def test_what_the_self_test_finds_is_what_is_said(run, hello, inexact):
+    result = run("-m", hello.path, "hi", "--stream-json", "--stats")
+    start, *_, end = (json.loads(line) for line in result.out.splitlines())
+    assert start["exactness"] == end["exactness"] == "numerical" and "fp32, numerical ·" in result.err
+
+
+def test_exact_where_it_cannot_be_had_is_refused(run, hello, inexact, monkeypatch):
+    refused(run("-m", hello.path, "hi", "--exact"), 2, "--exact", "fp32", "1.2e-03")
+    monkeypatch.setenv("LOCALSPEC_EXACT", "yes")
+    refused(run("-m", hello.path, "hi"), 2, "--exact", str(hello.path))
+    monkeypatch.setenv("LOCALSPEC_EXACT", "no")
+    assert run("-m", hello.path, "hi").code == 0
+
+
+def test_the_figures_name_the_precision(run, hello):
+    assert " · fp32, bitwise · " in run("-m", hello.path, "hi", "--stats", "--exact").err
+    assert " · int8, " in run("-m", hello.path, "hi", "--stats", "--quantize", "int8").err
+
+
+def test_what_is_measured_on_the_first_load_is_told_once(run, hello, monkeypatch):
+    monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: hardware.physical_cores())  # a busy one keeps none
+    shown: list[str] = []
+    monkeypatch.setattr(run_module.Progress, "show", lambda self, what: shown.append(what))
+    for measured in (2, 0):
+        assert run("-m", hello.path, "hi").code == 0
+        assert len([what for what in shown if "measuring" in what and "once" in what]) == measured, shown
+        shown.clear()
+
+
 @pytest.mark.parametrize("arguments", [[], ["--stop", "four five"], ["--no-spec"], ["-n", "50"]])
 def test_the_stream(run, long, arguments):
     result = run("-m", long.path, "hi", "--stream-json", *arguments)
@@ -784,10 +836,21 @@ def test_what_learns_and_what_forgets(run, long):
     assert length("--no-log") == length() == 1.0
 
 
-@pytest.mark.parametrize("arguments", [["--pool", "off"], ["--no-spec"], ["--draft-max", "0"]])
-def test_what_needs_no_database_makes_none(run, home, hello, arguments):
-    assert run("-m", hello.path, "hi", *arguments).code == 0
+@pytest.mark.parametrize("arguments", [[], ["--pool", "off"], ["--no-spec"], ["--draft-max", "0"], ["--exact"]])
+def test_where_nothing_may_be_kept_there_is_no_database(run, home, hello, arguments):
+    assert run("-m", hello.path, "hi", "--no-log", *arguments).code == 0
     assert not home.exists()
+
+
+@pytest.mark.parametrize("arguments", [["--pool", "off"], ["--no-spec"], ["--draft-max", "0"]])
+def test_without_phrases_what_was_measured_is_kept_and_nothing_else(run, home, hello, monkeypatch, arguments):
+    assert run("-m", hello.path, "hi", *arguments).code == 0
+    with contextlib.closing(sqlite3.connect(Paths(home).database)) as connection:
+        assert connection.execute("SELECT count(*) FROM measurement").fetchone()[0] > 0
+        for table in ("pool", "phrase"):
+            assert connection.execute(f"SELECT * FROM {table}").fetchall() == []
+    monkeypatch.setattr("localspec.engine.engine.measure", lambda *_: pytest.fail("it was measured again"))
+    assert run("-m", hello.path, "hi", *arguments, "--no-log").code == 0
 
 
 def kept_tokens(database: Path) -> set[int]:

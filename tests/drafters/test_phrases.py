@@ -14,6 +14,7 @@ from tiny_models import Tiny, prompt_ids, stock_reply
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Context, Drafter, Step
 from localspec.drafters.phrases import AHEAD, BACK, ENTRIES, KEYS, Lengthened, PhrasePool
+from localspec.engine.budget import Budget
 from localspec.engine.cache import KVCache
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
@@ -364,6 +365,41 @@ def test_stored_phrases_that_were_accepted_are_reported_as_used_and_no_others() 
     assert drafter.pool.harvest(5)[1] == []
 
 
+def test_a_stored_phrase_is_known_again_in_what_is_left_of_the_draft() -> None:
+    shelf = Shelf(((1, 2), [], [30, 31]), ((1, 2), [], [40, 41]))
+    drafter = Lengthened(Autoregressive(), PhrasePool((), shelf))
+    drafter.observe(observed([1, 2]))
+    tree = drafter.draft(context([1, 2], 4))
+    first, second = tree.tokens[1], 70 - tree.tokens[1]
+    left = tree.only([0, list(tree.tokens).index(second)])
+    drafter.observe(verified(left, path=[0, 1], best=[second, 99]))
+    assert drafter.pool.harvest(2)[1] == [(pack_key(1, 2), b"", pack_tokens([second, second + 1]))]
+    tree = drafter.draft(context([1, 2], 4))
+    drafter.observe(verified(tree.only([0]), path=[0], best=[first]))
+    assert drafter.pool.harvest(3)[1] == [], "it was right, but the target found it alone"
+
+
+@pytest.mark.parametrize("second", [31, 41])
+def test_stored_phrases_that_begin_alike_are_told_apart(second: int) -> None:
+    shelf = Shelf(((1, 2), [], [30, 31]), ((1, 2), [], [30, 41]))
+    drafter = Lengthened(Autoregressive(), PhrasePool((), shelf))
+    drafter.observe(observed([1, 2]))
+    tree = drafter.draft(context([1, 2], 3))
+    path = [0, 1, list(tree.tokens).index(second)]
+    drafter.observe(verified(tree, path, best=[30, second, *[99] * (tree.size - 2)]))
+    assert (pack_key(1, 2), b"", pack_tokens([30, second])) in drafter.pool.harvest(2)[1]
+
+
+def test_nothing_is_looked_up_while_nothing_may_be_proposed() -> None:
+    shelf = Shelf(((1, 2), [], [30, 31]))
+    inner = Given([2], [-1])
+    drafter = Lengthened(inner, PhrasePool((), shelf))
+    drafter.observe(observed([1, 2]))
+    assert drafter.draft(context([1, 2], 0)) is inner.fixed
+    assert shelf.asked == []
+    assert inner.nodes == 0
+
+
 def reply(
     session: Session, prompt: Sequence[int], count: int, sampling: Sampling = GREEDY
 ) -> tuple[list[int], Statistics]:
@@ -375,7 +411,7 @@ def reply(
 def test_what_one_session_learns_a_later_one_accepts(tiny: Make, tmp_path: Path) -> None:
     """A real store in a file: the second session draws whole phrases of the first, and says the very same."""
     model, prompt, sampling = tiny("mistral-many-heads-no-window"), prompt_ids(12, seed=3), Sampling(1.0, seed=6)
-    text, _ = reply(Session(model.target, Autoregressive(), 0), prompt, 40, sampling)
+    text, _ = reply(Session(model.target, Autoregressive(), Budget(0)), prompt, 40, sampling)
     assert len(set(text)) > 30, "a reply that hardly repeats itself: there is something to learn"
     steps, lengths = [], []
     for _ in range(2):
@@ -383,7 +419,7 @@ def test_what_one_session_learns_a_later_one_accepts(tiny: Make, tmp_path: Path)
             number = store.pool("tiny", "hash")
             assert number is not None
             pool = PhrasePool(model.target.special_tokens, partial(store.phrases, number))
-            session = Session(model.target, Lengthened(Autoregressive(), pool), 8)
+            session = Session(model.target, Lengthened(Autoregressive(), pool), Budget(8))
             ids, statistics = reply(session, prompt, 40, sampling)
             assert ids == text
             store.learn(number, *pool.harvest(len(prompt)))
@@ -413,7 +449,7 @@ def test_a_hostile_store_never_changes_the_text(tiny: Make, huge: bool) -> None:
     text = stock_reply(model.stock, prompt, 40)
     for inner in (Autoregressive(), Oracle(prompt + text)):
         pool = PhrasePool(model.target.special_tokens, garbage, vocabulary=320)
-        ids, statistics = reply(Session(model.target, Lengthened(inner, pool), 10), prompt, 40)
+        ids, statistics = reply(Session(model.target, Lengthened(inner, pool), Budget(10)), prompt, 40)
         assert ids == text
         assert statistics.drafted > len(text)
 

@@ -1,6 +1,8 @@
 """One step: what the drafter is told is what the stock model computes."""
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from doubles import Witness, path_to
 from tiny_models import Tiny, prompt_ids, stock_logits
 
 from localspec.drafters.base import Context, Step
+from localspec.engine.budget import Budget
 from localspec.engine.decode import decode_step, prefill_step
 from localspec.engine.sampling import Sampling
 from localspec.engine.tree import DraftTree
@@ -58,7 +61,7 @@ def test_a_step_reports_states_picks_and_rows_of_the_accepted_path(tiny: Make, n
     tokens = [root, (one + 1) % 320, one, 7, (two + 1) % 320, two, bonus]
     parents = [-1, 0, 0, 1, 2, 2, 5]
     drafter.next = DraftTree(tokens, parents, probe=[False] * 6 + [True])
-    step = decode_step(model.target, cache, drafter, text, 6, sampling)
+    step = decode_step(model.target, cache, drafter, text, Budget(6), sampling)
     assert step.path == [0, 2, 5]
     assert step.committed == [one, two, bonus]
     assert cache.length == len(text) + 2
@@ -68,6 +71,61 @@ def test_a_step_reports_states_picks_and_rows_of_the_accepted_path(tiny: Make, n
         assert step.best[node] == int(stock_logits(model.stock, prompt + path)[-1].argmax())
     context = drafter.contexts[-1]
     assert (context.root, context.nodes, context.sampling) == (root, 6, sampling)
+
+
+class Halving(Budget):
+    """Keeps every node but the last half, and notes what it is asked and told."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self.nodes, self.asked, self.told = 5, [], []
+
+    def prune(self, tree: DraftTree, context: int) -> DraftTree:
+        self.asked.append((tree, context))
+        return tree.only(range((tree.size + 1) // 2))
+
+    def observe(self, step: Step) -> None:
+        self.told.append(step)
+
+
+def test_what_the_budget_leaves_of_a_draft_is_verified_and_both_are_told(tiny: Make) -> None:
+    model, prompt, drafter = tiny("llama-grouped-dynamic"), prompt_ids(14, seed=8), Fixed()
+    cache, budget = model.target.cache(64), Halving(9)
+    text = prefill_step(model.target, cache, drafter, prompt, Sampling(), last=True).committed
+    coming: list[int] = []
+    for _ in range(6):
+        coming.append(int(stock_logits(model.stock, [*text, *coming])[-1].argmax()))
+    drafter.next = DraftTree.chain([text[-1], *coming[:5]])
+    step = decode_step(model.target, cache, drafter, text, budget, Sampling())
+    assert budget.asked == [(drafter.next, len(prompt))]
+    assert drafter.contexts[-1].nodes == 5, "what the budget allows now, not the most it ever will"
+    assert list(step.committed) == coming[:3], "two of the nodes, and the token behind them"
+    assert step.tree is not None
+    assert step.tree.size == len(step.best) == 3
+    assert drafter.steps[-1] is budget.told[-1] is step
+
+
+def test_drafting_and_verification_are_timed_apart(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that only the drafter, the budget and the target move."""
+    model, prompt, clock = tiny("llama-grouped-dynamic"), prompt_ids(14, seed=8), [0.0]
+
+    def after(seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*given: Any, **named: Any) -> Any:
+            clock[0] += seconds
+            return function(*given, **named)
+
+        return timed
+
+    monkeypatch.setattr("localspec.engine.decode.time.perf_counter", lambda: clock[0])
+    target, drafter, budget, cache = copy.copy(model.target), Fixed(), Budget(3), model.target.cache(64)
+    target.forward = after(7.0, target.forward)
+    drafter.draft, drafter.observe = after(5.0, drafter.draft), after(100.0, drafter.observe)
+    budget.prune, budget.observe = after(1000.0, budget.prune), after(10000.0, budget.observe)
+    step = prefill_step(target, cache, drafter, prompt, Sampling(), last=True)
+    assert (step.draft_seconds, step.verify_seconds) == (0.0, 0.0)
+    drafter.next = DraftTree.chain([step.committed[-1], 5])
+    step = decode_step(target, cache, drafter, step.committed, budget, Sampling())
+    assert (step.draft_seconds, step.verify_seconds) == (5.0, 7.0)
 
 
 def test_a_chunk_that_is_not_the_last_commits_its_own_tokens_only(tiny: Make) -> None:

@@ -10,6 +10,7 @@ from tiny_models import Tiny, read, stock_logits
 import localspec
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.phrases import Lengthened, PhrasePool
+from localspec.engine.budget import Budget
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
 from localspec.events import Done, Text
@@ -67,7 +68,7 @@ def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(demo: Tiny, q
         OffChain(prompt + text),
         RandomBranches(prompt + text, seed=1),
     ):
-        events = list(Session(demo.target, drafter, 8).generate(prompt, Sampling(), Limits(max_tokens=COUNT)))
+        events = list(Session(demo.target, drafter, Budget(8)).generate(prompt, Sampling(), Limits(max_tokens=COUNT)))
         assert [token for event in events if isinstance(event, Text) for token in event.tokens] == text
         assert isinstance(events[-1], Done)
         if isinstance(drafter, OffChain):
@@ -81,7 +82,7 @@ def test_a_seed_gives_the_same_ids_with_and_without_phrases(demo: Tiny) -> None:
     for seed in range(3):
         replies = []
         for drafter in (Autoregressive(), Lengthened(Autoregressive(), pool)):
-            session = Session(demo.target, drafter, 8)
+            session = Session(demo.target, drafter, Budget(8))
             events = list(session.generate(prompt, Sampling(0.8, top_p=0.95, seed=seed), Limits(max_tokens=COUNT)))
             replies.append([token for event in events if isinstance(event, Text) for token in event.tokens])
             session.rewind(0)
@@ -90,7 +91,7 @@ def test_a_seed_gives_the_same_ids_with_and_without_phrases(demo: Tiny) -> None:
 
 def test_it_stops_by_itself(demo: Tiny) -> None:
     prompt = demo.target.encode([{"role": "user", "content": PROMPTS[0]}])
-    session = Session(demo.target, Lengthened(Autoregressive(), PhrasePool(demo.target.special_tokens)), 8)
+    session = Session(demo.target, Lengthened(Autoregressive(), PhrasePool(demo.target.special_tokens)), Budget(8))
     *_, done = session.generate(prompt, Sampling(), Limits(max_tokens=200))
     assert isinstance(done, Done)
     assert done.reason == "stop"

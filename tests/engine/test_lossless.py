@@ -26,6 +26,7 @@ from transformers import LlamaConfig, Qwen3Config
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Drafter
 from localspec.drafters.phrases import Lengthened, PhrasePool
+from localspec.engine.budget import Budget
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
 from localspec.engine.target import Target
@@ -87,7 +88,7 @@ def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(
     target, prompt, text = tiny(name).target, prompt_ids(23, seed=23), expected(name, 23, 40)
     assert len(text) == 40
     assert len(set(text)) > 12, "a text that circles would hide what goes wrong"
-    session = Session(target, DRAFTERS[drafter](target, prompt + text), NODES)
+    session = Session(target, DRAFTERS[drafter](target, prompt + text), Budget(NODES))
     ids, statistics = reply(session, prompt, GREEDY, Limits(max_tokens=40))
     assert ids == text
     if drafter in KNOWING:  # none of this would mean much if nothing were ever accepted
@@ -103,7 +104,7 @@ def test_greedy_ids_do_not_depend_on_the_width_of_the_tree(tiny: Make, nodes: in
     target, prompt = tiny(name).target, prompt_ids(12, seed=3)
     text = stock_reply(tiny(name).stock, prompt, 40)
     for seed in range(3):
-        session = Session(target, RandomBranches(prompt + text, seed=seed, right=0.8), nodes)
+        session = Session(target, RandomBranches(prompt + text, seed=seed, right=0.8), Budget(nodes))
         assert reply(session, prompt, GREEDY, Limits(max_tokens=40))[0] == text
 
 
@@ -112,7 +113,7 @@ def test_phrases_are_accepted_where_a_text_repeats_itself(tiny: Make) -> None:
     name = "llama-one-key-head-tied-linear"
     target, prompt = tiny(name).target, prompt_ids(8, seed=1)
     text = stock_reply(tiny(name).stock, prompt, 80, stops=())
-    session = Session(target, phrases(target), NODES)
+    session = Session(target, phrases(target), Budget(NODES))
     ids, statistics = reply(session, prompt, GREEDY, Limits(max_tokens=80))
     assert ids == text
     assert statistics.acceptance_length > 1.25
@@ -156,7 +157,7 @@ def test_three_turns_with_a_reused_prefix_are_those_of_the_stock_model(
     session = Session(
         model.target,
         oracles[drafter](*texts) if drafter in oracles else DRAFTERS[drafter](model.target, texts[-1]),
-        NODES,
+        Budget(NODES),
     )
     held = 0
     for prompt, text in turns:
@@ -187,7 +188,7 @@ def test_a_prompt_of_1500_tokens_in_chunks_and_three_turns_after_it(long_model: 
         prompt = [*prompt, *text, *prompt_ids(30, seed=turn)]
     texts = [prompt + text for prompt, text in turns]
     for drafter in (Autoregressive(), phrases(model.target), OffChain(*texts), RandomBranches(*texts, seed=2)):
-        session = Session(model.target, drafter, NODES)
+        session = Session(model.target, drafter, Budget(NODES))
         for prompt, text in turns:
             ids, statistics = reply(session, prompt, GREEDY, Limits(max_tokens=count))
             assert ids == text
@@ -231,7 +232,7 @@ def draw_counts(
     model: Tiny, drafter: Drafter, prompt: list[int], sampling: dict[str, float], draws: int
 ) -> torch.Tensor:
     """How often each continuation of three tokens comes, over consecutive seeds."""
-    session, counts = Session(model.target, drafter, NODES), torch.zeros(LETTERS, LETTERS, LETTERS)
+    session, counts = Session(model.target, drafter, Budget(NODES)), torch.zeros(LETTERS, LETTERS, LETTERS)
     for seed in range(draws):
         ids, _ = reply(session, prompt, Sampling(**sampling, seed=seed), Limits(max_tokens=3))
         counts[tuple(ids)] += 1
@@ -286,9 +287,9 @@ def test_a_seed_gives_the_same_ids_whatever_the_drafter(tiny: Make, name: str, s
     target, prompt = tiny(name).target, prompt_ids(10, seed=4)
     for seed in (0, 1, 2**63 + 5):
         sampling = Sampling(**SHAPES[shape], seed=seed)
-        plain, _ = reply(Session(target, Autoregressive(), 0), prompt, sampling, Limits(max_tokens=24))
+        plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, sampling, Limits(max_tokens=24))
         for drafter in [name for name in DRAFTERS if name != "none"]:
-            session = Session(target, DRAFTERS[drafter](target, prompt + plain), NODES)
+            session = Session(target, DRAFTERS[drafter](target, prompt + plain), Budget(NODES))
             ids, statistics = reply(session, prompt, sampling, Limits(max_tokens=24))
             assert ids == plain, drafter
             if drafter in KNOWING and len(plain) == 24:
@@ -297,6 +298,6 @@ def test_a_seed_gives_the_same_ids_whatever_the_drafter(tiny: Make, name: str, s
 
 def test_seeds_differ(tiny: Make) -> None:
     target, prompt = tiny("llama-grouped-dynamic").target, prompt_ids(10, seed=4)
-    session = Session(target, Autoregressive(), 0)
+    session = Session(target, Autoregressive(), Budget(0))
     replies = {tuple(reply(session, prompt, Sampling(1.0, seed=seed), Limits(max_tokens=8))[0]) for seed in range(10)}
     assert len(replies) == 10

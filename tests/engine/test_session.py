@@ -13,6 +13,7 @@ from transformers import LlamaConfig
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Context, Drafter, Step
 from localspec.drafters.phrases import Lengthened, PhrasePool
+from localspec.engine.budget import Budget
 from localspec.engine.decode import CHUNK
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
@@ -93,7 +94,7 @@ def test_a_stop_token_inside_an_accepted_path_ends_the_reply_there(tiny: Make) -
         stop, first = text[at], text.index(text[at])
         target = stopping(model, stop)
         for drafter in drafters(target, prompt + text):
-            session = Session(target, drafter, NODES)
+            session = Session(target, drafter, Budget(NODES))
             events = list(session.generate(prompt, GREEDY))
             last = done(events)
             assert last.reason == "stop"
@@ -112,7 +113,7 @@ def test_several_stop_tokens_end_a_reply_at_the_first_of_any(tiny: Make) -> None
     text = stock_reply(model.stock, prompt, 30, stops=())
     target = stopping(model, text[9], text[6], text[12])
     for drafter in drafters(target, prompt + text):
-        events = list(Session(target, drafter, NODES).generate(prompt, GREEDY))
+        events = list(Session(target, drafter, Budget(NODES)).generate(prompt, GREEDY))
         assert delivered(events) == text[: min(text.index(text[at]) for at in (9, 6, 12))]
 
 
@@ -122,7 +123,7 @@ def test_max_tokens_inside_an_accepted_path_ends_the_reply_there(tiny: Make, mos
     text = stock_reply(model.stock, prompt, 24, stops=())
     target = stopping(model)
     for drafter in drafters(target, prompt + text):
-        session = Session(target, drafter, NODES)
+        session = Session(target, drafter, Budget(NODES))
         events = list(session.generate(prompt, GREEDY, Limits(max_tokens=most)))
         assert done(events).reason == "length"
         assert delivered(events) == list(done(events).statistics.token_ids) == text[:most]
@@ -137,7 +138,7 @@ def test_max_tokens_inside_an_accepted_path_ends_the_reply_there(tiny: Make, mos
 def test_a_stop_token_at_once_gives_an_empty_reply(tiny: Make) -> None:
     model, prompt = tiny(NAME), prompt_ids(11, seed=1)
     target = stopping(model, *stock_reply(model.stock, prompt, 1, stops=()))
-    session = Session(target, Oracle(), NODES)
+    session = Session(target, Oracle(), Budget(NODES))
     events = list(session.generate(prompt, GREEDY))
     assert done(events).reason == "stop"
     assert (shown(events), delivered(events), session.tokens) == ("", [], prompt)
@@ -158,7 +159,7 @@ def test_a_stop_string_inside_an_accepted_path_cuts_text_tokens_cache_and_drafte
         text = whole[: whole.index(stop)]
         tokens = ids[: sum(end <= len(text) for end in ends)]
         drafter = list(drafters(target, prompt + ids))[1 + number % 3]
-        session = Session(target, drafter, NODES)
+        session = Session(target, drafter, Budget(NODES))
         events = list(session.generate(prompt, GREEDY, Limits(max_tokens=26, stop=["?", stop])))
         assert done(events).reason == "stop"
         assert shown(events) == text, stop
@@ -175,7 +176,7 @@ def test_a_stop_string_inside_an_accepted_path_cuts_text_tokens_cache_and_drafte
 def test_sources_and_counts_add_up(speller: Tiny) -> None:
     target, prompt = speller.target, list(range(9))
     ids = stock_reply(speller.stock, prompt, 30)
-    session = Session(target, Oracle(prompt + ids, vocabulary=60), NODES)
+    session = Session(target, Oracle(prompt + ids, vocabulary=60), Budget(NODES))
     events = list(session.generate(prompt, GREEDY, Limits(max_tokens=30)))
     numbers = done(events).statistics
     assert sum(numbers.sources.values()) == len(numbers.token_ids) == 30
@@ -192,6 +193,23 @@ def test_sources_and_counts_add_up(speller: Tiny) -> None:
     assert numbers.memory.target == sum(weights.numel() * 4 for weights in speller.stock.parameters())
     assert 0 < numbers.prefill_seconds <= numbers.first_token_seconds
     assert numbers.tokens_per_second == pytest.approx(29 / numbers.decode_seconds)
+    assert numbers.off_reason is None
+
+
+def test_times_of_a_reply_are_the_sums_of_its_steps(speller: Tiny) -> None:
+    class Noting(Oracle):
+        def observe(self, step: Step) -> None:
+            super().observe(step)
+            steps.append(step)
+
+    steps: list[Step] = []
+    session = Session(speller.target, Noting(), Budget(NODES))
+    for _ in range(2):
+        numbers = done(list(session.generate(list(range(9)), GREEDY, Limits(max_tokens=20)))).statistics
+        assert numbers.draft_seconds == sum(step.draft_seconds for step in steps) > 0
+        assert numbers.verify_seconds == sum(step.verify_seconds for step in steps) > 0
+        assert numbers.draft_seconds + numbers.verify_seconds < numbers.decode_seconds
+        steps.clear()
 
 
 def test_acceptance_by_depth_counts_only_nodes_whose_parent_was_accepted(speller: Tiny) -> None:
@@ -207,7 +225,7 @@ def test_acceptance_by_depth_counts_only_nodes_whose_parent_was_accepted(speller
 
     prompt = list(range(9))
     ids = stock_reply(speller.stock, prompt, 40)
-    session = Session(speller.target, Sometimes(prompt + ids), NODES)
+    session = Session(speller.target, Sometimes(prompt + ids), Budget(NODES))
     numbers = done(list(session.generate(prompt, GREEDY, Limits(max_tokens=21)))).statistics
     assert numbers.acceptance_by_depth == (1.0, 0.5)  # eight steps of three and two tokens in turn
     assert numbers.acceptance_length == 2.5
@@ -217,7 +235,7 @@ def test_the_context_is_filled_and_not_exceeded(speller: Tiny) -> None:
     target, prompt = speller.target, [index % 60 for index in range(80)]
     text = stock_reply(speller.stock, prompt, 16)
     for drafter in drafters(target, prompt + text):
-        session = Session(target, drafter, NODES)
+        session = Session(target, drafter, Budget(NODES))
         events = list(session.generate(prompt, GREEDY))
         assert done(events).reason == "length"
         assert delivered(events) == text
@@ -232,13 +250,21 @@ def test_the_context_is_filled_and_not_exceeded(speller: Tiny) -> None:
 def test_a_prompt_that_leaves_no_room_is_refused_at_once_and_changes_nothing(
     speller: Tiny, length: int, named: str
 ) -> None:
-    session = Session(speller.target, Oracle(), NODES)
+    session = Session(speller.target, Oracle(), Budget(NODES))
     list(session.generate([1, 2, 3], GREEDY, Limits(max_tokens=5)))
     before = list(session.tokens)
     with pytest.raises(UsageMistake, match=named):
         session.generate([1] * length, GREEDY)
     assert session.tokens == before
     assert_whole(session)
+
+
+def test_the_cache_has_room_for_a_tree_wherever_the_text_stands(tiny: Make) -> None:
+    """Slots come in buckets: a reply that crosses from one to the next, one token a step and several."""
+    model, prompt = tiny(NAME), prompt_ids(247, seed=15)
+    text = stock_reply(model.stock, prompt, 16, stops=())
+    for drafter in drafters(stopping(model), prompt + text):
+        assert chat(Session(stopping(model), drafter, Budget(NODES)), prompt, 16) == text
 
 
 # -- turns -------------------------------------------------------------------------------------------------------------
@@ -249,7 +275,7 @@ def test_what_a_prompt_shares_with_the_turns_before_is_not_read_again(tiny: Make
     model, prompt = tiny(NAME), prompt_ids(30, seed=4)
     target = stopping(model)
     text = stock_reply(model.stock, prompt, 12, stops=())
-    session = Session(target, list(drafters(target, prompt + text))[drafter], NODES)
+    session = Session(target, list(drafters(target, prompt + text))[drafter], Budget(NODES))
     held = prompt + text
     for following, reused in [
         (prompt, 0),
@@ -289,7 +315,7 @@ def test_a_stream_that_is_abandoned_at_any_event_leaves_a_session_as_good_as_a_f
 
     def begin() -> tuple[Session, Iterator[Event]]:
         session = Session(
-            target, list(drafters(target, earlier + opening, prompt + text, follow + answer))[which], NODES
+            target, list(drafters(target, earlier + opening, prompt + text, follow + answer))[which], Budget(NODES)
         )
         assert chat(session, earlier, 6) == opening
         return session, session.generate(prompt, GREEDY, Limits(max_tokens=20))
@@ -317,7 +343,7 @@ def test_a_stream_that_is_abandoned_while_the_prompt_is_read_keeps_what_was_read
     model = tiny("qwen2-one-key-head")
     long = prompt_ids(500, seed=8) + prompt_ids(11, seed=9)
     target = Target.load(model.path)
-    session = Session(target, Oracle(), NODES)
+    session = Session(target, Oracle(), Budget(NODES))
     assert CHUNK == 512
     stream = session.generate(long, GREEDY)
     assert next(stream) == Prefill(0, 511)
@@ -332,7 +358,7 @@ def test_between_the_chunks_of_a_prompt_a_stream_may_be_abandoned(tiny: Make, mo
     monkeypatch.setattr("localspec.engine.session.CHUNK", 16)
     text = stock_reply(model.stock, prompt, 5)
     for taken, done_so_far in ((1, 0), (2, 16), (3, 32), (4, 48), (5, 50)):
-        session = Session(model.target, Oracle(prompt + text), NODES)
+        session = Session(model.target, Oracle(prompt + text), Budget(NODES))
         stream = session.generate(prompt, GREEDY, Limits(max_tokens=5))
         events = list(islice(stream, taken))
         assert events[-1] == Prefill(done_so_far, 50)
@@ -348,7 +374,7 @@ def test_an_abandoned_stream_that_is_closed_late_does_not_cut_the_reply_after_it
     """A consumer stops by not asking further; the garbage collector may close its stream during a later reply."""
     model, prompt, other = tiny(NAME), prompt_ids(10, seed=11), prompt_ids(10, seed=12)
     target = stopping(model)
-    session = Session(target, Oracle(), NODES)
+    session = Session(target, Oracle(), Budget(NODES))
     forgotten = session.generate(prompt, GREEDY, Limits(max_tokens=9))
     list(islice(forgotten, 4))
     stream = session.generate(other, GREEDY, Limits(max_tokens=9))
@@ -390,7 +416,7 @@ def test_an_exception_inside_a_drafter_leaves_a_usable_session(tiny: Make, metho
     target = stopping(model)
     text = stock_reply(model.stock, prompt, 30, stops=())
     drafter = Breaking(prompt + text, method=method, call=call)
-    session, events = Session(target, drafter, NODES), []
+    session, events = Session(target, drafter, Budget(NODES)), []
     with pytest.raises(RuntimeError, match="broken drafter"):
         events.extend(session.generate(prompt, GREEDY, Limits(max_tokens=30)))
     assert (prompt + text)[: len(session.tokens)] == session.tokens
@@ -402,7 +428,7 @@ def test_rewind_cuts_tokens_cache_and_drafter(tiny: Make) -> None:
     model, prompt = tiny(NAME), prompt_ids(10, seed=14)
     text = stock_reply(model.stock, prompt, 9, stops=())
     for length in (19, 14, 10, 3, 1, 0):
-        session = Session(stopping(model), Oracle(prompt + text), NODES)
+        session = Session(stopping(model), Oracle(prompt + text), Budget(NODES))
         assert chat(session, prompt, 9) == text
         session.rewind(length)
         assert session.tokens == (prompt + text)[:length]
@@ -416,18 +442,20 @@ def test_rewind_cuts_tokens_cache_and_drafter(tiny: Make) -> None:
 def test_what_is_shown_is_the_text_of_the_tokens_and_safe_for_a_terminal(speller: Tiny, tiny: Make) -> None:
     ids = stock_reply(speller.stock, [4, 5, 6], 20)
     for drafter in drafters(speller.target, [4, 5, 6, *ids]):
-        events = list(Session(speller.target, drafter, NODES).generate([4, 5, 6], GREEDY, Limits(max_tokens=20)))
+        events = list(
+            Session(speller.target, drafter, Budget(NODES)).generate([4, 5, 6], GREEDY, Limits(max_tokens=20))
+        )
         assert shown(events) == speller.target.decode(ids)
     model = tiny("llama-grouped-dynamic")
     for seed in range(5):  # random bytes: escapes, half characters, ids behind the end of the tokenizer
-        events = list(Session(model.target, Autoregressive(), 0).generate(
+        events = list(Session(model.target, Autoregressive(), Budget(0)).generate(
             prompt_ids(5, seed), Sampling(5.0, seed=seed), Limits(max_tokens=60)
         ))  # fmt: skip
         assert not any(ord(letter) < 32 and letter not in "\n\t" for letter in shown(events))
 
 
 def test_the_clock_of_the_text_runs_forward(speller: Tiny) -> None:
-    events = list(Session(speller.target, Autoregressive(), 0).generate([1, 2], GREEDY, Limits(max_tokens=10)))
+    events = list(Session(speller.target, Autoregressive(), Budget(0)).generate([1, 2], GREEDY, Limits(max_tokens=10)))
     seconds = [event.seconds for event in events if isinstance(event, Text)]
     assert seconds == sorted(seconds)
     assert len(seconds) == 10

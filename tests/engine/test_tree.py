@@ -50,6 +50,24 @@ def test_children_are_found_by_token_the_first_of_equal_siblings_and_no_probes()
     assert tree.children == [{5: 1}, {7: 4}, {5: 5}, {}, {}, {}]
 
 
+def test_a_part_of_a_tree_keeps_order_sources_probes_and_distributions() -> None:
+    tree = DraftTree(
+        DRAWN.tokens, DRAWN.parents, [*"rabcde"], [False] * 5 + [True], torch.arange(12).reshape(6, 2)
+    )  # fmt: skip
+    part = tree.only([0, 1, 3, 4, 5])
+    assert list(part.tokens) == [10, 11, 13, 14, 15]
+    assert list(part.parents) == [-1, 0, 0, 2, 1]
+    assert list(part.source or ()) == [*"racde"]
+    assert list(part.probe or ()) == [False] * 4 + [True]
+    assert part.draft_logits is not None
+    assert part.draft_logits.tolist() == [[0, 1], [2, 3], [6, 7], [8, 9], [10, 11]]
+    bare = DRAWN.only([0])
+    assert (bare.source, bare.probe, bare.draft_logits, bare.size) == (None, None, None, 1)
+    for nodes in ([0, 2], [1, 2], [0, 2, 1], []):
+        with pytest.raises((AssertionError, KeyError)):
+            DRAWN.only(nodes)
+
+
 @pytest.mark.parametrize(
     ("tokens", "parents"),
     [([], []), ([1, 2], [-1]), ([1, 2], [-1, 1]), ([1, 2, 3], [-1, 2, 0]), ([1, 2], [0, 0]), ([1, 2], [-1, -1])],

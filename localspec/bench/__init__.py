@@ -1,0 +1,1 @@
+"""The same prompts, plain and speculative, side by side on this machine."""

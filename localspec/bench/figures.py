@@ -1,0 +1,113 @@
+"""Arithmetic: from the replies of a row and those of plain decoding, pair by pair, to the figures of the report."""
+
+from collections.abc import Sequence
+from statistics import fmean, median, quantiles
+from typing import Any
+
+from localspec.events import Statistics
+
+
+def of_row(
+    replies: Sequence[Statistics],
+    plain: Sequence[Statistics],
+    categories: Sequence[str],
+    read_bytes: int,
+    bandwidth: float,
+) -> dict[str, Any]:
+    """The figures of one row; None where nothing was measured that would give one.
+
+    `replies` and `plain` hold all prompts once or several times over, in the same order; `categories` names the kind of
+    each prompt. `read_bytes` are read from memory in a decode step, of `bandwidth` bytes a second. What is compared
+    with plain decoding is compared reply by reply, and the median of that is told: never a ratio of two medians.
+    """
+    prompts = len(categories)
+    pairs = [
+        (ours, theirs, categories[turn % prompts])
+        for turn, (ours, theirs) in enumerate(zip(replies, plain, strict=True))
+        if ours.tokens_per_second and theirs.tokens_per_second  # a reply of one token has no speed
+    ]
+    speed, speed_quartiles = _spread([ours.tokens_per_second for ours, _, _ in pairs])
+    speedup, speedup_quartiles = _spread([_speedup(ours, theirs) for ours, theirs, _ in pairs])
+    costs = [_costs(ours, theirs) for ours, theirs, _ in pairs]
+    draft, verify, host = (_median([cost[part] for cost in costs]) for part in range(3))
+    memory = _median([_held(ours) / _held(theirs) for ours, theirs, _ in pairs])
+    same = [said.token_ids == plain[turn % prompts].token_ids for turn, said in enumerate(replies)]
+    return {
+        "prompts": prompts,
+        "tokens": sum(len(said.token_ids) for said in replies),
+        "tokens_per_second": _rounded(speed),
+        "tokens_per_second_quartiles": speed_quartiles,
+        "speedup": _rounded(speedup),
+        "speedup_quartiles": speedup_quartiles,
+        "acceptance_length": _acceptance_length(replies),
+        "acceptance_by_depth": _acceptance_by_depth(replies),
+        "draft_cost": _rounded(draft),
+        "verify_cost": _rounded(verify),
+        "host_cost": _rounded(host),
+        "bandwidth_share": _rounded(speed and speed * read_bytes / bandwidth),
+        "peak_bytes": max(said.memory.peak for said in replies),
+        "M": _rounded(speedup and memory and speedup / memory),
+        "identical": all(same),
+        "identical_prompts": sum(all(same[prompt::prompts]) for prompt in range(prompts)),
+        "off_reason": next((said.off_reason for said in reversed(replies) if said.off_reason), None),
+        "categories": {
+            category: {
+                "speedup": _rounded(
+                    _median([_speedup(ours, theirs) for ours, theirs, kind in pairs if kind == category])
+                ),
+                "acceptance_length": _acceptance_length(
+                    [said for turn, said in enumerate(replies) if categories[turn % prompts] == category]
+                ),
+            }
+            for category in dict.fromkeys(categories)
+        },
+    }
+
+
+def _speedup(ours: Statistics, theirs: Statistics) -> float:
+    return ours.tokens_per_second / theirs.tokens_per_second
+
+
+def _costs(ours: Statistics, theirs: Statistics) -> tuple[float, float, float]:
+    """What drafting, verification and all the rest take of a step, in units of a plain step."""
+    unit = theirs.decode_seconds / theirs.steps * ours.steps
+    draft, verify = ours.draft_seconds / unit, ours.verify_seconds / unit
+    return draft, verify, ours.decode_seconds / unit - draft - verify
+
+
+def _held(said: Statistics) -> int:
+    return said.memory.target + said.memory.drafter + said.memory.cache
+
+
+def _acceptance_length(replies: Sequence[Statistics]) -> float | None:
+    steps = sum(said.steps for said in replies)
+    return _rounded(sum(said.acceptance_length * said.steps for said in replies) / steps) if steps else None
+
+
+def _acceptance_by_depth(replies: Sequence[Statistics]) -> list[float]:
+    """Of all replies: each counts by the nodes it drafted, and the share of them that got to that depth."""
+    depths: list[list[tuple[float, float]]] = []
+    for said in replies:
+        reached = float(said.drafted)
+        for depth, chance in enumerate(said.acceptance_by_depth):
+            if depth == len(depths):
+                depths.append([])
+            depths[depth].append((chance, reached))
+            reached *= chance
+    return [round(fmean(*zip(*depth, strict=True)), 4) for depth in depths]
+
+
+def _spread(values: Sequence[float]) -> tuple[float | None, list[float] | None]:
+    """The median, and the quartiles below and above it."""
+    if not values:
+        return None, None
+    low, middle, high = quantiles(values, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    return middle, [round(low, 4), round(high, 4)]
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,181 @@
+"""Runs every row on every prompt, one after the other: what is compared ran side by side, on one loaded target."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypeVar
+
+import psutil
+
+from localspec import Choice, Done, Engine, Limits, Sampling, Statistics, hardware
+from localspec.bench import figures, peers
+from localspec.bench.prompts import Prompt
+from localspec.config import Settings
+from localspec.errors import UsageMistake
+from localspec.store import Store
+
+REPETITIONS = 11  # of each forward
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: what is loaded, and the nodes that were asked for."""
+
+    choice: Choice
+    nodes: int | Literal["auto"]
+
+
+def bench(
+    rows: Sequence[Row],
+    settings: Settings,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    repeat: int,
+    beside: Sequence[str],
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """Measures all rows, of which the first is plain decoding, then the peers `beside` it; returns the report.
+
+    Raises UsageMistake where no prompt leaves room for an answer in the context, LocalspecError for a model that a peer
+    cannot be given.
+    """
+    with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", progress) as store:
+        # A store of its own, for costs are measured once and not for every engine; it holds no phrases.
+        load = partial(Engine, store=store, phrases=False, progress=progress)
+        return _bench(load, rows, settings, prompts, max_tokens, repeat, beside, progress)
+
+
+def _bench(
+    load: Callable[..., Engine],
+    rows: Sequence[Row],
+    settings: Settings,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    repeat: int,
+    beside: Sequence[str],
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    progress(f"loading {rows[0].choice.target.name}")
+    engine = load(rows[0].choice)
+    target, choice, sampling, limits = engine.target, engine.choice, engine.sampling(settings), Limits(max_tokens)
+    lengths = {prompt.text: len(target.encode(peers.message(prompt.text))) + max_tokens for prompt in prompts}
+    fitting = [prompt for prompt in prompts if lengths[prompt.text] <= target.context]
+    if not fitting:
+        raise UsageMistake(
+            f"No prompt leaves room for {max_tokens} tokens in a context of {target.context}; "
+            "ask for fewer --max-tokens."
+        )
+    texts, categories = [prompt.text for prompt in fitting], [prompt.category for prompt in fitting]
+    room = max(peers.CONTEXT + max(peers.ROWS), *(lengths[text] for text in texts))
+    peers.check(beside, engine, room)
+    engines = [partial(load, row.choice, target=target) for row in rows]
+    exactness = ["bitwise" if each().exactness.bitwise else "numerical" for each in engines]
+    replies = run_rows(engines, texts, sampling, limits, repeat, progress)
+    bandwidth = hardware.memory_bandwidth(choice.device)
+    report = {
+        "machine": {
+            "versions": hardware.versions(choice.device),
+            "cores": hardware.physical_cores(),
+            "memory": psutil.virtual_memory().total,
+            "bandwidth": round(bandwidth),
+        },
+        "model": choice.target.name,
+        "revision": engine.revision,
+        "device": choice.device,
+        "dtype": choice.dtype,
+        "quantize": choice.quantize,
+        "exactness": max(exactness),  # the weaker one of the two
+        "prompts": len(fitting),
+        "left_out": len(prompts) - len(fitting),
+        "repeat": repeat,
+        "max_tokens": max_tokens,
+        "temperature": sampling.temperature,
+        "seed": sampling.seed,
+        "pool": "off",
+        "rows": [
+            {
+                "drafter": row.choice.drafter,
+                "nodes": row.nodes,
+                "accept": "exact",
+                "exactness": promise,
+                **figures.of_row(said, replies[0], categories, target.read_bytes, bandwidth),
+            }
+            for row, promise, said in zip(rows, exactness, replies, strict=True)
+        ],
+        "peers": [],
+    }
+    if beside:
+        progress("loading peers")
+        with peers.opened(beside, engine, limits, room) as others:
+            report["peers"] = run_beside([peers.Ours(engine, limits), *others], texts, progress)
+    return report
+
+
+def in_turns(contenders: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:
+    """Every contender once a turn; who comes first changes from turn to turn."""
+    for turn in range(turns):
+        first = turn % len(contenders)
+        for contender in (*contenders[first:], *contenders[:first]):
+            yield turn, contender
+
+
+def run_rows(
+    engines: Sequence[Callable[[], Engine]],
+    prompts: Sequence[str],
+    sampling: Sampling,
+    limits: Limits,
+    repeat: int,
+    progress: Callable[[str], None],
+) -> list[list[Statistics]]:
+    """The replies of each row to all prompts, and so again until they are `repeat` times as many.
+
+    Each comes from a new engine: what was learned in one reply would make the next one quicker.
+    """
+    for number, engine in enumerate(engines, start=1):
+        progress(f"warming up row {number} of {len(engines)}")
+        _reply(engine(), prompts[0], sampling, limits)
+    replies: list[list[Statistics]] = [[] for _ in engines]
+    turns = repeat * len(prompts)
+    for turn, row in in_turns(range(len(engines)), turns):
+        progress(f"prompt {turn + 1} of {turns}")
+        replies[row].append(_reply(engines[row](), prompts[turn % len(prompts)], sampling, limits))
+    return replies
+
+
+def run_beside(
+    contenders: Sequence[peers.Contender], prompts: Sequence[str], progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Milliseconds of a forward by its rows, and tokens/s of plain greedy decoding: medians of what ran in turns."""
+    seconds: dict[str, dict[int, list[float]]] = {c.name: {rows: [] for rows in peers.ROWS} for c in contenders}
+    speeds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    turns = REPETITIONS * len(peers.ROWS)
+    for turn, contender in in_turns(contenders, turns):
+        progress(f"forward {turn + 1} of {turns}")
+        rows = peers.ROWS[turn % len(peers.ROWS)]
+        contender.forward(rows)  # not counted: what ran before it still holds cores and caches
+        began = time.perf_counter()
+        contender.forward(rows)
+        seconds[contender.name][rows].append(time.perf_counter() - began)
+    for turn, contender in in_turns(contenders, len(prompts)):
+        progress(f"prompt {turn + 1} of {len(prompts)}, beside peers")
+        if speed := contender.tokens_per_second(prompts[turn]):
+            speeds[contender.name].append(speed)
+    return [
+        {
+            "name": contender.name,
+            "ms_by_rows": {str(rows): round(1e3 * median(taken), 3) for rows, taken in seconds[contender.name].items()},
+            "tokens_per_second": round(median(said), 4) if (said := speeds[contender.name]) else None,
+        }
+        for contender in contenders
+    ]
+
+
+def _reply(engine: Engine, prompt: str, sampling: Sampling, limits: Limits) -> Statistics:
+    *_, done = engine.chat(peers.message(prompt), sampling, limits)
+    assert isinstance(done, Done)
+    return done.statistics

@@ -1,0 +1,92 @@
+"""The prompts of a bench: read from a file, or the few that come with the program."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from localspec.errors import UsageMistake
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question, and the kind of text it asks for."""
+
+    id: str
+    category: str
+    text: str
+
+
+def read(file: Path) -> list[Prompt]:
+    """JSONL, {"turns": ["…"]} or {"prompt": "…"} a line, with "id" and "category" if there are any; or a prompt a line.
+
+    Raises UsageMistake for a file that is neither, or holds none.
+    """
+    try:
+        lines = file.read_bytes().decode("utf-8-sig").split("\n")
+    except OSError as error:
+        raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a file of prompts that can.") from None
+    except UnicodeDecodeError:
+        raise UsageMistake(f"{file} is not UTF-8 text; give JSONL, or plain text with a prompt a line.") from None
+    numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not numbered:
+        raise UsageMistake(f"{file} holds no prompts; write one a line.")
+    if not numbered[0][1].startswith("{"):
+        return [Prompt(str(number), "text", line) for number, line in numbered]
+    return [_from_json(line, f"{file}, line {number}", str(number)) for number, line in numbered]
+
+
+def _from_json(line: str, place: str, number: str) -> Prompt:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        raise UsageMistake(f"{place}: this is not JSON, and the first line is; correct it.") from None
+    turns = entry.get("turns", [entry.get("prompt")]) if isinstance(entry, dict) else None
+    text = turns[0] if isinstance(turns, list) and turns else None
+    if not isinstance(text, str) or not text.strip():
+        raise UsageMistake(f'{place}: there is no prompt; write {{"prompt": "…"}} or {{"turns": ["…"]}}.')
+    text = text.encode("utf-8", "replace").decode()  # a lone surrogate is no text, and no tokenizer takes it
+    return Prompt(str(entry.get("id", number)), str(entry.get("category", "text")), text)
+
+
+def spread(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
+    """The first `limit` of them, one of each category in turn."""
+    kinds: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        kinds.setdefault(prompt.category, []).append(prompt)
+    return [prompt for turn in zip_longest(*kinds.values()) for prompt in turn if prompt is not None][:limit]
+
+
+_TEXTS = {
+    "code": (
+        "Write a Python class Stack with push, pop, peek and is_empty, and a short test for each method.",
+        "Rename the variable x to total in this function and return all of it:\n\n"
+        "def add(values):\n    x = 0\n    for value in values:\n        x = x + value\n    return x",
+    ),
+    "math": (
+        "A baker makes 24 rolls an hour and works 7 hours. A fifth of the rolls is left in the evening. "
+        "How many were sold? Explain step by step.",
+    ),
+    "summary": (
+        "Summarise in two sentences: The tide is the slow rise and fall of the sea. The moon pulls at the water, and a "
+        "bulge of water follows it around the earth. A second bulge stands on the far side. As the earth turns, most "
+        "coasts pass through both bulges in a day, and so see two high tides and two low ones.",
+    ),
+    "editing": (
+        "Correct the spelling and change nothing else: The libary opens at nine oclock on weekdays. Visiters may borow "
+        "five books for three weeks, and must retern them to the desk on the frist floor.",
+    ),
+    "extraction": (
+        "List every name and every year in this text: Ada Lovelace was born in 1815 and wrote about the Analytical "
+        "Engine in 1843. Charles Babbage, born in 1791, had designed it.",
+    ),
+    "translation": ("Translate into German: The train leaves at noon, and my sister waits at the station.",),
+    "question": ("Why do leaves change their colour in autumn?", "What is the difference between weather and climate?"),
+    "writing": ("Write a short story about a lighthouse keeper who finds a letter in a bottle.",),
+}
+BUILT_IN = [
+    Prompt(f"{category}-{number}", category, text)
+    for category, texts in _TEXTS.items()
+    for number, text in enumerate(texts, start=1)
+]

@@ -1,0 +1,133 @@
+"""The report as a person reads it: at most 100 columns."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from localspec.text import one_line
+
+WIDTH = 100
+LEGEND = (
+    "tokens/s and speedup: medians and quartiles of the replies · τ: tokens a step · draft, verify, host: what a step "
+    "takes, in plain steps · limit: of what the memory's bandwidth allows without speculation · M: speedup ÷ memory · "
+    "same: replies with plain decoding's tokens"
+)
+MOST_CATEGORIES, MOST_COLUMNS = 12, 4
+
+
+def of(report: dict[str, Any]) -> str:
+    """The table of a report."""
+    rows, machine = report["rows"], report["machine"]
+    precision = report["dtype"] if report["quantize"] == "none" else report["quantize"]
+    sampling = f"temperature {report['temperature']:g}, seed {report['seed']}" if report["temperature"] else "greedy"
+    parts = [
+        f"{report['model']} · {precision}, {report['exactness']} · {report['prompts']} prompts"
+        + (f" × {report['repeat']}" if report["repeat"] > 1 else "")
+        + (f" ({report['left_out']} too long for the context)" if report["left_out"] else "")
+        + f", {report['max_tokens']} tokens at most, {sampling} · no phrases of earlier replies",
+        f"{machine['versions']} · {machine['memory'] / 2**30:.0f} GiB, read at {machine['bandwidth'] / 1e9:.1f} GB/s"
+        f" · peak {max(row['peak_bytes'] for row in rows) / 2**30:.2f} GiB",
+    ]
+    lines = [line for part in parts for line in _wrapped(part)]
+    lines += ["", *_columns(_ROW_HEADS, [_row(row) for row in rows]), *_wrapped(LEGEND)]
+    for row in rows:
+        if row["off_reason"]:
+            lines += _wrapped(f"{_name(row)} was switched off: {row['off_reason']}")
+    return "\n".join([*lines, *_depths(rows), *_categories(rows), *_peers(report["peers"])])
+
+
+_ROW_HEADS = ("drafter", "nodes", "tokens/s", "", "speedup", "", "τ", "draft", "verify", "host", "limit", "M", "same")
+
+
+def _row(row: dict[str, Any]) -> list[str]:
+    return [
+        row["drafter"],
+        str(row["nodes"]),
+        _number(row["tokens_per_second"], 1),
+        _range(row["tokens_per_second_quartiles"], 0),
+        _number(row["speedup"]),
+        _range(row["speedup_quartiles"], 2),
+        _number(row["acceptance_length"]),
+        *(_number(row[f"{part}_cost"]) for part in ("draft", "verify", "host")),
+        "-" if row["bandwidth_share"] is None else f"{row['bandwidth_share']:.0%}",
+        _number(row["M"]),
+        f"{row['identical_prompts']}/{row['prompts']}",
+    ]
+
+
+def _depths(rows: Sequence[dict[str, Any]]) -> list[str]:
+    found = [row for row in rows if row["acceptance_by_depth"]]
+    lines = [
+        line
+        for row in found
+        for line in _wrapped(f"{_name(row)}: {' '.join(f'{chance:.2f}' for chance in row['acceptance_by_depth'])}")
+    ]
+    return ["", "accepted at depth 1, 2, …, where the node before was", *lines] if found else []
+
+
+def _categories(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Speedup and acceptance length by the kind of text, as far as they fit."""
+    drafting = [row for row in rows if row["nodes"]][:MOST_COLUMNS]
+    if not drafting or len(rows[0]["categories"]) < 2:
+        return []
+    lines = [
+        [
+            name,
+            *(
+                f"{_number(row['categories'][name]['speedup'])} {_number(row['categories'][name]['acceptance_length'])}"
+                for row in drafting
+            ),
+        ]
+        for name in rows[0]["categories"]
+    ]
+    more = len(lines) - MOST_CATEGORIES
+    return [
+        "",
+        *_columns(["speedup and τ by category", *map(_name, drafting)], lines[:MOST_CATEGORIES]),
+        *([f"and {more} categories more, in --json"] if more > 0 else []),
+    ]
+
+
+def _peers(peers: Sequence[dict[str, Any]]) -> list[str]:
+    if not peers:
+        return []
+    lines = [
+        [peer["name"], _number(peer["tokens_per_second"], 1), *(f"{ms:.1f}" for ms in peer["ms_by_rows"].values())]
+        for peer in peers
+    ]
+    return [
+        "",
+        *_columns(["plain, greedy", "tokens/s", *peers[0]["ms_by_rows"]], lines),
+        "behind tokens/s: milliseconds of one forward of so many rows, 256 tokens before them; medians",
+    ]
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{_clipped(row['drafter'], 15)} {row['nodes']}"
+
+
+def _columns(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned; the first column is cut where the whole would be too wide."""
+    lines = [[one_line(cell) for cell in line] for line in (heads, *lines)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths[0] = min(widths[0], WIDTH - sum(widths[1:]) - len(widths) + 1)
+    return [
+        " ".join([_clipped(first, widths[0]).ljust(widths[0]), *map(str.rjust, rest, widths[1:])])
+        for first, *rest in lines
+    ]
+
+
+def _clipped(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(one_line(text), WIDTH)
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _range(quartiles: Sequence[float] | None, digits: int) -> str:
+    return "" if quartiles is None else f"{quartiles[0]:.{digits}f}–{quartiles[1]:.{digits}f}"

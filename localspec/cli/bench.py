@@ -1,0 +1,107 @@
+"""localspec bench"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from localspec import config, registry
+from localspec.bench import prompts, table
+from localspec.cli.options import Context, Device, Dtype, Quantize, number
+from localspec.cli.progress import Progress, tell
+from localspec.errors import UsageMistake
+from localspec.selection import MOST_NODES, choose
+
+Size = int | Literal["auto"]
+
+app = typer.Typer()
+
+
+@app.command()
+def bench(
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="A name, or a directory in the Hugging Face layout.")
+    ] = None,
+    drafter: Annotated[str, typer.Option("--drafter", metavar="A,B", help="Beside plain decoding.")] = "auto",
+    nodes: Annotated[
+        str, typer.Option("--nodes", metavar="N,N", help="Nodes of a draft tree; auto is by measurement.")
+    ] = "auto",
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option("--prompts", metavar="FILE", help='JSONL, {"turns": ["…"]} or {"prompt": "…"}; or one a line.'),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="So many prompts, of all categories.")] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", min=1, metavar="N", help="The longest reply, in tokens.")
+    ] = 128,
+    temperature: Annotated[float | None, number("--temperature", "--temp", help="0, the default, is greedy.")] = None,
+    seed: Annotated[int | None, number("--seed", help="The same seed gives the same texts.")] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="The form that is bit for bit the same throughout.")] = False,
+    context: Context = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    quantize: Quantize = None,
+    repeat: Annotated[int, typer.Option(min=1, metavar="N", help="How often all prompts are asked.")] = 1,
+    peer: Annotated[
+        list[str] | None, typer.Option("--peer", help="transformers or llama.cpp beside it; repeatable.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON line on standard output, and the table on standard error.")
+    ] = False,
+) -> None:
+    """Plain and speculative decoding side by side, on this machine."""
+    settings = config.load(
+        flags={
+            "model": model, "temperature": 0.0 if temperature is None else temperature, "seed": seed,
+            "exact": exact or None, "context": context, "device": device, "dtype": dtype, "quantize": quantize,
+        }
+    )  # fmt: skip
+    asked = prompts.spread(prompts.read(prompt_file) if prompt_file else prompts.BUILT_IN, limit)
+    combinations = _combinations(drafter, nodes)
+    card = registry.resolve(settings.model or "demo")
+    checkpoint = registry.inspect(card.path)
+    choices = {
+        (choice.drafter, size): choice
+        for name, size in combinations
+        for choice in [choose(card, replace(settings, drafter=name, draft_max=size or "auto"), checkpoint.parameters)]
+    }  # "auto" and the drafter it stands for are one
+
+    from localspec.bench import measure, peers  # they need torch, which takes a second to import
+
+    peers.require(peer or [])
+    progress = Progress()
+    try:
+        rows = [measure.Row(choice, size) for (_, size), choice in choices.items()]
+        report = measure.bench(rows, settings, asked, max_tokens, repeat, peer or [], progress.show)
+    finally:
+        progress.clear()
+    if as_json:
+        tell(table.of(report))
+        print(json.dumps(report), flush=True)
+    else:
+        print(table.of(report))
+
+
+def _combinations(drafters: str, nodes: str) -> list[tuple[str, Size]]:
+    """Plain decoding, and every drafter with every number of nodes."""
+    sizes: list[Size] = []
+    for word in _words("--nodes", nodes):
+        if word != "auto" and not (word.isdecimal() and 1 <= int(word) <= MOST_NODES):
+            raise UsageMistake(
+                f"--nodes {word} is not possible: give numbers from 1 to {MOST_NODES} or auto, with commas between "
+                "them; plain decoding is measured in any case."
+            )
+        sizes.append("auto" if word == "auto" else int(word))
+    named = [word for word in _words("--drafter", drafters) if word != "none"]
+    if not named and nodes != "auto":
+        raise UsageMistake(f"--nodes {nodes} has no effect without a drafter; leave it out, or name one.")
+    return [("none", 0), *((drafter, size) for drafter in named for size in sizes)]
+
+
+def _words(flag: str, value: str) -> list[str]:
+    words = [word.strip() for word in value.split(",")]
+    if not all(words):
+        raise UsageMistake(f"{flag} {value!r} names nothing; write it like A,B.")
+    return words

@@ -1,0 +1,66 @@
+"""Two forms of attention over cached keys: the fastest, and one whose rows never depend on each other.
+
+queries [1, key_heads, rows, width]; keys and values [1, key_heads, slots, width]; mask additive [rows, slots].
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+# With fewer, matrix multiplication takes another path and rounds otherwise.
+LEAST_ROWS = 4
+LEAST_SLOTS = 512
+
+
+def fastest(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """What torch has; its rounding depends on the number of rows, and on which slots a row's ancestors have."""
+    mixed = F.scaled_dot_product_attention(queries.to(keys.dtype), keys, values, attn_mask=mask)
+    return mixed.to(queries.dtype)
+
+
+def invariant(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """A row's result is bit for bit the same alone and in any tree, at any slots, with any number of masked ones.
+
+    Two fp32 matrix products add up slot after slot, so what is masked adds exact zeros wherever it lies. The sum of the
+    weights must be made in the same order: it is one more product, with ones. They do so page by page, though, and add
+    the sums of pages: no ancestor may lie in another page than in plain decoding (`DraftTree.aligned`).
+    """
+    rows = queries.shape[2]
+    scores_mask = mask.float()
+    scaled = queries.float() * queries.shape[-1] ** -0.5
+    if rows < LEAST_ROWS:
+        scaled = F.pad(scaled, (0, 0, 0, LEAST_ROWS - rows))
+        scores_mask = F.pad(scores_mask, (0, 0, 0, LEAST_ROWS - rows))
+    weights = (scaled @ keys.float().transpose(2, 3)).add_(scores_mask)
+    weights = weights.sub_(weights.amax(-1, keepdim=True)).exp_()
+    sums = (weights @ weights.new_ones(weights.shape[-1], 16))[..., :1]
+    mixed: torch.Tensor = (weights @ values.float()) / sums
+    return mixed[:, :, :rows].to(queries.dtype)
+
+
+@torch.inference_mode()
+def page(key_heads: int, width: int, device: torch.device) -> int:
+    """How many slots the product with the values adds up in one go before it adds that sum to the others.
+
+    Asked of the kernel itself. Behind 2²⁴ in slot 0 a one is lost by rounding, and so is a second one; but two ones in
+    another page are a two before they meet it. 1, which no branch of a tree can satisfy, where pages are not regular.
+    """
+    slots = 4 * LEAST_SLOTS
+    starts = []  # where two neighbours are in one page, and that is not the first
+    for first in range(1, slots - 1, width):
+        places = torch.arange(first, min(first + width, slots - 1), device=device)
+        values = torch.zeros(slots, width, device=device)
+        values[0] = 2.0**24
+        values[places, places - first] = values[places + 1, places - first] = 1.0
+        weights = torch.ones(1, key_heads, LEAST_ROWS, slots, device=device)
+        sums = (weights @ values.expand(1, key_heads, slots, width))[0, 0, 0, : len(places)]
+        starts += (sums > 2.0**24).tolist()
+    together = [place for place, found in enumerate(starts, start=1) if found]
+    if not together:
+        return slots if starts else 1
+    size = together[0]
+    regular = [place for place in range(size, slots - 1) if (place + 1) % size]
+    return size if together == regular else 1

@@ -1,0 +1,132 @@
+"""How many nodes a tree may have: as many as pay on this machine, for this drafter, on this text. It may be none."""
+
+from typing import Protocol
+
+from localspec.drafters.base import Step
+from localspec.engine.tree import DraftTree
+
+DECAY = 0.85  # of what is known about a guess, each time one like it is judged: about seven are remembered
+PRIOR = 0.5  # how many guesses the first estimate counts for
+PATIENCE = 16  # drafts in a row that do not pay before speculation is switched off
+SOONEST, LATEST = 16, 512  # plain steps until it is tried again: twice as many each time it still does not pay
+
+
+class Costs(Protocol):
+    """What a forward of the target costs on this machine."""
+
+    def at(self, rows: int, context: int) -> float:
+        """Seconds of one forward of so many rows behind so many committed tokens."""
+
+
+class Budget:
+    """Decides what part of a draft is verified: the size with the most expected tokens a second, 0 included.
+
+    The chance of a node, given its parent, is estimated by who proposed it, its depth, and its rank among its
+    siblings. Only what the target answered is learned from: every draft is walked along the committed tokens, so one
+    level more is judged than was verified, and a draft that was cut to nothing is still judged by its first guess.
+    That costs no row, and nothing that has become right again stays hidden behind an old estimate.
+
+    Without costs it is a fixed experiment: trees of `most` nodes, no resizing, no switching off.
+    """
+
+    def __init__(self, most: int, costs: Costs | None = None) -> None:
+        self.most, self._costs = most, costs
+        self._seen: dict[tuple[str | None, int, int], tuple[float, float]] = {}  # (hits, tries); None is all sources
+        self._draft = DraftTree((0,), (-1,))  # the last one, whole
+        self.begin()
+
+    def begin(self) -> None:
+        """A new prompt: what did not pay in the last reply may pay in this one."""
+        self.nodes = self.most  # what the drafter may propose next: `most`, or 0 while speculation is off
+        self.off_reason: str | None = None  # a sentence for the user, from switching off until drafts pay again
+        self._cut = self._wait = 0  # drafts in a row that did not pay; plain steps still to go
+        self._interval = SOONEST
+
+    def prune(self, tree: DraftTree, context: int) -> DraftTree:
+        """The part of a tree that is worth its rows behind `context` committed tokens; the root always is.
+
+        Probes have no chance of their own: they stay with the node they hang on, at the price of their rows, and go
+        where nothing else pays. A tree of nothing but probes cannot be judged and is handed on as it is.
+        """
+        if self._costs is None:
+            return tree
+        self._draft = tree
+        if not self.nodes:
+            self._wait -= 1
+            if self._wait == 0:
+                self.nodes, self._cut = self.most, 0
+        chances = self._chances(tree)
+        if len(chances) == 1:
+            return tree
+        hosts = _hosts(tree, chances)
+        order = sorted(chances, key=chances.__getitem__, reverse=True)  # a stable sort: parents before their children
+        plain = self._costs.at(1, context)
+        tokens, rows, sizes = 1.0, 1 + hosts.count(0), []  # the root stands for the bonus token
+        for node in order[1:]:
+            tokens += chances[node]
+            rows += 1 + hosts.count(node)
+            sizes.append((tokens, self._costs.at(rows, context)))
+        best = max(range(len(sizes)), key=lambda size: sizes[size][0] / sizes[size][1])
+        expected, seconds = sizes[best]
+        if expected * plain <= seconds:
+            self._refuse(expected - 1, seconds / plain - 1)
+            return tree.only([0])
+        self._cut, self._interval, self.off_reason = 0, SOONEST, None
+        kept = set(order[: best + 2])
+        nodes = [node for node in range(tree.size) if node in kept or hosts[node] in kept]
+        return tree if len(nodes) == tree.size else tree.only(nodes)
+
+    def observe(self, step: Step) -> None:
+        """Judges the last draft, pruned nodes too, by what the target said as far as the draft agreed with it."""
+        node: int | None = 0
+        for token in step.committed:
+            if node is None:
+                break
+            children = self._draft.children[node]
+            for rank, (drafted, child) in enumerate(children.items()):
+                for key in self._keys(self._draft, child, rank):
+                    hits, tries = self._seen.get(key, (0.0, 0.0))
+                    self._seen[key] = DECAY * hits + (drafted == token), DECAY * tries + 1
+            node = children.get(token)
+
+    def _chances(self, tree: DraftTree) -> dict[int, float]:
+        """Chance that a node and all above it are accepted, by node; without those that never can be."""
+        given, path = {0: 0.0}, {0: 1.0}  # `given` that the parent was accepted
+        for parent, children in enumerate(tree.children):
+            if parent not in path:
+                continue
+            # A drafter that was right once tends to go on being right; the other siblings share what is left.
+            rest = max(1 - given[parent], 0.2) / 2  # what was never tried is believed nine times in ten at most
+            for rank, node in enumerate(children.values()):
+                chance = rest * 0.5**rank if rank else 1 - rest
+                for key in self._keys(tree, node, rank):  # an unseen source is estimated from all
+                    hits, tries = self._seen.get(key, (0.0, 0.0))
+                    chance = (hits + PRIOR * chance) / (tries + PRIOR)
+                given[node], path[node] = chance, path[parent] * chance
+        return path
+
+    @staticmethod
+    def _keys(tree: DraftTree, node: int, rank: int) -> tuple[tuple[str | None, int, int], ...]:
+        source = tree.source[node] if tree.source else "drafter"
+        return (None, tree.depth[node], rank), (source, tree.depth[node], rank)
+
+    def _refuse(self, saved: float, price: float) -> None:
+        """One draft more that does not pay even at its best size; both figures in units of a plain step."""
+        self._cut += 1
+        if self._cut >= PATIENCE:
+            self.nodes, self._wait = 0, self._interval
+            self._interval = min(2 * self._interval, LATEST)
+            self.off_reason = (
+                f"a draft saves {100 * saved:.1f} % of a plain step, "
+                f"and checking it costs {100 * price:.1f} % of one on this machine"
+            )
+
+
+def _hosts(tree: DraftTree, chances: dict[int, float]) -> list[int]:
+    """By probe, the node that it hangs on, directly or by other probes; -1 for all others."""
+    hosts = [-1] * tree.size
+    for node in range(1, tree.size):
+        if tree.probe and tree.probe[node]:
+            parent = tree.parents[node]
+            hosts[node] = parent if parent in chances else hosts[parent]
+    return hosts

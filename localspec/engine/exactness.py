@@ -1,0 +1,143 @@
+"""The self-test behind the promise that speculation changes no bit of what the target says.
+
+A row's logits, keys and values must not depend on how many rows stand beside it, on what they are, on the slots of its
+ancestors, on how many masked slots attention looks at, or on the number of threads. Whether that holds is a matter of
+kernels, shapes and precision, so it is measured.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from localspec.engine.cache import BUCKET, KVCache
+from localspec.engine.target import Target
+from localspec.engine.tree import DraftTree
+from localspec.hardware import physical_cores
+
+MULTIPLES = (1, 4, 8, 16)  # rows to fill up to, the cheapest first
+ALWAYS = 17  # rows: every width up to here is tried in the invariant form, and of wider ones these
+WIDE = (24, 32, 33, 48, 64, 65)
+DEPTH = 6  # tokens of the path that is compared
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """What the self-test found for trees of up to `widest` rows, root included.
+
+    `bitwise`: no bit differed, with rows filled up to a multiple of `multiple`. Else `largest` is the largest
+    difference of a logit that was seen, relative to the largest logit.
+    """
+
+    bitwise: bool
+    widest: int
+    multiple: int = 1
+    largest: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """For the store."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Exactness | None":
+        """What `as_json` gave; None for anything else."""
+        types = {"bitwise": bool, "widest": int, "multiple": int, "largest": float}
+        if not isinstance(value, dict) or {name: type(field) for name, field in value.items()} != types:
+            return None
+        return cls(**value)
+
+
+def measure(target: Target, widest: int, exact: bool) -> Exactness:
+    """Compares trees with plain decoding, row by row; sets `target.multiple` to what `bitwise` needs.
+
+    In the invariant form (`exact`) rows are filled up to the smallest multiple that gives every bit, the same whatever
+    the width of a run, for plain and speculative runs must agree on it. The fastest form is taken as it is.
+    """
+    always = {*range(2, ALWAYS + 1), *WIDE} if exact else set()
+    widths = sorted({*range(2, widest + 1), *always})
+    found, threads = Exactness(True, widest), torch.get_num_threads()
+    try:
+        for multiple in MULTIPLES if exact else (1,):
+            target.multiple = multiple
+            largest = _largest_difference(target, widths)
+            found = replace(found, bitwise=largest == 0.0, multiple=multiple, largest=largest)
+            if found.bitwise:
+                break
+    finally:
+        torch.set_num_threads(threads)
+    target.multiple = found.multiple
+    return found
+
+
+@torch.inference_mode()
+def _largest_difference(target: Target, widths: Sequence[int]) -> float:
+    """0.0 where all bits are the same; stops at the first width where one is not."""
+    made = torch.Generator().manual_seed(0)
+    path = torch.randint(target.transformer.shape.vocabulary, (DEPTH,), generator=made).tolist()
+    # Just before the end of a bucket wide trees see more slots than a single row; and before that of a page.
+    contexts = [BUCKET - DEPTH, 2 * BUCKET - DEPTH]
+    if target.exact:
+        contexts.append(-(-2 * BUCKET // target.page) * target.page - DEPTH // 2)
+    for context in contexts:
+        cache = target.cache(context + 128)
+        cache.fill(made)
+        torch.set_num_threads(physical_cores())
+        alone = _plain(target, cache, context, path)
+        for width in widths:
+            worst = 0.0
+            for aside in {0, min(3, width - 2)}:  # decoys between the root and its path: 0 is a chain
+                torch.set_num_threads(1 if width % 2 else physical_cores())
+                worst = max(worst, _difference(target, cache, context, path, width, aside, alone, made))
+            if worst:
+                return worst
+    return 0.0
+
+
+Rows = tuple[torch.Tensor, torch.Tensor]  # logits [depth, vocabulary]; keys and values [layers, 2, heads, depth, width]
+
+
+def _plain(target: Target, cache: KVCache, context: int, path: Sequence[int]) -> Rows:
+    cache.length, logits = context, []
+    for token in path:
+        logits.append(_forward(target, cache, DraftTree.chain([token])))
+        cache.keep([0])
+    cache.truncate(context)
+    return torch.cat(logits), cache.rows(range(len(path))).clone()
+
+
+def _difference(
+    target: Target,
+    cache: KVCache,
+    context: int,
+    path: Sequence[int],
+    width: int,
+    aside: int,
+    alone: Rows,
+    made: torch.Generator,
+) -> float:
+    """A tree of `width` rows: the root, so many decoys below it, the path, and decoys below the root again."""
+    depth = min(len(path), width - aside)
+    below = list(range(1 + aside, depth + aside))  # where the path stands behind the root
+    tokens = torch.randint(target.transformer.shape.vocabulary, (width,), generator=made).tolist()
+    parents = [-1, *[0] * (width - 1)]
+    for node, (token, parent) in zip([0, *below], zip(path, [-1, 0, *below], strict=False), strict=False):
+        tokens[node], parents[node] = token, parent
+    tree, nodes = target.aligned(DraftTree(tokens, parents), context), [0]
+    for token in path[1:]:
+        if (child := tree.children[nodes[-1]].get(token)) is None:
+            break
+        nodes.append(child)
+    cache.length = context
+    logits = _forward(target, cache, tree)[nodes]
+    rows = cache.rows(nodes)
+    if torch.equal(logits, alone[0][: len(nodes)]) and torch.equal(rows, alone[1][:, :, :, : len(nodes)]):
+        return 0.0
+    largest = float((logits.float() - alone[0][: len(nodes)].float()).abs().max() / alone[0].float().abs().max())
+    return max(largest, torch.finfo(torch.float32).tiny)  # keys or values alone may differ
+
+
+def _forward(target: Target, cache: KVCache, tree: DraftTree) -> torch.Tensor:
+    device = target.device
+    positions = cache.length + torch.tensor(tree.depth, device=device)
+    return target.forward(torch.tensor(tree.tokens, device=device), positions, tree.mask.to(device), cache).logits

@@ -1,0 +1,60 @@
+"""Held-out perplexity of the demo model in every precision: python scripts/perplexity.py --data DATA --work WORK
+
+DATA and WORK as in train_demo.py. The same examples in every precision, so the differences are those of arithmetic.
+"""
+
+import argparse
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from localspec.engine.linear import RowScaled
+from localspec.engine.target import Target
+from scripts.demo_card import held_out_losses
+from scripts.train_demo import Corpus
+
+PRECISIONS = {
+    "fp32": (torch.float32, "none", True),
+    "bf16": (torch.bfloat16, "none", True),
+    "int8": (torch.float32, "int8", True),
+    "int8, bf16 cache and embedding": (torch.bfloat16, "int8", True),
+    "int8 without outlier channels": (torch.float32, "int8", False),
+}
+
+
+def main() -> None:
+    """Prints one line a precision."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--model", type=Path, default=Path(__file__).resolve().parent.parent / "localspec" / "demo")
+    options = parser.parse_args()
+    for name, (dtype, quantize, protect) in PRECISIONS.items():
+        target = Target.load(options.model, dtype=dtype, quantize=quantize)
+        layers = [layer for layer in target.transformer.modules() if isinstance(layer, RowScaled)]
+        if not protect:
+            for layer in layers:
+                layer.protect(torch.tensor([], dtype=torch.long))
+        channels = sum(0 if layer.outliers is None else len(layer.outliers) for layer in layers)
+
+        def model(ids: torch.Tensor, target: Target = target, **_: object) -> SimpleNamespace:
+            rows = ids.shape[1]
+            cache = target.cache(rows)
+            causal = torch.ones(rows, rows, dtype=torch.bool).tril_()
+            return SimpleNamespace(logits=target.forward(ids[0], torch.arange(rows), causal, cache).logits[None])
+
+        corpus = Corpus.encode(options.data, target.tokenizer, options.work / "tokens.npz")
+        losses = held_out_losses(model, corpus)
+        tokens = sum(loss.tokens for loss in losses)
+        mean = sum(loss.nats for loss in losses) / tokens
+        print(
+            f"{name:32} perplexity {math.exp(mean):.4f}   loss {mean:.5f}   {tokens:,} tokens"
+            + (f"   {channels} outlier channels in {len(layers)} layers" if layers else ""),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

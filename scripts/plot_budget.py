@@ -1,0 +1,163 @@
+"""Which tree sizes the node budget chooses, on texts whose acceptance is scripted: docs/budget.svg.
+
+    python scripts/plot_budget.py
+
+Nothing is measured: the clock counts what a forward of each size costs on two machines, in units of one row's.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from localspec.drafters.base import Step
+from localspec.engine.budget import Budget, Costs
+from localspec.engine.sampling import walk
+from localspec.engine.tree import DraftTree
+
+DRAWN = Path(__file__).parent.parent / "docs" / "budget.svg"
+MOST = 8
+RIGHT, WRONG = 0, -1  # a text is, by position, the rank of the right token among the drafter's guesses; -1: none is
+
+Draft = Callable[[int], DraftTree]  # from the nodes it may have
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Relative seconds of a forward by its rows, at any context; linear between the points."""
+
+    seconds: dict[int, float]
+
+    def at(self, rows: int, context: int) -> float:
+        """Seconds of one forward of 1 to 64 rows."""
+        for below, above in pairwise(self.seconds):
+            if rows <= above:
+                share = (rows - below) / (above - below)
+                return self.seconds[below] + share * (self.seconds[above] - self.seconds[below])
+        raise ValueError(rows)
+
+
+PROCESSOR = Curve({1: 1.0, 2: 1.05, 4: 1.25, 8: 1.73, 16: 2.6, 32: 4.4, 64: 7.5})
+CARD = Curve({1: 1.0, 2: 1.0, 4: 1.01, 8: 1.03, 16: 1.07, 32: 1.2, 64: 1.5})
+
+TEXTS: dict[str, list[int]] = {
+    "every guess is right": [RIGHT] * 400,
+    "no guess is right": [WRONG] * 400,
+    "right and wrong in turns of 40 tokens": ([RIGHT] * 40 + [WRONG] * 40) * 5,
+    "suddenly right, suddenly wrong": [WRONG] * 140 + [RIGHT] * 120 + [WRONG] * 140,
+}
+
+
+@dataclass(frozen=True)
+class Verified:
+    """One step: where in the text it began, the nodes it verified, and the clock behind it."""
+
+    position: int
+    nodes: int
+    clock: float
+
+
+def chain(nodes: int) -> DraftTree:
+    """The first guess at every depth."""
+    return DraftTree.chain([RIGHT] * (nodes + 1), "chain")
+
+
+def simulate(budget: Budget, text: Sequence[int], costs: Costs, draft: Draft = chain) -> list[Verified]:
+    """Decodes a scripted text with real trees and the real acceptance rule; only the target is missing."""
+    steps: list[Verified] = []
+    position, clock = 0, 0.0
+    while position < len(text):
+        tree = budget.prune(draft(budget.nodes), position)
+        coming = [*text[position : position + tree.size], WRONG]
+        path, bonus = walk(tree, lambda node, tree=tree, coming=coming: coming[tree.depth[node]])  # type: ignore[misc]
+        budget.observe(Step([*(tree.tokens[node] for node in path[1:]), bonus], torch.empty(0), tree, path))
+        clock += costs.at(tree.size, position)
+        steps.append(Verified(position, tree.size - 1, clock))
+        position += len(path)
+    return steps
+
+
+def throughput(steps: Sequence[Verified], text: Sequence[int]) -> float:
+    """Tokens in the time that plain decoding takes for one."""
+    return len(text) / steps[-1].clock
+
+
+def best_fixed(text: Sequence[int], costs: Costs, draft: Draft = chain, most: int = MOST) -> tuple[float, int]:
+    """The highest throughput of any fixed size, 0 included, and that size."""
+    return max((throughput(simulate(Budget(nodes), text, costs, draft), text), -nodes) for nodes in range(most + 1))
+
+
+# -- the drawing -------------------------------------------------------------------------------------------------------
+
+LEFT, TOP, WIDE, HIGH, GAP = 60, 78, 640, 96, 54  # of the panels, in pixels
+MACHINES = (("processor", PROCESSOR, "#1f5fa8", ""), ("graphics card", CARD, "#c8591b", "6 3"))
+
+
+def figure() -> str:
+    """The whole drawing: one panel a text, one line a machine."""
+    height = TOP + len(TEXTS) * (HIGH + GAP) + 6
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 {height}" width="960" height="{height}"'
+        ' font-family="sans-serif" font-size="13" fill="#222">',
+        f'<rect width="960" height="{height}" fill="#ffffff"/>',
+        _words(LEFT, 26, "Nodes verified in each step, where a draft may have eight", size=17),
+        '<rect x="60" y="42" width="22" height="12" fill="#dcefdc"/>'
+        + _words(88, 53, "the drafter's guesses are right"),
+    ]
+    for (name, _, colour, dashes), x in zip(MACHINES, (320, 440), strict=True):
+        parts.append(_line(f"M{x} 48 h26", colour, dashes) + _words(x + 32, 53, name))
+    for row, (name, text) in enumerate(TEXTS.items()):
+        parts += _panel(TOP + 22 + row * (HIGH + GAP), name, text)
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _panel(top: int, name: str, text: Sequence[int]) -> list[str]:
+    def across(position: int) -> str:
+        return f"{LEFT + WIDE * position / len(text):.1f}"
+
+    def up(nodes: int) -> str:
+        return f"{top + HIGH - HIGH * nodes / MOST:.1f}"
+
+    parts = [_words(LEFT, top - 8, name, weight="bold")]
+    edges = [0, *(at for at in range(1, len(text)) if text[at] != text[at - 1]), len(text)]
+    for start, end in pairwise(edges):
+        if text[start] == RIGHT:
+            width = float(across(end)) - float(across(start))
+            parts.append(f'<rect x="{across(start)}" y="{top}" width="{width:.1f}" height="{HIGH}" fill="#dcefdc"/>')
+    for nodes in (0, MOST // 2, MOST):
+        parts.append(_line(f"M{LEFT} {up(nodes)} h{WIDE}", "#bbbbbb", "", 0.7))
+        parts.append(_words(LEFT - 8, float(up(nodes)) + 4, str(nodes), anchor="end"))
+    for position in range(0, len(text) + 1, 100):
+        label = f"{position} tokens" if position == len(text) else str(position)
+        parts.append(_words(float(across(position)), top + HIGH + 17, label, anchor="middle"))
+    for row, (machine, costs, colour, dashes) in enumerate(MACHINES):
+        steps = simulate(Budget(MOST, costs), text, costs)
+        path = f"M{across(0)} {up(steps[0].nodes)}"
+        for before, step in pairwise(steps):
+            if step.nodes != before.nodes:
+                path += f" H{across(step.position)} V{up(step.nodes)}"
+        parts.append(_line(f"{path} H{across(len(text))}", colour, dashes))
+        reached, (fixed, size) = throughput(steps, text), best_fixed(text, costs)
+        y = top + 20 + 44 * row
+        parts.append(_words(LEFT + WIDE + 16, y, f"{machine}: {reached:.2f} × plain", colour=colour, weight="bold"))
+        parts.append(_words(LEFT + WIDE + 16, y + 17, f"best fixed size, {-size} nodes: {fixed:.2f} ×", colour=colour))
+    return parts
+
+
+def _line(path: str, colour: str, dashes: str, width: float = 2.0) -> str:
+    dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
+    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width}"{dashed}/>'
+
+
+def _words(
+    x: float, y: float, text: str, size: int = 13, anchor: str = "start", weight: str = "normal", colour: str = "#222"
+) -> str:
+    shape = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="{colour}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {shape}>{escape(text)}</text>'
+
+
+if __name__ == "__main__":
+    DRAWN.write_text(figure(), encoding="utf-8")

@@ -1,0 +1,84 @@
+import pytest
+from replies import said
+
+from localspec import Done, Limits, Sampling
+from localspec.bench import measure, peers
+
+
+class Speaker:
+    """In the place of an engine: notes who answered what, and how many engines there were."""
+
+    def __init__(self, name: str, notes: list[tuple[str, str]]) -> None:
+        self.name, self.notes = name, notes
+
+    def __call__(self) -> "Speaker":
+        self.notes.append((self.name, "new"))
+        return self
+
+    def chat(self, messages, sampling, limits):
+        assert limits.max_tokens == 9 and sampling.seed == 3
+        (message,) = messages
+        self.notes.append((self.name, message["content"]))
+        yield Done("length", said([len(self.notes)] * 3))
+
+
+def test_every_row_answers_every_prompt_in_turn_and_who_begins_changes():
+    notes: list[tuple[str, str]] = []
+    speakers = [Speaker(name, notes) for name in "abc"]
+    replies = measure.run_rows(speakers, ["p", "q"], Sampling(seed=3), Limits(9), 2, lambda _: None)
+    asked = [(name, prompt) for name, prompt in notes if prompt != "new"]
+    assert asked[:3] == [("a", "p"), ("b", "p"), ("c", "p")]  # the warm-up
+    assert ["".join(name for name, _ in asked[turn : turn + 3]) for turn in range(3, 15, 3)] == [
+        "abc",
+        "bca",
+        "cab",
+        "abc",
+    ]
+    assert [prompt for _, prompt in asked[3:]] == ["p"] * 3 + ["q"] * 3 + ["p"] * 3 + ["q"] * 3
+    # A reply stands in the row of who gave it, in the order of the prompts; the warm-up stands nowhere.
+    places = [
+        [index + 1 for index, note in enumerate(notes) if note[0] == name and note[1] != "new"][1:] for name in "abc"
+    ]
+    assert [[reply.token_ids[0] for reply in row] for row in replies] == places
+    assert notes.count(("b", "new")) == 5, "what an engine learned in one reply would help it in the next"
+
+
+class Clock:
+    """Time that passes only when a contender works."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Worker:
+    """A contender of known speed, slow when it was not the last to work."""
+
+    def __init__(self, name, clock, last, cost, speed) -> None:
+        self.name, self.clock, self.last, self.cost, self.speed = name, clock, last, cost, speed
+
+    def forward(self, rows: int) -> None:
+        self.clock.now += self.cost * rows + (0 if self.last[-1] is self else 5)
+        self.last.append(self)
+
+    def tokens_per_second(self, prompt: str) -> float:
+        self.last.append(self)
+        return self.speed[prompt]
+
+
+def test_peers_are_timed_in_turns_behind_an_uncounted_forward(monkeypatch):
+    clock, last = Clock(), [None]
+    monkeypatch.setattr(measure.time, "perf_counter", clock)
+    workers = [
+        Worker("ours", clock, last, 0.001, {"p": 10.0, "q": 30.0, "r": 0.0}),
+        Worker("theirs", clock, last, 0.002, {"p": 5.0, "q": 6.0, "r": 7.0}),
+    ]
+    ours, theirs = measure.run_beside(workers, ["p", "q", "r"], lambda _: None)
+    assert ours["ms_by_rows"] == {str(rows): pytest.approx(rows) for rows in peers.ROWS}
+    assert theirs["ms_by_rows"]["8"] == pytest.approx(16.0)
+    assert ours["name"] == "ours" and ours["tokens_per_second"] == 20.0 and theirs["tokens_per_second"] == 6.0
+    forwards = [worker.name for worker in last[1:-6]]
+    assert measure.REPETITIONS >= 9 and len(forwards) == 2 * 2 * len(peers.ROWS) * measure.REPETITIONS
+    assert forwards[:8] == ["ours", "ours", "theirs", "theirs", "theirs", "theirs", "ours", "ours"]

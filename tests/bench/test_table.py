@@ -1,0 +1,104 @@
+import copy
+
+import pytest
+from replies import said
+
+from localspec.bench import figures, table
+
+
+def report(rows, peers=(), **unlike):
+    return {
+        "machine": {"versions": "torch 2.13.0, Some Processor", "cores": 2, "memory": 2**34, "bandwidth": 61_700_000_000},
+        "model": "demo", "device": "cpu", "dtype": "fp32", "quantize": "none", "exactness": "bitwise",
+        "prompts": 2, "left_out": 0, "repeat": 1, "max_tokens": 64, "temperature": 0.0, "seed": 1, "pool": "off",
+        "rows": list(rows), "peers": list(peers), **unlike,
+    }  # fmt: skip
+
+
+def row(drafter, nodes, replies, kinds=("code", "chat")):
+    plain = [said(seconds=1.0), said(seconds=1.0)]
+    names = {"drafter": drafter, "nodes": nodes, "accept": "exact"}
+    return {**names, **figures.of_row(replies, plain, list(kinds), 10**9, 61.7e9)}
+
+
+@pytest.fixture
+def two():
+    fast = [said(seconds=0.5, steps=2, by_depth=[0.5, 0.25], drafted=8), said(seconds=0.4, steps=2)]
+    return [row("none", 0, [said(), said()]), row("phrases", 8, fast)]
+
+
+def test_a_row_a_line_under_its_heads(two):
+    lines = table.of(report(two)).splitlines()
+    heads = next(line for line in lines if line.startswith("drafter"))
+    plain, fast = lines[lines.index(heads) + 1 : lines.index(heads) + 3]
+    assert plain.split()[:4] == ["none", "0", "4.0", "4–4"]
+    assert fast.split()[:7] == ["phrases", "8", "9.0", "8–10", "2.25", "2.12–2.38", "2.00"]
+    assert fast.split()[-1] == "2/2"
+    for head, cell in (("nodes", "8"), ("speedup", "2.25"), ("same", "2/2")):
+        assert heads.index(head) + len(head) == fast.index(f" {cell}") + len(cell) + 1
+    assert any(line == "phrases 8: 0.50 0.25" for line in lines)
+    assert any(line.split() == ["code", "2.00", "2.00"] for line in lines)
+
+
+def test_it_says_on_what_and_how_it_was_measured(two):
+    text = " ".join(table.of(report(two, left_out=3, repeat=2, quantize="int8")).split())
+    for part in (
+        "demo",
+        "int8, bitwise",
+        "2 prompts × 2",
+        "3 too long",
+        "64 tokens at most, greedy",
+        "16 GiB, read at 61.7 GB/s",
+        "Some Processor",
+    ):
+        assert part in text
+    assert "temperature 0.8, seed 1" in " ".join(table.of(report(two, temperature=0.8)).split())
+
+
+def test_a_tampered_reply_shows(two):
+    two[1] = row("phrases", 8, [said(), said((1, 2, 3, 4, 6))])
+    assert any(line.endswith(" 1/2") for line in table.of(report(two)).splitlines())
+
+
+def test_never_wider_than_100_columns(two):
+    wide = copy.deepcopy(two[1])
+    wide |= {
+        "drafter": "draft_model:some-organisation/some-model", "nodes": 64, "tokens_per_second": 12345.6,
+        "tokens_per_second_quartiles": [10000.0, 99999.0], "speedup": 10.25, "speedup_quartiles": [10.0, 12.5],
+        "acceptance_length": 12.34, "draft_cost": 10.11, "verify_cost": 10.11, "host_cost": 10.11, "bandwidth_share": 12.5,
+        "identical_prompts": 1000, "prompts": 1000, "off_reason": "word " * 60, "acceptance_by_depth": [0.5] * 60,
+    }  # fmt: skip
+    for some in (two, wide):
+        some = some if isinstance(some, list) else [some]
+        for each in some:
+            each["categories"] = {
+                f"category {'x' * 90} {n}": {"speedup": 10.2, "acceptance_length": 11.3} for n in range(20)
+            }
+    peers = [{"name": "p" * 120, "tokens_per_second": 1234.5, "ms_by_rows": {str(2**n): 1234.5 for n in range(7)}}]
+    machine = {"versions": "torch " + "x" * 150, "cores": 128, "memory": 2**42, "bandwidth": 10**12}
+    text = table.of(report([*two, *[wide] * 8], peers, machine=machine, model="m" * 130))
+    assert max(map(len, text.splitlines())) <= 100
+    assert "8 categories more" in text
+
+
+def test_what_could_not_be_measured_is_a_dash():
+    short = [said((1,), seconds=0.0, steps=0)] * 2
+    nothing = {**row("none", 0, short), "identical_prompts": 2}
+    line = next(line for line in table.of(report([nothing])).splitlines() if line.startswith("none"))
+    assert line.split() == ["none", "0", *["-"] * 8, "2/2"]
+
+
+def test_peers_and_reasons(two):
+    two[1]["off_reason"] = "Drafts do not pay here."
+    ms = {"1": 14.9, "2": 15.7, "64": 112.04}
+    peers = [{"name": "localspec int8", "tokens_per_second": 61.25, "ms_by_rows": ms}]
+    lines = table.of(report(two, peers)).splitlines()
+    assert "phrases 8 was switched off: Drafts do not pay here." in lines
+    assert ["localspec", "int8", "61.2", "14.9", "15.7", "112.0"] in [line.split() for line in lines]
+    assert ["plain,", "greedy", "tokens/s", "1", "2", "64"] in [line.split() for line in lines]
+
+
+def test_nothing_that_a_terminal_would_obey(two):
+    two[1]["categories"] = two[0]["categories"] = dict.fromkeys(("chat", "\x1b[31mred\n"), two[1]["categories"]["code"])
+    text = table.of(report(two, model="a\x1b[31m\nb"))
+    assert "\x1b" not in text and "red" in text and all(text.splitlines()[:2])

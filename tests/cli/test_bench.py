@@ -1,0 +1,238 @@
+"""`localspec bench` from outside: the report, the table, and what it refuses before anything is loaded."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import environment, localspec, sentence
+from scripted import random_model, scripted_model
+
+from localspec import Engine, Sampling
+from localspec.cli.main import main
+from localspec.events import Done
+
+PIECES = [f"{word} ".encode() for word in ("one", "two", "three", "four")]
+ROW = {
+    "drafter": str, "nodes": (int, str), "accept": str, "exactness": str, "prompts": int, "tokens": int,
+    "tokens_per_second": float, "tokens_per_second_quartiles": list, "speedup": float, "speedup_quartiles": list,
+    "acceptance_length": float, "acceptance_by_depth": list, "draft_cost": float, "verify_cost": float,
+    "host_cost": float, "bandwidth_share": float, "peak_bytes": int, "M": float, "identical": bool,
+    "identical_prompts": int, "off_reason": (str, type(None)), "categories": dict,
+}  # fmt: skip
+REPORT = {
+    "machine": dict, "model": str, "revision": str, "device": str, "dtype": str, "quantize": str, "exactness": str,
+    "prompts": int, "left_out": int, "repeat": int, "max_tokens": int, "temperature": float, "seed": int, "pool": str,
+    "rows": list, "peers": list,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def words(tmp_path_factory) -> Path:
+    """A model that repeats itself without end, so that phrases of its reply are right."""
+    return scripted_model(tmp_path_factory.mktemp("models") / "words", PIECES, again=0, context=2000).path
+
+
+@pytest.fixture(scope="session")
+def noise(tmp_path_factory) -> Path:
+    return random_model(tmp_path_factory.mktemp("models") / "noise", context=2000)
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch, capfd):
+    """`localspec bench ARGUMENTS` in this process, so that torch is imported once: (code, output, errors)."""
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
+
+    def call(*arguments: object):
+        capfd.readouterr()
+        code = main(["bench", *map(str, arguments)])
+        return code, *capfd.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def prompts(tmp_path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    lines = [
+        {"prompt": "Count again and again: one two three.", "category": "counting"},
+        {"turns": ["Hello, hello!", "And?"], "category": "chat"},
+        {"prompt": "Count again and again: two three four.", "category": "counting"},
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def test_json_is_one_line_and_the_table_goes_to_standard_error(bench, noise, prompts, tmp_path):
+    code, out, errors = bench(
+        "-m",
+        noise,
+        "--drafter",
+        "none,phrases",
+        "--nodes",
+        "3,auto",
+        "--prompts",
+        prompts,
+        "--max-tokens",
+        12,
+        "--json",
+    )
+    assert code == 0, errors
+    assert out.endswith("\n") and out.count("\n") == 1
+    report = json.loads(out)
+    assert {name: isinstance(report[name], kind) for name, kind in REPORT.items()} == dict.fromkeys(report, True)
+    assert report["machine"].keys() == {"versions", "cores", "memory", "bandwidth"}
+    assert report["machine"]["bandwidth"] > 1e8 and report["machine"]["memory"] > 2**28
+    assert (report["temperature"], report["max_tokens"], report["prompts"], report["pool"]) == (0.0, 12, 3, "off")
+    for row in report["rows"]:
+        assert {name: isinstance(row[name], kind) for name, kind in ROW.items()} == dict.fromkeys(row, True)
+        assert row["identical"] is True and row["identical_prompts"] == 3 and row["tokens"] == 36
+        assert row["categories"].keys() == {"counting", "chat"}
+        assert 0.9 < row["speedup"] / row["M"] < 1.5
+    assert [(row["drafter"], row["nodes"]) for row in report["rows"]] == [
+        ("none", 0),
+        ("phrases", 3),
+        ("phrases", "auto"),
+    ]
+    plain = report["rows"][0]
+    assert plain["speedup"] == plain["M"] == plain["acceptance_length"] == 1.0 and plain["acceptance_by_depth"] == []
+    assert plain["draft_cost"] + plain["verify_cost"] + plain["host_cost"] == pytest.approx(1.0, abs=0.001)
+    assert "drafter" in errors and "3/3" in errors and max(map(len, errors.splitlines())) <= 100
+    assert not (tmp_path / "home").exists(), "a bench leaves nothing behind"
+
+
+def test_the_table_alone(bench, words, prompts):
+    code, out, errors = bench("-m", words, "--nodes", 4, "--prompts", prompts, "--limit", 2, "--repeat", 2, "-n", 24)
+    assert code == 0 and errors == ""
+    rows = [line.split() for line in out.splitlines() if line.startswith(("none ", "phrases  "))]
+    assert [row[:2] for row in rows] == [["none", "0"], ["phrases", "4"]]
+    assert all(row[-1] == "2/2" for row in rows)
+    assert "2 prompts × 2" in out and "counting" in out and "chat" in out
+    assert float(rows[1][6]) > 1.0, "the reply repeats itself, and nothing of that was accepted"
+
+
+def test_no_reply_helps_a_later_one(bench, words, prompts, monkeypatch):
+    honest, steps = Engine.chat, {}
+
+    def chat(engine, messages, *rest):
+        for event in honest(engine, messages, *rest):
+            if isinstance(event, Done):
+                steps.setdefault((engine.choice.drafter, messages[0]["content"]), []).append(event.statistics.steps)
+            yield event
+
+    monkeypatch.setattr(Engine, "chat", chat)
+    code, _, errors = bench("-m", words, "--nodes", 4, "--prompts", prompts, "-n", 12, "--repeat", 2)
+    assert code == 0, errors
+    assert len(steps) == 6 and all(len({*taken}) == 1 < len(taken) for taken in steps.values())
+
+
+def test_a_reply_that_differs_is_told(bench, words, prompts, monkeypatch):
+    """The check can fail: an engine that drafts says one other token in one of its replies."""
+    honest, told = Engine.chat, []
+
+    def chat(engine, messages, *rest):
+        for event in honest(engine, messages, *rest):
+            if isinstance(event, Done) and engine.choice.drafter == "phrases" and "Hello" in messages[0]["content"]:
+                ids = list(event.statistics.token_ids)
+                ids[7] += 1
+                object.__setattr__(event.statistics, "token_ids", tuple(ids))
+                told.append(event)
+            yield event
+
+    monkeypatch.setattr(Engine, "chat", chat)
+    code, out, _ = bench("-m", words, "--nodes", 4, "--prompts", prompts, "-n", 12, "--json")
+    assert code == 0 and told
+    plain, phrases = json.loads(out)["rows"]
+    assert plain["identical"] is True and phrases["identical"] is False and phrases["identical_prompts"] == 2
+
+
+def test_sampled_replies_are_the_same_too_and_flags_reach_every_engine(bench, noise, prompts, monkeypatch):
+    honest, met = Engine.chat, []
+
+    def chat(engine, messages, sampling, limits):
+        met.append(
+            (engine.choice.exact, engine.choice.context, engine.target.dtype.itemsize, sampling, limits.max_tokens)
+        )
+        return honest(engine, messages, sampling, limits)
+
+    monkeypatch.setattr(Engine, "chat", chat)
+    flags = ["--temp", 0.9, "--seed", 5, "-n", 16, "--dtype", "fp32", "--exact", "--context", 300, "--json"]
+    code, out, errors = bench("-m", noise, "--nodes", 4, "--prompts", prompts, *flags)
+    assert code == 0, errors
+    report = json.loads(out)
+    assert (report["temperature"], report["seed"], report["exactness"]) == (0.9, 5, "bitwise")
+    assert [row["identical"] for row in report["rows"]] == [True, True]
+    assert set(met) == {(True, 300, 4, Sampling(0.9, seed=5), 16)}
+
+
+def test_prompts_that_do_not_fit_are_left_out_and_counted(bench, noise, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("hello\n" + "long " * 400 + "\nbye\n")
+    code, out, errors = bench("-m", noise, "--drafter", "none", "--prompts", file, "-n", 8, "--json")
+    report = json.loads(out)
+    assert code == 0 and (report["prompts"], report["left_out"]) == (2, 1) and "1 too long" in errors
+    code, out, errors = bench("-m", noise, "--drafter", "none", "--prompts", file, "-n", 1999)
+    assert code == 2 and out == "" and "1999 tokens" in errors and errors.count("\n") == 1
+
+
+def test_without_a_file_the_built_in_prompts_are_asked(bench, noise):
+    code, out, _ = bench("-m", noise, "--drafter", "none", "--limit", 4, "-n", 4, "--json")
+    (row,) = json.loads(out)["rows"]
+    assert code == 0 and len(row["categories"]) == 4
+
+
+@pytest.mark.slow
+def test_beside_the_stock_model(bench, noise, prompts):
+    code, out, errors = bench(
+        "-m", noise, "--drafter", "none", "--prompts", prompts, "--peer", "transformers", "--json"
+    )
+    ours, stock = json.loads(out)["peers"]
+    assert code == 0 and (ours["name"], stock["name"]) == ("localspec fp32", "transformers fp32")
+    assert [*stock["ms_by_rows"]] == ["1", "2", "4", "8", "16", "32", "64"]
+    assert min(*stock["ms_by_rows"].values(), *ours["ms_by_rows"].values(), stock["tokens_per_second"]) > 0
+    assert "transformers fp32" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--prompts", "nowhere.jsonl"], ["nowhere.jsonl"]),
+        (["--drafter", "phrases", "--nodes", "0"], ["--nodes 0", "plain decoding is measured in any case"]),
+        (["--nodes", "4,65"], ["--nodes 65", "64"]),
+        (["--nodes", "four"], ["--nodes four"]),
+        (["--nodes", "4,"], ["--nodes '4,'"]),
+        (["--drafter", "phrases,fancy"], ["fancy"]),
+        (["--drafter", ","], ["--drafter"]),
+        (["--drafter", "none", "--nodes", "4"], ["--nodes 4", "no effect"]),
+        (["--limit", "0"], ["--limit"]),
+        (["--repeat", "0"], ["--repeat"]),
+        (["--max-tokens", "0"], ["--max-tokens"]),
+        (["--temp", "-1"], ["--temperature -1"]),
+        (["--temp", "warm"], ["--temperature 'warm'"]),
+        (["--seed", "1.5"], ["--seed 1.5"]),
+        (["--peer", "vllm"], ["'vllm'", "transformers, llama.cpp"]),
+        (["--device", "cuda:99"], ["cuda:99"]),
+    ],
+)
+def test_mistakes_are_one_sentence_before_anything_is_loaded(bench, monkeypatch, arguments, said):
+    monkeypatch.setattr("localspec.bench.measure.Engine", lambda *_, **__: pytest.fail("a model was loaded"))
+    code, out, errors = bench(*arguments)
+    assert (code, out) == (2, "") and errors.startswith("localspec: ") and errors.count("\n") == 1
+    for word in said:
+        assert word in errors
+
+
+def test_a_model_that_is_not_here_is_3(tmp_path):
+    result = localspec(tmp_path, "bench", "-m", "dmo")
+    assert result.returncode == 3 and "'demo'" in sentence(result)
+
+
+def test_help_loads_nothing_heavy(tmp_path):
+    code = (
+        "import sys; from localspec.cli.main import main; code = main(['bench', '--help']); "
+        "assert code == 0 and not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert all(flag in result.stdout for flag in ("--drafter", "--nodes", "--prompts", "--limit", "--peer", "--json"))

@@ -1,0 +1,280 @@
+"""`localspec doctor`: what is here, and the proof that speculation changes no token, which must also be able to fail."""
+
+import io
+import json
+import os
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from command import localspec
+from replies import said
+from scripted import Script, random_model, scripted_model
+
+from localspec import Done, Engine, Text
+from localspec.cli import doctor as doctor_module
+from localspec.cli.main import main
+from localspec.store import Store
+
+Result = tuple[int, str, str]
+
+
+@pytest.fixture(scope="session")
+def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("doctor") / "noise")
+
+
+@pytest.fixture(scope="session")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Script:
+    pieces = [b"a", b"b", b'\x1b]0;owned\x07"\n', b"\xe2\x80\xae", b"c"]
+    return scripted_model(tmp_path_factory.mktemp("doctor") / "hostile", pieces)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in [name for name in os.environ if name.startswith("LOCALSPEC_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def doctor(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    def call(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "stdin", io.StringIO())
+        capfd.readouterr()
+        code = main(["doctor", *map(str, arguments)])
+        return code, *capfd.readouterr()
+
+    return call
+
+
+def prove(doctor: Callable[..., Result], model: Path, *arguments: object) -> Result:
+    return doctor("--exact", model, "--limit", 2, "--max-tokens", 10, *arguments)
+
+
+Ids = tuple[int, ...]
+
+
+def tamper(monkeypatch: pytest.MonkeyPatch, change: Callable[[Engine, int, Ids], Sequence[int]]) -> list[Engine]:
+    """Lets engines report other tokens: `change(engine, how many replies of it before, token ids)`."""
+    original, replies, engines = Engine.chat, {}, []
+
+    def chat(self: Engine, *arguments: Any) -> Iterator[Any]:
+        number = replies[id(self)] = replies.get(id(self), -1) + 1
+        engines.append(self)
+        for event in original(self, *arguments):
+            if isinstance(event, Done):
+                ids = tuple(change(self, number, event.statistics.token_ids))
+                event = Done(event.reason, replace(event.statistics, token_ids=ids))
+            yield event
+
+    monkeypatch.setattr(Engine, "chat", chat)
+    return engines
+
+
+def sentence(result: Result) -> str:
+    code, out, err = result
+    assert (code, out) == (1, "")
+    assert err.startswith("localspec: ") and err.count("\n") == 1 and err.endswith(".\n"), err
+    return err
+
+
+# -- the proof holds ---------------------------------------------------------------------------------------------------
+
+
+def test_a_proof_ends_in_a_tick_and_keeps_nothing(doctor, noise, home):
+    code, out, err = prove(doctor, noise)
+    assert (code, err) == (0, "")
+    assert out.startswith("✓ 4 of 4 replies are the same, token for token (fp32, bitwise; widths up to 17 rows; ")
+    assert out.count("\n") == 1 and not home.exists()
+
+
+def test_the_phrases_of_the_proof_itself_are_used(doctor, noise):
+    code, out, _ = prove(doctor, noise, "--json", "--draft-max", 3)
+    said = json.loads(out)
+    assert code == 0 and out.count("\n") == 1
+    assert (said["same"], said["replies"], said["rows"], said["divergence"]) == (4, 4, 4, None)
+    assert (said["model"], said["drafter"], said["exactness"]) == (str(noise), "phrases", "bitwise")
+    assert (said["device"], said["dtype"], said["quantize"]) == ("cpu", "fp32", "none")
+    # The second time each reply is known: at best a step commits three drafted tokens and one of the target's own.
+    assert said["drafted"] >= said["accepted"] > 4 * 9 / 2
+
+
+def test_int8_is_proved_as_int8(doctor, noise):
+    assert "(int8, bitwise; widths up to 5 rows;" in prove(doctor, noise, "--quantize", "int8", "--draft-max", 4)[1]
+    said = json.loads(prove(doctor, noise, "--quantize", "int8", "--json")[1])
+    assert (said["quantize"], said["same"]) == ("int8", 4)
+
+
+def test_the_users_own_phrases_are_left_alone(doctor, noise, home):
+    path = home / "data" / "localspec.db"
+    with Store.open(path, pytest.fail) as store:
+        store.learn(store.pool("demo", "hash"), [(1, b"", b"abcd")])
+    before = path.read_bytes()
+    assert prove(doctor, noise)[0] == 0
+    assert path.read_bytes() == before and sorted(file.name for file in path.parent.iterdir()) == [
+        "localspec.db",
+        "localspec.db-lock",
+    ]
+
+
+def test_every_reply_is_asked_for_once_plainly_and_twice_with_speculation():
+    asked: list[tuple[str, str, float, int]] = []
+
+    def engine(name: str) -> Any:
+        def chat(messages: Any, sampling: Any, limits: Any) -> Iterator[Any]:
+            assert limits.max_tokens == 7 and len(messages) == 1
+            asked.append((name, messages[0]["content"], sampling.temperature, sampling.seed))
+            yield Text("x", (1,), ("target",), 0.1)
+            yield Done("stop", said())
+
+        return SimpleNamespace(chat=chat)
+
+    pairs = list(doctor_module._pairs(engine("plain"), engine("speculative"), 45, 7))
+    assert [name for name, *_ in asked] == ["plain", "speculative", "speculative"] * 90
+    assert len(pairs) == 180 and {case.number for case, _, _ in pairs} == set(range(1, 46))
+    assert [how for name, *how in asked if name == "plain"] == [
+        [case.prompt, case.sampling.temperature, case.sampling.seed] for case, _, _ in pairs[::2]
+    ]
+    assert len({prompt for _, prompt, _, _ in asked}) == 45, "none is asked again"
+    assert {(t, seed) for _, _, t, seed in asked} == {(0.0, 0), *((0.8, seed) for seed in range(45))}
+
+
+def test_prompts_are_of_many_kinds():
+    assert len(set(doctor_module.PROMPTS)) == 20
+    kinds = {
+        unicodedata.name(letter, "").split()[0] for prompt in doctor_module.PROMPTS for letter in prompt if letter > " "
+    }
+    assert kinds >= {"LATIN", "CJK", "HIRAGANA", "CYRILLIC", "ARABIC", "DIGIT", "DOG"}
+
+
+# -- the proof fails ---------------------------------------------------------------------------------------------------
+
+
+def test_the_first_divergence_is_told_and_is_exit_1(doctor, noise, monkeypatch):
+    """The seeded reply to the second prompt, the second time it is asked for: the last of all."""
+
+    def change(engine: Engine, number: int, ids: Ids) -> Sequence[int]:
+        return ids if engine.choice.drafter == "none" or number < 7 else (*ids[:3], 65, *ids[4:])
+
+    engines, gaps = tamper(monkeypatch, change), []
+    monkeypatch.setattr(Engine, "gap", lambda self, *asked: gaps.append(asked) or 0.5)
+    told = sentence(prove(doctor, noise))
+    for word in ("prompt 2 (temperature 0.8, seed 1), token 4 of the reply", ' becomes "A",', "gap of 0.5", "bitwise"):
+        assert word in told
+    [(behind, one, other)] = gaps
+    plain = next(engine for engine in engines if engine.choice.drafter == "none")
+    prompt = plain.session.statistics.prompt_tokens
+    reply = plain.session.statistics.token_ids
+    assert behind == plain.session.tokens[: prompt + 3] and behind[prompt:] == list(reply[:3])
+    assert (one, other) == (reply[3], 65) and len(reply) == 10
+    assert len({id(engine) for engine in engines}) == 2 and len({id(engine.target) for engine in engines}) == 1
+
+
+def test_a_divergence_in_json_is_one_value_and_exit_1(doctor, noise, monkeypatch):
+    tamper(monkeypatch, lambda engine, _, ids: ids if engine.choice.drafter == "none" else (66, *ids[1:]))
+    code, out, err = prove(doctor, noise, "--json")
+    said = json.loads(out)
+    assert code == 1 and out.count("\n") == 1 and err.startswith("localspec: Speculation changes the text at prompt 1")
+    assert said["same"] == 0 and said["replies"] == 4
+    parted = said["divergence"]
+    assert parted["gap"] > 0, "the real one: a greedy pick has the largest logit"
+    assert (parted["prompt"], parted["sampling"], parted["token"], parted["speculative"]) == (1, "greedy", 1, "B")
+    assert parted["repeatable"] is True
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [(lambda ids: ids[:2], ', token 3 of the reply: "c" becomes the end,'), (lambda ids: (*ids, 90), 'token 4 of the reply: the end becomes "Z",')],
+)  # fmt: skip
+def test_a_reply_that_ends_elsewhere(doctor, tmp_path, monkeypatch, change, told):
+    script = scripted_model(tmp_path / "model", [b"a", b"b", b"c"])
+    tamper(monkeypatch, lambda engine, _, ids: ids if engine.choice.drafter == "none" else change(ids))
+    sentence_ = sentence(prove(doctor, script.path))
+    assert told in sentence_ and "gap of 30 " in sentence_, "as sharp as the model is made"
+
+
+def test_plain_decoding_that_does_not_repeat_itself_is_what_is_told(doctor, noise, monkeypatch):
+    def change(engine: Engine, number: int, ids: Ids) -> Sequence[int]:
+        return ids if engine.choice.drafter == "none" and number == 0 else (*ids[:5], 67 + number, *ids[6:])
+
+    tamper(monkeypatch, change)
+    told = sentence(prove(doctor, noise))
+    assert "Plain decoding does not repeat itself at prompt 1 (greedy), token 6 of the reply" in told
+    assert ', then "D",' in told and "Speculation" not in told
+
+
+def test_what_a_token_says_cannot_command_the_terminal(doctor, hostile, monkeypatch):
+    for place in (2, 3):
+        with monkeypatch.context() as patched:
+            tamper(patched, lambda engine, _, ids, at=place: ids if engine.choice.drafter == "none" else ids[:at])
+            told = sentence(prove(doctor, hostile.path))
+            assert not {"\x1b", "\x07", "\u202e"} & set(told)
+            assert "owned" in told or place == 3
+            parted = json.loads(prove(doctor, hostile.path, "--json")[1])["divergence"]
+            assert parted["plain"] == ('␛]0;owned␇"\n' if place == 2 else "") and parted["speculative"] is None
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--exact", "dmo"], 3, ["'dmo'", "'demo'"]),
+        (["--exact", "demo", "--limit", "0"], 2, ["--limit", "1"]),
+        (["--exact", "demo", "--limit", "some"], 2, ["--limit", "integer"]),
+        (["--exact", "demo", "--max-tokens", "0"], 2, ["--max-tokens", "1"]),
+        (["--exact", "demo", "--drafter", "medusaa"], 2, ["medusaa", "phrases"]),
+        (["--exact", "demo", "--drafter", "none"], 2, ["--drafter"]),
+        (["--exact", "demo", "--draft-max", "0"], 2, ["--draft-max"]),
+        (["--exact", "demo", "--draft-max", "65"], 2, ["65", "64"]),
+        (["--exact", "demo", "--device", "cuda:99"], 2, ["cuda:99"]),
+        (["--exact", "demo", "--dtype", "fp8"], 2, ["fp8"]),
+        (["--exact", "demo", "--context", "5000000"], 2, ["5000000"]),
+        (["--exact"], 2, ["--exact"]),
+        (["--limit", "3"], 2, ["--limit 3", "--exact MODEL"]),
+        (["--max-tokens", "3"], 2, ["--max-tokens 3", "--exact MODEL"]),
+        (["--drafter", "phrases"], 2, ["--drafter phrases", "--exact MODEL"]),
+        (["--quantize", "int8"], 2, ["--quantize int8", "--exact MODEL"]),
+        (["demo"], 2, ["demo"]),
+    ],
+)
+def test_mistakes(doctor, arguments, code, said):
+    result = doctor(*arguments)
+    assert (result[0], result[1]) == (code, "")
+    assert result[2].startswith("localspec: ") and result[2].count("\n") == 1 and "Unexpected" not in result[2]
+    for word in said:
+        assert word in result[2]
+
+
+# -- the machine -------------------------------------------------------------------------------------------------------
+
+
+def test_what_this_machine_has(doctor, home, monkeypatch):
+    monkeypatch.setattr("localspec.hardware.devices", lambda: ["mps", "cpu"])
+    monkeypatch.setattr("localspec.hardware.free_memory", lambda device: {"mps": 3, "cpu": 5}[device] * 2**30)
+    monkeypatch.setattr("localspec.hardware.versions", lambda device: f"torch 7, {device}\x1b[31m")
+    code, out, err = doctor()
+    assert (code, err) == (0, "") and "\x1b" not in out
+    assert [line.split(";")[0] for line in out.splitlines()] == ["mps: 3.0 GiB free", "cpu: 5.0 GiB free"]
+    assert "torch 7, cpu" in out
+    code, out, err = doctor("--json")
+    machine = json.loads(out)
+    assert (code, err) == (0, "") and out.count("\n") == 1
+    assert machine.keys() == {"processor", "cores", "capabilities", "devices"}
+    assert machine["devices"][1] == {"device": "cpu", "free_bytes": 5 * 2**30, "versions": "torch 7, cpu\x1b[31m"}
+    assert not home.exists()
+
+
+def test_as_its_user_runs_it(tmp_path):
+    result = localspec(tmp_path, "doctor")
+    assert result.returncode == 0 and result.stderr == "" and result.stdout.splitlines()[-1].startswith("cpu: ")
+    page = localspec(tmp_path, "doctor", "--help")
+    assert page.returncode == 0 and page.stdout.startswith("Usage: localspec doctor") and "--exact MODEL" in page.stdout

@@ -1,0 +1,521 @@
+"""The node budget: on a simulated clock with scripted texts, and against all that could have been chosen instead."""
+
+import copy
+import itertools
+import random
+import re
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from doubles import OffChain, Oracle, RandomBranches, random_tree
+from tiny_models import Tiny, prompt_ids, stock_reply
+
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.base import Drafter, Step
+from localspec.drafters.phrases import Lengthened, PhrasePool
+from localspec.engine.budget import LATEST, PATIENCE, SOONEST, Budget
+from localspec.engine.sampling import Sampling, walk
+from localspec.engine.session import Limits, Session
+from localspec.engine.target import Target
+from localspec.engine.tree import DraftTree
+from localspec.events import Done, Text
+from scripts.plot_budget import (
+    CARD,
+    DRAWN,
+    MOST,
+    PROCESSOR,
+    RIGHT,
+    WRONG,
+    Curve,
+    Verified,
+    best_fixed,
+    chain,
+    figure,
+    simulate,
+    throughput,
+)
+
+Make = Callable[[str], Tiny]
+
+# Beside the two machines that are drawn: one where every row has its price, one where the second row costs as much as
+# eight, one where no draft can pay much, and one whose measured costs go up and down.
+MACHINES = {
+    "processor": PROCESSOR,
+    "card": CARD,
+    "dear rows": Curve({1: 1.0, 2: 1.36, 4: 2.1, 8: 3.5, 16: 6.0, 32: 10.7, 64: 20.0}),
+    "dear second row": Curve({1: 1.0, 2: 1.25, 4: 1.25, 8: 1.3, 16: 1.8, 32: 3.0, 64: 5.0}),
+    "hardly any gain": Curve({1: 1.0, 2: 1.9, 64: 60.0}),
+    "up and down": Curve({1: 1.0, 2: 2.0, 4: 1.1, 8: 3.0, 16: 1.9, 64: 20.0}),
+}
+
+
+def bush(nodes: int, width: int = 3) -> DraftTree:
+    """Three guesses below every node, the likelier ones first, level by level."""
+    tokens, parents = [0], [-1]
+    for parent in range(nodes):
+        for rank in range(width):
+            if len(tokens) <= nodes:
+                tokens.append(rank)
+                parents.append(parent)
+    return DraftTree(tokens, parents, ["bush"] * len(tokens))
+
+
+DRAFTS = {"chain": chain, "bush": bush}
+
+
+def step(tree: DraftTree, *coming: int) -> Step:
+    """What verification says of a tree where the target would go on like this."""
+    path, bonus = walk(tree, lambda node: [*coming, WRONG][tree.depth[node]])
+    return Step([*(tree.tokens[node] for node in path[1:]), bonus], torch.empty(0), tree, path)
+
+
+def feed(budget: Budget, draft: DraftTree, *coming: int, times: int = 1) -> DraftTree:
+    """One decode step after the other with the same draft and the same outcome; the last tree that was verified."""
+    for _ in range(times):
+        tree = budget.prune(draft if budget.nodes else draft.only([0]), 100)
+        budget.observe(step(tree, *coming))
+    return tree
+
+
+def sizes_at(steps: Sequence[Verified], start: int, end: int) -> list[int]:
+    return [step.nodes for step in steps if start <= step.position < end]
+
+
+# -- scripted texts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [4, MOST, 16, 63])
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("machine", MACHINES)
+def test_where_nothing_is_accepted_200_tokens_cost_three_per_cent_at_most(machine: str, draft: str, most: int) -> None:
+    steps = simulate(Budget(most, MACHINES[machine]), [WRONG] * 200, MACHINES[machine], DRAFTS[draft])
+    assert len(steps) == 200
+    assert 200 <= steps[-1].clock <= 200 * 1.03
+    assert machine == "hardly any gain" or steps[0].nodes > 0, "nothing ventured, nothing learned"
+
+
+@pytest.mark.parametrize("machine", [PROCESSOR, CARD])
+def test_what_was_believed_in_is_given_up_as_cheaply(machine: Curve) -> None:
+    """After a long good run the waste is that of the change alone: none is left behind it."""
+    steps = simulate(Budget(MOST, machine), [RIGHT] * 300 + [WRONG] * 300, machine)
+    changed = next(step for step in steps if step.position >= 300)
+    settled = next(step for step in steps if step.position >= 360)
+    assert settled.clock - changed.clock <= 60 + 12
+    assert steps[-1].clock - settled.clock <= 240 * 1.01
+
+
+@pytest.mark.parametrize("most", [MOST, 16, 32])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_where_everything_is_accepted_the_best_size_is_reached_within_20_steps(machine: str, most: int) -> None:
+    costs, text = MACHINES[machine], [RIGHT] * 1200
+    steps = simulate(Budget(most, costs), text, costs)
+    begin = steps[20]
+    reached = (len(text) - steps[21].position) / (steps[-1].clock - begin.clock)
+    assert reached >= 0.9 * best_fixed(text, costs, most=most)[0]
+
+
+@pytest.mark.parametrize(("machine", "within"), [(PROCESSOR, 64), (CARD, 12)])
+def test_a_sudden_change_is_found_both_ways(machine: Curve, within: int) -> None:
+    text = [WRONG] * 140 + [RIGHT] * 160 + [WRONG] * 200
+    steps = simulate(Budget(MOST, machine), text, machine)
+    assert set(sizes_at(steps, 60, 140)) == {0 if machine is PROCESSOR else 1}
+    assert set(sizes_at(steps, 140 + within, 290)) == {MOST}
+    assert set(sizes_at(steps, 340, 500)) == {0 if machine is PROCESSOR else 1}
+
+
+@pytest.mark.parametrize("machine", [PROCESSOR, CARD])
+@pytest.mark.parametrize("turn", [20, 40, 100])
+def test_on_alternating_texts_it_is_as_good_as_the_best_fixed_size(machine: Curve, turn: int) -> None:
+    text = ([RIGHT] * turn + [WRONG] * turn) * (600 // turn)
+    assert throughput(simulate(Budget(MOST, machine), text, machine), text) >= 0.95 * best_fixed(text, machine)[0]
+
+
+@pytest.mark.parametrize("chance", [0.1, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_where_guesses_are_right_by_chance_it_is_nearly_as_good_as_the_best_fixed_size(
+    machine: str, chance: float
+) -> None:
+    choose = random.Random(3)
+    text = [RIGHT if choose.random() < chance else WRONG for _ in range(1000)]
+    costs = MACHINES[machine]
+    assert throughput(simulate(Budget(MOST, costs), text, costs), text) >= 0.95 * best_fixed(text, costs)[0]
+
+
+def test_in_a_bush_the_branch_that_is_right_is_found_whatever_its_rank() -> None:
+    """The third guess is right each time: its chain alone is verified, where a fixed size wades through the bush."""
+    budget, text = Budget(40, PROCESSOR), [2] * 300
+    assert throughput(simulate(budget, text, PROCESSOR, bush), text) > best_fixed(text, PROCESSOR, bush, 40)[0] * 1.3
+    kept = budget.prune(bush(40), 100)
+    assert list(kept.tokens[1:]) == [2] * (kept.size - 1)
+    assert kept.size == 4
+    assert list(kept.parents) == [-1, 0, 1, 2]
+
+
+@pytest.mark.parametrize("draft", DRAFTS.values())
+def test_the_same_text_gives_the_same_sizes(draft: Callable[[int], DraftTree]) -> None:
+    choose = random.Random(1)
+    text = [choose.choice([0, 0, 1, WRONG]) for _ in range(400)]
+    one, other = (simulate(Budget(MOST, PROCESSOR), text, PROCESSOR, draft) for _ in range(2))
+    assert one == other
+    assert len({step.nodes for step in one}) > 2
+
+
+def test_the_drawing_in_the_documentation_is_of_this_budget() -> None:
+    assert DRAWN.read_text(encoding="utf-8") == figure(), "run scripts/plot_budget.py"
+
+
+# -- switching off and on ----------------------------------------------------------------------------------------------
+
+
+def test_off_after_drafts_that_do_not_pay_and_on_again_at_growing_intervals() -> None:
+    budget, on = Budget(MOST, PROCESSOR), []
+    for _ in range(2500):
+        on.append(budget.nodes == MOST)
+        assert budget.nodes in (0, MOST)
+        feed(budget, chain(budget.nodes), WRONG)
+    runs = [(value, len(list(run))) for value, run in itertools.groupby(on)]
+    off = [length for value, length in runs if not value]
+    assert off[:7] == [16, 32, 64, 128, 256, 512, 512]
+    assert (SOONEST, LATEST) == (16, 512)
+    assert {length for value, length in runs[1:] if value} == {PATIENCE}, "each trial is a few drafts that cost no row"
+
+
+def test_trials_cost_no_row_and_find_what_pays_and_the_intervals_begin_anew() -> None:
+    budget = Budget(MOST, PROCESSOR)
+    feed(budget, chain(MOST), WRONG, times=16 + 8 + 16 + 16 + 32)
+    while not budget.nodes:
+        feed(budget, chain(MOST), WRONG)
+    assert budget.off_reason
+    assert feed(budget, chain(MOST), RIGHT).size == 1, "a trial is judged by the token that comes anyway"
+    assert budget.off_reason, "not before a draft pays"
+    assert feed(budget, chain(MOST), RIGHT).size > 1
+    assert budget.off_reason is None
+    feed(budget, chain(MOST), WRONG, times=20 + PATIENCE)
+    assert budget.nodes == 0
+    feed(budget, chain(MOST), WRONG, times=SOONEST - 1)
+    for _ in range(2):
+        if not budget.nodes:
+            feed(budget, chain(MOST), WRONG)
+    assert budget.nodes == MOST
+
+
+def test_the_reason_is_a_sentence_with_the_figures_of_this_machine() -> None:
+    budget = Budget(MOST, PROCESSOR)
+    assert budget.off_reason is None
+    while budget.nodes:
+        assert budget.off_reason is None
+        feed(budget, chain(MOST), WRONG)
+    figures = re.fullmatch(
+        r"a draft saves (\d+\.\d) % of a plain step, and checking it costs 5\.0 % of one on this machine",
+        budget.off_reason or "",
+    )
+    assert figures
+    assert float(figures[1]) < 5
+
+
+def test_where_even_a_right_guess_would_not_pay_nothing_is_verified() -> None:
+    slow = Curve({1: 1.0, 64: 130.0})
+    budget = Budget(MOST, slow)
+    steps = simulate(budget, [RIGHT] * 300, slow)
+    assert {step.nodes for step in steps} == {0}
+    assert budget.off_reason
+    assert "checking it costs" in budget.off_reason
+
+
+def test_a_drafter_that_finds_nothing_is_not_switched_off() -> None:
+    budget = Budget(MOST, PROCESSOR)
+    steps = simulate(budget, [WRONG] * 300, PROCESSOR, lambda nodes: chain(0))
+    assert steps[-1].clock == 300
+    assert budget.nodes == MOST
+    assert budget.off_reason is None
+
+
+def test_empty_drafts_neither_count_against_speculation_nor_for_it() -> None:
+    budget = Budget(MOST, PROCESSOR)
+    while feed(budget, chain(MOST), WRONG).size > 1:
+        pass
+    feed(budget, chain(MOST), WRONG, times=PATIENCE - 2)  # with the one above, all but one of those it takes
+    feed(budget, chain(0), WRONG, times=50)
+    assert budget.nodes == MOST
+    feed(budget, chain(MOST), WRONG)
+    assert budget.nodes == 0
+    feed(budget, chain(MOST), WRONG, times=SOONEST)
+    feed(budget, chain(0), WRONG, times=50)
+    assert budget.nodes == MOST, "a draft of nothing is no trial"
+
+
+def test_a_source_that_pays_keeps_speculation_on_and_is_not_cut_with_another_that_does_not() -> None:
+    budget = Budget(MOST, PROCESSOR)
+    bad, good = DraftTree.chain([0] * 9, "bad"), DraftTree.chain([0] * 9, "good")
+    for _ in range(40):
+        feed(budget, bad, WRONG, times=3)
+        feed(budget, good, *[0] * 8)
+    assert budget.nodes == MOST
+    assert feed(budget, bad, WRONG).size == 1
+    assert feed(budget, good, *[0] * 8).size == 9
+
+
+# -- a fixed experiment ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [0, 1, 8])
+def test_without_costs_nothing_is_pruned_learned_or_switched_off(most: int) -> None:
+    budget = Budget(most)
+    for seed in range(100):
+        tree = random_tree(0, most, seed)
+        assert budget.prune(tree, 100) is tree
+        budget.observe(step(tree, WRONG))
+        assert (budget.nodes, budget.most, budget.off_reason) == (most, most, None)
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+class Costs:
+    """Any figures at all, by rows."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds = seconds
+
+    def at(self, rows: int, context: int) -> float:
+        assert context == 100
+        return self.seconds[rows - 1]
+
+
+def tried(costs: Costs, choose: random.Random) -> Budget:
+    """A budget that has seen some drafts from two sources."""
+    budget = Budget(7, costs)
+    for _ in range(choose.randrange(30)):
+        tree = random_tree(0, choose.randint(1, 7), choose.randrange(10**6), vocabulary=8)
+        budget.prune(named(tree, choose), 100)
+        budget.observe(step(tree, *(choose.randrange(5, 8) for _ in range(8))))
+    budget.nodes = 7
+    return budget
+
+
+def named(tree: DraftTree, choose: random.Random) -> DraftTree:
+    return DraftTree(tree.tokens, tree.parents, [choose.choice("ab") for _ in tree.tokens])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_part_of_a_tree_that_holds_its_root_promises_more_tokens_a_second(seed: int) -> None:
+    choose = random.Random(seed)
+    costs = Costs(*(choose.uniform(1, 1 + 0.15 * rows) for rows in range(8)))  # noisy, and not even rising
+    budget = tried(costs, choose)
+    tree = named(random_tree(0, choose.randint(1, 7), seed, vocabulary=8, deep=choose.random()), choose)
+    chances = budget._chances(tree)
+
+    def rate(nodes: Sequence[int]) -> float:
+        return sum(chances.get(node, 0.0) for node in nodes) / costs.at(len(nodes), 100)
+
+    best = max(
+        rate((0, *part))
+        for size in range(tree.size)
+        for part in itertools.combinations(range(1, tree.size), size)
+        if all(node in chances and tree.parents[node] in (0, *part) for node in part)
+    )
+    pruned, kept = budget.prune(tree, 100), []
+    for node in range(pruned.size):  # which nodes of the whole tree these are
+        parent = kept[pruned.parents[node]] if node else -1
+        kept.append(
+            next(
+                other
+                for other in range(kept[-1] + 1 if kept else 0, tree.size)
+                if (tree.tokens[other], tree.parents[other]) == (pruned.tokens[node], parent)
+            )
+        )
+    assert kept[0] == 0, "the root stays"
+    assert rate(kept) == pytest.approx(best)
+    assert list(pruned.source or ()) == [(tree.source or ())[node] for node in kept]
+
+
+def test_sizes_that_are_dear_on_this_machine_are_passed_over() -> None:
+    budget = Budget(4, Costs(1.0, 3.0, 3.0, 1.2, 4.0))
+    assert feed(budget, chain(4), *[RIGHT] * 4, times=10).size == 4
+
+
+def test_of_sizes_that_promise_the_same_the_smallest_is_kept() -> None:
+    budget = Budget(2, Costs(1.0, 1.5, 1.875))
+    assert budget._chances(chain(2)) == {0: 1.0, 1: 0.5, 2: 0.375}
+    assert feed(budget, chain(2), RIGHT, RIGHT).size == 1
+    assert feed(Budget(2, Costs(1.0, 1.4, 1.75)), chain(2), RIGHT, RIGHT).size == 2
+
+
+def test_rows_have_the_price_of_their_place_in_the_text() -> None:
+    class Growing:
+        def at(self, rows: int, context: int) -> float:
+            return 1 + (rows - 1) * context / 1000
+
+    budget = Budget(8, Growing())
+    sizes = [budget.prune(chain(8), context).size - 1 for context in (1, 120, 180, 250, 600)]
+    assert sizes[0] == 8
+    assert sizes[-1] == 0
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) > 3
+
+
+PROBED = DraftTree([0, 5, 6, 7, 8, 9], [-1, 0, 1, 0, 3, 1], probe=[False, False, False, True, True, True])
+
+
+def test_probes_stay_with_the_node_they_hang_on() -> None:
+    budget = Budget(5, Costs(1.0, 1.0, 1.0, 1.0, 1.0, 1.0))
+    assert budget.prune(PROBED, 100) is PROBED
+    for _ in range(30):  # 5 is right, 6 below it never is
+        budget.observe(step(budget.prune(PROBED, 100), 5, WRONG))
+    dear = Budget(5, Costs(1.0, 1.0, 1.0, 1.0, 1.0, 9.0))
+    dear._seen = budget._seen
+    kept = dear.prune(PROBED, 100)
+    assert list(kept.tokens) == [0, 5, 7, 8, 9]
+    assert list(kept.probe or ()) == [False, False, True, True, True]
+
+
+def test_probes_have_their_price_and_go_where_nothing_pays() -> None:
+    free_without_probes = Costs(1.0, 1.0, 1.0, 9.0, 9.0, 9.0)
+    assert Budget(5, free_without_probes).prune(PROBED, 100).size == 1
+    assert Budget(5, free_without_probes).prune(PROBED.only([0, 1, 2]), 100).size == 3
+
+
+def test_a_tree_of_nothing_but_probes_is_handed_on_and_counts_for_nothing() -> None:
+    tree = DraftTree([0, 5, 6], [-1, 0, 1], probe=[False, True, True])
+    budget = Budget(5, Costs(1.0, 9.0, 9.0))
+    for _ in range(100):
+        assert budget.prune(tree, 100) is tree
+        budget.observe(step(tree, WRONG))
+    assert (budget.nodes, budget.off_reason) == (5, None)
+
+
+def test_what_can_never_be_accepted_is_not_verified() -> None:
+    """The second of two equal siblings, and what hangs below it."""
+    tree = DraftTree([0, 5, 5, 6], [-1, 0, 0, 2])
+    assert list(Budget(5, Costs(1.0, 1.0, 1.0, 1.0)).prune(tree, 100).parents) == [-1, 0]
+
+
+# -- what is learned ---------------------------------------------------------------------------------------------------
+
+
+def test_before_anything_is_seen_a_first_guess_is_even_and_deeper_ones_are_likelier() -> None:
+    budget = Budget(9, PROCESSOR)
+    tree = DraftTree([0, 1, 2, 3, 4, 5, 6, 7], [-1, 0, 0, 0, 1, 4, 5, 1], ["x"] * 8)
+    chances = budget._chances(tree)
+    assert chances == pytest.approx(
+        {0: 1, 1: 0.5, 2: 0.25, 3: 0.125, 4: 0.5 * 0.75, 7: 0.5 * 0.125, 5: 0.375 * 0.875, 6: 0.375 * 0.875 * 0.9}
+    )
+
+
+def test_hits_and_tries_decay_and_a_depth_is_judged_only_where_it_was_reached() -> None:
+    budget = Budget(3, Costs(1.0, 1.0, 1.0, 1.0))
+    draft = DraftTree.chain([0, 1, 2, 3], "x")
+    feed(budget, draft, 1, 2, WRONG)
+    feed(budget, draft, WRONG)
+    feed(budget, draft, 1, WRONG)
+    assert budget._seen["x", 1, 0] == pytest.approx((0.85**2 + 1, 0.85**2 + 0.85 + 1))
+    assert budget._seen["x", 2, 0] == pytest.approx((0.85, 1.85))
+    assert budget._seen["x", 3, 0] == (0, 1)
+    assert {key[0] for key in budget._seen} == {None, "x"}
+
+
+def test_siblings_of_a_node_on_the_path_are_judged_and_children_of_others_are_not() -> None:
+    budget = Budget(9, Costs(*[1.0] * 9))
+    #  0─1─3    the target says 2, 5, 9
+    #   └2─4
+    #     └5─6
+    feed(budget, DraftTree([0, 1, 3, 2, 4, 5, 6], [-1, 0, 1, 0, 3, 3, 5], ["x"] * 7), 2, 5, 9)
+    ours = {key[1:]: value for key, value in budget._seen.items() if key[0] == "x"}
+    assert ours == {(1, 0): (0, 1), (1, 1): (1, 1), (2, 0): (0, 1), (2, 1): (1, 1), (3, 0): (0, 1)}
+
+
+def test_the_target_s_own_token_judges_one_level_more_than_was_verified() -> None:
+    budget = Budget(3, Costs(1.0, 1.0, 9.0, 9.0))
+    draft = DraftTree.chain([0, 1, 2, 3], "x")
+    assert feed(budget, draft, 1, 2, 3).size == 2
+    assert budget._seen["x", 2, 0] == (1, 1)
+    assert ("x", 3, 0) not in budget._seen
+
+
+def test_an_unseen_source_is_estimated_from_all() -> None:
+    budget = Budget(3, Costs(1.0, 1.0, 1.0, 1.0))
+    feed(budget, DraftTree.chain([0, 1], "x"), 1, times=20)
+    feed(budget, DraftTree.chain([0, 1], "y"), WRONG, times=3)
+    x, y, unseen = (budget._chances(DraftTree.chain([0, 1], name))[1] for name in ("x", "y", "z"))
+    assert y < 0.15 < unseen < 0.7 < 0.95 < x
+    assert budget._chances(DraftTree.chain([0, 1]))[1] == unseen, "a tree that names nobody is one source more"
+
+
+# -- the text ----------------------------------------------------------------------------------------------------------
+
+
+class Whim(Budget):
+    """Keeps a random part of each tree, and proposes anything from nothing to all."""
+
+    def __init__(self, most: int, seed: int) -> None:
+        super().__init__(most)
+        self.random, self.cut = random.Random(seed), 0
+
+    def prune(self, tree: DraftTree, context: int) -> DraftTree:
+        self.nodes = self.random.choice([0, self.most, self.most])
+        kept = [0]
+        for node in range(1, tree.size):
+            if tree.parents[node] in kept and self.random.random() < 0.8:
+                kept.append(node)
+        self.cut += tree.size - len(kept)
+        return tree.only(kept)
+
+
+def endless(model: Tiny) -> Target:
+    """The same target, which nothing stops."""
+    target = copy.copy(model.target)
+    target.stop_tokens = frozenset()
+    return target
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.1, top_k=50, seed=4)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", ["qwen3-grouped-mixed-window-wide-heads", "llama-one-key-head-tied-linear"])
+def test_the_text_does_not_depend_on_the_budget(tiny: Make, name: str, sampling: Sampling) -> None:
+    model, prompt = tiny(name), prompt_ids(12, seed=2)
+    target = endless(model)
+
+    def reply(drafter: Drafter, budget: Budget) -> list[int]:
+        session = Session(target, drafter, budget)
+        *events, done = session.generate(prompt, sampling, Limits(max_tokens=60))
+        assert isinstance(done, Done)
+        assert done.statistics.off_reason == budget.off_reason
+        return [token for event in events if isinstance(event, Text) for token in event.tokens]
+
+    text = reply(Autoregressive(), Budget(0))
+    assert len(text) == 60
+    if sampling.greedy:
+        assert text == stock_reply(model.stock, prompt, 60, stops=())
+    cut = 0
+    for seed in range(3):
+        pool = PhrasePool(target.special_tokens)
+        for drafter in (
+            Oracle(prompt + text),
+            OffChain(prompt + text),
+            Lengthened(RandomBranches(prompt + text, seed=seed), pool),
+        ):
+            whim = Whim(10, seed)
+            assert reply(drafter, whim) == text
+            cut += whim.cut
+            drafter.rewind(0)
+            assert reply(drafter, Budget(10, PROCESSOR)) == text
+    assert cut > 100
+
+
+def test_a_reply_says_why_speculation_was_off_at_its_end(tiny: Make) -> None:
+    class Wrong(Oracle):
+        def coming(self, context: object) -> list[int]:
+            return [1, 1, 1]
+
+    model, prompt = tiny("llama-one-key-head-tied-linear"), prompt_ids(12, seed=2)
+    budget = Budget(3, Curve({1: 1.0, 64: 30.0}))
+    session = Session(endless(model), Wrong(), budget)
+    *_, done = session.generate(prompt, Sampling(), Limits(max_tokens=60))
+    assert isinstance(done, Done)
+    assert done.statistics.steps == 59
+    assert done.statistics.off_reason is not None
+    assert done.statistics.off_reason == budget.off_reason
+    assert budget.nodes == 0
+    *_, done = session.generate(prompt_ids(12, seed=3), Sampling(), Limits(max_tokens=PATIENCE))
+    assert isinstance(done, Done)
+    assert (done.statistics.off_reason, budget.nodes) == (None, 3), "a new prompt is another text"
