@@ -76,7 +76,7 @@ def _largest_difference(target: Target, widths: Sequence[int]) -> float:
     made = torch.Generator().manual_seed(0)
     path = torch.randint(target.transformer.shape.vocabulary, (DEPTH,), generator=made).tolist()
     # Just before the end of a bucket wide trees see more slots than a single row; and before that of a page.
-    contexts = [BUCKET - DEPTH, 2 * BUCKET - DEPTH]
+    contexts = [BUCKET - DEPTH, 2 * BUCKET - DEPTH - target.multiple + 1]
     if target.exact:
         contexts.append(-(-2 * BUCKET // target.page) * target.page - DEPTH // 2)
     for context in contexts:
@@ -134,7 +134,7 @@ def _difference(
     if torch.equal(logits, alone[0][: len(nodes)]) and torch.equal(rows, alone[1][:, :, :, : len(nodes)]):
         return 0.0
     largest = float((logits.float() - alone[0][: len(nodes)].float()).abs().max() / alone[0].float().abs().max())
-    return max(largest, torch.finfo(torch.float32).tiny)  # keys or values alone may differ
+    return max(torch.finfo(torch.float32).tiny, largest)  # in this order: keys or values alone, or by NaN
 
 
 def _forward(target: Target, cache: KVCache, tree: DraftTree) -> torch.Tensor:

@@ -100,7 +100,10 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def outliers(x: torch.Tensor) -> torch.Tensor:
-    """Channels of x [..., channels] that stand out in at least a quarter of the rows, the largest first."""
+    """Channels of x [..., channels] that stand out in at least a quarter of the rows, in ascending order.
+
+    None where a typical row's scale would not at least be halved without them: they would cost time for nothing.
+    """
     rows = x.reshape(-1, x.shape[-1]).float().abs()
     # The root mean square of what is left when the largest are taken out: they must not hide behind themselves.
     ordinary = rows.sort(-1).values[:, : -(-rows.shape[1] * 63 // 64)]
@@ -108,7 +111,9 @@ def outliers(x: torch.Tensor) -> torch.Tensor:
     often = (rows > OUTLIER * spread).float().mean(0)
     found = torch.nonzero(often >= 0.25).flatten()
     size = (rows / spread).mean(0)[found]
-    return found[size.argsort(descending=True)[:MOST_OUTLIERS]].sort().values
+    found = found[size.argsort(descending=True)[:MOST_OUTLIERS]].sort().values
+    with_them, without = rows.amax(-1), rows.index_fill(-1, found, 0.0).amax(-1)
+    return found if (with_them / without.clamp_min(1e-30)).median() >= 2 else found[:0]
 
 
 @cache

@@ -1,0 +1,165 @@
+"""Attention: both forms give what torch does, and in the invariant one no row depends on another, on slots or on threads."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from doubles import path_to, random_tree
+
+from localspec.engine.attention import LEAST_ROWS, LEAST_SLOTS, Attention, fastest, invariant
+from localspec.engine.tree import DraftTree
+
+# key heads, queries that share one, width of a head
+SHAPES = {
+    "multi-head": (4, 1, 64),
+    "many heads": (16, 1, 96),
+    "pairs": (2, 2, 24),
+    "groups of four": (8, 4, 128),
+    "groups of five": (4, 5, 20),
+    "groups of seven": (2, 7, 64),
+    "one key head": (1, 4, 12),
+}
+every_shape = pytest.mark.parametrize("shape", SHAPES)
+
+
+def made(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(1, *shape, generator=torch.Generator().manual_seed(seed))
+
+
+def additive(seen: torch.Tensor, group: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """[group * rows, slots] of who sees what, as the transformer makes it."""
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf")).repeat(group, 1)
+
+
+def scattered(rows: int, slots: int, seed: int = 0) -> torch.Tensor:
+    """Every row sees slots of its own, at least one."""
+    seen = torch.rand(rows, slots, generator=torch.Generator().manual_seed(seed)) < 0.3
+    seen[torch.arange(rows), torch.arange(rows) % slots] = True
+    return seen
+
+
+@every_shape
+@pytest.mark.parametrize("form", [invariant, fastest])
+@pytest.mark.parametrize("rows", [1, 3, 4, 9])
+def test_both_forms_give_what_torch_gives(form: Attention, shape: str, rows: int) -> None:
+    heads, group, width = SHAPES[shape]
+    queries, keys, values = made(heads, group * rows, width), made(heads, 512, width, seed=1), made(heads, 512, width)
+    mask = additive(scattered(rows, 512), group)
+    ours, torchs = form(queries, keys, values, mask), F.scaled_dot_product_attention(queries, keys, values, mask)
+    assert ours.shape == torchs.shape
+    assert (ours - torchs).abs().max() < 1e-5 * torchs.abs().max()
+
+
+@every_shape
+def test_a_cache_in_bf16_is_read_with_queries_in_fp32_or_bf16(shape: str) -> None:
+    heads, group, width = SHAPES[shape]
+    keys, values = (made(heads, 512, width, seed=seed).bfloat16() for seed in (1, 2))
+    queries, mask = made(heads, group * 5, width).bfloat16(), scattered(5, 512)
+    right = F.scaled_dot_product_attention(queries.float(), keys.float(), values.float(), additive(mask, group))
+    in_fp32 = invariant(queries.float(), keys, values, additive(mask, group, torch.bfloat16))
+    assert in_fp32.dtype == torch.float32
+    assert (in_fp32 - right).abs().max() < 1e-5 * right.abs().max()
+    in_bf16 = invariant(queries, keys, values, additive(mask, group, torch.bfloat16))
+    assert torch.equal(in_bf16, in_fp32.bfloat16()), "rounded once, at the end"
+    for ours in (fastest(queries.float(), keys, values, additive(mask, group, torch.bfloat16)),
+                 fastest(queries, keys, values, additive(mask, group, torch.bfloat16))):  # fmt: skip
+        assert (ours.float() - right).abs().max() < 2e-2 * right.abs().max()
+
+
+@pytest.mark.parametrize("rows", [1, 2, LEAST_ROWS, 7])
+def test_a_row_that_sees_one_slot_gets_the_value_there(rows: int) -> None:
+    """However little the others weigh: nothing is divided by nothing, also where rows are filled up."""
+    keys, values = 100 * made(2, 512, 16, seed=1), made(2, 512, 16, seed=2)
+    seen = torch.zeros(rows, 512, dtype=torch.bool)
+    where = torch.arange(rows) * 70
+    seen[torch.arange(rows), where] = True
+    mixed = invariant(100 * made(2, rows, 16), keys, values, additive(seen, 1))
+    assert torch.equal(mixed, values[:, :, where])
+
+
+def test_scores_of_any_size_give_numbers() -> None:
+    keys, values = made(2, 512, 16, seed=1), made(2, 512, 16, seed=2)
+    mask = additive(scattered(5, 512), 1)
+    for size in (0.0, 1e-20, 1e4, 1e15):
+        mixed = invariant(size * made(2, 5, 16), size * keys, values, mask)
+        assert mixed.isfinite().all()
+        assert mixed.abs().max() <= values.abs().max() * 1.00001, "a mean of values"
+
+
+# -- bits --------------------------------------------------------------------------------------------------------------
+
+
+class Text:
+    """Keys, values and queries of a committed text and of the nodes of a tree behind it, for one shape of heads."""
+
+    def __init__(self, shape: str, context: int, tree: DraftTree, dtype: torch.dtype = torch.float32) -> None:
+        self.heads, self.group, self.width = SHAPES[shape]
+        self.context, self.tree = context, tree
+        size = context + tree.size
+        self.keys, self.values = (made(self.heads, size, self.width, seed=seed).to(dtype) for seed in (1, 2))
+        self.queries = made(self.heads, self.group, tree.size, self.width, seed=3).to(dtype)
+
+    def slots(self, nodes: list[int], count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The committed text and then these nodes, in so many slots; behind them lies what somebody else left there."""
+        order = [*range(self.context), *(self.context + node for node in nodes)]
+        left = made(2, self.heads, count, self.width, seed=4).to(self.keys.dtype)[0]
+        left[:, :, : len(order)] = torch.stack([self.keys[0, :, order], self.values[0, :, order]])
+        return left[:1], left[1:]
+
+    def together(self, count: int) -> torch.Tensor:
+        """[heads, group, nodes, width], the whole tree at once."""
+        seen = torch.zeros(self.tree.size, count, dtype=torch.bool)
+        seen[:, : self.context] = True
+        seen[:, self.context : self.context + self.tree.size] = self.tree.mask
+        queries = self.queries.reshape(1, self.heads, -1, self.width)
+        mixed = invariant(queries, *self.slots(list(range(self.tree.size)), count), additive(seen, self.group))
+        return mixed.view(self.heads, self.group, self.tree.size, self.width)
+
+    def alone(self, node: int, count: int) -> torch.Tensor:
+        """[heads, group, width], as plain decoding comes to a node: its ancestors are committed."""
+        path = path_to(self.tree, node)
+        seen = torch.zeros(1, count, dtype=torch.bool)
+        seen[:, : self.context + len(path)] = True
+        keys, values = self.slots(path, count)
+        return invariant(self.queries[:, :, :, node], keys, values, additive(seen, self.group))[0]
+
+
+def least(slots: int) -> int:
+    return max(LEAST_SLOTS, -(-slots // 256) * 256)
+
+
+TREES: dict[str, Callable[[], DraftTree]] = {
+    "chain": lambda: DraftTree.chain(range(9)),
+    "branches": lambda: random_tree(0, 12, seed=3),
+    "a chain behind three decoys": lambda: DraftTree(range(9), [-1, 0, 0, 0, 0, 4, 5, 6, 7]),
+    "wide": lambda: random_tree(0, 30, seed=4, deep=0.8),
+}
+
+
+def assert_rows_are_alone(text: Text, threads: tuple[int, ...] = (1, 2)) -> None:
+    alone = [text.alone(node, least(text.context + text.tree.depth[node] + 1)) for node in range(text.tree.size)]
+    for slots in (least(text.context + text.tree.size), 768, 1280):
+        for count in threads:
+            torch.set_num_threads(count)
+            together = text.together(slots)
+            for node in range(text.tree.size):
+                assert torch.equal(together[:, :, node], alone[node]), f"node {node}, {slots} slots, {count} threads"
+
+
+@every_shape
+def test_a_row_is_bit_for_bit_what_it_is_alone(shape: str) -> None:
+    assert_rows_are_alone(Text(shape, 246, TREES["branches"]()))
+
+
+@pytest.mark.slow
+@every_shape
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("context", [0, 100, 452, 505])
+def test_that_holds_in_any_tree_behind_any_text(shape: str, tree: str, context: int) -> None:
+    assert_rows_are_alone(Text(shape, context, TREES[tree]()), threads=(1, 2, 3))
+
+
+@pytest.mark.parametrize("shape", ["multi-head", "groups of seven"])
+def test_that_holds_for_a_cache_in_bf16_too(shape: str) -> None:
+    assert_rows_are_alone(Text(shape, 505, TREES["a chain behind three decoys"](), torch.bfloat16))

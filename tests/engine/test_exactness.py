@@ -1,0 +1,395 @@
+"""The self-test of exactness: it finds what there is to find, and where it says "bitwise", whole sessions are."""
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import pytest
+import torch
+from doubles import OffChain, Oracle, RandomBranches
+from tiny_models import CONFIGS, Tiny, prompt_ids
+
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.base import Context, Drafter, Step
+from localspec.engine import exactness
+from localspec.engine.attention import Attention, fastest, invariant
+from localspec.engine.budget import Budget
+from localspec.engine.cache import KVCache
+from localspec.engine.exactness import Exactness, measure
+from localspec.engine.linear import RowScaled
+from localspec.engine.sampling import Sampling
+from localspec.engine.session import Limits, Session
+from localspec.engine.target import Output, Target
+from localspec.engine.tree import DraftTree
+
+Make = Callable[[str], Tiny]
+Load = Callable[..., Target]
+
+GROUPED = "llama-grouped-dynamic"
+FAMILIES = [
+    "llama-many-heads-biases-llama3",
+    "mistral-grouped-window-wide-heads",
+    "qwen2-many-heads-mixed-window-tied",
+    "qwen3-grouped-mixed-window-wide-heads",
+    "phi3-grouped-window-partial-rotary",
+]
+PRECISIONS = {"fp32": (torch.float32, "none"), "bf16": (torch.bfloat16, "none"), "int8": (torch.float32, "int8")}
+every_precision = pytest.mark.parametrize("precision", PRECISIONS)
+
+
+@pytest.fixture(scope="module")
+def load(tiny: Make) -> Load:
+    """load(name, precision, exact): a target of one's own, that never stops by itself and has room for long texts."""
+
+    @cache
+    def read(name: str, precision: str, exact: bool) -> Target:
+        dtype, quantize = PRECISIONS[precision]
+        return Target.load(tiny(name).path, dtype=dtype, quantize=quantize, exact=exact)
+
+    def own(name: str = GROUPED, precision: str = "fp32", exact: bool = True) -> Target:
+        target = copy.copy(read(name, precision, exact))
+        target.stop_tokens, target.context = frozenset(), 1024
+        return target
+
+    return own
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever machine this is: two numbers of threads are compared."""
+    monkeypatch.setattr(exactness, "physical_cores", lambda: 2)
+
+
+# -- what it finds -----------------------------------------------------------------------------------------------------
+
+
+@every_precision
+def test_the_invariant_form_is_bitwise(load: Load, precision: str) -> None:
+    target = load(GROUPED, precision)
+    found = measure(target, 9, exact=True)
+    assert (found.bitwise, found.largest, found.widest) == (True, 0.0, 9)
+    assert target.multiple == found.multiple
+
+
+@pytest.mark.slow
+@every_precision
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_invariant_form_is_bitwise_in_every_family(load: Load, name: str, precision: str) -> None:
+    assert measure(load(name, precision), 17, exact=True).bitwise
+
+
+def test_the_fastest_form_in_fp32_is_numerical_and_by_a_little(load: Load) -> None:
+    found = measure(load(exact=False), 9, exact=False)
+    assert found == Exactness(found.bitwise, 9, 1, found.largest)
+    assert found.bitwise == (found.largest == 0.0)
+    assert found.largest < 1e-4
+
+
+def test_what_is_kept_of_it_is_read_again_and_nothing_else_is() -> None:
+    found = Exactness(False, 17, 4, 1e-3)
+    assert Exactness.from_json(found.as_json()) == found
+    whole = found.as_json()
+    for broken in (None, 1, [], {}, {**whole, "widest": "17"}, {**whole, "more": 1}, {"bitwise": True, "widest": 3}):
+        assert Exactness.from_json(broken) is None
+
+
+# -- that it can fail: one target for each condition that depends on nothing else --------------------------------------
+
+Attending = Callable[[Target, Attention], Target]
+
+
+def doctored(target: Target, change: Callable[[Output, torch.Tensor], torch.Tensor]) -> Target:
+    """`change(output, mask)` gives other logits."""
+    forward = target.forward
+
+    def changed(
+        tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: KVCache | None = None
+    ) -> Output:
+        output = forward(tokens, positions, mask, cache)
+        return Output(change(output, mask), output.hidden)
+
+    target.forward = changed  # type: ignore[assignment]
+    return target
+
+
+@pytest.fixture
+def attending(monkeypatch: pytest.MonkeyPatch) -> Callable[[Target, Attention], Target]:
+    """The target with other attention in its last layer, where no other row sees what comes of it."""
+
+    def change(target: Target, attend: Attention) -> Target:
+        monkeypatch.setattr(target.transformer.layers[-1], "attend", attend)
+        return target
+
+    return change
+
+
+def assert_seen(target: Target, exact: bool = True, widest: int = 9) -> None:
+    found = measure(target, widest, exact)
+    assert not found.bitwise
+    assert 0 < found.largest < 1
+
+
+def test_logits_that_depend_on_the_number_of_rows_are_seen(load: Load) -> None:
+    assert_seen(doctored(load(), lambda output, mask: output.logits + 1e-3 * len(mask)))
+
+
+@pytest.mark.parametrize("rows", [2, 8, 9])
+def test_every_width_up_to_the_widest_is_tried(load: Load, rows: int) -> None:
+    assert_seen(doctored(load(), lambda output, mask: output.logits + 1e-3 * (len(mask) == rows)))
+
+
+@pytest.mark.parametrize("rows", [17, 33, 65])
+def test_in_the_invariant_form_wider_trees_than_asked_for_are_tried_for_all_must_agree(load: Load, rows: int) -> None:
+    assert_seen(doctored(load(), lambda output, mask: output.logits + 1e-3 * (len(mask) == rows)), widest=2)
+
+
+def test_in_the_fastest_form_wider_trees_than_asked_for_are_not_tried(load: Load) -> None:
+    seen: list[int] = []
+
+    def watch(output: Output, mask: torch.Tensor) -> torch.Tensor:
+        seen.append(len(mask))
+        return output.logits
+
+    assert measure(doctored(load(precision="int8"), watch), 20, exact=False).bitwise
+    assert set(seen) == set(range(1, 21))
+
+
+def test_logits_that_depend_on_what_the_other_rows_are_are_seen(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One activation scale for all rows, as torch's own dynamic int8 layers have it."""
+
+    def compute(layer: RowScaled, x: torch.Tensor) -> torch.Tensor:
+        scale = x.abs().amax() / 127
+        return torch.nn.functional.linear((x / scale).round() * scale, layer.weight, layer.bias)
+
+    monkeypatch.setattr(RowScaled, "compute", compute)
+    assert_seen(load(precision="int8"))
+
+
+def test_rows_that_see_a_neighbour_are_seen_though_their_number_is_the_same(load: Load) -> None:
+    assert_seen(doctored(load(), lambda output, mask: output.logits + 1e-3 * output.logits[-1:]))
+
+
+def test_logits_that_depend_on_the_slots_of_ancestors_are_seen(load: Load, attending: Attending) -> None:
+    """Only branches are touched: chains, of any width, are what plain decoding is."""
+
+    def slotted(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        visible = (mask > float("-inf")).int()
+        holes = (visible.diff(dim=-1) == 1).any(-1)
+        return invariant(queries, keys, values, mask) + 1e-3 * holes[:, None]
+
+    assert_seen(attending(load(), slotted))
+
+
+def test_logits_that_depend_on_how_many_slots_are_visible_are_seen(load: Load, attending: Attending) -> None:
+    def bucketed(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return invariant(queries, keys, values, mask) + 1e-6 * keys.shape[2]
+
+    for exact in (True, False):
+        assert_seen(attending(load(exact=exact), bucketed), exact)
+
+
+def test_logits_that_depend_on_the_number_of_threads_are_seen(load: Load) -> None:
+    assert_seen(doctored(load(), lambda output, mask: output.logits + 1e-3 * torch.get_num_threads()))
+
+
+def test_keys_and_values_that_differ_are_seen_though_the_logits_do_not(load: Load) -> None:
+    target = load()
+    forward = target.forward
+
+    def soiled(tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: KVCache) -> Output:
+        output = forward(tokens, positions, mask, cache)
+        if len(positions) > 1:  # when a tree has been read: what a later step would see
+            cache._slots[-1, 1, :, cache.length + len(positions) - 1] += 1e-3
+            cache._slots[-1, 1, :, cache.length + 1] += 1e-3
+        return output
+
+    target.forward = soiled  # type: ignore[assignment]
+    found = measure(target, 9, exact=True)
+    assert not found.bitwise
+    assert 0 < found.largest < 1e-30, "no logit differs"
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("least", [1, 2], ids=["always", "in trees"])
+def test_an_answer_that_is_no_number_is_not_bitwise(load: Load, exact: bool, least: int) -> None:
+    """Nothing is equal to it, itself included; nor is it larger than any difference."""
+    nan = float("nan")
+    target = doctored(load(exact=exact), lambda output, mask: output.logits * (nan if len(mask) >= least else 1))
+    assert not measure(target, 3, exact).bitwise
+
+
+@pytest.mark.parametrize("needed", [4, 8, 16])
+def test_rows_are_filled_up_to_the_smallest_multiple_that_holds(load: Load, attending: Attending, needed: int) -> None:
+    target = load(precision="int8")
+
+    def in_blocks(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        group = target.transformer.shape.heads // target.transformer.shape.key_heads
+        return invariant(queries, keys, values, mask) + 1e-3 * (queries.shape[2] // group % needed != 0)
+
+    found = measure(attending(target, in_blocks), 3, exact=True)
+    assert found == Exactness(True, 3, needed, 0.0)
+    assert target.multiple == needed
+
+
+def test_the_fastest_form_is_never_filled_up(load: Load) -> None:
+    target = doctored(load(exact=False), lambda output, mask: output.logits + len(mask))
+    assert measure(target, 3, exact=False).multiple == 1
+    assert target.multiple == 1
+
+
+# -- what it leaves behind ---------------------------------------------------------------------------------------------
+
+
+def test_the_number_of_threads_is_what_it_was_also_where_the_model_fails(load: Load) -> None:
+    torch.set_num_threads(3)
+    measure(load(exact=False), 3, exact=False)
+    assert torch.get_num_threads() == 3
+
+    def broken(output: Output, mask: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError):
+        measure(doctored(load(), broken), 3, exact=True)
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_what_is_said_afterwards_is_what_would_have_been_said_before(load: Load, exact: bool) -> None:
+    fresh, measured = load(exact=exact), load(exact=exact)
+    state = torch.random.get_rng_state()
+    fresh.multiple = measure(measured, 9, exact).multiple
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.set_num_threads(1)
+    one, other = (Talk(target, Autoregressive(), [prompt_ids(20)], Sampling(), 20) for target in (fresh, measured))
+    other.assert_is(one, bits=True)
+
+
+# -- whole sessions ----------------------------------------------------------------------------------------------------
+
+
+class Listening:
+    """A drafter that hears the logits of all that is committed."""
+
+    nbytes = 0
+
+    def __init__(self, inner: Drafter, target: Target) -> None:
+        self.inner, self.rows = inner, []
+        forward = target.forward
+
+        def heard(*arguments: object, **more: object) -> Output:
+            self.output = forward(*arguments, **more)  # type: ignore[arg-type]
+            return self.output
+
+        target.forward = heard  # type: ignore[method-assign]
+
+    def observe(self, step: Step) -> None:
+        self.rows.append(self.output.logits[list(step.path)] if step.tree else self.output.logits)
+        self.inner.observe(step)
+
+    def draft(self, context: Context) -> DraftTree:
+        return self.inner.draft(context)
+
+    def rewind(self, length: int) -> None:
+        self.inner.rewind(length)
+
+
+class Talk:
+    """Some turns, each of so many tokens: what was said, and with which logits, keys and values."""
+
+    def __init__(
+        self, target: Target, drafter: Drafter, questions: Sequence[list[int]], sampling: Sampling, count: int,
+        nodes: int = 8,
+    ) -> None:  # fmt: skip
+        target = copy.copy(target)
+        listening = Listening(drafter, target)
+        session = Session(target, listening, Budget(nodes))
+        self.replies, self.logits, self.slots, prompt = [], [], [], []
+        self.acceptance_length = 0.0
+        for question in questions:
+            prompt = [*prompt, *question]
+            listening.rows.clear()
+            *_, done = session.generate(prompt, sampling, Limits(max_tokens=count))
+            self.replies.append(list(done.statistics.token_ids))
+            self.logits.append(torch.cat(listening.rows)[:count])
+            self.slots.append(session.cache._slots[:, :, :, : session.cache.length].clone())
+            self.acceptance_length = done.statistics.acceptance_length
+            prompt += self.replies[-1]
+        self.text = prompt
+
+    def assert_is(self, plain: "Talk", bits: bool) -> None:
+        assert self.replies == plain.replies
+        if bits:
+            for ours, theirs in ((self.logits, plain.logits), (self.slots, plain.slots)):
+                assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+def drafters(text: list[int]) -> dict[str, Drafter]:
+    return {
+        "right": Oracle(text),
+        "wrong": RandomBranches(seed=1, right=0.0),
+        "branches": OffChain(text),
+        "random trees": RandomBranches(text, seed=2, right=0.8),
+    }
+
+
+SAMPLINGS = {"greedy": Sampling(), "seeded": Sampling(0.8, seed=7)}
+# Where a reply of 64 tokens crosses the end of 256 or 512 slots, and what matrix products add up at once (often 192).
+LENGTHS = (170, 230, 350, 490, 555)
+
+
+def assert_sessions_agree(target: Target, length: int, sampling: Sampling, bits: bool, nodes: int = 8) -> None:
+    questions = [prompt_ids(length, seed=length), prompt_ids(15, seed=1)]
+    torch.set_num_threads(1)
+    plain = Talk(target, Autoregressive(), questions, sampling, 64)
+    assert len(set(plain.replies[0])) > 12, "a text that circles would hide what goes wrong"
+    for name, drafter in drafters(plain.text).items():
+        torch.set_num_threads(2)
+        talk = Talk(target, drafter, questions, sampling, 64, nodes)
+        talk.assert_is(plain, bits)
+        assert (talk.acceptance_length > 1.5) == (name != "wrong")
+
+
+@every_precision
+def test_exact_text_is_that_of_plain_decoding_to_the_last_bit(load: Load, precision: str) -> None:
+    target = load("qwen3-grouped-mixed-window-wide-heads", precision)
+    assert_sessions_agree(target, 350, SAMPLINGS["seeded"], measure(target, 17, exact=True).bitwise)
+
+
+@pytest.mark.slow
+@every_precision
+@pytest.mark.parametrize("name", FAMILIES)
+def test_exact_text_is_that_of_plain_decoding_in_every_family_and_across_buckets(
+    load: Load, name: str, precision: str
+) -> None:
+    target = load(name, precision)
+    bits = measure(target, 17, exact=True).bitwise
+    for length in LENGTHS:
+        for sampling in SAMPLINGS.values():
+            assert_sessions_agree(target, length, sampling, bits, nodes=16 if length == 490 else 8)
+
+
+@pytest.mark.slow
+@every_precision
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_fastest_form_is_what_the_self_test_says(load: Load, name: str, precision: str) -> None:
+    """Which it is depends on the machine. Where it says bitwise, so it must be; else a difference was seen."""
+    target = load(name, precision, exact=False)
+    found = measure(target, 17, exact=False)
+    if not found.bitwise:
+        assert found.largest > 0
+        return
+    for length in LENGTHS:
+        assert_sessions_agree(target, length, SAMPLINGS["seeded"], bits=True)
+
+
+def test_both_forms_are_one_model(load: Load) -> None:
+    """Neither form may be bought with another text: only the last bits differ."""
+    tokens, causal = torch.tensor(prompt_ids(40)), torch.ones(40, 40, dtype=torch.bool).tril()
+    for precision in PRECISIONS:
+        exact, fast = load(precision=precision), load(precision=precision, exact=False)
+        assert (exact.transformer.layers[0].attend, fast.transformer.layers[0].attend) == (invariant, fastest)
+        with torch.inference_mode():
+            one, other = (
+                target.forward(tokens, torch.arange(40), causal, target.cache(40)).logits for target in (exact, fast)
+            )
+        assert (one - other).abs().max() < (0.05 if precision == "bf16" else 1e-5) * one.abs().max()
