@@ -76,18 +76,22 @@ def _largest_difference(target: Target, widths: Sequence[int]) -> float:
     made = torch.Generator().manual_seed(0)
     path = torch.randint(target.transformer.shape.vocabulary, (DEPTH,), generator=made).tolist()
     # Just before the end of a bucket wide trees see more slots than a single row; and before that of a page.
-    contexts = [BUCKET - DEPTH, 2 * BUCKET - DEPTH - target.multiple + 1]
+    contexts = [2 * BUCKET - DEPTH, BUCKET - DEPTH]
     if target.exact:
         contexts.append(-(-2 * BUCKET // target.page) * target.page - DEPTH // 2)
-    for context in contexts:
+    for place, context in enumerate(contexts):
         cache = target.cache(context + 128)
         cache.fill(made)
         torch.set_num_threads(physical_cores())
         alone = _plain(target, cache, context, path)
         for width in widths:
+            chain, branch = 0, min(3, width - 2)  # decoys between the root and its path
+            shapes = {chain, branch}
+            if place:  # what depends on the width alone has been seen
+                shapes = {chain if width % 2 else branch} if width <= ALWAYS else set()
             worst = 0.0
-            for aside in {0, min(3, width - 2)}:  # decoys between the root and its path: 0 is a chain
-                torch.set_num_threads(1 if width % 2 else physical_cores())
+            for aside in shapes:
+                torch.set_num_threads(1 if width % 4 < 2 else physical_cores())
                 worst = max(worst, _difference(target, cache, context, path, width, aside, alone, made))
             if worst:
                 return worst
