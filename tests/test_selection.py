@@ -15,11 +15,12 @@ CARD, BIG = TargetCard("demo", Path("nowhere"), None, ""), 500_000_000
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine with these devices, and bf16 instructions or none."""
+    """A machine with these devices, with bf16 instructions and int8 kernels or without."""
 
-    def made_of(*devices: str, bf16: bool = True) -> None:
+    def made_of(*devices: str, bf16: bool = True, int8: bool = True) -> None:
         monkeypatch.setattr(hardware, "devices", lambda: [*devices, "cpu"])
         monkeypatch.setattr(hardware, "cpu_computes_bf16", lambda: bf16)
+        monkeypatch.setattr(hardware, "cpu_multiplies_int8", lambda: int8)
 
     made_of()
     return made_of
@@ -37,6 +38,45 @@ def test_auto_takes_phrases_on_the_fastest_device_in_its_own_format(machine):
     assert choose(CARD, Settings(device="cpu"), BIG).device == "cpu"
 
 
+def test_auto_is_int8_on_a_processor_that_has_it_unless_the_model_is_small_or_a_format_is_named(machine):
+    def taken(parameters: int = BIG, **settings) -> tuple[str, str]:
+        choice = choose(CARD, Settings(**settings), parameters)
+        return choice.dtype, choice.quantize
+
+    assert taken() == ("bf16", "int8")
+    assert taken(7_000_000) == ("fp32", "none")
+    assert taken(quantize="none") == taken(dtype="bf16") == ("bf16", "none")
+    assert taken(dtype="fp32") == ("fp32", "none")
+    assert taken(7_000_000, quantize="int8") == ("fp32", "int8")
+    assert taken(dtype="fp32", quantize="int8") == ("fp32", "int8")
+    machine(int8=False)
+    assert taken() == ("bf16", "none")
+    machine("cuda:0")
+    assert taken() == ("bf16", "none")
+    assert taken(device="cpu") == ("bf16", "int8")
+    machine(bf16=False)
+    assert taken() == ("fp32", "int8")
+
+
+def test_the_reason_is_a_sentence_about_what_is_taken(machine):
+    assert "int8" in choose(CARD, Settings(), BIG).reason
+    assert "int8" in choose(CARD, Settings(quantize="int8"), BIG).reason
+    assert "int8" not in choose(CARD, Settings(quantize="none"), BIG).reason
+
+
+def test_exact_is_as_asked(machine):
+    assert not choose(CARD, Settings(), BIG).exact
+    assert choose(CARD, Settings(exact=True), BIG).exact
+
+
+def test_bytes_are_those_of_the_precision(machine):
+    for settings, size in (
+        (Settings(), 1), (Settings(quantize="none"), 2), (Settings(dtype="fp32"), 4),
+        (Settings(dtype="fp32", quantize="int8"), 1),
+    ):  # fmt: skip
+        assert choose(CARD, settings, BIG).bytes == size * BIG
+
+
 def test_a_small_model_on_a_processor_is_exact_rather_than_a_little_faster(machine):
     assert choose(CARD, Settings(), 7_000_000).dtype == "fp32"
     assert choose(CARD, Settings(dtype="bf16"), 7_000_000).dtype == "bf16"
@@ -45,7 +85,9 @@ def test_a_small_model_on_a_processor_is_exact_rather_than_a_little_faster(machi
 
 
 def test_a_number_of_nodes_is_a_fixed_experiment_and_none_of_them_is_plain_decoding(machine):
-    assert choose(CARD, Settings(draft_max=3), BIG).nodes == 3
+    assert (choose(CARD, Settings(draft_max=3), BIG).nodes, choose(CARD, Settings(draft_max=3), BIG).fixed) == (3, True)
+    assert not choose(CARD, Settings(), BIG).fixed
+    assert choose(CARD, Settings(draft_max=AUTO_NODES), BIG).fixed, "as many as auto has are a number all the same"
     for settings in (Settings(draft_max=0), Settings(drafter="none")):
         assert (choose(CARD, settings, BIG).drafter, choose(CARD, settings, BIG).nodes) == ("none", 0)
 
@@ -60,11 +102,23 @@ def test_a_number_of_nodes_is_a_fixed_experiment_and_none_of_them_is_plain_decod
         (Settings(drafter="none", draft_max=4), "4"),
         (Settings(draft_max=MOST_NODES + 1), str(MOST_NODES + 1)),
         (Settings(quantize="nf4"), "nf4"),
+        (Settings(quantize="int8", dtype="fp16"), "fp16"),
     ],
 )
 def test_what_is_named_and_cannot_run_is_refused_with_its_value(machine, settings, named):
     with pytest.raises(UsageMistake, match=named):
         choose(CARD, settings, BIG)
+
+
+def test_int8_where_it_cannot_run_is_refused(machine):
+    machine("cuda:0")
+    for device in ("auto", "cuda"):
+        with pytest.raises(UsageMistake, match="int8.*cuda:0"):
+            choose(CARD, Settings(quantize="int8", device=device), BIG)
+    assert choose(CARD, Settings(quantize="int8", device="cpu"), BIG).quantize == "int8"
+    machine(int8=False)
+    with pytest.raises(UsageMistake, match="int8"):
+        choose(CARD, Settings(quantize="int8"), BIG)
 
 
 def test_a_busy_machine_leaves_fewer_cores_but_always_one(monkeypatch):
@@ -83,3 +137,30 @@ def test_this_machine_has_cores_memory_and_a_processor():
     assert hardware.free_memory() > 0
     assert hardware.peak_memory() > 1_000_000
     assert hardware.devices()[-1] == "cpu"
+
+
+def test_int8_is_for_processors_and_their_default_beyond_small_models(machine, monkeypatch):
+    monkeypatch.setattr(hardware, "cpu_multiplies_int8", lambda: True)
+    big = choose(CARD, Settings(), BIG)
+    assert (big.quantize, big.dtype, big.bytes) == ("int8", "bf16", BIG)
+    assert choose(CARD, Settings(), 7_000_000).quantize == "none"
+    assert choose(CARD, Settings(quantize="int8"), 7_000_000).quantize == "int8"
+    assert choose(CARD, Settings(quantize="none"), BIG).quantize == "none"
+    named = choose(CARD, Settings(dtype="bf16"), BIG)
+    assert (named.quantize, named.bytes) == ("none", 2 * BIG)
+    monkeypatch.setattr(hardware, "cpu_multiplies_int8", lambda: False)
+    assert choose(CARD, Settings(), BIG).quantize == "none"
+    with pytest.raises(UsageMistake, match="no int8 kernels"):
+        choose(CARD, Settings(quantize="int8"), BIG)
+    machine("cuda:0")
+    assert choose(CARD, Settings(), BIG).quantize == "none"
+    with pytest.raises(UsageMistake, match="int8 is for processors.*cuda:0"):
+        choose(CARD, Settings(quantize="int8"), BIG)
+
+
+def test_what_was_asked_for_is_in_the_choice(machine):
+    assert choose(CARD, Settings(), BIG).fixed is False
+    assert choose(CARD, Settings(draft_max=8), BIG).fixed is True
+    assert choose(CARD, Settings(exact=True), BIG).exact is True
+    with pytest.raises(UsageMistake, match="nf4"):
+        choose(CARD, Settings(quantize="nf4"), BIG)

@@ -12,15 +12,15 @@ from localspec.engine.session import Limits
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Done, Prefill, Text
 from localspec.registry import TargetCard
-from localspec.selection import Choice
+from localspec.selection import choose
 from localspec.store import Store
 
 DEMO = Path(localspec.__file__).parent / "demo"
 
 
 def load(drafter: str = "phrases", context: int | None = None, **more) -> Engine:
-    card = TargetCard("demo", DEMO, None, "")
-    return Engine(Choice(card, drafter, 8 if drafter == "phrases" else 0, "cpu", "fp32", "none", context, ""), **more)
+    settings = Settings(drafter=drafter, context=context, draft_max="auto" if drafter == "none" else 8)
+    return Engine(choose(TargetCard("demo", DEMO, None, ""), settings, 7_600_000), **more)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from localspec.engine.engine import Engine
 from localspec.engine.session import Limits
 from localspec.errors import UsageMistake
 from localspec.registry import TargetCard
-from localspec.selection import Choice
+from localspec.selection import choose
 from localspec.store import Store, unpack_key
 
 
@@ -23,7 +23,7 @@ def test_a_prompt_that_is_refused_leaves_nothing_of_the_conversation_before_it_i
     question = "hello there my friend"
     asked = set(pairwise(tokenizer(question)["input_ids"]))
     with Store.open(tmp_path / "store" / "localspec.db", pytest.fail) as store:
-        choice = Choice(TargetCard("m", path, None, ""), "phrases", 8, "cpu", "fp32", "none", None, "")
+        choice = choose(TargetCard("m", path, None, ""), Settings(draft_max=8), 10_000)
         engine = Engine(choice, store=store)
         sampling = engine.sampling(Settings(temperature=0.0))
         list(engine.chat([{"role": "user", "content": question}], sampling, Limits(max_tokens=20)))

@@ -76,3 +76,22 @@ def test_a_part_of_a_tree_keeps_order_sources_probes_and_distributions() -> None
 def test_what_is_no_tree_is_refused(tokens: list[int], parents: list[int]) -> None:
     with pytest.raises(AssertionError):
         DraftTree(tokens, parents)
+
+
+@pytest.mark.parametrize("start", range(12))
+@pytest.mark.parametrize("page", [1, 4, 6])
+def test_aligned_trees_lie_where_their_tokens_go(start: int, page: int) -> None:
+    whole = DraftTree("rabcdefgh", (-1, 0, 1, 2, 1, 0, 5, 6, 0))
+    tree = whole.aligned(start, page)
+    for node in range(tree.size):
+        assert (start + node) // page == (start + tree.depth[node]) // page
+    # the first chain is never cut, and within a page nothing is
+    assert "".join(tree.tokens).startswith("rabc")
+    assert (start % page + whole.size > page) or tree is whole
+
+
+def test_what_does_not_lie_in_the_page_of_its_token_goes_with_all_below_it() -> None:
+    tree = DraftTree("abcdef", (-1, 0, 1, 0, 3, 0), source=list("uvwxyz"))
+    cut = tree.aligned(1, 4)
+    assert (cut.tokens, cut.parents, cut.source) == (["a", "b", "c"], [-1, 0, 1], ["u", "v", "w"])
+    assert tree.aligned(0, 4).tokens == ["a", "b", "c", "d"]

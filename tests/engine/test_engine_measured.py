@@ -1,0 +1,149 @@
+"""What an engine measures of its model on this machine, and when it does so again."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import localspec
+from localspec import hardware
+from localspec.config import Settings
+from localspec.database import StoreTrouble
+from localspec.engine import engine as engine_module
+from localspec.engine.engine import Engine
+from localspec.engine.exactness import Exactness
+from localspec.errors import UsageMistake
+from localspec.events import Done
+from localspec.hardware import ForwardCosts
+from localspec.registry import TargetCard
+from localspec.selection import AUTO_NODES, Choice, choose
+from localspec.store import Store
+
+CARD = TargetCard("demo", Path(localspec.__file__).parent / "demo", None, "")
+COSTS = ForwardCosts((1, 2, 64), (256,), ((1.0, 1.1, 5.0),))
+
+
+@pytest.fixture
+def measured(monkeypatch) -> list[str]:
+    """What was measured, in order; both measurements are made up, and no other program runs."""
+    done: list[str] = []
+
+    def exactness(target: object, widest: int, exact: bool) -> Exactness:
+        done.append(f"exactness {widest}")
+        return Exactness(bitwise=exact, widest=widest, multiple=4 if exact else 1, largest=0.0 if exact else 0.25)
+
+    def costs(target: object) -> ForwardCosts:
+        done.append("costs")
+        return COSTS
+
+    monkeypatch.setattr(engine_module, "measure", exactness)
+    monkeypatch.setattr(engine_module, "forward_costs", costs)
+    monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: hardware.physical_cores())
+    return done
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
+        yield store
+
+
+def choice(**settings) -> Choice:
+    return choose(CARD, Settings(**settings), 7_600_000)
+
+
+def test_what_was_measured_once_is_not_measured_again(measured, store):
+    for _ in range(2):
+        engine = Engine(choice(), store=store)
+        assert engine.costs == COSTS and not engine.exactness.bitwise
+    assert measured == [f"exactness {AUTO_NODES + 1}", "costs"]
+
+
+@pytest.mark.parametrize("other", [{"dtype": "bf16"}, {"quantize": "int8"}, {"exact": True}, {"context": 512}])
+def test_another_precision_form_or_context_is_measured_by_itself(measured, store, other):
+    Engine(choice(), store=store)
+    measured.clear()
+    engine = Engine(choice(**other), store=store)
+    assert measured == [f"exactness {AUTO_NODES + 1}", "costs"]
+    assert engine.target.multiple == (4 if "exact" in other else 1)
+
+
+def test_another_torch_or_processor_is_measured_by_itself(measured, store, monkeypatch):
+    Engine(choice(), store=store)
+    monkeypatch.setattr(engine_module, "versions", lambda device: "another")
+    Engine(choice(), store=store)
+    assert len(measured) == 4
+
+
+def test_what_was_kept_is_what_the_target_fills_its_rows_up_to(measured, store):
+    for _ in range(2):
+        assert Engine(choice(exact=True), store=store).target.multiple == 4
+
+
+def test_a_wider_tree_than_was_tried_is_tried(measured, store):
+    for nodes in (8, AUTO_NODES, 40, 20):
+        Engine(choice(exact=True, draft_max=nodes), store=store)
+    assert measured == [f"exactness {AUTO_NODES + 1}", "exactness 41"]
+
+
+def test_a_number_of_nodes_needs_no_costs_and_plain_decoding_neither(measured):
+    for settings in ({"draft_max": 8}, {"drafter": "none"}):
+        assert Engine(choice(**settings)).costs is None
+    assert "costs" not in measured
+
+
+def test_costs_of_a_busy_moment_are_not_kept(measured, store, monkeypatch):
+    monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: hardware.physical_cores() - 1 or 2)
+    for _ in range(2):
+        assert Engine(choice(), store=store).costs == COSTS
+    assert measured.count("costs") == 2
+
+
+@pytest.mark.parametrize(
+    "kept", [None, 7, {}, {"bitwise": True}, {"bitwise": 1, "widest": 99, "multiple": 1, "largest": 0}]
+)
+def test_nonsense_in_the_store_is_measured_anew(measured, store, monkeypatch, kept):
+    monkeypatch.setattr(store, "recall", lambda name, subject: kept)
+    assert Engine(choice(), store=store).costs == COSTS
+    assert len(measured) == 2
+
+
+def test_a_store_that_cannot_be_written_costs_a_sentence(measured, store, monkeypatch):
+    def full(*_: object) -> None:
+        raise StoreTrouble("The disk is full: make room.")
+
+    told: list[str] = []
+    monkeypatch.setattr(store, "remember", full)
+    assert Engine(choice(), store=store, notice=told.append).costs == COSTS
+    assert told == ["The disk is full: make room."] * 2
+
+
+def test_exact_is_refused_where_it_cannot_be_had(monkeypatch):
+    monkeypatch.setattr(engine_module, "measure", lambda target, widest, exact: Exactness(False, widest, 16, 1e-3))
+    with pytest.raises(UsageMistake, match="--exact cannot be had with demo in fp32 on cpu.* 1.0e-03"):
+        Engine(choice(exact=True, draft_max=8))
+
+
+def test_engines_that_share_a_target_take_turns(measured):
+    first = Engine(choice(draft_max=8))
+    plain = Engine(replace(first.choice, drafter="none", nodes=0), target=first.target)
+    assert plain.target is first.target
+    replies = []
+    for engine in (first, plain, first):
+        *_, done = engine.chat(
+            [{"role": "user", "content": "Who are you?"}], engine.sampling(Settings(temperature=0.0))
+        )
+        assert isinstance(done, Done)
+        replies.append(done.statistics.token_ids)
+    assert replies[0] == replies[1] == replies[2]
+
+
+def test_the_gap_is_that_of_the_logits(measured):
+    engine, tokens = Engine(choice(draft_max=8)), [5, 300, 301, 302]
+    with torch.inference_mode():
+        causal = torch.ones(4, 4, dtype=torch.bool).tril()
+        logits = engine.target.forward(torch.tensor(tokens), torch.arange(4), causal).logits[-1]
+    best, second = logits.topk(2).indices.tolist()
+    assert engine.gap(tokens, best, second) == pytest.approx(float(logits[best] - logits[second]), abs=1e-4)
+    assert engine.gap(tokens, second, best) == pytest.approx(-engine.gap(tokens, best, second))
