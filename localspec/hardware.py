@@ -202,7 +202,7 @@ class ForwardCosts:
             return None
         ascending = all(points and sorted({*points}) == [*points] for points in (costs.rows, costs.contexts))
         whole = [len(line) for line in costs.seconds] == [len(costs.rows)] * len(costs.contexts)
-        positive = all(0 < figure < float("inf") for line in costs.seconds for figure in line)
+        positive = all(1e-9 < figure < 1e4 for line in costs.seconds for figure in line)  # what seconds can be
         return costs if ascending and whole and positive else None
 
 

@@ -16,7 +16,7 @@ TEMPERATURE = 0.8
 
 def reply(engine: Engine, prompt: str, sampling: Sampling, tokens: int) -> tuple[int, ...]:
     """The tokens of one reply."""
-    engine.pool.rewind(0)
+    engine.session.rewind(0)  # both shall have read the same
     *_, done = engine.chat([{"role": "user", "content": prompt}], sampling, Limits(tokens))
     assert isinstance(done, Done)
     return done.statistics.token_ids

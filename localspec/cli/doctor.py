@@ -190,6 +190,7 @@ def _pairs(
 def _reply(engine: "Engine", case: _Case, max_tokens: int) -> "Statistics":
     from localspec import Done, Limits
 
+    engine.session.rewind(0)  # both shall have read the same: what is compared is speculation alone
     *_, done = engine.chat([{"role": "user", "content": case.prompt}], case.sampling, Limits(max_tokens))
     assert isinstance(done, Done)
     return done.statistics

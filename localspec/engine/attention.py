@@ -1,4 +1,4 @@
-"""Two forms of attention over cached keys: the fastest, and one whose rows never depend on each other.
+"""Two forms of attention over cached keys: the fastest, and one whose rows never depend on each other. And of SiLU.
 
 queries [1, key_heads, rows, width]; keys and values [1, key_heads, slots, width]; mask additive [rows, slots].
 """
@@ -13,6 +13,9 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], t
 # With fewer, matrix multiplication takes another path and rounds otherwise.
 LEAST_ROWS = 4
 LEAST_SLOTS = 512
+# Elements. Larger operations are split among threads at any of them, and the few at the end of a part are rounded
+# otherwise; so transcendental functions are computed in parts this small, of whole vectors.
+SERIAL = 16384
 
 
 def fastest(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -35,10 +38,20 @@ def invariant(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, m
         scaled = F.pad(scaled, (0, 0, 0, LEAST_ROWS - rows))
         scores_mask = F.pad(scores_mask, (0, 0, 0, LEAST_ROWS - rows))
     weights = (scaled @ keys.float().transpose(2, 3)).add_(scores_mask)
-    weights = weights.sub_(weights.amax(-1, keepdim=True)).exp_()
+    weights = weights.sub_(weights.amax(-1, keepdim=True))
+    for part in torch.split(weights.view(-1), SERIAL):
+        part.exp_()
     sums = (weights @ weights.new_ones(weights.shape[-1], 16))[..., :1]
     mixed: torch.Tensor = (weights @ values.float()) / sums
     return mixed[:, :, :rows].to(queries.dtype)
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """F.silu of [batch, rows, channels], row by row the same for any number of rows and threads."""
+    rows = max(1, SERIAL // x.shape[-1])
+    if x.shape[1] <= rows:
+        return F.silu(x)
+    return torch.cat([F.silu(part) for part in torch.split(x, rows, 1)], 1)
 
 
 @torch.inference_mode()

@@ -5,6 +5,7 @@ ancestors, on how many masked slots attention looks at, or on the number of thre
 kernels, shapes and precision, so it is measured.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,7 +20,7 @@ from localspec.hardware import physical_cores
 MULTIPLES = (1, 4, 8, 16)  # rows to fill up to, the cheapest first
 ALWAYS = 17  # rows: every width up to here is tried in the invariant form, and of wider ones these
 WIDE = (24, 32, 33, 48, 64, 65)
-DEPTH = 6  # tokens of the path that is compared
+DEPTH = 6  # tokens of the path that is compared where a chain of all rows is not
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Exactness:
         types = {"bitwise": bool, "widest": int, "multiple": int, "largest": float}
         if not isinstance(value, dict) or {name: type(field) for name, field in value.items()} != types:
             return None
-        return cls(**value)
+        found = cls(**value)
+        return found if found.widest > 1 and found.multiple in MULTIPLES and 0 <= found.largest < math.inf else None
 
 
 def measure(target: Target, widest: int, exact: bool) -> Exactness:
@@ -55,7 +57,7 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
     the width of a run, for plain and speculative runs must agree on it. The fastest form is taken as it is.
     """
     always = {*range(2, ALWAYS + 1), *WIDE} if exact else set()
-    widths = sorted({*range(2, widest + 1), *always})
+    widths = sorted({*range(1, widest + 1), *always})
     found, threads = Exactness(True, widest), torch.get_num_threads()
     try:
         for multiple in MULTIPLES if exact else (1,):
@@ -74,27 +76,29 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
 def _largest_difference(target: Target, widths: Sequence[int]) -> float:
     """0.0 where all bits are the same; stops at the first width where one is not."""
     made = torch.Generator().manual_seed(0)
-    path = torch.randint(target.transformer.shape.vocabulary, (DEPTH,), generator=made).tolist()
+    path = torch.randint(target.transformer.shape.vocabulary, (max(*widths, DEPTH),), generator=made).tolist()
     # Just before the end of a bucket wide trees see more slots than a single row; and before that of a page.
-    contexts = [2 * BUCKET - DEPTH, BUCKET - DEPTH]
+    contexts = [2 * BUCKET - DEPTH - target.multiple + 1, BUCKET - DEPTH]
     if target.exact:
         contexts.append(-(-2 * BUCKET // target.page) * target.page - DEPTH // 2)
+    all_cores = physical_cores()
     for place, context in enumerate(contexts):
-        cache = target.cache(context + 128)
+        cache = target.cache(context + 2 * len(path))
         cache.fill(made)
-        torch.set_num_threads(physical_cores())
+        torch.set_num_threads(all_cores)
         alone = _plain(target, cache, context, path)
         for width in widths:
-            chain, branch = 0, min(3, width - 2)  # decoys between the root and its path
-            shapes = {chain, branch}
+            chain, branch = 0, max(0, min(3, width - 2), width - DEPTH)  # decoys between the root and its path
+            trials = {(chain, all_cores), (chain, 1), (branch, all_cores)}
             if place:  # what depends on the width alone has been seen
-                shapes = {chain if width % 2 else branch} if width <= ALWAYS else set()
+                trials = {(chain, 1) if width % 2 else (branch, all_cores)} if width <= ALWAYS else set()
             worst = 0.0
-            for aside in shapes:
-                torch.set_num_threads(1 if width % 4 < 2 else physical_cores())
+            for aside, threads in trials:
+                torch.set_num_threads(threads)
                 worst = max(worst, _difference(target, cache, context, path, width, aside, alone, made))
             if worst:
                 return worst
+        path = path[:DEPTH]
     return 0.0
 
 

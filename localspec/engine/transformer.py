@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from localspec.engine.attention import Attention, fastest
+from localspec.engine.attention import Attention, fastest, silu
 from localspec.engine.cache import KVCache
 from localspec.engine.linear import Linear, RowScaled
 from localspec.errors import LocalspecError
@@ -181,8 +181,13 @@ class Layer(nn.Module):
     def forward(self, x: torch.Tensor, turns: Turns, mask: torch.Tensor, cache: KVCache | None) -> torch.Tensor:
         x = x + self.output(self._attend(_norm(x, self.attention_norm, self.shape.epsilon), turns, mask, cache))
         gate, up = self.gate_up(_norm(x, self.inner_norm, self.shape.epsilon)).split(self.shape.inner, -1)
-        down: torch.Tensor = self.down(F.silu(gate) * up)
+        gate = F.silu(gate) if self._form(x.shape[1], cache) is fastest else silu(gate)
+        down: torch.Tensor = self.down(gate * up)
         return x + down
+
+    def _form(self, rows: int, cache: KVCache | None) -> Attention:
+        """Training needs a gradient, not bits; prefill reads the same rows with and without speculation."""
+        return self.attend if cache is not None and rows <= WIDEST else fastest
 
     def _attend(self, x: torch.Tensor, turns: Turns, mask: torch.Tensor, cache: KVCache | None) -> torch.Tensor:
         shape = self.shape
@@ -200,8 +205,6 @@ class Layer(nn.Module):
         if cache is not None:
             cached_keys, cached_values = cache.write(self.index, keys[0], values[0])
             keys, values = cached_keys[None], cached_values[None]
-        # Training needs a gradient, not bits; and prefill reads the same rows with and without speculation.
-        attend = self.attend if cache is not None and n <= WIDEST else fastest
         # The queries that share a key head become more rows of it, so that an explicit mask never copies keys.
         packed = (
             qk[:, :, :heads]
@@ -209,7 +212,7 @@ class Layer(nn.Module):
             .permute(0, 2, 3, 1, 4)
             .reshape(batch, key_heads, group * n, width)
         )
-        mixed = attend(packed, keys, values, mask)
+        mixed = self._form(n, cache)(packed, keys, values, mask)
         return mixed.view(batch, key_heads, group, n, width).permute(0, 3, 1, 2, 4).reshape(batch, n, heads * width)
 
 

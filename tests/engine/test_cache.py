@@ -10,8 +10,8 @@ from localspec.engine.cache import BUCKET, KVCache
 LAYERS, HEADS, WIDTH = 2, 3, 4
 
 
-def cache(slots: int = 0) -> KVCache:
-    return KVCache(LAYERS, HEADS, WIDTH, slots, torch.float32, torch.device("cpu"))
+def cache(slots: int = 0, least: int = 0) -> KVCache:
+    return KVCache(LAYERS, HEADS, WIDTH, slots, torch.float32, torch.device("cpu"), least)
 
 
 def rows(numbers: list[int], layer: int, sign: int) -> torch.Tensor:
@@ -97,6 +97,44 @@ def test_attention_looks_at_whole_buckets_and_never_beyond_the_end() -> None:
     write(kept, [1] * BUCKET)
     kept.keep(range(BUCKET))
     assert kept.visible(1) == 2 * BUCKET
+
+
+def test_attention_never_looks_at_fewer_slots_than_the_least() -> None:
+    kept, least = cache(1, least=2 * BUCKET - 1), 2 * BUCKET
+    assert kept.capacity == least
+    assert kept.visible(1) == kept.visible(least) == least
+    kept.reserve(least + 1)
+    assert kept.visible(1) == kept.visible(least) == least, "more room changes nothing"
+    assert kept.visible(least + 1) == 3 * BUCKET
+    for layer in range(LAYERS):
+        keys, values = kept.write(layer, rows([7], layer, 1), rows([7], layer, -1))
+        assert keys.shape == values.shape == (HEADS, least, WIDTH)
+    assert cache(0, least=0).capacity == 0
+    assert cache(3 * BUCKET, least=BUCKET).capacity == 3 * BUCKET
+
+
+def test_rows_are_the_keys_and_values_behind_what_is_committed_in_the_order_asked_for() -> None:
+    kept = cache(16)
+    write(kept, [1, 2, 3])
+    kept.keep(range(3))
+    write(kept, [10, 11, 12, 13])
+    asked = kept.rows([0, 3, 1])
+    assert asked.shape == (LAYERS, 2, HEADS, 3, WIDTH)
+    for layer in range(LAYERS):
+        for which, sign in enumerate((1, -1)):
+            assert torch.equal(asked[layer, which], rows([10, 13, 11], layer, sign))
+    assert_holds(kept, [1, 2, 3])
+
+
+def test_filling_puts_the_same_random_numbers_everywhere_for_the_same_seed() -> None:
+    one, same, other = cache(BUCKET), cache(BUCKET), cache(BUCKET)
+    for kept, seed in ((one, 1), (same, 1), (other, 2)):
+        kept.fill(torch.Generator().manual_seed(seed))
+        assert kept.length == 0
+    numbers = one.rows(range(BUCKET))
+    assert torch.equal(numbers, same.rows(range(BUCKET)))
+    assert len(numbers.unique()) > 0.99 * numbers.numel(), "in keys and values of every layer, slot and channel"
+    assert (numbers == other.rows(range(BUCKET))).float().mean() < 0.01
 
 
 def test_slots_that_were_never_written_hold_numbers() -> None:

@@ -3,11 +3,12 @@
 import copy
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from doubles import OffChain, Oracle, RandomBranches
-from tiny_models import CONFIGS, Tiny, prompt_ids
+from tiny_models import CONFIGS, Tiny, byte_tokenizer, prompt_ids, write
 
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Context, Drafter, Step
@@ -76,6 +77,17 @@ def test_the_invariant_form_is_bitwise(load: Load, precision: str) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_invariant_form_is_bitwise_in_every_family(load: Load, name: str, precision: str) -> None:
     assert measure(load(name, precision), 17, exact=True).bitwise
+
+
+def test_the_invariant_form_is_bitwise_where_threads_share_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 32,768 numbers on torch splits elementwise work between threads anywhere, in the middle of a row too."""
+    monkeypatch.setattr(exactness, "physical_cores", lambda: 3)
+    config = CONFIGS[GROUPED]()
+    config.intermediate_size, config.num_hidden_layers = 4864, 1
+    path = write(tmp_path / "broad", config, byte_tokenizer(), seed=1, spread=0.05)
+    assert measure(Target.load(path, exact=True), 9, exact=True).bitwise
 
 
 def test_the_fastest_form_in_fp32_is_numerical_and_by_a_little(load: Load) -> None:
@@ -165,6 +177,16 @@ def test_logits_that_depend_on_what_the_other_rows_are_are_seen(load: Load, monk
     assert_seen(load(precision="int8"))
 
 
+@pytest.mark.parametrize("row", [0, 5, 30, 60])
+def test_logits_that_depend_on_the_place_of_a_row_are_seen(load: Load, row: int) -> None:
+    """The path of one tree stands at its beginning, that of another at its end."""
+
+    def placed(output: Output, mask: torch.Tensor) -> torch.Tensor:
+        return output.logits + 1e-3 * (torch.arange(len(mask)) >= max(row, 1))[:, None]
+
+    assert_seen(doctored(load(precision="int8"), placed))
+
+
 def test_rows_that_see_a_neighbour_are_seen_though_their_number_is_the_same(load: Load) -> None:
     assert_seen(doctored(load(), lambda output, mask: output.logits + 1e-3 * output.logits[-1:]))
 
@@ -188,8 +210,15 @@ def test_logits_that_depend_on_how_many_slots_are_visible_are_seen(load: Load, a
         assert_seen(attending(load(exact=exact), bucketed), exact)
 
 
-def test_logits_that_depend_on_the_number_of_threads_are_seen(load: Load) -> None:
-    assert_seen(doctored(load(), lambda output, mask: output.logits + 1e-3 * torch.get_num_threads()))
+@pytest.mark.parametrize("rows", [1, 3, 17, 33, 65])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_logits_that_depend_on_the_number_of_threads_are_seen(load: Load, threads: int, rows: int) -> None:
+    """At any width: the larger a tree, the more of its work is split."""
+
+    def split(output: Output, mask: torch.Tensor) -> torch.Tensor:
+        return output.logits + 1e-3 * (len(mask) == rows and torch.get_num_threads() == threads)
+
+    assert_seen(doctored(load(precision="int8"), split))
 
 
 def test_keys_and_values_that_differ_are_seen_though_the_logits_do_not(load: Load) -> None:
@@ -337,13 +366,17 @@ SAMPLINGS = {"greedy": Sampling(), "seeded": Sampling(0.8, seed=7)}
 LENGTHS = (170, 230, 350, 490, 555)
 
 
-def assert_sessions_agree(target: Target, length: int, sampling: Sampling, bits: bool, nodes: int = 8) -> None:
+def assert_sessions_agree(
+    target: Target, length: int, sampling: Sampling, bits: bool, nodes: int = 8, names: Sequence[str] = ()
+) -> None:
     questions = [prompt_ids(length, seed=length), prompt_ids(15, seed=1)]
     torch.set_num_threads(1)
     plain = Talk(target, Autoregressive(), questions, sampling, 64)
     if not sampling.greedy:
         assert len(set(plain.replies[0])) > 12, "a text that circles would hide what goes wrong"
     for name, drafter in drafters(plain.text).items():
+        if names and name not in names:
+            continue
         torch.set_num_threads(2)
         talk = Talk(target, drafter, questions, sampling, 64, nodes)
         talk.assert_is(plain, bits)
@@ -353,7 +386,8 @@ def assert_sessions_agree(target: Target, length: int, sampling: Sampling, bits:
 @every_precision
 def test_exact_text_is_that_of_plain_decoding_to_the_last_bit(load: Load, precision: str) -> None:
     target = load("qwen3-grouped-mixed-window-wide-heads", precision)
-    assert_sessions_agree(target, 350, SAMPLINGS["seeded"], measure(target, 17, exact=True).bitwise)
+    bits = measure(target, 17, exact=True).bitwise
+    assert_sessions_agree(target, 350, SAMPLINGS["seeded"], bits, names=("branches", "random trees"))
 
 
 @pytest.mark.slow

@@ -204,10 +204,18 @@ def test_channels_that_stand_out_are_found(channels: list[int]) -> None:
 
 
 def test_channels_that_stand_out_in_a_quarter_of_the_rows_are_found_and_in_fewer_are_not() -> None:
-    x = gaussian(40, 512)
+    x = with_outliers([200])
     x[:10, 5] = 60.0
     x[:9, 77] = 60.0
-    assert outliers(x).tolist() == [5]
+    assert outliers(x).tolist() == [5, 200]
+
+
+def test_channels_without_which_the_scale_would_hardly_shrink_are_left_where_they_are() -> None:
+    assert outliers(with_outliers([5], width=4096, size=6.6)).tolist() == []
+    assert outliers(with_outliers([5], width=4096, size=10.0)).tolist() == [5]
+    seldom = gaussian(40, 512)
+    seldom[:15, 5] = 60.0
+    assert outliers(seldom).tolist() == [], "a typical row is without it already"
 
 
 def test_nothing_stands_out_of_noise_of_zeros_or_in_one_row_alone() -> None:

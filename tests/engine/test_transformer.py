@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,10 +10,16 @@ import pytest
 import torch
 from doubles import path_to, random_tree
 from tiny_models import CONFIGS, DYNAMIC, LONGROPE, SHARDED, Tiny, byte_tokenizer, prompt_ids, stock_logits, write
+from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from localspec.engine.cache import KVCache
-from localspec.engine.target import Target
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.engine.budget import Budget
+from localspec.engine.cache import BUCKET, KVCache
+from localspec.engine.linear import RowScaled
+from localspec.engine.sampling import Sampling
+from localspec.engine.session import Limits, Session
+from localspec.engine.target import Target, _Weights
 from localspec.engine.transformer import weight_map
 from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake
@@ -21,6 +28,7 @@ from localspec.errors import LocalspecError, UsageMistake
 # position, mask, norm or bias moves logits by more than a hundredth of the largest.
 TOLERANCE = 1e-5
 Make = Callable[[str], Tiny]
+GROUPED_QWEN3 = "qwen3-grouped-mixed-window-wide-heads"
 
 every_config = pytest.mark.parametrize("name", CONFIGS)
 
@@ -200,6 +208,208 @@ def test_weights_in_several_files_are_read_through_their_index(tiny: Make) -> No
     assert len(list(path.glob("model-*.safetensors"))) > 2
 
 
+# -- rows that are filled up -------------------------------------------------------------------------------------------
+
+
+def filled(target: Target, multiple: int) -> Target:
+    target = copy.copy(target)
+    target.multiple = multiple
+    return target
+
+
+@pytest.mark.parametrize("multiple", [4, 8])
+@pytest.mark.parametrize("name", [SHARDED, GROUPED_QWEN3, "mistral-grouped-window-wide-heads"])
+def test_rows_that_fill_up_a_forward_change_none_of_the_others(tiny: Make, name: str, multiple: int) -> None:
+    plain, prompt = tiny(name).target, prompt_ids(21, seed=5)
+    widths: list[int] = []
+    padded, transform = filled(plain, multiple), plain.transformer.forward
+
+    def watched(tokens: torch.Tensor, *more: object) -> torch.Tensor:
+        widths.append(tokens.shape[1])
+        return transform(tokens, *more)
+
+    padded.transformer = copy.copy(plain.transformer)
+    padded.transformer.forward = watched
+    for nodes in range(9):
+        tree = random_tree(root=88, nodes=nodes, seed=nodes)
+        outputs, slots = [], []
+        for target in (plain, padded):
+            cache = target.cache(21 + tree.size)
+            with torch.inference_mode():
+                prefill(target, cache, prompt)
+                output = target.forward(torch.tensor(tree.tokens), 21 + torch.tensor(tree.depth), tree.mask, cache)
+            outputs.append(output)
+            slots.append(cache.rows(range(-21, tree.size)))
+            assert cache.length == 21, "nothing more is committed"
+        assert outputs[0].logits.shape == outputs[1].logits.shape
+        assert outputs[0].hidden.shape == outputs[1].hidden.shape
+        assert apart(outputs[1].logits, outputs[0].logits) < TOLERANCE
+        assert apart(outputs[1].hidden, outputs[0].hidden) < TOLERANCE
+        assert apart(slots[1], slots[0]) < TOLERANCE
+    assert all(width % multiple == 0 for width in widths) and len(widths) == 18
+
+
+def test_a_filled_up_forward_gives_the_last_rows_logits_and_runs_the_layers_asked_for(tiny: Make) -> None:
+    plain = tiny(SHARDED).target
+    padded, tokens = filled(plain, 8), torch.tensor(prompt_ids(5))
+    with torch.inference_mode():
+        for more in ({"last": True}, {"layers": (0, 2)}):
+            one, other = (
+                target.forward(tokens, torch.arange(5), causal(5), target.cache(5), **more)
+                for target in (plain, padded)
+            )
+            assert one.logits.shape == other.logits.shape
+            assert apart(other.logits, one.logits) < TOLERANCE
+        assert padded.forward(tokens[None], torch.arange(5), causal(5)).logits.shape == (1, 5, 320), "with a cache only"
+
+
+def test_a_tree_at_the_very_end_of_the_slots_has_room_to_be_filled_up(tiny: Make) -> None:
+    model, tree = tiny("qwen2-grouped-yarn"), DraftTree.chain([77, 78, 79])
+    prompt = prompt_ids(BUCKET - tree.size, seed=4)
+    target = filled(model.target, 8)
+    cache = target.cache(BUCKET)
+    with torch.inference_mode():
+        for start in range(0, len(prompt), 100):
+            prefill(target, cache, prompt[start : start + 100])
+        assert cache.capacity == BUCKET == cache.length + tree.size
+        ours = target.forward(torch.tensor(tree.tokens), cache.length + torch.tensor(tree.depth), tree.mask, cache)
+        cache.keep(range(3))
+        after = prefill(target, cache, [80])
+    stock = stock_logits(model.stock, [*prompt, 77, 78, 79, 80])
+    assert apart(ours.logits, stock[-4:-1]) < TOLERANCE
+    assert apart(after, stock[-1:]) < TOLERANCE
+
+
+def test_a_text_that_fills_the_whole_context_is_filled_up_beyond_it(tiny: Make) -> None:
+    model, prompt = tiny("llama-grouped-dynamic"), prompt_ids(120, seed=2)
+    replies = []
+    for multiple in (1, 8):
+        target = filled(model.target, multiple)
+        target.stop_tokens = frozenset()
+        *_, done = Session(target, Autoregressive(), Budget(0)).generate(prompt, Sampling(), Limits())
+        replies.append(done.statistics.token_ids)
+    assert len(replies[0]) == 8, "128 tokens are the context"
+    assert replies[0] == replies[1]
+
+
+# -- eight bits --------------------------------------------------------------------------------------------------------
+
+
+@every_config
+def test_an_int8_model_is_the_stock_model_to_some_hundredths(tiny: Make, name: str) -> None:
+    model, tokens = tiny(name), prompt_ids(60)
+    target = Target.load(model.path, quantize="int8")
+    kinds = [type(layer) for layer in target.transformer.modules()]
+    assert kinds.count(RowScaled) == 4 * 3 + 1, "every linear layer, and the head"
+    with torch.no_grad():
+        ours = target.forward(torch.tensor(tokens), torch.arange(60), causal(60)).logits
+    stock = stock_logits(model.stock, tokens)
+    assert 1e-3 < (ours - stock).norm() / stock.norm() < 0.12
+    assert ours.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "tied"), [("qwen2-many-heads-mixed-window-tied", True), ("qwen2-grouped-yarn", False)]
+)
+def test_bytes_are_those_of_the_weights_and_of_what_a_step_reads(
+    tiny: Make, name: str, tied: bool, dtype: torch.dtype
+) -> None:
+    model = tiny(name)
+    size = 2 if dtype == torch.bfloat16 else 4
+    whole = size * sum(parameter.numel() for parameter in model.stock.parameters())  # a tied one counts once
+    embedding = size * 320 * 48
+    dense, packed = Target.load(model.path, dtype=dtype), Target.load(model.path, dtype=dtype, quantize="int8")
+    assert dense.nbytes == whole
+    assert dense.read_bytes == whole - (0 if tied else embedding)
+    vectors, parts = 0, 0
+    for parameter_name, parameter in model.stock.named_parameters():
+        vectors += 4 * parameter.numel() if parameter.ndim == 1 else 0
+        if parameter.ndim == 2 and "embed_tokens" not in parameter_name:
+            parts += parameter.numel() + 12 * len(parameter)
+    if tied:
+        parts += 320 * 48 + 12 * 320
+    for layer in packed.transformer.modules():
+        if isinstance(layer, RowScaled) and layer.columns is not None:
+            parts += layer.columns.nbytes
+    assert packed.nbytes == embedding + vectors + parts
+    assert packed.read_bytes == vectors + parts, "eight bits of the head, and of the embedding a few rows"
+
+
+def test_an_int8_model_cannot_be_saved_and_says_so(tiny: Make, tmp_path: Path) -> None:
+    """The float weights are gone: what could be written would be another model."""
+    target = Target.load(tiny(SHARDED).path, quantize="int8")
+    with pytest.raises(LocalspecError, match="int8"):
+        target.save(tmp_path / "again")
+    assert not (tmp_path / "again" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("vocabulary", [200, 3])
+def test_a_tokenizer_with_more_ids_than_the_model_does_not_disturb_the_load(tmp_path: Path, vocabulary: int) -> None:
+    config = CONFIGS["qwen2-grouped-yarn"]()
+    config.vocab_size, config.eos_token_id, config.pad_token_id = vocabulary, 0, 0
+    path = write(tmp_path / "model", config, byte_tokenizer(), seed=1)
+    target = Target.load(path, quantize="int8")
+    logits = target.forward(torch.tensor([1, 2]), torch.arange(2), causal(2)).logits
+    assert logits.shape == (2, vocabulary)
+    assert logits.isfinite().all()
+
+
+def test_a_context_shorter_than_the_probing_text_is_respected(tiny: Make) -> None:
+    seen: list[int] = []
+    forward = Target.forward
+
+    def watched(target: Target, tokens: torch.Tensor, *more: object, **named: object) -> object:
+        seen.append(len(tokens))
+        return forward(target, tokens, *more, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Target, "forward", watched)
+        Target.load(tiny(DYNAMIC).path, quantize="int8", context=7)
+    assert seen == [7]
+
+
+def test_an_int8_model_never_lies_in_memory_whole(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read in another format than the files have, so that what is alive has memory of its own."""
+    storages: list[tuple[StorageWeakRef, int]] = []
+    names: list[str] = []
+    peak = 0
+    get = _Weights.__getitem__
+
+    def watched(weights: _Weights, name: str) -> torch.Tensor:
+        nonlocal peak
+        made = get(weights, name)
+        names.append(name)
+        storages.append((StorageWeakRef(made.untyped_storage()), made.nbytes))
+        peak = max(peak, sum(size for storage, size in storages if not storage.expired()))
+        return made
+
+    monkeypatch.setattr(_Weights, "__getitem__", watched)
+    target = Target.load(tiny(SHARDED).path, dtype=torch.bfloat16, quantize="int8")
+    assert sorted(names) == sorted(weight_map(target.transformer.shape)), "each is read once"
+    sizes = dict(zip(names, (size for _, size in storages), strict=True))
+    small = sum(size for name, size in sizes.items() if "norm" in name)
+    largest = max(size for name, size in sizes.items() if "weight" in name)
+    assert peak <= sizes["embedding"] + small + largest + max(sizes["layers.0.qkv.bias"], sizes["layers.0.qkv.weight"])
+    assert peak < 0.6 * sum(sizes.values())
+    storages.clear()
+    peak = 0
+    dense = Target.load(tiny(SHARDED).path, dtype=torch.bfloat16)
+    assert peak == dense.nbytes, "the control: a dense one is whole at the end"
+
+
+# -- files that are not what they should be ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_a_file_that_was_cut_off_is_told_by_name(tiny: Make, tmp_path: Path, quantize: str) -> None:
+    path = shutil.copytree(tiny("qwen2-grouped-yarn").path, tmp_path / "cut")
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(LocalspecError, match=r"model\.safetensors.*damaged|damaged.*model\.safetensors"):
+        Target.load(path, quantize=quantize)
+
+
 # -- rotations that depend on the length of the text -------------------------------------------------------------------
 
 
@@ -254,9 +464,6 @@ def altered(model: Tiny, path: Path, **values: object) -> Path:
     config = {**json.loads((model.path / "config.json").read_text()), **values}
     (path / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
     return path
-
-
-GROUPED_QWEN3 = "qwen3-grouped-mixed-window-wide-heads"
 
 
 @pytest.mark.parametrize(
