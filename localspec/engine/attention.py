@@ -20,8 +20,11 @@ SERIAL = 16384
 
 def fastest(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """What torch has; its rounding depends on the number of rows, and on which slots a row's ancestors have."""
-    mixed = F.scaled_dot_product_attention(queries.to(keys.dtype), keys, values, attn_mask=mask)
-    return mixed.to(queries.dtype)
+    rows, queries, dtype = queries.shape[2], queries.to(keys.dtype), queries.dtype
+    if rows == 1 and keys.dtype == torch.bfloat16 and keys.device.type == "cpu":  # two rows take half the time of one
+        queries, mask = queries.expand(-1, -1, 2, -1), mask.expand(2, -1)
+    mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    return mixed[:, :, :rows].to(dtype)
 
 
 def invariant(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -259,7 +259,9 @@ class Target:
     # -- back to files ------------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Writes weights, config and tokenizer in the Hugging Face layout."""
+        """Writes weights, config and tokenizer in the Hugging Face layout. Raises LocalspecError for an int8 model."""
+        if isinstance(self.transformer.head, RowScaled):
+            raise LocalspecError("An int8 model cannot be written back, for its weights are rounded; load it without.")
         path.mkdir(parents=True, exist_ok=True)
         ours, tensors = dict(self.transformer.named_parameters()), {}
         for name, made_of in weight_map(self.transformer.shape).items():

@@ -181,7 +181,7 @@ class Layer(nn.Module):
     def forward(self, x: torch.Tensor, turns: Turns, mask: torch.Tensor, cache: KVCache | None) -> torch.Tensor:
         x = x + self.output(self._attend(_norm(x, self.attention_norm, self.shape.epsilon), turns, mask, cache))
         gate, up = self.gate_up(_norm(x, self.inner_norm, self.shape.epsilon)).split(self.shape.inner, -1)
-        gate = F.silu(gate) if self._form(x.shape[1], cache) is fastest else silu(gate)
+        gate = F.silu(gate) if self.attend is fastest or cache is None else silu(gate)
         down: torch.Tensor = self.down(gate * up)
         return x + down
 

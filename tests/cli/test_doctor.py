@@ -126,6 +126,7 @@ def test_the_users_own_phrases_are_left_alone(doctor, noise, home):
 
 def test_every_reply_is_asked_for_once_plainly_and_twice_with_speculation():
     asked: list[tuple[str, str, float, int]] = []
+    afresh: list[int] = []  # nothing that was said before may be in the cache: it is read once, in the same chunks
 
     def engine(name: str) -> Any:
         def chat(messages: Any, sampling: Any, limits: Any) -> Iterator[Any]:
@@ -134,10 +135,11 @@ def test_every_reply_is_asked_for_once_plainly_and_twice_with_speculation():
             yield Text("x", (1,), ("target",), 0.1)
             yield Done("stop", said())
 
-        return SimpleNamespace(chat=chat)
+        return SimpleNamespace(chat=chat, session=SimpleNamespace(rewind=afresh.append))
 
     pairs = list(doctor_module._pairs(engine("plain"), engine("speculative"), 45, 7))
     assert [name for name, *_ in asked] == ["plain", "speculative", "speculative"] * 90
+    assert afresh == [0] * 270
     assert len(pairs) == 180 and {case.number for case, _, _ in pairs} == set(range(1, 46))
     assert [how for name, *how in asked if name == "plain"] == [
         [case.prompt, case.sampling.temperature, case.sampling.seed] for case, _, _ in pairs[::2]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from doubles import path_to, random_tree
 
-from localspec.engine.attention import LEAST_ROWS, LEAST_SLOTS, Attention, fastest, invariant
+from localspec.engine.attention import LEAST_ROWS, LEAST_SLOTS, Attention, fastest, invariant, silu
 from localspec.engine.tree import DraftTree
 
 # key heads, queries that share one, width of a head
@@ -52,18 +52,20 @@ def test_both_forms_give_what_torch_gives(form: Attention, shape: str, rows: int
 
 
 @every_shape
-def test_a_cache_in_bf16_is_read_with_queries_in_fp32_or_bf16(shape: str) -> None:
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_a_cache_in_bf16_is_read_with_queries_in_fp32_or_bf16(shape: str, rows: int) -> None:
     heads, group, width = SHAPES[shape]
     keys, values = (made(heads, 512, width, seed=seed).bfloat16() for seed in (1, 2))
-    queries, mask = made(heads, group * 5, width).bfloat16(), scattered(5, 512)
-    right = F.scaled_dot_product_attention(queries.float(), keys.float(), values.float(), additive(mask, group))
-    in_fp32 = invariant(queries.float(), keys, values, additive(mask, group, torch.bfloat16))
+    queries, seen = made(heads, group * rows, width).bfloat16(), scattered(rows, 512)
+    mask, full = additive(seen, group, torch.bfloat16), additive(seen, group)
+    right = F.scaled_dot_product_attention(queries.float(), keys.float(), values.float(), full)
+    in_fp32 = invariant(queries.float(), keys, values, mask)
     assert in_fp32.dtype == torch.float32
     assert (in_fp32 - right).abs().max() < 1e-5 * right.abs().max()
-    in_bf16 = invariant(queries, keys, values, additive(mask, group, torch.bfloat16))
-    assert torch.equal(in_bf16, in_fp32.bfloat16()), "rounded once, at the end"
-    for ours in (fastest(queries.float(), keys, values, additive(mask, group, torch.bfloat16)),
-                 fastest(queries, keys, values, additive(mask, group, torch.bfloat16))):  # fmt: skip
+    assert torch.equal(invariant(queries, keys, values, mask), in_fp32.bfloat16()), "rounded once, at the end"
+    for dtype in (torch.float32, torch.bfloat16):
+        ours = fastest(queries.to(dtype), keys, values, mask)
+        assert (ours.shape, ours.dtype) == (queries.shape, dtype)
         assert (ours.float() - right).abs().max() < 2e-2 * right.abs().max()
 
 
@@ -85,6 +87,23 @@ def test_scores_of_any_size_give_numbers() -> None:
         mixed = invariant(size * made(2, 5, 16), size * keys, values, mask)
         assert mixed.isfinite().all()
         assert mixed.abs().max() <= values.abs().max() * 1.00001, "a mean of values"
+
+
+# -- SiLU --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [40, 1000, 4864, 20_000])
+def test_silu_gives_what_torch_gives_and_a_row_what_it_gives_alone(channels: int) -> None:
+    x = torch.randn(1, 40, 2 * channels, generator=torch.Generator().manual_seed(0))[..., :channels]
+    x[0, 3, :4] = torch.tensor([-1e4, 1e4, 0.0, -0.0])
+    torch.set_num_threads(1)
+    alone = torch.cat([silu(x[:, row : row + 1]) for row in range(40)], 1)
+    assert (alone - F.silu(x)).abs().max() < 1e-5
+    assert silu(x.bfloat16()).dtype == torch.bfloat16
+    for threads in (1, 2, 3, 4, 5, 7):
+        torch.set_num_threads(threads)
+        for rows in (1, 2, 5, 16, 17, 33, 40):
+            assert torch.equal(silu(x[:, :rows]), alone[:, :rows]), f"{rows} rows, {threads} threads"
 
 
 # -- bits --------------------------------------------------------------------------------------------------------------

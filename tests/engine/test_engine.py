@@ -194,3 +194,11 @@ def test_a_store_that_cannot_be_written_costs_a_sentence_and_no_text(tmp_path, m
     assert text
     assert isinstance(events[-1], Done)
     assert told == ["The disk is full: make room."]
+
+
+def test_a_store_that_can_only_be_read_is_not_written_and_nothing_is_told_of_it(tmp_path, monkeypatch):
+    with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
+        monkeypatch.setattr(Store, "read_only", True)
+        monkeypatch.setattr(store, "remember", pytest.fail)
+        text, _ = say(load(store=store, learn=False, notice=pytest.fail), [user("Who are you?")], Limits(5))
+    assert text

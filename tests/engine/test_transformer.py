@@ -218,9 +218,12 @@ def filled(target: Target, multiple: int) -> Target:
 
 
 @pytest.mark.parametrize("multiple", [4, 8])
+@pytest.mark.parametrize("exact", [False, True], ids=["fastest", "exact"])
 @pytest.mark.parametrize("name", [SHARDED, GROUPED_QWEN3, "mistral-grouped-window-wide-heads"])
-def test_rows_that_fill_up_a_forward_change_none_of_the_others(tiny: Make, name: str, multiple: int) -> None:
-    plain, prompt = tiny(name).target, prompt_ids(21, seed=5)
+def test_rows_that_fill_up_a_forward_change_none_of_the_others(
+    tiny: Make, name: str, exact: bool, multiple: int
+) -> None:
+    plain, prompt = Target.load(tiny(name).path, exact=exact), prompt_ids(21, seed=5)
     widths: list[int] = []
     padded, transform = filled(plain, multiple), plain.transformer.forward
 
