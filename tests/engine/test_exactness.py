@@ -117,8 +117,10 @@ def test_what_is_kept_of_it_is_read_again_and_nothing_else_is() -> None:
     found = Exactness(False, 17, 4, 1e-3)
     assert Exactness.from_json(found.as_json()) == found
     whole = found.as_json()
-    for broken in (None, 1, [], {}, {**whole, "widest": "17"}, {**whole, "more": 1}, {"bitwise": True, "widest": 3}):
+    for broken in (None, 1, [], {}, {**whole, "more": 1}, {"bitwise": True, "widest": 3}):
         assert Exactness.from_json(broken) is None
+    for value in ({"widest": "17"}, {"widest": 0}, {"multiple": 0}, {"multiple": 3}, {"largest": float("nan")}):
+        assert Exactness.from_json({**whole, **value}) is None
 
 
 # -- that it can fail: one target for each condition that depends on nothing else --------------------------------------
@@ -230,14 +232,15 @@ def test_rows_that_see_a_neighbour_are_seen_though_their_number_is_the_same(smal
     assert_seen(doctored(small(), lambda output, mask: output.logits + 1e-3 * output.logits[-1:]))
 
 
+@pytest.mark.parametrize("least", [5, 40], ids=["narrow", "wide"])
 def test_logits_that_depend_on_the_slots_of_ancestors_are_seen(
-    small: Small, assert_seen: Seen, attending: Attending
+    small: Small, assert_seen: Seen, attending: Attending, least: int
 ) -> None:
     """Only branches are touched: chains, of any width, are what plain decoding is."""
 
     def slotted(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         visible = (mask > float("-inf")).int()
-        holes = (visible.diff(dim=-1) == 1).any(-1)
+        holes = (visible.diff(dim=-1) == 1).any(-1) & (len(mask) >= 2 * least)  # two queries share a key head
         return invariant(queries, keys, values, mask) + 1e-3 * holes[:, None]
 
     assert_seen(attending(small(), slotted))
@@ -410,7 +413,7 @@ def drafters(text: list[int]) -> dict[str, Drafter]:
 
 SAMPLINGS = {"greedy": Sampling(), "seeded": Sampling(0.8, seed=7)}
 # Where a reply of 64 tokens crosses the end of 256 or 512 slots, and what matrix products add up at once (often 192).
-LENGTHS = (170, 230, 350, 490, 555)
+LENGTHS = (230, 490, 555)
 
 
 def assert_sessions_agree(
@@ -446,8 +449,8 @@ def test_exact_text_is_that_of_plain_decoding_in_every_family_and_across_buckets
     target = load(name, precision)
     bits = measure(target, 17, exact=True).bitwise
     for length in LENGTHS:
-        for sampling in SAMPLINGS.values():
-            assert_sessions_agree(target, length, sampling, bits, nodes=16 if length == 490 else 8)
+        assert_sessions_agree(target, length, SAMPLINGS["seeded"], bits, nodes=16 if length == 490 else 8)
+    assert_sessions_agree(target, 350, SAMPLINGS["greedy"], bits)
 
 
 @pytest.mark.slow
