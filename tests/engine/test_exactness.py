@@ -182,12 +182,12 @@ def test_logits_that_depend_on_the_number_of_rows_are_seen(small: Small, assert_
     assert_seen(doctored(small(), lambda output, mask: output.logits + 1e-3 * len(mask)))
 
 
-@pytest.mark.parametrize("rows", [2, 8, 9])
+@pytest.mark.parametrize("rows", [2, 9])
 def test_every_width_up_to_the_widest_is_tried(small: Small, assert_seen: Seen, rows: int) -> None:
     assert_seen(doctored(small(), lambda output, mask: output.logits + 1e-3 * (len(mask) == rows)))
 
 
-@pytest.mark.parametrize("rows", [17, 33, 65])
+@pytest.mark.parametrize("rows", [17, 65])
 def test_in_the_invariant_form_wider_trees_than_asked_for_are_tried_for_all_must_agree(
     small: Small, assert_seen: Seen, rows: int
 ) -> None:
@@ -218,7 +218,7 @@ def test_logits_that_depend_on_what_the_other_rows_are_are_seen(
     assert_seen(small())
 
 
-@pytest.mark.parametrize("row", [0, 5, 30, 60])
+@pytest.mark.parametrize("row", [0, 30])
 def test_logits_that_depend_on_the_place_of_a_row_are_seen(small: Small, assert_seen: Seen, row: int) -> None:
     """The path of one tree stands at its beginning, that of another at its end."""
 
@@ -256,7 +256,7 @@ def test_logits_that_depend_on_how_many_slots_are_visible_are_seen(
         assert_seen(attending(small(exact=exact), bucketed), exact, multiple=multiple)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 17, 33, 65])
+@pytest.mark.parametrize("rows", [1, 17, 65])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_logits_that_depend_on_the_number_of_threads_are_seen(
     small: Small, assert_seen: Seen, threads: int, rows: int
@@ -269,7 +269,10 @@ def test_logits_that_depend_on_the_number_of_threads_are_seen(
     assert_seen(doctored(small(), split))
 
 
-def test_keys_and_values_that_differ_are_seen_though_the_logits_do_not(small: Small) -> None:
+def test_keys_and_values_that_differ_are_seen_though_the_logits_do_not(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exactness, "MULTIPLES", (1,))
     target = small()
     forward = target.forward
 
@@ -288,14 +291,17 @@ def test_keys_and_values_that_differ_are_seen_though_the_logits_do_not(small: Sm
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("least", [1, 2], ids=["always", "in trees"])
-def test_an_answer_that_is_no_number_is_not_bitwise(small: Small, exact: bool, least: int) -> None:
+def test_an_answer_that_is_no_number_is_not_bitwise(
+    small: Small, monkeypatch: pytest.MonkeyPatch, exact: bool, least: int
+) -> None:
     """Nothing is equal to it, itself included; nor is it larger than any difference."""
+    monkeypatch.setattr(exactness, "MULTIPLES", (1,))
     nan = float("nan")
     target = doctored(small(exact=exact), lambda output, mask: output.logits * (nan if len(mask) >= least else 1))
     assert not measure(target, 3, exact).bitwise
 
 
-@pytest.mark.parametrize("needed", [4, 8, 16])
+@pytest.mark.parametrize("needed", [4, 8])
 def test_rows_are_filled_up_to_the_smallest_multiple_that_holds(
     small: Small, attending: Attending, needed: int
 ) -> None:
