@@ -8,6 +8,7 @@ import os
 import sqlite3
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Self, TypeAlias, TypeVar
@@ -146,8 +147,12 @@ class Database:
                 # Only gives the space back; where there is no room to do so, the bytes are gone all the same.
                 with contextlib.suppress(sqlite3.DatabaseError):
                     self._connection.execute("VACUUM")
-                busy = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-            return "another process is using it" if busy else ""
+                deadline = time.monotonic() + BUSY_SECONDS
+                while self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                    if time.monotonic() > deadline:
+                        return "another process is using it"
+                    time.sleep(0.01)  # SQLite waits for readers and writers, not for another process's checkpoint
+            return ""
         except sqlite3.DatabaseError as error:
             return str(error)
 

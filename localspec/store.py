@@ -1,6 +1,6 @@
-"""What localspec keeps between sessions: what was measured here, and the phrases that replies were made of.
+"""What localspec keeps between sessions: what was measured here, the phrases that replies were made of, conversations.
 
-Phrases are verbatim private text; a measurement is a figure that can be taken again.
+Phrases are verbatim private text; a measurement is a figure that can be taken again. Of conversations: history.py.
 """
 
 import json
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from localspec import history
 from localspec.database import Database, StoreTrouble
 
 PER_KEY = 16
@@ -94,7 +95,7 @@ def make_measurements(connection: sqlite3.Connection) -> None:
 
 
 # Only ever append: files out there have been through the ones that stand here.
-MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [make_pools, make_measurements]
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [make_pools, make_measurements, history.make_conversations]
 
 # One statement for each part: together they touch every table and index from its root to a leaf.
 PROBES = (
@@ -104,6 +105,7 @@ PROBES = (
     "SELECT used FROM phrase INDEXED BY phrase_by_use WHERE pool = 1 ORDER BY used DESC LIMIT 1",
     "SELECT name, subject, value, taken FROM measurement LIMIT 1",
     "SELECT rowid FROM measurement WHERE name = '' AND subject = ''",
+    *history.PROBES,
 )
 
 REMEMBER = """INSERT INTO phrase (pool, key, before, after, uses, used) VALUES (?, ?, ?, ?, 1, ?)
@@ -120,7 +122,10 @@ BOUND_MEASUREMENTS = f"""DELETE FROM measurement WHERE rowid IN
 
 
 class Store:
-    """The open store. It may be used from any thread; calls wait for each other."""
+    """The open store. It may be used from any thread; calls wait for each other.
+
+    `history` is the conversations in it.
+    """
 
     def __init__(
         self,
@@ -130,6 +135,7 @@ class Store:
         known: dict[int, tuple[str, str, str | None]],
     ) -> None:
         self.limit = limit
+        self.history = history.History(database)
         self._database = database
         self._notice = notice
         self._known = known
@@ -312,7 +318,7 @@ class Store:
         if problem := self._database.scrub():
             raise StoreTrouble(
                 f"{removed} phrases were removed, but their bytes may still be in {self.path} and its -wal file"
-                f" ({problem}): close other localspec sessions and clear once more."
+                f" ({problem}) until every other localspec session is closed."
             )
         return removed
 

@@ -1,9 +1,11 @@
 """The database loses no old file, opens whatever it finds, keeps all of a change or nothing, and is private."""
 
 import contextlib
+import fcntl
 import os
 import resource
 import shutil
+import signal
 import sqlite3
 import stat
 import subprocess
@@ -494,3 +496,31 @@ def test_a_long_lock_is_said_and_reading_goes_on(
                 assert numbers(reader) == [1], "a session that starts now can still read"
         write(database, 2)
         assert numbers(database) == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scrubbing_waits_for_a_checkpoint_of_another_process(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(database, 1, text=MARKER)
+    database.save(lambda connection: connection.execute("DELETE FROM line"))
+
+    def checkpoint(pipe: int) -> None:
+        with open(f"{path}-shm", "r+b") as shared:
+            fcntl.lockf(shared, fcntl.LOCK_EX, 1, 121)  # where SQLite locks a checkpoint
+            os.write(pipe, b"locked")
+            time.sleep(60)
+
+    child, pipe = in_a_child(checkpoint)
+    assert os.read(pipe, 6) == b"locked"
+    waited: list[float] = []
+
+    def end_it(seconds: float) -> None:
+        waited.append(seconds)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+    monkeypatch.setattr(database_module.time, "sleep", end_it)
+    assert database.scrub() == "" and len(waited) == 1
+    assert MARKER not in path.read_bytes() + Path(f"{path}-wal").read_bytes()
+    os.close(pipe)

@@ -1,9 +1,6 @@
 """`localspec pool`: what the phrases learned here are, and how to be rid of them."""
 
-import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -11,14 +8,14 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from localspec import config
-from localspec.database import StoreTrouble
-from localspec.errors import NotHere, UsageMistake
-from localspec.paths import Paths
+from localspec.cli.kept import agreed, print_json, store_if_any, tell_what_was_set_aside
+from localspec.errors import NotHere
 from localspec.store import Phrase, PoolInfo, Store, unpack_key, unpack_tokens
 from localspec.text import one_line, safe
 
 app = typer.Typer(help="The phrases learned here: list, show, clear, export.", no_args_is_help=True)
+
+WHAT = "phrases"
 
 Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The model whose phrases are meant; else all.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard output.")]
@@ -40,10 +37,10 @@ class Shown(NamedTuple):
 @app.command("list")
 def list_pools(as_json: AsJson = False) -> None:
     """The pools: one for each model and tokenizer."""
-    with _store() as store:
+    with store_if_any(WHAT) as store:
         pools = store.pools() if store else []
     if as_json:
-        _print_json([pool._asdict() for pool in pools])
+        print_json([pool._asdict() for pool in pools])
         return
     if not pools:
         typer.echo("No phrases are kept yet.")
@@ -60,11 +57,11 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """The phrases used most recently, as text where the model's tokenizer is here."""
-    with _store() as store:
+    with store_if_any(WHAT) as store:
         found = [(pool, _decoder(pool.path)) for pool in _chosen(store, model)]
         chosen = [(pool, decode, list(_phrases(store, pool, decode, limit))) for pool, decode in found]
     if as_json:
-        _print_json([shown._asdict() for _, _, phrases in chosen for shown in phrases])
+        print_json([shown._asdict() for _, _, phrases in chosen for shown in phrases])
         return
     if not chosen:
         typer.echo("No phrases are kept yet.")
@@ -80,21 +77,16 @@ def clear(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Deletes phrases for good: their bytes are overwritten."""
-    with _store() as store:
+    with store_if_any(WHAT) as store:
         pools = _chosen(store, model)
         count = sum(pool.phrases for pool in pools)
-        _tell_what_was_set_aside()
+        tell_what_was_set_aside(WHAT)
         if store is None or count == 0:
             typer.echo("There are no phrases to delete.")
             return
         whose = model or "all models"
-        if not yes:
-            if not _at_a_terminal():
-                sentence = f"{_count(count)} of {whose} would be deleted and nobody can be asked here: add --yes."
-                raise UsageMistake(one_line(sentence))
-            if not typer.confirm(one_line(f"Delete {_count(count)} of {whose}?")):
-                typer.echo("Nothing was deleted.")
-                return
+        if not agreed(f"{_count(count)} of {whose}", yes):
+            return
         removed = store.clear() if model is None else sum(store.clear(pool.pool) for pool in pools)
         typer.echo(one_line(f"Deleted {_count(removed)} of {whose}."))
 
@@ -102,32 +94,10 @@ def clear(
 @app.command()
 def export(model: Model = None) -> None:
     """All phrases as JSON lines: model, before, key, after, text, uses."""
-    with _store() as store:
+    with store_if_any(WHAT) as store:
         for pool in _chosen(store, model):
             for shown in _phrases(store, pool, _decoder(pool.path), None):
-                _print_json(shown._asdict())
-
-
-def _tell_what_was_set_aside() -> None:
-    database = Paths(config.home()).database
-    for file in sorted(database.parent.glob(f"{database.name}.*")):  # the user's to keep or not: we set it aside
-        typer.echo(
-            one_line(f"localspec: {file} was set aside and may hold phrases too; delete it to be rid of them."),
-            err=True,
-        )
-
-
-@contextmanager
-def _store() -> Iterator[Store | None]:
-    """The store of this user; None where there is none yet, since looking must not make one."""
-    database = Paths(config.home()).database
-    if not database.exists():
-        yield None
-        return
-    with Store.open(database, lambda sentence: typer.echo(one_line(sentence), err=True)) as store:
-        if store.path is None:
-            raise StoreTrouble(f"{database} cannot be used, so its phrases can be neither shown nor deleted.")
-        yield store
+                print_json(shown._asdict())
 
 
 def _chosen(store: Store | None, model: str | None) -> list[PoolInfo]:
@@ -183,14 +153,5 @@ def _line(shown: Shown, decode: Decode) -> str:
     return safe(f"{start} → {rest}").replace("\n", "⏎").replace("\t", "⇥")
 
 
-def _print_json(value: object) -> None:
-    # Plain ASCII: escapes keep control characters from the terminal and every character in the data.
-    typer.echo(json.dumps(value))
-
-
 def _count(phrases: int) -> str:
     return f"{phrases:,} phrase{'' if phrases == 1 else 's'}"
-
-
-def _at_a_terminal() -> bool:
-    return sys.stdin.isatty()

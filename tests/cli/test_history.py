@@ -1,0 +1,298 @@
+"""`localspec history` shows conversations as safe text, deletes only what it was told to, and makes nothing by looking."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from localspec.cli import history as history_module
+from localspec.cli import kept as kept_module
+from localspec.cli.main import main
+from localspec.database import StoreTrouble
+from localspec.errors import UsageMistake
+from localspec.paths import Paths
+from localspec.store import Store
+
+EVIL = "evil\x1b[2J \x9b31m\u202e\nline\r <b>"
+
+
+@pytest.fixture
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
+    return Paths(tmp_path / "home").database
+
+
+def keep(
+    database: Path, *turns: tuple[str, str, str | None], model: str = "demo", system: str | None = None
+) -> list[int]:
+    """Keeps a conversation; returns its id and those of its turns."""
+    number: int | None = None
+    ids: list[int] = []
+    with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
+        for prompt, reply, reason in turns:
+            number, turn = store.history.say(number, prompt, model=model, system=system)
+            store.history.write(turn, reply, reason, {"seed": 1})
+            ids.append(turn)
+    assert number is not None
+    return [number, *ids]
+
+
+def learn(database: Path) -> None:
+    with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
+        pool = store.pool("demo", "hash")
+        assert pool is not None
+        store.learn(pool, [(1, b"", b"1234")])
+
+
+def run(*arguments: str, answer: str | None = None) -> str:
+    result = CliRunner().invoke(history_module.app, list(arguments), input=answer, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def kept(database: Path) -> list[str]:
+    with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
+        return [info.title for info in store.history.conversations()]
+
+
+def test_looking_makes_nothing(database: Path) -> None:
+    assert "No conversations" in run("list")
+    assert json.loads(run("list", "--json")) == []
+    assert "Nothing was found" in run("search", "word")
+    assert json.loads(run("search", "word", "--json")) == []
+    assert run("export") == "" and json.loads(run("export", "--json")) == []
+    assert "no conversations to delete" in run("rm", "--all")
+    for arguments in (("show", "1"), ("show", "1", "--json"), ("export", "1"), ("rm", "1", "--yes")):
+        with pytest.raises(UsageMistake, match="no conversation 1 here; `localspec history list`"):
+            run(*arguments)
+    assert not database.parent.exists()
+
+
+def test_list_tells_every_conversation_the_last_used_first(database: Path) -> None:
+    start = time.time()
+    first, *_ = keep(database, ("first", "reply", "stop"), ("more", "reply", "stop"))
+    second, *_ = keep(database, (EVIL, "reply", "stop"), model=f"/models/{EVIL}")
+    lines = run("list").splitlines()
+    assert lines[0].startswith(f"{second}: evil␛[2J �31m line <b> (1 turn, /models/evil␛[2J �31m line <b>, 20")
+    assert lines[1].startswith(f"{first}: first (2 turns, demo, 20") and len(lines) == 2
+    output = run("list", "--json")
+    assert output.isascii() and len(output.splitlines()) == 1
+    listed = json.loads(output)
+    times = [(entry.pop("created"), entry.pop("used")) for entry in listed]
+    assert all(start <= created <= used <= time.time() for created, used in times)
+    assert listed == [
+        {"id": second, "title": "evil␛[2J �31m line <b>", "model": f"/models/{EVIL}", "turns": 1},
+        {"id": first, "title": "first", "model": "demo", "turns": 2},
+    ]
+    assert run("list", "--limit", "1").splitlines() == lines[:1]
+    assert [entry["id"] for entry in json.loads(run("list", "--limit", "1", "--json"))] == [second]
+
+
+def test_search_shows_where_the_words_stand(database: Path) -> None:
+    first, _, turn = keep(database, ("about cats", "they purr", "stop"), ("and dogs?", f"they {EVIL} bark", "stop"))
+    keep(database, ("nothing", "here", "stop"))
+    assert run("search", "THEY", "bar").splitlines()[1:] == ["    they evil␛[2J �31m line <b> bark"]
+    assert run("search", "THEY bar").splitlines()[0].startswith(f"{first}: about cats (2 turns, demo, ")
+    output = run("search", "dogs", "--json")
+    assert output.isascii()
+    hits = json.loads(output)
+    info = next(entry for entry in json.loads(run("list", "--json")) if entry["id"] == first)
+    assert hits == [{**info, "turn": turn, "excerpt": "and dogs?"}]
+    assert run("search", "zebra") == "Nothing was found.\n" and json.loads(run("search", "zebra", "--json")) == []
+    assert len(json.loads(run("search", "h", "--json"))) == 2
+    assert len(json.loads(run("search", "h", "--json", "--limit", "1"))) == 1
+    assert run("search", "--", "-x") == "Nothing was found.\n"
+
+
+@pytest.mark.parametrize("words", [("",), (" ", "\n")])
+def test_a_search_needs_a_word(database: Path, words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageMistake, match="nothing to search for"):
+        run("search", *words)
+
+
+def test_show_is_safe_text(database: Path) -> None:
+    number, *_ = keep(
+        database,
+        (EVIL, "all of it", "stop"),
+        ("second", "at the end", "length"),
+        ("third", f"half {EVIL}", "interrupted"),
+        ("fourth", "killed", None),
+        ("fifth", "", "interrupted"),
+        model="de\x1bmo",
+        system=f"Be {EVIL}",
+    )
+    first, rest = run("show", str(number)).split("\n\n", 1)
+    assert first.startswith(f"{number}: evil␛[2J �31m line <b> (5 turns, de␛mo, 20")
+    evil = "evil␛[2J �31m\nline <b>"
+    assert rest == (
+        "# evil␛[2J �31m line <b>\n\n"
+        f"## System\n\nBe {evil}\n\n"
+        f"## You\n\n{evil}\n\n## localspec (de␛mo)\n\nall of it\n\n"
+        "## You\n\nsecond\n\n## localspec (de␛mo)\n\nat the end\n\n*(cut off at the limit)*\n\n"
+        f"## You\n\nthird\n\n## localspec (de␛mo)\n\nhalf {evil}\n\n*(interrupted)*\n\n"
+        "## You\n\nfourth\n\n## localspec (de␛mo)\n\nkilled\n\n*(interrupted)*\n\n"
+        "## You\n\nfifth\n\n## localspec (de␛mo)\n\n*(no reply)*\n"
+    )
+
+
+def test_json_has_everything_as_it_was_said(database: Path) -> None:
+    one, first = keep(database, (EVIL, f"half {EVIL}", "interrupted"), system=EVIL)
+    two, second = keep(database, ("two", "", None))
+    output = run("show", str(one), "--json")
+    assert output.isascii() and len(output.splitlines()) == 1
+    shown: dict[str, Any] = json.loads(output)
+    listed = {entry["id"]: entry for entry in json.loads(run("list", "--json"))}
+    asked = shown["turns"][0].pop("asked")
+    assert abs(asked - time.time()) < 60
+    turn = {"id": first, "prompt": EVIL, "reply": f"half {EVIL}", "reason": "interrupted", "figures": {"seed": 1}}
+    assert shown == {**listed[one], "turns": [turn], "system": EVIL}
+    exported = json.loads(run("export", "--json"))
+    assert [conversation["id"] for conversation in exported] == [one, two]
+    assert exported[0] == json.loads(output) and exported[1]["turns"][0]["id"] == second
+    assert exported[1]["system"] is None and exported[1]["turns"][0]["reason"] is None
+    assert [conversation["id"] for conversation in json.loads(run("export", str(two), "--json"))] == [two]
+
+
+def test_export_is_one_document(database: Path) -> None:
+    numbers = [keep(database, (f"prompt {n}", f"reply {n}", "stop"))[0] for n in range(3)]
+
+    def document(*which: int) -> str:
+        parts = [f"# prompt {n}\n\n## You\n\nprompt {n}\n\n## localspec (demo)\n\nreply {n}\n" for n in which]
+        return "\n".join(parts)
+
+    assert run("export") == document(0, 1, 2)
+    assert run("export", str(numbers[2]), str(numbers[0]), str(numbers[2])) == document(0, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("```python\nprint(1)", "```"),
+        ("~~~~\nx\n~~~\n```", "~~~~"),
+        ("a\n   ```\nb\n```\n\n```", "```"),
+        ("```python\nprint(1)\n```", ""),
+        ("```\n``` no end\n```", ""),
+        ("````\n```\n`````", ""),
+        ("```inline```", ""),
+        ("    ```", ""),
+    ],
+)
+def test_a_code_block_that_breaks_off_does_not_swallow_the_rest(database: Path, text: str, end: str) -> None:
+    keep(database, (text, text, "interrupted"), system=text)
+    block = f"{text}\n{end}" if end else text
+    exported = run("export")
+    assert (
+        f"## System\n\n{block}\n\n## You\n\n{block}\n\n## localspec (demo)\n\n{block}\n\n*(interrupted)*\n" in exported
+    )
+
+
+def test_rm_of_one_leaves_the_others(database: Path) -> None:
+    one, two, _, four = (keep(database, (name, "zebras", "stop"))[0] for name in ("one", "two", "three", "four"))
+    assert run("rm", str(two), "--yes") == "Deleted 1 conversation.\n"
+    assert kept(database) == ["four", "three", "one"]
+    learn(database)
+    assert run("rm", str(one), str(four), str(one), "-y") == (
+        "Deleted 2 conversations.\nPhrases that were learned from replies stay until `localspec pool clear`.\n"
+    )
+    assert kept(database) == ["three"]
+    assert run("rm", "--all", "--yes").startswith("Deleted 1 conversation.\n")
+    assert kept(database) == []
+    assert run("rm", "--all", "--yes") == "There are no conversations to delete.\n"
+    assert b"zebras" not in b"".join(file.read_bytes() for file in database.parent.iterdir())
+
+
+def test_rm_asks_at_a_terminal(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_module, "at_a_terminal", lambda: True)
+    one, *_ = keep(database, (EVIL, "reply", "stop"))
+    keep(database, ("two", "reply", "stop"))
+    output = run("rm", str(one), answer="n\n")
+    assert f"Delete conversation {one}, 'evil␛[2J �31m line <b>'?" in output and "Nothing was deleted." in output
+    assert "Delete 2 conversations?" in run("rm", "--all", answer="\n") and len(kept(database)) == 2
+    assert "Deleted 1 conversation." in run("rm", str(one), answer="y\n")
+    assert kept(database) == ["two"]
+
+
+def test_rm_without_a_terminal_names_yes(database: Path) -> None:
+    one, *_ = keep(database, ("one", "reply", "stop"))
+    keep(database, ("two", "reply", "stop"))
+    for arguments, what in ((("rm", str(one)), f"conversation {one}, 'one'"), (("rm", "--all"), "2 conversations")):
+        with pytest.raises(UsageMistake, match=f"{what} would be deleted .*--yes"):
+            run(*arguments)
+    assert len(kept(database)) == 2
+
+
+@pytest.mark.parametrize("arguments", [("rm",), ("rm", "--yes"), ("rm", "1", "--all", "--yes")])
+def test_rm_deletes_only_what_was_said_clearly(database: Path, arguments: tuple[str, ...]) -> None:
+    keep(database, ("one", "reply", "stop"))
+    with pytest.raises(UsageMistake, match="either their IDs, which `list` shows, or --all"):
+        run(*arguments)
+    assert kept(database) == ["one"]
+
+
+@pytest.mark.parametrize("number", ["7", "0", str(10**30)])
+@pytest.mark.parametrize("arguments", [("show",), ("export", "1"), ("rm", "1", "--yes")])
+def test_an_id_that_is_not_there_is_said_before_anything_happens(
+    database: Path, arguments: tuple[str, ...], number: str
+) -> None:
+    assert keep(database, ("one", "reply", "stop"))[0] == 1
+    result = CliRunner().invoke(history_module.app, [*arguments, number])
+    assert isinstance(result.exception, UsageMistake) and result.stdout == ""
+    assert str(result.exception) == (
+        f"There is no conversation {number} here; `localspec history list` shows those that are."
+    )
+    assert kept(database) == ["one"]
+
+
+def test_what_was_set_aside_is_told_when_deleting(database: Path) -> None:
+    keep(database, ("one", "reply", "stop"))
+    aside = database.with_name("localspec.db.broken-1")
+    aside.write_bytes(b"old")
+    for answer in ("Deleted 1 conversation.\n", "There are no conversations to delete.\n"):
+        result = CliRunner().invoke(history_module.app, ["rm", "--all", "--yes"], catch_exceptions=False)
+        assert (result.exit_code, result.stdout) == (0, answer)
+        assert result.stderr == (
+            f"localspec: {aside} was set aside and may hold conversations too; delete it to be rid of them.\n"
+        )
+    assert aside.exists()
+
+
+def test_a_broken_file_is_told_on_standard_error(database: Path) -> None:
+    database.parent.mkdir(parents=True)
+    database.write_bytes(b"no database" * 100)
+    result = CliRunner().invoke(history_module.app, ["list", "--json"], catch_exceptions=False)
+    assert json.loads(result.stdout) == [] and "set aside" in result.stderr
+
+
+def test_a_file_that_cannot_be_used_is_an_error(database: Path) -> None:
+    database.mkdir(parents=True)
+    with pytest.raises(StoreTrouble, match="its conversations can be neither shown nor deleted"):
+        run("list")
+
+
+def test_the_whole_command_line(database: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    keep(database, ("one", "reply", "stop"))
+    assert main(["history", "show", "9"]) == 2
+    assert capfd.readouterr().err == (
+        "localspec: There is no conversation 9 here; `localspec history list` shows those that are.\n"
+    )
+    assert main(["history", "show", "x"]) == 2 and "'ID'" in capfd.readouterr().err
+    assert main(["history", "export", "1"]) == 0 and capfd.readouterr().out.startswith("# one\n")
+    assert main(["history"]) == 2
+
+
+def test_the_group_offers_its_commands() -> None:
+    group = typer.main.get_command(history_module.app)
+    assert set(group.commands) == {"list", "search", "show", "export", "rm"}  # type: ignore[attr-defined]
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    heavy = {"torch", "transformers", "tokenizers", "numpy", "textual"}
+    code = f"import sys, localspec.cli.history; print(sorted({heavy!r} & set(sys.modules)))"
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root).stdout == "[]\n"

@@ -1,0 +1,957 @@
+"""Every finished turn is kept and found again by its words, and what was removed is in no file any more."""
+
+import contextlib
+import os
+import random
+import select
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from database_files import damage_root, in_a_child, integrity, only_readable, open_directory
+
+from localspec import database as database_module
+from localspec import history as history_module
+from localspec import store as store_module
+from localspec.database import StoreTrouble
+from localspec.history import CANDIDATES, Found, History, Turn
+from localspec.store import Store
+
+# Each character of its own beginning in UTF-8, so that no trigram can hide behind a prefix it shares with another; of
+# one case, which is how the index has them too.
+MARKER = "ωж漢ก한ठ𐎀ᚠ℥ꀀ"
+HOSTILE = (
+    "\x1b[2J\x1b]52;c;aGk=\x07 \x9b31m \u202egnp.exe\u2066 [red]x[/] <b>&#27;</b> \ufeff \U0010ffff \r\n\t e\u0301"
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "localspec.db"
+
+
+@pytest.fixture
+def notices() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def store(path: Path, notices: list[str]) -> Iterator[Store]:
+    with Store.open(path, notices.append) as opened:
+        yield opened
+
+
+@pytest.fixture
+def history(store: Store) -> History:
+    return store.history
+
+
+def said(
+    history: History, prompt: str, reply: str = "", reason: str | None = "stop", conversation: int | None = None
+) -> tuple[int, int]:
+    """A turn as a chat makes it: its conversation and its own id."""
+    number, turn = history.say(conversation, prompt, model="demo", system=None)
+    if reply or reason != "stop":
+        history.write(turn, reply[: len(reply) // 2])
+        history.write(turn, reply, reason)
+    return number, turn
+
+
+def texts(history: History, conversation: int) -> list[tuple[str, str, str | None]]:
+    saved = history.read(conversation)
+    assert saved is not None
+    return [(turn.prompt, turn.reply, turn.reason) for turn in saved.turns]
+
+
+def found(history: History, words: str) -> list[int]:
+    return [hit.turn for hit in history.search(words)]
+
+
+def raw(store: Store, query: str, *values: Any) -> list[Any]:
+    return store._database._connection.execute(query, values).fetchall()
+
+
+def index_is_whole(store: Store) -> bool:
+    """Whether the index is what it would be if it were made anew."""
+    raw(store, "CREATE VIRTUAL TABLE IF NOT EXISTS temp.entry USING fts5vocab (main, trigram, instance)")
+    entries = "SELECT term, doc FROM temp.entry ORDER BY term, doc"
+    now = raw(store, entries)
+    raw(store, "BEGIN")
+    raw(store, "INSERT INTO trigram (trigram) VALUES ('rebuild')")
+    anew = raw(store, entries)
+    raw(store, "ROLLBACK")
+    return now == anew
+
+
+# -- what goes in comes out --
+
+
+def test_a_conversation_comes_out_as_it_was_said(path: Path, notices: list[str]) -> None:
+    start = time.time()
+    with Store.open(path, notices.append) as store:
+        history = store.history
+        number, first = history.say(None, "Hello?\nYou", model="demo", system="Be brief.")
+        history.write(first, "Hel")
+        assert texts(history, number) == [("Hello?\nYou", "Hel", None)]
+        history.write(first, "Hello.", "stop", {"tokens_per_second": 1.5, "sources": {"target": 2}})
+        assert history.say(number, "And?", model="other", system=None) == (number, first + 1)
+        end = time.time()
+        history.write(first + 1, "And so", "length")
+    with Store.open(path, notices.append) as store:
+        saved = store.history.read(number)
+    assert saved is not None and saved.system is None
+    assert saved.turns == (
+        Turn(
+            first,
+            "Hello?\nYou",
+            "Hello.",
+            "stop",
+            {"tokens_per_second": 1.5, "sources": {"target": 2}},
+            saved.turns[0].asked,
+        ),
+        Turn(first + 1, "And?", "And so", "length", {}, saved.turns[1].asked),
+    )
+    info = saved.info
+    assert info[:3] == (number, "Hello? You", "other") and info.turns == 2
+    assert start <= info.created <= saved.turns[0].asked <= saved.turns[1].asked <= end <= info.used <= time.time()
+    assert notices == []
+
+
+def test_the_model_and_system_prompt_are_those_of_the_last_turn(history: History) -> None:
+    number, _ = history.say(None, "a", model="one", system="first")
+    history.say(number, "b", model="two", system="second")
+    saved = history.read(number)
+    assert saved is not None and (saved.info.model, saved.system) == ("two", "second")
+
+
+def test_an_unanswered_turn_gives_way_to_the_next(history: History) -> None:
+    number, _ = said(history, "first", "reply")
+    other, _ = said(history, "another conversation")
+    said(history, "taken back", conversation=number)
+    assert texts(history, number) == [("first", "reply", "stop"), ("taken back", "", None)]
+    said(history, "stopped at once", "", "interrupted", conversation=number)
+    said(history, "killed", "half", None, conversation=number)
+    said(history, "stopped", "more", "interrupted", conversation=number)
+    said(history, "last", conversation=number)
+    assert texts(history, number) == [
+        ("first", "reply", "stop"),
+        ("killed", "half", None),
+        ("stopped", "more", "interrupted"),
+        ("last", "", None),
+    ]
+    assert texts(history, other) == [("another conversation", "", None)]
+
+
+def test_what_is_said_in_a_conversation_that_is_gone_begins_a_new_one(history: History) -> None:
+    first, turn = said(history, "first", "reply")
+    history.remove([first])
+    history.write(turn, "too late", "stop")
+    assert history.conversations() == [] and history.read(first) is None
+    second, later = said(history, "second", "reply", conversation=first)
+    assert second > first and later > turn, "an id never means something else"
+    assert texts(history, second) == [("second", "reply", "stop")]
+    assert said(history, "third", conversation=10**15)[0] == second + 1
+
+
+@pytest.mark.parametrize("number", [0, -1, 2**63, -(2**70), 10**30])
+def test_a_number_that_is_no_id_is_no_conversation(history: History, number: int) -> None:
+    said(history, "first", "reply")
+    assert history.read(number) is None
+
+
+def test_the_most_recently_used_come_first_whatever_the_clock_says(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert history.latest() is None and history.conversations() == []
+    seconds = iter(range(1000, 0, -1))
+    monkeypatch.setattr(history_module.time, "time", lambda: next(seconds))  # a clock that runs backwards
+    numbers = [said(history, f"prompt {n}", "reply")[0] for n in range(4)]
+    said(history, "again", "reply", conversation=numbers[1])
+    order = [numbers[1], numbers[3], numbers[2], numbers[0]]
+    assert [info.id for info in history.conversations()] == order and history.latest() == numbers[1]
+    assert [info.id for info in history.conversations(2)] == order[:2] and history.conversations(0) == []
+    assert [info.turns for info in history.conversations()] == [2, 1, 1, 1]
+    assert [info.title for info in history.conversations(2)] == ["prompt 1", "prompt 3"]
+
+
+def test_a_list_says_the_same_as_each_conversation(history: History) -> None:
+    for n in range(3):
+        number, _ = said(history, f"prompt {n}\n" * 50, "reply")
+        said(history, "more", "reply", conversation=number)
+    for info in history.conversations():
+        saved = history.read(info.id)
+        assert saved is not None and saved.info == info
+
+
+def test_a_title_is_safe_and_short(history: History) -> None:
+    for prompt, title in (
+        ("x" * 60, "x" * 60),
+        ("x" * 61, "x" * 59 + "…"),
+        ("x" * 100_000, "x" * 59 + "…"),
+        ("\n\n  two\n\tlines\x1b[2J\u202e ", "two lines␛[2J"),
+        (" \n", ""),
+    ):
+        said(history, prompt, "reply")
+        assert history.conversations(1)[0].title == title
+
+
+def test_prompts_are_the_newest_distinct_ones(history: History) -> None:
+    assert history.prompts(5) == []
+    for prompt in ("a", "b", "a", "c", "b", "d\n"):
+        said(history, prompt, "reply")
+    said(history, "unanswered")
+    assert history.prompts(10) == ["unanswered", "d\n", "b", "c", "a"]
+    assert history.prompts(3) == ["unanswered", "d\n", "b"] and history.prompts(0) == []
+
+
+@pytest.mark.parametrize("text", [HOSTILE, MARKER, "'; DROP TABLE turn; --", "%_\\", '"', "\U0001f469\u200d\U0001f680"])
+def test_hostile_text_is_kept_as_it_is(history: History, text: str) -> None:
+    number, turn = history.say(None, text, model=text, system=text)
+    history.write(turn, text, "stop", {text: text})
+    saved = history.read(number)
+    assert saved is not None and (saved.info.model, saved.system) == (text, text)
+    assert saved.turns[0] == Turn(turn, text, text, "stop", {text: text}, saved.turns[0].asked)
+    assert history.prompts(1) == [text]
+
+
+def test_what_the_database_cannot_hold_is_replaced(store: Store, history: History) -> None:
+    bad = "before\0 \ud800middle\udcff after"
+    number, turn = history.say(None, bad, model=bad, system=bad)
+    history.write(turn, bad)
+    history.write(turn, bad, "stop", {bad: bad})
+    good = "before␀ \ufffdmiddle\ufffd after"
+    saved = history.read(number)
+    assert saved is not None and (saved.info.model, saved.system) == (good, good)
+    assert (saved.turns[0].prompt, saved.turns[0].reply) == (good, good)
+    assert saved.turns[0].figures == {bad: bad}
+    assert found(history, "after") == found(history, bad) == found(history, "\ud800m") == [turn]
+    assert index_is_whole(store)
+
+
+@pytest.mark.parametrize("damaged", ["", "{", "[1]", "1", "\x00", b"\xff\xfe", "[" * 100_000])
+def test_damaged_figures_are_none(store: Store, history: History, damaged: object) -> None:
+    number, _ = said(history, "prompt", "reply")
+    raw(store, "UPDATE turn SET figures = ?", damaged)
+    saved = history.read(number)
+    assert saved is not None and saved.turns[0].figures == {}
+
+
+def test_whether_anything_was_ever_kept(path: Path, notices: list[str]) -> None:
+    with Store.open(path, notices.append) as store:
+        assert not store.history.ever_kept
+        store.pool("demo", "hash")
+        assert not store.history.ever_kept
+        number, _ = said(store.history, "prompt")
+        assert store.history.ever_kept
+        store.history.remove([number])
+        assert store.history.ever_kept
+    with Store.open(path, notices.append) as store:
+        assert store.history.ever_kept and store.history.conversations() == []
+
+
+# -- searching --
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("quick", "the quick brown fox"),
+        ("uic", "the quick brown fox"),
+        ("QUICK bRown", "the quick brown fox"),
+        ("fox quick", "the quick brown fox"),
+        ("straße ÄÖÜ", "die STRAßE hat äöüßen"),
+        ("привет", "ПРИВЕТ, мир"),
+        ("漢字", "日本の漢字です"),
+        ("字", "日本の漢字です"),
+        ("日本の漢", "日本の漢字です"),
+        ("ab", "xaby"),
+        ("Ä", "bär"),
+        ("q", "Quick"),
+        ("q uick", "quick"),
+        ('"quoted"', 'a "quoted" word'),
+        ('a"b', 'xa"by'),
+        ("*", "2 * 3"),
+        ("f*", "f*o"),
+        ("foo*", "x = foo*bar"),
+        ("AND", "this AND that"),
+        ("a AND b NEAR OR NOT", "a and b or not near"),
+        ("NEAR(x,", "f = NEAR(x, y)"),
+        ("-", "a - b"),
+        ("-foo", "rm -foo"),
+        ("a:b:c", "see a:b:c"),
+        ("prompt:", "prompt: x"),
+        ("(((", "a((((b"),
+        (")", "a)"),
+        ("{x}", "{x} + 1"),
+        ("^abc", "^abc"),
+        ("a+b", "a+bc"),
+        ("%", "100 %"),
+        ("_", "a_b"),
+        ("a%c", "a%c"),
+        ("[a-z]", "re [a-z]"),
+        ("\\d+", "\\d+ \\w"),
+        (".", "end."),
+        ("'", "it's"),
+        ("don't", "I don't"),
+        ("; --", "x; -- y"),
+        ("\x1b[2J", "clear \x1b[2J now"),
+        ("👩‍🚀", "an 👩‍🚀 flies"),
+        ("x" * 500, "x" * 600),
+        (" ".join(f"word{n}" for n in range(500)), " ".join(f"Word{n}" for n in range(500))),
+    ],
+)
+@pytest.mark.parametrize("where", ["prompt", "reply", "unfinished"])
+def test_words_are_found_whatever_they_are_made_of(history: History, words: str, text: str, where: str) -> None:
+    said(history, "something", "else")
+    _, turn = said(
+        history,
+        text if where == "prompt" else "nothing",
+        "nothing" if where == "prompt" else text,
+        None if where == "unfinished" else "stop",
+    )
+    said(history, "thing", "more")
+    assert found(history, words) == [turn]
+
+
+@pytest.mark.parametrize("words", ["a*c", "a_c", "a%c", "a.c", "abc OR def", "x q", '"abc', "abcd", "NOT abc", "zz"])
+def test_no_character_stands_for_others(history: History, words: str) -> None:
+    said(history, "abc", "xyz abc")
+    assert found(history, words) == []
+
+
+@pytest.mark.parametrize("words", ["", " ", "\n\t \u3000"])
+def test_no_words_find_nothing(history: History, words: str) -> None:
+    said(history, "abc", "xyz")
+    assert history.search(words) == []
+
+
+def test_all_words_must_stand_in_one_turn_on_either_side(history: History) -> None:
+    number, first = said(history, "alpha of", "beta to")
+    _, second = said(history, "gamma", "delta", conversation=number)
+    assert found(history, "alpha beta") == found(history, "of to") == found(history, "beta of") == [first]
+    assert found(history, "gamma delta") == [second]
+    assert found(history, "alpha gamma") == found(history, "of gamma") == []
+
+
+def test_a_conversation_is_found_once_by_its_newest_turn(history: History) -> None:
+    one, _ = said(history, "needle", "first")
+    two, middle = said(history, "other", "needle")
+    _, last = said(history, "third", "needle", conversation=one)
+    said(history, "no such thing", "here", conversation=two)
+    hits = history.search("needle")
+    assert [(hit.info.id, hit.turn) for hit in hits] == [(one, last), (two, middle)]
+    assert [hit.info for hit in hits] == [
+        info for number in (one, two) for info in history.conversations() if info.id == number
+    ]
+    assert [hit.turn for hit in history.search("needle", 1)] == [last] and history.search("needle", 0) == []
+
+
+def test_unanswered_and_unfinished_turns_are_found_too(history: History) -> None:
+    _, killed = said(history, "needle one", "half", None)
+    _, stopped = said(history, "needle two", "", "interrupted")
+    _, waiting = said(history, "needle three")
+    assert found(history, "needle") == found(history, "ne") == [waiting, stopped, killed]
+    history.write(killed, "half and half", "stop")
+    assert found(history, "needle half") == [killed]
+
+
+def test_an_excerpt_is_one_safe_line_around_the_word(history: History) -> None:
+    cases = (
+        (("short\nneedle", "reply"), "needle", "short needle"),
+        (("prompt", "a " * 500 + "NEEDLE" + " b" * 500), "needle", f"…{'a ' * 15}NEEDLE{' b' * 32}…"),
+        (("needle" + "x" * 200, ""), "needle", "needle" + "x" * 94 + "…"),
+        (("needle" + "x" * 94, ""), "needle", "needle" + "x" * 94),
+        (("\x1b[2Jneedle\u202e\r\n\n", "r"), "needle", "␛[2Jneedle"),
+        (("prompt with beta", "reply with alpha"), "alpha beta", "reply with alpha"),
+    )
+    for (prompt, reply), words, excerpt in cases:
+        number, _ = said(history, prompt, reply)
+        hits = history.search(words)
+        assert [(type(hit), hit.excerpt) for hit in hits] == [(Found, excerpt)]
+        history.remove([number])
+
+
+def test_searching_agrees_with_looking_at_everything(store: Store, history: History) -> None:
+    chance = random.Random(5)
+    alphabet = [*"ab\"*-:()ÄäéЖж漢字 \n'%_^", "AND", " NEAR "]
+    turns: dict[int, tuple[int, str]] = {}
+    conversation: int | None = None
+    for n in range(200):
+        prompt, reply = ("".join(chance.choices(alphabet, k=chance.randint(1, 30))) for _ in range(2))
+        # What gives way to the next turn would have to leave `turns`.
+        reason = chance.choice(["stop", "length", "interrupted", None])
+        conversation, turn = said(history, prompt, reply, reason, conversation if n % 4 else None)
+        turns[turn] = (conversation, f"{prompt}\0{reply}".lower())
+    hits = 0
+    for _ in range(300):
+        source = chance.choice(list(turns.values()))[1].replace("\0", " ")
+        start = chance.randrange(len(source))
+        words = source[start : start + chance.randint(1, 12)]
+        newest: dict[int, int] = {}
+        for turn, (number, text) in sorted(turns.items(), reverse=True):
+            if words.split() and all(word in text for word in words.split()):
+                newest.setdefault(number, turn)
+        assert found(history, words) == list(newest.values())[:50], words
+        hits += len(newest)
+    assert hits > 1000 and index_is_whole(store)
+
+
+def test_the_index_is_used_and_unfinished_turns_are_not_in_it(store: Store, history: History) -> None:
+    plan = "; ".join(row[3] for row in raw(store, f"EXPLAIN QUERY PLAN {CANDIDATES}", '"abc"'))
+    assert "trigram VIRTUAL TABLE" in plan and "turn_not_indexed" in plan and "SCAN turn;" not in f"{plan};"
+    said(history, "before", "finished")
+    before = raw(store, "SELECT * FROM trigram_data")
+    number, turn = history.say(None, "prompt", model="demo", system=None)
+    for length in range(1, 50):
+        history.write(turn, "needle " * length)
+    history.write(turn, "", "interrupted")
+    history.say(number, "instead", model="demo", system=None)
+    assert raw(store, "SELECT * FROM trigram_data") == before and index_is_whole(store)
+    history.write(turn + 1, "needle", "stop")
+    assert raw(store, "SELECT * FROM trigram_data") != before and index_is_whole(store)
+
+
+def test_the_index_follows_every_change(store: Store, history: History) -> None:
+    chance = random.Random(6)
+    turns: list[int] = []
+    for _ in range(300):
+        numbers = [info.id for info in history.conversations()]
+        match chance.randrange(8):
+            case 0 | 1 | 2:
+                number = chance.choice([None, *numbers])
+                turns.append(history.say(number, f"prompt {chance.random()}", model="demo", system=None)[1])
+            case 3 | 4 | 5 if turns:
+                reason = chance.choice([None, "stop", "interrupted"])
+                history.write(chance.choice(turns), chance.choice(["", "reply", MARKER]) * 3, reason)
+            case 6 if numbers:
+                history.remove([chance.choice(numbers)])
+            case _:
+                history.search(chance.choice(["prompt", "reply"]))
+        assert index_is_whole(store)
+    assert len(turns) > 50
+
+
+def test_the_index_follows_what_another_program_does_to_the_turns(store: Store, history: History) -> None:
+    number, turn = said(history, "prompt", "reply")
+    raw(
+        store,
+        """INSERT INTO turn (conversation, prompt, reply, reason, figures, asked)
+        VALUES (?, 'imported', 'finished', 'stop', '{}', 0), (?, 'imported', 'half', NULL, '{}', 0)""",
+        number,
+        number,
+    )
+    assert found(history, "finished") == [turn + 1] and found(history, "half") == [turn + 2] and index_is_whole(store)
+    raw(store, "DELETE FROM turn WHERE id <= ?", turn + 1)
+    assert found(history, "imported") == [turn + 2] and index_is_whole(store)
+
+
+# -- deleting --
+
+
+def bytes_on_disk(path: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in path.parent.iterdir())
+
+
+def traces(path: Path, text: str = MARKER) -> set[str]:
+    """Which characters of the text stand in any file of the directory."""
+    content = bytes_on_disk(path)
+    return {character for character in set(text) if character.encode() in content}
+
+
+def talk(history: History, chance: random.Random, conversation: int | None = None) -> int:
+    """Much said with MARKER, shuffled, in every way that leaves copies behind; returns the conversation."""
+    for _ in range(20):
+        words = ["".join(chance.sample(MARKER, len(MARKER))) for _ in range(200)]
+        conversation, _ = history.say(conversation, f"taken back {words[0]}", model="demo", system=MARKER)
+        _, turn = history.say(conversation, " ".join(words[:20]), model="demo", system=MARKER)
+        for end in (30, 60, 100):
+            history.write(turn, " ".join(words[:end]))
+        history.write(turn, " ".join(words), chance.choice(["stop", None, "interrupted"]), {"seed": MARKER})
+    history.say(conversation, f"unanswered {MARKER}", model="demo", system=MARKER)
+    assert conversation is not None
+    return conversation
+
+
+ANOTHER_PROCESS = """
+import sys
+from pathlib import Path
+from localspec.store import Store
+store = Store.open(Path(sys.argv[1]), lambda sentence: sys.exit("notice: " + sentence))
+print(len(store.history.conversations()), store.history.say(None, "of another process", model="demo", system=None)[1])
+sys.stdout.flush()
+sys.stdin.readline()
+store.history.write(int(sys.argv[2]), "too late", "stop")
+print(len(store.history.conversations()))
+"""
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_what_was_removed_is_in_no_file(path: Path, notices: list[str], everything: bool) -> None:
+    chance = random.Random(7)
+    with Store.open(path, notices.append) as store, Store.open(path, notices.append) as another:
+        kept, _ = said(store.history, "what stays", "a reply that stays")
+        gone = [talk(store.history, chance), talk(another.history, chance)]
+        assert traces(path) == set(MARKER)
+        blocks = b"".join(row[0] for row in raw(store, "SELECT block FROM trigram_data"))
+        assert sum(character.encode() in blocks for character in MARKER) == len(MARKER), "this test sees trigrams"
+        assert store.history.remove([kept, *gone] if everything else gone) == (3 if everything else 2)
+        assert traces(path) == set()
+        assert (b"a reply that stays" in bytes_on_disk(path)) is not everything
+        assert len(another.history.conversations()) == (0 if everything else 1)
+        assert another.history.search(MARKER[:3]) == another.history.search(MARKER[0]) == []
+        assert len(store.history.search("that stays")) == (0 if everything else 1)
+        assert index_is_whole(store) and index_is_whole(another)
+    assert traces(path) == set() and integrity(path) == "ok" and notices == []
+
+
+def test_what_was_removed_is_in_no_file_while_another_process_has_them_open(path: Path, notices: list[str]) -> None:
+    with Store.open(path, notices.append) as store:
+        gone = talk(store.history, random.Random(8))
+        saved = store.history.read(gone)
+        assert saved is not None
+        turn = saved.turns[-1].id
+        process = subprocess.Popen(
+            [sys.executable, "-c", ANOTHER_PROCESS, str(path), str(turn)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[1],
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"1 {turn + 1}\n", process.communicate()[1]
+        assert store.history.remove([gone]) == 1
+        assert traces(path) == set()
+        rest, errors = process.communicate("go on\n", timeout=60)
+        assert (rest, process.returncode) == ("1\n", 0), errors
+        assert traces(path) == set() and b"too late" not in bytes_on_disk(path)
+        assert store.history.prompts(5) == ["of another process"]
+    assert notices == []
+
+
+def test_without_room_to_shrink_the_file_the_text_is_gone_all_the_same(path: Path, store: Store) -> None:
+    said(store.history, "what stays", "a reply that stays")
+    gone = talk(store.history, random.Random(9))
+    # VACUUM attaches a second database; this is how it can be made to fail.
+    attach = getattr(sqlite3, "SQLITE_ATTACH", 24)
+    denied: list[int] = []
+
+    def judge(action: int, *details: object) -> int:
+        denied.extend([action] if action == attach else [])
+        return sqlite3.SQLITE_DENY if action == attach else sqlite3.SQLITE_OK
+
+    store._database._connection.set_authorizer(judge)
+    assert store.history.remove([gone]) == 1
+    assert denied and traces(path) == set()
+
+
+def test_removing_gives_the_space_back(path: Path, store: Store) -> None:
+    numbers = [talk(store.history, random.Random(n)) for n in range(3)]
+    store.history.remove(numbers[:1])
+    size = path.stat().st_size
+    assert store.history.remove(numbers[1:]) == 2
+    assert path.stat().st_size < size / 2
+
+
+def test_removing_counts_what_was_there_and_leaves_the_rest(store: Store, history: History) -> None:
+    pool = store.pool("demo", "hash")
+    assert pool is not None
+    store.learn(pool, [(1, b"", b"1234")])
+    store.remember("costs", "demo", [1])
+    numbers = [said(history, f"prompt {n}", "reply")[0] for n in range(5)]
+    assert history.remove([numbers[0], numbers[3], numbers[0], 999]) == 2
+    assert history.remove([]) == history.remove([numbers[0]]) == 0
+    assert sorted(info.id for info in history.conversations()) == [numbers[1], numbers[2], numbers[4]]
+    assert len(history.search("prompt")) == 3 and texts(history, numbers[1]) == [("prompt 1", "reply", "stop")]
+    assert len(store.phrases(pool, [1])) == 1 and store.recall("costs", "demo") == [1]
+    store.clear()
+    assert len(history.conversations()) == 3
+
+
+def test_removing_says_so_when_another_process_keeps_the_bytes(
+    path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
+    with Store.open(path, notices.append) as store:
+        gone = talk(store.history, random.Random(10))
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM turn").fetchall()
+            with pytest.raises(StoreTrouble, match=r"1 conversation removed, but .* until every other localspec"):
+                store.history.remove([gone])
+            assert store.history.conversations() == []
+    assert traces(path) == set(), "as the sentence promises"
+
+
+# -- two processes, two threads, sudden ends --
+
+WRITER = """
+import sys
+from pathlib import Path
+from localspec.store import Store
+name, conversation = sys.argv[2], int(sys.argv[3])
+history = Store.open(Path(sys.argv[1]), lambda sentence: sys.exit("notice: " + sentence)).history
+print("ready", flush=True)
+sys.stdin.readline()
+own = None
+for n in range(60):
+    own, turn = history.say(own, f"{name} own {n}", model=name, system=None)
+    for part in range(3):
+        history.write(turn, f"reply {name} {n} " * part)
+    history.write(turn, f"reply {name} {n}", "stop", {"n": n})
+    if n % 10 == 0:
+        assert history.search(f"{name} {n}") and history.latest() and history.prompts(3)
+        history.remove([history.say(None, "short lived", model=name, system=None)[0]])
+"""
+
+
+def test_two_processes_lose_nothing(path: Path, notices: list[str]) -> None:
+    # Both make, migrate and open the file at the same time.
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), name, "0"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[1],
+        )
+        for name in ("anna", "berta")
+    ]
+    for writer in writers:
+        assert writer.stdout is not None and writer.stdout.readline() == "ready\n", writer.communicate()[1]
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        errors = writer.communicate(timeout=60)[1]
+        assert writer.returncode == 0, errors
+    with Store.open(path, notices.append) as store:
+        infos = store.history.conversations()
+        assert {info.model for info in infos} == {"anna", "berta"} and len(infos) == 2
+        for info in infos:
+            name = info.model
+            assert texts(store.history, info.id) == [
+                (f"{name} own {n}", f"reply {name} {n}", "stop") for n in range(60)
+            ]
+        assert index_is_whole(store)
+    assert integrity(path) == "ok" and notices == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_killed_process_loses_no_finished_turn(path: Path, notices: list[str]) -> None:
+    chance = random.Random(11)
+    finished: set[int] = set()
+    for life in range(50):
+
+        def live(pipe: int, life: int = life) -> None:
+            history = Store.open(path, notices.append).history
+            conversation: int | None = None
+            for n in range(100_000):
+                conversation, turn = history.say(conversation, f"prompt {life} {n}", model="demo", system=None)
+                for end in range(1, 4):
+                    history.write(turn, "word " * 300 * end)
+                history.write(turn, "word " * 1200, "stop")
+                os.write(pipe, f"{turn}\n".encode())
+
+        child, pipe = in_a_child(live)
+        # Some are killed while they open, most while they write.
+        select.select([pipe], [], [], 10 if life % 3 else chance.uniform(0, 0.004))
+        time.sleep(chance.uniform(0, 0.02))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with open(pipe, "rb") as told:
+            finished.update(int(line) for line in told.read().split(b"\n")[:-1] if line)
+        with Store.open(path, notices.append) as store:
+            turns = raw(store, "SELECT id, length(reply), reason FROM turn")
+            if life % 10 == 9:
+                assert index_is_whole(store)
+        whole = {turn for turn, length, reason in turns if (length, reason) == (6000, "stop")}
+        assert finished <= whole and len(whole - finished) <= life + 1
+        assert {(length, reason) for turn, length, reason in turns if turn not in whole} <= {
+            (length, None) for length in (0, 1500, 3000, 4500)
+        }
+    assert len(finished) > 100 and notices == [] and integrity(path) == "ok"
+
+
+def test_threads_may_share_a_history(store: Store, history: History) -> None:
+    errors: list[BaseException] = []
+    start = threading.Barrier(3)
+    numbers: dict[str, int] = {}
+
+    def work(name: str) -> None:
+        try:
+            start.wait()
+            conversation: int | None = None
+            for n in range(40):
+                conversation, _ = said(history, f"{name} {n}", "reply", conversation=conversation)
+                numbers[name] = conversation
+                assert len(history.search(f"{name} {n}")) == 1
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("anna", "berta", "carla")]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []
+    for name, number in numbers.items():
+        assert texts(history, number) == [(f"{name} {n}", "reply", "stop") for n in range(40)]
+    assert index_is_whole(store)
+
+
+# -- old, broken and read-only files --
+
+
+def test_a_database_from_before_conversations_keeps_what_it_has(
+    path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(store_module, "MIGRATIONS", [store_module.make_pools, store_module.make_measurements])
+        earlier.setattr(store_module, "PROBES", store_module.PROBES[: -len(history_module.PROBES)])
+        with Store.open(path, notices.append) as old:
+            pool = old.pool("demo", "hash")
+            assert pool is not None
+            old.learn(pool, [(1, b"", b"1234")])
+            old.remember("costs", "demo", [1])
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert tables == {"pool", "phrase", "measurement"}
+    with Store.open(path, notices.append) as store:
+        assert not store.history.ever_kept and store.history.conversations() == []
+        number, _ = said(store.history, "prompt", "reply")
+        assert texts(store.history, number) == [("prompt", "reply", "stop")]
+        assert len(store.phrases(pool, [1])) == 1 and store.recall("costs", "demo") == [1]
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+    assert notices == [] and integrity(path) == "ok" and [*path.parent.glob("*.newer-*")] == []
+
+
+def filled(path: Path, conversations: int = 3) -> None:
+    chance = random.Random(12)
+    with Store.open(path, lambda sentence: pytest.fail(sentence)) as store:
+        for n in range(conversations):
+            words = " ".join(str(chance.random()) for _ in range(200))
+            number, _ = said(store.history, f"prompt {n}", words)
+            said(store.history, "unfinished", "half", None, number)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "conversation",
+        "turn",
+        "turn_by_conversation",
+        "turn_not_indexed",
+        "sqlite_sequence",
+        "trigram_data",
+        "trigram_idx",
+        "trigram_config",
+    ],
+)
+def test_damage_at_the_root_of_any_table_or_index_is_found_at_opening(
+    path: Path, notices: list[str], name: str
+) -> None:
+    filled(path)
+    damage_root(path, name)
+    with Store.open(path, notices.append) as store:
+        assert len(notices) == 1 and "is broken (database disk image is malformed)" in notices[0]
+        said(store.history, "prompt", "reply")
+        assert store.path == path and path.with_name("localspec.db.broken-1").exists()
+
+
+@pytest.mark.parametrize("part", ["TABLE conversation", "TABLE turn", "TABLE trigram", "INDEX turn_not_indexed"])
+def test_a_part_that_is_missing_is_found_at_opening(path: Path, notices: list[str], part: str) -> None:
+    filled(path)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"DROP {part}")
+    with Store.open(path, notices.append) as store:
+        assert len(notices) == 1 and "is broken (no such" in notices[0]
+        said(store.history, "prompt", "reply")
+
+
+def damage_tables(path: Path) -> bytes:
+    """Takes from every leaf of the tables with text what tells that it is one; returns the bytes of the file."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+    content = bytearray(path.read_bytes())
+    for start in range(size, len(content), size):
+        if content[start] == 13:
+            content[start] = 0xFF
+    path.write_bytes(content)
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    "how", ["say", "write", "conversations", "latest", "read", "search", "short", "prompts", "remove", "ever_kept"]
+)
+def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
+    path: Path, notices: list[str], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(path, 10)
+    content = damage_tables(path)
+    monkeypatch.setattr(store_module, "PROBES", ())  # as if the damage were where opening does not look
+    with Store.open(path, notices.append) as store:
+        history = store.history
+        assert notices == []
+        if how == "remove":
+            with pytest.raises(StoreTrouble, match="Nothing was removed, because .* is broken: delete"):
+                history.remove([1])
+        else:
+            works: dict[str, tuple[Callable[[], object], object]] = {
+                "say": (lambda: history.say(3, "prompt", model="demo", system=None), (1, 1)),
+                "write": (lambda: history.write(6, "reply", "stop"), None),
+                "conversations": (history.conversations, []),
+                "latest": (history.latest, None),
+                "read": (lambda: history.read(1), None),
+                "search": (lambda: history.search("unfinished"), []),
+                "short": (lambda: history.search("un"), []),
+                "prompts": (lambda: history.prompts(5), []),
+                "ever_kept": (lambda: history.ever_kept, False),
+            }
+            work, result = works[how]
+            assert work() == result
+        assert len(notices) == 1 and "localspec.db.broken-1" in notices[0] and "is broken" in notices[0]
+        assert path.with_name("localspec.db.broken-1").read_bytes() == content
+        assert not path.exists() and store.path is None
+        number, turn = said(history, "after", "all", conversation=3)
+        assert texts(history, number)[-1] == ("after", "all", "stop") and found(history, "after") == [turn]
+        assert history.remove([number]) == 1
+
+
+def test_an_index_that_makes_no_sense_is_found_at_opening(path: Path, notices: list[str]) -> None:
+    filled(path)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        # The pages are sound as far as SQLite can see.
+        connection.execute("UPDATE trigram_data SET block = x'00ff00ff' WHERE id > 10")
+        connection.commit()
+    with Store.open(path, notices.append) as store:
+        assert len(notices) == 1 and "is broken" in notices[0] and "set aside" in notices[0]
+        said(store.history, "prompt", "reply")
+
+
+def test_a_turn_that_is_lost_in_mid_reply_costs_nothing(
+    path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(path, 10)
+    with Store.open(path, notices.append) as store:
+        history = store.history
+        number, turn = history.say(None, "prompt", model="demo", system=None)
+        error = sqlite3.DatabaseError("database disk image is malformed")
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        store._database._leave_broken_file(error)
+        history.write(turn, "reply")
+        history.write(turn, "reply and all", "stop", {})
+        assert history.conversations() == [] and history.read(number) is None
+        number, turn = history.say(number, "next", model="demo", system=None)
+        history.write(turn, "reply", "stop")
+        assert texts(history, number) == [("next", "reply", "stop")]
+    assert len(notices) == 1
+
+
+@pytest.mark.parametrize("log_left", [True, False])
+def test_what_can_only_be_read_is_read(notices: list[str], log_left: bool) -> None:
+    with open_directory() as directory:
+        path = directory / "data" / "localspec.db"
+        filled(path)
+        if log_left:
+            # As a killed process leaves it: the last reply stands in the log only.
+            with Store.open(path, notices.append) as running:
+                said(running.history, "only in the log", "reply")
+                shutil.copytree(path.parent, directory / "copy")
+            path = directory / "copy" / "localspec.db"
+        with only_readable(path, directory_too=True), Store.open(path, notices.append) as store:
+            history = store.history
+            assert store.read_only and store.path == path and len(notices) == 1
+            assert len(history.conversations()) == (4 if log_left else 3) and history.ever_kept
+            assert len(history.search("only in the log")) == (1 if log_left else 0)
+            assert len(history.search("unfinished")) == 3 and texts(history, 1)[1] == ("unfinished", "half", None)
+            changes: list[Callable[[], object]] = [
+                lambda: history.say(1, "prompt", model="demo", system=None),
+                lambda: history.write(1, "reply"),
+                lambda: history.remove([1]),
+            ]
+            for change in changes:
+                with pytest.raises(StoreTrouble, match=r"can only be read \(.+\): make it and its directory writable"):
+                    change()
+            assert texts(history, 1)[1] == ("unfinished", "half", None)
+
+
+def test_without_a_file_the_session_works_in_memory(path: Path, notices: list[str]) -> None:
+    path.mkdir(parents=True)
+    with Store.open(path, notices.append) as store:
+        assert len(notices) == 1 and store.path is None
+        number, turn = said(store.history, "prompt", "reply")
+        assert found(store.history, "prompt") == [turn] and store.history.remove([number]) == 1
+
+
+# -- trouble while working --
+
+
+def test_a_full_database_keeps_the_old_and_says_so(store: Store, history: History) -> None:
+    number, turn = said(history, "prompt", "reply")
+    pages = raw(store, "PRAGMA page_count")[0][0]
+    raw(store, f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StoreTrouble, match="nothing was saved: see whether the disk is full"):
+        history.write(turn, "x" * 1_000_000, "stop")
+    with pytest.raises(StoreTrouble, match="nothing was saved: see whether the disk is full"):
+        history.say(number, "x" * 1_000_000, model="demo", system=None)
+    assert texts(history, number) == [("prompt", "reply", "stop")]
+    raw(store, "PRAGMA max_page_count = 1000000")
+    said(history, "more", "replies", conversation=number)
+    assert len(texts(history, number)) == 2 and index_is_whole(store)
+
+
+def test_a_long_lock_is_said_and_reading_goes_on(
+    path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
+    with Store.open(path, notices.append) as store:
+        number, turn = said(store.history, "prompt", "reply")
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            changes: list[Callable[[], object]] = [
+                lambda: store.history.say(number, "more", model="demo", system=None),
+                lambda: store.history.write(turn, "more"),
+                lambda: store.history.remove([number]),
+            ]
+            for change in changes:
+                with pytest.raises(StoreTrouble, match="in use by another process"):
+                    change()
+            assert texts(store.history, number) == [("prompt", "reply", "stop")]
+            assert found(store.history, "prompt") == [turn]
+
+
+@pytest.mark.parametrize("how", ["conversations", "latest", "read", "search", "prompts", "ever_kept"])
+def test_what_cannot_be_read_is_said(store: Store, history: History, how: str) -> None:
+    number, _ = said(history, "prompt", "reply")
+    works: dict[str, Callable[[], object]] = {
+        "conversations": history.conversations,
+        "latest": history.latest,
+        "read": lambda: history.read(number),
+        "search": lambda: history.search("prompt"),
+        "prompts": lambda: history.prompts(1),
+        "ever_kept": lambda: history.ever_kept,
+    }
+    store._database._connection.set_authorizer(lambda *question: sqlite3.SQLITE_DENY)
+    with pytest.raises(StoreTrouble, match="cannot be used now"):
+        works[how]()
+    store._database._connection.set_authorizer(None)
+    works[how]()
