@@ -56,7 +56,7 @@ class Settings:
     """Whether every forward uses the form whose rows do not depend on each other, so that text with and without
     speculation is the same bit for bit."""
     log: bool = True
-    """Whether phrases may be kept at all."""
+    """Whether conversations and phrases are kept at all."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Where each value came from: default, the path of config.toml, the name of a variable, or a flag."""
 

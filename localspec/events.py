@@ -51,12 +51,17 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Text:
-    """What one decode step added: printable text, token ids, who proposed each, seconds since the reply began."""
+    """What one decode step added: printable text, token ids, who proposed each, seconds since the reply began.
+
+    A step whose text is held back, since it may be half a character or the start of a stop string, has no event of its
+    own: the next one brings its tokens too. `steps` counts the target's forwards so far, prefill left out.
+    """
 
     text: str
     tokens: tuple[int, ...]
     sources: tuple[str, ...]
     seconds: float
+    steps: int
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,11 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
     )
 
 
+def reference(card: TargetCard, paths: Paths | None = None) -> str:
+    """What `resolve` finds this model by from anywhere: its name, or the absolute path of its directory."""
+    return card.name if cards(paths).get(card.name) == card else str(card.path)
+
+
 def installed(paths: Paths | None = None) -> Iterator[tuple[TargetCard, Checkpoint | LocalspecError]]:
     """Every registered model with what lies in its directory, or with why it cannot be used."""
     for card in cards(paths).values():

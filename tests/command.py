@@ -28,6 +28,14 @@ def localspec(home: Path, *arguments: str, **variables: str) -> subprocess.Compl
     )
 
 
+def what_is_kept(home: Path) -> str:
+    """What is said on standard error until a conversation is kept in this home."""
+    return (
+        f"localspec: what is said is kept in {home / 'data' / 'localspec.db'}, readable for you alone: --no-log keeps "
+        "nothing, `localspec history` and `localspec pool` show and delete it.\n"
+    )
+
+
 def sentence(result: subprocess.CompletedProcess[str]) -> str:
     """The one line of an error: nothing on standard output, no traceback."""
     assert result.stdout == ""

@@ -1,14 +1,25 @@
 """Fixtures of the whole suite. Models are made once a session, and only those that a test asks for."""
 
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from localspec.config import Settings
+from localspec.paths import Paths, private_directory
+from localspec.registry import TargetCard
+from localspec.store import Store
+
 if TYPE_CHECKING:
     from tiny_models import Tiny
+
+# Threads of torch spin while they wait; where more tests run than cores are idle, that is most of what they do.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +44,67 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], "Tiny"]:
         return tiny_models.read(tiny_models.write(path, tiny_models.CONFIGS[name](), tokenizer, seed, shard))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """lived_in(home, *models): that home, where what is kept was told once, and these models were measured.
+
+    Nothing else is there, so each process that begins in it is spared seconds, and a sentence.
+    """
+
+    @cache
+    def database(models: tuple[Path, ...]) -> Path:
+        path = tmp_path_factory.mktemp("lived-in") / "localspec.db"
+        with Store.open(path, pytest.fail) as store:
+            conversation, _ = store.history.say(None, "told", model="demo", system=None)
+            store.history.remove([conversation])
+            for model in models:
+                from localspec import Engine
+
+                card = TargetCard(str(model), model, None, "")
+                Engine.open(Settings(drafter="none", log=False), card, store=store, notice=pytest.fail)
+        return path
+
+    def give(home: Path, *models: Path) -> Path:
+        place = Paths(home).database
+        private_directory(place.parent)
+        shutil.copyfile(database(models), place)
+        return home
+
+    return give
+
+
+@pytest.fixture
+def fresh_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of this process, as at the very first start: there is nothing."""
+    for name in [name for name in os.environ if name.startswith("LOCALSPEC_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
+    """What the models of this process read, prompt by prompt: roles and texts."""
+    from localspec import Engine
+
+    read: list[list[tuple[str, str]]] = []
+    original = Engine.chat
+
+    def chat(engine: Engine, given: Any, *more: Any) -> Any:
+        read.append([(message["role"], message["content"]) for message in given])
+        return original(engine, given, *more)
+
+    monkeypatch.setattr(Engine, "chat", chat)
+    return read
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=4, help="how often a chat is killed in mid-reply")
+
+
+@pytest.fixture
+def kills(request: pytest.FixtureRequest) -> int:
+    count: int = request.config.getoption("--kills")
+    return count

@@ -17,9 +17,12 @@ COMMANDS = [
     ["config"],
     ["show", "demo"],
     ["run", "--help"],
+    ["chat", "--help"],
     ["doctor", "--help"],
     ["pool", "--help"],
     ["pool", "list"],
+    ["history", "--help"],
+    ["history", "list"],
 ]
 
 
@@ -38,6 +41,10 @@ def loaded(tmp_path, code: str, **variables: str) -> list[str]:
 
 def test_importing_localspec_loads_nothing_heavy(tmp_path):
     assert loaded(tmp_path, f"import localspec; localspec.LocalspecError; dir(localspec); {LOADED}") == []
+
+
+def test_importing_the_terminal_interface_loads_no_model_and_draws_nothing(tmp_path):
+    assert loaded(tmp_path, f"import localspec_tui; {LOADED}") == []
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)

@@ -24,12 +24,14 @@ from localspec.text import one_line
 
 # The help of every command stands here, so that `localspec --help` and completion import none of them.
 COMMANDS = {
+    "chat": "A conversation in the terminal.",
     "run": "One answer to standard output; for pipelines.",
     "list": "The models on this machine.",
     "show": "What is known about one model.",
     "doctor": "What this machine has; --exact MODEL proves that speculation changes no text on it.",
     "bench": "Plain and speculative decoding side by side, on this machine.",
     "pool": "The phrases learned here: list, show, clear, export.",
+    "history": "Saved conversations: list, search, show, export, rm.",
     "config": "The settings, and where each value comes from.",
     "path": "Where every file lies.",
 }

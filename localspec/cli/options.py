@@ -1,9 +1,19 @@
 """Options that several commands have."""
 
+import inspect
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated, Any
+from dataclasses import dataclass, replace
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
+
+from localspec import config
+from localspec.cli.texts import conversation_id, joined, read, whole
+from localspec.config import Settings
+from localspec.errors import UsageMistake
 
 
 def number(*names: str, help: str) -> Any:  # noqa: A002
@@ -24,3 +34,95 @@ DraftMax = Annotated[str | None, number("--draft-max", help="Nodes of a draft tr
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, fp32, fp16, bf16.")]
 Quantize = Annotated[str | None, typer.Option("--quantize", help="auto, none, int8.")]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the flags say that `run` and `chat` share."""
+
+    settings: Settings
+    files: str  # their texts
+    resume: int | Literal["last"] | None  # which conversation to go on with
+
+
+def takes_shared_flags(command: Callable[..., int]) -> Callable[..., int]:
+    """Gives a command the flags that `run` and `chat` share, behind its own; it gets them as its argument `asked`."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    shared = inspect.signature(_asked, eval_str=True).parameters.values()
+    parameters = [*(parameter for parameter in own if parameter.name != "asked"), *shared]
+
+    @wraps(command)
+    def with_shared(**values: Any) -> int:
+        given = {parameter.name: values.pop(parameter.name) for parameter in shared}
+        return command(asked=_asked(**given), **values)
+
+    del with_shared.__wrapped__  # typer would look through it
+    with_shared.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_shared.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_shared
+
+
+def _asked(
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="A name, or a directory in the Hugging Face layout.")
+    ] = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")] = None,
+    file: Annotated[
+        list[Path] | None, typer.Option("--file", "-f", help="Text put before the prompt; repeatable.")
+    ] = None,
+    go_on: Annotated[bool, typer.Option("--continue", "-c", help="Go on with the last conversation.")] = False,
+    conversation: Annotated[
+        int | None,
+        typer.Option(
+            "--conversation",
+            parser=lambda text: conversation_id(text, "`localspec history list`"),
+            metavar="ID",
+            help="Go on with this one; see localspec history.",
+        ),
+    ] = None,
+    max_tokens: Annotated[int | None, number("--max-tokens", "-n", help="The longest reply, in tokens.")] = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the reply; repeatable.")] = None,
+    context: Context = None,
+    temperature: Annotated[float | None, number("--temperature", "--temp", help="0 is greedy.")] = None,
+    top_p: Annotated[
+        float | None, number("--top-p", help="Only the likeliest tokens that reach this together.")
+    ] = None,
+    top_k: Annotated[int | None, number("--top-k", help="Only so many of the likeliest tokens.")] = None,
+    min_p: Annotated[
+        float | None, number("--min-p", help="Only tokens this likely, relative to the likeliest.")
+    ] = None,
+    seed: Annotated[
+        int | None, number("--seed", help="The same seed gives the same text (bit for bit with --exact).")
+    ] = None,
+    drafter: Drafter = None,
+    no_spec: Annotated[bool, typer.Option("--no-spec", help="Plain decoding: --drafter none.")] = False,
+    draft_max: DraftMax = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Text with and without speculation the same bit for bit; may cost speed.")
+    ] = False,
+    pool: Annotated[
+        str | None, typer.Option("--pool", help="Phrases kept on disk: user (learn and use), readonly, off.")
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    quantize: Quantize = None,
+    no_log: Annotated[bool, typer.Option("--no-log", help="Keep neither conversation nor phrases.")] = False,
+) -> Asked:
+    if no_spec and drafter not in (None, "none"):
+        raise UsageMistake(f"--no-spec and --drafter {drafter} contradict each other; give one of them.")
+    if go_on and conversation is not None:
+        raise UsageMistake(f"--continue and --conversation {conversation} exclude each other; give one of them.")
+    settings = config.load(
+        flags={
+            "model": model, "system": system, "max_tokens": max_tokens, "stop": stop, "context": context,
+            "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed,
+            "drafter": "none" if no_spec else drafter,
+            "draft_max": draft_max, "exact": exact or None, "pool": pool,
+            "device": device, "dtype": dtype, "quantize": quantize, "log": False if no_log else None,
+        }
+    )  # fmt: skip
+    if pool in ("user", "readonly") and (settings.drafter == "none" or settings.draft_max == 0):
+        raise UsageMistake(f"--pool {pool} has no effect without a drafter; leave it out.")
+    if settings.system is not None:
+        settings = replace(settings, system=whole(settings.system))
+    return Asked(settings, joined(*map(read, file or [])), "last" if go_on else conversation)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -19,12 +19,13 @@ from localspec.engine.budget import Budget
 from localspec.engine.exactness import Exactness, measure
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
+from localspec.engine.stats import peak_bytes
 from localspec.engine.target import Message, Target, tokenizer_hash
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Event, Prefill
 from localspec.hardware import ForwardCosts, IdleCores, forward_costs, free_memory, physical_cores, versions
-from localspec.registry import revision
-from localspec.selection import AUTO_NODES, Choice
+from localspec.registry import TargetCard, inspect, revision
+from localspec.selection import AUTO_NODES, Choice, choose
 from localspec.store import Store
 
 LONGEST_TOKEN = 256  # characters; what is longer than a context of these need not be cut into tokens to be refused
@@ -87,6 +88,33 @@ class Engine:
         drafter: Drafter = Lengthened(Autoregressive(), self.pool) if choice.drafter == "phrases" else Autoregressive()
         self.session = Session(self.target, drafter, Budget(choice.nodes, self.costs))
         self.load_seconds = time.perf_counter() - began
+
+    @classmethod
+    def open(
+        cls,
+        settings: Settings,
+        card: TargetCard,
+        *,
+        store: Store | None = None,
+        notice: Callable[[str], None] = lambda _: None,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> Self:
+        """The engine that these settings ask for; phrases are used and kept as far as they allow.
+
+        Raises what `choose` and the engine itself raise.
+        """
+        choice = choose(card, settings, inspect(card.path).parameters)
+        learn, phrases = settings.log and settings.pool == "user", settings.pool != "off" and choice.drafter != "none"
+        return cls(choice, store=store, learn=learn, phrases=phrases, notice=notice, progress=progress)
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and reply together, at most."""
+        return self.target.context
+
+    def peak_bytes(self) -> int:
+        """The most memory this process ever held: on the device, or of main memory where that is the device."""
+        return peak_bytes(self.target.device)
 
     def sampling(self, settings: Settings) -> Sampling:
         """What was asked for, else the model's own generation_config; a fresh seed where none was given."""

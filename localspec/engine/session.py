@@ -142,7 +142,7 @@ class _Reply:
         start, self.out = self.out, tokens
         if text or tokens > start:
             ids = self.session.tokens[len(self.prompt) + start : len(self.prompt) + tokens]
-            yield Text(safe(text), tuple(ids), tuple(self.sources[start:tokens]), self.last)
+            yield Text(safe(text), tuple(ids), tuple(self.sources[start:tokens]), self.last, self.tally.steps)
 
     def _settle(self, reply_tokens: int) -> None:
         """Text, tokens, cache and drafter end at the same place, the cache one token short of the text."""

@@ -9,17 +9,19 @@ from command import environment, localspec, sentence
 
 import localspec as package
 
+ALL = ["chat", "run", "list", "show", "doctor", "bench", "pool", "history", "config", "path"]
+
 
 def test_version_and_help(tmp_path):
     assert localspec(tmp_path, "--version").stdout == f"localspec {package.__version__}\n"
     for arguments in ((), ("-h",), ("--help",)):
         result = localspec(tmp_path, *arguments)
         assert result.returncode == 0 and result.stderr == ""
-        for command in ("run", "list", "show", "doctor", "bench", "pool", "config", "path"):
+        for command in ALL:
             assert f"\n  {command} " in result.stdout
 
 
-@pytest.mark.parametrize("command", ["run", "list", "show", "doctor", "bench", "pool", "config", "path"])
+@pytest.mark.parametrize("command", ALL)
 def test_help_of_every_command(tmp_path, command):
     result = localspec(tmp_path, command, "--help")
     assert result.returncode == 0 and result.stdout.startswith(f"Usage: localspec {command}")
@@ -203,4 +205,4 @@ def test_a_terminal_that_lacks_a_character_is_no_error(tmp_path):
 
 def test_completion_of_commands(tmp_path):
     result = localspec(tmp_path, _LOCALSPEC_COMPLETE="complete_bash", COMP_WORDS="localspec ", COMP_CWORD="1")
-    assert set(result.stdout.split()) == {"run", "list", "show", "doctor", "bench", "pool", "config", "path"}
+    assert set(result.stdout.split()) == set(ALL)

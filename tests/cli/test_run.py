@@ -21,14 +21,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from command import environment
+from command import environment, what_is_kept
 from scripted import FRAME, Script, random_model, scripted_model
 
 from localspec import hardware
 from localspec.cli import run as run_module
 from localspec.cli.main import main
+from localspec.cli.texts import joined, read
+from localspec.conversation import saved
+from localspec.history import Saved
 from localspec.paths import Paths
-from localspec.store import Store, unpack_key, unpack_tokens
+from localspec.store import Store, pack_tokens, unpack_key, unpack_tokens
 from localspec.text import safe
 
 LONG = [f"{word} ".encode() for word in ("one", "two", "three", "four", "five", "six") * 30]
@@ -72,11 +75,17 @@ def noise(models: Path) -> Path:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in [name for name in os.environ if name.startswith("LOCALSPEC_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+def home(
+    lived_in: Callable[..., Path], fresh_home: Path, hello: Script, long: Script, endless: Script, noise: Path
+) -> Path:
+    return lived_in(fresh_home, hello.path, long.path, endless.path, noise)
+
+
+@pytest.fixture
+def first_start(home: Path) -> Path:
+    """A home where there is nothing yet."""
+    shutil.rmtree(home)
+    return home
 
 
 @pytest.fixture
@@ -117,6 +126,16 @@ def shell(home: Path, command: str, *arguments: object) -> subprocess.CompletedP
     )
 
 
+def kept(home: Path) -> list[Saved]:
+    """Every conversation in that home, the one used last first."""
+    with Store.open(Paths(home).database, pytest.fail) as store:
+        return [saved(store.history, info.id) for info in store.history.conversations()]
+
+
+def said(conversation: Saved) -> list[tuple[str, str, str | None]]:
+    return [(turn.prompt, turn.reply, turn.reason) for turn in conversation.turns]
+
+
 def refused(result: Result, code: int, *said: str) -> None:
     """Nothing on standard output, one line on standard error that says what was wrong."""
     assert result.out == ""
@@ -139,15 +158,15 @@ def watch(event, arguments):
 sys.addaudithook(watch)
 from localspec.cli.main import main
 code = main(sys.argv[1:])
-print(*(name for name in ("textual", "tui") if name in sys.modules), end="", file=sys.stderr)
+print(*(name for name in ("textual", "localspec_tui") if name in sys.modules), end="", file=sys.stderr)
 sys.exit(code)
 """
 
 
-def test_a_reply_and_nothing_else_without_network_or_interface(tmp_path, hello):
+def test_a_reply_and_nothing_else_without_network_or_interface(home, hello):
     result = subprocess.run(
         [sys.executable, "-c", OFFLINE, "run", "-m", hello.path, "hi"],
-        env=environment(tmp_path / "home", TERM="xterm"),
+        env=environment(home, TERM="xterm"),
         stdin=subprocess.DEVNULL,
         capture_output=True,
     )
@@ -242,7 +261,7 @@ def test_the_words_of_the_prompt(monkeypatch, tmp_path):
     def prompt(argument: str | None, piped: bytes | None, files: tuple[Path, ...] = ()) -> str:
         stdin = None if piped is None else io.TextIOWrapper(io.BytesIO(piped))
         monkeypatch.setattr(sys, "stdin", stdin)
-        return run_module._prompt(argument, list(files))
+        return run_module._prompt(argument, joined(*map(read, files)))
 
     assert prompt("hi", b"") == prompt("hi", None) == prompt(None, b"hi\n") == "hi"
     assert prompt("What is this?", b"\n  a table\n\n") == "  a table\n\nWhat is this?"
@@ -263,7 +282,7 @@ def test_no_prompt(run, tmp_path, hello, monkeypatch):
     for stdin, argument, said in ((None, None, "no prompt"), (None, "-", "'-'"), (Terminal(), "-", "'-'")):
         monkeypatch.setattr(sys, "stdin", stdin)
         with pytest.raises(run_module.UsageMistake, match=said):
-            run_module._prompt(argument, [])
+            run_module._prompt(argument, "")
 
 
 def test_what_cannot_be_read(run, tmp_path, hello, monkeypatch):
@@ -276,7 +295,7 @@ def test_what_cannot_be_read(run, tmp_path, hello, monkeypatch):
         reader = io.TextIOWrapper(io.BufferedReader(io.FileIO(os.dup(stream.fileno()), "r")))
         monkeypatch.setattr(sys, "stdin", reader)
         with pytest.raises(run_module.UsageMistake, match="Standard input cannot be read"):
-            run_module._prompt("hi", [])
+            run_module._prompt("hi", "")
 
 
 def test_bytes_that_are_no_text(home, hello):
@@ -598,11 +617,12 @@ def test_exact_text_is_the_same_with_and_without_speculation_and_says_so(run, no
 
 
 @pytest.fixture
-def inexact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine whose rows depend on each other."""
+def inexact(home: Path, lived_in: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose rows depend on each other, which nobody has measured yet."""
     from localspec.engine import engine
     from localspec.engine.exactness import Exactness
 
+    lived_in(home)
     monkeypatch.setattr(engine, "measure", lambda *_: Exactness(False, 65, largest=0.00123))
 
 
@@ -625,7 +645,7 @@ def test_the_figures_name_the_precision(run, hello):
     assert " · int8, " in run("-m", hello.path, "hi", "--stats", "--quantize", "int8").err
 
 
-def test_what_is_measured_on_the_first_load_is_told_once(run, hello, monkeypatch):
+def test_what_is_measured_on_the_first_load_is_told_once(run, first_start, hello, monkeypatch):
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: hardware.physical_cores())  # a busy one keeps none
     shown: list[str] = []
     monkeypatch.setattr(run_module.Progress, "show", lambda self, what: shown.append(what))
@@ -671,6 +691,8 @@ def test_interrupted_in_mid_reply(home, endless):
     said += rest
     assert said.endswith(b" \n") and said.count(b"\n") == 1
     assert ("and so on " * len(said)).encode().startswith(said[:-1])
+    [turn] = kept(home)[0].turns
+    assert (turn.prompt, turn.reply, turn.reason) == ("hi", said[:-1].decode(), "interrupted")
 
 
 def interrupting(original: Callable[..., Any], call: int) -> Callable[..., Any]:
@@ -679,7 +701,7 @@ def interrupting(original: Callable[..., Any], call: int) -> Callable[..., Any]:
 
     def wrapped(*arguments: Any) -> Any:
         if next(calls) == call:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         return original(*arguments)
 
     return wrapped
@@ -737,8 +759,8 @@ def test_a_second_interrupt_does_not_wait(run, endless, monkeypatch):
     original = session.decode_step
 
     def stuck(*arguments: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         pytest.fail("the step went on")
 
     steps = iter([original, original, stuck])
@@ -748,7 +770,7 @@ def test_a_second_interrupt_does_not_wait(run, endless, monkeypatch):
 
 
 def test_interrupted_while_loading(run, hello, monkeypatch):
-    monkeypatch.setattr("localspec.selection.choose", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr("localspec.engine.engine.choose", lambda *_: signal.raise_signal(signal.SIGINT))
     for form in ((), ("--json",), ("--stream-json",)):
         result = run("-m", hello.path, "hi", *form)
         assert result == (130, "", "localspec: Interrupted.\n")
@@ -772,11 +794,12 @@ def test_interrupted_at_any_time_of_loading(home, endless, delay):
 
 def test_a_reader_that_leaves(home, endless):
     command = '"$@" -n 100000000 2>"$LOCALSPEC_HOME/errors" | head -c 5; echo " ${PIPESTATUS[0]}"'
-    home.mkdir()
     began = time.monotonic()
     result = shell(home, command, "-m", endless.path, "hi")
     assert result.stdout == b"and s 141\n"
     assert (home / "errors").read_bytes() == b""
+    [turn] = kept(home)[0].turns
+    assert (turn.reply[:10], turn.reason) == ("and so on ", "interrupted")
     assert time.monotonic() - began < 120  # the reply would take days; importing torch takes long on a busy machine
 
 
@@ -842,15 +865,16 @@ def test_what_learns_and_what_forgets(run, long):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--pool", "off"], ["--no-spec"], ["--draft-max", "0"], ["--exact"]])
-def test_where_nothing_may_be_kept_there_is_no_database(run, home, hello, arguments):
-    assert run("-m", hello.path, "hi", "--no-log", *arguments).code == 0
-    assert not home.exists()
+def test_where_nothing_may_be_kept_there_is_no_database(run, first_start, hello, arguments):
+    assert run("-m", hello.path, "hi", "--no-log", *arguments) == (0, hello.text + "\n", "")
+    assert not first_start.exists()
 
 
 @pytest.mark.parametrize("arguments", [["--pool", "off"], ["--no-spec"], ["--draft-max", "0"]])
-def test_without_phrases_what_was_measured_is_kept_and_nothing_else(run, home, hello, monkeypatch, arguments):
+def test_without_phrases_what_was_measured_is_kept_and_what_was_said(run, first_start, hello, monkeypatch, arguments):
     assert run("-m", hello.path, "hi", *arguments).code == 0
-    with contextlib.closing(sqlite3.connect(Paths(home).database)) as connection:
+    with contextlib.closing(sqlite3.connect(Paths(first_start).database)) as connection:
+        assert connection.execute("SELECT prompt FROM turn").fetchall() == [("hi",)]
         assert connection.execute("SELECT count(*) FROM measurement").fetchone()[0] > 0
         for table in ("pool", "phrase"):
             assert connection.execute(f"SELECT * FROM {table}").fetchall() == []
@@ -868,7 +892,7 @@ def kept_tokens(database: Path) -> set[int]:
     return tokens
 
 
-def test_the_prompt_is_not_kept(run, home, models):
+def test_phrases_hold_nothing_of_the_prompt(run, home, models):
     # It says the letters of the prompt's marker as a guess of its own would: what follows x is Q, then Z, then J.
     follows = {ord("Q"): ord("Z"), ord("Z"): ord("J"), ord("J"): ord("Q")}
     told = [b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"]
@@ -879,28 +903,256 @@ def test_the_prompt_is_not_kept(run, home, models):
     assert reply["text"] == "abcdxefgh"
     assert reply["speculation"]["draft_n"] > reply["speculation"]["draft_n_accepted"]  # the marker was drafted
     database = Paths(home).database
+    with Store.open(database, pytest.fail) as store:  # a conversation does hold it
+        store.history.remove([store.history.latest()])
     files = [database, *database.parent.glob("localspec.db-*")]
     packed = b"".join(struct.pack("<I", ord(letter)) for letter in marker[:2])
     assert not any(marker[:3].encode() in file.read_bytes() or packed in file.read_bytes() for file in files)
     assert kept_tokens(database) <= {*script.ids, ord("x")}
 
 
+# -- conversations -----------------------------------------------------------------------------------------------------
+
+Messages = list[list[tuple[str, str]]]
+
+
+def test_the_first_start_says_what_is_kept_and_no_other_does(run, first_start, hello):
+    refused(run("-m", hello.path, "hi", "-n", "0"), 2, "--max-tokens 0")
+    assert not first_start.exists()
+    assert run("-m", hello.path, "hi", "--no-log").err == ""
+    assert run("-m", hello.path, "hi") == (0, hello.text + "\n", what_is_kept(first_start))
+    assert run("-m", hello.path, "hi", "--json").err == ""
+    assert main(["history", "rm", "--all", "--yes"]) == 0
+    assert run("-m", hello.path, "hi").err == ""
+
+
+def test_a_reply_is_kept_with_how_it_was_made(run, home, hello, tmp_path):
+    (tmp_path / "notes").write_text("some notes\n")
+    began = time.time()
+    reply = run(
+        "-m", hello.path, "-s", "Be kind.", "-f", tmp_path / "notes", "--seed", 7, "--json", "hi", piped=b"so"
+    ).json
+    [conversation] = kept(home)
+    assert said(conversation) == [("some notes\n\nso\n\nhi", hello.text, "stop")]
+    assert (conversation.system, conversation.info.model) == ("Be kind.", str(hello.path))
+    assert conversation.info.title == "some notes so hi" and began <= conversation.turns[0].asked <= time.time()
+    figures = conversation.turns[0].figures
+    assert (figures["seed"], figures["completion_tokens"]) == (7, len(hello.ids))
+    assert figures["prompt_tokens"] == reply["prompt_tokens"]
+    assert figures["sources"] == reply["speculation"]["sources"]
+    assert figures["tokens_per_second"] == reply["timings"]["tokens_per_second"]
+    run("-m", hello.path, "-n", "2", "cut")
+    assert said(kept(home)[0]) == [("cut", "Hello", "length")]
+
+
+def test_what_is_refused_is_not_kept(run, home, models):
+    tight = scripted_model(models / "tighter", [b"a", b"b", b"c"], context=20)
+    refused(run("-m", tight.path, "x" * 100), 2, "103 tokens")
+    assert kept(home) == []
+
+
+def test_going_on_with_the_last_one_and_with_another(run, home, hello, messages):
+    for prompt in ("one", "two"):
+        run("-m", hello.path, prompt)
+    second, first = kept(home)
+    last = run("-m", hello.path, "-c", "three", "--json").json
+    said_so = ("assistant", hello.text)
+    assert messages[-1] == [("user", "two"), said_so, ("user", "three")]
+    assert last["prompt_tokens"] == 1 + sum(len(text.encode()) + 2 for _, text in messages[-1])
+    assert run("--conversation", first.info.id, "four").out == hello.text + "\n"
+    assert messages[-1] == [("user", "one"), said_so, ("user", "four")]
+    run("--continue", "five")  # the one that was used last by now
+    assert messages[-1] == [("user", "one"), said_so, ("user", "four"), said_so, ("user", "five")]
+    assert [conversation.info.id for conversation in kept(home)] == [first.info.id, second.info.id]
+    assert [[turn.prompt for turn in conversation.turns] for conversation in kept(home)] == [
+        ["one", "four", "five"], ["two", "three"]
+    ]  # fmt: skip
+    assert all(turn.reply == hello.text for conversation in kept(home) for turn in conversation.turns)
+
+
+def test_a_system_prompt_stays_until_another_is_given(run, home, hello, messages, monkeypatch):
+    run("-m", hello.path, "-s", "Be kind.", "one")
+    monkeypatch.setenv("LOCALSPEC_SYSTEM", "Be rude.")
+    run("-c", "two")
+    assert messages[-1][0] == ("system", "Be kind.") and kept(home)[0].system == "Be kind."
+    run("-c", "-s", "Be brief.", "three")
+    assert messages[-1][0] == ("system", "Be brief.") and len(messages[-1]) == 6
+    run("-c", "four")
+    assert messages[-1][0] == ("system", "Be brief.") and kept(home)[0].system == "Be brief."
+    run("-c", "-s", "", "five")
+    assert messages[-1][0] == ("user", "one")
+    run("-c", "six")
+    assert messages[-1][0] == ("user", "one")
+    run("-m", hello.path, "seven")
+    assert messages[-1] == [("system", "Be rude."), ("user", "seven")]
+
+
+def test_its_model_stays_until_another_is_named(run, home, hello, long, monkeypatch):
+    run("-m", hello.path, "one")
+    monkeypatch.setenv("LOCALSPEC_MODEL", str(long.path))
+    assert run("-c", "two").out == hello.text + "\n"
+    assert run("-c", "-m", long.path, "three").out == long.text + "\n"
+    monkeypatch.setenv("LOCALSPEC_MODEL", str(hello.path))
+    assert run("-c", "four").out == long.text + "\n"
+    assert kept(home)[0].info.model == str(long.path) and kept(home)[0].info.turns == 4
+
+
+def test_a_conversation_is_kept_by_the_model_s_place_from_anywhere(run, home, hello, monkeypatch, tmp_path):
+    monkeypatch.chdir(hello.path.parent)
+    run("-m", "./hello", "one")
+    monkeypatch.chdir(tmp_path)
+    assert run("-c", "two") == (0, hello.text + "\n", "")
+
+
+@pytest.mark.parametrize("gone", ["directory", "content"])
+def test_a_conversation_whose_model_is_gone(run, home, hello, tmp_path, messages, gone):
+    path = tmp_path / "model"
+    shutil.copytree(hello.path, path)
+    run("-m", path, "one")
+    shutil.rmtree(path)
+    if gone == "content":
+        path.mkdir()
+    (home / "config").mkdir()
+    (home / "config" / "models.toml").write_text(f'[demo]\npath = "{hello.path}"\n')
+    no_longer = f"localspec: the model of this conversation, {path}, is no longer here.\n"
+    demo = "localspec: no model named, so the small demo model answers; choose one with -m.\n"
+    assert run("-c", "two", "-m", "demo", "--no-log") == (0, hello.text + "\n", "")
+    (home / "config" / "config.toml").write_text('model = "demo"\n')
+    assert run("-c", "two", "--no-log").err == no_longer
+    (home / "config" / "config.toml").unlink()
+    assert run("-c", "two") == (0, hello.text + "\n", no_longer + demo)
+    assert messages[-1] == [("user", "one"), ("assistant", hello.text), ("user", "two")]
+    assert kept(home)[0].info.model == "demo"
+    assert run("-c", "three").err == ""
+
+
+@pytest.mark.parametrize("which", [["-c"], ["--conversation", "1"]])
+def test_nothing_to_go_on_with(run, first_start, home, hello, which):
+    said = "no conversation to continue" if which == ["-c"] else "no conversation 1 here; `localspec history list`"
+    refused(run("-m", hello.path, *which, "hi"), 2, said)
+    assert not first_start.exists()
+    run("-m", hello.path, "hi", "--no-log")
+    refused(run("-m", hello.path, *which, "hi", "--no-log"), 2, said)
+
+
+@pytest.mark.parametrize("number", ["2", "0", "-1", "9" * 30])
+def test_a_conversation_that_is_not_there(run, home, hello, number):
+    run("-m", hello.path, "hi")
+    taken = kept(home)[0].info.id
+    assert str(taken + 1) != number or number == "2"
+    wrong = str(taken + 1) if number == "2" else number
+    refused(run("-m", hello.path, "--conversation", wrong, "hi"), 2, f"no conversation {wrong} here")
+    assert len(kept(home)) == 1 and kept(home)[0].info.turns == 1
+
+
+def test_flags_that_cannot_be_meant_together(run, hello):
+    refused(run("-m", hello.path, "-c", "--conversation", "3", "hi"), 2, "--continue", "--conversation 3")
+    refused(run("-m", hello.path, "--conversation", "last", "hi"), 2, "'last' is no number", "history list")
+
+
+def files_with(home: Path, *needles: bytes) -> list[Path]:
+    """The files that hold one of these."""
+    return [
+        file for file in home.rglob("*") if file.is_file() and any(needle in file.read_bytes() for needle in needles)
+    ]
+
+
+def test_no_log_keeps_nothing(run, home, long, monkeypatch):
+    traces = (b"QZJX", long.text[:12].encode(), pack_tokens(long.ids[10:13]))
+    for how in ("flag", "variable", "file"):
+        if how == "variable":
+            monkeypatch.setenv("LOCALSPEC_LOG", "no")
+        elif how == "file":
+            monkeypatch.delenv("LOCALSPEC_LOG")
+            (home / "config").mkdir()
+            (home / "config" / "config.toml").write_text("log = false\n")
+        assert run("-m", long.path, "QZJX", *(["--no-log"] if how == "flag" else [])).out == long.text + "\n"
+        assert kept(home) == [] and kept_tokens(Paths(home).database) == set()
+        assert files_with(home, *traces) == []
+    (home / "config" / "config.toml").unlink()
+    run("-m", long.path, "QZJX")
+    for trace in traces:  # these tests would notice
+        assert files_with(home, trace) == [Paths(home).database]
+
+
+def test_no_log_reads_the_conversation_and_keeps_nothing_new(run, home, hello, long, messages):
+    run("-m", hello.path, "-s", "Be kind.", "one")
+    before = kept(home)
+    result = run("-m", long.path, "-c", "--no-log", "-s", "QZJV", "QZJX")
+    assert (result.code, result.out, result.err) == (0, long.text + "\n", "")
+    assert messages[-1] == [("system", "QZJV"), ("user", "one"), ("assistant", hello.text), ("user", "QZJX")]
+    assert run("--conversation", before[0].info.id, "--no-log", "QZJX").out == hello.text + "\n"
+    assert kept(home) == before
+    assert files_with(home, b"QZJX", b"QZJV", long.text[:12].encode(), pack_tokens(long.ids[10:13])) == []
+
+
+@pytest.mark.parametrize("place", ["decode_step", "text"])
+def test_an_interrupted_reply_is_kept_and_gone_on_with(run, home, endless, monkeypatch, messages, place):
+    from localspec.engine import session
+
+    owner: Any = run_module._Output if place == "text" else session
+    monkeypatch.setattr(owner, place, interrupting(getattr(owner, place), 5))
+    reply = run("-m", endless.path, "hi", "--json").json
+    [turn] = kept(home)[0].turns
+    assert (turn.prompt, turn.reply, turn.reason) == ("hi", reply["text"], "interrupted")
+    assert turn.figures["completion_tokens"] == reply["completion_tokens"] > 0
+    assert run("-m", endless.path, "-c", "-n", "1", "on").code == 0
+    assert messages[-1] == [("user", "hi"), ("assistant", reply["text"]), ("user", "on")]
+
+
+def test_a_prompt_that_got_no_answer_gives_way_to_the_next(run, home, endless, monkeypatch, messages):
+    from localspec.engine import session
+
+    original = session.prefill_step
+    monkeypatch.setattr(session, "prefill_step", interrupting(original, 2))
+    assert run("-m", endless.path, "x" * 2000, "--json").code == 130
+    assert said(kept(home)[0]) == [("x" * 2000, "", "interrupted")]
+    run("-m", endless.path, "-c", "-n", "1", "hi")
+    assert messages[-1] == [("user", "hi")]
+    assert said(kept(home)[0]) == [("hi", "and ", "length")]
+
+
+def test_what_was_said_until_the_reader_left_is_kept(run, home, endless, monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            if self.tell() > 30:
+                raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # what is behind 1 is still in use by this process
+    assert run("-m", endless.path, "hi") == (141, "", "")
+    [turn] = kept(home)[0].turns
+    assert ("and so on " * 10).startswith(turn.reply) and 30 < len(turn.reply) < 100
+    assert turn.reason == "interrupted"
+
+
+def test_what_was_said_before_a_failure_is_kept(run, home, endless, monkeypatch):
+    from localspec.engine import session
+
+    steps = iter([session.decode_step] * 2)
+    monkeypatch.setattr(session, "decode_step", lambda *arguments: next(steps)(*arguments))
+    assert run("-m", endless.path, "hi", "--no-spec").code == 1
+    assert said(kept(home)[0]) == [("hi", "and so on ", "interrupted")]
+
+
 # -- a database that is not as it should be ----------------------------------------------------------------------------
 
 
-def notified(result: Result, script: Script, *said: str) -> None:
-    """A whole reply, success, and one sentence."""
+def notified(result: Result, script: Script, *said: str, then: str = "") -> None:
+    """A whole reply, success, and one sentence; behind it `then`."""
     assert (result.code, result.out) == (0, script.text + "\n"), result.err
-    assert result.err.startswith("localspec: ") and result.err.count("\n") == 1, result.err
+    assert result.err.startswith("localspec: ") and result.err.endswith(then), result.err
+    sentence = result.err.removesuffix(then)
+    assert sentence.count("\n") == 1, result.err
     for word in said:
-        assert word in result.err
+        assert word in sentence
 
 
 def test_a_broken_database(run, home, hello):
     database = Paths(home).database
-    database.parent.mkdir(parents=True)
     database.write_bytes(b"this is no database " * 500)
-    notified(run("-m", hello.path, "hi"), hello, "broken", "set aside")
+    notified(run("-m", hello.path, "hi"), hello, "broken", "set aside", then=what_is_kept(home))
     assert run("-m", hello.path, "hi").err == ""
     assert any("broken" in file.name for file in database.parent.iterdir())
 
@@ -910,11 +1162,12 @@ def test_a_newer_database(run, home, hello):
     database = Paths(home).database
     with contextlib.closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA user_version = 99")
-    notified(run("-m", hello.path, "hi"), hello, "99", "set aside")
+    notified(run("-m", hello.path, "hi"), hello, "99", "set aside", then=what_is_kept(home))
 
 
-def test_a_directory_in_the_place_of_the_database(run, home, hello):
-    Paths(home).database.mkdir(parents=True)
+def test_a_directory_in_the_place_of_the_database(run, first_start, hello):
+    """Where nothing is kept, nobody is told that it is."""
+    Paths(first_start).database.mkdir(parents=True)
     notified(run("-m", hello.path, "hi"), hello, "cannot be used")
 
 
@@ -930,6 +1183,31 @@ def test_a_locked_database(run, home, hello, monkeypatch):
 
         monkeypatch.setattr(run_module._Plain, "end", lock_first)
         notified(run("-m", hello.path, "hi"), hello, "in use by another process")
+
+
+def test_a_database_that_is_locked_when_the_reply_begins(run, home, hello, monkeypatch):
+    from localspec import Engine
+
+    connect, load = sqlite3.connect, Engine.open
+    monkeypatch.setattr(sqlite3, "connect", lambda *place, **options: connect(*place, **{**options, "timeout": 0.1}))
+    with contextlib.closing(connect(Paths(home).database, isolation_level=None)) as other:
+
+        def lock_first(*arguments: Any, **options: Any) -> Any:
+            other.execute("BEGIN IMMEDIATE")
+            return load(*arguments, **options)
+
+        monkeypatch.setattr(Engine, "open", lock_first)
+        result = run("-m", hello.path, "hi", "--pool", "off", "--no-spec")
+    notified(result, hello, "From here on this conversation is not kept", "in use by another process")
+    assert kept(home) == []
+
+
+def test_a_broken_database_holds_nothing_to_go_on_with(run, home, hello):
+    run("-m", hello.path, "hi")
+    Paths(home).database.write_bytes(b"this is no database " * 500)
+    result = run("-m", hello.path, "-c", "hi")
+    aside, mistake = result.err.splitlines()
+    assert (result.code, result.out) == (2, "") and "set aside" in aside and "no conversation to continue" in mistake
 
 
 def test_a_full_disk_while_saving(run, home, long, monkeypatch):
@@ -960,10 +1238,12 @@ def open_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-def test_a_database_that_can_only_be_read(run, open_home, monkeypatch):
+def test_a_database_that_can_only_be_read(run, open_home, lived_in, messages, monkeypatch):
     script = scripted_model(open_home / "model", LONG[:60])
+    lived_in(open_home, script.path)
     (script.path / "model.safetensors").chmod(0o644)
     assert run("-m", script.path, "hi").err == ""
+    before = kept(open_home)
     data = Paths(open_home).data_dir
     for file in data.iterdir():
         file.chmod(0o444)
@@ -974,8 +1254,14 @@ def test_a_database_that_can_only_be_read(run, open_home, monkeypatch):
     try:
         notified(run("-m", script.path, "hi"), script, "can only be read")
         reply = run("-m", script.path, "hi", "--json")
+        notified(run("-c", "more"), script, "can only be read")
     finally:
         if root:
             os.seteuid(0)
         open_home.chmod(0o755)
+        for inner in data.iterdir():
+            inner.chmod(0o644)
+        data.chmod(0o755)
+    assert kept(open_home) == before
+    assert messages[-1] == [("user", "hi"), ("assistant", script.text), ("user", "more")]
     assert reply.code == 0 and reply.json["speculation"]["acceptance_length"] > 3  # what it knows is used

@@ -9,18 +9,18 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command import environment
+from command import environment, what_is_kept
+from hostile import NAME, commands
 from scripted import Script, scripted_model
 
 from localspec.cli.main import main
 
 pty = pytest.importorskip("pty")
 termios = pytest.importorskip("termios")
-
-HOSTILE = "evil\x1b]0;owned\x07\x9b31m\u202egnp\r\x08\x7fname"  # a name of a file; nothing but / and NUL is forbidden
 
 PIECES = [
     *(bytes([byte]) for byte in range(256)),
@@ -40,13 +40,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Script:
     return scripted_model(tmp_path_factory.mktemp("hostile") / "model", PIECES)
 
 
-def commands(shown: bytes) -> set[str]:
-    """What a terminal would obey, apart from newlines and tabs."""
-    text = shown.decode("utf-8", "surrogateescape")
-    forbidden = re.compile(
-        "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ud800-\udfff]"
-    )
-    return set(forbidden.findall(text))
+@pytest.fixture
+def home(lived_in: Callable[..., Path], fresh_home: Path, hostile: Script) -> Path:
+    return lived_in(fresh_home, hostile.path)
 
 
 def at_terminal(home: Path, *arguments: object, stderr: bool = False, **variables: str) -> tuple[int, bytes, bytes]:
@@ -82,8 +78,8 @@ def at_terminal(home: Path, *arguments: object, stderr: bool = False, **variable
     return process.returncode, shown, said or b""
 
 
-def test_the_reply_at_a_terminal(tmp_path, hostile):
-    code, shown, said = at_terminal(tmp_path, "-m", hostile.path, "hi")
+def test_the_reply_at_a_terminal(home, hostile):
+    code, shown, said = at_terminal(home, "-m", hostile.path, "hi")
     assert (code, said) == (0, b"")
     assert commands(shown) == set()
     text = shown.decode()
@@ -99,52 +95,49 @@ def test_the_reply_at_a_terminal(tmp_path, hostile):
     assert "".join(map(chr, range(0x20, 0x7F))) in text and text.endswith("end\n")
 
 
-def test_progress_is_gone_before_anything_stays(tmp_path, hostile):
+def test_progress_is_gone_before_anything_stays(home, tmp_path, hostile):
     """Progress and notices on the same terminal as the reply; the model's directory has a hostile name."""
-    path = tmp_path / HOSTILE
+    path = tmp_path / NAME
     shutil.copytree(hostile.path, path)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "localspec.db").write_bytes(b"no database " * 500)
-    code, shown, _ = at_terminal(tmp_path, "-m", path, "hi", "--stats", stderr=True)
+    (home / "data" / "localspec.db").write_bytes(b"no database " * 500)
+    code, shown, _ = at_terminal(home, "-m", path, "hi", "--stats", stderr=True)
     text = shown.decode()
     assert code == 0 and PROGRESS.search(text) and "loading" in text
     assert commands(PROGRESS.sub("", text).encode()) == set()
     lines = [PROGRESS.split(line)[-1] for line in text.split("\n")]  # what is left on each line in the end
     assert lines[0].startswith("localspec: ") and "set aside" in lines[0]
-    assert lines[1].startswith("␀␁")
+    assert lines[1] + "\n" == what_is_kept(home)
+    assert lines[2].startswith("␀␁")
     assert "tokens/s" in lines[-2] and lines[-1] == ""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TERM": "dumb", "NO_COLOR": "1"}])
-def test_a_dumb_terminal_gets_no_progress(tmp_path, hostile, variables):
-    code, shown, _ = at_terminal(tmp_path, "-m", hostile.path, "hi", stderr=True, **variables)
+def test_a_dumb_terminal_gets_no_progress(home, hostile, variables):
+    code, shown, _ = at_terminal(home, "-m", hostile.path, "hi", stderr=True, **variables)
     assert code == 0 and commands(shown) == set() and b"loading" not in shown
 
 
 @pytest.mark.slow
-def test_no_colour_is_ever_used(tmp_path, hostile):
-    code, shown, _ = at_terminal(tmp_path, "-m", hostile.path, "hi", "--stats", stderr=True, NO_COLOR="1")
+def test_no_colour_is_ever_used(home, hostile):
+    code, shown, _ = at_terminal(home, "-m", hostile.path, "hi", "--stats", stderr=True, NO_COLOR="1")
     assert code == 0 and commands(PROGRESS.sub("", shown.decode()).encode()) == set()
 
 
 @pytest.mark.slow
-def test_an_error_takes_the_place_of_progress(tmp_path, hostile):
-    path = tmp_path / HOSTILE
+def test_an_error_takes_the_place_of_progress(home, tmp_path, hostile):
+    path = tmp_path / NAME
     shutil.copytree(hostile.path, path)
     (path / "tokenizer.json").write_text("{")
-    code, shown, _ = at_terminal(tmp_path, "-m", path, "hi", stderr=True)
+    code, shown, _ = at_terminal(home, "-m", path, "hi", stderr=True)
     lines = [PROGRESS.split(line)[-1] for line in shown.decode().split("\n")]
     assert code == 1 and len(lines) == 2 and lines[0].startswith("localspec: ") and "tokenizer" in lines[0]
     assert commands(lines[0].encode()) == set()
 
 
 @pytest.fixture
-def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def quiet(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This process's environment for `main`, and nothing on standard input."""
-    for name in [name for name in os.environ if name.startswith("LOCALSPEC_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     return tmp_path
 
@@ -180,24 +173,24 @@ def test_these_tests_would_notice(quiet, hostile, capfdbinary, monkeypatch):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["-m", HOSTILE, "hi"],
-        ["-m", f"./{HOSTILE}", "hi"],
+        ["-m", NAME, "hi"],
+        ["-m", f"./{NAME}", "hi"],
         ["-m", "{directory}", "hi"],
-        ["-f", HOSTILE, "hi"],
-        [f"--{HOSTILE}", "hi"],
-        ["hi", HOSTILE],
-        ["--temp", HOSTILE, "hi"],
-        ["--drafter", HOSTILE, "hi"],
-        ["--device", HOSTILE, "hi"],
-        ["--dtype", HOSTILE, "hi"],
-        ["--draft-max", HOSTILE, "hi"],
-        ["--pool", HOSTILE, "hi"],
-        ["--no-spec", "--drafter", HOSTILE, "hi"],
+        ["-f", NAME, "hi"],
+        [f"--{NAME}", "hi"],
+        ["hi", NAME],
+        ["--temp", NAME, "hi"],
+        ["--drafter", NAME, "hi"],
+        ["--device", NAME, "hi"],
+        ["--dtype", NAME, "hi"],
+        ["--draft-max", NAME, "hi"],
+        ["--pool", NAME, "hi"],
+        ["--no-spec", "--drafter", NAME, "hi"],
     ],
 )
 def test_hostile_names_in_errors(quiet, hostile, capfdbinary, arguments):
-    (quiet / HOSTILE).mkdir()
-    arguments = [argument.replace("{directory}", str(quiet / HOSTILE)) for argument in arguments]
+    (quiet / NAME).mkdir()
+    arguments = [argument.replace("{directory}", str(quiet / NAME)) for argument in arguments]
     model = [] if "-m" in arguments else ["-m", str(hostile.path)]
     assert main(["run", *model, *arguments]) in (2, 3)
     out, err = capfdbinary.readouterr()
@@ -209,10 +202,10 @@ def test_hostile_names_in_files(quiet, hostile, capfdbinary):
     """In the settings, in the user's own models, in what a model's files say."""
     config = quiet / "home" / "config"
     config.mkdir(parents=True)
-    toml = json.dumps(HOSTILE).replace("\x7f", "\\u007f")
+    toml = json.dumps(NAME).replace("\x7f", "\\u007f")
     model = quiet / "model"
     shutil.copytree(hostile.path, model)
-    said = {**json.loads((model / "config.json").read_text()), "architectures": [HOSTILE]}
+    said = {**json.loads((model / "config.json").read_text()), "architectures": [NAME]}
     (model / "config.json").write_text(json.dumps(said))
     for file, content in (
         ("config.toml", f"{toml} = 1\n"),

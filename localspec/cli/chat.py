@@ -1,0 +1,42 @@
+"""localspec chat [PROMPT]"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from localspec.cli.options import Asked, takes_shared_flags
+from localspec.cli.texts import whole
+from localspec.config import dumb_terminal
+from localspec.errors import UsageMistake
+
+app = typer.Typer()
+
+
+@app.command()
+@takes_shared_flags
+def chat(
+    asked: Asked,
+    prompt: Annotated[str | None, typer.Argument(help="The first thing to say.")] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Line by line, for dumb terminals and screen readers.")
+    ] = False,
+) -> int:
+    """A conversation in the terminal."""
+    first = None if prompt is None else whole(prompt)
+    if plain or dumb_terminal():
+        from localspec.cli.plain import converse
+
+        return converse(asked, first)
+    if not (_terminal(sys.stdin) and _terminal(sys.stdout) and _terminal(sys.stderr)):
+        raise UsageMistake(
+            "`localspec chat` needs a terminal to draw on; for pipelines there is `localspec run`, and "
+            "`localspec chat --plain` reads a prompt from each line."
+        )
+    from localspec_tui import chat as full_screen
+
+    return full_screen(asked.settings, first, asked.files, asked.resume)
+
+
+def _terminal(stream: object) -> bool:
+    return stream is not None and bool(stream.isatty())  # type: ignore[attr-defined]

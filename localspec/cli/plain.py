@@ -1,0 +1,237 @@
+"""`localspec chat --plain`: a conversation line by line, without cursor tricks."""
+
+import gc
+import sys
+from contextlib import ExitStack, closing, suppress
+from io import TextIOWrapper
+from typing import TYPE_CHECKING
+
+from localspec import registry
+from localspec.cli.interrupt import Interrupt
+from localspec.cli.options import Asked
+from localspec.cli.progress import Progress, tell
+from localspec.cli.texts import conversation_id, joined
+from localspec.config import nearest
+from localspec.conversation import left_out, saved
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.live import Live
+from localspec.opening import Opened, opened
+from localspec.text import one_line, safe
+
+if TYPE_CHECKING:
+    from localspec import Engine
+
+HELP = """/new            begin a new conversation
+/resume [ID]    go on with an earlier one; without ID: list them
+/model [NAME]   let another model answer; without NAME: list them
+/system [TEXT]  set the system prompt; without TEXT: show it
+/help           this list
+/quit           leave; so does Ctrl+D
+A line that ends in \\ goes on in the next one. Ctrl+C stops a reply. //text says /text."""
+LISTED = 20
+LONG = 1000  # tokens: reading so many takes seconds
+
+
+def converse(asked: Asked, prompt: str | None) -> int:
+    """Reads prompts from standard input until it ends, and answers each. Raises what opening the model raises."""
+    progress = _Lines()
+    if isinstance(sys.stdin, TextIOWrapper):  # what is no text is no reason to stop
+        sys.stdin.reconfigure(encoding=None if sys.stdin.isatty() else "utf-8", errors="replace")
+    with ExitStack() as at_the_end:
+        talk = _Talk(asked, opened(asked.settings, asked.resume, at_the_end, progress.notice), progress)
+        talk.greet()
+        talk.listen(prompt)
+    return 0
+
+
+class _Lines(Progress):
+    """A line for each stage, at a terminal: what is overwritten, a screen reader may read out again and again."""
+
+    def show(self, what: str) -> None:
+        if sys.stderr is not None and sys.stderr.isatty():
+            tell(one_line(f"{what} …"))
+
+
+class _Talk:
+    """One run of the line-by-line chat."""
+
+    def __init__(self, asked: Asked, at_hand: Opened, progress: Progress) -> None:
+        self._settings, self._files, self._progress = asked.settings, asked.files, progress
+        self._card, self._store, self._conversation = at_hand
+        self._engine: Engine | None = None
+        self._left = False
+
+    def _load(self, card: registry.TargetCard) -> "Engine":
+        self._progress.show(f"loading {card.name}")
+        from localspec import Engine  # torch: a second
+
+        engine = Engine.open(
+            self._settings, card, store=self._store, notice=self._progress.notice, progress=self._progress.show
+        )
+        engine.sampling(self._settings)  # what this model cannot do is told before the first prompt
+        return engine
+
+    def _loaded(self) -> "Engine":
+        if self._engine is None:
+            self._engine = self._load(self._card)
+        return self._engine
+
+    # -- lines --------------------------------------------------------------------------------------------------------
+
+    def greet(self) -> None:
+        """Which model answers, and what was said before."""
+        choice = self._loaded().choice
+        precision = choice.dtype if choice.quantize == "none" else choice.quantize
+        tell(one_line(f"{self._card.name} ({precision}, {choice.device}). /help lists the commands, Ctrl+D ends."))
+        self._recall()
+
+    def listen(self, prompt: str | None) -> None:
+        """Until the input ends or /quit."""
+        if prompt is not None and prompt.strip():
+            tell(safe(f"> {prompt}"))
+            self._answer(prompt)
+        while not self._left:
+            try:
+                line = self._line()
+                if line is None:
+                    return
+                self._take(line)
+            except KeyboardInterrupt:
+                tell("\nCtrl+D ends.")
+            except LocalspecError as error:
+                if not sys.stdin.isatty():
+                    raise  # a script shall not take what follows for the answer
+                self._progress.notice(str(error))
+                if self._engine is None:
+                    self._progress.notice(f"{self._card.name} goes on.")
+
+    def _line(self) -> str | None:
+        """The next prompt, or None at the end of the input."""
+        lines: list[str] = []
+        while True:
+            try:
+                line = _read("… " if lines else "> ")
+            except EOFError:
+                return "\n".join(lines) if lines else None
+            if not line.endswith("\\"):
+                return "\n".join([*lines, line])
+            lines.append(line[:-1])
+
+    def _take(self, line: str) -> None:
+        if line.startswith("/") and not line.startswith("//"):
+            word, *rest = line.strip().split(maxsplit=1)
+            alone = {"/new": self._new, "/help": self._help, "/quit": self._quit}
+            others = {"/resume": self._resume, "/model": self._model, "/system": self._system}
+            if word in alone:
+                if rest:
+                    raise UsageMistake(f"{word} takes nothing, and {rest[0]!r} was given; leave it out.")
+                alone[word]()
+            elif word in others:
+                others[word]("".join(rest))
+            else:
+                guess = nearest(word, [*alone, *others])
+                raise UsageMistake(f"There is no command {word!r}{guess}; /help lists them, and //text says /text.")
+        elif line.strip():
+            self._answer(line[1:] if line.startswith("//") else line)
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def _help(self) -> None:
+        tell(HELP)
+
+    def _quit(self) -> None:
+        self._left = True
+
+    def _new(self) -> None:
+        self._conversation = self._conversation.afresh()
+        tell("A new conversation.")
+
+    def _resume(self, which: str) -> None:
+        history = self._store.history if self._store else None
+        if which:
+            found = saved(history, conversation_id(which, "/resume"))
+            self._conversation = self._conversation.other(found)
+            self._recall()
+            return
+        kept = history.conversations(LISTED) if history else []
+        for info in kept:
+            tell(one_line(f"{info.id}: {info.title} ({info.turns})"))
+        if not kept:
+            tell("No conversations are kept here yet.")
+
+    def _model(self, name: str) -> None:
+        if not name:
+            for card, found in registry.installed():
+                tell(one_line(f"{card.name}: {found if isinstance(found, LocalspecError) else card.description}"))
+            return
+        card = registry.resolve(name)
+        registry.inspect(card.path)
+        self._engine = None  # if this one fails, the next prompt loads the one before
+        gc.collect()  # two may not fit at once
+        self._engine = self._load(card)
+        self._card, self._conversation.model = card, registry.reference(card)
+        tell(one_line(f"{card.name} answers from here on."))
+
+    def _system(self, text: str) -> None:
+        if text:
+            self._conversation.system = text
+        tell(safe(f"System prompt: {self._conversation.system or 'none'}"))
+
+    def _recall(self) -> None:
+        turns = self._conversation.turns
+        if turns:
+            tell(f"Going on after {len(turns)} turn{'' if len(turns) == 1 else 's'}; the last one was:")
+            tell(safe(f"> {turns[-1].prompt}"))
+            tell(safe(turns[-1].reply or "(no answer)"))
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    def _answer(self, line: str) -> None:
+        from localspec import Done, Limits, Prefill, Text
+
+        settings, engine = self._settings, self._loaded()
+        live, limits, prompt = Live(engine), Limits(settings.max_tokens, settings.stop), joined(self._files, line)
+        events = self._conversation.ask(engine, prompt, engine.sampling(settings), limits)
+        ended, how, begun = "\n", "(stopped)", False
+        with closing(events), Interrupt() as interrupt, suppress(KeyboardInterrupt):
+            for event in events:
+                live.take(event)
+                match event:
+                    case Prefill(done, total, _) if done < total:
+                        if total - done >= LONG and not begun:
+                            self._progress.show(f"reading {total - done:,} tokens")
+                        begun = True
+                    case Prefill(_, _, dropped):
+                        interrupt.wait_for_step = True
+                        if dropped:
+                            self._progress.notice(left_out(dropped))
+                    case Text(text):
+                        print(text, end="", flush=True)
+                        ended = text[-1:] or ended
+                    case Done(reason):
+                        how = "(cut off at the limit of tokens)" if reason == "length" else ""
+                if interrupt.asked:
+                    raise KeyboardInterrupt
+        print(end="" if ended == "\n" else "\n", flush=True)
+        if self._conversation.unanswered is None:
+            self._files = ""  # the model has read them
+        if how:
+            tell(how)
+        tell(f"({' · '.join(live.parts())})")
+
+
+def _read(mark: str) -> str:
+    """One line. At a terminal it can be edited, and arrow keys bring earlier ones back. Raises EOFError."""
+    if sys.stdin is None:
+        raise EOFError
+    if sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty():
+        with suppress(ImportError):  # Windows edits lines by itself
+            import readline  # noqa: F401  # input() uses it once it is imported
+        return input(mark)
+    try:
+        line = sys.stdin.readline()
+    except OSError as error:
+        raise UsageMistake(f"Standard input cannot be read ({error.strerror}); pipe text in, or </dev/null.") from None
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")

@@ -1,0 +1,46 @@
+"""The texts that commands are given: arguments, files, pipes."""
+
+import re
+import sys
+from pathlib import Path
+
+from localspec.errors import UsageMistake
+
+
+def whole(argument: str) -> str:
+    """An argument whose bytes were no text holds lone surrogates, which no tokenizer takes."""
+    return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", argument)
+
+
+def joined(*parts: str) -> str:
+    """Texts with blank lines between; those without any character are left out."""
+    return "\n\n".join(text for part in parts if (text := part.strip("\r\n")).strip())
+
+
+def conversation_id(text: str, list_of_them: str) -> int:
+    """The number of a conversation, which `list_of_them` shows. Raises UsageMistake."""
+    try:
+        return int(text)
+    except ValueError:
+        shown = text if len(text) <= 80 else text[:79] + "…"
+        raise UsageMistake(f"{shown!r} is no number of a conversation; {list_of_them} shows those that are.") from None
+
+
+def read(file: Path) -> str:
+    """The text of a file. Raises UsageMistake."""
+    try:
+        return file.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a file that can.") from None
+    except UnicodeDecodeError:
+        raise UsageMistake(f"{file} is not UTF-8 text; give a text file.") from None
+
+
+def piped() -> str | None:
+    """All of standard input, or None where that is a terminal or closed. Raises UsageMistake."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return None
+    try:
+        return sys.stdin.buffer.read().decode("utf-8", "replace")
+    except OSError as error:
+        raise UsageMistake(f"Standard input cannot be read ({error.strerror}); pipe text in, or </dev/null.") from None

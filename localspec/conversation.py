@@ -1,0 +1,158 @@
+"""A conversation: what was said so far, kept in the store as it is said, and asking a model to go on."""
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from localspec.database import StoreTrouble
+from localspec.errors import UsageMistake
+from localspec.events import Done, Event, Text
+from localspec.history import History, Saved, Turn
+
+if TYPE_CHECKING:
+    from localspec.engine.engine import Engine
+    from localspec.engine.sampling import Sampling
+    from localspec.engine.session import Limits
+    from localspec.events import Statistics
+
+SAVE_SECONDS = 1.0  # at most so much of a reply is lost when its process is killed
+
+
+def saved(history: History | None, which: int | Literal["last"]) -> Saved:
+    """The kept conversation of this id, or the one used last. Raises UsageMistake where there is none, StoreTrouble."""
+    wanted = None if history is None else history.latest() if which == "last" else which
+    found = None if history is None or wanted is None else history.read(wanted)
+    if found is None:
+        if which == "last":
+            raise UsageMistake("There is no conversation to continue here; leave --continue out to begin one.")
+        raise UsageMistake(f"There is no conversation {which} here; `localspec history list` shows those that are.")
+    return found
+
+
+def left_out(turns: int) -> str:
+    """What a person is told when the context is full."""
+    return f"The context is full: the model no longer reads the oldest {'turn' if turns == 1 else f'{turns} turns'}."
+
+
+class Conversation:
+    """What was said so far. Use it from one thread at a time.
+
+    With a history every turn is kept in it while it is said; a history that cannot be written is told through `notice`
+    and costs no reply. `turns` are those so far, the one under way included.
+    """
+
+    def __init__(
+        self,
+        history: History | None,
+        model: str,
+        system: str | None = None,
+        notice: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.id: int | None = None
+        self.model, self.system = model, system
+        self.turns: list[Turn] = []
+        self._history, self._notice = history, notice
+        self._kept = history is not None
+
+    @classmethod
+    def resume(
+        cls, history: History | None, saved: Saved, model: str, notice: Callable[[str], None] = lambda _: None
+    ) -> Self:
+        """Goes on with what was kept; without a history the rest is not kept."""
+        conversation = cls(history, model, saved.system, notice)
+        conversation.id = saved.info.id if history is not None else None
+        conversation.turns = list(saved.turns)
+        return conversation
+
+    def other(self, saved: Saved) -> "Conversation":
+        """The one that was kept, to go on with under the same conditions: kept or not, by the same model."""
+        return Conversation.resume(self._history, saved, self.model, self._notice)
+
+    def afresh(self) -> "Conversation":
+        """A new one, under the same conditions and with the same system prompt."""
+        return Conversation(self._history, self.model, self.system, self._notice)
+
+    @property
+    def unanswered(self) -> str | None:
+        """The last prompt, if no reply came. The model does not read it, and the next one takes its place."""
+        return self.turns[-1].prompt if self.turns and not self.turns[-1].reply else None
+
+    def ask(
+        self, engine: "Engine", prompt: str, sampling: "Sampling", limits: "Limits | None" = None
+    ) -> Generator[Event, None, None]:
+        """The model's answer. Stop asking for events to stop it: what was said stays, and is kept as interrupted.
+
+        A turn is kept before its `Done` is given out. Raises what `Engine.chat` raises; a prompt that it refuses leaves
+        no trace.
+        """
+        events = engine.chat([*self._messages(), {"role": "user", "content": prompt}], sampling, limits)
+        reply, kept_at, turn = "", 0.0, None
+        try:
+            with closing(events):
+                for event in events:
+                    if turn is None:
+                        turn, kept_at = self._begin(prompt), time.monotonic()
+                    if isinstance(event, Text):
+                        reply += event.text
+                        if time.monotonic() - kept_at >= SAVE_SECONDS:
+                            turn, kept_at = self._keep(replace(turn, reply=reply)), time.monotonic()
+                    elif isinstance(event, Done):
+                        figures = _figures(event.statistics, sampling)
+                        turn = self._keep(replace(turn, reply=reply, reason=event.reason, figures=figures))
+                    yield event
+        finally:
+            if turn is not None and turn.reason is None:  # the consumer stopped asking, or the engine failed
+                figures = _figures(engine.session.statistics, sampling) if engine.session.statistics else {}
+                self._keep(replace(turn, reply=reply, reason="interrupted", figures=figures))
+
+    def _messages(self) -> list[dict[str, str]]:
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        for turn in self.turns:
+            if turn.reply:
+                messages += ({"role": "user", "content": turn.prompt}, {"role": "assistant", "content": turn.reply})
+        return messages
+
+    # -- keeping ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, prompt: str) -> Turn:
+        if self.unanswered is not None:
+            del self.turns[-1]
+        turn = Turn(id=0, prompt=prompt, reply="", reason=None, figures={}, asked=time.time())
+        if self._history is not None and self._kept:
+            try:
+                self.id, number = self._history.say(self.id, prompt, model=self.model, system=self.system)
+                turn = replace(turn, id=number)
+            except StoreTrouble as trouble:
+                self._stop_keeping(trouble)
+        self.turns.append(turn)
+        return turn
+
+    def _keep(self, turn: Turn) -> Turn:
+        self.turns[-1] = turn
+        if self._history is not None and self._kept:
+            try:
+                self._history.write(turn.id, turn.reply, turn.reason, turn.figures)
+            except StoreTrouble as trouble:
+                self._stop_keeping(trouble)
+        return turn
+
+    def _stop_keeping(self, trouble: StoreTrouble) -> None:
+        """Half a conversation would be worse to come back to than one that ends here."""
+        self._kept = False
+        self._notice(f"From here on this conversation is not kept: {trouble}")
+
+
+def _figures(statistics: "Statistics", sampling: "Sampling") -> dict[str, Any]:
+    """What is kept about how a reply was made."""
+    return {
+        "prompt_tokens": statistics.prompt_tokens,
+        "completion_tokens": len(statistics.token_ids),
+        "first_token_s": round(statistics.first_token_seconds, 4),
+        "decode_s": round(statistics.decode_seconds, 4),
+        "tokens_per_second": round(statistics.tokens_per_second, 2),
+        "acceptance_length": round(statistics.acceptance_length, 4),
+        "sources": dict(statistics.sources),
+        "seed": sampling.seed,
+    }

@@ -1,0 +1,81 @@
+"""What `run` and `chat` begin with: the store, the conversation to go on with or a new one, and its model."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Literal, NamedTuple
+
+from localspec import config, registry
+from localspec.config import Settings
+from localspec.conversation import Conversation, saved
+from localspec.database import StoreTrouble
+from localspec.errors import NotHere
+from localspec.history import History, Saved
+from localspec.paths import Paths
+from localspec.registry import TargetCard
+from localspec.store import Store
+
+DEMO = "no model named, so the small demo model answers; choose one with -m."
+
+
+class Opened(NamedTuple):
+    """The store is None where nothing is kept and nothing was."""
+
+    card: TargetCard
+    store: Store | None
+    conversation: Conversation
+
+
+def opened(
+    settings: Settings,
+    resume: int | Literal["last"] | None,
+    at_the_end: ExitStack,
+    notice: Callable[[str], None],
+) -> Opened:
+    """Opens the store, which `at_the_end` closes. Raises NotHere, UsageMistake, LocalspecError for a broken model."""
+    database = Paths(config.home()).database
+    store = found = None
+    if resume is not None:
+        if database.exists():
+            store = at_the_end.enter_context(Store.open(database, notice))
+        found = saved(store.history if store else None, resume)
+    card = _card(settings, found, notice)
+    if store is None and (settings.log or database.exists()):  # what was measured here is kept there too
+        store = at_the_end.enter_context(Store.open(database, notice))
+    history = store.history if store is not None and settings.log and not store.read_only else None
+    if history is not None and store is not None and store.path is not None and not _ever_kept(history):
+        notice(
+            f"what is said is kept in {database}, readable for you alone: --no-log keeps nothing, `localspec history` "
+            "and `localspec pool` show and delete it."
+        )
+    if found is None:
+        return Opened(card, store, Conversation(history, registry.reference(card), settings.system, notice))
+    conversation = Conversation.resume(history, found, registry.reference(card), notice)
+    if settings.origins.get("system", "").startswith("--"):
+        conversation.system = settings.system
+    return Opened(card, store, conversation)
+
+
+def _ever_kept(history: History) -> bool:
+    try:
+        return history.ever_kept
+    except StoreTrouble:  # costs no reply; it is told when the first turn cannot be kept either
+        return True
+
+
+def _card(settings: Settings, found: Saved | None, notice: Callable[[str], None]) -> TargetCard:
+    """The model of the flag, else that of the conversation, else that of the settings, else the demo model."""
+    if found is not None and not settings.origins.get("model", "").startswith("--"):
+        try:
+            return _here(found.info.model)
+        except NotHere:
+            notice(f"the model of this conversation, {found.info.model}, is no longer here.")
+    if settings.model is None:
+        notice(DEMO)
+    return _here(settings.model or "demo")
+
+
+def _here(name: str) -> TargetCard:
+    """A mistake in the model's name or directory is told before anything is loaded."""
+    card = registry.resolve(name)
+    registry.inspect(card.path)
+    return card

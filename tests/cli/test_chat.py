@@ -1,0 +1,115 @@
+"""`localspec chat`: which of its two forms begins, and with what."""
+
+import io
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from localspec.cli import plain
+from localspec.cli.main import main
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Begun(NamedTuple):
+    """The form that began: its name, the settings, what was asked for, what comes before the first prompt, the prompt."""
+
+    form: str
+    settings: Any
+    resume: Any
+    files: str
+    prompt: str | None
+
+
+@pytest.fixture
+def begun(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> list[Begun]:
+    """Neither form goes further than its first line, and each has an exit code of its own."""
+    seen: list[Begun] = []
+
+    def line_by_line(asked: Any, prompt: str | None) -> int:
+        seen.append(Begun("plain", asked.settings, asked.resume, asked.files, prompt))
+        return 7
+
+    def full_screen(settings: Any, prompt: str | None, files: str, resume: Any) -> int:
+        seen.append(Begun("full screen", settings, resume, files, prompt))
+        return 9
+
+    monkeypatch.setattr(plain, "converse", line_by_line)
+    monkeypatch.setattr("localspec_tui.chat", full_screen)
+    monkeypatch.setenv("TERM", "xterm")
+    return seen
+
+
+def chat(*arguments: str, **others: Any) -> tuple[int, str]:
+    """`localspec chat ARGUMENTS` at a terminal, but for the `others`: its exit code, what it said on standard error."""
+    errors = Terminal()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, stream in {"stdin": Terminal(), "stdout": Terminal(), "stderr": errors, **others}.items():
+            patch.setattr(sys, name, stream)
+        return main(["chat", *arguments]), errors.getvalue()
+
+
+def test_at_a_terminal_it_fills_the_screen(begun):
+    assert chat() == (9, "")
+    [(form, settings, resume, files, prompt)] = begun
+    assert (form, resume, files, prompt) == ("full screen", None, "", None) and settings.log
+
+
+@pytest.mark.parametrize("how", ["flag", "terminal", "both"])
+def test_line_by_line(begun, monkeypatch, how):
+    if how != "flag":
+        monkeypatch.setenv("TERM", "dumb")
+    assert chat(*(["--plain"] if how != "terminal" else [])) == (7, "")
+    assert [begin.form for begin in begun] == ["plain"]
+
+
+@pytest.mark.parametrize("missing", ["stdin", "stdout", "stderr"])
+@pytest.mark.parametrize("other", [None, io.StringIO()])
+def test_without_a_terminal(begun, missing, other):
+    code, said = chat(**{missing: other})
+    assert code == 2 and begun == []
+    if missing != "stderr":
+        assert said.startswith("localspec: `localspec chat` needs a terminal") and said.count("\n") == 1
+        assert "localspec run" in said and "--plain" in said
+    assert chat("--plain", **{missing: other}) == (7, "")
+
+
+@pytest.mark.parametrize("form", [[], ["--plain"]])
+def test_what_it_is_given(begun, tmp_path, form):
+    (tmp_path / "notes").write_text("notes\n")
+    chat(*form, "-f", str(tmp_path / "notes"), "-f", str(tmp_path / "notes"), "-c", "-m", "there", "-n", "9", "hi")
+    chat(*form, "--conversation", "12", "--no-log", "-s", "a\udcff", "b\udce9\ud800")
+    chat(*form, "")
+    first, second, third = begun
+    assert (first.files, first.resume, first.prompt) == ("notes\n\nnotes", "last", "hi")
+    assert (first.settings.model, first.settings.max_tokens, first.settings.log) == ("there", 9, True)
+    assert (second.files, second.resume, second.prompt) == ("", 12, "b\ufffd\ufffd")
+    assert (second.settings.system, second.settings.log) == ("a\ufffd", False)
+    assert (third.resume, third.prompt) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-c", "--conversation", "3"], "--continue and --conversation 3 exclude each other"),
+        (["--conversation", "last"], "'last' is no number of a conversation"),
+        (["--conversation", "9" * 5000], "9…' is no number of a conversation"),
+        (["-f", "gone.txt"], "gone.txt cannot be read"),
+        (["hi", "there"], "there"),
+        (["--temp", "hot"], "--temperature 'hot'"),
+        (["--no-spec", "--drafter", "phrases"], "--no-spec and --drafter phrases"),
+        (["--json"], "--json"),
+        (["--stats"], "--stats"),
+    ],
+)
+@pytest.mark.parametrize("form", [[], ["--plain"]])
+def test_mistakes(begun, fresh_home, form, arguments, said):
+    code, told = chat(*form, *arguments)
+    assert code == 2 and begun == []
+    assert told.startswith("localspec: ") and told.count("\n") == 1 and said in told and len(told) < 400
+    assert not fresh_home.exists()

@@ -1,0 +1,100 @@
+"""A process that is killed in mid-reply loses nothing that was finished."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+from typing import IO
+
+import pytest
+from command import environment
+
+from localspec.conversation import saved
+from localspec.paths import Paths
+from localspec.store import Store
+
+FIGURES = b"(", b" GiB"  # the line behind a finished reply begins and goes on like this
+
+
+class Chat:
+    """`localspec chat --plain` in a process; what it writes is read by threads, so that it never waits for us."""
+
+    def __init__(self, home: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "localspec", "chat", "--plain", "-m", "demo", "-n", "150", *arguments],
+            env=environment(home), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+        )  # fmt: skip
+        self.said, self.told = bytearray(), Queue[bytes]()
+        assert self.process.stdout and self.process.stderr
+        self._threads = [
+            Thread(target=self._hear, args=(self.process.stdout,)),
+            Thread(target=lambda lines: [self.told.put(line) for line in lines], args=(self.process.stderr,)),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _hear(self, stream: IO[bytes]) -> None:
+        while part := stream.read(4096):
+            self.said += part
+
+    def ask(self, prompt: str) -> None:
+        assert self.process.stdin
+        self.said.clear()
+        self.process.stdin.write(prompt.encode() + b"\n")
+
+    def wait_for(self, *words: bytes) -> bytes:
+        while True:
+            line = self.told.get(timeout=60)
+            if all(word in line for word in words):
+                return line
+
+    def wait_for_text(self) -> None:
+        while not self.said:
+            assert self.process.poll() is None
+            time.sleep(0.001)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+def test_every_finished_turn_is_there_on_resume(tmp_path, kills):
+    chance = random.Random(4)
+    finished: list[tuple[str, str]] = []
+    parts = 0
+    for number in range(kills):
+        afresh = number % 4 == 0  # conversations stay short enough for the model's context
+        chat = Chat(tmp_path, *([] if afresh else ["-c"]))
+        if afresh:
+            finished.clear()
+        else:
+            greeting = chat.wait_for(b"Going on after")
+            assert int(greeting.split()[3]) - len(finished) in (0, 1)  # the one that was killed may be there in part
+        chat.ask(f"Tell me a story about the number {number}.")
+        chat.wait_for(*FIGURES)
+        finished.append((f"Tell me a story about the number {number}.", chat.said.decode().removesuffix("\n")))
+        chat.ask(f"And now a long one about {number} dogs.")
+        chat.wait_for_text()
+        time.sleep(chance.expovariate(5))
+        killed = chat.process.poll() is None and chat.told.empty()
+        chat.kill()
+        with Store.open(Paths(tmp_path).database, pytest.fail) as store:
+            turns = saved(store.history, "last").turns
+        whole = [(turn.prompt, turn.reply.removesuffix("\n")) for turn in turns if turn.reason in ("stop", "length")]
+        part = [turn for turn in turns if turn.reason is None]
+        if whole[-1][0].startswith("And now"):  # it was quicker than the kill
+            finished.append(whole[-1])
+        assert whole == finished
+        if killed and part:
+            parts += 1
+            assert part[-1].prompt == f"And now a long one about {number} dogs."
+            assert part[-1].reply == "" or chat.said.decode("utf-8", "ignore").startswith(part[-1].reply)
+    assert parts >= kills // 2  # else the kills came too late to mean anything

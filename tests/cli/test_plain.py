@@ -1,0 +1,810 @@
+"""`localspec chat --plain`: a line in, an answer out; everything but the answers goes to standard error."""
+
+import contextlib
+import errno
+import io
+import itertools
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from command import environment, what_is_kept
+from hostile import NAME, commands
+from scripted import Script, scripted_model
+
+from localspec import hardware
+from localspec.cli import plain
+from localspec.cli.main import main
+from localspec.conversation import saved
+from localspec.history import Saved
+from localspec.paths import Paths
+from localspec.store import Store
+
+pty = pytest.importorskip("pty")
+fcntl = pytest.importorskip("fcntl")
+termios = pytest.importorskip("termios")
+
+Messages = list[list[tuple[str, str]]]
+FIGURES = re.compile(r"\(.*\b\d[\d,]* of [\d,]+ tokens · \d+\.\d\d GiB · fp32, (bitwise|numerical)\)")
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Terminal(io.TextIOWrapper):
+    """Where somebody types: a mistake there ends nothing."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("chat-models")
+
+
+@pytest.fixture(scope="session")
+def hello(models: Path) -> Script:
+    return scripted_model(models / "hello", [b"Hel", b"lo", b"!"])
+
+
+@pytest.fixture(scope="session")
+def endless(models: Path) -> Script:
+    return scripted_model(models / "endless", [b"and ", b"so ", b"on "], again=0, context=10**9)
+
+
+@pytest.fixture
+def home(lived_in: Callable[..., Path], fresh_home: Path, hello: Script, endless: Script) -> Path:
+    return lived_in(fresh_home, hello.path, endless.path)
+
+
+@pytest.fixture
+def talk(home: Path, hello: Script, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Callable[..., Result]:
+    """talk(*lines): the chat with `hello` in this process. Rows cost next to nothing, on a busy machine too."""
+    cheap = hardware.ForwardCosts((1, 64), (256,), ((1.0, 1.1),))
+    monkeypatch.setattr("localspec.engine.engine.forward_costs", lambda target: cheap)
+
+    def call(
+        *lines: str | bytes,
+        arguments: Sequence[object] = (),
+        model: Path | None = hello.path,
+        terminal: bool = False,
+        end: bytes = b"\n",
+    ) -> Result:
+        typed = [line.encode() if isinstance(line, str) else line for line in lines]
+        stdin = io.BytesIO(b"\n".join(typed) + end if typed else b"")
+        monkeypatch.setattr(sys, "stdin", (Terminal if terminal else io.TextIOWrapper)(stdin, encoding="utf-8"))
+        capfd.readouterr()
+        named = ["-m", model] if model else []
+        code = main(["chat", "--plain", *map(str, [*named, *arguments])])
+        return Result(code, *capfd.readouterr())
+
+    return call
+
+
+def greeting(model: Script) -> str:
+    return f"{model.path} (fp32, cpu). /help lists the commands, Ctrl+D ends."
+
+
+def told(result: Result, model: Script) -> list[str]:
+    """The lines on standard error behind the greeting of this model; figures are just '(figures)'."""
+    first, *lines = result.err.removesuffix("\n").split("\n")
+    assert first == greeting(model), result.err
+    return ["(figures)" if FIGURES.fullmatch(line) else line for line in lines]
+
+
+def kept(home: Path) -> list[Saved]:
+    """Every conversation in that home, the one used last first."""
+    with Store.open(Paths(home).database, pytest.fail) as store:
+        return [saved(store.history, info.id) for info in store.history.conversations()]
+
+
+def keep(home: Path, *turns: tuple[str, str], model: str = "demo", system: str | None = None) -> int:
+    """A conversation of these turns, as it would have been kept; its number."""
+    number = None
+    with Store.open(Paths(home).database, pytest.fail) as store:
+        for prompt, reply in turns:
+            number, turn = store.history.say(number, prompt, model=model, system=system)
+            store.history.write(turn, reply, "stop" if reply else "interrupted")
+    assert number is not None
+    return number
+
+
+def said(conversation: Saved) -> list[tuple[str, str, str | None]]:
+    return [(turn.prompt, turn.reply, turn.reason) for turn in conversation.turns]
+
+
+def prompts(messages: Messages) -> list[str]:
+    """The last thing that was said, time after time."""
+    return [read[-1][1] for read in messages]
+
+
+def interrupting(original: Callable[..., Any], call: int, times: int = 1) -> Callable[..., Any]:
+    """`original`, and Ctrl+C at the beginning of its call of that number."""
+    calls = itertools.count(1)
+
+    def wrapped(*arguments: Any) -> Any:
+        if next(calls) == call:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+        return original(*arguments)
+
+    return wrapped
+
+
+# -- prompts and answers -----------------------------------------------------------------------------------------------
+
+
+def test_each_line_is_answered_in_turn(talk, home, hello, messages):
+    result = talk("one", "", " \t ", " two ")
+    assert (result.code, result.out) == (0, "Hello!\nHello!\n")
+    assert told(result, hello) == ["(figures)"] * 2
+    assert messages == [[("user", "one")], [("user", "one"), ("assistant", "Hello!"), ("user", " two ")]]
+    [conversation] = kept(home)
+    assert said(conversation) == [("one", "Hello!", "stop"), (" two ", "Hello!", "stop")]
+    assert conversation.info.model == str(hello.path) and conversation.system is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        (b"one\\\n  two\\\nthree\nfour\n", ["one\n  two\nthree", "four"]),
+        (b"one\\\n\\\ntwo\n", ["one\n\ntwo"]),
+        (b"one\\\n", ["one"]),  # the input ends in mid-prompt
+        (b"one\\", ["one"]),
+        (b"one\ntwo", ["one", "two"]),
+        (b"\\\n \\\n\n", []),
+        (b"one\r\ntwo\\\r\nthree\r\n", ["one", "two\nthree"]),
+        (b"caf\xe9 \xe2\x82\nna\xc3\xafve", ["caf\ufffd \ufffd", "naïve"]),
+        (b"//quit\n///\n //new\n /help\n", ["/quit", "//", " //new", " /help"]),
+        (b"", []),
+        (b"\n\n", []),
+    ],
+)
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_a_prompt_is(talk, hello, messages, typed, found, terminal):
+    result = talk(typed, end=b"", terminal=terminal)
+    assert (result.code, result.out) == (0, "Hello!\n" * len(found))
+    assert prompts(messages) == found and told(result, hello) == ["(figures)"] * len(found)
+
+
+def test_input_that_is_no_utf_8_terminal(talk, messages, monkeypatch):
+    monkeypatch.setattr(
+        Terminal, "__init__", lambda self, stream, encoding: io.TextIOWrapper.__init__(self, stream, "latin-1")
+    )
+    talk(b"caf\xe9", terminal=True)
+    assert prompts(messages) == ["café"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "out"), [([b"a", b"\n"], "a\n"), ([b"a", b"\n", b"\n"], "a\n\n"), ([b"\n", b"a"], "\na\n")]
+)
+def test_the_newline_behind_an_answer(talk, tmp_path, pieces, out):
+    assert talk("hi", model=scripted_model(tmp_path / "model", pieces).path).out == out
+
+
+def test_a_model_that_says_nothing(talk, home, models):
+    silent = scripted_model(models / "silent", [b"x"], follows={258: 259})
+    assert talk("one", model=silent.path).out == ""
+    result = talk("two", model=silent.path, arguments=["-c"])
+    assert result.out == "" and "> one\n(no answer)\n" in result.err
+    assert said(kept(home)[0]) == [("two", "", "stop")]
+
+
+def test_an_answer_that_is_cut_off_is_said_to_be(talk, home, hello):
+    result = talk("one", "two", arguments=["-n", "2"])
+    assert result.out == "Hello\nHello\n"
+    assert told(result, hello) == ["(cut off at the limit of tokens)", "(figures)"] * 2
+    assert said(kept(home)[0])[0] == ("one", "Hello", "length")
+    assert told(talk("one", arguments=["--stop", "o!"]), hello) == ["(figures)"]
+
+
+def test_a_full_context_is_told(talk, models):
+    small = scripted_model(models / "small", [b"a", b"b"], context=64)
+    result = talk("x" * 20, "y" * 20, "z" * 20, model=small.path)
+    assert result.out == "ab\nab\nab\n"
+    assert told(result, small) == [
+        "(figures)",
+        "localspec: The context is full: the model no longer reads the oldest turn.",
+        "(figures)",
+        "localspec: The context is full: the model no longer reads the oldest 2 turns.",
+        "(figures)",
+    ]
+
+
+def test_what_takes_a_while_is_told_as_lines(talk, home, hello, endless, monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr(plain._Lines, "show", lambda self, what: told.append(what))
+    talk("x" * 2000, "x" * 900, "hi", f"/model {endless.path}", arguments=["-n", "1", "--no-spec"])
+    assert told == [f"loading {hello.path}", "reading 2,003 tokens", f"loading {endless.path}"]
+
+
+def test_the_first_start_says_what_is_kept(talk, home, hello):
+    shutil.rmtree(home)
+    assert talk().err == what_is_kept(home) + greeting(hello) + "\n"
+    assert talk("hi").err.startswith(what_is_kept(home) + greeting(hello) + "\n")
+    assert told(talk(), hello) == []
+    shutil.rmtree(home)
+    assert told(talk("hi", "/new", "hi", "/resume", arguments=["--no-log"]), hello) == [
+        "(figures)", "A new conversation.", "(figures)", "No conversations are kept here yet."
+    ]  # fmt: skip
+    assert not home.exists()
+
+
+# -- what comes before the first line ----------------------------------------------------------------------------------
+
+
+def test_a_prompt_as_an_argument(talk, hello, messages):
+    result = talk("two", arguments=["one"])
+    assert told(result, hello) == ["> one", "(figures)", "(figures)"] and result.out == "Hello!\nHello!\n"
+    assert told(talk(arguments=["/help"]), hello) == ["> /help", "(figures)"]
+    assert prompts(messages) == ["one", "two", "/help"]
+    for nothing in ("", " \n"):
+        assert told(talk(arguments=[nothing]), hello) == []
+
+
+def test_going_on(talk, home, hello, messages):
+    talk("one", "two")
+    result = talk("four", arguments=["-c", "three"], model=None)
+    assert told(result, hello) == [
+        "Going on after 2 turns; the last one was:", "> two", "Hello!", "> three", "(figures)", "(figures)"
+    ]  # fmt: skip
+    assert [text for role, text in messages[-1] if role == "user"] == ["one", "two", "three", "four"]
+    [conversation] = kept(home)
+    other = keep(home, ("lost", ""))
+    assert told(talk(arguments=["-c"]), hello) == ["Going on after 1 turn; the last one was:", "> lost", "(no answer)"]
+    talk("five", arguments=["--conversation", conversation.info.id])
+    assert [text for role, text in messages[-1] if role == "user"] == ["one", "two", "three", "four", "five"]
+    assert [conversation.info.turns for conversation in kept(home)] == [5, 1]
+    talk("six", arguments=["--conversation", other, "--no-log"])
+    assert messages[-1] == [("user", "six")] and [conversation.info.turns for conversation in kept(home)] == [5, 1]
+
+
+def test_text_of_files_goes_before_the_first_prompt_only(talk, hello, tmp_path, messages):
+    (tmp_path / "notes").write_text("some notes\n")
+    talk("/help", "one", "two", "/new", "three", arguments=["-f", tmp_path / "notes"])
+    assert prompts(messages) == ["some notes\n\none", "two", "three"]
+    messages.clear()
+    talk("two", arguments=["-f", tmp_path / "notes", "one"])
+    assert prompts(messages) == ["some notes\n\none", "two"]
+
+
+def test_files_that_were_not_read_go_before_the_next_prompt(talk, models, home, tmp_path, messages, monkeypatch):
+    from localspec.engine import session
+
+    (tmp_path / "notes").write_text("notes\n")
+    small = scripted_model(models / "smaller", [b"a"], context=200)
+    result = talk("x" * 300, "one", "two", model=small.path, arguments=["-f", tmp_path / "notes"], terminal=True)
+    assert result.code == 0 and "The prompt is 310 tokens long" in result.err
+    assert prompts(messages)[1:] == ["notes\n\none", "two"]
+    monkeypatch.setattr(session, "prefill_step", interrupting(session.prefill_step, 1))
+    talk("lost", "three", model=small.path, arguments=["-f", tmp_path / "notes"])
+    assert messages[-1] == [("user", "notes\n\nthree")]
+    assert said(kept(home)[0]) == [("notes\n\nthree", "a", "stop")]
+
+
+def test_what_a_model_cannot_do_is_told_before_anybody_types(talk, hello):
+    result = talk("hi", arguments=["--top-k", "5"], terminal=True)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("localspec: --top-k has no effect at temperature 0") and result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["-m", "dmo"], 3, "'dmo'"),
+        (["-c"], 2, "no conversation to continue"),
+        (["--conversation", "77"], 2, "no conversation 77"),
+    ],
+)
+def test_what_it_cannot_begin_with(talk, arguments, code, words):
+    for terminal in (False, True):
+        result = talk("hi", arguments=arguments, terminal=terminal)
+        assert (result.code, result.out, result.err.count("\n")) == (code, "", 1)
+        assert result.err.startswith("localspec: ") and words in result.err
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+def test_help_knows_every_command(talk, hello):
+    lines = told(talk("/help"), hello)
+    assert "\n".join(lines) == plain.HELP
+    known = {line.split()[0] for line in lines if line.startswith("/")}
+    assert known == {"/new", "/resume", "/model", "/system", "/help", "/quit"}
+    for command in known:
+        assert "There is no command" not in talk(command, terminal=True).err
+
+
+@pytest.mark.parametrize("line", ["/quit", "/quit ", "/quit\t", b"/quit\\\n"])
+def test_quit(talk, hello, messages, line):
+    result = talk(line, "hi")
+    assert (result.code, result.out, told(result, hello)) == (0, "", []) and messages == []
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "sentence"),
+    [
+        ("/nwe", 2, "There is no command '/nwe' (did you mean '/new'?); /help lists them, and //text says /text."),
+        ("/qiut", 2, "There is no command '/qiut' (did you mean '/quit'?); /help lists them, and //text says /text."),
+        ("/", 2, "There is no command '/'; /help lists them, and //text says /text."),
+        ("/usr/bin/env", 2, "There is no command '/usr/bin/env'; /help lists them, and //text says /text."),
+        ("/new one", 2, "/new takes nothing, and 'one' was given; leave it out."),
+        ("/help  me out", 2, "/help takes nothing, and 'me out' was given; leave it out."),
+        ("/quit now", 2, "/quit takes nothing, and 'now' was given; leave it out."),
+        ("/resume last", 2, "'last' is no number of a conversation; /resume shows those that are."),
+        ("/resume 7 8", 2, "'7 8' is no number of a conversation; /resume shows those that are."),
+        ("/resume " + "9" * 5000, 2, f"'{'9' * 79}…' is no number of a conversation; /resume shows those that are."),
+        ("/resume 7", 2, "There is no conversation 7 here; `localspec history list` shows those that are."),
+        ("/resume -1", 2, "There is no conversation -1 here; `localspec history list` shows those that are."),
+        ("/model dmo", 3, "There is no model 'dmo' (did you mean 'demo'?); give a local directory, or a name out of: "),
+    ],
+)
+def test_mistakes(talk, hello, messages, line, code, sentence):
+    """In a pipe a mistake ends the chat, for what follows may have been meant for what failed."""
+    result = talk("one", line, "two")
+    assert (result.code, result.out, prompts(messages)) == (code, "Hello!\n", ["one"])
+    figures, mistake = told(result, hello)
+    assert figures == "(figures)" and mistake.startswith(f"localspec: {sentence}")
+    result = talk(line, "two", terminal=True)
+    assert (result.code, result.out, prompts(messages)) == (0, "Hello!\n", ["one", "two"])
+    assert told(result, hello) == [mistake, "(figures)"]
+
+
+def test_a_new_conversation(talk, home, hello, messages):
+    result = talk("one", "/new", "two", "/new", "/new", arguments=["-s", "Be kind."])
+    assert told(result, hello) == ["(figures)", "A new conversation.", "(figures)", *["A new conversation."] * 2]
+    assert messages[-1] == [("system", "Be kind."), ("user", "two")]
+    assert [conversation.info.title for conversation in kept(home)] == ["two", "one"]
+
+
+def test_resuming(talk, home, hello, messages):
+    first, second = keep(home, ("one", "eins"), ("two", "zwei")), keep(home, ("three", "drei"), system="Be kind.")
+    result = talk("/resume", f"/resume {first}", "go on", f"/resume  {second}", "on", "/resume")
+    assert told(result, hello) == [
+        f"{second}: three (1)",
+        f"{first}: one (2)",
+        "Going on after 2 turns; the last one was:",
+        "> two",
+        "zwei",
+        "(figures)",
+        "Going on after 1 turn; the last one was:",
+        "> three",
+        "drei",
+        "(figures)",
+        f"{second}: three (2)",
+        f"{first}: one (3)",
+    ]
+    assert [text for _, text in messages[0]] == ["one", "eins", "two", "zwei", "go on"]
+    assert [text for _, text in messages[1]] == ["Be kind.", "three", "drei", "on"]
+    assert [conversation.info.model for conversation in kept(home)] == [str(hello.path)] * 2
+    before = kept(home)
+    talk(f"/resume {first}", "and on", arguments=["--no-log"])
+    assert len(messages[-1]) == 7 and kept(home) == before
+
+
+def test_the_list_is_short(talk, home, hello):
+    numbers = [keep(home, (f"number {n}", "yes")) for n in range(plain.LISTED + 3)]
+    lines = told(talk("/resume"), hello)
+    assert len(lines) == plain.LISTED and lines[0] == f"{numbers[-1]}: number {plain.LISTED + 2} (1)"
+
+
+def test_the_system_prompt(talk, home, hello, messages):
+    result = talk("/system", "one", "/system Be  kind.", "two", "/system\tBe\\", "brief.", "/system", "three")
+    assert told(result, hello) == [
+        "System prompt: none", "(figures)", "System prompt: Be  kind.", "(figures)",
+        "System prompt: Be", "brief.", "System prompt: Be", "brief.", "(figures)",
+    ]  # fmt: skip
+    assert [read[0] for read in messages] == [("user", "one"), ("system", "Be  kind."), ("system", "Be\nbrief.")]
+    assert kept(home)[0].system == "Be\nbrief."
+    assert told(talk("/system", arguments=["-s", "Be loud."]), hello) == ["System prompt: Be loud."]
+
+
+# -- another model -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def named(home: Path, hello: Script, endless: Script) -> Path:
+    """Both models by name, and one that is not there."""
+    (home / "config").mkdir()
+    file = home / "config" / "models.toml"
+    file.write_text(
+        f'[greeter]\npath = "{hello.path}"\ndescription = "Says hello."\n'
+        f'[talker]\npath = "{endless.path}"\ndescription = "Never ends."\n[lost]\npath = "/nowhere/at/all"\n'
+    )
+    return file
+
+
+def test_another_model(talk, home, hello, named, endless, messages):
+    result = talk("one", "/model", "/model talker", "two", "/model greeter", "three", arguments=["-n", "3"])
+    assert result.out == "Hello!\nand so on \nHello!\n"
+    *listed, switch, cut, _, back, again, _ = told(result, hello)
+    assert {"greeter: Says hello.", "talker: Never ends."} < set(listed)
+    assert "lost: There is no directory /nowhere/at/all; give one in the Hugging Face layout." in listed
+    assert (switch, back) == ("talker answers from here on.", "greeter answers from here on.")
+    assert cut == again == "(cut off at the limit of tokens)"
+    assert [text for _, text in messages[-1]] == ["one", "Hello!", "two", "and so on ", "three"]
+    assert kept(home)[0].info.model == "greeter"
+
+
+def test_the_model_before_is_gone_before_the_next_is_loaded(talk, named, monkeypatch):
+    """Two may not fit in memory at once."""
+    from localspec import Engine
+
+    load, loaded = Engine.open, []
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        assert [target() for target in loaded] == [None] * len(loaded)
+        engine = load(*arguments, **options)
+        loaded.append(weakref.ref(engine.target))
+        return engine
+
+    monkeypatch.setattr(Engine, "open", watched)
+    assert talk("one", "/model talker", "two", "/model greeter", arguments=["-n", "3"]).code == 0
+    assert len(loaded) == 3
+
+
+@pytest.fixture
+def broken(named: Path, hello: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """broken(how): the name of a model that cannot be had."""
+
+    def make(how: str) -> str:
+        if how == "too large":
+            from localspec import DoesNotFit, Engine
+
+            load = Engine.open
+
+            def refuse(settings: Any, card: Any, **options: Any) -> Any:
+                if card.name == "talker":
+                    raise DoesNotFit("talker needs 99.0 GiB of memory.")
+                return load(settings, card, **options)
+
+            monkeypatch.setattr(Engine, "open", refuse)
+            return "talker"
+        path = Path(shutil.copytree(hello.path, tmp_path / "damaged"))
+        (path / ("config.json" if how == "damaged" else "tokenizer.json")).write_text("{")
+        return str(path)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "words"),
+    [("too large", 4, "99.0 GiB"), ("damaged", 1, "config.json"), ("no tokenizer", 1, "tokenizer")],
+)
+def test_a_model_that_cannot_be_had(talk, home, hello, messages, broken, how, code, words):
+    name = broken(how)
+    result = talk("one", f"/model {name}", "two", terminal=True)
+    assert (result.code, result.out) == (0, "Hello!\nHello!\n")
+    _, mistake, *on, _ = told(result, hello)
+    assert mistake.startswith("localspec: ") and words in mistake
+    assert on == ([] if how == "damaged" else [f"localspec: {hello.path} goes on."])
+    assert [text for _, text in messages[-1]] == ["one", "Hello!", "two"]
+    assert kept(home)[0].info.model == str(hello.path)
+    result = talk("one", f"/model {name}", "two")
+    assert (result.code, result.out) == (code, "Hello!\n") and told(result, hello)[1:] == [mistake]
+
+
+def test_settings_that_the_other_model_cannot_take(talk, models, hello):
+    own = scripted_model(models / "own", [b"Hi"], generation={"do_sample": True, "temperature": 0.5})
+    result = talk("one", f"/model {hello.path}", "two", model=own.path, arguments=["--top-k", "5"], terminal=True)
+    assert (result.code, result.out) == (0, "Hi\nHi\n")
+    _, mistake, on, _ = told(result, own)
+    assert mistake.startswith("localspec: --top-k has no effect") and on == f"localspec: {own.path} goes on."
+
+
+def test_loading_another_model_can_be_stopped(talk, hello, named, monkeypatch):
+    from localspec import Engine
+
+    load = Engine.open
+
+    def slow(settings: Any, card: Any, **options: Any) -> Any:
+        if card.name == "talker":
+            signal.raise_signal(signal.SIGINT)
+        return load(settings, card, **options)
+
+    monkeypatch.setattr(Engine, "open", slow)
+    result = talk("one", "/model talker", "two", terminal=True)
+    assert (result.code, result.out) == (0, "Hello!\nHello!\n")
+    assert told(result, hello) == ["(figures)", "", "Ctrl+D ends.", "(figures)"]
+
+
+# -- Ctrl+C and other ends ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["take", "decode_step"])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_reply_that_is_stopped_is_kept_and_the_chat_goes_on(
+    talk, home, endless, messages, monkeypatch, place, terminal
+):
+    from localspec.engine import session
+
+    owner: Any = plain.Live if place == "take" else session
+    monkeypatch.setattr(owner, place, interrupting(getattr(owner, place), 6))
+    result = talk("one", "/model", model=endless.path, terminal=terminal)
+    [turn] = kept(home)[0].turns
+    assert (turn.prompt, turn.reason) == ("one", "interrupted")
+    assert result.out == turn.reply + "\n" and ("and so on " * 99).startswith(turn.reply) and len(turn.reply) > 8
+    assert turn.figures["completion_tokens"] >= 3
+    assert result.code == 0 and told(result, endless)[:2] == ["(stopped)", "(figures)"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    monkeypatch.setattr(owner, place, interrupting(getattr(owner, place), 3))
+    talk("two", model=endless.path, arguments=["-c"])
+    assert messages[-1] == [("user", "one"), ("assistant", turn.reply), ("user", "two")]
+    assert [turn.reason for turn in kept(home)[0].turns] == ["interrupted"] * 2
+
+
+def test_a_second_interrupt_does_not_wait(talk, home, endless, hello, monkeypatch):
+    from localspec.engine import session
+
+    monkeypatch.setattr(session, "decode_step", interrupting(session.decode_step, 4, times=2))
+    result = talk("one", f"/model {hello.path}", "two", model=endless.path, arguments=["--no-spec"])
+    assert (result.code, result.out) == (0, "and so on and \nHello!\n")
+    assert told(result, endless)[:2] == ["(stopped)", "(figures)"]
+    assert [turn.reply for turn in kept(home)[0].turns] == ["and so on and ", "Hello!"]
+
+
+def test_a_long_prompt_can_be_stopped(talk, home, endless, messages, monkeypatch):
+    from localspec.engine import session
+
+    monkeypatch.setattr(session, "prefill_step", interrupting(session.prefill_step, 2))
+    result = talk("x" * 2000, "two", model=endless.path, arguments=["-n", "3"])
+    assert (result.code, result.out) == (0, "and so on \n")
+    assert told(result, endless) == ["(stopped)", "(figures)", "(cut off at the limit of tokens)", "(figures)"]
+    assert messages[-1] == [("user", "two")] and said(kept(home)[0]) == [("two", "and so on ", "length")]
+
+
+def test_an_interrupt_behind_the_last_word_stops_nothing(talk, home, hello, monkeypatch):
+    from localspec.events import Done
+
+    original = plain.Live.take
+
+    def take(live: Any, event: Any) -> None:
+        original(live, event)
+        if isinstance(event, Done):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(plain.Live, "take", take)
+    result = talk("one", "two")
+    assert (result.code, result.out) == (0, "Hello!\nHello!\n") and told(result, hello) == ["(figures)"] * 2
+    assert [turn.reason for turn in kept(home)[0].turns] == ["stop"] * 2
+
+
+def test_an_interrupt_at_the_prompt_ends_nothing(talk, hello, messages, monkeypatch):
+    """What was typed of a prompt so far is forgotten."""
+    lines = iter(["one\\\n", KeyboardInterrupt, "two\n", KeyboardInterrupt, ""])
+
+    def readline(_: Terminal) -> str:
+        line = next(lines)
+        if not isinstance(line, str):
+            raise line
+        return line
+
+    monkeypatch.setattr(Terminal, "readline", readline)
+    result = talk(terminal=True)
+    assert (result.code, told(result, hello)) == (0, ["", "Ctrl+D ends.", "(figures)", "", "Ctrl+D ends."])
+    assert prompts(messages) == ["two"]
+
+
+def test_interrupted_while_the_first_model_is_loaded(talk, monkeypatch):
+    monkeypatch.setattr("localspec.engine.engine.choose", lambda *_: signal.raise_signal(signal.SIGINT))
+    assert talk("one", terminal=True) == (130, "", "localspec: Interrupted.\n")
+
+
+def test_a_prompt_that_is_too_long_ends_a_pipe_with_its_code(talk, home, models):
+    small = scripted_model(models / "tight", [b"a"], context=50)
+    result = talk("one", "x" * 100, "two", model=small.path)
+    assert (result.code, result.out) == (2, "a\n") and "The prompt is 103 tokens long" in result.err
+    assert said(kept(home)[0]) == [("one", "a", "stop")]
+    assert talk("two", model=small.path, arguments=["x" * 100], terminal=True).code == 2
+
+
+def test_the_unexpected_ends_it_and_what_was_said_stays(talk, home, endless, monkeypatch):
+    from localspec.engine import session
+
+    steps = iter([session.decode_step] * 2)
+    monkeypatch.setattr(session, "decode_step", lambda *arguments: next(steps)(*arguments))
+    result = talk("one", "two", model=endless.path, arguments=["--no-spec"], terminal=True)
+    assert result.code == 1 and "Unexpected" in result.err.splitlines()[-1]
+    assert said(kept(home)[0]) == [("one", "and so on ", "interrupted")]
+
+
+def test_a_reader_that_leaves(talk, home, endless, monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            if self.tell() > 30:
+                raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # what is behind 1 is still in use by this process
+    result = talk("one", "two", model=endless.path)
+    assert (result.code, told(result, endless)) == (141, [])
+    [turn] = kept(home)[0].turns
+    assert turn.reason == "interrupted" and 30 < len(turn.reply) < 100
+
+
+def test_no_input_at_all(talk, hello, monkeypatch, capfd, tmp_path):
+    monkeypatch.setattr(sys, "stdin", None)
+    capfd.readouterr()
+    assert main(["chat", "--plain", "-m", str(hello.path), "hi"]) == 0
+    assert capfd.readouterr().out == "Hello!\n"
+    with open(tmp_path / "write-only", "wb") as stream, contextlib.suppress(OSError):
+        reader = io.TextIOWrapper(io.BufferedReader(io.FileIO(os.dup(stream.fileno()), "r")))
+        monkeypatch.setattr(sys, "stdin", reader)
+        assert main(["chat", "--plain", "-m", str(hello.path)]) == 2
+        assert capfd.readouterr().err.splitlines()[-1].startswith("localspec: Standard input cannot be read (")
+
+
+# -- text that would command the terminal ------------------------------------------------------------------------------
+
+EVIL = "evil\x1b[2J\x07\x9b31m\u202e\x08\x7f"
+
+
+def test_hostile_text(talk, home, models, tmp_path):
+    """In prompts, answers, titles, descriptions and the names of files: nothing of it commands the terminal."""
+    pieces = [*(bytes([byte]) for byte in range(256)), b"\xc2", b"\x9b", b"31m", EVIL.encode(), b"end"]
+    script = scripted_model(models / "hostile", pieces)
+    path = tmp_path / NAME
+    shutil.copytree(script.path, path)
+    (home / "config").mkdir()
+    evil = json.dumps(EVIL).replace("\x7f", "\\u007f")
+    (home / "config" / "models.toml").write_text(f'[{evil}]\npath = "{script.path}"\ndescription = {evil}\n')
+    number = keep(home, (EVIL + "\r", EVIL + "\r\n" + EVIL), system=EVIL, model=EVIL)
+    lines = [
+        EVIL, "/resume", f"/resume {number}", f"/resume {EVIL}", "/model", f"/model {EVIL}", f"/model x{EVIL}",
+        "/system", f"/system {EVIL}", f"/{EVIL}", f"/new {EVIL}", f"//{EVIL}",
+    ]  # fmt: skip
+    result = talk(*lines, arguments=[EVIL + "\r"], model=path, terminal=True)
+    assert result.code == 0 and result.out.count("evil") == result.out.count("end\n") == 3
+    again = talk(arguments=["--conversation", number, "-m", path])
+    gone = talk(arguments=["--conversation", number], model=None)
+    for told, places in ((result.err, 15), (again.err, 3), (gone.err, 3)):
+        assert told.count("evil") >= places
+    for shown in (result.out, result.err, again.err, gone.err):
+        assert commands(shown.encode()) == set()
+
+
+# -- at a real terminal ------------------------------------------------------------------------------------------------
+
+
+class Typist:
+    """Somebody at a terminal, whom the chat has to itself."""
+
+    def __init__(self, home: Path, *arguments: object, **variables: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "localspec", "chat", *map(str, arguments)],
+            env=environment(home, **{"TERM": "xterm", **variables}),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl+C reaches it
+        )
+        os.close(theirs)
+        self.shown, self._seen = b"", 0
+
+    def type(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def wait_for(self, words: str) -> None:
+        """Until these words have been shown behind those of the time before."""
+        while (place := self.shown.find(words.encode(), self._seen)) < 0:
+            assert self._read(), self.shown[self._seen :]
+        self._seen = place + len(words.encode())
+
+    def leave(self) -> int:
+        """Ctrl+D at the next prompt, and the exit code."""
+        self.wait_for("> ")
+        self.type("\x04")
+        while self._read():
+            pass
+        return self.process.wait(timeout=60)
+
+    def go(self) -> None:
+        """Whatever has happened."""
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+    def _read(self) -> bool:
+        """What is shown next; False where nobody shows anything any longer."""
+        try:
+            part = os.read(self._ours, 65536) if select.select([self._ours], [], [], 120)[0] else b""
+        except OSError:  # how Linux says that nobody has the terminal open any longer
+            part = b""
+        self.shown += part
+        return bool(part)
+
+
+@pytest.fixture
+def somebody() -> Iterator[Callable[..., Typist]]:
+    typists: list[Typist] = []
+
+    def sit_down(*arguments: Any, **variables: str) -> Typist:
+        typists.append(Typist(*arguments, **variables))
+        return typists[-1]
+
+    yield sit_down
+    for typist in typists:
+        typist.go()
+
+
+@pytest.mark.slow
+def test_somebody_types(somebody, home, endless):
+    somebody = somebody(home, "--plain", "-m", endless.path)
+    somebody.wait_for(f"loading {endless.path} …\r\n")
+    somebody.wait_for("Ctrl+D ends.\r\n")
+    somebody.wait_for("> ")
+    somebody.type("ab\x02X\r")  # Ctrl+B goes back by one
+    somebody.wait_for("and so on")
+    somebody.type("\x03")
+    somebody.wait_for("\r\n(stopped)\r\n(")
+    somebody.wait_for("> ")
+    somebody.type("\x1b[A\r")  # the prompt of before
+    somebody.wait_for("and so on")
+    somebody.type("\x03")
+    somebody.wait_for("(stopped)")
+    somebody.wait_for("> ")
+    somebody.type("/qiut\r")
+    somebody.wait_for("did you mean '/quit'?")
+    somebody.wait_for("> ")
+    somebody.type("no\x03")
+    somebody.wait_for("Ctrl+D ends.")
+    somebody.wait_for("> ")
+    somebody.type("one\\\r")
+    somebody.wait_for("… ")
+    somebody.type("two\r")
+    somebody.wait_for("and so on")
+    somebody.type("\x03")
+    somebody.wait_for("(stopped)")
+    assert somebody.leave() == 0
+    assert [(turn.prompt, turn.reason) for turn in kept(home)[0].turns] == [
+        ("aXb", "interrupted"), ("aXb", "interrupted"), ("one\ntwo", "interrupted")
+    ]  # fmt: skip
+    assert b"\x1b[K" not in somebody.shown.partition(b"Ctrl+D ends.")[0]
+
+
+@pytest.mark.slow
+def test_a_dumb_terminal_gets_lines_without_being_asked(somebody, home, hello):
+    somebody = somebody(home, "-m", hello.path, "one", TERM="dumb")
+    somebody.wait_for("> one\r\nHello!\r\n(")
+    somebody.wait_for("> ")
+    somebody.type("two\r")
+    somebody.wait_for("Hello!\r\n(")
+    assert somebody.leave() == 0
+    assert commands(somebody.shown.replace(b"\r\n", b"\n")) == set()
+
+
+@pytest.mark.slow
+def test_a_pipe_and_no_interface(home, hello):
+    code = """
+import sys
+from localspec.cli.main import main
+code = main(sys.argv[1:])
+print(*(name for name in ("textual", "localspec_tui", "readline") if name in sys.modules), file=sys.stderr)
+sys.exit(code)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code, "chat", "--plain", "-m", hello.path],
+        env=environment(home, PYTHONIOENCODING="ascii"),
+        input="one\nzwölf".encode(),
+        capture_output=True,
+    )
+    assert (result.returncode, result.stdout) == (0, b"Hello!\nHello!\n")
+    assert result.stderr.count(b"\n") == 4 and result.stderr.endswith(b")\n\n")
+    assert [turn.prompt for turn in kept(home)[0].turns] == ["one", "zwölf"]

@@ -1,0 +1,190 @@
+"""A conversation keeps what was said, while it is said, and sends the model what it should read."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from localspec import conversation as module
+from localspec.conversation import Conversation, saved
+from localspec.database import StoreTrouble
+from localspec.errors import UsageMistake
+from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
+from localspec.store import Store
+
+SAMPLING: Any = SimpleNamespace(seed=7)
+
+
+def statistics(tokens: int = 3) -> Statistics:
+    return Statistics(
+        token_ids=tuple(range(tokens)), prompt_tokens=5, reused_tokens=0, prefill_seconds=0.1, first_token_seconds=0.1,
+        decode_seconds=0.5, draft_seconds=0.0, verify_seconds=0.4, tokens_per_second=4.0, steps=2,
+        acceptance_length=1.0, acceptance_by_depth=(), drafted=0, accepted=0, sources={"target": tokens},
+        off_reason=None, memory=Memory(1, 0, 1, 2),
+    )  # fmt: skip
+
+
+class Engine:
+    """Answers with these pieces; `asked` are the messages it got, `closed` counts the replies that were ended."""
+
+    def __init__(self, *pieces: str, failure: Exception | None = None) -> None:
+        self.pieces, self.failure = pieces, failure
+        self.asked: list[list[Any]] = []
+        self.closed = 0
+        self.session = SimpleNamespace(statistics=None)
+
+    def chat(self, messages: Any, sampling: Any, limits: Any) -> Iterator[Event]:
+        self.asked.append(list(messages))
+        if messages[-1]["content"] == "too long":
+            raise UsageMistake("The prompt is too long; shorten it.")
+        try:
+            yield Prefill(5, 5)
+            for number, piece in enumerate(self.pieces):
+                yield Text(piece, (number,), ("target",), 0.1 * number, number)
+            if self.failure:
+                raise self.failure
+            yield Done("stop", statistics())
+        finally:
+            self.closed += 1
+            self.session.statistics = statistics(1)
+
+
+def talk(conversation: Conversation, engine: Any, prompt: str) -> list[Event]:
+    return list(conversation.ask(engine, prompt, SAMPLING))
+
+
+@pytest.fixture
+def store(tmp_path) -> Iterator[Store]:
+    with Store.open(tmp_path / "localspec.db", lambda sentence: pytest.fail(sentence)) as store:
+        yield store
+
+
+def last(store: Store) -> Any:
+    return saved(store.history, "last").turns[-1]
+
+
+def test_the_model_reads_the_system_prompt_and_every_turn_before(store):
+    engine, conversation = Engine("yes", "."), Conversation(store.history, "demo", "Be brief.")
+    talk(conversation, engine, "one?")
+    talk(conversation, engine, "two?")
+    assert [(message["role"], message["content"]) for message in engine.asked[1]] == [
+        ("system", "Be brief."), ("user", "one?"), ("assistant", "yes."), ("user", "two?")
+    ]  # fmt: skip
+    kept = saved(store.history, "last")
+    assert kept.system == "Be brief." and kept.info.model == "demo" and kept.info.id == conversation.id
+    assert [(turn.prompt, turn.reply, turn.reason) for turn in kept.turns] == [
+        ("one?", "yes.", "stop"),
+        ("two?", "yes.", "stop"),
+    ]
+    assert kept.turns[0].figures["completion_tokens"] == 3 and kept.turns[0].figures["seed"] == 7
+
+
+def test_a_turn_is_kept_before_its_end_is_told(store):
+    """Whoever is killed on seeing the end has the turn."""
+    for event in Conversation(store.history, "demo").ask(Engine("all ", "of it"), "go", SAMPLING):
+        if isinstance(event, Done):
+            assert (last(store).reply, last(store).reason) == ("all of it", "stop")
+
+
+def test_a_prompt_is_kept_as_soon_as_it_is_read_and_a_reply_every_second(store, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0))
+    seen = []
+    for event in Conversation(store.history, "demo").ask(Engine("a", "b", "c", "d", "e"), "go", SAMPLING):
+        assert last(store).prompt == "go"
+        if isinstance(event, Text):
+            seen.append(last(store).reply)
+            clock.now += 0.4
+    assert seen == ["", "", "", "abcd", "abcd"]  # at 1.2 seconds
+    assert last(store).reply == "abcde"
+
+
+@pytest.mark.parametrize("failure", [None, RuntimeError("out of order")])
+def test_what_was_said_stays_when_a_reply_is_stopped_or_fails(store, failure):
+    engine, conversation = Engine("half", " a reply", failure=failure), Conversation(store.history, "demo")
+    if failure:
+        with pytest.raises(RuntimeError):
+            talk(conversation, engine, "go")
+    else:
+        events = conversation.ask(engine, "go", SAMPLING)
+        while not isinstance(next(events), Text):
+            pass
+        events.close()
+    assert engine.closed == 1
+    said = "half a reply" if failure else "half"
+    assert (last(store).reply, last(store).reason) == (said, "interrupted")
+    assert last(store).figures["completion_tokens"] == 1  # as the engine settled it
+    assert conversation.turns[-1].reply == said
+    talk(conversation, engine := Engine("more"), "on")
+    assert engine.asked[0][1] == {"role": "assistant", "content": said}
+
+
+def test_a_refused_prompt_leaves_no_trace(store):
+    conversation = Conversation(store.history, "demo")
+    with pytest.raises(UsageMistake):
+        talk(conversation, Engine(), "too long")
+    assert conversation.turns == [] and store.history.latest() is None and conversation.id is None
+
+
+def test_an_unanswered_prompt_gives_way_to_the_next(store):
+    conversation = Conversation(store.history, "demo")
+    talk(conversation, Engine("yes"), "one?")
+    events = conversation.ask(Engine("never"), "lost", SAMPLING)
+    next(events)
+    events.close()
+    assert conversation.unanswered == "lost" and last(store).prompt == "lost"
+    again = Conversation.resume(store.history, saved(store.history, "last"), "demo")
+    assert again.unanswered == "lost"
+    talk(again, engine := Engine("here"), "two?")
+    assert [message["content"] for message in engine.asked[0]] == ["one?", "yes", "two?"]
+    assert (
+        [turn.prompt for turn in saved(store.history, "last").turns]
+        == ["one?", "two?"]
+        == [turn.prompt for turn in again.turns]
+    )
+
+
+def test_without_a_history_nothing_is_kept(store):
+    talk(Conversation(store.history, "demo"), Engine("kept"), "one?")
+    conversation = Conversation.resume(None, saved(store.history, "last"), "demo")
+    talk(conversation, engine := Engine("gone"), "two?")
+    assert len(engine.asked[0]) == 3 and conversation.id is None
+    assert [turn.reply for turn in saved(store.history, "last").turns] == ["kept"]
+    talk(conversation.afresh(), Engine("gone"), "three?")
+    assert len(store.history.conversations()) == 1
+
+
+@pytest.mark.parametrize("broken", ["say", "write"])
+def test_a_store_that_fails_costs_no_reply_and_is_told_once(store, broken, monkeypatch):
+    def fail(*_: Any, **__: Any) -> Any:
+        raise StoreTrouble("The disk is full.")
+
+    told: list[str] = []
+    conversation = Conversation(store.history, "demo", notice=told.append)
+    monkeypatch.setattr(store.history, broken, fail)
+    for _ in range(2):
+        assert isinstance(talk(conversation, Engine("yes"), "one?")[-1], Done)
+    assert told == ["From here on this conversation is not kept: The disk is full."]
+    assert [turn.reply for turn in conversation.turns] == ["yes", "yes"]
+    monkeypatch.undo()
+    new = conversation.afresh()  # perhaps there is room again
+    talk(new, Engine("yes"), "one?")
+    assert last(store).reply == "yes" and new.id is not None
+
+
+def test_another_conversation_goes_on_under_its_own_id(store):
+    first, second = Conversation(store.history, "demo"), Conversation(store.history, "demo")
+    talk(first, Engine("a"), "one?")
+    talk(second, Engine("b"), "two?")
+    talk(second.other(saved(store.history, first.id)), Engine("c"), "three?")
+    assert [turn.reply for turn in saved(store.history, first.id).turns] == ["a", "c"]
+
+
+def test_conversations_that_are_not_there_are_named(store):
+    with pytest.raises(UsageMistake, match="no conversation to continue"):
+        saved(store.history, "last")
+    with pytest.raises(UsageMistake, match="no conversation 12 here.*history list"):
+        saved(store.history, 12)
+    with pytest.raises(UsageMistake):
+        saved(None, "last")

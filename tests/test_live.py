@@ -1,0 +1,58 @@
+"""The live line: figures of the reply under way, from nothing but its events."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from test_conversation import statistics
+
+from localspec.events import Done, Prefill, Text
+from localspec.live import Live
+
+
+def engine(**choice: str) -> Any:
+    return SimpleNamespace(
+        choice=SimpleNamespace(**{"dtype": "fp32", "quantize": "none", **choice}),
+        exactness=SimpleNamespace(bitwise=choice.get("quantize") == "int8"),
+        context=4096,
+        peak_bytes=lambda: 3 * 2**29,
+    )
+
+
+def live(*events: Any, **choice: str) -> list[str]:
+    line = Live(engine(**choice))
+    for event in events:
+        line.take(event)
+    return line.parts()
+
+
+def test_before_anything_was_said():
+    assert live() == ["0 of 4,096 tokens", "1.50 GiB", "fp32, numerical"]
+    assert live(quantize="int8")[-1] == "int8, bitwise"
+
+
+def test_while_text_comes():
+    """The first token belongs to prefill: three more in two steps and half a second."""
+    first, second = (
+        Text("a", (1,), ("target",), 2.0, 0),
+        Text("bcd", (2, 3, 4), ("phrases", "phrases", "target"), 2.5, 2),
+    )
+    assert live(Prefill(0, 1200), Prefill(1200, 1200), first)[:2] == ["target 100%", "1,201 of 4,096 tokens"]
+    assert live(Prefill(1200, 1200), first, second)[:4] == [
+        "6.0 tokens/s", "1.50 tokens/step", "target 50%, phrases 50%", "1,204 of 4,096 tokens"
+    ]  # fmt: skip
+
+
+def test_at_the_end_the_figures_are_the_engine_s_own():
+    text = Text("a", (1, 2), ("target", "target"), 0.5, 1)
+    ended = Done("stop", statistics())
+    assert live(Prefill(5, 5), text, ended)[:2] == ["4.0 tokens/s", "1.00 tokens/step"]
+
+
+def test_why_speculation_is_off_is_said():
+    done = Done("stop", SimpleNamespace(tokens_per_second=4.0, acceptance_length=1.0, off_reason="it does not pay"))  # type: ignore[arg-type]
+    assert live(Prefill(5, 5), done)[2] == "speculation off: it does not pay"
+
+
+def test_a_reply_begins_afresh():
+    text = Text("abc", (1, 2, 3), ("phrases",) * 3, 0.5, 1)
+    assert live(Prefill(5, 5), text, Prefill(0, 9), Prefill(9, 9))[0] == "9 of 4,096 tokens"

@@ -1,0 +1,264 @@
+"""What a chat begins with: which conversation, which model, whether it is kept, and what is said about that."""
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import what_is_kept
+from test_conversation import Engine, talk
+
+from localspec import registry
+from localspec.config import load
+from localspec.database import StoreTrouble
+from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.history import History
+from localspec.opening import Opened, opened
+from localspec.paths import Paths
+from localspec.store import Store
+
+DEMO = "no model named, so the small demo model answers; choose one with -m."
+
+
+class Opening:
+    """`opened` in one home; `told` is what was said since the last time, and nothing is closed before the end."""
+
+    def __init__(self, home: Path, stack: ExitStack) -> None:
+        self.home, self.database = home, Paths(home).database
+        self.told: list[str] = []
+        self._stack = stack
+
+    def __call__(self, resume: Any = None, **flags: Any) -> Opened:
+        self.told.clear()
+        return opened(load(flags=flags), resume, self._stack, self.told.append)
+
+    def keep(self, *prompts: str, model: str = "demo", system: str | None = None) -> int:
+        """A conversation of these prompts, as it would have been kept; its number."""
+        number = None
+        with Store.open(self.database, pytest.fail) as store:
+            for prompt in prompts:
+                number, turn = store.history.say(number, prompt, model=model, system=system)
+                store.history.write(turn, "a reply", "stop")
+        assert number is not None
+        return number
+
+
+@pytest.fixture
+def begin(fresh_home: Path) -> Iterator[Opening]:
+    with ExitStack() as stack:
+        yield Opening(fresh_home, stack)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """A second model, that has no name."""
+    return Path(shutil.copytree(registry.resolve("demo").path, tmp_path / "other"))
+
+
+def said(home: Path) -> str:
+    return what_is_kept(home).removeprefix("localspec: ").removesuffix("\n")
+
+
+# -- what is kept, and who is told ---------------------------------------------------------------------------------
+
+
+def test_what_is_kept_is_told_until_something_was(begin):
+    for _ in range(2):
+        begin(model="demo")
+        assert begin.told == [said(begin.home)]
+    number = begin.keep("hi")
+    begin(model="demo")
+    assert begin.told == []
+    with Store.open(begin.database, pytest.fail) as store:
+        store.history.remove([number])
+    begin(model="demo")
+    assert begin.told == []  # who deleted it knows
+    begin.database.unlink()
+    begin(model="demo")
+    assert begin.told == [said(begin.home)]
+
+
+def test_nobody_is_told_where_nothing_is_kept(begin):
+    assert begin(model="demo", log=False).store is None
+    assert begin.told == [] and not begin.home.exists()
+    begin.database.mkdir(parents=True)
+    opening = begin(model="demo")
+    assert opening.store is not None and opening.store.path is None
+    assert len(begin.told) == 1 and "cannot be used" in begin.told[0]
+
+
+def test_a_new_file_in_the_place_of_a_broken_one_is_told_again(begin):
+    begin.keep("hi")
+    begin.database.write_bytes(b"no database " * 500)
+    begin(model="demo")
+    assert len(begin.told) == 2 and "set aside" in begin.told[0] and begin.told[1] == said(begin.home)
+
+
+def test_a_store_that_cannot_be_asked_costs_no_reply(begin, monkeypatch):
+    def fail(_: History) -> bool:
+        raise StoreTrouble("The disk is on fire.")
+
+    monkeypatch.setattr(History, "ever_kept", property(fail))
+    assert begin(model="demo").store is not None and begin.told == []
+
+
+def test_with_no_log_the_store_serves_for_what_was_measured(begin):
+    begin.keep("hi")
+    opening = begin(model="demo", log=False)
+    assert opening.store is not None and begin.told == []
+    talk(opening.conversation, Engine("yes"), "never kept")
+    assert opening.conversation.id is None and len(opening.store.history.conversations()) == 1
+
+
+@pytest.mark.parametrize("resume", [None, "last"])
+def test_the_store_is_closed_at_the_end(fresh_home, resume):
+    with ExitStack() as stack:
+        begin = Opening(fresh_home, stack)
+        begin.keep("one")
+        opening = begin(resume, model="demo")
+    assert opening.store is not None
+    with pytest.raises(sqlite3.ProgrammingError):
+        opening.store.history.latest()
+
+
+# -- a new conversation --------------------------------------------------------------------------------------------
+
+
+def test_a_new_conversation(begin, other, monkeypatch):
+    opening = begin(model="demo", system="Be kind.")
+    assert (opening.card.name, opening.conversation.model, opening.conversation.system) == ("demo", "demo", "Be kind.")
+    assert opening.conversation.turns == [] and opening.conversation.id is None
+    assert begin().card.name == "demo" and DEMO in begin.told
+    monkeypatch.chdir(other.parent)
+    assert begin(model="./other").conversation.model == str(other)
+    talk(opening.conversation, Engine("yes"), "hi")
+    with Store.open(begin.database, pytest.fail) as store:
+        assert [info.title for info in store.history.conversations()] == ["hi"]
+
+
+@pytest.mark.parametrize("resume", [None, "last", 1])
+def test_a_mistake_makes_nothing(begin, tmp_path, resume):
+    (tmp_path / "empty").mkdir()
+    wrong: list[tuple[str, type[LocalspecError]]] = [("dmo", NotHere), (str(tmp_path / "empty"), NotHere)]
+    for model, error in wrong if resume is None else [("demo", UsageMistake)]:
+        with pytest.raises(error):
+            begin(resume, model=model)
+    assert begin.told == [] and not begin.home.exists()
+
+
+def test_a_damaged_model_is_told_before_it_is_loaded(begin, other):
+    (other / "config.json").write_text("{")
+    with pytest.raises(LocalspecError, match=r"config\.json"):
+        begin(model=str(other))
+    assert not begin.home.exists()
+
+
+# -- one that is gone on with --------------------------------------------------------------------------------------
+
+
+def prompts(opening: Opened) -> list[str]:
+    return [turn.prompt for turn in opening.conversation.turns]
+
+
+def test_the_last_one_and_a_given_one(begin):
+    first, second = begin.keep("one", "two"), begin.keep("three")
+    assert prompts(begin("last")) == ["three"]
+    opening = begin(first)
+    assert prompts(opening) == ["one", "two"] and opening.conversation.id == first
+    assert begin.told == []
+    talk(opening.conversation, Engine("yes"), "four")
+    assert prompts(begin("last")) == ["one", "two", "four"]
+    assert prompts(begin(second)) == ["three"]
+
+
+@pytest.mark.parametrize("resume", ["last", 1, 2, 0, -1, 2**70])
+def test_what_is_not_there(begin, resume):
+    number = begin.keep("one")
+    with Store.open(begin.database, pytest.fail) as store:
+        store.history.remove([number])
+    with pytest.raises(UsageMistake, match="to continue" if resume == "last" else f"no conversation {resume} here"):
+        begin(resume)
+
+
+@pytest.mark.parametrize(
+    ("kept", "given", "found"),
+    [
+        ("Be kind.", {}, "Be kind."),
+        (None, {}, None),
+        ("Be kind.", {"system": "Be brief."}, "Be brief."),
+        ("Be kind.", {"system": ""}, ""),
+    ],
+)
+def test_its_system_prompt_gives_way_to_the_flag_only(begin, monkeypatch, kept, given, found):
+    begin.keep("one", system=kept)
+    monkeypatch.setenv("LOCALSPEC_SYSTEM", "Be rude.")
+    assert begin("last", **given).conversation.system == found
+    assert begin("last", log=False, **given).conversation.system == found
+
+
+def test_its_model_gives_way_to_the_flag_only(begin, other, monkeypatch):
+    begin.keep("one", model=str(other))
+    monkeypatch.setenv("LOCALSPEC_MODEL", "demo")
+    opening = begin("last")
+    assert opening.card.path == other and opening.conversation.model == str(other)
+    opening = begin("last", model="demo")
+    assert (opening.card.name, opening.conversation.model) == ("demo", "demo")
+    assert begin.told == []
+
+
+def _vanish(other: Path) -> None:
+    shutil.rmtree(other)
+
+
+def _empty(other: Path) -> None:
+    for file in other.iterdir():
+        file.unlink()
+
+
+@pytest.mark.parametrize("go", [_vanish, _empty])
+def test_its_model_is_gone(begin, other, monkeypatch, go: Callable[[Path], None]):
+    begin.keep("one", model=str(other))
+    go(other)
+    gone = f"the model of this conversation, {other}, is no longer here."
+    opening = begin("last")
+    assert (opening.card.name, opening.conversation.model, prompts(opening)) == ("demo", "demo", ["one"])
+    assert begin.told == [gone, DEMO]
+    monkeypatch.setenv("LOCALSPEC_MODEL", "demo")
+    begin("last")
+    assert begin.told == [gone]
+    begin("last", model="demo")
+    assert begin.told == []
+
+
+def test_its_name_means_another_model_by_now(begin, other):
+    begin.keep("one", model="mine")
+    with pytest.raises(UsageMistake, match="no conversation 7"):
+        begin(7)
+    (begin.home / "config").mkdir(parents=True)
+    (begin.home / "config" / "models.toml").write_text(f'[mine]\npath = "{other}"\n')
+    opening = begin("last")
+    assert (opening.card.name, opening.card.path, opening.conversation.model) == ("mine", other, "mine")
+
+
+def test_a_damaged_model_of_its_own_is_an_error(begin, other):
+    """That is for a person to put right; another model would only hide it."""
+    begin.keep("one", model=str(other))
+    (other / "config.json").write_text("{")
+    with pytest.raises(LocalspecError, match=r"config\.json"):
+        begin("last")
+
+
+def test_what_cannot_be_written_is_read_and_not_gone_on_with_on_disk(begin, monkeypatch):
+    begin.keep("one")
+    monkeypatch.setattr(Store, "read_only", property(lambda _: True))
+    opening = begin("last", model="demo")
+    assert prompts(opening) == ["one"] and begin.told == []
+    talk(opening.conversation, Engine("yes"), "two")
+    assert opening.conversation.id is None
+    with Store.open(begin.database, pytest.fail) as store:
+        assert store.history.conversations()[0].turns == 1
+    assert begin(model="demo").conversation.turns == []
+    assert begin.told == []
