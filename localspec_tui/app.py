@@ -1,0 +1,123 @@
+"""The application around the chat screen: leaving, failing, copying, the palette."""
+
+import re
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+from typing import ClassVar
+
+from rich.console import RenderableType
+from textual import events
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+from textual.widgets import Input
+
+from localspec.text import one_line, safe
+from localspec_tui import messages, terminal
+from localspec_tui.engine_thread import EngineThread
+from localspec_tui.screens.chat import ChatScreen
+
+
+class ChatApp(App[None]):
+    """`failure` is what ended it, where that was no key and no signal."""
+
+    CSS_PATH = "app.tcss"
+    TITLE = "localspec"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (70, "-wide")]  # noqa: RUF012  # Textual declares it so
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+q", "quit", "Quit", id="app.quit", priority=True),
+        Binding("ctrl+c", "interrupt", "Copy what is selected, or stop", id="app.interrupt", show=False),
+    ]
+
+    def __init__(self, engine: EngineThread, *, first: str | None = None, files: str = "", kept: bool = True) -> None:
+        super().__init__()
+        self._chat = ChatScreen(engine, first, files, kept)
+        self.failure: Exception | None = None
+        self._left: int | None = None  # the exit code, once a signal came
+
+    def get_default_screen(self) -> Screen[None]:
+        return self._chat
+
+    # -- leaving ------------------------------------------------------------------------------------------------------
+
+    def leave(self, code: int) -> None:
+        """Ends the application as ctrl+q does, but with this exit code. From any thread, and from signal handlers."""
+        self._left = code
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it is ending already
+                self._loop.call_soon_threadsafe(self._leave_now)
+
+    def _leave_now(self) -> None:
+        if self._left is not None:
+            self.exit(return_code=self._left)
+
+    def on_mount(self) -> None:
+        self._leave_now()
+
+    def on_start_failed(self, failed: messages.StartFailed) -> None:
+        self.failure = failed.error
+        self.exit()
+
+    def on_thread_failed(self, failed: messages.ThreadFailed) -> None:
+        raise failed.error
+
+    def _handle_exception(self, error: Exception) -> None:
+        """Textual would print the values of all variables, prompts among them."""
+        self._return_code = 1
+        self.failure = self.failure or error
+        if self._exception is None:
+            self._exception = error  # a test that drives the application raises it
+            self._exception_event.set()
+        self._close_messages_no_wait()
+
+    def panic(self, *renderables: RenderableType) -> None:
+        """The thread that reads keys has failed; what it gives is a traceback with values."""
+        if terminal.is_there():
+            self._handle_exception(RuntimeError("keys can no longer be read"))
+        else:
+            self.leave(terminal.HANGUP)
+
+    # -- keys ---------------------------------------------------------------------------------------------------------
+
+    def action_interrupt(self) -> None:
+        """Where something is selected, the screen has copied it before this."""
+        if not self._chat.stop_reply():
+            self.notify("Ctrl+Q quits.", markup=False)
+
+    def action_toggle_help(self) -> None:
+        if self.screen.query("HelpPanel"):
+            self.action_hide_help_panel()
+        else:
+            self.action_show_help_panel()
+
+    async def on_event(self, event: events.Event) -> None:
+        """What is pasted commands nothing, whatever field it goes to."""
+        if isinstance(event, events.Paste):
+            event.text = safe(re.sub("\r\n?", "\n", event.text))
+        await super().on_event(event)
+
+    @property
+    def clipboard(self) -> str:
+        """What was copied here, for ctrl+v."""
+        return one_line(self._clipboard) if isinstance(self.focused, Input) else safe(self._clipboard)
+
+    def copy_to_clipboard(self, text: str) -> None:
+        """By the terminal, and by the system's own clipboard, for no terminal says whether it did."""
+        super().copy_to_clipboard(text)
+        threading.Thread(target=_copy, args=(text,), daemon=True).start()
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The palette: what the chat's own keys do, and the colours."""
+        for binding in ChatScreen.BINDINGS:
+            if isinstance(binding, Binding) and binding.tooltip:
+                yield SystemCommand(binding.tooltip, binding.key, partial(self.run_action, binding.action, self._chat))
+        yield SystemCommand("Choose other colours", "", self.action_change_theme)
+
+
+def _copy(text: str) -> None:
+    import pyperclip
+
+    with suppress(Exception):  # a machine may have no clipboard
+        pyperclip.copy(text)

@@ -1,0 +1,98 @@
+"""Markdown as a model writes it: nothing of it is obeyed, fetched or opened, and HTML is shown as it stands."""
+
+from collections.abc import Iterable, Iterator
+from urllib.parse import unquote
+
+from markdown_it import MarkdownIt
+from markdown_it.rules_block import StateBlock
+from markdown_it.rules_core import StateCore
+from markdown_it.token import Token
+from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
+from textual.widgets import Markdown
+from textual.widgets._markdown import MarkdownBlock, MarkdownTable, MarkdownTableCellContents, MarkdownTableContent
+
+from localspec.text import one_line, safe
+
+DEEPEST = 12  # quotes, or twice the lists, one within the other: an indent of 24 columns
+
+
+def parser() -> MarkdownIt:
+    """Without HTML; and what entities such as &#27; stand for is made safe after they were decoded."""
+    markdown = MarkdownIt("gfm-like", {"html": False})
+    markdown.core.ruler.push("safe", _make_safe)
+    markdown.block.ruler.before("table", "deep", _as_it_stands)
+    return markdown
+
+
+def _as_it_stands(state: StateBlock, first: int, end: int, silent: bool) -> bool:
+    """What is nested too deep becomes one paragraph: markdown-it would leave it out, and all that comes behind it."""
+    if silent or state.level < DEEPEST:
+        return False
+    behind = first
+    while behind < end and (state.isEmpty(behind) or state.sCount[behind] >= state.blkIndent):
+        behind += 1
+    state.push("paragraph_open", "p", 1).map = [first, behind]
+    text = state.push("inline", "", 0)
+    text.content, text.children = state.getLines(first, behind, state.blkIndent, False).strip(), []
+    state.push("paragraph_close", "p", -1)
+    state.line = behind
+    return True
+
+
+def _make_safe(state: StateCore) -> None:
+    for token in _with_children(state.tokens):
+        token.content = safe(token.content)
+        token.info = one_line(token.info).partition(" ")[0]  # the language of a fence, without what some add to it
+        token.attrs = {name: safe(value) if isinstance(value, str) else value for name, value in token.attrs.items()}
+
+
+def _with_children(tokens: Iterable[Token]) -> Iterator[Token]:
+    for token in tokens:
+        yield token
+        yield from _with_children(token.children or ())
+
+
+class _TableContent(MarkdownTableContent):
+    """Without Textual's tooltips, which take the text of a cell for markup."""
+
+    def compose(self) -> ComposeResult:
+        for header in self.headers:
+            yield MarkdownTableCellContents(header, classes="header")
+        for number, row in enumerate(self.rows, 1):
+            for cell in row:
+                yield MarkdownTableCellContents(cell, classes=f"row{number} cell")
+            self.last_row = number
+
+
+class _Table(MarkdownTable):
+    def compose(self) -> ComposeResult:
+        self._headers, self._rows = self._get_headers_and_rows()
+        yield _TableContent(self._headers, self._rows)
+
+    async def _update_from_block(self, block: MarkdownBlock) -> None:
+        if isinstance(block, _Table) and len(block._get_headers_and_rows()[1]) >= max(len(self._rows), 1):
+            await super()._update_from_block(block)
+        else:  # a line that was a row until more of it came; Textual counts on rows that only grow
+            await MarkdownBlock._update_from_block(self, block)
+
+
+class ReplyMarkdown(Markdown):
+    """One reply. It may grow by `append`; `update` with the whole text makes up for what only the end can tell."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text, parser_factory=parser, open_links=False)
+
+    def update(self, markdown: str) -> AwaitComplete:
+        return super().update(safe(markdown))
+
+    def append(self, markdown: str) -> AwaitComplete:
+        return super().append(safe(markdown))
+
+    def get_block_class(self, block_name: str) -> type[MarkdownBlock]:
+        return _Table if block_name == "table_open" else super().get_block_class(block_name)
+
+    def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
+        """Shows where a link leads: following it could carry away what its address holds."""
+        event.stop()
+        self.notify(one_line(unquote(event.href)), title="The link leads to", markup=False, timeout=10)

@@ -1,0 +1,45 @@
+"""Where the engine's thread puts what the screen shows, and from where the screen takes it at its own pace."""
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from localspec.events import Event, Prefill, Text
+
+if TYPE_CHECKING:
+    from localspec.live import Live
+
+FIGURES_SECONDS = 0.1  # no eye follows more
+
+
+class ReplyOutlet:
+    """The reply under way: text not yet shown, and its figures. One thread puts, another takes."""
+
+    def __init__(self) -> None:
+        self._texts: deque[str] = deque()
+        self._figured_at = 0.0
+        self.figures: tuple[str, ...] = ()  # the most important first
+
+    def begin(self) -> None:
+        """Forgets what the reply before left. Only while nothing is put."""
+        self._texts.clear()
+        self.figures = ()
+
+    def put(self, event: Event, live: "Live") -> None:
+        """One event, which `live` has counted."""
+        match event:
+            case Prefill(done, total, _) if done < total:
+                self.figures = (f"reading {done:,} of {total:,} tokens",)
+            case Text(text):
+                self._texts.append(text)
+                now = time.monotonic()
+                if now - self._figured_at >= FIGURES_SECONDS:
+                    self.figures, self._figured_at = tuple(live.parts()), now
+
+    def end(self, live: "Live") -> None:
+        """The figures that stay."""
+        self.figures, self._figured_at = tuple(live.parts()), 0.0
+
+    def take(self) -> str:
+        """The text since the last call."""
+        return "".join(self._texts.popleft() for _ in range(len(self._texts)))

@@ -1,0 +1,265 @@
+"""The one screen that is always there: the conversation, the live line, the prompt."""
+
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.screen import Screen
+from textual.timer import Timer
+from textual.widgets import Footer, Static
+
+from localspec_tui import messages
+from localspec_tui.engine_thread import EngineThread
+from localspec_tui.pace import Pace
+from localspec_tui.widgets.conversation_view import ConversationView
+from localspec_tui.widgets.fitting_line import LiveLine, TopLine, WaitingLine
+from localspec_tui.widgets.prompt import Prompt
+from localspec_tui.widgets.spoken import Spoken
+
+if TYPE_CHECKING:
+    from localspec.history import History
+    from localspec.registry import TargetCard
+
+
+class _Asked(NamedTuple):
+    """A prompt that is being answered: what was typed, and the text of files before it."""
+
+    typed: str
+    files: str
+
+
+class ChatScreen(Screen[None]):
+    """It owns what is under way: at most one reply, and the prompts that wait for their turn."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        # What fits into a narrow footer comes first. What has a tooltip is in the palette too.
+        Binding("escape", "stop", "Stop", tooltip="Stop the reply; what was said stays", id="chat.stop"),
+        Binding("f1", "app.toggle_help", "Help", tooltip="Show or hide all keys", id="chat.help"),
+        Binding("ctrl+q", "app.quit", "Quit", tooltip="Leave; what was said stays kept", id="chat.quit"),
+        Binding("ctrl+n", "new", "New", tooltip="Begin a new conversation", id="chat.new"),
+        Binding("ctrl+r", "conversations", "Resume", tooltip="Go on with an earlier conversation", id="chat.resume"),
+        Binding("ctrl+o", "models", "Model", tooltip="Let another model answer", id="chat.models"),
+        Binding("ctrl+s", "system", "System", tooltip="Set the system prompt", id="chat.system"),
+        Binding("ctrl+l", "copy_last", "Copy", tooltip="Copy the last reply", id="chat.copy_last"),
+        Binding("alt+up", "walk(-1)", "To the message above", id="chat.above", show=False),
+        Binding("alt+down", "walk(1)", "To the message below", id="chat.below", show=False),
+        Binding("pageup", "page(-1)", "Scroll up", id="chat.page_up", show=False),
+        Binding("pagedown", "page(1)", "Scroll down", id="chat.page_down", show=False),
+    ]
+
+    def __init__(self, engine: EngineThread, first: str | None, files: str, kept: bool) -> None:
+        super().__init__()
+        self._engine = engine
+        self._top, self._conversation, self._live = TopLine(kept), ConversationView(), LiveLine()
+        self._line, self._prompt = WaitingLine(), Prompt()
+        self._files = files  # they go before the next prompt
+        self._waiting = [first] if first else []
+        self._asked: _Asked | None = None
+        self._stopping = False
+        self._model = ""  # whose turn it is to answer; empty while none is loaded
+        self._system: str | None = None
+        self._history: History | None = None
+        self._pace = Pace()
+        self._follower: Timer | None = None
+
+    def compose(self) -> ComposeResult:
+        yield self._top
+        yield self._conversation
+        yield self._line
+        yield self._live
+        with Horizontal(id="input"):
+            yield Static("❯", id="mark")
+            yield self._prompt
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self._prompt.focus()
+        self._show_waiting()
+        self.call_after_refresh(self._begin)
+
+    def _begin(self) -> None:
+        """What the first paint need not wait for."""
+        self._engine.begin(self.post_message)
+        self.run_worker(partial(import_module, "localspec_tui.widgets.reply_view"), thread=True)
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    async def on_prompt_sent(self, sent: Prompt.Sent) -> None:
+        self._waiting.append(sent.text)
+        await self._ask_waiting()
+
+    async def _ask_waiting(self) -> None:
+        """Asks what has waited longest, if it can be answered now."""
+        if self._waiting and self._model and self._asked is None:
+            self._asked, self._files = _Asked(self._waiting.pop(0), self._files), ""
+            typed, files = self._asked
+            prompt = f"{files}\n\n{typed}" if files else typed
+            self._engine.ask(prompt)
+            self._live.show("reading the prompt")
+            self._top.begin(prompt)
+            self._pace.begin()
+            self._follow_again(self._pace.period)
+            await self._conversation.add_prompt(prompt)
+        self._show_waiting()
+
+    def _show_waiting(self) -> None:
+        self._line.show(*self._waiting)
+
+    # -- replies ------------------------------------------------------------------------------------------------------
+
+    def _follow_again(self, seconds: float) -> None:
+        if self._follower is not None:
+            self._follower.stop()
+        self._follower = self.set_timer(seconds, self._follow)
+
+    async def _follow(self) -> None:
+        """Shows what was said since the last look, and looks again in a while."""
+        if self._asked is None:
+            return
+        if text := self._engine.outlet.take():
+            await self._conversation.grow(text)
+        if self._engine.outlet.figures and not self._stopping:
+            self._live.show(*self._engine.outlet.figures)
+        self._follow_again(self._pace.next())
+
+    async def on_reply_ended(self, ended: messages.ReplyEnded) -> None:
+        asked, self._asked, self._stopping = self._asked, None, False
+        self._engine.outlet.take()
+        if ended.turn is not None and ended.turn.reply:
+            await self._conversation.finish(ended.turn.reply, ended.turn.reason)
+        elif asked is not None:
+            await self._conversation.take_back()
+            self._give_back(asked.typed)
+            self._files = asked.files
+        if ended.trouble is not None:
+            await self._conversation.tell(ended.trouble, trouble=True)
+        elif ended.turn is not None and ended.turn.reason == "stop" and not ended.turn.reply:
+            await self._conversation.tell("The model says nothing to this.")
+        self._live.show(*self._engine.outlet.figures)
+        await self._ask_waiting()
+
+    def _give_back(self, prompt: str) -> None:
+        """To where it was typed, if that is empty; one finds it among the earlier prompts in any case."""
+        if not self._prompt.text:
+            self._prompt.put(prompt)
+
+    def action_stop(self) -> None:
+        """The reply under way, and what waits; else the focus goes back to where one types."""
+        if self._asked is None and not self._waiting:
+            self._prompt.focus()
+            return
+        waiting, self._waiting = self._waiting, []
+        for prompt in reversed(waiting):
+            self._give_back(prompt)
+        self._show_waiting()
+        self.stop_reply()
+
+    def stop_reply(self) -> bool:
+        """False where none is under way."""
+        if self._asked is None:
+            return False
+        self._stopping = True
+        self._engine.stop_reply()
+        self._live.show("stopping")
+        return True
+
+    # -- what happened on the engine's thread -------------------------------------------------------------------------
+
+    def on_chat_opened(self, opened: messages.ChatOpened) -> None:
+        self._history = opened.history
+        self._prompt.remember(list(reversed(opened.prompts)))
+
+    async def on_conversation_shown(self, shown: messages.ConversationShown) -> None:
+        self._system = shown.system
+        answered = shown.turns[:-1] if shown.unanswered is not None else shown.turns
+        self._top.begin(shown.turns[0].prompt if shown.turns else "", anew=True)
+        await self._conversation.show(answered)
+        if shown.unanswered is not None:
+            self._give_back(shown.unanswered)
+        if self._files and not self._waiting:
+            await self._conversation.tell("The text of the files goes before the next prompt.")
+
+    def on_stage_reached(self, reached: messages.StageReached) -> None:
+        self._live.show(f"{reached.stage} …")
+
+    async def on_model_loaded(self, loaded: messages.ModelLoaded) -> None:
+        self._model = loaded.name
+        self._top.show_model(loaded.name, loaded.precision, loaded.device)
+        self._live.show(*self._engine.outlet.figures)
+        await self._ask_waiting()
+
+    async def on_model_failed(self, failed: messages.ModelFailed) -> None:
+        self._model = ""
+        self._live.show("no model is loaded: ctrl+o chooses another")
+        self._top.show_model("no model")
+        await self._conversation.tell(failed.sentence, trouble=True)
+
+    async def on_job_refused(self, refused: messages.JobRefused) -> None:
+        await self._conversation.tell(refused.sentence, trouble=True)
+
+    async def on_noticed(self, noticed: messages.Noticed) -> None:
+        await self._conversation.tell(noticed.sentence)
+
+    # -- keys ---------------------------------------------------------------------------------------------------------
+
+    def action_new(self) -> None:
+        self.action_stop()
+        self._engine.new_conversation()
+
+    def action_conversations(self) -> None:
+        if self._history is None:
+            self.notify("No conversations are kept here.", markup=False)
+        else:
+            from localspec_tui.screens.conversations import ConversationsScreen
+
+            self.app.push_screen(ConversationsScreen(self._history), self._resume)
+
+    def _resume(self, conversation: int | None) -> None:
+        if conversation is not None:
+            self.action_stop()
+            self._engine.resume(conversation)
+
+    def action_models(self) -> None:
+        from localspec_tui.screens.models import ModelsScreen
+
+        self.app.push_screen(ModelsScreen(self._model), self._switch)
+
+    def _switch(self, card: "TargetCard | None") -> None:
+        if card is not None:
+            self.stop_reply()
+            self._model = ""
+            self._engine.switch_model(card)
+
+    def action_system(self) -> None:
+        from localspec_tui.screens.system_prompt import SystemPromptScreen
+
+        self.app.push_screen(SystemPromptScreen(self._system or ""), self._set_system)
+
+    def _set_system(self, system: str | None) -> None:
+        if system is not None:
+            self._system = system.strip() or None
+            self._engine.set_system(self._system)
+            self.notify("It holds from the next reply on.", title="System prompt", markup=False)
+
+    def action_copy_last(self) -> None:
+        if reply := self._conversation.last_reply:
+            self._copy(reply)
+        else:
+            self.notify("There is no reply to copy yet.", markup=False)
+
+    def on_spoken_copy_asked(self, asked: Spoken.CopyAsked) -> None:
+        self._copy(asked.source)
+
+    def _copy(self, text: str) -> None:
+        self.app.copy_to_clipboard(text)
+        self.notify("Copied.", markup=False, timeout=2)
+
+    def action_walk(self, step: int) -> None:
+        if not self._conversation.walk(step):
+            self._prompt.focus()
+
+    def action_page(self, step: int) -> None:
+        self._conversation.page(step)

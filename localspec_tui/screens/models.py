@@ -1,0 +1,67 @@
+"""The models that are installed here: let another one answer."""
+
+import asyncio
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Footer, OptionList, Static
+from textual.widgets.option_list import Option
+
+from localspec import registry
+from localspec.errors import LocalspecError
+from localspec.registry import Checkpoint, TargetCard
+from localspec.text import one_line
+
+
+class _Models(OptionList):
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select", "Choose", id="models.choose")]
+
+
+class ModelsScreen(ModalScreen[TargetCard | None]):
+    """Gives the chosen model, or None."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss(None)", "Back", id="models.back"),
+    ]
+
+    def __init__(self, current: str) -> None:
+        super().__init__()
+        self._current = current
+        self._cards: list[TargetCard] = []
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="panel"):
+            yield Static("Which model answers from here on?", markup=False)
+            yield _Models(markup=False)
+        yield Footer(show_command_palette=False)
+
+    async def on_mount(self) -> None:
+        options = self.query_one(OptionList)
+        try:
+            found = await asyncio.to_thread(lambda: list(registry.installed()))
+        except LocalspecError as error:
+            options.add_option(Option(one_line(str(error)), disabled=True))
+            return
+        self._cards = [card for card, _ in found]
+        options.add_options(
+            Option(_line(card, what, card.name == self._current), disabled=isinstance(what, LocalspecError))
+            for card, what in found
+        )
+        options.highlighted = next((n for n, card in enumerate(self._cards) if card.name == self._current), 0)
+        options.focus()
+
+    def on_option_list_option_selected(self, selected: OptionList.OptionSelected) -> None:
+        self.dismiss(self._cards[selected.option_index])
+
+
+def _line(card: TargetCard, found: Checkpoint | LocalspecError, current: bool) -> Content:
+    name = f"{card.name} (answers now)" if current else card.name
+    if isinstance(found, LocalspecError):
+        about = str(found)
+    else:
+        about = f"{found.parameters / 1e6:,.0f} million parameters · {card.description}"
+    return Content.assemble(one_line(name), "\n", (one_line(about), "dim"))

@@ -1,0 +1,113 @@
+"""Where one types."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widgets import TextArea
+
+from localspec_tui.widgets.typed_text import TypedText
+
+# What everybody expects of a field for text is no help, and would hide what is.
+_EXPECTED = ("cursor_", "page_", "select_", "delete_left", "delete_right", "copy", "cut", "paste")
+
+
+def _inherited(own: Sequence[Binding]) -> list[BindingType]:
+    """TextArea's bindings, but for keys that have another meaning here, each with an id."""
+    taken = {key for binding in own for key in binding.key.split(",")}
+    return [
+        replace(
+            binding,
+            key=",".join(keys),
+            id=f"prompt.{re.sub('[^a-z_]', '', binding.action.replace('(True)', '_selecting').lower())}",
+            system=binding.action.startswith(_EXPECTED),
+        )
+        for binding in TextArea.BINDINGS
+        if isinstance(binding, Binding) and (keys := [key for key in binding.key.split(",") if key not in taken])
+    ]
+
+
+class Prompt(TypedText, inherit_bindings=False):
+    """A prompt of several lines. Enter sends it; at its edges the arrow keys go through earlier ones."""
+
+    OWN: ClassVar[list[Binding]] = [
+        Binding("enter", "send", "Send", id="prompt.send"),
+        Binding("ctrl+j,alt+enter,shift+enter", "break_line", "Break the line", id="prompt.newline", show=False),
+        Binding("up", "up", "Line up, or earlier prompt", id="prompt.earlier", show=False),
+        Binding("down", "down", "Line down, or later prompt", id="prompt.later", show=False),
+        Binding("ctrl+d", "delete_or_quit", "Quit, on an empty prompt", id="prompt.end", show=False),
+        Binding("pageup", "screen.page(-1)", "Scroll up", id="prompt.page_up", show=False),
+        Binding("pagedown", "screen.page(1)", "Scroll down", id="prompt.page_down", show=False),
+    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*OWN, *_inherited(OWN)]
+
+    class Sent(Message):
+        """Enter was pressed."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    def __init__(self) -> None:
+        super().__init__(placeholder="Say something", compact=True, highlight_cursor_line=False)
+        self._said: list[str] = []  # the oldest first
+        self._at: int | None = None  # which of them is shown; None is what is being written
+        self._draft = ""
+
+    def remember(self, prompts: Sequence[str]) -> None:
+        """Earlier prompts, the oldest first, for the arrow keys."""
+        self._said = [*prompts, *self._said]
+
+    async def _on_key(self, event: events.Key) -> None:
+        """Bindings act here and now: on their way up to the application the letters behind them would overtake them."""
+        active = self.screen.active_bindings.get(event.key)
+        if active is not None and active.node is self and await self.app.run_action(active.binding.action, self):
+            event.stop()
+            event.prevent_default()
+
+    # -- keys ---------------------------------------------------------------------------------------------------------
+
+    def action_send(self) -> None:
+        if not self.text.strip():
+            return
+        self.post_message(self.Sent(self.text))
+        if self.text in self._said:
+            self._said.remove(self.text)
+        self._said.append(self.text)
+        self._at, self._draft = None, ""
+        self.put("")
+
+    def action_break_line(self) -> None:
+        self._replace_via_keyboard("\n", *self.selection)
+
+    def action_delete_or_quit(self) -> None:
+        if self.text:
+            self.action_delete_right()
+        else:
+            self.app.exit()
+
+    def action_up(self) -> None:
+        if self.navigator.is_first_wrapped_line(self.cursor_location):
+            self._walk(-1)
+        else:
+            self.action_cursor_up()
+
+    def action_down(self) -> None:
+        if self.navigator.is_last_wrapped_line(self.cursor_location):
+            self._walk(1)
+        else:
+            self.action_cursor_down()
+
+    def _walk(self, step: int) -> None:
+        """To an earlier prompt (-1) or a later one (1); behind the latest waits what was being written."""
+        at = (len(self._said) if self._at is None else self._at) + step
+        if not 0 <= at <= len(self._said) or (self._at is None and step > 0):
+            return
+        if self._at is None:
+            self._draft = self.text
+        self._at = at if at < len(self._said) else None
+        self.put(self._draft if self._at is None else self._said[self._at])

@@ -1,0 +1,47 @@
+"""What was said, one widget each; replies, which take longer to import, are in reply_view.py."""
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.message import Message
+from textual.widgets import Static
+
+from localspec.text import safe
+
+
+class Spoken(Vertical, can_focus=True):
+    """A prompt or a reply. alt+up and alt+down go from one to the next; a click leaves the focus where one types."""
+
+    FOCUS_ON_CLICK = False
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("c", "copy", "Copy its text", id="message.copy")]
+
+    class CopyAsked(Message):
+        """The source of what was said is to go to the clipboard."""
+
+        def __init__(self, source: str) -> None:
+            super().__init__()
+            self.source = source
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.source = source  # as it was written
+
+    def action_copy(self) -> None:
+        self.post_message(self.CopyAsked(self.source))
+
+
+class PromptView(Spoken):
+    """A prompt, as it was typed."""
+
+    def compose(self) -> ComposeResult:
+        yield Static(safe(self.source), markup=False)
+
+
+class NoticeView(Static):
+    """A sentence of localspec's own among what was said."""
+
+    def __init__(self, sentence: str, *, trouble: bool = False) -> None:
+        mark = "✗" if trouble else "·"
+        super().__init__(f"{mark} {safe(sentence)}", markup=False, classes="trouble" if trouble else "")

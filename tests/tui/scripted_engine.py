@@ -1,0 +1,200 @@
+"""An engine that says what a test wrote down, in the steps and at the moments the test wants, and a chat around it."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from textual.pilot import Pilot
+
+from localspec.config import Settings
+from localspec.conversation import Conversation
+from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
+from localspec.opening import Opened
+from localspec.registry import TargetCard
+from localspec.store import Store
+from localspec_tui.app import ChatApp
+from localspec_tui.engine_thread import EngineThread
+from localspec_tui.widgets.fitting_line import LiveLine
+from localspec_tui.widgets.prompt import Prompt
+from localspec_tui.widgets.reply_view import ReplyView
+from localspec_tui.widgets.spoken import PromptView
+
+NAMES = {"\n": "ctrl+j"}
+PATIENCE = 20  # seconds until a test that waits has failed
+
+Step = str | Event | threading.Event | Exception
+
+
+def statistics(tokens: int = 3, off_reason: str | None = None) -> Statistics:
+    return Statistics(
+        token_ids=tuple(range(tokens)), prompt_tokens=5, reused_tokens=0, prefill_seconds=0.1, first_token_seconds=0.1,
+        decode_seconds=0.5, draft_seconds=0.1, verify_seconds=0.3, tokens_per_second=40.0, steps=2,
+        acceptance_length=1.5, acceptance_by_depth=(0.5,), drafted=4, accepted=1, sources={"target": tokens},
+        off_reason=off_reason, memory=Memory(1, 1, 1, 1),
+    )  # fmt: skip
+
+
+class ScriptedEngine:
+    """Answers each prompt with the next script: strings are spoken, events given out, gates waited for, errors raised.
+
+    A script that ends without `Done` gets one.
+    """
+
+    context = 1024
+
+    def __init__(self, *scripts: Sequence[Step], device: str = "cpu") -> None:
+        self.scripts = list(scripts)
+        self.asked: list[list[Mapping[str, str]]] = []
+        self.choice = SimpleNamespace(dtype="fp32", quantize="none", device=device, drafter="phrases")
+        self.exactness = SimpleNamespace(bitwise=True)
+        self.session = SimpleNamespace(statistics=None)
+
+    def peak_bytes(self) -> int:
+        return 2**29
+
+    def sampling(self, settings: Settings) -> Any:
+        return SimpleNamespace(seed=7)
+
+    def chat(self, messages: Sequence[Mapping[str, str]], sampling: Any, limits: Any = None) -> Generator[Event]:
+        self.asked.append(list(messages))
+        script = self.scripts.pop(0) if self.scripts else ["Well."]
+        if script and isinstance(script[0], Exception):  # refused before anything happens, as a prompt too long is
+            raise script[0]
+        return self._events(script)
+
+    def _events(self, script: Sequence[Step]) -> Generator[Event]:
+        self.session.statistics = statistics()
+        yield Prefill(5, 5)
+        said = 0
+        for step in script:
+            match step:
+                case str():
+                    said += 1
+                    yield Text(step, (said,), ("target",), 0.1 * said, said - 1)
+                case threading.Event():
+                    assert step.wait(PATIENCE), "nobody opened the gate"
+                case Exception():
+                    raise step
+                case _:
+                    yield step
+        if not (script and isinstance(script[-1], Done)):
+            yield Done("stop", statistics(said))
+
+
+class ScriptedChat:
+    """The application over scripted engines. `models` says for each name how its loading goes: engine, gate or error."""
+
+    def __init__(self, home: Path, *scripts: Sequence[Step], settings: Settings | None = None, **about: Any) -> None:
+        self.settings = settings or Settings()
+        self.engine = ScriptedEngine(*scripts)
+        self.models: dict[str, Any] = {"scripted": self.engine}
+        self.loaded: list[str] = []
+        self.database = home / "localspec.db"
+        self.notices: list[str] = []  # told while opening
+        self.opening_error: Exception | None = None
+        self.resumed: int | None = None
+        self.conversation: Conversation
+        self.thread = EngineThread(self.settings, self._open, self._load)
+        self.app = ChatApp(self.thread, kept=self.settings.log, **about)
+
+    def _open(self, at_the_end: ExitStack, notice: Callable[[str], None]) -> Opened:
+        if self.opening_error:
+            raise self.opening_error
+        store = at_the_end.enter_context(Store.open(self.database, notice))
+        for sentence in self.notices:
+            notice(sentence)
+        history = store.history if self.settings.log else None
+        self.conversation = Conversation(history, "scripted", self.settings.system, notice)
+        if self.resumed is not None:
+            found = store.history.read(self.resumed)
+            assert found is not None
+            self.conversation = Conversation.resume(history, found, "scripted", notice)
+        return Opened(card("scripted"), store, self.conversation)
+
+    def _load(self, settings: Settings, asked: TargetCard, *, store: Any, notice: Any, progress: Any) -> Any:
+        self.loaded.append(asked.name)
+        progress(f"loading {asked.name}")
+        how = self.models[asked.name]
+        for step in how if isinstance(how, list) else [how]:
+            if isinstance(step, threading.Event):
+                assert step.wait(PATIENCE), "nobody opened the gate"
+            elif isinstance(step, Exception):
+                raise step
+            elif callable(step):
+                step(notice, progress)
+            else:
+                return step, None
+        raise AssertionError("a model's script ends in an engine or an error")
+
+    def play(
+        self, story: Callable[[Pilot[None]], Awaitable[None]], size: tuple[int, int] = (100, 30), ready: bool = True
+    ) -> None:
+        """Runs the application and the story beside it; `ready`: from the moment on when the model is loaded."""
+
+        async def run() -> None:
+            async with self.app.run_test(size=size, notifications=True) as pilot:
+                if ready:
+                    await until(pilot, self.idle)
+                await story(pilot)
+
+        try:
+            asyncio.run(run())
+        finally:
+            assert self.thread.close(PATIENCE)
+
+    # -- what is so ---------------------------------------------------------------------------------------------------
+
+    def idle(self) -> bool:
+        """Whether a model is loaded, and nothing is being answered or waits."""
+        screen = self.app._chat
+        return bool(screen._model) and screen._asked is None and not screen._waiting
+
+    def prompts(self) -> list[str]:
+        return [view.source for view in self.app._chat.query(PromptView)]
+
+    def replies(self) -> list[str]:
+        return [view.source for view in self.app._chat.query(ReplyView)]
+
+    @property
+    def typed(self) -> str:
+        return self.app._chat.query_one(Prompt).text
+
+    @property
+    def live(self) -> str:
+        return str(self.app._chat.query_one(LiveLine).render())
+
+    def screen_text(self) -> str:
+        """What stands on the screen, line by line."""
+        width, height = self.app.size
+        strips = self.app.screen._compositor.render_strips()
+        return "\n".join(strip.text.ljust(width) for strip in strips[:height])
+
+    def kept(self) -> list[tuple[str, str, str | None]]:
+        """(prompt, reply, reason) of the newest conversation in the store."""
+        with Store.open(self.database, print) as store:
+            newest = store.history.latest()
+            saved = store.history.read(newest) if newest else None
+            return [(turn.prompt, turn.reply, turn.reason) for turn in saved.turns] if saved else []
+
+
+def card(name: str) -> TargetCard:
+    return TargetCard(name, Path("/models") / name, None, f"the {name} one")
+
+
+async def say(pilot: Pilot[None], prompt: str) -> None:
+    """Types it and presses Enter."""
+    await pilot.press(*(NAMES.get(character, character) for character in prompt), "enter")
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
+    """Lets the application go on until the condition holds."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + PATIENCE
+    while not condition():
+        assert loop.time() < end, "it never came to pass"
+        await pilot.pause(0.01)
+    await pilot.pause()

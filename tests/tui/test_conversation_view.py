@@ -1,0 +1,145 @@
+"""Long conversations: few messages are mounted, all can be reached."""
+
+import threading
+
+import pytest
+from tui.scripted_engine import ScriptedChat, say, until
+
+from localspec.history import History
+from localspec.store import Store
+from localspec_tui.widgets.conversation_view import BATCH, MOUNTED, ConversationView
+
+
+@pytest.fixture
+def long(chat, tmp_path):
+    """long(turns, script, …): a chat that goes on with a kept conversation of so many turns."""
+
+    def make(turns: int, *scripts) -> ScriptedChat:
+        talk = chat(*scripts)
+        with Store.open(talk.database, print) as store:
+            _fill(store.history, turns)
+        talk.resumed = 1
+        return talk
+
+    return make
+
+
+def _fill(history: History, turns: int) -> None:
+    conversation = None
+    for number in range(turns):
+        conversation, turn = history.say(conversation, f"prompt {number}", model="scripted", system=None)
+        history.write(turn, f"reply {number}\n\nsecond paragraph", "stop")
+
+
+def numbers(talk) -> list[int]:
+    return [int(prompt.split()[1]) for prompt in talk.prompts()]
+
+
+def test_only_the_newest_turns_are_mounted(long):
+    talk = long(30)
+
+    async def story(pilot):
+        await until(pilot, lambda: len(talk.prompts()) == MOUNTED)
+        assert numbers(talk) == list(range(30 - MOUNTED, 30))
+        assert talk.replies()[-1] == "reply 29\n\nsecond paragraph"
+        assert "prompt 29" in talk.screen_text()
+
+    talk.play(story, size=(80, 24))
+
+
+def test_scrolling_to_the_top_brings_older_ones_and_keeps_the_place(long):
+    talk = long(30)
+
+    async def story(pilot):
+        view = talk.app.query_one(ConversationView)
+        await until(pilot, lambda: len(talk.prompts()) == MOUNTED and view.max_scroll_y > 0)
+        view.scroll_home(animate=False)
+        await until(pilot, lambda: len(talk.prompts()) == MOUNTED + BATCH)
+        assert numbers(talk) == list(range(30 - MOUNTED - BATCH, 30))
+        await until(pilot, lambda: view.scroll_y > 0)
+        first_seen = next(line for line in talk.screen_text().splitlines()[1:] if "prompt" in line)
+        assert f"prompt {30 - MOUNTED}" in first_seen
+        for count in (20, 25, 30):
+            view.scroll_home(animate=False)
+            await until(pilot, lambda count=count: len(talk.prompts()) == count and view.scroll_y > 0)
+        view.scroll_home(animate=False)
+        await until(pilot, lambda: view.scroll_y == 0)
+        assert numbers(talk) == list(range(30))
+
+    talk.play(story, size=(80, 24))
+
+
+@pytest.mark.parametrize("keys", [["pageup"] * 4, ["alt+up"] * 22])
+def test_keys_bring_older_ones_too(long, keys):
+    talk = long(14)
+
+    async def story(pilot):
+        await until(pilot, lambda: len(talk.prompts()) == MOUNTED)
+        for key in keys:
+            await pilot.press(key)
+        await until(pilot, lambda: numbers(talk) == list(range(14)))
+
+    talk.play(story, size=(80, 60))
+
+
+def test_older_ones_leave_the_screen_when_the_conversation_goes_on(long):
+    talk = long(30, ["One."], ["Two."])
+
+    async def story(pilot):
+        view = talk.app.query_one(ConversationView)
+        await until(pilot, lambda: len(talk.prompts()) == MOUNTED and view.max_scroll_y > 0)
+        view.scroll_home(animate=False)
+        await until(pilot, lambda: len(talk.prompts()) == MOUNTED + BATCH)
+        await say(pilot, "prompt 30")
+        await until(pilot, talk.idle)
+        assert numbers(talk) == list(range(31 - MOUNTED, 31))
+        assert len(view.children) == 2 * MOUNTED
+        view.scroll_home(animate=False)
+        await until(pilot, lambda: len(talk.prompts()) == MOUNTED + BATCH)
+        assert talk.replies()[-1] == "One."
+
+    talk.play(story, size=(80, 24))
+
+
+def test_the_last_reply_is_found_where_it_is_not_mounted(long):
+    talk = long(3)
+
+    async def story(pilot):
+        view = talk.app.query_one(ConversationView)
+        await until(pilot, lambda: len(talk.prompts()) == 3)
+        assert view.last_reply == "reply 2\n\nsecond paragraph"
+
+    talk.play(story)
+
+
+def test_a_growing_reply_is_the_last_one(long):
+    gate = threading.Event()
+    talk = long(3, [gate, "Growing", threading.Event()])
+    talk.engine.scripts[0][2] = over = threading.Event()
+
+    async def story(pilot):
+        view = talk.app.query_one(ConversationView)
+        await say(pilot, "prompt 3")
+        assert view.last_reply == "reply 2\n\nsecond paragraph"
+        gate.set()
+        await until(pilot, lambda: view.last_reply == "Growing")
+        over.set()
+        await until(pilot, talk.idle)
+
+    talk.play(story)
+
+
+def test_another_conversation_while_older_messages_come(long):
+    talk = long(30)
+
+    async def story(pilot):
+        view = talk.app.query_one(ConversationView)
+        await until(pilot, lambda: len(talk.prompts()) == MOUNTED and view.max_scroll_y > 0)
+        view.scroll_home(animate=False)
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: talk.prompts() == [])
+        await say(pilot, "prompt 0")
+        await until(pilot, talk.idle)
+        assert numbers(talk) == [0]
+
+    talk.play(story, size=(80, 24))

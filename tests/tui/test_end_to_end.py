@@ -1,0 +1,345 @@
+"""The chat as a person has it: a process of its own on a terminal, most of it with the demo model."""
+
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+if sys.platform == "win32":
+    pytest.skip("no pseudo-terminals", allow_module_level=True)
+
+from command import localspec
+from tui.terminal import LEAVE, Terminal, chat, scripted_chat
+
+from localspec.conversation import saved
+from localspec.history import Turn
+from localspec.paths import Paths
+from localspec.store import Store
+
+pytestmark = pytest.mark.slow
+
+ESCAPE, CTRL_C, CTRL_D, CTRL_N, CTRL_Q, CTRL_R = "\x1b", "\x03", "\x04", "\x0e", "\x11", "\x12"
+SECRET = "quetzalcoatl"  # what nobody but the store may keep
+
+# The import of torch waits until somebody makes the file `torch`, and a file tells which thread wanted it.
+GATE = """
+import sys, threading, time
+from importlib.machinery import PathFinder
+from pathlib import Path
+class Gate:
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch":
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        execute = spec.loader.exec_module
+        def wait_and_execute(module):
+            Path({place!r}, "asked by " + threading.current_thread().name).touch()
+            while not Path({place!r}, "torch").exists():
+                time.sleep(0.01)
+            execute(module)
+        spec.loader.exec_module = wait_and_execute
+        return spec
+sys.meta_path.insert(0, Gate())
+"""
+
+# A reply waits where it has as many tokens as the file `allowed` says; and a library chatters meanwhile.
+BRAKE = """
+import os, time
+from pathlib import Path
+from localspec.events import Text
+from localspec.live import Live
+def take(live, event, real=Live.take):
+    real(live, event)
+    os.write(1, b"native words to 1\\x1b[31m\\n")
+    os.write(2, b"native words to 2\\x1b[31m\\n")
+    while isinstance(event, Text) and live._tokens > int(Path({place!r}, "allowed").read_text() or 0):
+        time.sleep(0.01)
+Live.take = take
+"""
+ALL = 10**6
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory) -> Path:
+    """A home where all is known that is measured once, and where nothing was said yet."""
+    home: Path = tmp_path_factory.mktemp("measured")
+    with Store.open(Paths(home).database, pytest.fail):
+        pass
+    result = localspec(home, "run", "Hello", "-m", "demo", "-n", "2", "--no-log")
+    assert result.returncode == 0, result.stderr
+    return home
+
+
+@pytest.fixture
+def home(measured, tmp_path) -> Path:
+    return Path(shutil.copytree(measured, tmp_path / "home"))
+
+
+def said(home: Path) -> Sequence[Turn]:
+    """The turns of the conversation used last."""
+    with Store.open(Paths(home).database, pytest.fail) as store:
+        latest = store.history.latest()
+        return () if latest is None else saved(store.history, latest).turns
+
+
+def letters(text: str) -> str:
+    """Without what only lays it out or marks it up."""
+    return re.sub(r"\W+", "", text)
+
+
+def files_with(home: Path, *words: str) -> set[str]:
+    """The names of files below `home` that hold one of the words, in any of the usual encodings."""
+    needles = [word.encode(encoding) for word in words for encoding in ("utf-8", "utf-16-le")]
+    files = [file for file in home.rglob("*") if file.is_file()]
+    assert files
+    return {file.name for file in files if any(needle in file.read_bytes() for needle in needles)}
+
+
+def allow(home: Path, tokens: int) -> None:
+    (home / "allowed").write_text(str(tokens))
+
+
+def reply_on(terminal: Terminal, prompt: str) -> str:
+    """The letters that stand between the last `prompt` and the live line."""
+    _, found, reply = letters("".join(terminal.screen.display[1:-3])).rpartition(letters(prompt))
+    return reply if found else ""
+
+
+def leaves_cleanly(terminal: Terminal, code: int = 0, seconds: float = 15) -> None:
+    assert terminal.ends(seconds) == code
+    assert terminal.afterwards.strip() == ""
+    terminal.check_that_it_is_whole()
+
+
+# -- the demo model ---------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_from_the_first_paint_to_the_last_key(home):
+    gate, brake = GATE.format(place=str(home)), BRAKE.format(place=str(home))
+    dog, count, sea = "Tell me a story about a dog.", "Count from one to twenty.", "Write a poem about the sea."
+    allow(home, 3)
+    with chat(home, "-m", "demo", "--temp", "0", "-n", "60", before=gate + brake, size=(90, 40)) as terminal:
+        # It is there before torch, says what is kept, and one can type.
+        terminal.shows("❯", "importing torch", "what is said is kept in", "--no-log")
+        terminal.until((home / "asked by engine").exists)
+        terminal.send("Tell me a story")
+        terminal.shows("❯ Tell me a story")
+        terminal.send(" about a dog.\r")
+        terminal.shows("waits", dog)
+        (home / "torch").touch()
+
+        # A reply is seen while it is made.
+        terminal.until(lambda: reply_on(terminal, dog))
+        some = reply_on(terminal, dog)
+        allow(home, 12)
+        terminal.until(lambda: len(reply_on(terminal, dog)) > len(some))
+        assert said(home)[0].reason is None
+
+        # Escape stops it, and what was said stays.
+        terminal.send(ESCAPE)
+        terminal.shows("stopping")
+        allow(home, ALL)
+        terminal.shows("(stopped)")
+        (stopped,) = said(home)
+        assert stopped.reason == "interrupted"
+        assert letters(stopped.reply + "stopped") == reply_on(terminal, dog)
+
+        # The conversation goes on, through other sizes.
+        allow(home, 3)
+        terminal.send(count + "\r")
+        terminal.until(lambda: reply_on(terminal, count))
+        for tokens, size in ((6, (42, 14)), (12, (130, 45))):
+            some = reply_on(terminal, count)
+            terminal.resize(*size)
+            terminal.until(lambda some=some: reply_on(terminal, count) == some)
+            terminal.shows("❯ Say something", "localspec · demo", "of 1,024 tokens")
+            allow(home, tokens)
+            terminal.until(lambda some=some: len(reply_on(terminal, count)) > len(some))
+        allow(home, ALL)
+        terminal.until(lambda: said(home)[1].reason == "length")
+        counted = said(home)[1]
+        terminal.until(lambda: reply_on(terminal, count).startswith(letters(counted.reply)))
+        terminal.shows("(the reply ended at its limit of tokens)")
+        assert letters(stopped.reply + "stopped") in letters(terminal.text)
+
+        # A new one begins with nothing; the older one can be taken up again.
+        terminal.send(CTRL_N)
+        terminal.until(lambda: "(stopped)" not in terminal.text)
+        terminal.send(sea + "\r")
+        terminal.until(lambda: [(turn.prompt, turn.reason) for turn in said(home)] == [(sea, "stop")])
+        terminal.send(CTRL_R)
+        terminal.shows("Search in what was said", sea, dog)
+        terminal.send("twenty")
+        terminal.until(lambda: sea not in terminal.text.partition("Search")[2])
+        terminal.send("\r")
+        terminal.until(lambda: letters(counted.reply) in reply_on(terminal, count))
+        assert letters(stopped.reply + "stopped") in letters(terminal.text)
+
+        # Ctrl+Q in the middle of a reply.
+        allow(home, 1)
+        terminal.send("Once more.\r")
+        terminal.until(lambda: reply_on(terminal, "Once more."))
+        terminal.send(CTRL_Q)
+        terminal.until(lambda: LEAVE in terminal.sent)
+        allow(home, ALL)
+        leaves_cleanly(terminal)
+        assert b"native words" not in terminal.raw
+    turns = said(home)
+    assert turns[:2] == (stopped, counted)
+    assert turns[2].prompt == "Once more." and turns[2].reply and turns[2].reason == "interrupted"
+    log = Paths(home).logs / "native.log"
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert all(f"native words to {number}" in log.read_text() for number in (1, 2))
+
+    # Another day, and gone again before torch came.
+    (home / "torch").unlink()
+    with chat(home, "-c", before=gate, size=(90, 60)) as terminal:
+        terminal.shows("❯", "importing torch", "Once more.")
+        for turn in turns:
+            assert letters(turn.prompt + turn.reply) in letters(terminal.text)
+        terminal.send(CTRL_Q)
+        leaves_cleanly(terminal, seconds=8)
+
+
+@pytest.mark.parametrize("stage", ["importing torch", "loading demo"])
+def test_leaving_while_the_model_loads(home, stage):
+    with chat(home, "-m", "demo") as terminal:
+        terminal.shows(stage)
+        terminal.send(CTRL_Q)
+        leaves_cleanly(terminal, seconds=10)
+
+
+def test_without_a_log_nothing_that_was_said_is_in_any_file(home):
+    prompt = f"Tell me a story about {SECRET} and a dog."
+    with chat(home, "-m", "demo", "--temp", "0", "-n", "40", "--no-log") as terminal:
+        terminal.shows("❯", "nothing is kept")
+        terminal.send(prompt + "\r")
+        terminal.shows("limit of tokens")
+        lines = terminal.text.rpartition(prompt)[2].partition("(the reply")[0].splitlines()
+        terminal.send(CTRL_Q)
+        leaves_cleanly(terminal)
+    pieces = [" ".join(line.split()[:3]) for line in lines if len(line.split()) > 3]
+    assert pieces
+    assert files_with(home, SECRET, *pieces) == set()
+
+
+# -- ways to end ------------------------------------------------------------------------------------------------------
+
+
+def end(terminal: Terminal, how: str | signal.Signals) -> None:
+    if isinstance(how, str):
+        terminal.send(how)
+    else:
+        os.kill(terminal.process.pid, how)
+
+
+READY = "of 1,024 tokens"
+STORY = '[["Once upon a time ", *["and "] * 10_000]]'
+SLOWLY = """
+from localspec.live import Live
+Live.take = lambda live, event, real=Live.take: (real(live, event), closed.wait(0.05))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [(CTRL_Q, 0), (CTRL_D, 0), (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (None, 129)],
+)
+def test_leaving_in_the_middle_of_a_reply(tmp_path, how, code):
+    with scripted_chat(tmp_path, STORY, "-m", "demo", before=SLOWLY) as terminal:
+        terminal.shows(READY)
+        terminal.send("Go on.\r")
+        terminal.shows("Once upon a time and")
+        if how is None:  # the window is closed
+            terminal.hang_up()
+            assert terminal.ends(6) == code
+        else:
+            end(terminal, how)
+            leaves_cleanly(terminal, code, seconds=6)
+    (turn,) = said(tmp_path)
+    assert turn.reply.startswith("Once upon a time and") and turn.reason == "interrupted"
+
+
+@pytest.mark.parametrize("how", [CTRL_Q, signal.SIGTERM])
+def test_an_engine_that_does_not_stop_is_left_behind(tmp_path, how):
+    with scripted_chat(tmp_path, '[["Once upon a time. ", closed]]', "-m", "demo") as terminal:
+        terminal.shows(READY)
+        terminal.send("Go on.\r")
+        terminal.shows("Once upon a time.")
+        end(terminal, how)
+        leaves_cleanly(terminal, 0 if isinstance(how, str) else 143, seconds=6)
+    (turn,) = said(tmp_path)
+    assert turn.prompt == "Go on."
+
+
+# What goes wrong, each where the prompt is at hand: in a handler, a timer, a drawing widget, the thread of the keys and
+# the engine's own.
+FAULTS = {
+    "handler": """
+from localspec_tui.screens.chat import ChatScreen
+async def on_prompt_sent(screen, sent):
+    words = sent.text
+    raise OverflowError(WORD)
+ChatScreen.on_prompt_sent = on_prompt_sent
+""",
+    "timer": """
+from localspec_tui.screens.chat import ChatScreen
+async def follow(screen):
+    words = screen._asked
+    raise OverflowError(WORD)
+ChatScreen._follow = follow
+""",
+    "drawing": """
+from localspec_tui.widgets.spoken import PromptView
+def render_lines(view, crop):
+    words = view.source
+    raise OverflowError(WORD)
+PromptView.render_lines = render_lines
+""",
+    "keys": """
+from textual._xterm_parser import XTermParser
+def feed(parser, data, real=XTermParser.feed):
+    words = data
+    if "\\r" in data:
+        raise OverflowError(WORD)
+    return real(parser, data)
+XTermParser.feed = feed
+""",
+    "engine": """
+from localspec.live import Live
+def take(live, event):
+    words = event
+    raise OverflowError(WORD)
+Live.take = take
+""",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_fault_leaves_the_terminal_whole_and_tells_nobody_what_was_said(tmp_path, fault, kept):
+    prompt, word = f"My secret is {SECRET}.", "xolotl"  # the word is in the fault's own message too
+    scripts, before = f'[["Well.", " {SECRET} "]]', f"WORD = {word!r}\n" + FAULTS[fault]
+    with scripted_chat(tmp_path, scripts, "-m", "demo", *([] if kept else ["--no-log"]), before=before) as terminal:
+        terminal.shows(READY)
+        terminal.send(prompt)
+        terminal.shows(prompt)
+        terminal.send("\r")
+        assert terminal.ends(8) == 1
+        terminal.check_that_it_is_whole()
+        sentence = terminal.afterwards.strip()
+    assert sentence.startswith("localspec: ") and "\n" not in sentence, sentence
+    assert SECRET not in sentence and "Traceback" not in terminal.sent
+    assert files_with(tmp_path, word) == set()
+    assert files_with(tmp_path, SECRET) <= ({"localspec.db", "localspec.db-wal"} if kept else set())
+    (trace,) = Paths(tmp_path).logs.glob("last-error.log")
+    assert trace.stat().st_mode & 0o777 == 0o600
+    if fault != "keys":  # Textual keeps no more of that one than its values
+        assert "OverflowError" in sentence and "OverflowError" in trace.read_text()
+    if kept and fault in ("timer", "drawing"):  # the engine had it by then
+        assert [turn.prompt for turn in said(tmp_path)] == [prompt]

@@ -1,0 +1,101 @@
+"""The engine's thread by itself: how it ends, whatever it is doing, and whoever still listens."""
+
+import threading
+
+import pytest
+from tui.scripted_engine import PATIENCE, ScriptedChat
+
+from localspec.errors import LocalspecError
+from localspec_tui import messages
+
+
+@pytest.fixture
+def talk(chat) -> ScriptedChat:
+    return chat()
+
+
+def test_closed_while_a_model_loads_it_ends_at_the_next_stage(talk):
+    reached, gate, went_on = threading.Event(), threading.Event(), []
+
+    def load(notice, progress):
+        reached.set()
+        assert gate.wait(PATIENCE)
+        progress("the next stage")
+        went_on.append(1)
+
+    told = []
+    talk.models["scripted"] = [load, talk.engine]
+    talk.thread.begin(told.append)
+    assert reached.wait(PATIENCE)
+    assert not talk.thread.close(0)  # it cannot be interrupted
+    gate.set()
+    assert talk.thread.close(PATIENCE)
+    assert went_on == []
+    assert not any(isinstance(message, messages.ThreadFailed) for message in told)
+
+
+def test_closed_before_it_was_begun_it_never_begins(talk):
+    assert talk.thread.close(PATIENCE)
+    talk.thread.begin(lambda _: pytest.fail("it works after its end"))
+    assert not talk.thread.is_alive()
+
+
+def test_a_screen_that_is_gone_is_no_trouble(talk):
+    loaded = threading.Event()
+
+    def post(message):
+        if isinstance(message, messages.ModelLoaded):
+            loaded.set()
+        raise RuntimeError("Event loop is closed")
+
+    talk.thread.begin(post)
+    assert loaded.wait(PATIENCE)
+    assert talk.thread.close(PATIENCE)
+
+
+def test_what_it_should_not_meet_ends_it_and_closes_the_store(talk):
+    told, failed = [], threading.Event()
+
+    def post(message):
+        told.append(message)
+        if isinstance(message, messages.ThreadFailed):
+            failed.set()
+
+    talk.models["scripted"] = [ZeroDivisionError()]
+    talk.thread.begin(post)
+    assert failed.wait(PATIENCE)
+    assert isinstance(told[-1].error, ZeroDivisionError)
+    assert talk.thread.close(PATIENCE)
+    with pytest.raises(Exception, match="closed"):
+        talk.thread._store.pools()
+
+
+def test_jobs_behind_the_end_are_not_done(talk):
+    gate, told = threading.Event(), []
+
+    def load(notice, progress):
+        assert gate.wait(PATIENCE)
+
+    talk.models["scripted"] = [load, talk.engine]
+    talk.thread.begin(told.append)
+    talk.thread.ask("never")
+    assert not talk.thread.close(0)
+    gate.set()
+    assert talk.thread.close(PATIENCE)
+    assert talk.engine.asked == []
+
+
+def test_a_prompt_without_a_model_is_given_back(talk):
+    ended, got = threading.Event(), []
+
+    def post(message):
+        if isinstance(message, messages.ReplyEnded):
+            got.append(message)
+            ended.set()
+
+    talk.models["scripted"] = [LocalspecError("It does not load.")]
+    talk.thread.begin(post)
+    talk.thread.ask("Anybody?")
+    assert ended.wait(PATIENCE)
+    assert (got[0].prompt, got[0].turn, got[0].trouble) == ("Anybody?", None, None)
+    assert talk.thread.close(PATIENCE)

@@ -1,0 +1,46 @@
+"""Lines that show what there is room for."""
+
+import pytest
+from rich.cells import cell_len
+from tui.scripted_engine import say, until
+
+from localspec_tui.widgets.fitting_line import cut, fitting
+
+PARTS = ["61.3 tokens/s", "3.10 tokens/step", "phrases 71%, target 29%", "fp32"]
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (100, "61.3 tokens/s · 3.10 tokens/step · phrases 71%, target 29% · fp32"),
+        (40, "61.3 tokens/s · 3.10 tokens/step · fp32"),
+        (20, "61.3 tokens/s · fp32"),
+        (13, "61.3 tokens/s"),
+        (8, "61.3 to…"),
+        (1, "…"),
+        (0, ""),
+    ],
+)
+def test_the_most_important_parts_that_fit(width, line):
+    assert fitting(PARTS, width) == line
+
+
+def test_nothing_is_nothing():
+    assert fitting([], 10) == ""
+
+
+@pytest.mark.parametrize("width", range(12))
+def test_wide_characters_are_cut_in_cells(width):
+    assert cell_len(cut("日本語のテキスト", width)) <= width
+
+
+def test_a_title_of_hostile_text_stays_one_safe_line(chat):
+    talk = chat(["Fine."])
+
+    async def story(pilot):
+        await say(pilot, "two\nlines [red] " + "x" * 200)
+        await until(pilot, talk.idle)
+        top = talk.screen_text().splitlines()[0]
+        assert "two lines [red] xxx" in top and top.rstrip().endswith("…")
+
+    talk.play(story)

@@ -1,0 +1,378 @@
+"""Every key of the chat screen."""
+
+import threading
+
+import pytest
+from textual.binding import Binding
+from textual.events import Paste
+from tui.scripted_engine import say, until
+
+from localspec_tui.app import ChatApp
+from localspec_tui.screens.chat import ChatScreen
+from localspec_tui.screens.conversations import ConversationsScreen
+from localspec_tui.screens.models import ModelsScreen
+from localspec_tui.screens.system_prompt import SystemPromptScreen
+from localspec_tui.widgets.conversation_view import ConversationView
+from localspec_tui.widgets.prompt import Prompt
+from localspec_tui.widgets.reply_view import ReplyView
+from localspec_tui.widgets.spoken import PromptView, Spoken
+
+LONG = "\n\n".join(f"Paragraph {number}." for number in range(60))
+
+
+def test_every_binding_has_an_id_of_its_own():
+    owners = [ChatApp, ChatScreen, Prompt, Spoken, ConversationsScreen, ModelsScreen, SystemPromptScreen]
+    bindings = [binding for owner in owners for binding in owner.BINDINGS]
+    assert all(isinstance(binding, Binding) for binding in bindings)
+    ids = [binding.id for binding in bindings]
+    assert None not in ids
+    assert sorted(set(ids)) == sorted(ids)
+
+
+# -- the prompt --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["ctrl+j", "alt+enter", "shift+enter"])
+def test_a_line_can_be_broken(chat, key):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press(*"ab", key, "c", "enter")
+        await until(pilot, talk.idle)
+        assert talk.prompts() == ["ab\nc"]
+
+    talk.play(story)
+
+
+def test_the_prompt_grows_up_to_eight_lines(chat):
+    talk = chat()
+
+    async def story(pilot):
+        prompt = talk.app.query_one(Prompt)
+        assert prompt.size.height == 1
+        await pilot.press(*["ctrl+j"] * 2)
+        await until(pilot, lambda: prompt.size.height == 3)
+        await pilot.press(*["ctrl+j"] * 20)
+        await until(pilot, lambda: prompt.size.height == 8)
+
+    talk.play(story)
+
+
+def test_a_paste_keeps_its_lines_does_not_send_and_commands_nothing(chat):
+    talk = chat()
+
+    async def story(pilot):
+        talk.app.post_message(Paste("one\r\ntwo\rthree\n\x1b]0;title\x07\x9b31m\u202e"))
+        await until(pilot, lambda: talk.typed)
+        assert talk.typed == "one\ntwo\nthree\n␛]0;title␇\ufffd31m"
+        assert talk.prompts() == []
+
+    talk.play(story)
+
+
+def test_arrow_keys_go_through_earlier_prompts_and_keep_the_draft(chat):
+    talk = chat()
+
+    async def story(pilot):
+        for prompt in ("first", "second\nline", "third"):
+            await say(pilot, prompt)
+            await until(pilot, talk.idle)
+        await pilot.press(*"draft", "up")
+        assert talk.typed == "third"
+        await pilot.press("up")
+        assert talk.typed == "second\nline"
+        await pilot.press("up")  # within its two lines
+        assert talk.typed == "second\nline"
+        await pilot.press("up")
+        assert talk.typed == "first"
+        await pilot.press("up")
+        assert talk.typed == "first"
+        await pilot.press("down", "down")
+        assert talk.typed == "third"
+        await pilot.press("down")
+        assert talk.typed == "draft"
+        await pilot.press("down")
+        assert talk.typed == "draft"
+
+    talk.play(story)
+
+
+def test_an_earlier_prompt_is_shown_once_and_may_be_changed(chat):
+    talk = chat()
+
+    async def story(pilot):
+        for prompt in ("one", "two", "one"):
+            await say(pilot, prompt)
+            await until(pilot, talk.idle)
+        await pilot.press("up", "up")
+        assert talk.typed == "two"
+        await pilot.press("up")
+        assert talk.typed == "two"
+        await pilot.press("!", "enter")
+        await until(pilot, talk.idle)
+        assert talk.prompts()[-1] == "two!"
+
+    talk.play(story)
+
+
+def test_prompts_of_earlier_chats_are_there_too(chat):
+    before = chat(["Kept."])
+
+    async def first(pilot):
+        await say(pilot, "from before")
+        await until(pilot, before.idle)
+
+    before.play(first)
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("up")
+        assert talk.typed == "from before"
+
+    talk.play(story)
+
+
+def test_a_wrapped_line_is_gone_through_before_earlier_prompts(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await say(pilot, "earlier")
+        await until(pilot, talk.idle)
+        await pilot.press(*"word " * 12)
+        await pilot.press("up")
+        assert talk.typed == "word " * 12
+        await pilot.press("up")
+        assert talk.typed == "earlier"
+
+    talk.play(story, size=(44, 20))
+
+
+def test_ctrl_d_deletes_and_on_an_empty_prompt_quits(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press(*"ab", "home", "ctrl+d")
+        assert talk.typed == "b"
+        await pilot.press("ctrl+d")
+        assert talk.app.is_running
+        await pilot.press("ctrl+d")
+        assert not talk.app.is_running
+
+    talk.play(story)
+    assert talk.app.return_code == 0
+
+
+@pytest.mark.parametrize("before", [[], ["ctrl+s"], ["ctrl+r"], ["ctrl+o"], ["f1"], list("typed")])
+def test_ctrl_q_quits_from_anywhere(chat, before):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press(*before, "ctrl+q")
+        assert not talk.app.is_running
+
+    talk.play(story)
+    assert talk.app.return_code == 0
+    assert talk.app.failure is None
+
+
+# -- the conversation --------------------------------------------------------------------------------------------------
+
+
+def test_page_keys_scroll_the_conversation_while_one_types(chat):
+    talk = chat([LONG])
+
+    async def story(pilot):
+        await say(pilot, "Go")
+        await until(pilot, talk.idle)
+        view = talk.app.query_one(ConversationView)
+        end = view.max_scroll_y
+        await until(pilot, lambda: view.scroll_y == end > 0)
+        await pilot.press("pageup")
+        await until(pilot, lambda: view.scroll_y < end)
+        await pilot.press("x", "pagedown")
+        await until(pilot, lambda: view.scroll_y == end)
+        assert talk.typed == "x"
+
+    talk.play(story)
+
+
+def test_who_scrolls_up_is_not_disturbed_and_asking_goes_to_the_end(chat):
+    gate, over = threading.Event(), threading.Event()
+    talk = chat([LONG, gate, LONG, over, "."])
+
+    async def story(pilot):
+        await say(pilot, "Go")
+        view = talk.app.query_one(ConversationView)
+        await until(pilot, lambda: view.max_scroll_y > 50 and view.scroll_y == view.max_scroll_y)
+        await pilot.press("pageup", "pageup")
+        await until(pilot, lambda: view.scroll_y < view.max_scroll_y)
+        place, end = view.scroll_y, view.max_scroll_y
+        gate.set()
+        await until(pilot, lambda: view.max_scroll_y > end)
+        assert view.scroll_y == place
+        over.set()
+        await until(pilot, talk.idle)
+        assert view.scroll_y == place
+        await say(pilot, "More")
+        await until(pilot, talk.idle)
+        await until(pilot, lambda: view.scroll_y == view.max_scroll_y)
+
+    talk.play(story)
+
+
+def test_messages_are_walked_and_copied(chat, clipboard):
+    talk = chat(["**bold** `code`"], ["second"])
+
+    async def story(pilot):
+        for prompt in ("one", "two"):
+            await say(pilot, prompt)
+            await until(pilot, talk.idle)
+        seen = []
+        for _ in range(4):
+            await pilot.press("alt+up")
+            seen.append((type(talk.app.focused), talk.app.focused.source))
+        assert seen == [
+            (ReplyView, "second"),
+            (PromptView, "two"),
+            (ReplyView, "**bold** `code`"),
+            (PromptView, "one"),
+        ]
+        await pilot.press("alt+down", "c")
+        assert talk.app.clipboard == "**bold** `code`"
+        await until(pilot, lambda: clipboard == ["**bold** `code`"])
+        await until(pilot, lambda: "Copied." in talk.screen_text())
+        await pilot.press("escape", *"typed")
+        assert talk.typed == "typed"
+
+    talk.play(story)
+
+
+def test_below_the_last_message_is_the_prompt(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await say(pilot, "one")
+        await until(pilot, talk.idle)
+        await pilot.press("alt+up", "alt+down")
+        assert talk.app.focused is talk.app.query_one(Prompt)
+        await pilot.press("alt+down")
+        assert talk.app.focused is talk.app.query_one(Prompt)
+
+    talk.play(story)
+
+
+def test_a_click_on_a_message_leaves_the_focus_in_the_prompt(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await say(pilot, "one")
+        await until(pilot, talk.idle)
+        await pilot.click(ReplyView)
+        assert talk.app.focused is talk.app.query_one(Prompt)
+
+    talk.play(story)
+
+
+def test_ctrl_l_copies_the_last_reply(chat, clipboard):
+    talk = chat(["# Source *text*"])
+
+    async def story(pilot):
+        await pilot.press("ctrl+l")
+        await until(pilot, lambda: "no reply to copy" in talk.screen_text())
+        await say(pilot, "one")
+        await until(pilot, talk.idle)
+        await pilot.press("ctrl+l")
+        assert talk.app.clipboard == "# Source *text*"
+        await until(pilot, lambda: clipboard == ["# Source *text*"])
+
+    talk.play(story)
+
+
+def test_a_machine_without_a_clipboard_is_no_trouble(chat, monkeypatch):
+    import pyperclip
+
+    tried = threading.Event()
+
+    def fail(text):
+        tried.set()
+        raise pyperclip.PyperclipException("no clipboard")
+
+    monkeypatch.setattr(pyperclip, "copy", fail)
+    talk = chat(["Text"])
+
+    async def story(pilot):
+        await say(pilot, "one")
+        await until(pilot, talk.idle)
+        await pilot.press("ctrl+l")
+        await until(pilot, tried.is_set)
+        assert talk.app.clipboard == "Text"
+
+    talk.play(story)
+
+
+def test_ctrl_c_copies_what_is_selected_in_the_prompt(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press(*"word", "f7", "ctrl+c")
+        assert talk.app.clipboard == "word"
+        assert "Ctrl+Q" not in talk.screen_text()
+
+    talk.play(story)
+
+
+def test_ctrl_c_copies_what_is_selected_in_a_reply(chat):
+    gate = threading.Event()
+    talk = chat(["Something selected", gate, "."])
+
+    async def story(pilot):
+        await say(pilot, "one")
+        await until(pilot, lambda: talk.replies() == ["Something selected"])
+        talk.app.query_one(ReplyView).text_select_all()
+        await pilot.pause()
+        await pilot.press("ctrl+c")
+        assert talk.app.clipboard == "Something selected"
+        assert talk.live != "stopping"
+        gate.set()
+        await until(pilot, talk.idle)
+
+    talk.play(story)
+
+
+# -- help and commands -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(100, 40), (44, 20)])
+def test_f1_shows_and_hides_the_keys(chat, size):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("f1")
+        await until(pilot, lambda: "Break the" in talk.screen_text())
+        assert "Cursor word left" not in talk.screen_text()
+        assert talk.app.query_one(Prompt).region.width > 25
+        await pilot.press("f1")
+        await until(pilot, lambda: "Break the" not in talk.screen_text())
+        await pilot.press(*"still")
+        assert talk.typed == "still"
+
+    talk.play(story, size=size)
+
+
+def test_the_palette_has_the_same_commands(chat):
+    talk = chat(["Hello."])
+
+    async def story(pilot):
+        names = {command.title for command in talk.app.get_system_commands(talk.app.screen)}
+        keys = {binding.tooltip for binding in ChatScreen.BINDINGS if binding.show}
+        assert names >= keys
+        await say(pilot, "one")
+        await until(pilot, talk.idle)
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: "Begin a new conversation" in talk.screen_text())
+        await pilot.press(*"begin a new")
+        await until(pilot, lambda: "Let another model" not in talk.screen_text())
+        await pilot.press("enter")
+        await until(pilot, lambda: talk.prompts() == [])
+
+    talk.play(story)

@@ -1,0 +1,200 @@
+"""Replies as Markdown: nothing in them is obeyed, nothing is dropped, and chunks make no difference."""
+
+import asyncio
+import random
+
+import pytest
+from textual.app import App, ComposeResult
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.widgets import Markdown, Static
+
+from localspec_tui.reply_markdown import ReplyMarkdown, parser
+
+FORBIDDEN = {
+    *map(chr, range(0x20)),
+    *map(chr, range(0x7F, 0xA0)),
+    *"\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069",
+}
+FORBIDDEN -= {"\n"}
+
+HOSTILE = {
+    "entities": "A &#27;[31m &#x1b;]0;x&#7; &#x9b;2J &#x202e;txt.exe &#8237; &#155; &lt;b&gt; &#0; &#13;",
+    "link title": '[text](http://e.org/&#27;[2J "ti&#x1b;tle&#x202e;")',
+    "link text": "[a&#27;b](http://e.org) <http://e.org/&#27;> http://e.org/&#x1b;x",
+    "image": '![al&#27;t](http://e.org/i&#27;.png "t&#27;")',
+    "reference": "[a][r]\n\n[r]: http://e.org/&#27; 'ti&#27;'",
+    "code": "`&#27;` and\n\n```py&#27;thon\n&#27;[31m\n```\n\n    indented &#27;",
+    "heading": "# He&#27;ad\n\n## &#x202e;\n\nSetext &#27;\n===",
+    "list": "- &#27;\n- [ ] &#x9b;\n\n1. &#27;\n\n999999999. &#27;",
+    "table": "| &#27; | b |\n|---|---|\n| [/red] | [link='x']&#27; |\n| \\| | `|` |",
+    "quote": "> " * 12 + "deep &#27;",
+    "raw": "\x1b[31mred\x1b]52;c;aGk=\x07 \x9b2J \u202eevil\u2066 \x00 \x7f \r over",
+    "markup": "[red]not red[/red] [/] [@click=app.quit]no[/] [link=http://e.org]x[/link] \\[x]",
+    "html": "List<int> x\n\n<think>plan</think>\n\n<div>block\n\n</div>\n\n<script>alert(1)</script> a < b <!-- c -->",
+    "long word": "x" * 5000 + "\n\n" + "`" + "y" * 3000 + "`",
+    "many lines": "```python\n" + "\n".join(f"print({n})  # [bold]" for n in range(400)) + "\n```",
+    "unclosed": "**bold *it `code [link](http://e.org",
+    "brackets": "[" * 500 + "]" * 500,
+    "empty": "",
+    "blank": "\n\n \n\t\n",
+    "odd heading": "#" * 8 + " x\n\n# " + "İ\u0130 " * 30,
+}
+
+
+class Shown(App[None]):
+    """One reply on a screen, and what of it reached it."""
+
+    def __init__(self, reply: ReplyMarkdown) -> None:
+        super().__init__()
+        self.reply = reply
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield self.reply
+
+    def blocks(self) -> list[str]:
+        """The text of every block, depth first."""
+        found = []
+        for widget in self.reply.query("*"):
+            visual = widget.render() if not isinstance(widget, Static) else widget.visual
+            if isinstance(visual, Content):
+                found.append(f"{type(widget).__name__}: {visual.plain}")
+        return found
+
+
+def rendered(text: str, chunks: list[str] | None = None, finish: bool = True) -> list[str]:
+    """The blocks of a whole reply, or of one that came in chunks."""
+    app = Shown(ReplyMarkdown(text if chunks is None else ""))
+
+    async def run() -> list[str]:
+        async with app.run_test(size=(80, 24)) as pilot:
+            for chunk in chunks or ():
+                await app.reply.append(chunk)
+            if chunks is not None and finish:
+                await app.reply.update(text)
+            await pilot.pause()
+            return app.blocks()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_control_character_is_shown(name):
+    shown = "".join(rendered(HOSTILE[name]))
+    assert not FORBIDDEN & set(shown)
+
+
+@pytest.mark.parametrize("name", ["raw", "entities"])
+def test_no_control_character_is_shown_while_a_reply_comes(name):
+    text = HOSTILE[name]
+    shown = "".join(rendered(text, chunked(text, random.Random(1)), finish=False))
+    assert not FORBIDDEN & set(shown)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_attribute_holds_a_control_character(name):
+    def walk(tokens):
+        for token in tokens:
+            yield token
+            yield from walk(token.children or ())
+
+    for token in walk(parser().parse(HOSTILE[name])):
+        texts = [token.content, token.info, *map(str, token.attrs.values())]
+        assert not (FORBIDDEN - {"\t"}) & set("".join(texts)), token
+
+
+def test_html_is_shown_as_it_stands():
+    shown = "\n".join(rendered(HOSTILE["html"]))
+    for part in (
+        "List<int> x",
+        "<think>plan</think>",
+        "<div>block",
+        "</div>",
+        "<script>alert(1)</script> a < b",
+        "<!-- c -->",
+    ):
+        assert part in shown
+
+
+def test_markup_is_text():
+    shown = "\n".join(rendered(HOSTILE["markup"]))
+    assert "[red]not red[/red] [/] [@click=app.quit]no[/] [link=http://e.org]x[/link] [x]" in shown
+
+
+def test_cells_of_a_table_are_no_markup_for_tooltips():
+    app = Shown(ReplyMarkdown(HOSTILE["table"]))
+
+    async def run() -> None:
+        async with app.run_test(size=(80, 24), tooltips=True) as pilot:
+            cells = list(app.query("MarkdownTableCellContents"))
+            assert [cell.tooltip for cell in cells] == [None] * 6
+            await app.reply.append("\n| [/blue] | more |")
+            for cell in app.query("MarkdownTableContent Static"):
+                await pilot.hover(cell)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("| a | b |\n|---|---|\n| 1 | 2 |\n``", "`python\ncode\n```"),  # what looked like a row begins a fence
+        ("| a | b |\n|---|---|\n| 1 | 2 |\n1", ". item"),
+        ("| a | b |\n|---|---|\n", "| 1 | 2 |\n| 3 | 4 |\n\nafter"),
+        ("| a | b |\n|---|---|\n| 1 | 2 |\n", "| 3"),
+    ],
+)
+def test_a_table_may_shrink_while_it_comes(before, after):
+    assert rendered(before + after, [before, after], finish=False)
+    assert rendered(before + after, [before, after]) == rendered(before + after)
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if name not in ("many lines", "long word")])
+def test_chunks_make_no_difference(name):
+    text, whole = HOSTILE[name], rendered(HOSTILE[name])
+    for seed in range(2):
+        assert rendered(text, chunked(text, random.Random(seed))) == whole
+
+
+def chunked(text: str, chance: random.Random) -> list[str]:
+    chunks, rest = [], text
+    while rest:
+        size = min(len(rest), chance.choice((1, 2, 3, 5, 8, 30)) * max(len(text) // 200, 1))
+        chunks.append(rest[:size])
+        rest = rest[size:]
+    return chunks
+
+
+def test_no_earlier_paragraph_is_lost_while_html_comes():
+    """Textual's own parser drops it."""
+    text = "Before.\n\n<details>\n\ninside\n\n</details>\n\nAfter."
+    for seed in range(5):
+        shown = "\n".join(rendered(text, chunked(text, random.Random(seed)), finish=False))
+        assert all(part in shown for part in ("Before.", "<details>", "inside", "</details>", "After."))
+
+
+def test_a_link_is_shown_and_not_opened(monkeypatch):
+    app = Shown(ReplyMarkdown("[text](http://e.org/%1b[2J%E2%80%AE?q=secret)"))
+    told, opened = [], []
+    monkeypatch.setattr(app, "notify", lambda message, **more: told.append((message, more["markup"])))
+    monkeypatch.setattr(app, "open_url", lambda *url: opened.append(url))
+
+    async def run() -> None:
+        async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.click("MarkdownParagraph", offset=(1, 0))
+            await pilot.pause()
+
+    asyncio.run(run())
+    assert told == [("http://e.org/␛[2J?q=secret", False)]
+    assert opened == []
+
+
+def test_a_language_is_the_first_word_behind_the_fence():
+    (token,) = parser().parse("```python title=x\n1\n```")
+    assert token.info == "python"
+
+
+def test_textual_still_asks_for_what_is_replaced_here():
+    """The private names that tables are made of."""
+    assert Markdown.BLOCKS["table_open"].__name__ == "MarkdownTable"

@@ -1,0 +1,487 @@
+"""What becomes of a prompt: sent, waiting, stopped, refused."""
+
+import threading
+
+import pytest
+from tui.scripted_engine import say, statistics, until
+
+from localspec.config import Settings
+from localspec.errors import DoesNotFit, UsageMistake
+from localspec.events import Done, Prefill, Text
+
+
+def test_enter_sends_and_the_reply_is_shown_and_kept(chat):
+    talk = chat(["Hello ", "there."])
+
+    async def story(pilot):
+        await say(pilot, "Hi")
+        await until(pilot, lambda: talk.replies() == ["Hello there."])
+        await until(pilot, talk.idle)
+        assert talk.prompts() == ["Hi"]
+        assert talk.typed == ""
+        assert "Hello there." in talk.screen_text()
+        assert "40.0 tokens/s" in talk.live
+
+    talk.play(story)
+    assert talk.kept() == [("Hi", "Hello there.", "stop")]
+
+
+def test_a_reply_is_seen_while_it_comes_and_its_figures_too(chat):
+    gate = threading.Event()
+    talk = chat([Prefill(2, 900), Prefill(900, 900), "Half of ", "it", gate, ", whole."])
+
+    async def story(pilot):
+        await say(pilot, "Go")
+        await until(pilot, lambda: talk.replies() == ["Half of it"])
+        assert "Half of it" in talk.screen_text()
+        await until(pilot, lambda: "of 1,024 tokens" in talk.live)
+        gate.set()
+        await until(pilot, lambda: talk.replies() == ["Half of it, whole."])
+
+    talk.play(story)
+
+
+def test_what_is_read_is_told(chat):
+    gate = threading.Event()
+    talk = chat([Prefill(512, 2048), gate, "Read."])
+
+    async def story(pilot):
+        await say(pilot, "A long one")
+        await until(pilot, lambda: "reading 512 of 2,048 tokens" in talk.live)
+        gate.set()
+        await until(pilot, talk.idle)
+
+    talk.play(story)
+
+
+def test_left_out_turns_are_told_once(chat):
+    talk = chat([Prefill(3, 9, 2), Prefill(9, 9, 2), "Short memory."])
+
+    async def story(pilot):
+        await say(pilot, "What did I say first?")
+        await until(pilot, talk.idle)
+        assert talk.screen_text().count("The context is full") == 1
+
+    talk.play(story)
+
+
+def test_why_speculation_is_off_is_told(chat):
+    talk = chat(["Text.", Done("stop", statistics(1, off_reason="drafts cost more than they save"))])
+
+    async def story(pilot):
+        await say(pilot, "Hi")
+        await until(pilot, talk.idle)
+        assert "speculation off: drafts cost more than they save" in talk.live
+
+    talk.play(story, size=(140, 30))
+
+
+def test_nothing_is_sent_where_nothing_is_said(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("enter")
+        await pilot.press("space", "ctrl+j", "space", "enter")
+        assert talk.typed == " \n "
+
+    talk.play(story)
+    assert talk.engine.asked == []
+
+
+# -- waiting -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_waits_until_the_model_is_loaded(chat):
+    gate = threading.Event()
+    talk = chat(["At last."])
+    talk.models["scripted"] = [gate, talk.engine]
+
+    async def story(pilot):
+        await until(pilot, lambda: "loading scripted" in talk.live)
+        await say(pilot, "Are you there?")
+        await until(pilot, lambda: "waits (esc takes back): Are you there?" in talk.screen_text())
+        assert talk.prompts() == []
+        gate.set()
+        await until(pilot, lambda: talk.replies() == ["At last."])
+        assert "waits" not in talk.screen_text()
+
+    talk.play(story, ready=False)
+
+
+def test_escape_takes_a_waiting_prompt_back(chat):
+    gate = threading.Event()
+    talk = chat()
+    talk.models["scripted"] = [gate, talk.engine]
+
+    async def story(pilot):
+        await say(pilot, "Too early")
+        await pilot.press("escape")
+        assert talk.typed == "Too early"
+        assert "waits" not in talk.screen_text()
+        gate.set()
+        await until(pilot, talk.idle)
+
+    talk.play(story, ready=False)
+    assert talk.engine.asked == []
+
+
+def test_prompts_that_wait_are_asked_in_turn(chat):
+    gate = threading.Event()
+    talk = chat(["One", gate, "."], ["Two."], ["Three."])
+
+    async def story(pilot):
+        await say(pilot, "1")
+        await until(pilot, lambda: talk.replies() == ["One"])
+        await say(pilot, "2")
+        await say(pilot, "3")
+        await until(pilot, lambda: "2 wait (esc takes back): 2 · 3" in talk.screen_text())
+        gate.set()
+        await until(pilot, talk.idle)
+        assert talk.prompts() == ["1", "2", "3"]
+        assert talk.replies() == ["One.", "Two.", "Three."]
+
+    talk.play(story)
+    assert [asked[-1]["content"] for asked in talk.engine.asked] == ["1", "2", "3"]
+
+
+def test_what_waits_is_not_lost_where_something_else_is_typed(chat):
+    gate = threading.Event()
+    talk = chat()
+    talk.models["scripted"] = [gate, talk.engine]
+
+    async def story(pilot):
+        await say(pilot, "First")
+        await pilot.press(*"Second", "escape")
+        assert talk.typed == "Second"
+        await pilot.press("up")
+        assert talk.typed == "First"
+        gate.set()
+        await until(pilot, talk.idle)
+
+    talk.play(story, ready=False)
+
+
+def test_letters_and_enter_that_come_in_one_burst_keep_their_order(chat):
+    """A paste without brackets, or a slow line: no key may overtake another."""
+    talk = chat(["One."], ["Two."])
+
+    async def story(pilot):
+        for key in ("a", "b", "enter", "c", "ctrl+j", "d", "backspace", "e", "left", "f", "enter", "x"):
+            talk.app.simulate_key(key) if len(key) > 1 else talk.app.post_message(_letter(key))
+        await until(pilot, lambda: talk.replies() == ["One.", "Two."])
+        assert talk.prompts() == ["ab", "c\nfe"]
+        assert talk.typed == "x"
+
+    talk.play(story)
+
+
+def _letter(character):
+    from textual.events import Key
+
+    return Key(character, character)
+
+
+# -- stopping ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["escape", "ctrl+c"])
+def test_a_stopped_reply_keeps_what_was_said(chat, key):
+    gate = threading.Event()
+    talk = chat(["So far ", "so good", gate, " and never this"])
+
+    async def story(pilot):
+        await say(pilot, "Talk")
+        await until(pilot, lambda: talk.replies() == ["So far so good"])
+        await pilot.press(key)
+        assert talk.live == "stopping"
+        gate.set()
+        await until(pilot, talk.idle)
+        assert talk.replies()[0].startswith("So far so good")
+        assert "(stopped)" in talk.screen_text()
+
+    talk.play(story)
+    ((prompt, reply, reason),) = talk.kept()
+    assert (prompt, reason) == ("Talk", "interrupted")
+    assert reply.startswith("So far so good")
+
+
+def test_the_conversation_goes_on_after_a_stop(chat):
+    gate = threading.Event()
+    talk = chat(["Part", gate, "never"], ["Whole."])
+
+    async def story(pilot):
+        await say(pilot, "1")
+        await until(pilot, lambda: talk.replies() == ["Part"])
+        await pilot.press("escape")
+        gate.set()
+        await until(pilot, talk.idle)
+        await say(pilot, "2")
+        await until(pilot, lambda: talk.replies()[1:] == ["Whole."])
+
+    talk.play(story)
+    assert [turn[0] for turn in talk.kept()] == ["1", "2"]
+    assert talk.engine.asked[1][1]["role"] == "assistant"
+
+
+def test_stopped_before_the_first_token_the_prompt_is_given_back(chat):
+    gate = threading.Event()
+    talk = chat([gate, "never seen"])
+
+    async def story(pilot):
+        await say(pilot, "Hm")
+        await until(pilot, lambda: talk.prompts() == ["Hm"])
+        await pilot.press("escape")
+        gate.set()
+        await until(pilot, talk.idle)
+        assert talk.prompts() == talk.replies() == []
+        assert talk.typed == "Hm"
+
+    talk.models["scripted"] = talk.engine
+    # The step under way is finished: its text must not come first.
+    talk.engine.scripts[0] = [gate, Prefill(5, 5), "never seen"]
+    talk.play(story)
+
+
+def test_a_prompt_is_not_given_back_over_what_is_typed(chat):
+    gate = threading.Event()
+    talk = chat([gate, Prefill(5, 5), "never seen"])
+
+    async def story(pilot):
+        await say(pilot, "Hm")
+        await pilot.press(*"else", "escape")
+        gate.set()
+        await until(pilot, talk.idle)
+        assert talk.typed == "else"
+
+    talk.play(story)
+
+
+def test_escape_without_a_reply_does_nothing(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press(*"abc", "escape", "d")
+        assert talk.typed == "abcd"
+
+    talk.play(story)
+
+
+def test_ctrl_c_without_a_reply_says_how_to_quit(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: "Ctrl+Q quits." in talk.screen_text())
+
+    talk.play(story)
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_prompt_leaves_no_trace_and_is_given_back(chat):
+    talk = chat([UsageMistake("The prompt is [too] long; shorten it.")], ["Better."])
+
+    async def story(pilot):
+        await say(pilot, "Long")
+        await until(pilot, talk.idle)
+        assert talk.prompts() == []
+        assert "✗ The prompt is [too] long; shorten it." in talk.screen_text()
+        assert talk.typed == "Long"
+        await pilot.press("enter")
+        await until(pilot, lambda: talk.replies() == ["Better."])
+
+    talk.play(story)
+    assert talk.kept() == [("Long", "Better.", "stop")]
+
+
+def test_a_refused_prompt_leaves_the_turn_before_it_alone(chat):
+    talk = chat(["Answered."], [UsageMistake("Too long.")])
+
+    async def story(pilot):
+        await say(pilot, "one")
+        await until(pilot, talk.idle)
+        await say(pilot, "two")
+        await until(pilot, talk.idle)
+        assert talk.prompts() == ["one"]
+        assert talk.replies() == ["Answered."]
+        assert talk.typed == "two"
+
+    talk.play(story)
+
+
+def test_a_reply_that_fails_keeps_what_was_said(chat):
+    talk = chat(["As far as ", "this", DoesNotFit("A context of 9 tokens does not fit.")])
+
+    async def story(pilot):
+        await say(pilot, "Go")
+        await until(pilot, talk.idle)
+        assert talk.replies() == ["As far as this"]
+        assert "✗ A context of 9 tokens does not fit." in talk.screen_text()
+
+    talk.play(story)
+    assert talk.kept() == [("Go", "As far as this", "interrupted")]
+
+
+def test_a_model_that_says_nothing_gives_the_prompt_back(chat):
+    talk = chat([])
+
+    async def story(pilot):
+        await say(pilot, "Anybody?")
+        await until(pilot, talk.idle)
+        assert "The model says nothing to this." in talk.screen_text()
+        assert talk.typed == "Anybody?"
+
+    talk.play(story)
+
+
+def test_a_reply_at_its_limit_says_so(chat):
+    talk = chat(["As long as allowed", Done("length", statistics())])
+
+    async def story(pilot):
+        await say(pilot, "Go")
+        await until(pilot, talk.idle)
+        assert "limit of tokens" in talk.screen_text()
+
+    talk.play(story)
+
+
+def test_an_unexpected_failure_ends_the_chat_with_the_conversation_kept(chat):
+    talk = chat(["Said before ", "it broke", ZeroDivisionError("secret prompt")])
+
+    async def story(pilot):
+        await say(pilot, "Go")
+        await until(pilot, lambda: talk.app.failure is not None)
+
+    with pytest.raises(ZeroDivisionError):
+        talk.play(story)
+    assert isinstance(talk.app.failure, ZeroDivisionError)
+    assert talk.app.return_code == 1
+    assert talk.kept() == [("Go", "Said before it broke", "interrupted")]
+
+
+# -- what came with the command line -----------------------------------------------------------------------------------
+
+
+def test_a_first_prompt_is_asked_at_once_behind_the_files(chat):
+    talk = chat(["Read."], ["Again."], first="What is this?", files="contents")
+
+    async def story(pilot):
+        await until(pilot, lambda: talk.replies() == ["Read."])
+        assert talk.prompts() == ["contents\n\nWhat is this?"]
+        await say(pilot, "And now?")
+        await until(pilot, lambda: talk.prompts()[1:] == ["And now?"])
+        await until(pilot, talk.idle)
+
+    talk.play(story, ready=False)
+
+
+def test_files_without_a_prompt_wait_for_one(chat):
+    talk = chat(["Read."], files="contents")
+
+    async def story(pilot):
+        await until(pilot, lambda: "The text of the files goes before the next prompt." in talk.screen_text())
+        await say(pilot, "What is this?")
+        await until(pilot, lambda: talk.prompts() == ["contents\n\nWhat is this?"])
+        await until(pilot, talk.idle)
+
+    talk.play(story)
+
+
+def test_files_before_a_refused_prompt_are_not_lost(chat):
+    talk = chat([UsageMistake("Too long.")], ["Read."], files="contents")
+
+    async def story(pilot):
+        await say(pilot, "Hi")
+        await until(pilot, talk.idle)
+        assert talk.typed == "Hi"
+        await pilot.press("enter")
+        await until(pilot, lambda: talk.prompts() == ["contents\n\nHi"])
+        await until(pilot, talk.idle)
+
+    talk.play(story)
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_what_is_not_kept_is_said_at_the_top(chat, log):
+    talk = chat(["Off the record."], settings=Settings(log=log))
+
+    async def story(pilot):
+        assert ("nothing is kept" in talk.screen_text()) is not log
+        await say(pilot, "Secret")
+        await until(pilot, talk.idle)
+
+    talk.play(story)
+    assert bool(talk.kept()) is log
+
+
+def test_notices_from_the_opening_are_seen(chat):
+    talk = chat()
+    talk.notices = ["what is said is kept in [a file]."]
+
+    async def story(pilot):
+        assert "· what is said is kept in [a file]." in talk.screen_text()
+
+    talk.play(story)
+
+
+def test_a_mistake_on_the_command_line_ends_the_chat(chat):
+    talk = chat()
+    talk.opening_error = UsageMistake("There is no conversation 9 here.")
+
+    async def story(pilot):
+        await until(pilot, lambda: talk.app.failure is not None)
+
+    talk.play(story, ready=False)
+    assert talk.app.failure is talk.opening_error
+
+
+def test_flags_that_cannot_be_meant_end_the_chat(chat):
+    talk = chat()
+    mistake = UsageMistake("--top-p has no effect at temperature 0.")
+    talk.models["scripted"] = [mistake]
+
+    async def story(pilot):
+        await until(pilot, lambda: talk.app.failure is not None)
+
+    talk.play(story, ready=False)
+    assert talk.app.failure is mistake
+
+
+def test_a_model_that_does_not_fit_leaves_a_chat_that_can_choose_another(chat):
+    talk = chat()
+    talk.models["scripted"] = [DoesNotFit("scripted needs 99.0 GiB.")]
+
+    async def story(pilot):
+        await until(pilot, lambda: "✗ scripted needs 99.0 GiB." in talk.screen_text())
+        assert "ctrl+o chooses another" in talk.live
+        await say(pilot, "Hi")
+        await until(pilot, lambda: "waits" in talk.screen_text())
+
+    talk.play(story, ready=False)
+    assert talk.app.failure is None
+
+
+def test_closing_in_mid_reply_keeps_it(chat):
+    gate = threading.Event()
+    talk = chat(["Kept ", "so far", gate, ""])
+
+    async def story(pilot):
+        await say(pilot, "Go")
+        await until(pilot, lambda: talk.replies() == ["Kept so far"])
+        await pilot.press("ctrl+q")
+
+    # The model is in the middle of a step when the chat is closed.
+    threading.Thread(target=lambda: talk.thread._leaving.wait() and gate.set()).start()
+    talk.play(story)
+    assert talk.kept() == [("Go", "Kept so far", "interrupted")]
+
+
+def test_an_event_of_a_step_held_back_is_no_text(chat):
+    talk = chat([Text("", (1,), ("target",), 0.1, 0), "Done."])
+
+    async def story(pilot):
+        await say(pilot, "Go")
+        await until(pilot, lambda: talk.replies() == ["Done."])
+
+    talk.play(story)

@@ -1,0 +1,338 @@
+"""Who may write to the terminal, and what is left when the chat ends."""
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+
+import pytest
+from textual._xterm_parser import XTermParser
+
+import localspec_tui
+from localspec.config import Settings
+from localspec.errors import UsageMistake
+from localspec_tui import app, engine_thread, terminal
+
+
+@contextmanager
+def pipe_for_a_terminal() -> Iterator[int]:
+    """Descriptors 1 and 2 are a pipe; this end of it can be read."""
+    kept = os.dup(1), os.dup(2)
+    theirs, ours = os.pipe()
+    os.set_blocking(theirs, False)
+    for number in (1, 2):
+        os.dup2(ours, number)
+    os.close(ours)
+    try:
+        yield theirs
+    finally:
+        for number, old in zip((1, 2), kept, strict=True):
+            os.dup2(old, number)
+            os.close(old)
+        with suppress(OSError):
+            os.close(theirs)
+
+
+def everything(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 1 << 16)
+    except BlockingIOError:
+        return b""
+
+
+# -- who may write -----------------------------------------------------------------------------------------------------
+
+
+def test_textual_draws_on_the_terminal_and_libraries_write_to_the_log(tmp_path):
+    log, real = tmp_path / "logs" / "native.log", (sys.__stdout__, sys.__stderr__)
+    with pipe_for_a_terminal() as drawn:
+        with terminal.guarded(log, pytest.fail):
+            for stream in (sys.__stdout__, sys.__stderr__):
+                stream.write("drawn ❯ ")
+                stream.flush()
+            os.write(1, b"to one\n")
+            os.write(2, b"to two\n")
+        while_drawing = everything(drawn).decode()
+        os.write(2, b"afterwards")
+        afterwards = everything(drawn)
+    assert while_drawing == "drawn ❯ drawn ❯ "
+    assert log.read_text() == "to one\nto two\n"
+    assert afterwards == b"afterwards"
+    assert (sys.__stdout__, sys.__stderr__) == real
+
+
+def test_the_terminal_is_whole_after_a_failure(tmp_path):
+    with pipe_for_a_terminal() as drawn:
+        with suppress(ZeroDivisionError), terminal.guarded(tmp_path / "native.log", pytest.fail):
+            raise ZeroDivisionError
+        os.write(1, b"afterwards")
+        afterwards = everything(drawn)
+    assert afterwards == b"afterwards"
+
+
+def test_no_descriptor_is_left_open(tmp_path):
+    def used() -> int:
+        lowest = os.dup(0)
+        os.close(lowest)
+        return lowest
+
+    with terminal.guarded(tmp_path / "native.log", pytest.fail):
+        pass
+    before = used()
+    for _ in range(3):
+        with terminal.guarded(tmp_path / "native.log", pytest.fail):
+            pass
+    assert used() == before
+
+
+def test_a_terminal_that_is_gone_is_told_and_stops_no_thread(tmp_path):
+    told = []
+    with pipe_for_a_terminal() as drawn, terminal.guarded(tmp_path / "native.log", lambda: told.append(1)):
+        os.close(drawn)
+        sys.__stderr__.write("x" * 100_000)
+        sys.__stderr__.flush()
+        sys.__stdout__.write("y")
+    assert told
+
+
+def test_the_log_is_private_and_is_added_to(tmp_path):
+    log = tmp_path / "state" / "native.log"
+    for words in (b"one\n", b"two\n"):
+        with terminal.guarded(log, pytest.fail):
+            os.write(2, words)
+    assert log.read_text() == "one\ntwo\n"
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert log.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_log_that_others_could_read_is_closed_to_them(tmp_path):
+    log = tmp_path / "native.log"
+    log.write_text("old\n")
+    log.chmod(0o644)
+    with terminal.guarded(log, pytest.fail):
+        pass
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(("size", "left"), [(terminal.LOG_BYTES, terminal.LOG_BYTES + 4), (terminal.LOG_BYTES + 1, 4)])
+def test_a_long_log_begins_anew(tmp_path, size, left):
+    log = tmp_path / "native.log"
+    log.write_bytes(b"x" * size)
+    with terminal.guarded(log, pytest.fail):
+        os.write(2, b"new\n")
+    assert log.stat().st_size == left
+
+
+def test_a_log_that_cannot_be_written_stops_no_chat(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "native.log").symlink_to(victim)
+    with pipe_for_a_terminal() as drawn:
+        for log in (tmp_path / "native.log", victim / "native.log"):
+            with terminal.guarded(log, pytest.fail):
+                os.write(2, b"nowhere")
+        seen = everything(drawn)
+    assert victim.read_text() == "mine"
+    assert seen == b""
+
+
+# -- signals and keys --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_leaves_the_chat_with_its_code(number, code):
+    left, before = [], signal.getsignal(number)
+    with terminal.signals(left.append):
+        os.kill(os.getpid(), number)
+    assert left == [code]
+    assert signal.getsignal(number) == before
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    left, before = [], signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminal.signals(left.append):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert left == []
+
+
+def test_alt_enter_of_most_terminals_is_understood(monkeypatch):
+    terminal.prepare()
+    parser = XTermParser(False)
+    keys = [event.key for sequence in ("a", "\x1b\r", "\x1b\n", "b") for event in parser.feed(sequence)]
+    assert keys == ["a", "alt+enter", "alt+enter", "b"]
+
+
+def test_what_must_happen_before_the_first_paint(monkeypatch):
+    from multiprocessing import resource_tracker
+
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
+    terminal.prepare()
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "true"  # the user's own word counts
+    assert os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "1"
+    assert resource_tracker._resource_tracker._fd is not None
+    monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS")
+
+
+# -- how chat() ends ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ending(monkeypatch, tmp_path):
+    """ending(run, ended): what chat() makes of an application that runs like this and an engine that ends or not."""
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
+    at_exit, closed = [], []
+
+    def make(run, ended: bool = True):
+        monkeypatch.setattr(app.ChatApp, "run", run)
+        monkeypatch.setattr(
+            engine_thread.EngineThread, "close", lambda thread, seconds: closed.append(seconds) or ended
+        )
+        monkeypatch.setattr("atexit.register", lambda *call: at_exit.append(call))
+        try:
+            return localspec_tui.chat(Settings(), None, "", None), at_exit
+        finally:
+            os.write(2, b"whole\n")
+            assert closed == [localspec_tui.CLOSE_SECONDS]
+
+    make.at_exit = at_exit
+    return make
+
+
+def test_a_chat_that_is_left_ends_with_its_code(ending):
+    assert ending(lambda app: app.exit(return_code=143)) == (143, [])
+
+
+def test_a_chat_without_a_code_ends_with_none(ending):
+    assert ending(lambda app: None) == (0, [])
+
+
+def test_an_engine_that_still_works_is_left_behind_at_the_very_end(ending):
+    assert ending(lambda app: app.exit(return_code=143), ended=False) == (143, [(terminal.end_without_waiting, 143)])
+
+
+@pytest.mark.parametrize("failure", [UsageMistake("No such flag."), ZeroDivisionError()])
+def test_what_failed_is_raised_when_the_terminal_is_whole(ending, failure, capfd):
+    def run(app):
+        os.write(2, b"native")
+        app.failure = failure
+
+    with pytest.raises(type(failure)) as raised:
+        ending(run)
+    assert raised.value is failure
+    assert capfd.readouterr().err == "whole\n"
+
+
+def test_a_failure_with_an_engine_that_still_works_ends_with_1(ending):
+    def run(app):
+        app.failure = ZeroDivisionError()
+
+    with pytest.raises(ZeroDivisionError):
+        ending(run, ended=False)
+    assert ending.at_exit == [(terminal.end_without_waiting, 1)]
+
+
+def test_the_engine_is_closed_also_where_textual_itself_fails(ending):
+    def run(app):
+        raise RuntimeError("no driver")
+
+    with pytest.raises(RuntimeError, match="no driver"):
+        ending(run)
+
+
+def test_nothing_is_waited_for_at_the_very_end():
+    child = os.fork()
+    if child == 0:
+        threading.Thread(target=threading.Event().wait).start()  # would be waited for
+        terminal.end_without_waiting(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+# -- failures inside ---------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_shows_no_values(chat, capfd):
+    talk = chat()
+    secret = "my secret prompt"
+
+    async def story(pilot):
+        def fail() -> None:
+            local = secret  # noqa: F841  # Textual would print it
+            raise ZeroDivisionError
+
+        talk.app.call_later(fail)
+        await pilot.pause()
+
+    with pytest.raises(ZeroDivisionError):
+        talk.play(story)
+    assert talk.app.failure is not None
+    assert talk.app._exit_renderables == []
+    assert secret not in "".join(capfd.readouterr())
+    assert secret not in "".join(traceback.format_exception(talk.app.failure))
+
+
+def test_the_first_failure_counts(chat):
+    talk = chat()
+
+    async def story(pilot):
+        first = ZeroDivisionError()
+        talk.app._handle_exception(first)
+        talk.app._handle_exception(OverflowError())
+        assert talk.app.failure is first
+
+    with pytest.raises(ZeroDivisionError):
+        talk.play(story)
+
+
+@pytest.mark.parametrize(("there", "code"), [(True, 1), (False, terminal.HANGUP)])
+def test_keys_that_cannot_be_read(chat, monkeypatch, there, code):
+    monkeypatch.setattr(terminal, "is_there", lambda: there)
+    talk = chat()
+
+    async def story(pilot):
+        talk.app.panic("a traceback with values")
+        await pilot.pause()
+
+    with pytest.raises(RuntimeError, match="keys") if there else nullcontext():
+        talk.play(story)
+    assert talk.app.return_code == code
+    assert (talk.app.failure is not None) is there
+
+
+def test_a_signal_before_the_chat_runs_is_not_lost(chat):
+    talk = chat()
+    talk.app.leave(143)
+
+    async def story(pilot):
+        pass
+
+    talk.play(story, ready=False)
+    assert talk.app.return_code == 143
+
+
+def test_a_signal_after_the_chat_has_ended_is_no_trouble(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("ctrl+q")
+
+    talk.play(story)
+    talk.app.leave(143)
+
+
+def test_is_there(monkeypatch):
+    monkeypatch.setattr(sys, "__stdin__", None)
+    assert not terminal.is_there()
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs) as stdin:
+        monkeypatch.setattr(sys, "__stdin__", stdin)
+        assert terminal.is_there()
+        os.close(ours)
+    assert not terminal.is_there()
