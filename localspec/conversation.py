@@ -117,15 +117,21 @@ class Conversation:
     # -- keeping ------------------------------------------------------------------------------------------------------
 
     def _begin(self, prompt: str) -> Turn:
-        if self.unanswered is not None:
-            del self.turns[-1]
+        instead = self.turns.pop().id if self.unanswered is not None else None
         turn = Turn(id=0, prompt=prompt, reply="", reason=None, figures={}, asked=time.time())
         if self._history is not None and self._kept:
+            before = self.id
             try:
-                self.id, number = self._history.say(self.id, prompt, model=self.model, system=self.system)
+                self.id, number = self._history.say(
+                    before, prompt, model=self.model, system=self.system, instead=instead
+                )
                 turn = replace(turn, id=number)
             except StoreTrouble as trouble:
                 self._stop_keeping(trouble)
+            if before not in (None, self.id):
+                self._notice(
+                    f"Conversation {before} was deleted meanwhile, so what is said from here on is kept as {self.id}."
+                )
         self.turns.append(turn)
         return turn
 
@@ -133,9 +139,12 @@ class Conversation:
         self.turns[-1] = turn
         if self._history is not None and self._kept:
             try:
-                self._history.write(turn.id, turn.reply, turn.reason, turn.figures)
+                there = self._history.write(turn.id, turn.reply, turn.reason, turn.figures)
             except StoreTrouble as trouble:
                 self._stop_keeping(trouble)
+            else:
+                if turn.reason is not None and not there:
+                    self._notice("This turn was deleted while it was said, so it is not kept.")
         return turn
 
     def _stop_keeping(self, trouble: StoreTrouble) -> None:

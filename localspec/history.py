@@ -121,8 +121,7 @@ ALL_INFOS, ONE_INFO = INFOS.format(where=""), INFOS.format(where="WHERE conversa
 # One statement, so that what another process deletes meanwhile is there altogether or not at all.
 WHOLE = """SELECT turn.id, prompt, reply, reason, figures, asked, model, system, created, used
     FROM turn JOIN conversation ON conversation.id = conversation WHERE conversation = ? ORDER BY turn.id"""
-TAKE_BACK = """DELETE FROM turn WHERE reply = ''
-    AND id = (SELECT id FROM turn WHERE conversation = ? ORDER BY id DESC LIMIT 1)"""
+TAKE_BACK = "DELETE FROM turn WHERE id = ? AND conversation = ? AND reply = ''"
 CANDIDATES = """SELECT id, conversation, prompt, reply FROM turn WHERE id IN
     (SELECT rowid FROM trigram WHERE trigram MATCH ?
     UNION ALL SELECT id FROM turn WHERE reason IS NULL OR reply = '') ORDER BY id DESC"""
@@ -144,10 +143,13 @@ class History:
         query = "SELECT count(*) FROM sqlite_sequence WHERE name = 'conversation'"
         return bool(self._database.read(lambda connection: connection.execute(query).fetchone()[0]))
 
-    def say(self, conversation: int | None, prompt: str, *, model: str, system: str | None) -> tuple[int, int]:
+    def say(
+        self, conversation: int | None, prompt: str, *, model: str, system: str | None, instead: int | None = None
+    ) -> tuple[int, int]:
         """Begins a turn; returns the ids of its conversation and of the turn.
 
-        A new conversation is made where there is none of that id (any more). An unanswered last turn is taken back.
+        A new conversation is made where there is none of that id (any more). The turn `instead` of which this one is
+        begun is taken back, if it is unanswered: another process may be about to answer the last one.
         """
         now = time.time()
         about = (_storable(model), None if system is None else _storable(system), now)
@@ -157,7 +159,7 @@ class History:
             update = "UPDATE conversation SET model = ?, system = ?, used = ? WHERE id = ?"
             if conversation is not None and connection.execute(update, (*about, conversation)).rowcount:
                 number = conversation
-                connection.execute(TAKE_BACK, (number,))
+                connection.execute(TAKE_BACK, (instead, number))
             else:
                 insert = "INSERT INTO conversation (model, system, used, created) VALUES (?, ?, ?, ?)"
                 number = _made(connection.execute(insert, (*about, now)))
@@ -166,17 +168,18 @@ class History:
 
         return self._database.save(write)
 
-    def write(self, turn: int, reply: str, reason: str | None = None, figures: Mapping[str, Any] | None = None) -> None:
-        """Keeps the reply so far, and with a `reason` the whole of it. Nothing happens where the turn is gone."""
+    def write(self, turn: int, reply: str, reason: str | None = None, figures: Mapping[str, Any] | None = None) -> bool:
+        """Keeps the reply so far, and with a `reason` the whole of it. False where the turn is gone."""
         row = (_storable(reply), reason, json.dumps(dict(figures or {})), turn)
 
-        def update(connection: sqlite3.Connection) -> None:
-            connection.execute("UPDATE turn SET reply = ?, reason = ?, figures = ? WHERE id = ?", row)
+        def update(connection: sqlite3.Connection) -> bool:
+            found = connection.execute("UPDATE turn SET reply = ?, reason = ?, figures = ? WHERE id = ?", row).rowcount
             if reason is not None:
                 query = "UPDATE conversation SET used = ? WHERE id = (SELECT conversation FROM turn WHERE id = ?)"
                 connection.execute(query, (time.time(), turn))
+            return found == 1
 
-        self._database.save(update)
+        return self._database.save(update)
 
     def conversations(self, limit: int | None = None) -> list[ConversationInfo]:
         """The most recently used first."""

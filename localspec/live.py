@@ -54,5 +54,6 @@ class Live:
             parts.append(", ".join(shares))
         if self._off_reason:
             parts.append(f"speculation off: {self._off_reason}")
-        used = f"{self._used + self._tokens:,} of {self._context:,} tokens"
-        return [*parts, used, f"{self._peak() / 2**30:.2f} GiB", self._exactness]
+        if self._used:
+            parts.append(f"{self._used + self._tokens:,} of {self._context:,} tokens")
+        return [*parts, f"{self._peak() / 2**30:.2f} GiB", self._exactness]

@@ -51,6 +51,7 @@ class Checkpoint:
     weight_files: tuple[Path, ...]
     parameters: int
     bytes: int  # of the weight files
+    embedding: int = 0  # of the parameters, those of the input embedding
 
     @property
     def context(self) -> int | None:
@@ -180,11 +181,10 @@ def inspect(path: Path) -> Checkpoint:
             f"{ARCHITECTURES[architecture]!r}; fetch the model again, or choose another."
         )
     files = _weight_files(path)
-    parameters = 0
-    for file in files:
-        for entry in _tensors(file).values():
-            parameters += math.prod(entry["shape"])
-    return Checkpoint(path, config, architecture, files, parameters, sum(file.stat().st_size for file in files))
+    counts = {name: math.prod(entry["shape"]) for file in files for name, entry in _tensors(file).items()}
+    size = sum(file.stat().st_size for file in files)
+    embedding = counts.get("model.embed_tokens.weight", 0)
+    return Checkpoint(path, config, architecture, files, sum(counts.values()), size, embedding)
 
 
 def revision(path: Path) -> str:

@@ -30,8 +30,8 @@ class Choice:
     reason: str
 
 
-def choose(card: TargetCard, settings: Settings, parameters: int) -> Choice:
-    """Fills in what was left to `auto`, for a model of so many parameters.
+def choose(card: TargetCard, settings: Settings, parameters: int, embedding: int = 0) -> Choice:
+    """Fills in what was left to `auto`, for a model of so many parameters, of which `embedding` embed the input.
 
     Raises UsageMistake for what was named and cannot run here.
     """
@@ -54,6 +54,7 @@ def choose(card: TargetCard, settings: Settings, parameters: int) -> Choice:
         raise UsageMistake(f"--draft-max {nodes} is more than the {MOST_NODES} nodes a tree may have; give fewer.")
     if nodes == 0:
         drafter = "none"
+    size = 4 if dtype == "fp32" else 2
     return Choice(
         target=card,
         drafter=drafter,
@@ -64,7 +65,8 @@ def choose(card: TargetCard, settings: Settings, parameters: int) -> Choice:
         quantize=quantize,
         exact=settings.exact,
         context=settings.context,
-        bytes=parameters * (1 if quantize == "int8" else 4 if dtype == "fp32" else 2),
+        # An embedding is not packed; that of a tied model is there a second time, packed, as its head.
+        bytes=parameters + embedding * size if quantize == "int8" else parameters * size,
         reason=reason,
     )
 

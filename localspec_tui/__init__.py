@@ -1,6 +1,7 @@
 """The terminal interface: a client of localspec's public names."""
 
 import atexit
+import gc
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,11 +26,14 @@ def chat(settings: Settings, prompt: str | None, files: str, resume: int | Liter
     as a mistake of the command line, and what went wrong inside, when the terminal is whole again and what was said is
     kept.
     """
+    gc.disable()  # until the first paint, which would come a tenth later
     from localspec_tui import terminal
     from localspec_tui.app import ChatApp
     from localspec_tui.engine_thread import EngineThread, load
 
     def opening(at_the_end: ExitStack, notice: Callable[[str], None]) -> "Opened":
+        gc.freeze()  # what is there by now stays to the end, and need not be looked through again
+        gc.enable()
         from localspec.opening import opened  # on the engine's thread: the first paint does not wait for it
 
         return opened(settings, resume, at_the_end, notice)
@@ -45,6 +49,7 @@ def chat(settings: Settings, prompt: str | None, files: str, resume: int | Liter
         try:
             app.run()
         finally:
+            gc.enable()
             ended = engine.close(CLOSE_SECONDS)
     code = 1 if app.failure else app.return_code or 0
     if not ended:

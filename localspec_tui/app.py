@@ -26,6 +26,7 @@ class ChatApp(App[None]):
     CSS_PATH = "app.tcss"
     TITLE = "localspec"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (70, "-wide")]  # noqa: RUF012  # Textual declares it so
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (14, "-high")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "quit", "Quit", id="app.quit", priority=True),
         Binding("ctrl+c", "interrupt", "Copy what is selected, or stop", id="app.interrupt", show=False),
@@ -106,7 +107,7 @@ class ChatApp(App[None]):
     def copy_to_clipboard(self, text: str) -> None:
         """By the terminal, and by the system's own clipboard, for no terminal says whether it did."""
         super().copy_to_clipboard(text)
-        threading.Thread(target=_copy, args=(text,), daemon=True).start()
+        threading.Thread(target=_copy, args=(text,), name="clipboard", daemon=True).start()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: what the chat's own keys do, and the colours."""

@@ -13,7 +13,7 @@ from textual.message import Message
 from localspec.config import Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Prefill
-from localspec_tui import messages
+from localspec_tui import messages, torch_libraries
 from localspec_tui.reply_outlet import ReplyOutlet
 
 if TYPE_CHECKING:  # what only this thread needs it imports itself: the first paint waits for nothing of it
@@ -57,6 +57,7 @@ def load(
 ) -> "tuple[Engine, Limits]":
     """The engine that the settings ask for, and where its replies end. Imports torch."""
     progress("importing torch")
+    torch_libraries.load()
     from localspec import Engine, Limits
 
     progress(f"loading {card.name}")
@@ -184,18 +185,23 @@ class EngineThread(threading.Thread):
 
     def _load(self, card: "TargetCard") -> None:
         from localspec import registry
-        from localspec.live import Live
 
         engine, limits = self._loading(
             self._settings, card, store=self._store, notice=self._notice, progress=self._progress
         )
         engine.sampling(self._settings)  # refuses flags that contradict the model
-        self._card, self._engine, self._limits, self._live = card, engine, limits, Live(engine)
+        self._card, self._engine, self._limits = card, engine, limits
         self._conversation.model = registry.reference(card)
-        self.outlet.end(self._live)
+        self._begin_figures(engine)
         choice = engine.choice
         precision = choice.dtype if choice.quantize == "none" else choice.quantize
         self._post(messages.ModelLoaded(card.name, precision, choice.device))
+
+    def _begin_figures(self, engine: "Engine") -> None:
+        from localspec.live import Live
+
+        self._live = Live(engine)
+        self.outlet.end(self._live)
 
     def _switch(self, card: "TargetCard") -> None:
         trouble = self._loaded_instead(card)
@@ -228,6 +234,7 @@ class EngineThread(threading.Thread):
         try:
             found = saved(self._store.history if self._store else None, conversation)
         except LocalspecError as error:
+            self._show_conversation()
             self._post(messages.JobRefused(str(error)))
             return
         self._conversation = self._conversation.other(found)
@@ -235,6 +242,8 @@ class EngineThread(threading.Thread):
 
     def _show_conversation(self) -> None:
         now = self._conversation
+        if self._engine is not None:
+            self._begin_figures(self._engine)
         self._post(messages.ConversationShown(tuple(now.turns), now.unanswered, now.system))
 
     def _answer(self, prompt: str, stop: threading.Event) -> None:

@@ -3,7 +3,7 @@
 import time
 
 SHORTEST, LONGEST = 0.1, 0.5  # seconds
-SHARE = 0.3  # of a core: what the screen may take before it slows down
+SHARE = 0.1  # of a core: what the screen may take before it slows down
 
 
 class Pace:

@@ -1,9 +1,14 @@
-"""Runs the program as its user does: a process of its own, with a home of its own."""
+"""Runs the program as its user does: with a home of its own, in a process of its own where that matters."""
 
+import io
 import os
 import subprocess
 import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
+
+from localspec.cli.main import main
 
 ROOT = Path(__file__).parent.parent
 
@@ -26,6 +31,15 @@ def localspec(home: Path, *arguments: str, **variables: str) -> subprocess.Compl
         encoding="utf-8",
         timeout=120,
     )
+
+
+def called(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The same in this process, a quarter of a second sooner."""
+    out, errors = io.StringIO(), io.StringIO()
+    own = patch.dict(os.environ, environment(home, **variables), clear=True)
+    with own, chdir(home), redirect_stdout(out), redirect_stderr(errors):
+        code = main(arguments)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), errors.getvalue())
 
 
 def what_is_kept(home: Path) -> str:

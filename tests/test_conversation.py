@@ -188,3 +188,30 @@ def test_conversations_that_are_not_there_are_named(store):
         saved(store.history, 12)
     with pytest.raises(UsageMistake):
         saved(None, "last")
+
+
+def test_two_chats_in_one_conversation_lose_nothing(store):
+    first = Conversation(store.history, "demo")
+    talk(first, Engine("a"), "one?")
+    second = first.other(saved(store.history, "last"))
+    events = first.ask(Engine("b"), "two?", SAMPLING)
+    next(events)
+    talk(second, Engine("c"), "three?")
+    list(events)
+    assert [(turn.prompt, turn.reply) for turn in saved(store.history, "last").turns] == [
+        ("one?", "a"), ("two?", "b"), ("three?", "c")
+    ]  # fmt: skip
+
+
+def test_a_conversation_that_is_deleted_meanwhile_is_told(store):
+    told: list[str] = []
+    conversation = Conversation(store.history, "demo", notice=told.append)
+    talk(conversation, Engine("a"), "one?")
+    store.history.remove([1])
+    talk(conversation, Engine("b"), "two?")
+    assert told == ["Conversation 1 was deleted meanwhile, so what is said from here on is kept as 2."]
+    for event in conversation.ask(Engine("c"), "three?", SAMPLING):
+        if isinstance(event, Prefill):
+            store.history.remove([2])
+    assert told[1:] == ["This turn was deleted while it was said, so it is not kept."]
+    assert [turn.reply for turn in conversation.turns] == ["a", "b", "c"]

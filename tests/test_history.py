@@ -55,10 +55,15 @@ def history(store: Store) -> History:
 
 
 def said(
-    history: History, prompt: str, reply: str = "", reason: str | None = "stop", conversation: int | None = None
+    history: History,
+    prompt: str,
+    reply: str = "",
+    reason: str | None = "stop",
+    conversation: int | None = None,
+    instead: int | None = None,
 ) -> tuple[int, int]:
     """A turn as a chat makes it: its conversation and its own id."""
-    number, turn = history.say(conversation, prompt, model="demo", system=None)
+    number, turn = history.say(conversation, prompt, model="demo", system=None, instead=instead)
     if reply or reason != "stop":
         history.write(turn, reply[: len(reply) // 2])
         history.write(turn, reply, reason)
@@ -133,27 +138,29 @@ def test_the_model_and_system_prompt_are_those_of_the_last_turn(history: History
 
 
 def test_an_unanswered_turn_gives_way_to_the_next(history: History) -> None:
-    number, _ = said(history, "first", "reply")
+    number, first = said(history, "first", "reply")
     other, _ = said(history, "another conversation")
-    said(history, "taken back", conversation=number)
-    assert texts(history, number) == [("first", "reply", "stop"), ("taken back", "", None)]
-    said(history, "stopped at once", "", "interrupted", conversation=number)
-    said(history, "killed", "half", None, conversation=number)
-    said(history, "stopped", "more", "interrupted", conversation=number)
-    said(history, "last", conversation=number)
-    assert texts(history, number) == [
-        ("first", "reply", "stop"),
-        ("killed", "half", None),
-        ("stopped", "more", "interrupted"),
-        ("last", "", None),
-    ]
-    assert texts(history, other) == [("another conversation", "", None)]
+    _, lost = said(history, "taken back", conversation=number)
+    _, stopped = said(history, "stopped at once", "", "interrupted", conversation=number, instead=lost)
+    assert texts(history, number) == [("first", "reply", "stop"), ("stopped at once", "", "interrupted")]
+    _, killed = said(history, "killed", "half", None, conversation=number, instead=stopped)
+    said(history, "last", conversation=number, instead=killed)  # it has a reply
+    said(history, "further", conversation=other, instead=first)
+    assert texts(history, number) == [("first", "reply", "stop"), ("killed", "half", None), ("last", "", None)]
+    assert texts(history, other) == [("another conversation", "", None), ("further", "", None)]
+
+
+def test_a_turn_that_another_process_is_about_to_answer_stays(history: History) -> None:
+    number, theirs = said(history, "theirs")
+    _, ours = said(history, "ours", conversation=number)
+    assert history.write(theirs, "reply", "stop") and history.write(ours, "reply", "stop")
+    assert texts(history, number) == [("theirs", "reply", "stop"), ("ours", "reply", "stop")]
 
 
 def test_what_is_said_in_a_conversation_that_is_gone_begins_a_new_one(history: History) -> None:
     first, turn = said(history, "first", "reply")
     history.remove([first])
-    history.write(turn, "too late", "stop")
+    assert not history.write(turn, "too late", "stop")
     assert history.conversations() == [] and history.read(first) is None
     second, later = said(history, "second", "reply", conversation=first)
     assert second > first and later > turn, "an id never means something else"
@@ -817,7 +824,7 @@ def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
         else:
             works: dict[str, tuple[Callable[[], object], object]] = {
                 "say": (lambda: history.say(3, "prompt", model="demo", system=None), (1, 1)),
-                "write": (lambda: history.write(6, "reply", "stop"), None),
+                "write": (lambda: history.write(6, "reply", "stop"), False),
                 "conversations": (history.conversations, []),
                 "latest": (history.latest, None),
                 "read": (lambda: history.read(1), None),

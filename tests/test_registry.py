@@ -127,9 +127,9 @@ def test_the_license_of_a_directory(paths, model, readme, license_):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_inspect(tmp_path, architecture):
     config = {**CONFIG, "architectures": [architecture], "model_type": ARCHITECTURES[architecture]}
-    path = write_checkpoint(tmp_path / "m", config, {"w": [3, 5], "scalar": []})
+    path = write_checkpoint(tmp_path / "m", config, {"w": [3, 5], "scalar": [], "model.embed_tokens.weight": [4, 2]})
     found = inspect(path)
-    assert (found.architecture, found.parameters, found.context) == (architecture, 16, 512)
+    assert (found.architecture, found.parameters, found.embedding, found.context) == (architecture, 24, 8, 512)
     assert found.bytes == (path / "model.safetensors").stat().st_size
     assert found.weight_files == (path / "model.safetensors",)
     assert found.config["vocab_size"] == 32
@@ -145,7 +145,7 @@ def test_inspect_shards(model):
     (model / "one.safetensors").write_bytes(safetensors({"a": [2], "c": [3]}))
     assert "two.safetensors" in refused(NotHere, inspect, model)
     (model / "two.safetensors").write_bytes(safetensors({"b": [5]}))
-    assert inspect(model).parameters == 10
+    assert (inspect(model).parameters, inspect(model).embedding) == (10, 0)
     assert [file.name for file in inspect(model).weight_files] == ["one.safetensors", "two.safetensors"]
 
 

@@ -77,6 +77,15 @@ def test_bytes_are_those_of_the_precision(machine):
         assert choose(CARD, settings, BIG).bytes == size * BIG
 
 
+def test_an_embedding_keeps_its_precision_in_int8(machine):
+    def taken(**settings) -> int:
+        return choose(CARD, Settings(**settings), BIG, 100).bytes
+
+    assert taken(dtype="fp32", quantize="int8") == BIG + 400
+    assert taken() == taken(dtype="bf16", quantize="int8") == BIG + 200
+    assert taken(dtype="fp32") == 4 * BIG and taken(dtype="bf16") == 2 * BIG
+
+
 def test_a_small_model_on_a_processor_is_exact_rather_than_a_little_faster(machine):
     assert choose(CARD, Settings(), 7_000_000).dtype == "fp32"
     assert choose(CARD, Settings(dtype="bf16"), 7_000_000).dtype == "bf16"

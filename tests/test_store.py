@@ -350,7 +350,9 @@ def test_clear_says_so_when_another_process_keeps_the_bytes(
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT count(*) FROM phrase").fetchall()
-            with pytest.raises(StoreTrouble, match="1 phrases were removed, but .* until every other localspec session is closed"):
+            with pytest.raises(
+                StoreTrouble, match="1 phrases were removed, but .* until every other localspec session is closed"
+            ):
                 store.clear()
         assert store.clear() == 0
         assert MARKER not in bytes_on_disk(path)
@@ -405,6 +407,7 @@ def test_two_processes_lose_nothing(path: Path, notices: list[str]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow
 def test_a_killed_process_loses_at_most_the_reply_in_flight(path: Path, notices: list[str]) -> None:
     chance = random.Random(4)
     finished: set[int] = set()

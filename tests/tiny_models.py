@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,14 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 # Weights whose greedy texts go on for long without circling: a model that says one word for ever proves little.
 SEEDS = dict(zip(CONFIGS, (6, 2, 3, 0, 0, 0, 0, 0, 2, 0, 1, 5, 0, 0, 1), strict=True))
+# One of each family, and between them all that layers differ in.
+FAMILIES = [
+    "llama-many-heads-biases-llama3",
+    "mistral-grouped-window-wide-heads",
+    "qwen2-many-heads-mixed-window-tied",
+    "qwen3-grouped-mixed-window-wide-heads",
+    "phi3-grouped-window-partial-rotary",
+]
 SHARDED = "llama-many-heads-biases-llama3"
 LONGROPE = "phi3-many-heads-longrope"
 DYNAMIC = "llama-grouped-dynamic"
@@ -203,6 +212,11 @@ def stock_logits(stock: Any, tokens: Sequence[int]) -> torch.Tensor:
 
 def stock_reply(stock: Any, prompt: Sequence[int], count: int, stops: Sequence[int] = (END,)) -> list[int]:
     """Greedy decoding as plainly as it can be written: the whole text anew for every token, none of our code."""
+    return list(_stock_reply(stock, tuple(prompt), count, tuple(stops)))
+
+
+@cache
+def _stock_reply(stock: Any, prompt: tuple[int, ...], count: int, stops: tuple[int, ...]) -> list[int]:
     tokens = list(prompt)
     while len(tokens) < len(prompt) + count:
         logits = stock_logits(stock, tokens)[-1]

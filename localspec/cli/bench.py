@@ -62,11 +62,11 @@ def bench(
     combinations = _combinations(drafter, nodes)
     card = registry.resolve(settings.model or "demo")
     checkpoint = registry.inspect(card.path)
-    choices = {
-        (choice.drafter, size): choice
-        for name, size in combinations
-        for choice in [choose(card, replace(settings, drafter=name, draft_max=size or "auto"), checkpoint.parameters)]
-    }  # "auto" and the drafter it stands for are one
+    choices = {}
+    for name, size in combinations:
+        own = replace(settings, drafter=name, draft_max=size or "auto")
+        choice = choose(card, own, checkpoint.parameters, checkpoint.embedding)
+        choices[choice.drafter, size] = choice  # "auto" and the drafter it stands for are one
 
     from localspec.bench import measure, peers  # they need torch, which takes a second to import
 

@@ -128,7 +128,8 @@ def _prove(model: str, settings: "Settings", prompts: int, max_tokens: int, as_j
         from localspec.selection import choose
         from localspec.store import Store
 
-        choice = replace(choose(card, settings, checkpoint.parameters), fixed=True)  # also where it does not pay
+        choice = choose(card, settings, checkpoint.parameters, checkpoint.embedding)
+        choice = replace(choice, fixed=True)  # also where it does not pay
         if choice.drafter == "none":
             raise UsageMistake("Without a drafter there is nothing to compare; leave --drafter and --draft-max out.")
         # A store of its own: phrases of this proof are used in it, and nothing of it is kept.

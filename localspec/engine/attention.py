@@ -4,6 +4,7 @@ queries [1, key_heads, rows, width]; keys and values [1, key_heads, slots, width
 """
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], t
 # With fewer, matrix multiplication takes another path and rounds otherwise.
 LEAST_ROWS = 4
 LEAST_SLOTS = 512
+COLUMNS = 16  # of ones: with a single one the product would take another path
 # Elements. Larger operations are split among threads at any of them, and the few at the end of a part are rounded
 # otherwise; so transcendental functions are computed in parts this small, of whole vectors.
 SERIAL = 16384
@@ -44,7 +46,7 @@ def invariant(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, m
     weights = weights.sub_(weights.amax(-1, keepdim=True))
     for part in torch.split(weights.view(-1), SERIAL):
         part.exp_()
-    sums = (weights @ weights.new_ones(weights.shape[-1], 16))[..., :1]
+    sums = (weights @ weights.new_ones(weights.shape[-1], COLUMNS))[..., :1]
     mixed: torch.Tensor = (weights @ values.float()) / sums
     return mixed[:, :, :rows].to(queries.dtype)
 
@@ -57,26 +59,38 @@ def silu(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([F.silu(part) for part in torch.split(x, rows, 1)], 1)
 
 
+@cache
 @torch.inference_mode()
-def page(key_heads: int, width: int, device: torch.device) -> int:
-    """How many slots the product with the values adds up in one go before it adds that sum to the others.
+def page(key_heads: int, width: int, rows: int, device: torch.device) -> int:
+    """How many slots `invariant` adds up in one go before it adds that sum to the others, for `rows` packed rows.
 
-    Asked of the kernel itself. Behind 2²⁴ in slot 0 a one is lost by rounding, and so is a second one; but two ones in
-    another page are a two before they meet it. 1, which no branch of a tree can satisfy, where pages are not regular.
+    Asked of the kernels themselves, for both products with the weights. 1, which no branch of a tree can satisfy, where
+    pages are not regular, or others in the one than in the other.
     """
-    slots = 4 * LEAST_SLOTS
-    starts = []  # where two neighbours are in one page, and that is not the first
-    for first in range(1, slots - 1, width):
-        places = torch.arange(first, min(first + width, slots - 1), device=device)
-        values = torch.zeros(slots, width, device=device)
-        values[0] = 2.0**24
-        values[places, places - first] = values[places + 1, places - first] = 1.0
-        weights = torch.ones(1, key_heads, LEAST_ROWS, slots, device=device)
-        sums = (weights @ values.expand(1, key_heads, slots, width))[0, 0, 0, : len(places)]
-        starts += (sums > 2.0**24).tolist()
-    together = [place for place, found in enumerate(starts, start=1) if found]
-    if not together:
-        return slots if starts else 1
-    size = together[0]
-    regular = [place for place in range(size, slots - 1) if (place + 1) % size]
-    return size if together == regular else 1
+    slots, rows = 4 * LEAST_SLOTS, max(rows, LEAST_ROWS)
+    weights = torch.ones(1, key_heads, rows, slots, device=device)
+    values, ones = (torch.zeros(*shape, device=device) for shape in ((1, key_heads, slots, width), (slots, COLUMNS)))
+    sizes = {_page(weights, values), _page(weights, ones)} - {slots}  # one page for all goes with any other
+    return 1 if len(sizes) > 1 else sizes.pop() if sizes else slots
+
+
+def _page(weights: torch.Tensor, values: torch.Tensor) -> int:
+    """Behind 2²⁴ in slot 0 a one is lost by rounding, and so is a second one; but two in another page are a two first.
+
+    Each column of the product tries two neighbouring slots.
+    """
+    slots, width = values.shape[-2:]
+    heads = values.view(-1, slots, width)
+    heads[:, 0] = 2.0**24
+    together = []  # slots that are in one page with the next, and that is not the first
+    for first in range(1, slots - 1, len(heads) * width):
+        places = torch.arange(first, min(first + len(heads) * width, slots - 1), device=values.device)
+        head, column = (places - first) // width, (places - first) % width
+        heads[head, places, column] = heads[head, places + 1, column] = 1.0
+        found = (weights @ values)[0, head, :, column] > 2.0**24
+        heads[head, places, column] = heads[head, places + 1, column] = 0.0
+        if (found != found[:, :1]).any():  # not for all rows alike
+            return 1
+        together += places[found[:, 0]].tolist()
+    size = together[0] if together else slots
+    return size if together == [place for place in range(size, slots - 1) if (place + 1) % size] else 1

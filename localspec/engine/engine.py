@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 
+from localspec import __version__
 from localspec.config import Settings
 from localspec.database import StoreTrouble
 from localspec.drafters.autoregressive import Autoregressive
@@ -103,7 +104,8 @@ class Engine:
 
         Raises what `choose` and the engine itself raise.
         """
-        choice = choose(card, settings, inspect(card.path).parameters)
+        checkpoint = inspect(card.path)
+        choice = choose(card, settings, checkpoint.parameters, checkpoint.embedding)
         learn, phrases = settings.log and settings.pool == "user", settings.pool != "off" and choice.drafter != "none"
         return cls(choice, store=store, learn=learn, phrases=phrases, notice=notice, progress=progress)
 
@@ -227,7 +229,15 @@ class Engine:
         choice = self.choice
         form = "exact" if choice.exact else "fastest"
         return " · ".join(
-            (self.revision, choice.dtype, choice.quantize, form, str(self.target.context), versions(choice.device))
+            (
+                self.revision,
+                choice.dtype,
+                choice.quantize,
+                form,
+                str(self.target.context),
+                f"localspec {__version__}",
+                versions(choice.device),
+            )
         )
 
     def _recall(self, name: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from localspec.engine.cache import BUCKET, KVCache
-from localspec.engine.linear import RowScaled
+from localspec.engine.linear import Linear, RowScaled
 from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.hardware import physical_cores
@@ -21,6 +21,7 @@ from localspec.hardware import physical_cores
 MULTIPLES = (1, 4, 8, 16)  # rows to fill up to, the cheapest first
 ALWAYS = 17  # rows: every width up to here is tried in the invariant form, and of wider ones these
 WIDE = (24, 32, 33, 48, 64, 65)
+SPLIT = (1, 5, 17)  # rows: these are tried with every number of threads
 DEPTH = 6  # tokens of the path that is compared where a chain of all rows is not
 
 
@@ -71,7 +72,6 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
                 break
     finally:
         torch.set_num_threads(threads)
-    target.multiple = found.multiple
     return found
 
 
@@ -85,6 +85,7 @@ def _largest_difference(target: Target, widths: Sequence[int]) -> float:
     if target.exact:
         contexts.append(-(-2 * BUCKET // target.page) * target.page - DEPTH // 2)
     all_cores = physical_cores()
+    some = range(2, all_cores)  # where other programs are busy, a chat takes as many as are left
     for place, context in enumerate(contexts):
         cache = target.cache(context + 2 * len(path))
         cache.fill(made)
@@ -95,6 +96,8 @@ def _largest_difference(target: Target, widths: Sequence[int]) -> float:
             trials = {(chain, all_cores), (chain, 1), (branch, all_cores)}
             if place:  # what depends on the width alone has been seen
                 trials = {(chain, 1) if width % 2 else (branch, all_cores)} if width <= ALWAYS else set()
+            elif width in SPLIT:
+                trials |= {(chain, threads) for threads in some}
             worst = 0.0
             for aside, threads in trials:
                 torch.set_num_threads(threads)
@@ -105,16 +108,16 @@ def _largest_difference(target: Target, widths: Sequence[int]) -> float:
     return 0.0
 
 
-Rows = tuple[torch.Tensor, torch.Tensor]  # logits [depth, vocabulary]; keys and values [layers, 2, heads, depth, width]
+Rows = list[torch.Tensor]  # of some nodes, [nodes, …] each: what `_forward` gives
 
 
 def _plain(target: Target, cache: KVCache, context: int, path: Sequence[int]) -> Rows:
-    cache.length, logits = context, []
+    cache.length, rows = context, []
     for token in path:
-        logits.append(_forward(target, cache, DraftTree.chain([token])))
+        rows.append(_forward(target, cache, DraftTree.chain([token]), [0]))
         cache.keep([0])
     cache.truncate(context)
-    return torch.cat(logits), cache.rows(range(len(path))).clone()
+    return [torch.cat(parts) for parts in zip(*rows, strict=True)]
 
 
 def _difference(
@@ -140,15 +143,29 @@ def _difference(
             break
         nodes.append(child)
     cache.length = context
-    logits = _forward(target, cache, tree)[nodes]
-    rows = cache.rows(nodes)
-    if torch.equal(logits, alone[0][: len(nodes)]) and torch.equal(rows, alone[1][:, :, :, : len(nodes)]):
+    rows, expected = _forward(target, cache, tree, nodes), [part[: len(nodes)] for part in alone]
+    if all(torch.equal(ours, theirs) for ours, theirs in zip(rows, expected, strict=True)):
         return 0.0
-    largest = float((logits.float() - alone[0][: len(nodes)].float()).abs().max() / alone[0].float().abs().max())
-    return max(torch.finfo(torch.float32).tiny, largest)  # in this order: keys or values alone, or by NaN
+    largest = float((rows[0].float() - expected[0].float()).abs().max() / alone[0].float().abs().max())
+    return max(torch.finfo(torch.float32).tiny, largest)  # in this order: no logit differs, or by NaN
 
 
-def _forward(target: Target, cache: KVCache, tree: DraftTree) -> torch.Tensor:
-    device = target.device
+def _forward(target: Target, cache: KVCache, tree: DraftTree, nodes: Sequence[int]) -> Rows:
+    """Logits of these nodes, their keys and values, and what each linear layer was given for them.
+
+    An int8 layer rounds most of what differs before it away, and what is seldom seen here would be seen in a long text.
+    """
+    device, given = target.device, []
     positions = cache.length + torch.tensor(tree.depth, device=device)
-    return target.forward(torch.tensor(tree.tokens, device=device), positions, tree.mask.to(device), cache).logits
+
+    def look(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        given.append(inputs[0].flatten(0, -2)[nodes])
+
+    layers = [layer for layer in target.transformer.modules() if isinstance(layer, Linear | RowScaled)]
+    hooks = [layer.register_forward_pre_hook(look) for layer in layers]
+    try:
+        logits = target.forward(torch.tensor(tree.tokens, device=device), positions, tree.mask.to(device), cache).logits
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [logits[nodes], cache.rows(nodes).movedim(3, 0), *given]

@@ -161,11 +161,12 @@ class Target:
         """The part of a tree, behind `start` committed tokens, that the exact form computes to the bit."""
         return tree.aligned(start, self.page) if self.exact else tree
 
-    @cached_property
+    @property
     def page(self) -> int:
-        """Slots that the invariant form of attention adds up in one go."""
+        """Slots that the invariant form of attention adds up in one go, where a single row is filled up."""
         shape = self.transformer.shape
-        return page(shape.key_heads, shape.head_width, self.device)
+        rows = shape.heads // shape.key_heads * self.multiple
+        return page(shape.key_heads, shape.head_width, rows, self.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Input embeddings of token ids, [..., width]."""

@@ -59,6 +59,7 @@ class ChatScreen(Screen[None]):
         self._waiting = [first] if first else []
         self._asked: _Asked | None = None
         self._stopping = False
+        self._to_be_shown = 1  # conversations that were asked for; what is sent before the last is shown waits for it
         self._model = ""  # whose turn it is to answer; empty while none is loaded
         self._system: str | None = None
         self._history: History | None = None
@@ -77,6 +78,7 @@ class ChatScreen(Screen[None]):
 
     def on_mount(self) -> None:
         self._prompt.focus()
+        self._prompt.remember(self._waiting)
         self._show_waiting()
         self.call_after_refresh(self._begin)
 
@@ -93,7 +95,7 @@ class ChatScreen(Screen[None]):
 
     async def _ask_waiting(self) -> None:
         """Asks what has waited longest, if it can be answered now."""
-        if self._waiting and self._model and self._asked is None:
+        if self._waiting and self._model and self._asked is None and not self._to_be_shown:
             self._asked, self._files = _Asked(self._waiting.pop(0), self._files), ""
             typed, files = self._asked
             prompt = f"{files}\n\n{typed}" if files else typed
@@ -152,8 +154,8 @@ class ChatScreen(Screen[None]):
             self._prompt.focus()
             return
         waiting, self._waiting = self._waiting, []
-        for prompt in reversed(waiting):
-            self._give_back(prompt)
+        if waiting:
+            self._give_back("\n\n".join(waiting))
         self._show_waiting()
         self.stop_reply()
 
@@ -174,6 +176,7 @@ class ChatScreen(Screen[None]):
 
     async def on_conversation_shown(self, shown: messages.ConversationShown) -> None:
         self._system = shown.system
+        self._to_be_shown -= 1
         answered = shown.turns[:-1] if shown.unanswered is not None else shown.turns
         self._top.begin(shown.turns[0].prompt if shown.turns else "", anew=True)
         await self._conversation.show(answered)
@@ -181,6 +184,9 @@ class ChatScreen(Screen[None]):
             self._give_back(shown.unanswered)
         if self._files and not self._waiting:
             await self._conversation.tell("The text of the files goes before the next prompt.")
+        if self._model:
+            self._live.show(*self._engine.outlet.figures)
+        await self._ask_waiting()
 
     def on_stage_reached(self, reached: messages.StageReached) -> None:
         self._live.show(f"{reached.stage} …")
@@ -207,6 +213,7 @@ class ChatScreen(Screen[None]):
 
     def action_new(self) -> None:
         self.action_stop()
+        self._to_be_shown += 1
         self._engine.new_conversation()
 
     def action_conversations(self) -> None:
@@ -220,6 +227,7 @@ class ChatScreen(Screen[None]):
     def _resume(self, conversation: int | None) -> None:
         if conversation is not None:
             self.action_stop()
+            self._to_be_shown += 1
             self._engine.resume(conversation)
 
     def action_models(self) -> None:

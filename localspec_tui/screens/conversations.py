@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -46,28 +47,36 @@ class ConversationsScreen(ModalScreen[int | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="panel"):
             yield _Search(placeholder="Search in what was said", compact=True)
-            yield OptionList(markup=False)
+            yield OptionList()
             yield Static("", id="nothing", markup=False)
         yield Footer(show_command_palette=False)
 
     async def on_mount(self) -> None:
         await self._list("")
 
-    async def on_input_changed(self, changed: Input.Changed) -> None:
-        self.run_worker(self._list(changed.value), exclusive=True)
+    def on_input_changed(self, changed: Input.Changed) -> None:
+        self._look_for(changed.value)
+
+    @work(exclusive=True)
+    async def _look_for(self, words: str) -> None:
+        await self._list(words)
 
     async def _list(self, words: str) -> None:
+        entries: Sequence[_Entry] = ()
+        trouble = ""
         try:
             entries = await asyncio.to_thread(_entries, self._history, words)
         except LocalspecError as error:
-            self._tell(str(error))
+            trouble = str(error)
+        if self not in self.app.screen_stack:  # it was left meanwhile
             return
         options = self.query_one(OptionList)
         self._listed = words
         options.clear_options()
         options.add_options(Option(_line(entry), id=str(entry.info.id)) for entry in entries)
         options.highlighted = 0 if entries else None
-        self._tell("" if entries else "Nothing was found." if words.strip() else "No conversation is kept here yet.")
+        nothing = "Nothing was found." if words.strip() else "No conversation is kept here yet."
+        self._tell("" if entries else trouble or nothing)
 
     def _tell(self, sentence: str) -> None:
         nothing = self.query_one("#nothing", Static)

@@ -65,7 +65,9 @@ class Prompt(TypedText, inherit_bindings=False):
     async def _on_key(self, event: events.Key) -> None:
         """Bindings act here and now: on their way up to the application the letters behind them would overtake them."""
         active = self.screen.active_bindings.get(event.key)
-        if active is not None and active.node is self and await self.app.run_action(active.binding.action, self):
+        if active is None or (active.node is not self and event.is_printable):
+            return
+        if await self.app.run_action(active.binding.action, active.node):
             event.stop()
             event.prevent_default()
 

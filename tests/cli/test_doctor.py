@@ -132,7 +132,7 @@ def test_every_reply_is_asked_for_once_plainly_and_twice_with_speculation():
         def chat(messages: Any, sampling: Any, limits: Any) -> Iterator[Any]:
             assert limits.max_tokens == 7 and len(messages) == 1
             asked.append((name, messages[0]["content"], sampling.temperature, sampling.seed))
-            yield Text("x", (1,), ("target",), 0.1)
+            yield Text("x", (1,), ("target",), 0.1, 1)
             yield Done("stop", said())
 
         return SimpleNamespace(chat=chat, session=SimpleNamespace(rewind=afresh.append))
@@ -275,6 +275,7 @@ def test_what_this_machine_has(doctor, home, monkeypatch):
     assert not home.exists()
 
 
+@pytest.mark.slow
 def test_as_its_user_runs_it(tmp_path):
     result = localspec(tmp_path, "doctor")
     assert result.returncode == 0 and result.stderr == "" and result.stdout.splitlines()[-1].startswith("cpu: ")

@@ -1,7 +1,7 @@
 import json
 
 from checkpoints import write_checkpoint
-from command import localspec
+from command import called
 
 
 def register(home, text: str) -> None:
@@ -12,7 +12,7 @@ def register(home, text: str) -> None:
 def test_json(tmp_path):
     model = write_checkpoint(tmp_path / "model")
     register(tmp_path, f'[demo]\npath = "{model}"\nlicense = "mit"\n[other]\npath = "../model"\n')
-    result = localspec(tmp_path, "list", "--json")
+    result = called(tmp_path, "list", "--json")
     first, second = json.loads(result.stdout)
     assert result.returncode == 0 and result.stderr == ""
     size = (model / "model.safetensors").stat().st_size
@@ -25,7 +25,7 @@ def test_json(tmp_path):
 def test_table(tmp_path):
     model = write_checkpoint(tmp_path / "model")
     register(tmp_path, f'[demo]\npath = "{model}"\n')
-    lines = localspec(tmp_path, "list").stdout.splitlines()
+    lines = called(tmp_path, "list").stdout.splitlines()
     assert lines[0].split() == ["NAME", "PARAMETERS", "BYTES", "LICENSE", "PATH"]
     assert lines[1].split()[:2] == ["demo", "44"] and lines[1].endswith(str(model)) and "unknown" in lines[1]
 
@@ -34,19 +34,19 @@ def test_names_are_made_safe(tmp_path):
     model = write_checkpoint(tmp_path / "model")
     register(tmp_path, f'["\\u001b[31mred\\nline"]\npath = "{model}"\n["\\u202ebroken"]\npath = "x"\n')
     for arguments in (["list"], ["list", "--json"]):
-        result = localspec(tmp_path, *arguments)
+        result = called(tmp_path, *arguments)
         assert not {"\x1b", "\u202e"} & set(result.stdout + result.stderr)
-    assert "␛[31mred line" in localspec(tmp_path, "list").stdout
+    assert "␛[31mred line" in called(tmp_path, "list").stdout
 
 
 def test_a_broken_model_hides_no_other(tmp_path):
     write_checkpoint(tmp_path / "model")
     register(tmp_path, '[demo]\npath = "../nowhere"\n[mine]\npath = "../model"\n')
-    result = localspec(tmp_path, "list", "--json")
+    result = called(tmp_path, "list", "--json")
     assert result.returncode == 0 and [row["name"] for row in json.loads(result.stdout)] == ["mine"]
     assert result.stderr.startswith("localspec: demo is left out: ") and result.stderr.count("\n") == 1
 
 
 def test_the_demo_is_here(tmp_path):
-    (row,) = json.loads(localspec(tmp_path, "list", "--json").stdout)
+    (row,) = json.loads(called(tmp_path, "list", "--json").stdout)
     assert row["name"] == "demo" and row["parameters"] > 1_000_000

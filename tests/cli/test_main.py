@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from command import environment, localspec, sentence
+from command import called, environment, localspec, sentence
 
 import localspec as package
 
@@ -15,7 +15,7 @@ ALL = ["chat", "run", "list", "show", "doctor", "bench", "pool", "history", "con
 def test_version_and_help(tmp_path):
     assert localspec(tmp_path, "--version").stdout == f"localspec {package.__version__}\n"
     for arguments in ((), ("-h",), ("--help",)):
-        result = localspec(tmp_path, *arguments)
+        result = called(tmp_path, *arguments)
         assert result.returncode == 0 and result.stderr == ""
         for command in ALL:
             assert f"\n  {command} " in result.stdout
@@ -23,7 +23,7 @@ def test_version_and_help(tmp_path):
 
 @pytest.mark.parametrize("command", ALL)
 def test_help_of_every_command(tmp_path, command):
-    result = localspec(tmp_path, command, "--help")
+    result = called(tmp_path, command, "--help")
     assert result.returncode == 0 and result.stdout.startswith(f"Usage: localspec {command}")
     assert "--install-completion" not in result.stdout and "\x1b" not in result.stdout
 
@@ -43,25 +43,25 @@ def test_help_of_every_command(tmp_path, command):
     ],
 )
 def test_usage_errors_are_one_line_and_2(tmp_path, arguments, said):
-    result = localspec(tmp_path, *arguments)
+    result = called(tmp_path, *arguments)
     assert result.returncode == 2
     assert said in sentence(result) and "\x1b" not in result.stderr
 
 
 def test_a_missing_model_is_3(tmp_path):
-    result = localspec(tmp_path, "show", "dmo")
+    result = called(tmp_path, "show", "dmo")
     assert result.returncode == 3 and "'demo'" in sentence(result)
 
 
 def test_a_broken_model_is_1(tmp_path):
     (tmp_path / "config.json").write_text("{")
-    result = localspec(tmp_path, "show", ".")
+    result = called(tmp_path, "show", ".")
     assert result.returncode == 1 and "config.json" in sentence(result)
 
 
 def test_nothing_is_written_by_looking(tmp_path):
     for command in ("list", "path", "config"):
-        assert localspec(tmp_path, command).returncode == 0
+        assert called(tmp_path, command).returncode == 0
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,6 +1,6 @@
 import json
 
-from command import localspec
+from command import called
 
 from localspec.paths import Paths
 
@@ -14,11 +14,11 @@ def test_json_and_lines(tmp_path):
         "drafters": str(paths.drafters),
         "logs": str(paths.logs),
     }
-    assert json.loads(localspec(tmp_path, "path", "--json").stdout) == wanted
-    assert dict(line.split(maxsplit=1) for line in localspec(tmp_path, "path").stdout.splitlines()) == wanted
+    assert json.loads(called(tmp_path, "path", "--json").stdout) == wanted
+    assert dict(line.split(maxsplit=1) for line in called(tmp_path, "path").stdout.splitlines()) == wanted
 
 
 def test_works_where_the_settings_are_broken(tmp_path):
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "config.toml").write_text("= broken")
-    assert localspec(tmp_path, "path", LOCALSPEC_NONSENSE="1").returncode == 0
+    assert called(tmp_path, "path", LOCALSPEC_NONSENSE="1").returncode == 0

@@ -190,7 +190,13 @@ def test_input_that_is_no_utf_8_terminal(talk, messages, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("pieces", "out"), [([b"a", b"\n"], "a\n"), ([b"a", b"\n", b"\n"], "a\n\n"), ([b"\n", b"a"], "\na\n")]
+    ("pieces", "out"),
+    [
+        ([b"a", b"\n"], "a\n"),
+        ([b"a", b"\n", b"\n"], "a\n\n"),
+        ([b"\n", b"a"], "\na\n"),
+        ([b"a", b"\n", b""], "a\n"),  # a token without any text
+    ],
 )
 def test_the_newline_behind_an_answer(talk, tmp_path, pieces, out):
     assert talk("hi", model=scripted_model(tmp_path / "model", pieces).path).out == out
@@ -209,7 +215,8 @@ def test_an_answer_that_is_cut_off_is_said_to_be(talk, home, hello):
     assert result.out == "Hello\nHello\n"
     assert told(result, hello) == ["(cut off at the limit of tokens)", "(figures)"] * 2
     assert said(kept(home)[0])[0] == ("one", "Hello", "length")
-    assert told(talk("one", arguments=["--stop", "o!"]), hello) == ["(figures)"]
+    stopped = talk("one", arguments=["--stop", "o!"])
+    assert stopped.out == "Hell\n" and told(stopped, hello) == ["(figures)"]
 
 
 def test_a_full_context_is_told(talk, models):
@@ -496,6 +503,13 @@ def test_a_model_that_cannot_be_had(talk, home, hello, messages, broken, how, co
     assert kept(home)[0].info.model == str(hello.path)
     result = talk("one", f"/model {name}", "two")
     assert (result.code, result.out) == (code, "Hello!\n") and told(result, hello)[1:] == [mistake]
+
+
+def test_the_one_before_goes_on_and_not_the_first(talk, home, hello, broken):
+    name = broken("no tokenizer")
+    result = talk("/model talker", f"/model {name}", "two", arguments=["-n", "3"], terminal=True)
+    assert result.out == "and so on \n" and "localspec: talker goes on." in told(result, hello)
+    assert kept(home)[0].info.model == "talker"
 
 
 def test_settings_that_the_other_model_cannot_take(talk, models, hello):

@@ -193,6 +193,7 @@ def test_stats_are_a_line_on_standard_error(run, hello):
         assert all(json.loads(line) for line in result.out.splitlines())
 
 
+@pytest.mark.slow
 def test_closed_streams(home, hello):
     """Nobody to notify, nothing to read: what would go there goes nowhere, least of all to standard output."""
     (home / "config").mkdir(parents=True)
@@ -298,6 +299,7 @@ def test_what_cannot_be_read(run, tmp_path, hello, monkeypatch):
             run_module._prompt("hi", "")
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_text(home, hello):
     """Arguments as the system hands them over."""
     with process(home, "-m", hello.path, b"caf\xe9", b"-s", b"\xfe", "--json") as running:
@@ -680,6 +682,7 @@ def test_the_stream(run, long, arguments):
 # -- interrupted -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_interrupted_in_mid_reply(home, endless):
     with process(home, "-m", endless.path, "hi") as running:
         assert running.stdout is not None
@@ -792,6 +795,7 @@ def test_interrupted_at_any_time_of_loading(home, endless, delay):
 # -- the reader goes away ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves(home, endless):
     command = '"$@" -n 100000000 2>"$LOCALSPEC_HOME/errors" | head -c 5; echo " ${PIPESTATUS[0]}"'
     began = time.monotonic()
@@ -827,6 +831,7 @@ def test_work_stops_at_once_when_nobody_reads(run, endless, monkeypatch, form):
 # -- phrases between sessions ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_second_time_is_faster(home, long):
     """Two processes, so that the phrases have been on disk between them."""
 
@@ -1035,14 +1040,13 @@ def test_nothing_to_go_on_with(run, first_start, home, hello, which):
     refused(run("-m", hello.path, *which, "hi", "--no-log"), 2, said)
 
 
-@pytest.mark.parametrize("number", ["2", "0", "-1", "9" * 30])
+@pytest.mark.parametrize("number", [1, 0, -1, 10**30])
 def test_a_conversation_that_is_not_there(run, home, hello, number):
+    """Number 1 was, in a home that is lived in."""
     run("-m", hello.path, "hi")
-    taken = kept(home)[0].info.id
-    assert str(taken + 1) != number or number == "2"
-    wrong = str(taken + 1) if number == "2" else number
-    refused(run("-m", hello.path, "--conversation", wrong, "hi"), 2, f"no conversation {wrong} here")
-    assert len(kept(home)) == 1 and kept(home)[0].info.turns == 1
+    before = kept(home)
+    refused(run("-m", hello.path, "--conversation", number, "hi"), 2, f"no conversation {number} here")
+    assert kept(home) == before
 
 
 def test_flags_that_cannot_be_meant_together(run, hello):

@@ -2,7 +2,7 @@ import json
 
 import pytest
 from checkpoints import write_checkpoint
-from command import localspec, sentence
+from command import called, sentence
 
 from localspec.registry import revision
 
@@ -22,7 +22,7 @@ KEYS = {
 
 def test_json(tmp_path):
     model = write_checkpoint(tmp_path / "model")
-    facts = json.loads(localspec(tmp_path, "show", "./model", "--json").stdout)
+    facts = json.loads(called(tmp_path, "show", "./model", "--json").stdout)
     assert set(facts) == KEYS
     assert facts == {
         **facts,
@@ -40,22 +40,22 @@ def test_json(tmp_path):
 
 def test_lines(tmp_path):
     model = write_checkpoint(tmp_path / "model")
-    shown = dict(line.split(maxsplit=1) for line in localspec(tmp_path, "show", str(model)).stdout.splitlines())
+    shown = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", str(model)).stdout.splitlines())
     assert shown["parameters"] == "44" and shown["license"] == "unknown" and shown["drafters"] == "none, phrases"
 
 
 def test_the_demo(tmp_path):
-    facts = json.loads(localspec(tmp_path, "show", "demo", "--json").stdout)
+    facts = json.loads(called(tmp_path, "show", "demo", "--json").stdout)
     assert facts["name"] == "demo" and facts["parameters"] > 1_000_000 and facts["license"] == "Apache-2.0"
 
 
 @pytest.mark.parametrize("name", ["nowhere", "org/repo", "./nowhere", ""])
 def test_what_is_not_here_is_3(tmp_path, name):
-    result = localspec(tmp_path, "show", name, "--json")
+    result = called(tmp_path, "show", name, "--json")
     assert result.returncode == 3 and sentence(result)
 
 
 def test_names_are_made_safe(tmp_path):
     write_checkpoint(tmp_path / "a\x1b[31m\nb", {"architectures": ["Evil\x1b[2J"]})
-    result = localspec(tmp_path, "show", "a\x1b[31m\nb")
+    result = called(tmp_path, "show", "a\x1b[31m\nb")
     assert result.returncode == 1 and "Evil␛[2J" in sentence(result) and "\x1b" not in result.stderr

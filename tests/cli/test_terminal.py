@@ -78,6 +78,7 @@ def at_terminal(home: Path, *arguments: object, stderr: bool = False, **variable
     return process.returncode, shown, said or b""
 
 
+@pytest.mark.slow
 def test_the_reply_at_a_terminal(home, hostile):
     code, shown, said = at_terminal(home, "-m", hostile.path, "hi")
     assert (code, said) == (0, b"")
@@ -95,6 +96,7 @@ def test_the_reply_at_a_terminal(home, hostile):
     assert "".join(map(chr, range(0x20, 0x7F))) in text and text.endswith("end\n")
 
 
+@pytest.mark.slow
 def test_progress_is_gone_before_anything_stays(home, tmp_path, hostile):
     """Progress and notices on the same terminal as the reply; the model's directory has a hostile name."""
     path = tmp_path / NAME

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from doubles import path_to, random_tree
 
-from localspec.engine.attention import LEAST_ROWS, LEAST_SLOTS, Attention, fastest, invariant, page, silu
+from localspec.engine.attention import COLUMNS, LEAST_ROWS, LEAST_SLOTS, Attention, fastest, invariant, page, silu
 from localspec.engine.tree import DraftTree
 
 # key heads, queries that share one, width of a head
@@ -185,24 +185,104 @@ def test_that_holds_for_a_cache_in_bf16_too(shape: str) -> None:
 
 
 @every_shape
-def test_a_page_is_what_is_added_up_in_one_go_and_no_less(shape: str) -> None:
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_page_is_what_is_added_up_in_one_go_and_no_less(shape: str, rows: int) -> None:
     """Behind 2²⁴ two ones are lost one by one, and are not where they make a two first, in a page of their own."""
-    heads, _, width = SHAPES[shape]
-    size = page(heads, width, torch.device("cpu"))
+    heads, group, width = SHAPES[shape]
+    size = page(heads, width, group * rows, torch.device("cpu"))
     assert 1 <= size <= 4 * LEAST_SLOTS
     if not 1 < size < 4 * LEAST_SLOTS:
         pytest.skip("this processor adds up everything in one go, or in no regular way")
 
     def lost(*slots: int) -> bool:
-        values = torch.zeros(1, heads, 2 * size + LEAST_SLOTS, width)
-        values[:, :, 0] = 2.0**24
-        values[:, :, list(slots)] = 1.0
-        sums = torch.ones(1, heads, LEAST_ROWS, values.shape[2]) @ values
-        assert (sums == sums[0, 0, 0, 0]).all()
-        return float(sums[0, 0, 0, 0]) == 2.0**24
+        weights = torch.ones(1, heads, max(group * rows, LEAST_ROWS), 2 * size + LEAST_SLOTS)
+        values = torch.zeros(1, heads, weights.shape[3], width)
+        found = []
+        for right in (values, torch.zeros(weights.shape[3], COLUMNS)):
+            right[..., 0, :] = 2.0**24
+            right[..., list(slots), :] = 1.0
+            sums = weights @ right
+            assert (sums == sums.flatten()[0]).all()
+            found.append(float(sums.flatten()[0]) == 2.0**24)
+        assert found[0] == found[1]
+        return found[0]
 
     for start in (size, 2 * size):
         assert lost(start - 1, start)
         assert not lost(start, start + 1)
         assert not lost(start, start + size - 1)
     assert lost(1, size - 1)
+
+
+class Ones:
+    """Weights of one, whose products add up slots in pages of our own choice, as the kernels of other processors do."""
+
+    def __init__(self, pages: Callable[[int, bool], list[int]]) -> None:
+        """`pages(row, values)`: where pages of a row begin, in the product with the values or in that with the ones."""
+        self.pages = pages
+
+    def __call__(self, *shape: int, device: torch.device) -> "Ones":
+        self.shape = shape
+        return self
+
+    def __matmul__(self, right: torch.Tensor) -> torch.Tensor:
+        _, heads, rows, slots = self.shape
+        products = []
+        for row in range(rows):
+            begins = torch.zeros(slots, dtype=torch.long)
+            begins[self.pages(row, right.ndim == 4)] = 1
+            number = begins.cumsum(0)  # of the page of each slot; 2²⁴ is in the first one, and swallows the ones there
+            in_page = (number == torch.arange(1, int(number.max()) + 1)[:, None]).float() @ (right == 1.0).float()
+            products.append(2.0**24 + (in_page * (in_page > 1)).sum(-2))  # a page of a single one is lost, too
+        return torch.stack(products, -2).expand(1, heads, rows, -1)
+
+
+SLOTS = 4 * LEAST_SLOTS
+
+
+@pytest.mark.parametrize(
+    ("pages", "size"),
+    [
+        (lambda row, values: range(192, SLOTS, 192), 192),
+        (lambda row, values: range(112, SLOTS, 112), 112),
+        (lambda row, values: [], SLOTS),
+        (lambda row, values: range(192, SLOTS, 192) if row else [], 1),
+        (lambda row, values: range(192, SLOTS, 192) if row != 4 else [], 1),
+        (lambda row, values: range(192, SLOTS, 192) if values else [], 192),
+        (lambda row, values: [] if values else range(192, SLOTS, 192), 192),
+        (lambda row, values: range(192, SLOTS, 192) if values else range(256, SLOTS, 256), 1),
+        (lambda row, values: range(192, SLOTS, 192) if values or row else [], 1),
+        (lambda row, values: [100, *range(150, SLOTS, 100)], 1),
+        (lambda row, values: [*range(192, SLOTS, 192), SLOTS - 60], 1),
+    ],
+    ids=[
+        "192",
+        "112",
+        "one",
+        "first row",
+        "last row",
+        "values",
+        "ones",
+        "others",
+        "row of ones",
+        "irregular",
+        "at the end",
+    ],
+)
+def test_pages_that_are_not_regular_or_not_the_same_everywhere_are_of_one_slot(
+    pages: Callable[[int, bool], list[int]], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ones = Ones(lambda row, values: list(pages(row, values)))
+    monkeypatch.setattr(torch, "ones", ones)
+    assert page.__wrapped__(16, 64, 5, torch.device("cpu")) == size
+    assert ones.shape == (1, 16, 5, SLOTS)
+
+
+@pytest.mark.parametrize(("rows", "packed"), [(1, LEAST_ROWS), (3, LEAST_ROWS), (6, 6)])
+def test_pages_are_those_of_as_many_rows_as_are_computed(
+    rows: int, packed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ones = Ones(lambda row, values: [])
+    monkeypatch.setattr(torch, "ones", ones)
+    page.__wrapped__(16, 64, rows, torch.device("cpu"))
+    assert ones.shape[2] == packed

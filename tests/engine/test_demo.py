@@ -8,12 +8,17 @@ from doubles import OffChain, RandomBranches
 from tiny_models import Tiny, read, stock_logits
 
 import localspec
+from localspec.config import Settings
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.phrases import Lengthened, PhrasePool
 from localspec.engine.budget import Budget
+from localspec.engine.engine import DTYPES
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
+from localspec.engine.target import Target
 from localspec.events import Done, Text
+from localspec.registry import TargetCard, inspect
+from localspec.selection import choose
 
 PROMPTS = ["Who are you?", "Tell me a short story about a fox.", "What is 2 + 3?"]
 COUNT = 48
@@ -52,6 +57,17 @@ def test_the_logits_of_a_prompt_are_the_stock_models(demo: Tiny) -> None:
         ours = demo.target.forward(torch.tensor(tokens), torch.arange(len(tokens)), mask).logits
     stock = stock_logits(demo.stock, tokens)
     assert (ours - stock).abs().max() < 1e-5 * stock.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantize", "within"), [("fp32", "none", 0.001), ("fp32", "int8", 0.05), ("bf16", "int8", 0.05)]
+)
+def test_its_bytes_are_known_before_it_is_loaded(demo_path: Path, dtype: str, quantize: str, within: float) -> None:
+    """int8 has besides a scale, a zero point and a sum for each output channel."""
+    found, card = inspect(demo_path), TargetCard("demo", demo_path, None, "")
+    settings = Settings(device="cpu", dtype=dtype, quantize=quantize)
+    known = choose(card, settings, found.parameters, found.embedding).bytes
+    assert Target.load(demo_path, dtype=DTYPES[dtype], quantize=quantize).nbytes == pytest.approx(known, rel=within)
 
 
 @pytest.mark.slow

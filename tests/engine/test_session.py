@@ -6,6 +6,7 @@ from itertools import islice
 
 import pytest
 from doubles import OffChain, Oracle, RandomBranches, Witness
+from tiers import cases
 from tiny_models import Tiny, prompt_ids, read, stock_reply, word_tokenizer, write
 from tokenizers import decoders
 from transformers import LlamaConfig
@@ -117,7 +118,7 @@ def test_several_stop_tokens_end_a_reply_at_the_first_of_any(tiny: Make) -> None
         assert delivered(events) == text[: min(text.index(text[at]) for at in (9, 6, 12))]
 
 
-@pytest.mark.parametrize("most", range(1, 13))
+@pytest.mark.parametrize("most", cases(range(1, 13), (1, 3, 8)))
 def test_max_tokens_inside_an_accepted_path_ends_the_reply_there(tiny: Make, most: int) -> None:
     model, prompt = tiny(NAME), prompt_ids(11, seed=1)
     text = stock_reply(model.stock, prompt, 24, stops=())
@@ -270,7 +271,7 @@ def test_the_cache_has_room_for_a_tree_wherever_the_text_stands(tiny: Make) -> N
 # -- turns -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("drafter", range(4))
+@pytest.mark.parametrize("drafter", cases(range(4), (0, 3)))
 def test_what_a_prompt_shares_with_the_turns_before_is_not_read_again(tiny: Make, drafter: int) -> None:
     model, prompt = tiny(NAME), prompt_ids(30, seed=4)
     target = stopping(model)
@@ -301,7 +302,7 @@ def chat(session: Session, prompt: Sequence[int], count: int) -> list[int]:
     return delivered(list(session.generate(prompt, GREEDY, Limits(max_tokens=count))))
 
 
-@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("which", cases(range(4), (0, 3)))
 def test_a_stream_that_is_abandoned_at_any_event_leaves_a_session_as_good_as_a_fresh_one(
     tiny: Make, which: int
 ) -> None:

@@ -9,14 +9,26 @@ from pathlib import Path
 import pytest
 import torch
 from doubles import path_to, random_tree
-from tiny_models import CONFIGS, DYNAMIC, LONGROPE, SHARDED, Tiny, byte_tokenizer, prompt_ids, stock_logits, write
+from tiers import cases
+from tiny_models import (
+    CONFIGS,
+    DYNAMIC,
+    FAMILIES,
+    LONGROPE,
+    SHARDED,
+    Tiny,
+    byte_tokenizer,
+    prompt_ids,
+    stock_logits,
+    write,
+)
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.engine.budget import Budget
 from localspec.engine.cache import BUCKET, KVCache
-from localspec.engine.linear import RowScaled
+from localspec.engine.linear import RowScaled, activation_steps
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
 from localspec.engine.target import Target, _Weights
@@ -30,7 +42,7 @@ TOLERANCE = 1e-5
 Make = Callable[[str], Tiny]
 GROUPED_QWEN3 = "qwen3-grouped-mixed-window-wide-heads"
 
-every_config = pytest.mark.parametrize("name", CONFIGS)
+every_config = pytest.mark.parametrize("name", cases(CONFIGS, FAMILIES))
 
 
 def causal(rows: int) -> torch.Tensor:
@@ -307,7 +319,8 @@ def test_an_int8_model_is_the_stock_model_to_some_hundredths(tiny: Make, name: s
     with torch.no_grad():
         ours = target.forward(torch.tensor(tokens), torch.arange(60), causal(60)).logits
     stock = stock_logits(model.stock, tokens)
-    assert 1e-3 < (ours - stock).norm() / stock.norm() < 0.12
+    # Processors without VNNI have one bit less of an activation.
+    assert 1e-3 < (ours - stock).norm() / stock.norm() < (0.08 if activation_steps()[0] == 127 else 0.15)
     assert ours.dtype == torch.float32
 
 

@@ -20,7 +20,7 @@ import pyte
 from command import environment
 from wcwidth import wcwidth
 
-PATIENCE = 40  # seconds until a test that waits has failed
+PATIENCE = 15  # seconds until a test that waits has failed
 LEAVE = "\x1b[?1049l"  # back to the screen of the shell
 RUN = "import sys; from localspec.cli.main import main; sys.exit(main())"
 
@@ -185,7 +185,7 @@ class Terminal:
     @property
     def afterwards(self) -> str:
         """What was written behind the full screen."""
-        return re.sub(r"\x1b\[[?<>\d;]*[a-z]", "", self.sent.rpartition(LEAVE)[2])
+        return re.sub(MODES, "", self.sent.rpartition(LEAVE)[2])
 
     def check_that_it_is_whole(self) -> None:
         """Nothing of what a full-screen program asks of a terminal may outlive it."""

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from tiers import cases
 from tui.scripted_engine import ScriptedChat, say, until
 
 from localspec.history import History
@@ -69,17 +70,18 @@ def test_scrolling_to_the_top_brings_older_ones_and_keeps_the_place(long):
     talk.play(story, size=(80, 24))
 
 
-@pytest.mark.parametrize("keys", [["pageup"] * 4, ["alt+up"] * 22])
-def test_keys_bring_older_ones_too(long, keys):
+@pytest.mark.parametrize("height", [24, 100], ids=["scrolled", "all in sight"])
+@pytest.mark.parametrize("key", cases(["pageup", "alt+up"], ["pageup"]))
+def test_keys_bring_older_ones_too(long, key, height):
     talk = long(14)
 
     async def story(pilot):
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED)
-        for key in keys:
+        for _ in range(22):
             await pilot.press(key)
         await until(pilot, lambda: numbers(talk) == list(range(14)))
 
-    talk.play(story, size=(80, 60))
+    talk.play(story, size=(80, height))
 
 
 def test_older_ones_leave_the_screen_when_the_conversation_goes_on(long):
@@ -97,6 +99,7 @@ def test_older_ones_leave_the_screen_when_the_conversation_goes_on(long):
         view.scroll_home(animate=False)
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED + BATCH)
         assert talk.replies()[-1] == "One."
+        assert numbers(talk) == list(range(31 - MOUNTED - BATCH, 31))
 
     talk.play(story, size=(80, 24))
 

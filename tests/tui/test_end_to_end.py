@@ -303,12 +303,11 @@ PromptView.render_lines = render_lines
 """,
     "keys": """
 from textual._xterm_parser import XTermParser
-def feed(parser, data, real=XTermParser.feed):
-    words = data
-    if "\\r" in data:
+def key(parser, words, alt=False, real=XTermParser._sequence_to_key_events):
+    if words == "\\r":
         raise OverflowError(WORD)
-    return real(parser, data)
-XTermParser.feed = feed
+    return real(parser, words, alt)
+XTermParser._sequence_to_key_events = key
 """,
     "engine": """
 from localspec.live import Live

@@ -12,8 +12,9 @@ if sys.platform == "win32":
     pytest.skip("no pseudo-terminals", allow_module_level=True)
 
 from scripted import scripted_model
-from tui.terminal import Terminal, chat, scripted_chat
+from tui.terminal import COMMANDING, LEAVE, Terminal, chat, scripted_chat
 
+from localspec.conversation import saved
 from localspec.paths import Paths, private_directory
 from localspec.store import Store
 from localspec.text import safe
@@ -152,6 +153,9 @@ def test_the_same_from_a_real_engine_in_a_hostile_directory(tmp_path):
         assert on_the_screen(terminal, "bytes 31m 0;owned␇ end of it")
         still_answers(terminal)
         leaves_cleanly(terminal)
+    with Store.open(Paths(tmp_path / "home").database, pytest.fail) as store:
+        (turn,) = saved(store.history, "last").turns
+    assert re.findall(COMMANDING, turn.reply.replace("\n", "")) == []  # nor is there any for a later version to obey
 
 
 # A load that is as hostile as it can be: its stages, its notices, what the engine says of itself.
@@ -190,7 +194,7 @@ def test_hostile_names_titles_prompts_and_errors(tmp_path):
     own = private_directory(Paths(home).user_models_file.parent) / "models.toml"
     own.write_text("".join(entries).replace("\x7f", "\\u007f"), "utf-8")
     before = HOSTILE_LOAD.format(hostile=HOSTILE)
-    with scripted_chat(home, "[]", "-c", before=before, size=(150, 130)) as terminal:
+    with scripted_chat(home, "[]", "-c", before=before, size=(270, 110)) as terminal:
         # What was kept: the model's name in a notice, a prompt and its reply, the unanswered one to be edited.
         terminal.shows("no longer here", "kept reply 2", "unanswered 2", READY)
         for part in (f"gone{HOSTILE}", f"first prompt 2 {HOSTILE}", COMMANDS, f"unanswered 2 {HOSTILE}"):
@@ -233,3 +237,38 @@ def test_hostile_names_titles_prompts_and_errors(tmp_path):
         terminal.until(lambda: on_the_screen(terminal, f"refused {HOSTILE}"))
         still_answers(terminal)
         leaves_cleanly(terminal)
+
+
+def test_hostile_pastes(tmp_path):
+    keys = "\x1b\x11\x1b\r\x1b\x1b[48;1;1;1;1t\x1b[I\x1b[200~"  # Ctrl+Q, Enter, another size, and another paste
+    with scripted_chat(tmp_path, '[["Well."]]', "-m", "demo", size=(150, 40)) as terminal:
+        terminal.shows(READY)
+        terminal.paste(f"{HOSTILE}{keys} end of it")
+        terminal.until(lambda: on_the_screen(terminal, f"{ARGUMENT}␛␑␛\n␛␛[48;1;1;1;1t␛[I␛[200~ end of it"))
+        assert "Well." not in terminal.text
+        terminal.send("\r")
+        terminal.shows("Well.")
+        assert on_the_screen(terminal, f"{ARGUMENT}␛␑␛\n␛␛[48;1;1;1;1t␛[I␛[200~ end of it")
+        terminal.send(CTRL_P)
+        terminal.shows("Search for commands")
+        terminal.paste(f"{HOSTILE}{keys}\x9b31m")
+        terminal.until(lambda: on_the_screen(terminal, f"{ARGUMENT}␛␑␛"))
+        terminal.send(ESCAPE)
+        terminal.until(lambda: "Say something" in terminal.text)
+        terminal.send(f"as keys {NUL}\x9b31m\u202e\u2066")
+        terminal.shows("as keys")
+        still_answers(terminal)
+        leaves_cleanly(terminal)
+
+
+@pytest.mark.parametrize("flag", ["-m", "-f"])
+def test_hostile_arguments_in_errors(tmp_path, flag):
+    name = f"{tmp_path}/no{NAME}".encode() + b"\xff\x1b[31m"
+    with chat(tmp_path / "home", flag, name) as terminal:
+        assert terminal.ends(seconds=30) in (2, 3)
+        assert "localspec: " in terminal.afterwards
+        assert MARKUP.replace("/", "") in terminal.afterwards
+        assert re.findall(COMMANDING, terminal.afterwards.replace("\r\n", "")) == []
+        if LEAVE in terminal.sent:
+            terminal.check_that_nobody_else_commands()
+            terminal.check_that_it_is_whole()

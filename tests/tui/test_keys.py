@@ -7,6 +7,7 @@ from textual.binding import Binding
 from textual.events import Paste
 from tui.scripted_engine import say, until
 
+from localspec.store import Store
 from localspec_tui.app import ChatApp
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.conversations import ConversationsScreen
@@ -111,6 +112,10 @@ def test_an_earlier_prompt_is_shown_once_and_may_be_changed(chat):
         await pilot.press("!", "enter")
         await until(pilot, talk.idle)
         assert talk.prompts()[-1] == "two!"
+        await pilot.press(*"new", "up")
+        assert talk.typed == "two!"
+        await pilot.press("down")
+        assert talk.typed == "new"
 
     talk.play(story)
 
@@ -119,15 +124,33 @@ def test_prompts_of_earlier_chats_are_there_too(chat):
     before = chat(["Kept."])
 
     async def first(pilot):
-        await say(pilot, "from before")
-        await until(pilot, before.idle)
+        for prompt in ("long ago", "from before"):
+            await say(pilot, prompt)
+            await until(pilot, before.idle)
 
     before.play(first)
     talk = chat()
 
     async def story(pilot):
+        await say(pilot, "now")
+        await until(pilot, talk.idle)
+        seen = []
+        for _ in range(3):
+            await pilot.press("up")
+            seen.append(talk.typed)
+        assert seen == ["now", "from before", "long ago"]
+
+    talk.play(story)
+
+
+def test_an_earlier_prompt_commands_nothing(chat):
+    talk = chat()
+    with Store.open(talk.database, print) as store:
+        store.history.say(None, "two\nlines\x1b]0;title\x07", model="scripted", system=None)
+
+    async def story(pilot):
         await pilot.press("up")
-        assert talk.typed == "from before"
+        assert talk.typed == "two\nlines␛]0;title␇"
 
     talk.play(story)
 
@@ -297,7 +320,9 @@ def test_a_machine_without_a_clipboard_is_no_trouble(chat, monkeypatch):
         tried.set()
         raise pyperclip.PyperclipException("no clipboard")
 
+    unhandled = []
     monkeypatch.setattr(pyperclip, "copy", fail)
+    monkeypatch.setattr(threading, "excepthook", unhandled.append)
     talk = chat(["Text"])
 
     async def story(pilot):
@@ -308,6 +333,10 @@ def test_a_machine_without_a_clipboard_is_no_trouble(chat, monkeypatch):
         assert talk.app.clipboard == "Text"
 
     talk.play(story)
+    for thread in threading.enumerate():
+        if thread.name == "clipboard":
+            thread.join()
+    assert unhandled == []
 
 
 def test_ctrl_c_copies_what_is_selected_in_the_prompt(chat):
@@ -349,7 +378,6 @@ def test_f1_shows_and_hides_the_keys(chat, size):
     async def story(pilot):
         await pilot.press("f1")
         await until(pilot, lambda: "Break the" in talk.screen_text())
-        assert "Cursor word left" not in talk.screen_text()
         assert talk.app.query_one(Prompt).region.width > 25
         await pilot.press("f1")
         await until(pilot, lambda: "Break the" not in talk.screen_text())
@@ -357,6 +385,12 @@ def test_f1_shows_and_hides_the_keys(chat, size):
         assert talk.typed == "still"
 
     talk.play(story, size=size)
+
+
+def test_what_every_field_for_text_does_is_no_help():
+    bindings = {binding.action: binding for binding in Prompt.BINDINGS}
+    assert all(bindings[action].system for action in ("cursor_word_left", "cursor_left", "delete_left", "paste"))
+    assert not any(bindings[action].system for action in ("send", "break_line", "up", "delete_word_left", "undo"))
 
 
 def test_the_palette_has_the_same_commands(chat):

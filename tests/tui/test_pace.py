@@ -24,14 +24,14 @@ def clocks(monkeypatch):
 def test_ten_times_a_second_where_it_costs_little(clocks):
     pace = Pace()
     for _ in range(20):
-        clocks(0.02, 0.1)
+        clocks(0.005, 0.1)
         assert pace.next() == SHORTEST
 
 
 def test_half_as_often_whenever_it_costs_more_than_its_share(clocks):
     pace = Pace()
     periods = []
-    for spent in (0.04, 0.01, 0.08, 0.2, 0.9):
+    for spent in (0.02, 0.01, 0.03, 0.2, 0.9):
         clocks(spent, pace.period)
         periods.append(pace.next())
     assert periods == [0.2, 0.2, 0.4, LONGEST, LONGEST]
@@ -44,5 +44,5 @@ def test_every_reply_begins_anew(clocks):
     clocks(50.0, 100.0)  # until the next prompt
     pace.begin()
     assert pace.period == SHORTEST
-    clocks(0.01, 0.1)
+    clocks(0.005, 0.1)
     assert pace.next() == SHORTEST

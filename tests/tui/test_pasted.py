@@ -4,6 +4,8 @@ import random
 
 from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
 from textual.events import Key, Paste
+from textual.widgets import Input
+from tui.scripted_engine import until
 
 from localspec_tui import pasted
 from localspec_tui.pasted import Pasted
@@ -37,3 +39,18 @@ def test_textual_gets_one_paste_and_no_keys():
     paste, key = told
     assert isinstance(paste, Paste) and paste.text == SHOWN
     assert isinstance(key, Key) and key.character == "z"
+
+
+def test_what_was_copied_here_is_pasted_as_text(chat):
+    talk = chat()
+
+    async def story(pilot):
+        talk.app._clipboard = "one\x1b[31m\ntwo\u202e"
+        await pilot.press("ctrl+v")
+        await until(pilot, lambda: talk.typed == "one␛[31m\ntwo")
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: talk.app.screen.query(Input))
+        await pilot.press("ctrl+v")
+        await until(pilot, lambda: talk.app.screen.query_one(Input).value == "one␛[31m two")
+
+    talk.play(story)

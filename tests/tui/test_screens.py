@@ -4,11 +4,14 @@ import threading
 import weakref
 
 import pytest
+from textual.widgets import OptionList
 from tui.scripted_engine import ScriptedEngine, card, say, until
 
 from localspec import registry
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
+from localspec.events import Prefill
+from localspec.history import ConversationInfo, Found
 from localspec.registry import Checkpoint
 from localspec.store import Store
 from localspec_tui.screens.chat import ChatScreen
@@ -93,6 +96,50 @@ def test_conversations_are_searched_by_what_was_said(chat):
         await until(pilot, lambda: "Write" not in talk.screen_text())
         await pilot.press("enter")
         await until(pilot, lambda: talk.replies() == ["The capital is Vienna."])
+
+    talk.play(story)
+
+
+def test_what_was_looked_for_last_counts(chat):
+    begun, gate = threading.Event(), threading.Event()
+
+    class Slow:
+        """A history whose first search takes longest."""
+
+        def conversations(self, limit):
+            return []
+
+        def search(self, words, limit):
+            if words == "a":
+                begun.set()
+                assert gate.wait(20)
+            return [Found(ConversationInfo(1, f"found for {words}", "scripted", 0.0, 0.0, 1), 1, "…")]
+
+    talk = chat()
+
+    async def story(pilot):
+        talk.app._chat._history = Slow()
+        await pilot.press("ctrl+r", "a")
+        await until(pilot, begun.is_set)
+        await pilot.press("b")
+        await until(pilot, lambda: "found for ab" in talk.screen_text())
+        gate.set()
+        for _ in range(10):
+            await pilot.pause(0.01)
+        assert "found for ab" in talk.screen_text()
+        await pilot.press("escape")
+
+    talk.play(story)
+
+
+def test_titles_and_what_was_found_are_text(chat):
+    talk = chat(["found [bold]here[/] [/]"], first="[red]title[/red] [/]")
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        await pilot.press("ctrl+r", *"here")
+        await until(pilot, lambda: "found [bold]here[/] [/]" in talk.screen_text())
+        assert talk.screen_text().count("[red]title[/red] [/]") >= 2  # in the line at the top, and in the list
 
     talk.play(story)
 
@@ -211,7 +258,7 @@ def models(monkeypatch):
 
 
 def test_ctrl_o_lets_another_model_answer(chat, models):
-    models("scripted", "bro[ken]", "other", broken=["bro[ken]"])
+    models("bro[ken]", "scripted", "bro[ken] too", "other", broken=["bro[ken]", "bro[ken] too"])
     talk = chat(["One."])
     talk.models["other"] = other = ScriptedEngine(["Two."])
 
@@ -220,8 +267,9 @@ def test_ctrl_o_lets_another_model_answer(chat, models):
         await until(pilot, talk.idle)
         await pilot.press("ctrl+o")
         await until(pilot, lambda: "scripted (answers now)" in talk.screen_text())
+        assert talk.app.screen.query_one(OptionList).highlighted == 1
         assert "It is [damaged]." in talk.screen_text()
-        await pilot.press("down", "enter")  # the broken one is passed over
+        await pilot.press("down", "enter")
         await until(pilot, lambda: "localspec · other" in talk.screen_text())
         await say(pilot, "second")
         await until(pilot, talk.idle)
@@ -232,6 +280,27 @@ def test_ctrl_o_lets_another_model_answer(chat, models):
     with Store.open(talk.database, print) as store:
         assert store.history.read(1).info.model == str(card("other").path)
     assert talk.loaded == ["scripted", "other"]
+
+
+def test_a_reply_under_way_is_stopped_for_another_model(chat, models):
+    models("scripted", "other")
+    gate = threading.Event()
+    talk = chat(["Half", gate, Prefill(5, 5), "never"])
+    talk.models["other"] = ScriptedEngine(["Two."])
+
+    async def story(pilot):
+        await say(pilot, "first")
+        await until(pilot, lambda: talk.replies() == ["Half"])
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "answers now" in talk.screen_text())
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: talk.live == "stopping")
+        gate.set()
+        await until(pilot, lambda: "localspec · other" in talk.screen_text())
+        assert talk.replies() == ["Half"]
+
+    talk.play(story)
+    assert talk.kept() == [("first", "Half", "interrupted")]
 
 
 def test_escape_keeps_the_model(chat, models):
@@ -338,14 +407,14 @@ def test_where_no_model_can_be_loaded_any_more_it_is_said(chat, models):
 
 def test_a_registry_that_cannot_be_read_is_told(chat, monkeypatch):
     def broken():
-        raise LocalspecError("models.toml, line 1: this is not TOML.")
+        raise LocalspecError("models.toml, line 1: [this] is not TOML.")
 
     monkeypatch.setattr(registry, "installed", broken)
     talk = chat()
 
     async def story(pilot):
         await pilot.press("ctrl+o")
-        await until(pilot, lambda: "this is not TOML" in talk.screen_text())
+        await until(pilot, lambda: "[this] is not TOML" in talk.screen_text())
         await pilot.press("enter", "escape")
         await until(pilot, back(talk))
 
@@ -367,7 +436,7 @@ def test_ctrl_s_sets_the_system_prompt(chat):
         await until(pilot, talk.idle)
         await pilot.press("ctrl+s")
         await until(pilot, lambda: "a pirate." in talk.screen_text())
-        await pilot.press("f7", "delete", "ctrl+s")
+        await pilot.press("f7", "space", "ctrl+s")
         await until(pilot, back(talk))
         await say(pilot, "Ho")
         await until(pilot, talk.idle)

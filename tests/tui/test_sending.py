@@ -376,6 +376,18 @@ def test_a_first_prompt_is_asked_at_once_behind_the_files(chat):
     talk.play(story, ready=False)
 
 
+def test_a_prompt_is_shown_as_it_is_and_commands_nothing(chat):
+    talk = chat(["Seen."], first="**not bold** [red]\x1b]0;title\x07 \x9b2J[/]\n# no heading")
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        below_the_title = talk.screen_text().partition("\n")[2]
+        assert "**not bold** [red]␛]0;title␇ \ufffd2J[/]" in below_the_title
+        assert "# no heading" in below_the_title
+
+    talk.play(story, ready=False)
+
+
 def test_files_without_a_prompt_wait_for_one(chat):
     talk = chat(["Read."], files="contents")
 
@@ -417,10 +429,10 @@ def test_what_is_not_kept_is_said_at_the_top(chat, log):
 
 def test_notices_from_the_opening_are_seen(chat):
     talk = chat()
-    talk.notices = ["what is said is kept in [a file]."]
+    talk.notices = ["what is said is kept in [a file\x1b[2J]."]
 
     async def story(pilot):
-        assert "· what is said is kept in [a file]." in talk.screen_text()
+        assert "· what is said is kept in [a file␛[2J]." in talk.screen_text()
 
     talk.play(story)
 

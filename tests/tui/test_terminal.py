@@ -1,12 +1,13 @@
 """Who may write to the terminal, and what is left when the chat ends."""
 
+import gc
 import os
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 import pytest
 from textual._xterm_parser import XTermParser
@@ -208,6 +209,24 @@ def ending(monkeypatch, tmp_path):
 
 def test_a_chat_that_is_left_ends_with_its_code(ending):
     assert ending(lambda app: app.exit(return_code=143)) == (143, [])
+
+
+def test_no_garbage_is_collected_until_the_first_paint(ending):
+    def run(app):
+        assert not gc.isenabled()
+        with ExitStack() as at_the_end:
+            app._chat._engine._opening(at_the_end, lambda _: None)
+        assert gc.isenabled()
+
+    try:
+        ending(run)
+    finally:
+        gc.unfreeze()
+
+
+def test_a_chat_that_never_painted_leaves_the_collection_on(ending):
+    ending(lambda app: None)
+    assert gc.isenabled()
 
 
 def test_a_chat_without_a_code_ends_with_none(ending):
