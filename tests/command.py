@@ -14,8 +14,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def environment(home: Path, **variables: str) -> dict[str, str]:
-    """This process's environment without any LOCALSPEC_* but those given."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("LOCALSPEC_")}
+    """This process's environment without its terminal's size and without any LOCALSPEC_* but those given."""
+    foreign = ("LOCALSPEC_", "COLUMNS", "LINES")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return {**kept, "PYTHONPATH": str(ROOT), "LOCALSPEC_HOME": str(home), **variables}
 
 

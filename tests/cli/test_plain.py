@@ -232,6 +232,14 @@ def test_a_full_context_is_told(talk, models):
     ]
 
 
+def test_what_was_said_is_learned_and_what_was_measured_is_known(talk, home, hello, monkeypatch):
+    monkeypatch.setattr("localspec.engine.engine.measure", lambda *_: pytest.fail("it was measured again"))
+    for arguments, learned in ((["--no-log"], 0), (["--pool", "off"], 0), ([], 1)):
+        assert talk("hi", arguments=arguments).out == "Hello!\n"
+        with Store.open(Paths(home).database, pytest.fail) as store:
+            assert len([pool for pool in store.pools() if pool.phrases]) == learned
+
+
 def test_what_takes_a_while_is_told_as_lines(talk, home, hello, endless, monkeypatch):
     told: list[str] = []
     monkeypatch.setattr(plain._Lines, "show", lambda self, what: told.append(what))

@@ -238,7 +238,7 @@ def end(terminal: Terminal, how: str | signal.Signals) -> None:
         os.kill(terminal.process.pid, how)
 
 
-READY = "of 1,024 tokens"
+READY = "GiB"
 STORY = '[["Once upon a time ", *["and "] * 10_000]]'
 SLOWLY = """
 from localspec.live import Live
