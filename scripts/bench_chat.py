@@ -57,15 +57,23 @@ class Terminal:
     def send(self, keys: str) -> None:
         os.write(self._file, keys.encode())
 
-    def until(self, seen: Callable[[str], bool], seconds: float = 120) -> float:
-        """Reads until the screen shows it; returns when that was, in seconds since the start."""
-        while not seen("\n".join(self.screen.display)):
-            if time.perf_counter() - self.began > seconds:
+    def until(self, seen: Callable[[str], bool], seconds: float = 120, every: float = 0.0) -> float:
+        """Reads until the screen shows it; returns when that was, in seconds since the start.
+
+        It looks `every` so many seconds: looking takes time from the program that is measured.
+        """
+        looked = -every
+        while True:
+            now = time.perf_counter() - self.began
+            if now - looked >= every:
+                looked = now
+                if seen("\n".join(self.screen.display)):
+                    return time.perf_counter() - self.began
+            if now > seconds:
                 raise SystemExit("the screen never showed it:\n" + "\n".join(self.screen.display))
             if select.select([self._file], [], [], 0.05)[0]:
                 with contextlib.suppress(OSError):
                     self._stream.feed(os.read(self._file, 1 << 16))
-        return time.perf_counter() - self.began
 
 
 def headless(command: list[str], home: Path, alike: list[str]) -> float:
@@ -91,7 +99,7 @@ def in_the_terminal(command: list[str], home: Path, alike: list[str]) -> tuple[f
     terminal.send("\x15")  # deletes the line
     terminal.until(lambda screen: "xxxx" not in screen)
     terminal.send(PROMPT + "\r")
-    terminal.until(lambda _: last(home).info.id > before and last(home).turns[-1].reason is not None)
+    terminal.until(lambda _: last(home).info.id > before and last(home).turns[-1].reason is not None, every=0.5)
     terminal.send("\x11")
     terminal.process.wait(30)
     return float(last(home).turns[-1].figures["tokens_per_second"]), painted, longest
