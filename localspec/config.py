@@ -15,6 +15,8 @@ from localspec.paths import Paths
 PREFIX = "LOCALSPEC_"
 HOME = "LOCALSPEC_HOME"
 
+Rule = Literal["exact", "rejection", "typical"]
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -44,6 +46,9 @@ class Settings:
     """auto, none, or a kind of drafter."""
     draft_max: int | Literal["auto"] = "auto"
     """Nodes of a draft tree, the root not counted; auto is by measurement."""
+    accept: Rule = "exact"
+    """How a draft is accepted: the target's own picks; by rejection, which keeps its distribution but not the text of a
+    seed; or typical, which is not lossless."""
     pool: Literal["user", "readonly", "off"] = "user"
     """The phrases kept on disk: learn and use, only use, neither."""
     device: str = "auto"
@@ -147,6 +152,7 @@ _CHECKS: Mapping[str, Callable[[object], object]] = {
     "seed": _whole(0),
     "drafter": _name,
     "draft_max": _draft_max,
+    "accept": _one_of("exact", "rejection", "typical"),
     "pool": _one_of("user", "readonly", "off"),
     "device": _device,
     "dtype": _one_of("auto", "fp32", "fp16", "bf16"),

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from localspec.config import Rule
 from localspec.events import Done, Event, Prefill, Text
 
 if TYPE_CHECKING:
@@ -13,10 +14,11 @@ if TYPE_CHECKING:
 class Live:
     """Takes the events of one reply after another; `parts` says how it goes, the most important first."""
 
-    def __init__(self, engine: "Engine") -> None:
+    def __init__(self, engine: "Engine", rule: Rule = "exact") -> None:
         choice = engine.choice
         precision = choice.dtype if choice.quantize == "none" else choice.quantize
-        self._exactness = f"{precision}, {'bitwise' if engine.exactness.bitwise else 'numerical'}"
+        kept = "bitwise" if engine.exactness.bitwise else "numerical"
+        self._exactness = f"{precision}, {'not lossless' if rule == 'typical' else kept}"
         self._context = engine.context
         self._peak: Callable[[], int] = engine.peak_bytes
         self._begin()

@@ -26,6 +26,7 @@ ARCHITECTURES = {
 _PACKAGE = Path(__file__).parent
 _KEYS = ("path", "license", "description")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_SAMPLES, _SAMPLE_BYTES = 64, 256
 _HEADER_LIMIT = 100_000_000  # bytes; what the safetensors library itself accepts
 _ITEM_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
               "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64}  # fmt: skip
@@ -39,6 +40,20 @@ class TargetCard:
     path: Path
     license: str | None
     description: str
+
+
+@dataclass(frozen=True)
+class DrafterCard:
+    """A trained drafter, as its drafter.json describes it."""
+
+    kind: str
+    path: Path
+    options: Mapping[str, Any]
+    revision: str  # of the target it was made for
+    target: str  # and the name of that
+    parameters: int
+    bytes: int
+    about: Mapping[str, Any]  # the rest of drafter.json
 
 
 @dataclass(frozen=True)
@@ -103,6 +118,8 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
         return known[name]
     path = Path(os.path.abspath(os.path.expanduser(name)))
     if name and "\0" not in name and os.path.isdir(path):
+        if not (path / "config.json").exists() and (path / "target" / "config.json").exists():
+            path = path / "target"  # a directory of `train`, whose drafter changed its target
         if re.search("[\ud800-\udfff]", str(path)):
             raise LocalspecError(f"The name of {name!r} is not UTF-8, and weights cannot be read there; rename it.")
         return TargetCard(name, path, _license(path), "")
@@ -157,6 +174,90 @@ def _license(path: Path) -> str | None:
     return f"see {files[0]}" if files else None
 
 
+# -- trained drafters --------------------------------------------------------------------------------------------------
+
+TRAINED = ("medusa", "parallelspec", "s3d", "semi")  # the kinds that have weights
+
+
+def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> DrafterCard:
+    """The trained drafter that `name`, a kind or a directory, means for a model.
+
+    Of one kind the user's own comes before the one that came with the model, and the newest first. Raises NotHere where
+    there is none, UsageMistake where it was made for another model, LocalspecError where it is damaged.
+    """
+    if name in TRAINED:
+        for path in _drafter_places(card, paths):
+            found = _read_if_there(path)
+            if found is not None and found.kind == name and found.revision == revision(card.path):
+                return found
+        raise NotHere(
+            f"There is no drafter '{name}' for {card.name} here; "
+            f"make one with `localspec train {name} -m {reference(card, paths)} --data FILE`."
+        )
+    found = read_drafter(Path(os.path.abspath(os.path.expanduser(name))))
+    if found.revision != (own := revision(card.path)):
+        raise UsageMistake(
+            f"The drafter in {found.path} was made for {found.target} ({found.revision[:12]}), and {card.name} is "
+            f"{own[:12]}; name the model it was made for, or train one for this."
+        )
+    return found
+
+
+def drafters(card: TargetCard, paths: Paths | None = None) -> list[DrafterCard]:
+    """The trained drafters for a model that can be read: one a kind, the one that `find_drafter` finds."""
+    found: dict[str, DrafterCard] = {}
+    for path in _drafter_places(card, paths):
+        try:
+            drafter = _read_if_there(path)
+        except LocalspecError:
+            continue  # whoever names it is told
+        if drafter is not None and drafter.revision == revision(card.path):
+            found.setdefault(drafter.kind, drafter)
+    return [found[kind] for kind in sorted(found)]
+
+
+def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
+    """Where drafters for a model may lie: below the user's data directory, and beside the model's weights."""
+    own = (paths or Paths(home())).drafters
+    trained = [file.parent for file in own.glob("*/drafter/drafter.json")] if own.is_dir() else []
+    trained.sort(key=lambda path: (path / "drafter.json").stat().st_mtime, reverse=True)
+    return [*trained, *(card.path / "drafters" / kind for kind in TRAINED)]
+
+
+def _read_if_there(path: Path) -> DrafterCard | None:
+    return read_drafter(path) if (path / "drafter.json").is_file() else None
+
+
+def read_drafter(path: Path) -> DrafterCard:
+    """What a directory that `train` wrote says of itself; the directory of its drafter alone will do.
+
+    Raises NotHere where there is none, LocalspecError where it is damaged.
+    """
+    if not (path / "drafter.json").is_file() and (path / "drafter" / "drafter.json").is_file():
+        path = path / "drafter"
+    file = path / "drafter.json"
+    if not file.is_file():
+        raise NotHere(
+            f"{path} holds no drafter.json, so it is no trained drafter; give a directory that `localspec train` "
+            f"wrote, or a kind: {', '.join(TRAINED)}."
+        )
+    content = _json(file)
+    content = content if isinstance(content, dict) else {}
+    kind, options, target = content.get("kind"), content.get("options"), content.get("target")
+    if kind not in TRAINED or not isinstance(options, dict) or not isinstance(target, dict):
+        raise LocalspecError(f"{file} does not say what the drafter is; train it again.")
+    if content.get("format") != 1:
+        raise LocalspecError(
+            f"{file} is of format {content.get('format')!r}, and this version reads 1; use the version that wrote it."
+        )
+    weights = path / "drafter.safetensors"
+    if not weights.is_file():
+        raise NotHere(f"{path} lacks drafter.safetensors; train the drafter again.")
+    parameters = sum(math.prod(entry["shape"]) for entry in _tensors(weights).values())
+    made_for, name = str(target.get("revision", "")), str(target.get("name", "another model"))
+    return DrafterCard(kind, path, options, made_for, name, parameters, weights.stat().st_size, content)
+
+
 # -- directories -------------------------------------------------------------------------------------------------------
 
 
@@ -188,9 +289,10 @@ def inspect(path: Path) -> Checkpoint:
 
 
 def revision(path: Path) -> str:
-    """40 hexadecimal digits that change with config.json, tokenizer.json, or a weight file's name, size or header.
+    """40 hexadecimal digits that change with config.json, tokenizer.json, or a weight file, its name or its weights.
 
-    Raises what `inspect` raises.
+    Of the weights a few thousand are looked at, all over the file: training changes all of them a little. Raises what
+    `inspect` raises.
     """
     _config(path)
     digest = hashlib.sha256()
@@ -200,6 +302,7 @@ def revision(path: Path) -> str:
     for file in _weight_files(path):
         header = _header(file)
         digest.update(f"{file.name} {file.stat().st_size} {len(header)}\n".encode() + header)
+        digest.update(_samples(file, 8 + len(header)))
     return digest.hexdigest()[:40]
 
 
@@ -282,6 +385,17 @@ def _header(file: Path) -> bytes:
             return stream.read(length)
     except OSError as error:
         raise LocalspecError(f"{file} cannot be read ({error.strerror}); correct its permissions.") from None
+
+
+def _samples(file: Path, start: int) -> bytes:
+    """Pieces of a file behind `start`, evenly spaced."""
+    size = file.stat().st_size - start
+    with file.open("rb") as stream:
+        pieces = []
+        for piece in range(_SAMPLES):
+            stream.seek(start + size * piece // _SAMPLES)
+            pieces.append(stream.read(_SAMPLE_BYTES))
+    return b"".join(pieces)
 
 
 def _tensors(file: Path) -> dict[str, Any]:

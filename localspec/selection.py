@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 from localspec import hardware
-from localspec.config import Settings
+from localspec.config import Settings, nearest
 from localspec.errors import UsageMistake
-from localspec.registry import TargetCard
+from localspec.registry import TRAINED, DrafterCard, TargetCard, find_drafter
 
 DRAFTERS = ("none", "phrases")  # those that work with every target
+WITH_PHRASES = "+phrases"
 AUTO_NODES = 16  # at most, on a processor; how many pay is measured
 MOST_NODES = 64
 SMALL = 64_000_000  # parameters: a quarter of a GB in fp32
@@ -26,8 +27,9 @@ class Choice:
     quantize: str
     exact: bool
     context: int | None  # tokens; None is the model's own
-    bytes: int  # of the target's weights, about
+    bytes: int  # of the target's weights and the drafter's, about
     reason: str
+    trained: DrafterCard | None = None  # the drafter's weights, where it has some
 
 
 def choose(card: TargetCard, settings: Settings, parameters: int, embedding: int = 0) -> Choice:
@@ -44,16 +46,21 @@ def choose(card: TargetCard, settings: Settings, parameters: int, embedding: int
     if device not in devices:
         raise UsageMistake(f"There is no device '{device}' here; use one of {', '.join(devices)}, or auto.")
     dtype, quantize, reason = _precision(settings, device, parameters)
-    if settings.drafter not in ("auto", *DRAFTERS):
-        raise UsageMistake(f"There is no drafter '{settings.drafter}'; use one of auto, {', '.join(DRAFTERS)}.")
-    drafter = "phrases" if settings.drafter == "auto" else settings.drafter
+    drafter, trained = _drafter("phrases" if settings.drafter == "auto" else settings.drafter, card)
     if drafter == "none" and isinstance(settings.draft_max, int):
         raise UsageMistake(f"--draft-max {settings.draft_max} has no effect without a drafter; leave one of them out.")
     nodes = AUTO_NODES if settings.draft_max == "auto" else settings.draft_max
     if nodes > MOST_NODES:
         raise UsageMistake(f"--draft-max {nodes} is more than the {MOST_NODES} nodes a tree may have; give fewer.")
     if nodes == 0:
-        drafter = "none"
+        drafter, trained = "none", None
+    if settings.accept == "rejection" and (trained is None or drafter.endswith(WITH_PHRASES)):
+        raise UsageMistake(
+            f"--accept rejection needs drafts that are drawn from a known distribution, and those of '{drafter}' are "
+            f"not; name one out of {', '.join(TRAINED)}, or leave it out."
+        )
+    if settings.accept == "typical" and drafter == "none":
+        raise UsageMistake("--accept typical has no effect without a drafter; leave it out.")
     size = 4 if dtype == "fp32" else 2
     return Choice(
         target=card,
@@ -66,9 +73,28 @@ def choose(card: TargetCard, settings: Settings, parameters: int, embedding: int
         exact=settings.exact,
         context=settings.context,
         # An embedding is not packed; that of a tied model is there a second time, packed, as its head.
-        bytes=parameters + embedding * size if quantize == "int8" else parameters * size,
+        bytes=(parameters + embedding * size if quantize == "int8" else parameters * size)
+        + (4 * trained.parameters if trained else 0),
         reason=reason,
+        trained=trained,
     )
+
+
+def _drafter(name: str, card: TargetCard) -> tuple[str, DrafterCard | None]:
+    """What is named, by its kind, and the weights it needs. Raises UsageMistake for a drafter that there is not."""
+    kind = name.removesuffix(WITH_PHRASES)
+    if kind in DRAFTERS:
+        if kind != name:
+            raise UsageMistake(f"'{name}' is nothing more than '{'phrases' if kind == 'none' else kind}'; say so.")
+        return name, None
+    if kind not in TRAINED and not any(mark in kind for mark in "/\\.~"):
+        known = ["auto", *DRAFTERS, *TRAINED]
+        raise UsageMistake(
+            f"There is no drafter '{kind}'{nearest(kind, known)}; use one of {', '.join(known)}, or a directory that "
+            "`localspec train` wrote."
+        )
+    trained = find_drafter(kind, card)
+    return trained.kind + (WITH_PHRASES if kind != name else ""), trained
 
 
 def _precision(settings: Settings, device: str, parameters: int) -> tuple[str, str, str]:

@@ -200,7 +200,7 @@ class EngineThread(threading.Thread):
     def _begin_figures(self, engine: "Engine") -> None:
         from localspec.live import Live
 
-        self._live = Live(engine)
+        self._live = Live(engine, self._settings.accept)
         self.outlet.end(self._live)
 
     def _switch(self, card: "TargetCard") -> None:

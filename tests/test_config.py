@@ -52,7 +52,7 @@ def test_each_source_beats_the_one_before(paths):
 def test_every_setting_in_every_source(paths):
     given = {
         "model": "m", "system": "s", "max_tokens": 3, "stop": ["a", "b"], "context": 9, "temperature": 0.5, "top_p": 1.0,
-        "top_k": 0, "min_p": 0.0, "seed": 0, "drafter": "none", "draft_max": 4, "pool": "off", "device": "cuda:1",
+        "top_k": 0, "min_p": 0.0, "seed": 0, "drafter": "none", "draft_max": 4, "accept": "typical", "pool": "off", "device": "cuda:1",
         "dtype": "bf16", "quantize": "int8", "exact": True, "log": False,
     }  # fmt: skip
     assert set(given) == set(NAMES)

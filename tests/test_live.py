@@ -56,3 +56,8 @@ def test_why_speculation_is_off_is_said():
 def test_a_reply_begins_afresh():
     text = Text("abc", (1, 2, 3), ("phrases",) * 3, 0.5, 1)
     assert live(Prefill(5, 5), text, Prefill(0, 9), Prefill(9, 9))[0] == "9 of 4,096 tokens"
+
+
+def test_a_rule_that_is_not_lossless_says_so():
+    assert Live(engine(quantize="int8"), "typical").parts()[-1] == "int8, not lossless"
+    assert Live(engine(quantize="int8"), "rejection").parts()[-1] == "int8, bitwise"

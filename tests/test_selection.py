@@ -107,7 +107,7 @@ def test_a_number_of_nodes_is_a_fixed_experiment_and_none_of_them_is_plain_decod
         (Settings(device="cuda:3"), "cuda:3"),
         (Settings(device="mps"), "mps"),
         (Settings(dtype="fp16"), "fp16"),
-        (Settings(drafter="medusa"), "medusa"),
+        (Settings(drafter="medusaa"), "medusa"),
         (Settings(drafter="none", draft_max=4), "4"),
         (Settings(draft_max=MOST_NODES + 1), str(MOST_NODES + 1)),
         (Settings(quantize="nf4"), "nf4"),

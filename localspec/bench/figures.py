@@ -13,12 +13,14 @@ def of_row(
     categories: Sequence[str],
     read_bytes: int,
     bandwidth: float,
+    comparable: bool = True,
 ) -> dict[str, Any]:
     """The figures of one row; None where nothing was measured that would give one.
 
     `replies` and `plain` hold all prompts once or several times over, in the same order; `categories` names the kind of
     each prompt. `read_bytes` are read from memory in a decode step, of `bandwidth` bytes a second. What is compared
-    with plain decoding is compared reply by reply, and the median of that is told: never a ratio of two medians.
+    with plain decoding is compared reply by reply, and the median of that is told: never a ratio of two medians. Texts
+    are compared where they are `comparable`: other rules than `exact` give other ones.
     """
     prompts = len(categories)
     pairs = [
@@ -47,8 +49,8 @@ def of_row(
         "bandwidth_share": _rounded(speed and speed * read_bytes / bandwidth),
         "peak_bytes": max(said.memory.peak for said in replies),
         "M": _rounded(speedup and memory and speedup / memory),
-        "identical": all(same),
-        "identical_prompts": sum(all(same[prompt::prompts]) for prompt in range(prompts)),
+        "identical": all(same) if comparable else None,
+        "identical_prompts": sum(all(same[at::prompts]) for at in range(prompts)) if comparable else None,
         "off_reason": next((said.off_reason for said in reversed(replies) if said.off_reason), None),
         "categories": {
             category: {

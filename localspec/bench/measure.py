@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -14,7 +14,7 @@ import psutil
 from localspec import Choice, Done, Engine, Limits, Sampling, Statistics, hardware
 from localspec.bench import figures, peers
 from localspec.bench.prompts import Prompt
-from localspec.config import Settings
+from localspec.config import Rule, Settings
 from localspec.errors import UsageMistake
 from localspec.store import Store
 
@@ -24,10 +24,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: what is loaded, and the nodes that were asked for."""
+    """One line of the table: what is loaded, the nodes that were asked for, and the acceptance rule."""
 
     choice: Choice
     nodes: int | Literal["auto"]
+    accept: Rule = "exact"
 
 
 def bench(
@@ -75,7 +76,8 @@ def _bench(
     peers.check(beside, engine, room)
     engines = [partial(load, row.choice, target=target) for row in rows]
     exactness = ["bitwise" if each().exactness.bitwise else "numerical" for each in engines]
-    replies = run_rows(engines, texts, sampling, limits, repeat, progress)
+    rules = [replace(sampling, rule=row.accept) for row in rows]
+    replies = run_rows(engines, texts, rules, limits, repeat, progress)
     bandwidth = hardware.memory_bandwidth(choice.device)
     report = {
         "machine": {
@@ -101,9 +103,9 @@ def _bench(
             {
                 "drafter": row.choice.drafter,
                 "nodes": row.nodes,
-                "accept": "exact",
+                "accept": row.accept,
                 "exactness": promise,
-                **figures.of_row(said, replies[0], categories, target.read_bytes, bandwidth),
+                **figures.of_row(said, replies[0], categories, target.read_bytes, bandwidth, row.accept == "exact"),
             }
             for row, promise, said in zip(rows, exactness, replies, strict=True)
         ],
@@ -127,23 +129,23 @@ def in_turns(contenders: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:
 def run_rows(
     engines: Sequence[Callable[[], Engine]],
     prompts: Sequence[str],
-    sampling: Sampling,
+    sampling: Sequence[Sampling],
     limits: Limits,
     repeat: int,
     progress: Callable[[str], None],
 ) -> list[list[Statistics]]:
-    """The replies of each row to all prompts, and so again until they are `repeat` times as many.
+    """The replies of each row to all prompts, and so again until they are `repeat` times as many; `sampling` by row.
 
     Each comes from a new engine: what was learned in one reply would make the next one quicker.
     """
-    for number, engine in enumerate(engines, start=1):
+    for number, (engine, own) in enumerate(zip(engines, sampling, strict=True), start=1):
         progress(f"warming up row {number} of {len(engines)}")
-        _reply(engine(), prompts[0], sampling, limits)
+        _reply(engine(), prompts[0], own, limits)
     replies: list[list[Statistics]] = [[] for _ in engines]
     turns = repeat * len(prompts)
     for turn, row in in_turns(range(len(engines)), turns):
         progress(f"prompt {turn + 1} of {turns}")
-        replies[row].append(_reply(engines[row](), prompts[turn % len(prompts)], sampling, limits))
+        replies[row].append(_reply(engines[row](), prompts[turn % len(prompts)], sampling[row], limits))
     return replies
 
 

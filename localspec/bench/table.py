@@ -51,7 +51,7 @@ def _row(row: dict[str, Any]) -> list[str]:
         *(_number(row[f"{part}_cost"]) for part in ("draft", "verify", "host")),
         "-" if row["bandwidth_share"] is None else f"{row['bandwidth_share']:.0%}",
         _number(row["M"]),
-        f"{row['identical_prompts']}/{row['prompts']}",
+        row["accept"] if row["identical_prompts"] is None else f"{row['identical_prompts']}/{row['prompts']}",
     ]
 
 

@@ -38,6 +38,9 @@ def bench(
     ] = 128,
     temperature: Annotated[float | None, number("--temperature", "--temp", help="0, the default, is greedy.")] = None,
     seed: Annotated[int | None, number("--seed", help="The same seed gives the same texts.")] = None,
+    accept: Annotated[
+        str | None, typer.Option("--accept", help="exact, rejection, typical: how drafts are accepted.")
+    ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="The form that is bit for bit the same throughout.")] = False,
     context: Context = None,
     device: Device = None,
@@ -54,7 +57,7 @@ def bench(
     """Plain and speculative decoding side by side, on this machine."""
     settings = config.load(
         flags={
-            "model": model, "temperature": 0.0 if temperature is None else temperature, "seed": seed,
+            "model": model, "temperature": 0.0 if temperature is None else temperature, "seed": seed, "accept": accept,
             "exact": exact or None, "context": context, "device": device, "dtype": dtype, "quantize": quantize,
         }
     )  # fmt: skip
@@ -64,7 +67,8 @@ def bench(
     checkpoint = registry.inspect(card.path)
     choices = {}
     for name, size in combinations:
-        own = replace(settings, drafter=name, draft_max=size or "auto")
+        rule = settings.accept if size else "exact"
+        own = replace(settings, drafter=name, draft_max=size or "auto", accept=rule)
         choice = choose(card, own, checkpoint.parameters, checkpoint.embedding)
         choices[choice.drafter, size] = choice  # "auto" and the drafter it stands for are one
 
@@ -73,7 +77,9 @@ def bench(
     peers.require(peer or [])
     progress = Progress()
     try:
-        rows = [measure.Row(choice, size) for (_, size), choice in choices.items()]
+        rows = [
+            measure.Row(choice, size, settings.accept if size else "exact") for (_, size), choice in choices.items()
+        ]
         report = measure.bench(rows, settings, asked, max_tokens, repeat, peer or [], progress.show)
     finally:
         progress.clear()

@@ -29,7 +29,7 @@ def number(*names: str, help: str) -> Any:  # noqa: A002
 
 
 Context = Annotated[int | None, number("--context", help="Tokens of prompt and reply together.")]
-Drafter = Annotated[str | None, typer.Option("--drafter", help="auto, none, phrases.")]
+Drafter = Annotated[str | None, typer.Option("--drafter", help="auto, none, phrases, KIND[+phrases], or a directory.")]
 DraftMax = Annotated[str | None, number("--draft-max", help="Nodes of a draft tree, or auto.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, fp32, fp16, bf16.")]
@@ -97,6 +97,10 @@ def _asked(
     drafter: Drafter = None,
     no_spec: Annotated[bool, typer.Option("--no-spec", help="Plain decoding: --drafter none.")] = False,
     draft_max: DraftMax = None,
+    accept: Annotated[
+        str | None,
+        typer.Option("--accept", help="exact, rejection (a seed's text changes), typical (not lossless)."),
+    ] = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="Text with and without speculation the same bit for bit; may cost speed.")
     ] = False,
@@ -117,7 +121,7 @@ def _asked(
             "model": model, "system": system, "max_tokens": max_tokens, "stop": stop, "context": context,
             "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed,
             "drafter": "none" if no_spec else drafter,
-            "draft_max": draft_max, "exact": exact or None, "pool": pool,
+            "draft_max": draft_max, "accept": accept, "exact": exact or None, "pool": pool,
             "device": device, "dtype": dtype, "quantize": quantize, "log": False if no_log else None,
         }
     )  # fmt: skip

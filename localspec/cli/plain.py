@@ -190,7 +190,8 @@ class _Talk:
         from localspec import Done, Limits, Prefill, Text
 
         settings, engine = self._settings, self._loaded()
-        live, limits, prompt = Live(engine), Limits(settings.max_tokens, settings.stop), joined(self._files, line)
+        live, limits = Live(engine, settings.accept), Limits(settings.max_tokens, settings.stop)
+        prompt = joined(self._files, line)
         events = self._conversation.ask(engine, prompt, engine.sampling(settings), limits)
         ended, how, begun = "\n", "(stopped)", False
         with closing(events), Interrupt() as interrupt, suppress(KeyboardInterrupt):

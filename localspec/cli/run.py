@@ -126,8 +126,8 @@ class _Report:
             "dtype": choice.dtype,
             "quantize": choice.quantize,
             "exactness": "bitwise" if engine.exactness.bitwise else "numerical",
-            "accept": "exact",
-            "lossless": True,
+            "accept": sampling.rule,
+            "lossless": sampling.rule != "typical",
             "seed": sampling.seed,
         }
 
@@ -175,7 +175,7 @@ def _figures(report: dict[str, Any]) -> str:
     return (
         f"{timings['tokens_per_second']:.1f} tokens/s · {speculation['acceptance_length']:.2f} tokens/step ({sources})"
         f" · {report['completion_tokens']} tokens · first after {timings['first_token_s']:.2f} s"
-        f" · {precision}, {report['exactness']} · {report['memory']['peak_bytes'] / 2**30:.2f} GiB at most"
+        f" · {precision}, {report['exactness'] if report['lossless'] else 'not lossless'} · {report['memory']['peak_bytes'] / 2**30:.2f} GiB at most"
     )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from localspec.registry import inspect, resolve, revision
+from localspec.registry import drafters, inspect, resolve, revision
 from localspec.selection import DRAFTERS
 from localspec.text import one_line
 
@@ -29,7 +29,7 @@ def show(
         "bytes": checkpoint.bytes,
         "context": checkpoint.context,
         "license": card.license,
-        "drafters": list(DRAFTERS),
+        "drafters": [*DRAFTERS, *(drafter.kind for drafter in drafters(card))],
         "revision": revision(card.path),
     }
     if as_json:

@@ -1,14 +1,20 @@
 """What every drafter is: it observes what the target did, and proposes a tree for what it does next."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
 import torch
+from torch import nn
 
 from localspec.engine.cache import KVCache
+from localspec.engine.calibration import Calibration
+from localspec.engine.losses import Foresight
 from localspec.engine.sampling import Sampling
+from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
+from localspec.errors import LocalspecError
 
 
 @dataclass(frozen=True)
@@ -59,3 +65,94 @@ class Drafter(Protocol):
 
     def rewind(self, length: int) -> None:
         """Forgets what was observed behind the first `length` committed tokens; 0 starts afresh."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts to learn from, shorter ones filled up behind their end.
+
+    tokens [texts, n]; counts bool [texts, n]: the tokens that are worth foreseeing, those of replies and their end
+    marks, never what is filled up; hidden [texts, n, width]: the target's states behind its final norm, in the
+    precision of inference. With `soft` the target's distribution is the label, else the text is.
+    """
+
+    tokens: torch.Tensor
+    counts: torch.Tensor
+    hidden: torch.Tensor
+    soft: bool
+    random: torch.Generator = field(default_factory=torch.Generator)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one batch teaches: the loss to go down, a mean over tokens, and how well each depth was foreseen."""
+
+    loss: torch.Tensor
+    by_depth: Sequence[Foresight]
+
+
+class TrainedDrafter(nn.Module):
+    """A drafter with weights of its own, made for one target. `Options` is a frozen dataclass of what can be chosen.
+
+    Its weights are kept in fp32, and compute in the precision of the target's activations. A new one is untrained, and
+    lossless like any other.
+    """
+
+    kind: ClassVar[str]
+    Options: ClassVar[type]
+
+    def __init__(self, target: Target, options: Any) -> None:
+        super().__init__()
+        self.target, self.options = target, options
+        self.calibration = Calibration()
+
+    @property
+    @abstractmethod
+    def depth(self) -> int:
+        """Levels of its trees, the root not counted."""
+
+    @abstractmethod
+    def observe(self, step: Step) -> None:
+        """As of `Drafter`."""
+
+    @abstractmethod
+    def draft(self, context: Context) -> DraftTree:
+        """As of `Drafter`."""
+
+    @abstractmethod
+    def rewind(self, length: int) -> None:
+        """As of `Drafter`."""
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> Lesson:
+        """What a batch teaches. Every depth is foreseen as in drafting."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory the drafter holds beside the target."""
+        return sum(parameter.nbytes for parameter in self.parameters())
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What is saved."""
+        return {name: tensor.detach() for name, tensor in self.state_dict().items()}
+
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Takes over what `tensors` gave. Raises LocalspecError for what is missing, left over, or of another shape."""
+        self.compare(tensors)
+        self.load_state_dict(dict(tensors), strict=False)  # a kind may hold more than it saves
+
+    def compare(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raises LocalspecError where these are not what `tensors` gives: missing, left over, or of another shape."""
+        wanted = self.tensors()
+        if missing := sorted(wanted.keys() - tensors.keys()):
+            raise LocalspecError(f"'{missing[0]}' and {len(missing) - 1} more are missing; train the drafter again.")
+        if extra := sorted(tensors.keys() - wanted.keys()):
+            raise LocalspecError(
+                f"'{extra[0]}' and {len(extra) - 1} more do not belong there; train the drafter again."
+            )
+        for name, tensor in tensors.items():
+            if tensor.shape != wanted[name].shape:
+                raise LocalspecError(
+                    f"'{name}' has the shape {list(tensor.shape)} where {list(wanted[name].shape)} belongs; "
+                    "train the drafter again."
+                )

@@ -7,12 +7,12 @@ from history (§3.4), which a store keeps across sessions. A wrong phrase costs 
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
-from localspec.drafters.base import Context, Drafter, Step
-from localspec.engine.tree import DraftTree
+from localspec.drafters.base import Context, Drafter, Step, TrainedDrafter
+from localspec.engine.tree import DraftTree, depth_first
 from localspec.store import Phrase, pack_key, pack_tokens, unpack_key, unpack_tokens
 
 KEY = 2  # tokens a phrase is looked up by
@@ -198,8 +198,9 @@ class PhrasePool:
 class Lengthened:
     """Any drafter, its drafts lengthened by phrases from the pool (Ouroboros §3.2), as one merged tree.
 
-    Over the empty draft it is the drafter `phrases`: what the root's phrases propose. Over another drafter it leaves a
-    third of the nodes to phrases, at the ends of what that one proposed.
+    Over the empty draft it is the drafter `phrases`: what the root's phrases propose. Over a trained one, which knows
+    what its nodes are worth, the best nodes of both are taken, be they phrases at the root or at its ends. To another
+    drafter it leaves two thirds of the nodes, and puts phrases at the ends of what that one proposed.
     """
 
     def __init__(self, inner: Drafter, pool: PhrasePool) -> None:
@@ -230,10 +231,12 @@ class Lengthened:
         self.pool.rewind(length)
 
     def draft(self, context: Context) -> DraftTree:
-        """The inner tree, and below its leaves the likeliest phrases, best first, until the nodes are spent."""
-        share = context.nodes - context.nodes // 3
-        inner = self.inner.draft(Context(context.committed, context.cache, share, context.sampling))
+        """The inner tree, and below it the likeliest phrases, best first, until the nodes are spent."""
+        confident = isinstance(self.inner, TrainedDrafter)
+        share = context.nodes if confident else context.nodes - context.nodes // 3
+        inner = self.inner.draft(replace(context, nodes=share))
         builder = _Builder(inner)
+        most = builder.size + context.nodes - 1 if confident else context.nodes
         heap: list[tuple[float, int, int, list[tuple[float, Continuation]], int]] = []
         order = 0
 
@@ -251,27 +254,34 @@ class Lengthened:
                 order += 1
 
         recent = list(context.committed[-BACK:])
-        for rank, leaf in enumerate(builder.leaves if builder.size <= context.nodes else ()):
-            tail = recent + builder.path_tokens(leaf)
+        ends = sorted({0, *builder.leaves}) if confident else builder.leaves
+        for rank, end in enumerate(ends if context.nodes and builder.size <= most else ()):
+            tail = recent + builder.path_tokens(end)
             followers = [(_weight(c), c) for c in self.pool.continuations(tail, context.nodes)]
-            offer(leaf, 1.0 / (1 + rank), followers, 0)
-        while heap and builder.size <= context.nodes:
+            offer(end, builder.worth[end] if confident else 1.0 / (1 + rank), followers, 0)
+        while heap and builder.size <= most:
             chance, _, parent, group, at = heapq.heappop(heap)
             longest = max(group, key=lambda follower: follower[0])[1]
-            node = builder.add(parent, longest.tokens[at], longest)
-            offer(node, -chance, group, at + 1)
-        self._draft, self._stored = builder.build()
+            node = builder.add(parent, longest.tokens[at], longest, -chance)
+            offer(node, max(-chance, builder.worth[node]), group, at + 1)
+        self._draft, self._stored = builder.build(context.nodes)
         return self._draft
 
 
 class _Builder:
-    """A tree that grows in any order and is handed out with its likeliest chain first."""
+    """A tree that grows in any order and is handed out with its likeliest chain first. `worth` is by node the chance
+    that it and all above it are accepted.
+    """
 
     def __init__(self, inner: DraftTree) -> None:
         self._inner = inner
         self._tokens, self._parents = list(inner.tokens), list(inner.parents)
         self._stored: list[StoredPhrase | None] = [None] * inner.size
         self._source = list(inner.source or ["drafter"] * inner.size)
+        self.worth = [1.0] * inner.size
+        for node in range(1, inner.size):
+            chance = inner.chance[node] if inner.chance else None
+            self.worth[node] = self.worth[inner.parents[node]] * (1.0 if chance is None else chance)
         self._children: list[list[int]] = [[] for _ in self._tokens]
         for node in range(1, inner.size):
             self._children[inner.parents[node]].append(node)
@@ -295,9 +305,15 @@ class _Builder:
             node = self._parents[node]
         return tokens[::-1]
 
-    def add(self, parent: int, token: int, continuation: Continuation) -> int:
-        """One more node; its number until `build`."""
+    def add(self, parent: int, token: int, continuation: Continuation, worth: float) -> int:
+        """One more node, or the one that says this already; its number until `build`."""
+        for child in self._children[parent]:
+            if self._tokens[child] == token and not (
+                self._inner.probe and child < self._inner.size and self._inner.probe[child]
+            ):
+                return child
         node = self.size
+        self.worth.append(worth)
         self._tokens.append(token)
         self._parents.append(parent)
         self._source.append(continuation.source)
@@ -306,14 +322,13 @@ class _Builder:
         self._children[parent].append(node)
         return node
 
-    def build(self) -> tuple[DraftTree, list[StoredPhrase | None]]:
-        """The tree in depth-first order, and the stored phrase behind each node."""
-        order, stack = [], [0]
-        while stack:
-            node = stack.pop()
-            order.append(node)
-            stack += reversed(self._children[node])
-        if order == list(range(self._inner.size)) == list(range(self.size)):
+    def build(self, nodes: int) -> tuple[DraftTree, list[StoredPhrase | None]]:
+        """The most worthy nodes, so many, in depth-first order, and the stored phrase behind each."""
+        order = depth_first(self._parents)
+        if self.size > nodes + 1:  # a stable sort keeps parents before their children, which are worth no more
+            kept = set(sorted(order, key=lambda node: -self.worth[node])[: nodes + 1])
+            order = [node for node in order if node in kept]
+        if order == list(range(self._inner.size)):
             return self._inner, self._stored
         number = {node: index for index, node in enumerate(order)}
         inner = self._inner
@@ -325,6 +340,7 @@ class _Builder:
                 probe=[bool(inner.probe[node]) if node < inner.size else False for node in order]
                 if inner.probe
                 else None,
+                chance=[inner.chance[node] if node < inner.size else None for node in order] if inner.chance else None,
             ),
             [self._stored[node] for node in order],
         )

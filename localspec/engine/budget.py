@@ -1,5 +1,7 @@
 """How many nodes a tree may have: as many as pay on this machine, for this drafter, on this text. It may be none."""
 
+from collections import deque
+from statistics import median
 from typing import Protocol
 
 from localspec.drafters.base import Step
@@ -21,10 +23,11 @@ class Costs(Protocol):
 class Budget:
     """Decides what part of a draft is verified: the size with the most expected tokens a second, 0 included.
 
-    The chance of a node, given its parent, is estimated by who proposed it, its depth, and its rank among its
-    siblings. Only what the target answered is learned from: every draft is walked along the committed tokens, so one
-    level more is judged than was verified, and a draft that was cut to nothing is still judged by its first guess.
-    That costs no row, and nothing that has become right again stays hidden behind an old estimate.
+    The chance of a node, given its parent, is the drafter's own estimate where it has one. Else it is estimated by who
+    proposed the node, its depth, and its rank among its siblings. Only what the target answered is learned from: every
+    draft is walked along the committed tokens, so one level more is judged than was verified, and a draft that was cut
+    to nothing is still judged by its first guess. That costs no row, and nothing that has become right again stays
+    hidden behind an old estimate.
 
     Without costs it is a fixed experiment: trees of `most` nodes, no resizing, no switching off.
     """
@@ -33,6 +36,7 @@ class Budget:
         self.most, self._costs = most, costs
         self._seen: dict[tuple[str | None, int, int], tuple[float, float]] = {}  # (hits, tries); None is all sources
         self._draft = DraftTree((0,), (-1,))  # the last one, whole
+        self._drafting = deque([0.0], maxlen=9)  # seconds that the last drafts took
         self.begin()
 
     def begin(self) -> None:
@@ -60,24 +64,28 @@ class Budget:
             return tree
         hosts = _hosts(tree, chances)
         order = sorted(chances, key=chances.__getitem__, reverse=True)  # a stable sort: parents before their children
-        plain = self._costs.at(1, context)
+        plain, drafting = self._costs.at(1, context), median(self._drafting)
         tokens, rows, sizes = 1.0, 1 + hosts.count(0), []  # the root stands for the bonus token
         for node in order[1:]:
             tokens += chances[node]
             rows += 1 + hosts.count(node)
-            sizes.append((tokens, self._costs.at(rows, context)))
+            sizes.append((tokens, drafting + self._costs.at(rows, context)))
         best = max(range(len(sizes)), key=lambda size: sizes[size][0] / sizes[size][1])
         expected, seconds = sizes[best]
         if expected * plain <= seconds:
             self._refuse(expected - 1, seconds / plain - 1)
-            return tree.only([0])
-        self._cut, self._interval, self.off_reason = 0, SOONEST, None
+            if expected * (drafting + plain) <= seconds:  # now that the draft is there, its rows may be worth theirs
+                return tree.only([0])
+        else:
+            self._cut, self._interval, self.off_reason = 0, SOONEST, None
         kept = set(order[: best + 2])
         nodes = [node for node in range(tree.size) if node in kept or hosts[node] in kept]
         return tree if len(nodes) == tree.size else tree.only(nodes)
 
     def observe(self, step: Step) -> None:
         """Judges the last draft, pruned nodes too, by what the target said as far as the draft agreed with it."""
+        if self._draft.size > 1:
+            self._drafting.append(step.draft_seconds)
         node: int | None = 0
         for token in step.committed:
             if node is None:
@@ -98,6 +106,9 @@ class Budget:
             # A drafter that was right once tends to go on being right; the other siblings share what is left.
             rest = max(1 - given[parent], 0.2) / 2  # what was never tried is believed nine times in ten at most
             for rank, node in enumerate(children.values()):
+                if tree.chance and (own := tree.chance[node]) is not None:
+                    given[node], path[node] = own, path[parent] * own
+                    continue
                 chance = rest * 0.5**rank if rank else 1 - rest
                 for key in self._keys(tree, node, rank):  # an unseen source is estimated from all
                     hits, tries = self._seen.get(key, (0.0, 0.0))
@@ -118,7 +129,7 @@ class Budget:
             self._interval = min(2 * self._interval, LATEST)
             self.off_reason = (
                 f"a draft saves {100 * saved:.1f} % of a plain step, "
-                f"and checking it costs {100 * price:.1f} % of one on this machine"
+                f"and making and checking it costs {100 * price:.1f} % of one on this machine"
             )
 
 

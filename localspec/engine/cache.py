@@ -78,6 +78,10 @@ class KVCache:
         """Keys and values of these rows behind `length`: [layers, 2, key_heads, rows, head_width]."""
         return self._slots[:, :, :, [self.length + row for row in path]]
 
+    def behind(self) -> "Behind":
+        """A look at the committed tokens, for rows that are not to be written."""
+        return Behind(self._slots[:, :, :, : self.length])
+
     def fill(self, generator: torch.Generator) -> None:
         """Random keys and values in all slots: for measurements, which need numbers and no text."""
         self._slots.copy_(torch.randn(self._slots.shape, generator=generator))
@@ -86,6 +90,25 @@ class KVCache:
         """Forgets everything behind the first `length` tokens."""
         assert 0 <= length <= self.length
         self.length = length
+
+
+class Behind:
+    """The keys and values of a text, behind which rows are read and not written: gradients flow through them.
+
+    slots [layers, 2, key_heads, length, head_width].
+    """
+
+    def __init__(self, slots: torch.Tensor) -> None:
+        self._slots, self.length = slots, slots.shape[3]
+
+    def visible(self, rows: int) -> int:
+        """As many slots as there are tokens and new rows."""
+        return self.length + rows
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The layer's slots with [key_heads, rows, head_width] behind them; nothing is kept."""
+        both = self._slots[layer]
+        return torch.cat([both[0].to(keys.dtype), keys], 1), torch.cat([both[1].to(values.dtype), values], 1)
 
 
 def _rounded(slots: int) -> int:

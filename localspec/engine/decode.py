@@ -8,8 +8,9 @@ import torch
 from localspec.drafters.base import Context, Drafter, Step
 from localspec.engine.budget import Budget
 from localspec.engine.cache import KVCache
-from localspec.engine.sampling import Sampling, walk
+from localspec.engine.sampling import Sampling, walk, walk_by_rejection, walk_by_typicality
 from localspec.engine.target import Target
+from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError
 
 CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
@@ -47,7 +48,8 @@ def decode_step(
     draft = drafter.draft(Context(committed, cache, budget.nodes, sampling))
     drafted = time.perf_counter()
     position = cache.length
-    tree = target.aligned(budget.prune(draft, position), position)
+    # What was drawn must not be cut by what it is: the rule `rejection` would no longer keep the distribution.
+    tree = target.aligned(draft if sampling.rule == "rejection" else budget.prune(draft, position), position)
     pruned = time.perf_counter()
     depth = torch.tensor(tree.depth, device=target.device)
     output = target.forward(
@@ -55,16 +57,25 @@ def decode_step(
     )
     best: list[int] = output.logits.argmax(-1).tolist()
     verified = time.perf_counter()
-    # A pick at a node is the token that would stand one place behind it.
-    path, bonus = walk(
-        tree,
-        lambda node: (
-            best[node] if sampling.greedy else sampling.pick(output.logits[node], position + tree.depth[node] + 1)
-        ),
-    )
+    path, bonus = _walk(tree, output.logits, best, position, sampling)
     cache.keep(path)
     accepted = [tree.tokens[node] for node in path[1:]]
     step = Step([*accepted, bonus], output.hidden[path], tree, path, best, drafted - began, verified - pruned)
     drafter.observe(step)
     budget.observe(step)
     return step
+
+
+def _walk(
+    tree: DraftTree, logits: torch.Tensor, best: Sequence[int], position: int, sampling: Sampling
+) -> tuple[list[int], int]:
+    """The accepted path and the bonus token, by the rule that was asked for; the root stands at `position`."""
+    if sampling.rule == "rejection" and tree.draft_logits is not None:
+        return walk_by_rejection(tree, logits, sampling, position)
+    if sampling.rule == "typical":
+        return walk_by_typicality(tree, logits, sampling)
+    # A pick at a node is the token that would stand one place behind it.
+    return walk(
+        tree,
+        lambda node: best[node] if sampling.greedy else sampling.pick(logits[node], position + tree.depth[node] + 1),
+    )

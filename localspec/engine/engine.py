@@ -13,10 +13,12 @@ import torch
 from localspec import __version__
 from localspec.config import Settings
 from localspec.database import StoreTrouble
+from localspec.drafters import load
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Drafter
+from localspec.drafters.base import Drafter, TrainedDrafter
 from localspec.drafters.phrases import Lengthened, PhrasePool
 from localspec.engine.budget import Budget
+from localspec.engine.calibration import Calibration
 from localspec.engine.exactness import Exactness, measure
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
@@ -86,7 +88,10 @@ class Engine:
         self._pool_id = None if store is None or not phrases else self._open_pool(store, choice.target.path)
         reader = None if store is None or self._pool_id is None else partial(store.phrases, self._pool_id)
         self.pool = PhrasePool(self.target.special_tokens, reader, self.target.transformer.shape.vocabulary)
-        drafter: Drafter = Lengthened(Autoregressive(), self.pool) if choice.drafter == "phrases" else Autoregressive()
+        self._trained = self._load_drafter()
+        drafter: Drafter = self._trained or Autoregressive()
+        if choice.drafter.endswith("phrases"):
+            drafter = Lengthened(drafter, self.pool)
         self.session = Session(self.target, drafter, Budget(choice.nodes, self.costs))
         self.load_seconds = time.perf_counter() - began
 
@@ -106,6 +111,8 @@ class Engine:
         """
         checkpoint = inspect(card.path)
         choice = choose(card, settings, checkpoint.parameters, checkpoint.embedding)
+        if settings.accept == "typical":
+            notice("with --accept typical the text is not exactly what the model alone would have written.")
         learn, phrases = settings.log and settings.pool == "user", settings.pool != "off" and choice.drafter != "none"
         return cls(choice, store=store, learn=learn, phrases=phrases, notice=notice, progress=progress)
 
@@ -134,6 +141,7 @@ class Engine:
             top_p=value("top_p", 1.0),
             min_p=value("min_p", 0.0),
             seed=secrets.randbits(32) if settings.seed is None else settings.seed,
+            rule=settings.accept,
         )
         if sampling.greedy:
             for name in ("top_p", "top_k", "min_p"):
@@ -223,6 +231,19 @@ class Engine:
                 self._remember("costs", costs.as_list())
         return costs
 
+    def _load_drafter(self) -> TrainedDrafter | None:
+        if self.choice.trained is None:
+            return None
+        drafter = load(self.choice.trained, self.target)
+        drafter.calibration = Calibration.from_json(self._recall(self._calibration))
+        return drafter
+
+    @property
+    def _calibration(self) -> str:
+        """The name under which is stored what this drafter's confidence is worth."""
+        trained = self.choice.trained
+        return f"calibration of {trained.kind} {trained.bytes} {trained.path}" if trained else ""
+
     @property
     def _subject(self) -> str:
         """What a measurement is valid for."""
@@ -264,6 +285,8 @@ class Engine:
 
     def _keep(self, start: int) -> None:
         """One transaction a reply. What cannot be kept costs the next session time and this one nothing."""
+        if self._trained is not None:
+            self._remember(self._calibration, self._trained.calibration.as_json())
         if self._store is None or self._pool_id is None or not self._learn or self._store.read_only:
             return
         phrases, used = self.pool.harvest(start)

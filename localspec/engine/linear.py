@@ -1,6 +1,10 @@
-"""The kinds of linear layer: dense in the precision of its weight, and row-scaled int8 for processors."""
+"""The kinds of linear layer: dense in the precision of its weight, and row-scaled int8 for processors.
+
+A forward may bring a low-rank adapter along, which acts in that forward and in no other.
+"""
 
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -10,6 +14,45 @@ from torch import nn
 
 OUTLIER = 6.0  # an activation this many times the root mean square of its row (LLM.int8, §3.2)
 MOST_OUTLIERS = 32  # input channels of one layer
+
+
+class LowRank(nn.Module):
+    """What an adapter adds to a linear layer: (alpha / rank) up(down(x)) (LoRA, Hu et al. 2022).
+
+    Our layers are several projections stacked; `blocks` are the rows [start, end) of those that are adapted, each with
+    a pair of its own, so that what is trained here is what the projections' own adapters would be:
+
+        down  [blocks * rank, in]        up  [out, blocks * rank]    q │ ■ · ·
+                                                                     k │ · ■ ·
+                                                                     v │ · · ■
+
+    `up` starts at zero, where the adapter changes nothing.
+    """
+
+    own: torch.Tensor
+
+    def __init__(self, inputs: int, outputs: int, blocks: Sequence[tuple[int, int]], rank: int, alpha: float) -> None:
+        super().__init__()
+        self.blocks, self.rank, self.alpha = tuple(blocks), rank, alpha
+        self.down = nn.Parameter(torch.empty(len(blocks) * rank, inputs))
+        self.up = nn.Parameter(torch.zeros(outputs, len(blocks) * rank))
+        nn.init.kaiming_uniform_(self.down, a=5**0.5)
+        own = torch.zeros(outputs, len(blocks) * rank)
+        for block, (start, end) in enumerate(blocks):
+            own[start:end, block * rank : (block + 1) * rank] = 1.0
+        self.register_buffer("own", own, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        up = self.up * self.own if self.up.requires_grad else self.up  # no gradient outside the blocks
+        return F.linear(F.linear(x.to(self.down.dtype), self.down), up) * (self.alpha / self.rank)
+
+    def product(self) -> torch.Tensor:
+        """What it amounts to as a change of the weight, [out, in]."""
+        return (self.up * self.own) @ self.down * (self.alpha / self.rank)
+
+    @property
+    def nbytes(self) -> int:
+        return self.down.nbytes + self.up.nbytes
 
 
 class Linear(nn.Module):
@@ -22,8 +65,13 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+    def forward(self, x: torch.Tensor, adapter: LowRank | None = None) -> torch.Tensor:
+        y = F.linear(x, self.weight, self.bias)
+        return y if adapter is None else y + adapter(x).to(y.dtype)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.weight.shape
 
     @property
     def nbytes(self) -> int:
@@ -48,12 +96,12 @@ class RowScaled(nn.Module):
         self.outliers: torch.Tensor | None = None  # channels, and their columns of the quantised weight
         self.columns: torch.Tensor | None = None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, adapter: LowRank | None = None) -> torch.Tensor:
         if x.requires_grad:
             y: torch.Tensor = _StraightThrough.apply(x, self)  # type: ignore[no-untyped-call]
         else:
             y = self.compute(x)
-        return y
+        return y if adapter is None else y + adapter(x)
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         """The product itself, [..., in] -> [..., out]; no gradient."""

@@ -5,8 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from localspec.engine.tree import DraftTree
+from localspec.config import Rule
+from localspec.engine.tree import Candidate, DraftTree
 from localspec.errors import UsageMistake
+
+LIKELY = 128  # ids that a drafter's candidates are drawn from
+Walk = tuple[list[int], int]  # the accepted path, root first, and the bonus token behind it
 
 
 @dataclass(frozen=True)
@@ -14,7 +18,8 @@ class Sampling:
     """How the next token is drawn. Temperature 0 is greedy; 0, 1.0 and 0.0 switch top-k, top-p and min-p off.
 
     The noise of a draw is a function of (seed, position, token id) alone, so a seed gives the same text with and
-    without speculation, whatever the drafter. Raises UsageMistake for values that mean nothing.
+    without speculation, whatever the drafter. `rule` says how a draft is accepted. Raises UsageMistake for values that
+    mean nothing.
     """
 
     temperature: float = 0.0
@@ -22,6 +27,7 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    rule: Rule = "exact"
 
     def __post_init__(self) -> None:
         for name, value, fine, hint in (
@@ -32,6 +38,9 @@ class Sampling:
         ):
             if not fine:
                 raise UsageMistake(f"A {name} of {value} is not possible; give {hint}.")
+
+        if self.rule != "exact" and self.greedy:
+            raise UsageMistake(f"--accept {self.rule} has no effect at temperature 0; leave it out, or give a --temp.")
 
     @property
     def greedy(self) -> bool:
@@ -44,6 +53,77 @@ class Sampling:
         """
         if self.greedy:
             return int(logits.argmax())
+        scores, ids = self._survivors(logits)
+        if len(scores) == 1:
+            return int(ids[0])
+        # On the processor, wherever the logits are: a logarithm is not the same to the last bit on every device.
+        scores, ids = scores.cpu(), ids.cpu()
+        return int(ids[(scores.double() + gumbel(self.seed, position, ids)).argmax()])
+
+    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        """What a token is drawn from, [vocabulary] in float64: zero for all that does not survive truncation."""
+        scores, ids = self._survivors(logits)
+        return torch.zeros(len(logits), dtype=torch.float64, device=logits.device).index_put_(
+            (ids,), scores.double().softmax(0)
+        )
+
+    def candidates(self, logits: torch.Tensor, position: int, count: int) -> list[list[Candidate]]:
+        """Of a drafter's logits [depths, vocabulary]: the tokens to propose for `position` and those behind it.
+
+        (token, confidence) by depth, the most confident first. Greedily they are the likeliest. Else they have the
+        highest log q + the noise that the target's own pick at this position will meet, so that a drafter whose q is
+        the target's p proposes that pick, and drawn text is accepted almost as well as greedy text.
+        """
+        if self.greedy:
+            best = logits.float().softmax(-1).topk(min(count, logits.shape[-1]))
+            return [
+                list(zip(*level, strict=True))
+                for level in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            ]
+        found = []
+        likely = logits.float().div(self.temperature).topk(min(self.top_k or LIKELY, LIKELY, logits.shape[-1]))
+        for depth, (scores, ids) in enumerate(zip(likely.values.cpu(), likely.indices.cpu(), strict=True)):
+            noisy = (scores.log_softmax(0).double() + gumbel(self.seed, position + depth, ids)).topk(
+                min(count, len(ids))
+            )
+            confidence = noisy.values.softmax(0).tolist()
+            found.append(list(zip(ids[noisy.indices].tolist(), confidence, strict=True)))
+        return found
+
+    def alternatives(
+        self, logits: torch.Tensor, position: int, count: int, ids: torch.Tensor | None = None
+    ) -> list[list[Candidate]]:
+        """As `candidates`, for nodes [nodes, vocabulary] that stand side by side: all propose for the same position.
+
+        `ids` are the tokens that the columns stand for, where a drafter knows only some.
+        """
+        likely = min(count if self.greedy else self.top_k or LIKELY, LIKELY, logits.shape[-1])
+        if self.greedy:
+            best = logits.float().softmax(-1).topk(likely)
+            confidence, tokens = best.values, best.indices
+        else:
+            best = logits.float().div(self.temperature).topk(likely)
+            scores, tokens = best.values.log_softmax(-1).double().cpu(), best.indices
+        tokens = (tokens if ids is None else ids[tokens]).cpu()
+        if not self.greedy:
+            noisy = (scores + gumbel(self.seed, position, tokens)).topk(min(count, likely))
+            confidence, tokens = noisy.values.softmax(-1), tokens.gather(-1, noisy.indices)
+        return [list(zip(*row, strict=True)) for row in zip(tokens.tolist(), confidence.tolist(), strict=True)]
+
+    def draw(self, logits: torch.Tensor, position: int, stream: int) -> int:
+        """A token from these logits [vocabulary], with noise of its own, which no pick of the target's will meet."""
+        scores, ids = self._survivors(logits)
+        scores, ids = scores.cpu(), ids.cpu()
+        return int(
+            ids[(scores.double() + gumbel(_mixed(self.seed + (1 + stream) * _FIRST & _WORD), position, ids)).argmax()]
+        )
+
+    def uniform(self, position: int, stream: int) -> float:
+        """A number between 0 and 1 for one decision at `position`; each stream is independent of all others."""
+        return uniform(self.seed, position, torch.tensor([-1 - stream])).item()
+
+    def _survivors(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores at this temperature, and ids, of the tokens that may be drawn."""
         scores = logits.float() / self.temperature
         ids = torch.arange(len(scores), device=scores.device)
         if self.top_k and self.top_k < len(scores):
@@ -56,11 +136,7 @@ class Sampling:
             # p >= min_p * p_max, without the softmax both sides share.
             kept = scores.softmax(-1) >= self.min_p * scores.softmax(-1).amax()
             scores, ids = scores[kept], ids[kept]
-        if len(scores) == 1:
-            return int(ids[0])
-        # On the processor, wherever the logits are: a logarithm is not the same to the last bit on every device.
-        scores, ids = scores.cpu(), ids.cpu()
-        return int(ids[(scores.double() + gumbel(self.seed, position, ids)).argmax()])
+        return scores, ids
 
 
 def _nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
@@ -77,10 +153,14 @@ def _nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
 
 def gumbel(seed: int, position: int, ids: torch.Tensor) -> torch.Tensor:
     """Gumbel noise [ids] in float64: a hash of (seed, position, id), no generator state."""
+    return -(-uniform(seed, position, ids).log()).log()
+
+
+def uniform(seed: int, position: int, ids: torch.Tensor) -> torch.Tensor:
+    """Numbers between 0 and 1, [ids] in float64, by the same hash."""
     key = _mixed(_mixed(seed & _WORD) + position * _STEP & _WORD)
     bits = _mix(ids.long() * _signed(_STEP) + _signed(key))
-    uniform = (((bits >> 11) & (1 << 53) - 1).double() + 0.5) * 2.0**-53
-    return -(-uniform.log()).log()
+    return (((bits >> 11) & (1 << 53) - 1).double() + 0.5) * 2.0**-53
 
 
 # splitmix64 (Steele, Lea and Flood 2014), on Python integers for the key and on wrapping int64 tensors for the ids.
@@ -108,7 +188,7 @@ def _signed(z: int) -> int:
     return z - (1 << 64) if z >> 63 else z
 
 
-def walk(tree: DraftTree, pick: Callable[[int], int]) -> tuple[list[int], int]:
+def walk(tree: DraftTree, pick: Callable[[int], int]) -> Walk:
     """The rule `exact`: the accepted path, root first, and the bonus token behind it.
 
     The target picks at each node it reaches, once; while a child carries the pick, the walk goes down. Every token
@@ -121,3 +201,72 @@ def walk(tree: DraftTree, pick: Callable[[int], int]) -> tuple[list[int], int]:
         if child is None:
             return path, token
         path.append(child)
+
+
+def walk_by_rejection(tree: DraftTree, logits: torch.Tensor, sampling: Sampling, position: int) -> Walk:
+    """The rule `rejection` (ParallelSpec, algorithm 1): keeps the target's distribution, not the text of a seed.
+
+    logits [size, vocabulary] are the target's, `position` that of the root. The children of a node must have been drawn
+    independently from its `draft_logits`, shaped as the target's own are; equal ones count as often as they were drawn.
+    """
+    assert tree.draft_logits is not None
+    path = [0]
+    while True:
+        place = position + tree.depth[path[-1]] + 1
+        left = sampling.probabilities(logits[path[-1]])
+        accepted = None
+        for rank, child in enumerate(tree.siblings[path[-1]]):
+            drafted, token = sampling.probabilities(tree.draft_logits[child]), tree.tokens[child]
+            if sampling.uniform(place, rank) * float(drafted[token]) < float(left[token]):
+                accepted = child
+                break
+            rest = (left - drafted).clamp_(min=0)
+            left = rest / rest.sum() if rest.sum() > 0 else left  # nothing is left by rounding only
+        if accepted is None:
+            return path, int((left.log() + gumbel(sampling.seed, place, torch.arange(len(left)))).argmax())
+        path.append(accepted)
+
+
+def drawn(root: int, logits: torch.Tensor, nodes: int, sampling: Sampling, position: int, source: str) -> DraftTree:
+    """A tree for the rule `rejection`: chains side by side, every token drawn independently from its depth's logits.
+
+    logits [depths, vocabulary], the first for `position`. As many chains of all depths as there are nodes for; what is
+    left over become draws for the first depth alone. The shape does not depend on what is drawn.
+    """
+    depths = min(len(logits), nodes)
+    tokens, parents, level = [root], [-1], [0]
+    for chain in range(nodes):
+        for depth in range(depths if len(tokens) + depths <= nodes + 1 else 1):
+            if len(tokens) > nodes:
+                break
+            parents.append(len(tokens) - 1 if depth else 0)
+            tokens.append(sampling.draw(logits[depth], position + depth, chain))
+            level.append(depth)
+    return DraftTree(tokens, parents, [source] * len(tokens), draft_logits=logits[level])
+
+
+EPSILON, DELTA = 0.09, 0.3  # as in the code that came with the paper
+
+
+def walk_by_typicality(tree: DraftTree, logits: torch.Tensor, sampling: Sampling) -> Walk:
+    """The rule `typical` (Medusa, §3.3.1): not lossless. The longest path of tokens that are not improbable.
+
+    A token passes with p > min(ε, δ exp(-H(p))) under the temperature; the target's likeliest one always does, and is
+    the bonus token too. Of equally long paths the likelier one is taken.
+    """
+    chances = (logits.float() / sampling.temperature).log_softmax(-1)
+    entropy = -(chances.exp() * chances.clamp_min(-1e4)).sum(-1)
+    threshold = (DELTA * (-entropy).exp()).clamp_max(EPSILON).log()
+    best = logits.argmax(-1).tolist()
+    reached = {0: (0, 0.0, -1)}  # node -> (depth, log p of the path, parent)
+    for node in range(1, tree.size):
+        parent, token = tree.parents[node], tree.tokens[node]
+        if parent in reached and not (tree.probe and tree.probe[node]):
+            chance = float(chances[parent, token])
+            if token == best[parent] or chance > threshold[parent]:
+                reached[node] = reached[parent][0] + 1, reached[parent][1] + chance, parent
+    node = max(reached, key=lambda node: reached[node][:2])
+    path = [node]
+    while path[-1]:
+        path.append(reached[path[-1]][2])
+    return path[::-1], best[node]

@@ -211,12 +211,7 @@ class Target:
         A model without a template gets the contents as plain text. Where a template refuses a system message, it is
         put before the first user message.
         """
-        messages = [{**message, "content": self._disarm(message["content"])} for message in messages]
-        if not self.tokenizer.chat_template:
-            text, frame = "\n\n".join(message["content"] for message in messages), True
-        else:
-            text, frame = self._render(messages), False
-        ids: list[int] = self.tokenizer(text, add_special_tokens=frame)["input_ids"]
+        ids: list[int] = self.tokenizer(self.render(messages), add_special_tokens=self.framed)["input_ids"]
         if ids and max(ids) >= self.transformer.shape.vocabulary:
             raise LocalspecError(
                 f"The model's tokenizer gives the id {max(ids)}, and its config.json promises a vocab_size of "
@@ -224,13 +219,26 @@ class Target:
             )
         return ids
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    @property
+    def framed(self) -> bool:
+        """Whether the tokenizer sets the marks around a text; a chat template brings its own."""
+        return not self.tokenizer.chat_template
+
+    def render(self, messages: Sequence[Message], waits: bool = True) -> str:
+        """The text of a conversation that `waits` for the assistant, or has just ended; otherwise as `encode`."""
+        messages = [{**message, "content": self.disarm(message["content"])} for message in messages]
+        if self.framed:
+            return "\n\n".join(message["content"] for message in messages)
+        return self._templated(messages, waits)
+
+    def _templated(self, messages: Sequence[Message], waits: bool) -> str:
         try:
-            text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=waits)
         except Exception as error:  # a template is somebody else's program, and may fail in any way
             if isinstance(error, TemplateError) and messages[0]["role"] == "system" and len(messages) > 1:
                 system, first, *rest = messages
-                return self._render([{**first, "content": f"{system['content']}\n\n{first['content']}"}, *rest])
+                first = {**first, "content": f"{system['content']}\n\n{first['content']}"}
+                return self._templated([first, *rest], waits)
             raise LocalspecError(
                 f"The model's chat template cannot be used ({_first_line(error)}); fetch the model again."
             ) from error
@@ -250,7 +258,7 @@ class Target:
     def _added(self) -> dict[int, str]:
         return {i: token.content for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
 
-    def _disarm(self, content: str) -> str:
+    def disarm(self, content: str) -> str:
         """Text that spells a special token must stay text: a file that is piped in may not end the user's turn."""
         for token in self._added.values():
             if token in content:

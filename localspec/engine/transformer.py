@@ -6,6 +6,7 @@ layout each of ours is made of, in both directions.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +14,9 @@ from torch import nn
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from localspec.engine.attention import Attention, fastest, silu
-from localspec.engine.cache import KVCache
-from localspec.engine.linear import Linear, RowScaled
+from localspec.engine.attention import Attention, fastest, invariant, silu
+from localspec.engine.cache import Behind, KVCache
+from localspec.engine.linear import Linear, LowRank, RowScaled
 from localspec.errors import LocalspecError
 
 
@@ -142,6 +143,9 @@ class Rotary:
 WIDEST = 128  # rows: no draft tree has so many
 Turns = tuple[torch.Tensor, torch.Tensor]
 LinearKind = type[Linear] | type[RowScaled]
+Cache = KVCache | Behind
+LayerAdapters = Mapping[str, LowRank]
+_NONE: Mapping[Any, Any] = {}
 
 
 def _turn(x: torch.Tensor, turns: Turns) -> torch.Tensor:
@@ -178,22 +182,28 @@ class Layer(nn.Module):
         if shape.query_key_norm:
             self.query_norm, self.key_norm = vector("query_norm"), vector("key_norm")
 
-    def forward(self, x: torch.Tensor, turns: Turns, mask: torch.Tensor, cache: KVCache | None) -> torch.Tensor:
-        x = x + self.output(self._attend(_norm(x, self.attention_norm, self.shape.epsilon), turns, mask, cache))
-        gate, up = self.gate_up(_norm(x, self.inner_norm, self.shape.epsilon)).split(self.shape.inner, -1)
-        gate = F.silu(gate) if self.attend is fastest or cache is None else silu(gate)
-        down: torch.Tensor = self.down(gate * up)
+    def forward(
+        self, x: torch.Tensor, turns: Turns, mask: torch.Tensor, cache: Cache | None, adapters: LayerAdapters = _NONE
+    ) -> torch.Tensor:
+        near = _norm(x, self.attention_norm, self.shape.epsilon)
+        x = x + self.output(self._attend(near, turns, mask, cache, adapters.get("qkv")), adapters.get("output"))
+        near = _norm(x, self.inner_norm, self.shape.epsilon)
+        gate, up = self.gate_up(near, adapters.get("gate_up")).split(self.shape.inner, -1)
+        gate = silu(gate) if self.attend is invariant and isinstance(cache, KVCache) else F.silu(gate)
+        down: torch.Tensor = self.down(gate * up, adapters.get("down"))
         return x + down
 
-    def _form(self, rows: int, cache: KVCache | None) -> Attention:
+    def _form(self, rows: int, cache: Cache | None) -> Attention:
         """Training needs a gradient, not bits; prefill reads the same rows with and without speculation."""
-        return self.attend if cache is not None and rows <= WIDEST else fastest
+        return self.attend if isinstance(cache, KVCache) and rows <= WIDEST else fastest
 
-    def _attend(self, x: torch.Tensor, turns: Turns, mask: torch.Tensor, cache: KVCache | None) -> torch.Tensor:
+    def _attend(
+        self, x: torch.Tensor, turns: Turns, mask: torch.Tensor, cache: Cache | None, adapter: LowRank | None
+    ) -> torch.Tensor:
         shape = self.shape
         batch, n, heads, key_heads, width = *x.shape[:2], shape.heads, shape.key_heads, shape.head_width
         group = heads // key_heads
-        qkv = self.qkv(x).view(batch, n, heads + 2 * key_heads, width)
+        qkv = self.qkv(x, adapter).view(batch, n, heads + 2 * key_heads, width)
         qk, values = qkv[:, :, : heads + key_heads], qkv[:, :, heads + key_heads :].transpose(1, 2)
         if shape.query_key_norm:
             queries, keys = qk[:, :, :heads], qk[:, :, heads:]
@@ -246,36 +256,39 @@ class Transformer(nn.Module):
         tokens: torch.Tensor,
         positions: torch.Tensor,
         mask: torch.Tensor,
-        cache: KVCache | None = None,
+        cache: Cache | None = None,
         layers: Sequence[int] | None = None,
+        adapters: Mapping[int, LayerAdapters] = _NONE,
     ) -> torch.Tensor:
         """Hidden states behind the final norm, [batch, n, width].
 
-        tokens [batch, n]; positions [n]; mask bool [n, n], True where a row may look at another new row. With a cache
-        (batch 1) every row sees all committed tokens too, and its keys and values are written behind them. Without one
-        nothing is written and gradients flow: the training form of the same code. `layers` runs only those.
+        tokens [batch, n], or what stands for them [batch, n, width]; positions [n]; mask bool [n, n], True where a row
+        may look at another new row. With a cache (batch 1) every row sees all committed tokens too, unless the mask is
+        [n, committed + n] and says which; keys and values of a KVCache are written behind them. Without one nothing is
+        written and gradients flow: the training form of the same code. `layers` runs only those; `adapters` act in
+        this forward only, by layer and by the name of the linear layer.
         """
-        x = F.embedding(tokens, self.embedding).to(self.computes_in)
+        x = (tokens if tokens.is_floating_point() else F.embedding(tokens, self.embedding)).to(self.computes_in)
         turns = self.rotary.at(positions, x.dtype)
         masks = {window: self._mask(mask, positions, window, cache) for window in set(self.shape.windows)}
         for index in range(len(self.layers)) if layers is None else layers:
-            x = self.layers[index](x, turns, masks[self.shape.windows[index]], cache)
+            x = self.layers[index](x, turns, masks[self.shape.windows[index]], cache, adapters.get(index, _NONE))
         return _norm(x, self.norm, self.shape.epsilon)
 
     def _mask(
-        self, mask: torch.Tensor, positions: torch.Tensor, window: int | None, cache: KVCache | None
+        self, mask: torch.Tensor, positions: torch.Tensor, window: int | None, cache: Cache | None
     ) -> torch.Tensor:
         """Additive [group * n, slots] from who may see whom among the new rows, the committed tokens and the window."""
         n, committed = len(positions), cache.length if cache is not None else 0
         seen = torch.zeros(n, cache.visible(n) if cache is not None else n, dtype=torch.bool, device=mask.device)
         seen[:, :committed] = True
-        seen[:, committed : committed + n] = mask
+        seen[:, committed + n - mask.shape[1] : committed + n] = mask
         if window is not None:
             # Committed slots stand at their own positions; a tree node's position is not its slot.
             where = torch.arange(seen.shape[1], device=mask.device)
             where[committed : committed + n] = positions
             seen &= where > positions[:, None] - window
-        dtype = self.computes_in if cache is None else self.embedding.dtype
+        dtype = self.embedding.dtype if isinstance(cache, KVCache) else self.computes_in
         additive = torch.zeros(seen.shape, dtype=dtype, device=mask.device).masked_fill_(~seen, float("-inf"))
         return additive.repeat(self.shape.heads // self.shape.key_heads, 1)
 

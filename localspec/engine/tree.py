@@ -1,6 +1,7 @@
 """The draft tree: which tokens are proposed after the last committed one, and which hangs on which."""
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,7 +19,8 @@ class DraftTree:
         parents -1 0 1 0 3         └d─e
 
     `source` names who proposed each node. A `probe` node is never accepted: it is there for the target's pick at it.
-    `draft_logits` ([size, vocabulary]) are the drafter's own distributions, for rules that need them.
+    `chance` is the drafter's own estimate that a node is accepted, given its parent is, where it has one.
+    `draft_logits` ([size, vocabulary]) are those that nodes were drawn from, for the rule `rejection`.
     """
 
     tokens: Sequence[int]
@@ -26,6 +28,7 @@ class DraftTree:
     source: Sequence[str] | None = None
     probe: Sequence[bool] | None = None
     draft_logits: torch.Tensor | None = None
+    chance: Sequence[float | None] | None = None
 
     def __post_init__(self) -> None:
         assert self.tokens and len(self.tokens) == len(self.parents), "a tree has a root, and a parent for every node"
@@ -44,6 +47,7 @@ class DraftTree:
             parents=[number[self.parents[node]] if node else -1 for node in nodes],
             source=self.source and [self.source[node] for node in nodes],
             probe=self.probe and [self.probe[node] for node in nodes],
+            chance=self.chance and [self.chance[node] for node in nodes],
             draft_logits=None if self.draft_logits is None else self.draft_logits[list(nodes)],
         )
 
@@ -88,6 +92,14 @@ class DraftTree:
         return torch.tensor(seen)
 
     @cached_property
+    def siblings(self) -> list[list[int]]:
+        """All nodes below each node, in their order, equal ones and probes too."""
+        below: list[list[int]] = [[] for _ in self.tokens]
+        for node in range(1, self.size):
+            below[self.parents[node]].append(node)
+        return below
+
+    @cached_property
     def children(self) -> list[dict[int, int]]:
         """token -> node, by parent; the first of two equal siblings, and no probes."""
         below: list[dict[int, int]] = [{} for _ in self.tokens]
@@ -95,3 +107,99 @@ class DraftTree:
             if not (self.probe and self.probe[node]):
                 below[self.parents[node]].setdefault(self.tokens[node], node)
         return below
+
+
+Candidate = tuple[int, float]  # a token, and the chance that it is accepted, given what it stands behind
+
+
+def best_first(root: int, levels: Sequence[Sequence[Candidate]], nodes: int, source: str) -> DraftTree:
+    """The tree of so many nodes with the highest expected acceptance, where candidates depend on their depth alone.
+
+    levels[d] are the candidates d + 1 places behind the root, likeliest first. A node's worth is the product of the
+    chances on its path, and the best one comes next (Medusa, §3.3.3, with the chances of this very step).
+    """
+    tokens, parents, chances = [root], [-1], [1.0]
+    heap: list[tuple[float, int, int, int, int]] = []  # (-worth, order, parent, depth, rank)
+
+    def offer(parent: int, worth: float, depth: int, rank: int) -> None:
+        if depth < len(levels) and rank < len(levels[depth]):
+            heapq.heappush(heap, (-worth * levels[depth][rank][1], len(heap) + len(tokens), parent, depth, rank))
+
+    worths = [1.0]
+    offer(0, 1.0, 0, 0)
+    while heap and len(tokens) <= nodes:
+        worth, _, parent, depth, rank = heapq.heappop(heap)
+        token, chance = levels[depth][rank]
+        tokens.append(token)
+        parents.append(parent)
+        chances.append(chance)
+        worths.append(-worth)
+        offer(parent, worths[parent], depth, rank + 1)
+        offer(len(tokens) - 1, -worth, depth + 1, 0)
+    order = depth_first(parents)
+    tree = DraftTree(tokens, parents, [source] * len(tokens), chance=chances)
+    return tree if order == list(range(len(tokens))) else _reordered(tree, order)
+
+
+# (place of each node's parent among the nodes asked for before, their tokens, their depth) -> candidates of each
+Expand = Callable[[Sequence[int], Sequence[int], int], Sequence[Sequence[Candidate]]]
+
+
+def grown(root: int, expand: Expand, nodes: int, depth: int, source: str) -> DraftTree:
+    """As `best_first`, where candidates depend on the path: `expand` is asked once a depth, for all nodes it takes.
+
+    A node is worth less than its parent, so a node that is not among the best so far has no descendant that will be;
+    and of a level only half as many nodes as the tree may have are gone on from. Candidates come likeliest first.
+    """
+    found: list[tuple[float, int, int, float]] = [(1.0, -1, root, 1.0)]  # worth, parent, token, chance
+    parents, level, least = [0], [0], 0.0
+    for behind in range(depth):
+        tokens = [found[node][2] for node in level]
+        fresh: list[int] = []
+        for node, candidates in zip(level, expand(parents, tokens, behind), strict=True):
+            for token, chance in candidates:
+                if (worth := found[node][0] * chance) <= least:
+                    break
+                fresh.append(len(found))
+                found.append((worth, node, token, chance))
+        worths = sorted((node[0] for node in found), reverse=True)
+        least = worths[nodes] if len(worths) > nodes else 0.0
+        fresh = sorted((node for node in fresh if found[node][0] >= least), key=lambda node: -found[node][0])
+        fresh = fresh[: max(nodes // 2, 1)]
+        place = {node: index for index, node in enumerate(level)}
+        parents, level = [place[found[node][1]] for node in fresh], fresh
+        if not level:
+            break
+    best = sorted(range(len(found)), key=lambda node: -found[node][0])[: nodes + 1]  # stable: parents come first
+    number = {node: index for index, node in enumerate(best)}
+    tree = DraftTree(
+        [found[node][2] for node in best],
+        [number[found[node][1]] if node else -1 for node in best],
+        [source] * len(best),
+        chance=[found[node][3] for node in best],
+    )
+    return _reordered(tree, depth_first(tree.parents))
+
+
+def depth_first(parents: Sequence[int]) -> list[int]:
+    """Nodes in an order in which each is followed by its first child and all below it, so a chain stays together."""
+    below: list[list[int]] = [[] for _ in parents]
+    for node in range(1, len(parents)):
+        below[parents[node]].append(node)
+    order, stack = [], [0]
+    while stack:
+        order.append(node := stack.pop())
+        stack += reversed(below[node])
+    return order
+
+
+def _reordered(tree: DraftTree, order: Sequence[int]) -> DraftTree:
+    number = {node: index for index, node in enumerate(order)}
+    parents = [number[tree.parents[node]] if node else -1 for node in order]
+    assert tree.source and tree.chance
+    return DraftTree(
+        [tree.tokens[node] for node in order],
+        parents,
+        [tree.source[node] for node in order],
+        chance=[tree.chance[node] for node in order],
+    )

@@ -25,7 +25,7 @@ class Speaker:
 def test_every_row_answers_every_prompt_in_turn_and_who_begins_changes():
     notes: list[tuple[str, str]] = []
     speakers = [Speaker(name, notes) for name in "abc"]
-    replies = measure.run_rows(speakers, ["p", "q"], Sampling(seed=3), Limits(9), 2, lambda _: None)
+    replies = measure.run_rows(speakers, ["p", "q"], [Sampling(seed=3)] * len(speakers), Limits(9), 2, lambda _: None)
     asked = [(name, prompt) for name, prompt in notes if prompt != "new"]
     assert asked[:3] == [("a", "p"), ("b", "p"), ("c", "p")]  # the warm-up
     assert ["".join(name for name, _ in asked[turn : turn + 3]) for turn in range(3, 15, 3)] == [

@@ -209,7 +209,7 @@ def test_the_reason_is_a_sentence_with_the_figures_of_this_machine() -> None:
         assert budget.off_reason is None
         feed(budget, chain(MOST), WRONG)
     figures = re.fullmatch(
-        r"a draft saves (\d+\.\d) % of a plain step, and checking it costs 5\.0 % of one on this machine",
+        r"a draft saves (\d+\.\d) % of a plain step, and making and checking it costs 5\.0 % of one on this machine",
         budget.off_reason or "",
     )
     assert figures

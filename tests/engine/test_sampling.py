@@ -10,7 +10,7 @@ from scipy.stats import chi2_contingency, kstest, pearsonr
 from tiers import cases
 from tiny_models import stock_distribution
 
-from localspec.engine.sampling import Sampling, _nucleus, gumbel, walk
+from localspec.engine.sampling import Sampling, _nucleus, drawn, gumbel, walk
 from localspec.engine.tree import DraftTree
 from localspec.errors import UsageMistake
 
@@ -217,3 +217,64 @@ def test_a_probe_is_never_accepted_even_where_it_is_right() -> None:
 def test_of_equal_siblings_the_first_is_taken() -> None:
     tree = DraftTree([1, 2, 2, 3], [-1, 0, 0, 2])
     assert walk(tree, Picks(2, 3, 3, 4)) == ([0, 1], 3)
+
+
+# -- what a drafter proposes -------------------------------------------------------------------------------------------
+
+
+def test_greedy_candidates_are_the_likeliest_with_their_probabilities() -> None:
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(3))
+    for level, row in zip(Sampling().candidates(logits, 5, 4), logits, strict=True):
+        best = row.softmax(0).topk(4)
+        assert [token for token, _ in level] == best.indices.tolist()
+        assert [chance for _, chance in level] == pytest.approx(best.values.tolist())
+    assert len(Sampling().candidates(logits, 5, 50)[0]) == 20
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+def test_a_drafter_that_knows_the_target_proposes_the_very_pick(temperature: float) -> None:
+    """Drawn text is accepted as well as greedy text, because both sides meet the same noise."""
+    logits = torch.randn(3, 100, generator=torch.Generator().manual_seed(4))
+    for seed in range(50):
+        sampling = Sampling(temperature=temperature, seed=seed)
+        levels = sampling.candidates(logits, 11, 3)
+        assert [level[0][0] for level in levels] == [sampling.pick(row, 11 + at) for at, row in enumerate(logits)]
+        assert all(level == sorted(level, key=lambda candidate: -candidate[1]) for level in levels)
+        assert all(0 < chance <= 1 for level in levels for _, chance in level)
+
+
+def test_top_k_candidates_stay_within_top_k() -> None:
+    logits = torch.randn(1, 100, generator=torch.Generator().manual_seed(4))
+    allowed = set(logits[0].topk(5).indices.tolist())
+    for seed in range(20):
+        (level,) = Sampling(temperature=3.0, top_k=5, seed=seed).candidates(logits, 0, 9)
+        assert {token for token, _ in level} <= allowed and len(level) == 5
+
+
+@pytest.mark.parametrize("shape", [{}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}])
+def test_probabilities_are_those_that_transformers_draws_from(shape: dict[str, float]) -> None:
+    logits = torch.randn(4, 30, generator=torch.Generator().manual_seed(5))
+    sampling = Sampling(temperature=0.7, **shape)
+    found = torch.stack([sampling.probabilities(row) for row in logits])
+    torch.testing.assert_close(found.float(), stock_distribution(logits, sampling))
+
+
+@pytest.mark.parametrize("nodes", range(1, 14))
+def test_drawn_trees_are_chains_side_by_side_whatever_is_drawn(nodes: int) -> None:
+    logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(6))
+    trees = [drawn(9, logits, nodes, Sampling(temperature=1.0, seed=seed), 40, "semi") for seed in range(20)]
+    assert {tuple(tree.parents) for tree in trees} == {tuple(trees[0].parents)}
+    for tree in trees:
+        assert tree.size == nodes + 1 and tree.source == ["semi"] * tree.size
+        for node in range(1, tree.size):
+            torch.testing.assert_close(tree.draft_logits[node], logits[tree.depth[node] - 1])
+
+
+def test_equal_siblings_are_drawn_as_often_as_chance_has_it() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0]])
+    counts = torch.zeros(9)
+    for seed in range(4000):
+        _, first, second = drawn(0, logits, 2, Sampling(temperature=1.0, seed=seed), 7, "semi").tokens
+        counts[3 * first + second] += 1
+    chances = logits[0].softmax(0)
+    assert_drawn_from(torch.outer(chances, chances).flatten(), counts)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from doubles import path_to, random_tree
 
-from localspec.engine.tree import DraftTree
+from localspec.engine.tree import DraftTree, best_first, depth_first
 
 #  10─11─12
 #    └13─14     and 15 below 11
@@ -95,3 +95,57 @@ def test_what_does_not_lie_in_the_page_of_its_token_goes_with_all_below_it() -> 
     cut = tree.aligned(1, 4)
     assert (cut.tokens, cut.parents, cut.source) == (["a", "b", "c"], [-1, 0, 1], ["u", "v", "w"])
     assert tree.aligned(0, 4).tokens == ["a", "b", "c", "d"]
+
+
+# -- the best tree -----------------------------------------------------------------------------------------------------
+
+
+def _worths(levels: list[list[tuple[int, float]]]) -> list[float]:
+    """Of every node that could be, the product of the chances on its path."""
+    found, ends = [], [1.0]
+    for level in levels:
+        ends = [worth * chance for worth in ends for _, chance in level]
+        found += ends
+    return sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 2, 5, 12, 39, 100])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_first_tree_has_the_most_worthy_nodes(nodes: int, seed: int) -> None:
+    chance = random.Random(seed)
+    levels = [
+        sorted(((10 * depth + rank, chance.random()) for rank in range(3)), key=lambda c: -c[1]) for depth in range(3)
+    ]
+    tree = best_first(99, levels, nodes, "medusa")
+    assert tree.size == min(nodes, 39) + 1
+    assert tree.tokens[0] == 99 and tree.parents[0] == -1
+    assert tree.source == ["medusa"] * tree.size
+    worth = [1.0] * tree.size
+    for node in range(1, tree.size):
+        assert (tree.tokens[node], tree.chance[node]) in levels[tree.depth[node] - 1]
+        worth[node] = worth[tree.parents[node]] * tree.chance[node]
+    assert sorted(worth[1:], reverse=True) == pytest.approx(_worths(levels)[:nodes])
+    assert len({(tree.parents[node], tree.tokens[node]) for node in range(1, tree.size)}) == tree.size - 1
+    chain = [node for node in range(tree.size) if tree.tokens[node] in (99, *(level[0][0] for level in levels))]
+    likeliest = [
+        node
+        for node in chain
+        if all(tree.parents[later] == earlier for earlier, later in zip(range(node), range(1, node + 1), strict=True))
+    ]
+    assert likeliest == list(range(len(likeliest))), "the likeliest chain comes first"
+
+
+def test_a_level_without_candidates_ends_the_tree() -> None:
+    tree = best_first(1, [[(2, 0.9)], []], 5, "s3d")
+    assert (list(tree.tokens), list(tree.parents)) == ([1, 2], [-1, 0])
+    assert best_first(1, [], 5, "s3d").size == 1
+
+
+def test_depth_first_keeps_chains_together() -> None:
+    assert depth_first([-1, 0, 0, 1, 2, 3]) == [0, 1, 3, 5, 2, 4]
+
+
+def test_a_part_keeps_its_chances() -> None:
+    tree = best_first(1, [[(2, 0.9), (3, 0.05)], [(4, 0.5)]], 4, "s3d")
+    assert list(tree.tokens) == [1, 2, 4, 3, 4]
+    assert tree.only([0, 1, 3]).chance == [1.0, 0.9, 0.05]

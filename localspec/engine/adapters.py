@@ -1,0 +1,137 @@
+"""Low-rank adapters of a transformer's linear layers: made, merged, and exchanged with peft under its own names."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from localspec.engine.linear import Linear, LowRank
+from localspec.engine.transformer import Architecture, Transformer, weight_map
+from localspec.errors import LocalspecError
+
+LINEARS = ("qkv", "output", "gate_up", "down")
+WHICH = {  # what may be adapted: projections by the last part of their Hugging Face names
+    "all": {"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj"},
+    "vko": {"k_proj", "v_proj", "qkv_proj", "o_proj"},  # S3D, appendix B
+}
+_PREFIX, _DOWN, _UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+
+
+class Adapters(nn.Module, Mapping[int, Mapping[str, LowRank]]):
+    """Adapters of some layers, by layer and by linear layer, as `Transformer.forward` takes them."""
+
+    def __init__(
+        self, transformer: Transformer, layers: Sequence[int], rank: int, alpha: float, which: str = "all"
+    ) -> None:
+        super().__init__()
+        self.rank, self.alpha, self.which, self._shape = rank, alpha, which, transformer.shape
+        self._made: dict[int, dict[str, LowRank]] = {}
+        for index in layers:
+            for name in LINEARS:
+                if blocks := [(start, end) for _, start, end in _blocks(self._shape, index, name, which)]:
+                    outputs, inputs = getattr(transformer.layers[index], name).shape
+                    made = LowRank(inputs, outputs, blocks, rank, alpha).to(transformer.embedding.device)
+                    self._made.setdefault(index, {})[name] = made
+                    self.add_module(f"{index}_{name}", made)
+
+    def __getitem__(self, layer: int) -> Mapping[str, LowRank]:
+        return self._made[layer]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    __hash__ = nn.Module.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    @property
+    def nbytes(self) -> int:
+        return sum(adapter.nbytes for layer in self._made.values() for adapter in layer.values())
+
+    @torch.no_grad()
+    def merge(self, transformer: Transformer) -> None:
+        """Adds them to the weights, which then are another model. Dense layers only."""
+        for index, layer in self._made.items():
+            for name, adapter in layer.items():
+                linear = getattr(transformer.layers[index], name)
+                assert isinstance(linear, Linear)
+                linear.weight.add_(adapter.product().to(linear.weight.dtype))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Under peft's names, one pair for each projection of the Hugging Face layout."""
+        found = {}
+        for layer, name, block, (part, start, end), adapter in self._pairs():
+            rows = slice(block * self.rank, (block + 1) * self.rank)
+            first, size = self._place(layer, name, part)
+            up = adapter.up.new_zeros(size, self.rank)
+            up[start - first : end - first] = adapter.up.detach()[start:end, rows]
+            found[_PREFIX + part + _DOWN] = adapter.down.detach()[rows].contiguous()
+            found[_PREFIX + part + _UP] = up
+        return found
+
+    @torch.no_grad()
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Takes over what `tensors` gave. Raises LocalspecError for what is missing, or of another shape."""
+        for layer, name, block, (part, start, end), adapter in self._pairs():
+            rows = slice(block * self.rank, (block + 1) * self.rank)
+            first, size = self._place(layer, name, part)
+            down, up = tensors.get(_PREFIX + part + _DOWN), tensors.get(_PREFIX + part + _UP)
+            if down is None or up is None:
+                raise LocalspecError(f"The adapters lack {part!r}; train them again.")
+            if down.shape != (self.rank, adapter.down.shape[1]) or up.shape != (size, self.rank):
+                raise LocalspecError(
+                    f"The adapter of {part!r} has the shapes {list(down.shape)} and {list(up.shape)} where "
+                    f"{[self.rank, adapter.down.shape[1]]} and {[size, self.rank]} belong; train it again."
+                )
+            adapter.down[rows] = down.to(adapter.down)
+            adapter.up[start:end, rows] = up[start - first : end - first].to(adapter.up)
+
+    def peft_config(self, base: str) -> dict[str, object]:
+        """adapter_config.json, with which peft reads the same adapters."""
+        parts = {part.rpartition(".")[2] for *_, (part, _, _), _ in self._pairs()}
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base,
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "target_modules": sorted(parts),
+            "layers_to_transform": list(self._made),
+            "layers_pattern": "layers",
+            "bias": "none",
+            "lora_dropout": 0.0,
+            "inference_mode": True,
+        }
+
+    def _pairs(self) -> Iterator[tuple[int, str, int, tuple[str, int, int], LowRank]]:
+        for index, layer in self._made.items():
+            for name, adapter in layer.items():
+                for block, made in enumerate(_blocks(self._shape, index, name, self.which)):
+                    yield index, name, block, made, adapter
+
+    def _place(self, layer: int, name: str, part: str) -> tuple[int, int]:
+        """(first row of this projection in our layer, its rows)."""
+        first = 0
+        for weight, rows in weight_map(self._shape)[f"layers.{layer}.{name}.weight"]:
+            if weight == part + ".weight":
+                return first, rows
+            first += rows
+        raise AssertionError(part)
+
+
+def _blocks(shape: Architecture, layer: int, name: str, which: str) -> list[tuple[str, int, int]]:
+    """(Hugging Face name, first row, row behind the last) of what is adapted in one of our linear layers."""
+    found: list[tuple[str, int, int]] = []
+    first = 0
+    for weight, rows in weight_map(shape)[f"layers.{layer}.{name}.weight"]:
+        part = weight.removesuffix(".weight")
+        if part.rpartition(".")[2] in WHICH[which]:
+            # Of a fused projection of Phi-3, keys and values are one block.
+            skipped = shape.heads * shape.head_width if which == "vko" and part.endswith("qkv_proj") else 0
+            found.append((part, first + skipped, first + rows))
+        first += rows
+    return found

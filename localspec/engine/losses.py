@@ -1,0 +1,75 @@
+"""Cross-entropy over a whole vocabulary, a few rows at a time, so that training never holds all logits at once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+ROWS = 1024  # whose logits are in memory at once
+RANKS = 10  # of which accuracy is counted
+
+Head = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Foresight:
+    """How well tokens were foreseen: the loss summed over `count` rows, and how often the right one had which rank.
+
+    `loss` carries the gradient; hits [RANKS] counts the rows whose label was the likeliest, the second, …
+    """
+
+    loss: torch.Tensor
+    hits: torch.Tensor
+    count: int
+
+
+def cross_entropy(
+    states: torch.Tensor,
+    head: Head,
+    labels: torch.Tensor,
+    teacher: Head | None = None,
+    kept: torch.Tensor | None = None,
+) -> Foresight:
+    """Of states [rows, width], by `head`, against labels: token ids [rows], or the target's own states [rows, width].
+
+    In the second form `teacher` is the target's head, and its whole distribution is the label; ranks are then those of
+    its likeliest token. `kept` are the ids of a truncated vocabulary, in the order of the head's rows: the rest of the
+    label's distribution is left out, and a label that is not among them teaches nothing.
+    """
+    total, hits = states.new_zeros((), dtype=torch.float32), torch.zeros(RANKS, dtype=torch.long, device=states.device)
+    for start in range(0, len(states), ROWS):
+        part = slice(start, start + ROWS)
+        if torch.is_grad_enabled():
+            loss, found = checkpoint(_part, states[part], head, labels[part], teacher, kept, use_reentrant=False)
+        else:
+            loss, found = _part(states[part], head, labels[part], teacher, kept)
+        total, hits = total + loss, hits + found
+    return Foresight(total, hits, len(states))
+
+
+def _part(
+    states: torch.Tensor, head: Head, labels: torch.Tensor, teacher: Head | None, kept: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = head(states).float()
+    if teacher is not None:
+        with torch.no_grad():
+            wanted = teacher(labels).float()
+            wanted = wanted if kept is None else wanted[:, kept]
+            right, chances = wanted.argmax(-1), wanted.softmax(-1)
+        loss = -(chances * logits.log_softmax(-1)).sum()
+        known = torch.ones_like(right, dtype=torch.bool)
+    else:
+        right = labels
+        if kept is not None:
+            places = torch.full((int(max(int(kept.max()), int(labels.max()))) + 1,), -100, device=kept.device)
+            places[kept] = torch.arange(len(kept), device=kept.device)
+            right = places[labels]
+        known = right >= 0
+        loss = F.cross_entropy(logits, right, ignore_index=-100, reduction="sum")
+    with torch.no_grad():
+        own = logits.gather(1, right.clamp_min(0)[:, None])
+        rank = (logits > own).sum(-1)[known]
+        hits = torch.bincount(rank[rank < RANKS], minlength=RANKS)
+    return loss, hits

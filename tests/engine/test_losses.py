@@ -1,0 +1,88 @@
+"""Cross-entropy a few rows at a time: the same as all at once."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from localspec.engine import losses
+from localspec.engine.losses import RANKS, cross_entropy
+
+
+@pytest.fixture(autouse=True)
+def _several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "ROWS", 5)
+
+
+def _made(rows: int = 17, width: int = 6, vocabulary: int = 30) -> tuple[torch.Tensor, torch.nn.Linear, torch.Tensor]:
+    torch.manual_seed(1)
+    return (
+        torch.randn(rows, width, requires_grad=True),
+        torch.nn.Linear(width, vocabulary),
+        torch.randint(vocabulary, (rows,)),
+    )
+
+
+def test_against_token_ids_it_is_cross_entropy_with_the_same_gradients() -> None:
+    states, head, labels = _made()
+    found = cross_entropy(states, head, labels)
+    found.loss.backward()
+    gradients = [states.grad, head.weight.grad]
+    states.grad = head.weight.grad = None
+    wanted = F.cross_entropy(head(states), labels, reduction="sum")
+    wanted.backward()
+    torch.testing.assert_close(found.loss, wanted)
+    for ours, theirs in zip(gradients, [states.grad, head.weight.grad], strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert found.count == 17
+
+
+def test_hits_count_the_rank_of_the_label() -> None:
+    states, head, _ = _made()
+    order = head(states).argsort(-1, descending=True)
+    for rank in (0, 3, RANKS - 1):
+        assert cross_entropy(states, head, order[:, rank]).hits.tolist() == [17 * (at == rank) for at in range(RANKS)]
+    assert cross_entropy(states, head, order[:, RANKS]).hits.sum() == 0
+
+
+def test_a_teacher_gives_its_whole_distribution() -> None:
+    states, head, _ = _made()
+    teacher, theirs = torch.nn.Linear(8, 30), torch.randn(17, 8)
+    found = cross_entropy(states, head, theirs, teacher)
+    wanted = teacher(theirs)
+    torch.testing.assert_close(found.loss, -(wanted.softmax(-1) * head(states).log_softmax(-1)).sum())
+    right = int((head(states).argmax(-1) == wanted.argmax(-1)).sum())
+    assert found.hits[0] == right
+    found.loss.backward()
+    assert teacher.weight.grad is None
+    assert states.grad is not None
+
+
+def test_nothing_is_better_than_the_teacher_itself() -> None:
+    teacher, theirs = torch.nn.Linear(8, 30), torch.randn(17, 8)
+    own = cross_entropy(theirs, teacher, theirs, teacher)
+    other = cross_entropy(theirs, torch.nn.Linear(8, 30), theirs, teacher)
+    assert own.hits[0] == 17
+    assert own.loss < other.loss
+
+
+def test_a_truncated_vocabulary_leaves_the_rest_out() -> None:
+    states, head, _ = _made(vocabulary=4)
+    kept = torch.tensor([2, 11, 17, 29])
+    labels = torch.tensor([2, 11, 17, 29, 5, 0, 28, 3, 2, 2, 11, 11, 17, 17, 29, 29, 1])
+    found = cross_entropy(states, head, labels, kept=kept)
+    known = [row for row, label in enumerate(labels.tolist()) if label in kept.tolist()]
+    places = torch.tensor([kept.tolist().index(labels[row]) for row in known])
+    torch.testing.assert_close(found.loss, F.cross_entropy(head(states[known]), places, reduction="sum"))
+    assert found.hits.sum() == len(known)
+    teacher, theirs = torch.nn.Linear(8, 30), torch.randn(17, 8)
+    soft = cross_entropy(states, head, theirs, teacher, kept)
+    wanted = teacher(theirs)[:, kept].softmax(-1)
+    torch.testing.assert_close(soft.loss, -(wanted * head(states).log_softmax(-1)).sum())
+
+
+def test_without_gradients_nothing_is_kept_for_them() -> None:
+    states, head, labels = _made()
+    with torch.no_grad():
+        found = cross_entropy(states, head, labels)
+    assert not found.loss.requires_grad
+    torch.testing.assert_close(found.loss, cross_entropy(states, head, labels).loss.detach())

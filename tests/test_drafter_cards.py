@@ -1,0 +1,147 @@
+"""Trained drafters by name: which one is meant, and what is said where there is none or it is broken."""
+
+import json
+import os
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from localspec.config import Settings
+from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.paths import Paths
+from localspec.registry import TargetCard, drafters, find_drafter, read_drafter, resolve, revision
+from localspec.selection import choose
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return Paths(tmp_path / "home")
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A directory that passes for a model."""
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}))
+    save_file({"model.embed_tokens.weight": torch.arange(1000.0)}, path / "model.safetensors")
+    return TargetCard("mine", path, None, "")
+
+
+def written(path, card, kind="medusa", age=0, **unlike):
+    path.mkdir(parents=True)
+    about = {
+        "format": 1, "kind": kind, "options": {}, "target": {"name": card.name, "revision": revision(card.path)}, **unlike
+    }  # fmt: skip
+    (path / "drafter.json").write_text(json.dumps(about))
+    os.utime(path / "drafter.json", (1e9 - age, 1e9 - age))
+    save_file({"w": torch.zeros(3, 4)}, path / "drafter.safetensors")
+    return path
+
+
+def test_of_a_kind_the_users_newest_comes_first_and_then_the_models_own(paths, model):
+    with pytest.raises(NotHere, match=r"no drafter 'medusa' for mine here.*localspec train medusa -m"):
+        find_drafter("medusa", model, paths)
+    beside = written(model.path / "drafters" / "medusa", model)
+    assert find_drafter("medusa", model, paths).path == beside
+    older = written(paths.drafters / "a" / "drafter", model, age=9)
+    assert find_drafter("medusa", model, paths).path == older
+    newer = written(paths.drafters / "b" / "drafter", model)
+    written(paths.drafters / "c" / "drafter", model, kind="semi")
+    found = find_drafter("medusa", model, paths)
+    assert (found.path, found.kind, found.parameters, found.target) == (newer, "medusa", 12, "mine")
+    assert [drafter.kind for drafter in drafters(model, paths)] == ["medusa", "semi"]
+
+
+def test_one_that_was_made_for_another_model_is_not_meant_by_its_kind_and_refused_by_its_directory(paths, model):
+    path = written(paths.drafters / "a" / "drafter", model, target={"name": "other", "revision": "0" * 40})
+    assert drafters(model, paths) == []
+    with pytest.raises(NotHere):
+        find_drafter("medusa", model, paths)
+    with pytest.raises(UsageMistake, match="made for other"):
+        find_drafter(str(path), model, paths)
+
+
+def test_weights_that_were_trained_on_make_another_model(paths, model):
+    path = written(paths.drafters / "a" / "drafter", model)
+    assert find_drafter("medusa", model, paths).path == path
+    save_file({"model.embed_tokens.weight": torch.arange(1000.0) * 1.001}, model.path / "model.safetensors")
+    with pytest.raises(NotHere):
+        find_drafter("medusa", model, paths)
+
+
+def test_a_directory_of_train_names_its_drafter_and_its_target(tmp_path, paths, model):
+    place = tmp_path / "trained"
+    path = written(place / "drafter", model)
+    assert find_drafter(str(place), model, paths).path == find_drafter(str(path), model, paths).path == path
+    (place / "target").mkdir()
+    (place / "target" / "config.json").write_text("{}")
+    assert resolve(str(place), paths).path == place / "target"
+
+
+def test_a_broken_one_is_told_to_who_names_it_and_hides_nothing_else(paths, model):
+    broken = written(paths.drafters / "a" / "drafter", model)
+    (broken / "drafter.safetensors").write_bytes(b"no")
+    written(paths.drafters / "b" / "drafter", model, kind="s3d", age=5)
+    assert [drafter.kind for drafter in drafters(model, paths)] == ["s3d"]
+    with pytest.raises(LocalspecError, match="safetensors"):
+        find_drafter("medusa", model, paths)
+
+
+@pytest.mark.parametrize(
+    "content", [[], {}, {"kind": "medusa"}, {"kind": "evil", "options": {}, "target": {}, "format": 1}, "x"]
+)
+def test_what_is_no_card_is_told(tmp_path, content):
+    (tmp_path / "drafter.json").write_text(json.dumps(content))
+    with pytest.raises(LocalspecError, match=r"drafter\.json does not say what the drafter is"):
+        read_drafter(tmp_path)
+
+
+def test_a_newer_format_and_missing_weights_are_told(tmp_path, model):
+    with pytest.raises(NotHere, match="no trained drafter"):
+        read_drafter(tmp_path)
+    path = written(tmp_path / "newer", model, format=2)
+    with pytest.raises(LocalspecError, match="format 2"):
+        read_drafter(path)
+    path = written(tmp_path / "empty", model)
+    (path / "drafter.safetensors").unlink()
+    with pytest.raises(NotHere, match=r"lacks drafter\.safetensors"):
+        read_drafter(path)
+
+
+def test_the_choice_knows_the_weights(paths, model, monkeypatch):
+    monkeypatch.setenv("LOCALSPEC_HOME", str(paths.home))
+    path = written(paths.drafters / "a" / "drafter", model)
+
+    def chosen(name, **settings):
+        return choose(model, Settings(drafter=name, device="cpu", **settings), 1000)
+
+    assert (chosen("medusa").drafter, chosen("medusa").trained.path) == ("medusa", path)
+    assert chosen(str(path)).drafter == "medusa"
+    with_phrases = chosen("medusa+phrases")
+    assert (with_phrases.drafter, with_phrases.trained.path) == ("medusa+phrases", path)
+    assert chosen(f"{path}+phrases").drafter == "medusa+phrases"
+    assert chosen("medusa").bytes == chosen("none").bytes + 4 * 12
+    assert chosen("medusa", draft_max=0).trained is None
+    assert chosen("phrases").trained is None
+    for name in ("phrases+phrases", "none+phrases"):
+        with pytest.raises(UsageMistake, match="say so"):
+            chosen(name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"drafter": "phrases", "accept": "rejection"}, "known distribution"),
+        ({"drafter": "medusa+phrases", "accept": "rejection"}, "known distribution"),
+        ({"drafter": "none", "accept": "typical"}, "no effect"),
+        ({"drafter": "meduza"}, "did you mean 'medusa'"),
+    ],
+)
+def test_a_rule_that_cannot_be_followed_is_refused(paths, model, monkeypatch, settings, said):
+    monkeypatch.setenv("LOCALSPEC_HOME", str(paths.home))
+    written(paths.drafters / "a" / "drafter", model)
+    with pytest.raises(UsageMistake, match=said):
+        choose(model, Settings(device="cpu", **settings), 1000)
+    assert choose(model, Settings(device="cpu", drafter="medusa", accept="rejection"), 1000).drafter == "medusa"
