@@ -49,7 +49,7 @@ class DrafterCard:
     kind: str
     path: Path
     options: Mapping[str, Any]
-    revision: str  # of the target it was made for
+    revision: str  # of the target it was made for; empty where that is any with its tokenizer
     target: str  # and the name of that
     parameters: int
     bytes: int
@@ -195,7 +195,7 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
             f"make one with `localspec train {name} -m {reference(card, paths)} --data FILE`."
         )
     found = read_drafter(Path(os.path.abspath(os.path.expanduser(name))))
-    if found.revision != (own := revision(card.path)):
+    if found.revision and found.revision != (own := revision(card.path)):
         raise UsageMistake(
             f"The drafter in {found.path} was made for {found.target} ({found.revision[:12]}), and {card.name} is "
             f"{own[:12]}; name the model it was made for, or train one for this."
@@ -231,8 +231,15 @@ def _read_if_there(path: Path) -> DrafterCard | None:
 def read_drafter(path: Path) -> DrafterCard:
     """What a directory that `train` wrote says of itself; the directory of its drafter alone will do.
 
-    Raises NotHere where there is none, LocalspecError where it is damaged.
+    A small language model whose config.json names a `pard_token` is a drafter too (PARD). Raises NotHere where there is
+    none, LocalspecError where it is damaged.
     """
+    if not (path / "drafter.json").is_file() and (path / "config.json").is_file():
+        config = _config(path)
+        if isinstance(config.get("pard_token"), int):
+            found = inspect(path)
+            published = {"form": "model", "model": str(path)}
+            return DrafterCard("parallelspec", path, published, "", "", found.parameters, found.bytes, config)
     if not (path / "drafter.json").is_file() and (path / "drafter" / "drafter.json").is_file():
         path = path / "drafter"
     file = path / "drafter.json"

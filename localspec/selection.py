@@ -74,7 +74,7 @@ def choose(card: TargetCard, settings: Settings, parameters: int, embedding: int
         context=settings.context,
         # An embedding is not packed; that of a tied model is there a second time, packed, as its head.
         bytes=(parameters + embedding * size if quantize == "int8" else parameters * size)
-        + (4 * trained.parameters if trained else 0),
+        + (trained.parameters * (4 if trained.revision else size) if trained else 0),
         reason=reason,
         trained=trained,
     )

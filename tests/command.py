@@ -38,7 +38,13 @@ def called(home: Path, *arguments: str, **variables: str) -> subprocess.Complete
     """The same in this process, a quarter of a second sooner."""
     out, errors = io.StringIO(), io.StringIO()
     own = patch.dict(os.environ, environment(home, **variables), clear=True)
-    with own, chdir(home), redirect_stdout(out), redirect_stderr(errors):
+    with (
+        own,
+        chdir(home),
+        patch("sys.stdin", io.TextIOWrapper(io.BytesIO())),
+        redirect_stdout(out),
+        redirect_stderr(errors),
+    ):
         code = main(arguments)
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), errors.getvalue())
 

@@ -59,6 +59,7 @@ for arguments in {COMMANDS}:
     assert loaded(tmp_path, code) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["localspec ", "localspec run --dev", "localspec show "])
 def test_completion_loads_nothing_heavy(tmp_path, words):
     code = f"""

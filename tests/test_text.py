@@ -28,6 +28,7 @@ def test_every_bidirectional_control_goes(code):
     assert safe(f"a{chr(code)}b") == "ab"
 
 
+@pytest.mark.slow
 def test_nothing_of_any_plane_is_left_that_could_steer_a_terminal():
     kept = [chr(c) for c in range(0x110000) if safe(chr(c)) == chr(c)]
     assert {c for c in kept if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")} == {"\n", "\t"}

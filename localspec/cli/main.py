@@ -30,6 +30,8 @@ COMMANDS = {
     "show": "What is known about one model.",
     "doctor": "What this machine has; --exact MODEL proves that speculation changes no text on it.",
     "bench": "Plain and speculative decoding side by side, on this machine.",
+    "distill": "Let a model answer prompts: training text in its own words.",
+    "train": "Train a drafter for a model.",
     "pool": "The phrases learned here: list, show, clear, export.",
     "history": "Saved conversations: list, search, show, export, rm.",
     "config": "The settings, and where each value comes from.",

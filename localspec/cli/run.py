@@ -172,10 +172,11 @@ def _figures(report: dict[str, Any]) -> str:
     timings, speculation = report["timings"], report["speculation"]
     precision = report["dtype"] if report["quantize"] == "none" else report["quantize"]
     sources = ", ".join(f"{name} {count}" for name, count in speculation["sources"].items())
+    exactness = report["exactness"] if report["lossless"] else "not lossless"
     return (
         f"{timings['tokens_per_second']:.1f} tokens/s · {speculation['acceptance_length']:.2f} tokens/step ({sources})"
         f" · {report['completion_tokens']} tokens · first after {timings['first_token_s']:.2f} s"
-        f" · {precision}, {report['exactness'] if report['lossless'] else 'not lossless'} · {report['memory']['peak_bytes'] / 2**30:.2f} GiB at most"
+        f" · {precision}, {exactness} · {report['memory']['peak_bytes'] / 2**30:.2f} GiB at most"
     )
 
 

@@ -54,6 +54,10 @@ def load(card: DrafterCard, target: "Target") -> "TrainedDrafter":
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    if not (card.path / CARD).is_file():  # a small language model as it was published
+        from localspec.drafters.parallelspec import Drafter
+
+        return Drafter.from_model(card.path, target)
     try:
         drafter = make(card.kind, target, card.options)
     except UsageMistake as mistake:
@@ -69,7 +73,9 @@ def load(card: DrafterCard, target: "Target") -> "TrainedDrafter":
         drafter.fill(tensors)
     except LocalspecError as error:
         raise LocalspecError(f"{file} does not fit: {error}") from None
-    return drafter.eval().requires_grad_(False)
+    drafter.eval().requires_grad_(False).settle()
+    drafter.accuracies = card.about.get("accuracy_by_depth", ())
+    return drafter
 
 
 def save(drafter: "TrainedDrafter", path: Path, about: Mapping[str, Any]) -> None:

@@ -2,18 +2,19 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
 
+from localspec.engine.adapters import Adapters
 from localspec.engine.cache import KVCache
 from localspec.engine.calibration import Calibration
-from localspec.engine.losses import Foresight
-from localspec.engine.sampling import Sampling
+from localspec.engine.losses import RANKS, Foresight
+from localspec.engine.sampling import Sampling, drawn
 from localspec.engine.target import Target
-from localspec.engine.tree import DraftTree
+from localspec.engine.tree import Candidate, DraftTree, best_first
 from localspec.errors import LocalspecError
 
 
@@ -94,17 +95,22 @@ class Lesson:
 class TrainedDrafter(nn.Module):
     """A drafter with weights of its own, made for one target. `Options` is a frozen dataclass of what can be chosen.
 
-    Its weights are kept in fp32, and compute in the precision of the target's activations. A new one is untrained, and
-    lossless like any other.
+    Its weights are trained and saved in fp32, and compute in the precision of the target's activations. A new one is
+    untrained, and lossless like any other. `accuracies` [depth][rank] are how often the token of that rank was right on
+    held-out text, where that was measured.
     """
 
     kind: ClassVar[str]
     Options: ClassVar[type]
+    JOINT: ClassVar[Sequence[str]] = ()  # options that only a form which changes the target has
 
     def __init__(self, target: Target, options: Any) -> None:
         super().__init__()
         self.target, self.options = target, options
         self.calibration = Calibration()
+        self.accuracies: Sequence[Sequence[float]] = ()
+        self.adapters: Adapters | None = None
+        self.progress = 1.0  # how much of a training is over, 0 to 1
 
     @property
     @abstractmethod
@@ -126,6 +132,48 @@ class TrainedDrafter(nn.Module):
     @abstractmethod
     def loss(self, batch: Batch) -> Lesson:
         """What a batch teaches. Every depth is foreseen as in drafting."""
+
+    def settle(self) -> None:
+        """Called when nobody will train it: the weights take on the precision that they compute in."""
+        self.to(self.target.transformer.computes_in)
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def propose(cls, target: Target) -> tuple[dict[str, Any], str] | None:
+        """Options that suit this target and machine, and why, in a sentence; None where a kind proposes nothing."""
+        return None
+
+    @property
+    def owns_target(self) -> bool:
+        """Whether its training changes the target, so that it belongs to the changed one and to no other."""
+        return self.adapters is not None
+
+    def begin(self, frequencies: torch.Tensor) -> None:
+        """Called before training, with how often each token [vocabulary] comes in the text."""
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """What learns, in groups: `params`, and `lr_scale`, the multiple of the learning rate that they learn with."""
+        return [{"params": list(self.parameters()), "lr_scale": 1.0}]
+
+    def adapted(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The target's states with the adapters of a joint form, [texts, n, width]; gradients flow."""
+        assert self.adapters is not None
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        states: torch.Tensor = self.target.transformer(
+            tokens, places, places[:, None] >= places, adapters=self.adapters
+        )
+        return states
+
+    def merge(self) -> None:
+        """Ends joint training: the adapters become part of the target, which then is another model."""
+        assert self.adapters is not None and self.owns_target
+        self.adapters.merge(self.target.transformer)
+        usual = {option.name: option.default for option in fields(self.Options) if option.name in self.JOINT}
+        self.adapters, self.options = None, replace(self.options, joint=False, **usual)
+        self.rewind(0)
+
+    # -- weights ------------------------------------------------------------------------------------------------------
 
     @property
     def nbytes(self) -> int:
@@ -156,3 +204,38 @@ class TrainedDrafter(nn.Module):
                     f"'{name}' has the shape {list(tensor.shape)} where {list(wanted[name].shape)} belongs; "
                     "train the drafter again."
                 )
+
+
+class ParallelDrafter(TrainedDrafter):
+    """A trained drafter that foresees all depths at once, whatever stands between: a level is the same everywhere."""
+
+    def __init__(self, target: Target, options: Any) -> None:
+        super().__init__(target, options)
+        self._proposed: list[list[Candidate]] = []  # by the last draft, to be judged
+        self._greedy = True
+
+    def proposed(self, context: Context, logits: torch.Tensor) -> DraftTree:
+        """The likeliest tree of what logits [depths, vocabulary] say; one that is drawn, by the rule `rejection`."""
+        sampling = context.sampling
+        if sampling.rule == "rejection":
+            return drawn(context.root, logits, context.nodes, sampling, len(context.committed), self.kind)
+        levels = sampling.candidates(logits, self.places(context, logits), min(context.nodes, RANKS))
+        self._proposed, self._greedy = levels, sampling.greedy
+        chances = [self.calibration.chances(level, depth, self._greedy) for depth, level in enumerate(levels, start=1)]
+        return best_first(context.root, chances, context.nodes, self.kind)
+
+    @staticmethod
+    def places(context: Context, logits: torch.Tensor) -> range:
+        """The positions that rows of logits foresee."""
+        return range(len(context.committed), len(context.committed) + len(logits))
+
+    def judge(self, step: Step) -> None:
+        """Learns what the confidence of the last draft was worth: of each level whose parents were all accepted."""
+        if step.tree is not None:
+            for depth, (level, token) in enumerate(zip(self._proposed, step.committed, strict=False), start=1):
+                self.calibration.learn(level, depth, self._greedy, token)
+        self.forget()
+
+    def forget(self) -> None:
+        """What was proposed will not be judged."""
+        self._proposed = []

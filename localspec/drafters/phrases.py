@@ -263,7 +263,7 @@ class Lengthened:
             chance, _, parent, group, at = heapq.heappop(heap)
             longest = max(group, key=lambda follower: follower[0])[1]
             node = builder.add(parent, longest.tokens[at], longest, -chance)
-            offer(node, max(-chance, builder.worth[node]), group, at + 1)
+            offer(node, builder.worth[node], group, at + 1)
         self._draft, self._stored = builder.build(context.nodes)
         return self._draft
 
@@ -311,6 +311,7 @@ class _Builder:
             if self._tokens[child] == token and not (
                 self._inner.probe and child < self._inner.size and self._inner.probe[child]
             ):
+                self.worth[child] = max(self.worth[child], worth)  # never worth less than what hangs below it
                 return child
         node = self.size
         self.worth.append(worth)

@@ -111,10 +111,11 @@ class Engine:
         """
         checkpoint = inspect(card.path)
         choice = choose(card, settings, checkpoint.parameters, checkpoint.embedding)
-        if settings.accept == "typical":
-            notice("with --accept typical the text is not exactly what the model alone would have written.")
         learn, phrases = settings.log and settings.pool == "user", settings.pool != "off" and choice.drafter != "none"
-        return cls(choice, store=store, learn=learn, phrases=phrases, notice=notice, progress=progress)
+        engine = cls(choice, store=store, learn=learn, phrases=phrases, notice=notice, progress=progress)
+        if engine.sampling(settings).rule == "typical":
+            notice("with --accept typical the text is not exactly what the model alone would have written.")
+        return engine
 
     @property
     def context(self) -> int:

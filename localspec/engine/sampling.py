@@ -1,6 +1,6 @@
 """How the target picks a token, and the acceptance rule that walks a draft tree along its picks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,47 +67,25 @@ class Sampling:
             (ids,), scores.double().softmax(0)
         )
 
-    def candidates(self, logits: torch.Tensor, position: int, count: int) -> list[list[Candidate]]:
-        """Of a drafter's logits [depths, vocabulary]: the tokens to propose for `position` and those behind it.
-
-        (token, confidence) by depth, the most confident first. Greedily they are the likeliest. Else they have the
-        highest log q + the noise that the target's own pick at this position will meet, so that a drafter whose q is
-        the target's p proposes that pick, and drawn text is accepted almost as well as greedy text.
-        """
-        if self.greedy:
-            best = logits.float().softmax(-1).topk(min(count, logits.shape[-1]))
-            return [
-                list(zip(*level, strict=True))
-                for level in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            ]
-        found = []
-        likely = logits.float().div(self.temperature).topk(min(self.top_k or LIKELY, LIKELY, logits.shape[-1]))
-        for depth, (scores, ids) in enumerate(zip(likely.values.cpu(), likely.indices.cpu(), strict=True)):
-            noisy = (scores.log_softmax(0).double() + gumbel(self.seed, position + depth, ids)).topk(
-                min(count, len(ids))
-            )
-            confidence = noisy.values.softmax(0).tolist()
-            found.append(list(zip(ids[noisy.indices].tolist(), confidence, strict=True)))
-        return found
-
-    def alternatives(
-        self, logits: torch.Tensor, position: int, count: int, ids: torch.Tensor | None = None
+    def candidates(
+        self, logits: torch.Tensor, positions: Sequence[int], count: int, ids: torch.Tensor | None = None
     ) -> list[list[Candidate]]:
-        """As `candidates`, for nodes [nodes, vocabulary] that stand side by side: all propose for the same position.
+        """Of a drafter's logits [rows, vocabulary]: the tokens to propose for the position of each row.
 
-        `ids` are the tokens that the columns stand for, where a drafter knows only some.
+        (token, confidence) by row, the most confident first. Greedily they are the likeliest. Else they have the
+        highest log q + the noise that the target's own pick at this position will meet, so that a drafter whose q is
+        the target's p proposes that pick, and drawn text is accepted almost as well as greedy text. `ids` are the
+        tokens that the columns stand for, where a drafter knows only some.
         """
-        likely = min(count if self.greedy else self.top_k or LIKELY, LIKELY, logits.shape[-1])
-        if self.greedy:
-            best = logits.float().softmax(-1).topk(likely)
-            confidence, tokens = best.values, best.indices
-        else:
-            best = logits.float().div(self.temperature).topk(likely)
-            scores, tokens = best.values.log_softmax(-1).double().cpu(), best.indices
-        tokens = (tokens if ids is None else ids[tokens]).cpu()
-        if not self.greedy:
-            noisy = (scores + gumbel(self.seed, position, tokens)).topk(min(count, likely))
-            confidence, tokens = noisy.values.softmax(-1), tokens.gather(-1, noisy.indices)
+        plain = self.greedy or self.rule == "typical"  # which takes what is likely, whatever would be drawn
+        scores = logits.float() if plain else logits.float() / self.temperature
+        likely = scores.softmax(-1).topk(min(count if plain else self.top_k or LIKELY, LIKELY, logits.shape[-1]))
+        confidence = likely.values.cpu()
+        tokens = (likely.indices if ids is None else ids[likely.indices]).cpu()
+        if not plain:
+            noisy = confidence.double().log() + gumbel(self.seed, positions, tokens)
+            best = noisy.topk(min(count, tokens.shape[-1]))
+            confidence, tokens = best.values.softmax(-1), tokens.gather(-1, best.indices)
         return [list(zip(*row, strict=True)) for row in zip(tokens.tolist(), confidence.tolist(), strict=True)]
 
     def draw(self, logits: torch.Tensor, position: int, stream: int) -> int:
@@ -151,15 +129,19 @@ def _nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
     return order[kept]
 
 
-def gumbel(seed: int, position: int, ids: torch.Tensor) -> torch.Tensor:
-    """Gumbel noise [ids] in float64: a hash of (seed, position, id), no generator state."""
+def gumbel(seed: int, position: int | Sequence[int], ids: torch.Tensor) -> torch.Tensor:
+    """Gumbel noise [ids] in float64: a hash of (seed, position, id), no generator state. For ids [rows, n] a position
+    for each row.
+    """
     return -(-uniform(seed, position, ids).log()).log()
 
 
-def uniform(seed: int, position: int, ids: torch.Tensor) -> torch.Tensor:
-    """Numbers between 0 and 1, [ids] in float64, by the same hash."""
-    key = _mixed(_mixed(seed & _WORD) + position * _STEP & _WORD)
-    bits = _mix(ids.long() * _signed(_STEP) + _signed(key))
+def uniform(seed: int, position: int | Sequence[int], ids: torch.Tensor) -> torch.Tensor:
+    """Numbers between 0 and 1, as many as ids, in float64, by the same hash."""
+    start = _mixed(seed & _WORD)
+    places = [position] if isinstance(position, int) else position
+    keys = torch.tensor([_signed(_mixed(start + place * _STEP & _WORD)) for place in places], device=ids.device)
+    bits = _mix(ids.long() * _signed(_STEP) + (keys if isinstance(position, int) else keys[:, None]))
     return (((bits >> 11) & (1 << 53) - 1).double() + 0.5) * 2.0**-53
 
 

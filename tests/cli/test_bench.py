@@ -64,6 +64,7 @@ def prompts(tmp_path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_json_is_one_line_and_the_table_goes_to_standard_error(bench, noise, prompts, tmp_path):
     code, out, errors = bench(
         "-m",
@@ -112,6 +113,7 @@ def test_the_table_alone(bench, words, prompts):
     assert float(rows[1][6]) > 1.0, "the reply repeats itself, and nothing of that was accepted"
 
 
+@pytest.mark.slow
 def test_no_reply_helps_a_later_one(bench, words, prompts, monkeypatch):
     honest, steps = Engine.chat, {}
 
@@ -127,6 +129,7 @@ def test_no_reply_helps_a_later_one(bench, words, prompts, monkeypatch):
     assert len(steps) == 6 and all(len({*taken}) == 1 < len(taken) for taken in steps.values())
 
 
+@pytest.mark.slow
 def test_a_reply_that_differs_is_told(bench, words, prompts, monkeypatch):
     """The check can fail: an engine that drafts says one other token in one of its replies."""
     honest, told = Engine.chat, []
@@ -147,6 +150,7 @@ def test_a_reply_that_differs_is_told(bench, words, prompts, monkeypatch):
     assert plain["identical"] is True and phrases["identical"] is False and phrases["identical_prompts"] == 2
 
 
+@pytest.mark.slow
 def test_sampled_replies_are_the_same_too_and_flags_reach_every_engine(bench, noise, prompts, monkeypatch):
     honest, met = Engine.chat, []
 
@@ -166,6 +170,7 @@ def test_sampled_replies_are_the_same_too_and_flags_reach_every_engine(bench, no
     assert set(met) == {(True, 300, 4, Sampling(0.9, seed=5), 16)}
 
 
+@pytest.mark.slow
 def test_prompts_that_do_not_fit_are_left_out_and_counted(bench, noise, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("hello\n" + "long " * 400 + "\nbye\n")
@@ -176,6 +181,7 @@ def test_prompts_that_do_not_fit_are_left_out_and_counted(bench, noise, tmp_path
     assert code == 2 and out == "" and "1999 tokens" in errors and errors.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_without_a_file_the_built_in_prompts_are_asked(bench, noise):
     code, out, _ = bench("-m", noise, "--drafter", "none", "--limit", 4, "-n", 4, "--json")
     (row,) = json.loads(out)["rows"]

@@ -95,6 +95,7 @@ def test_a_proof_ends_in_a_tick_and_keeps_nothing(doctor, noise, home):
     assert out.count("\n") == 1 and not home.exists()
 
 
+@pytest.mark.slow
 def test_the_phrases_of_the_proof_itself_are_used(doctor, noise):
     code, out, _ = prove(doctor, noise, "--json", "--draft-max", 3)
     said = json.loads(out)
@@ -106,12 +107,14 @@ def test_the_phrases_of_the_proof_itself_are_used(doctor, noise):
     assert said["drafted"] >= said["accepted"] > 4 * 9 / 2
 
 
+@pytest.mark.slow
 def test_int8_is_proved_as_int8(doctor, noise):
     assert "(int8, bitwise; widths up to 5 rows;" in prove(doctor, noise, "--quantize", "int8", "--draft-max", 4)[1]
     said = json.loads(prove(doctor, noise, "--quantize", "int8", "--json")[1])
     assert (said["quantize"], said["same"]) == ("int8", 4)
 
 
+@pytest.mark.slow
 def test_the_users_own_phrases_are_left_alone(doctor, noise, home):
     path = home / "data" / "localspec.db"
     with Store.open(path, pytest.fail) as store:
@@ -159,6 +162,7 @@ def test_prompts_are_of_many_kinds():
 # -- the proof fails ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_first_divergence_is_told_and_is_exit_1(doctor, noise, monkeypatch):
     """The seeded reply to the second prompt, the second time it is asked for: the last of all."""
 
@@ -179,6 +183,7 @@ def test_the_first_divergence_is_told_and_is_exit_1(doctor, noise, monkeypatch):
     assert len({id(engine) for engine in engines}) == 2 and len({id(engine.target) for engine in engines}) == 1
 
 
+@pytest.mark.slow
 def test_a_divergence_in_json_is_one_value_and_exit_1(doctor, noise, monkeypatch):
     tamper(monkeypatch, lambda engine, _, ids: ids if engine.choice.drafter == "none" else (66, *ids[1:]))
     code, out, err = prove(doctor, noise, "--json")
@@ -191,6 +196,7 @@ def test_a_divergence_in_json_is_one_value_and_exit_1(doctor, noise, monkeypatch
     assert parted["repeatable"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "told"),
     [(lambda ids: ids[:2], ', token 3 of the reply: "c" becomes the end,'), (lambda ids: (*ids, 90), 'token 4 of the reply: the end becomes "Z",')],
@@ -202,6 +208,7 @@ def test_a_reply_that_ends_elsewhere(doctor, tmp_path, monkeypatch, change, told
     assert told in sentence_ and "gap of 30 " in sentence_, "as sharp as the model is made"
 
 
+@pytest.mark.slow
 def test_plain_decoding_that_does_not_repeat_itself_is_what_is_told(doctor, noise, monkeypatch):
     def change(engine: Engine, number: int, ids: Ids) -> Sequence[int]:
         return ids if engine.choice.drafter == "none" and number == 0 else (*ids[:5], 67 + number, *ids[6:])
@@ -212,6 +219,7 @@ def test_plain_decoding_that_does_not_repeat_itself_is_what_is_told(doctor, nois
     assert ', then "D",' in told and "Speculation" not in told
 
 
+@pytest.mark.slow
 def test_what_a_token_says_cannot_command_the_terminal(doctor, hostile, monkeypatch):
     for place in (2, 3):
         with monkeypatch.context() as patched:

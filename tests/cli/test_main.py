@@ -9,7 +9,7 @@ from command import called, environment, localspec, sentence
 
 import localspec as package
 
-ALL = ["chat", "run", "list", "show", "doctor", "bench", "pool", "history", "config", "path"]
+ALL = ["chat", "run", "list", "show", "doctor", "bench", "distill", "train", "pool", "history", "config", "path"]
 
 
 def test_version_and_help(tmp_path):
@@ -91,6 +91,7 @@ def failing(tmp_path, body: str, **options) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_unexpected_is_one_line_and_a_private_log_without_values(tmp_path):
     body = (
         "\n    try: 1 / 0\n    except ZeroDivisionError as e: raise ValueError('about ' + SECRET + '\\x1b[2J') from e"
@@ -114,6 +115,7 @@ def test_a_log_that_cannot_be_written_hides_nothing(tmp_path):
     assert result.returncode == 1 and "odd" in sentence(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "code", "said"),
     [
@@ -130,6 +132,7 @@ def test_exit_codes(tmp_path, body, code, said):
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.slow
 def test_a_command_may_give_its_own_exit_code(tmp_path):
     assert failing(tmp_path, "raise typer.Exit(7)").returncode == 7
     assert failing(tmp_path, "return 9").returncode == 9
@@ -151,6 +154,7 @@ def test_a_real_interrupt(tmp_path):
     assert process.returncode == 130 and errors == "localspec: Interrupted.\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="pipes as on POSIX")
 @pytest.mark.parametrize(
     "code",
@@ -190,6 +194,7 @@ def test_a_full_disk_behind_standard_output(tmp_path, unbuffered):
     assert result.stderr.startswith("localspec: Standard output") and result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_closed_streams(tmp_path):
     command = f"'{sys.executable}' -m localspec"
     shell = {"shell": True, "env": environment(tmp_path), "stderr": subprocess.PIPE, "text": True}

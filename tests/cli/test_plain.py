@@ -189,6 +189,7 @@ def test_input_that_is_no_utf_8_terminal(talk, messages, monkeypatch):
     assert prompts(messages) == ["café"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pieces", "out"),
     [
@@ -350,6 +351,7 @@ def test_quit(talk, hello, messages, line):
     assert (result.code, result.out, told(result, hello)) == (0, "", []) and messages == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "code", "sentence"),
     [
@@ -443,6 +445,7 @@ def named(home: Path, hello: Script, endless: Script) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_another_model(talk, home, hello, named, endless, messages):
     result = talk("one", "/model", "/model talker", "two", "/model greeter", "three", arguments=["-n", "3"])
     assert result.out == "Hello!\nand so on \nHello!\n"
@@ -455,6 +458,7 @@ def test_another_model(talk, home, hello, named, endless, messages):
     assert kept(home)[0].info.model == "greeter"
 
 
+@pytest.mark.slow
 def test_the_model_before_is_gone_before_the_next_is_loaded(talk, named, monkeypatch):
     """Two may not fit in memory at once."""
     from localspec import Engine
@@ -496,6 +500,7 @@ def broken(named: Path, hello: Script, tmp_path: Path, monkeypatch: pytest.Monke
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "code", "words"),
     [("too large", 4, "99.0 GiB"), ("damaged", 1, "config.json"), ("no tokenizer", 1, "tokenizer")],
@@ -513,6 +518,7 @@ def test_a_model_that_cannot_be_had(talk, home, hello, messages, broken, how, co
     assert (result.code, result.out) == (code, "Hello!\n") and told(result, hello)[1:] == [mistake]
 
 
+@pytest.mark.slow
 def test_the_one_before_goes_on_and_not_the_first(talk, home, hello, broken):
     name = broken("no tokenizer")
     result = talk("/model talker", f"/model {name}", "two", arguments=["-n", "3"], terminal=True)
@@ -676,6 +682,7 @@ def test_no_input_at_all(talk, hello, monkeypatch, capfd, tmp_path):
 EVIL = "evil\x1b[2J\x07\x9b31m\u202e\x08\x7f"
 
 
+@pytest.mark.slow
 def test_hostile_text(talk, home, models, tmp_path):
     """In prompts, answers, titles, descriptions and the names of files: nothing of it commands the terminal."""
     pieces = [*(bytes([byte]) for byte in range(256)), b"\xc2", b"\x9b", b"31m", EVIL.encode(), b"end"]

@@ -163,6 +163,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.slow
 def test_a_reply_and_nothing_else_without_network_or_interface(home, hello):
     result = subprocess.run(
         [sys.executable, "-c", OFFLINE, "run", "-m", hello.path, "hi"],
@@ -581,6 +582,7 @@ def test_the_object(run, hello):
     assert (stopped["finish_reason"], stopped["text"], stopped["token_ids"]) == ("stop", "Hello", hello.ids[:2])
 
 
+@pytest.mark.slow
 def test_seeds(run, noise):
     def said(*arguments: object) -> dict[str, Any]:
         reply = run("-m", noise, "hi", "--json", "--temp", "1", "-n", "40", *arguments).json
@@ -642,6 +644,7 @@ def test_exact_where_it_cannot_be_had_is_refused(run, hello, inexact, monkeypatc
     assert run("-m", hello.path, "hi").code == 0
 
 
+@pytest.mark.slow
 def test_the_figures_name_the_precision(run, hello):
     assert " · fp32, bitwise · " in run("-m", hello.path, "hi", "--stats", "--exact").err
     assert " · int8, " in run("-m", hello.path, "hi", "--stats", "--quantize", "int8").err
@@ -869,12 +872,14 @@ def test_what_learns_and_what_forgets(run, long):
     assert length("--no-log") == length() == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["--pool", "off"], ["--no-spec"], ["--draft-max", "0"], ["--exact"]])
 def test_where_nothing_may_be_kept_there_is_no_database(run, first_start, hello, arguments):
     assert run("-m", hello.path, "hi", "--no-log", *arguments) == (0, hello.text + "\n", "")
     assert not first_start.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--pool", "off"], ["--no-spec"], ["--draft-max", "0"]])
 def test_without_phrases_what_was_measured_is_kept_and_what_was_said(run, first_start, hello, monkeypatch, arguments):
     assert run("-m", hello.path, "hi", *arguments).code == 0
@@ -1009,6 +1014,7 @@ def test_a_conversation_is_kept_by_the_model_s_place_from_anywhere(run, home, he
     assert run("-c", "two") == (0, hello.text + "\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", ["directory", "content"])
 def test_a_conversation_whose_model_is_gone(run, home, hello, tmp_path, messages, gone):
     path = tmp_path / "model"
@@ -1061,6 +1067,7 @@ def files_with(home: Path, *needles: bytes) -> list[Path]:
     ]
 
 
+@pytest.mark.slow
 def test_no_log_keeps_nothing(run, home, long, monkeypatch):
     traces = (b"QZJX", long.text[:12].encode(), pack_tokens(long.ids[10:13]))
     for how in ("flag", "variable", "file"):
@@ -1079,6 +1086,7 @@ def test_no_log_keeps_nothing(run, home, long, monkeypatch):
         assert files_with(home, trace) == [Paths(home).database]
 
 
+@pytest.mark.slow
 def test_no_log_reads_the_conversation_and_keeps_nothing_new(run, home, hello, long, messages):
     run("-m", hello.path, "-s", "Be kind.", "one")
     before = kept(home)
@@ -1214,6 +1222,7 @@ def test_a_broken_database_holds_nothing_to_go_on_with(run, home, hello):
     assert (result.code, result.out) == (2, "") and "set aside" in aside and "no conversation to continue" in mistake
 
 
+@pytest.mark.slow
 def test_a_full_disk_while_saving(run, home, long, monkeypatch):
     run("-m", long.path, "hi", "-n", "2")
     before, original = resource.getrlimit(resource.RLIMIT_FSIZE), run_module._Plain.end

@@ -144,6 +144,7 @@ def quiet(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_form_is_safe_in_process(quiet, hostile, capfdbinary):
     for form in ((), ("--json",), ("--stream-json",), ("--no-spec",), ("--stop", "\x1b[31m")):
         assert main(["run", "-m", str(hostile.path), "hi", *form]) == 0

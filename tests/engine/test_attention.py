@@ -240,6 +240,7 @@ class Ones:
 SLOTS = 4 * LEAST_SLOTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pages", "size"),
     [

@@ -133,6 +133,7 @@ def test_on_alternating_texts_it_is_as_good_as_the_best_fixed_size(machine: Curv
     assert throughput(simulate(Budget(MOST, machine), text, machine), text) >= 0.95 * best_fixed(text, machine)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chance", cases([0.1, 0.3, 0.6, 0.9], [0.3]))
 @pytest.mark.parametrize("machine", MACHINES)
 def test_where_guesses_are_right_by_chance_it_is_nearly_as_good_as_the_best_fixed_size(
@@ -471,6 +472,7 @@ def endless(model: Tiny) -> Target:
     return target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.1, top_k=50, seed=4)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", cases([WIDE_HEADS, "llama-one-key-head-tied-linear"], [WIDE_HEADS]))
 def test_the_text_does_not_depend_on_the_budget(tiny: Make, name: str, sampling: Sampling) -> None:

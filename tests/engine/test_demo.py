@@ -59,6 +59,7 @@ def test_the_logits_of_a_prompt_are_the_stock_models(demo: Tiny) -> None:
     assert (ours - stock).abs().max() < 1e-5 * stock.abs().max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "quantize", "within"), [("fp32", "none", 0.001), ("fp32", "int8", 0.05), ("bf16", "int8", 0.05)]
 )

@@ -97,6 +97,7 @@ def test_text_that_spells_a_special_token_stays_text(engine):
     assert target.decode(prompt).replace("\u200c", "") == hostile
 
 
+@pytest.mark.slow
 def test_three_turns_reuse_what_they_share_and_answer_like_a_fresh_session(engine):
     turns = []
     for question in ("Hello!", "What is a dog?", "And a cat?"):
@@ -154,6 +155,7 @@ def test_the_templates_end_of_turn_is_a_stop_token_though_no_config_names_it(eng
     assert GenerationConfig.from_pretrained(DEMO).eos_token_id == [end, 0]
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_no_number_is_refused():
     engine = load()
     engine.target.transformer.norm.data.fill_(float("nan"))

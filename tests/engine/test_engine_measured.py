@@ -60,6 +60,7 @@ def test_what_was_measured_once_is_not_measured_again(measured, store):
     assert measured == [f"exactness {AUTO_NODES + 1}", "costs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [{"dtype": "bf16"}, {"quantize": "int8"}, {"exact": True}, {"context": 512}])
 def test_another_precision_form_or_context_is_measured_by_itself(measured, store, other):
     Engine(choice(), store=store)

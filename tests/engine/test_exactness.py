@@ -63,6 +63,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- what it finds -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_precision
 @pytest.mark.parametrize("name", cases(CONFIGS, [GROUPED]))
 def test_the_invariant_form_is_bitwise(load: Load, name: str, precision: str) -> None:
@@ -250,6 +251,7 @@ def test_logits_that_depend_on_how_many_slots_are_visible_are_seen(
         assert_seen(attending(small(exact=exact), bucketed), exact, multiple=multiple)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 17, 65])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_logits_that_depend_on_the_number_of_threads_are_seen(
@@ -278,6 +280,7 @@ def test_logits_that_depend_on_a_number_of_threads_between_one_and_all_are_seen(
     assert_seen(doctored(small(exact=exact), split), exact, widest=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [4, 20])
 def test_those_numbers_of_threads_are_tried_with_few_rows_and_with_some_more(
     small: Small, assert_seen: Seen, monkeypatch: pytest.MonkeyPatch, rows: int
@@ -345,6 +348,7 @@ def test_an_answer_that_is_no_number_is_not_bitwise(
     assert not measure(target, 3, exact).bitwise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("needed", [4, 8])
 def test_rows_are_filled_up_to_the_smallest_multiple_that_holds(
     small: Small, attending: Attending, needed: int
@@ -382,6 +386,7 @@ def test_the_number_of_threads_is_what_it_was_also_where_the_model_fails(load: L
     assert torch.get_num_threads() == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False])
 def test_what_is_said_afterwards_is_what_would_have_been_said_before(load: Load, exact: bool) -> None:
     fresh, measured = load(exact=exact), load(exact=exact)
@@ -483,6 +488,7 @@ def assert_sessions_agree(
         assert (talk.acceptance_length > 1.5) == (name != "wrong")
 
 
+@pytest.mark.slow
 def test_exact_text_is_that_of_plain_decoding_to_the_last_bit(load: Load) -> None:
     target = load(WIDE_HEADS, "int8")
     bits = measure(target, 9, exact=True).bitwise

@@ -129,6 +129,7 @@ def conversation(model: Tiny) -> list[tuple[list[int], list[int]]]:
     return turns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("name", cases(THREE_TURNS, THREE_TURNS[2:4]))
 def test_three_turns_with_a_reused_prefix_are_those_of_the_stock_model(tiny: Make, name: str, drafter: str) -> None:
@@ -263,6 +264,7 @@ def test_the_chi_square_sees_a_distribution_that_is_a_little_off(letters: Tiny) 
         assert_drawn_from(chances, counts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", cases(SHAPES, ["plain", "all"]))
 @pytest.mark.parametrize("name", ["llama-grouped-dynamic", "qwen2-many-heads-mixed-window-tied"])
 def test_a_seed_gives_the_same_ids_whatever_the_drafter(tiny: Make, name: str, shape: str) -> None:

@@ -146,6 +146,7 @@ def test_a_stop_token_at_once_gives_an_empty_reply(tiny: Make) -> None:
     assert_whole(session)
 
 
+@pytest.mark.slow
 def test_a_stop_string_inside_an_accepted_path_cuts_text_tokens_cache_and_drafter_at_one_place(speller: Tiny) -> None:
     """Every place of the reply in turn, within tokens and across them."""
     target, prompt = speller.target, list(range(9))
@@ -302,6 +303,7 @@ def chat(session: Session, prompt: Sequence[int], count: int) -> list[int]:
     return delivered(list(session.generate(prompt, GREEDY, Limits(max_tokens=count))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", cases(range(4), (0, 3)))
 def test_a_stream_that_is_abandoned_at_any_event_leaves_a_session_as_good_as_a_fresh_one(
     tiny: Make, which: int

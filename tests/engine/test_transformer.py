@@ -229,6 +229,7 @@ def filled(target: Target, multiple: int) -> Target:
     return target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multiple", [4, 8])
 @pytest.mark.parametrize("exact", [False, True], ids=["fastest", "exact"])
 @pytest.mark.parametrize("name", [SHARDED, GROUPED_QWEN3, "mistral-grouped-window-wide-heads"])

@@ -71,6 +71,7 @@ def test_a_paste_keeps_its_lines_does_not_send_and_commands_nothing(chat):
     talk.play(story)
 
 
+@pytest.mark.quick
 def test_arrow_keys_go_through_earlier_prompts_and_keep_the_draft(chat):
     talk = chat()
 
@@ -296,6 +297,7 @@ def test_a_click_on_a_message_leaves_the_focus_in_the_prompt(chat):
     talk.play(story)
 
 
+@pytest.mark.quick
 def test_ctrl_l_copies_the_last_reply(chat, clipboard):
     talk = chat(["# Source *text*"])
 

@@ -80,6 +80,7 @@ def rendered(text: str, chunks: list[str] | None = None, finish: bool = True) ->
     return asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_control_character_is_shown(name):
     shown = "".join(rendered(HOSTILE[name]))
@@ -155,6 +156,7 @@ def test_cells_of_a_table_are_no_markup_for_tooltips():
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -169,6 +171,7 @@ def test_a_table_may_shrink_while_it_comes(before, after):
     assert rendered(before + after, [before, after]) == rendered(before + after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", cases([name for name in HOSTILE if name not in ("many lines", "long word")], ("code", "table", "html"))
 )

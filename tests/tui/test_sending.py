@@ -10,6 +10,7 @@ from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Done, Prefill, Text
 
 
+@pytest.mark.quick
 def test_enter_sends_and_the_reply_is_shown_and_kept(chat):
     talk = chat(["Hello ", "there."])
 
@@ -161,6 +162,7 @@ def test_what_waits_is_not_lost_where_something_else_is_typed(chat):
     talk.play(story, ready=False)
 
 
+@pytest.mark.quick
 def test_letters_and_enter_that_come_in_one_burst_keep_their_order(chat):
     """A paste without brackets, or a slow line: no key may overtake another."""
     talk = chat(["One."], ["Two."])
@@ -346,6 +348,7 @@ def test_a_reply_at_its_limit_says_so(chat):
     talk.play(story)
 
 
+@pytest.mark.quick
 def test_an_unexpected_failure_ends_the_chat_with_the_conversation_kept(chat):
     talk = chat(["Said before ", "it broke", ZeroDivisionError("secret prompt")])
 

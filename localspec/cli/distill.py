@@ -1,0 +1,92 @@
+"""localspec distill"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from localspec import config, registry
+from localspec.cli.interrupt import Interrupt
+from localspec.cli.options import Device, Dtype, number
+from localspec.cli.progress import Progress
+from localspec.errors import UsageMistake
+from localspec.selection import choose
+from localspec.training import texts
+
+app = typer.Typer()
+
+
+@app.command()
+def distill(
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="A name, or a directory in the Hugging Face layout.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help='JSONL, {"prompt": "…"}, {"turns": ["…"]} or {"messages": […]}; or one a line; .xz too.',
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="JSONL; replies that are there are kept.")
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", min=1, metavar="N", help="The longest reply, in tokens.")
+    ] = 512,
+    temperature: Annotated[float | None, number("--temperature", "--temp", help="0, the default, is greedy.")] = None,
+    seed: Annotated[int | None, number("--seed", help="The same seed gives the same replies.")] = None,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="So many prompts at once.")] = 16,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N prompts.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+) -> int:
+    """Let a model answer prompts: training text in its own words. What was stopped goes on with the same command."""
+    if prompts is None or output is None:
+        raise UsageMistake("Prompts and a file for the replies are needed; give --prompts FILE -o FILE.")
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise UsageMistake(f"{output} cannot be written: it is no place for a file; give another -o.")
+    settings = config.load(
+        flags={"model": model, "temperature": temperature, "seed": seed, "device": device, "dtype": dtype}
+    )
+    asked = texts.questions(prompts)[:limit]
+    card = registry.resolve(settings.model or "demo")
+    found = registry.inspect(card.path)
+    own = replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False, quantize="none")
+    choice = choose(card, own, found.parameters, found.embedding)
+    progress = Progress()
+    with Interrupt() as interrupt:
+        progress.show(f"loading {card.name}")
+
+        # From here on torch is needed, and takes seconds to import.
+        from localspec.training.distill import Distiller, Wanted
+
+        wanted = Wanted(
+            max_tokens,
+            0.0 if temperature is None else settings.temperature or 0.0,
+            0 if settings.seed is None else settings.seed,
+            batch,
+        )
+        try:
+            distiller = Distiller(asked, output, choice, wanted)
+            if distiller.too_long:
+                progress.notice(f"{distiller.too_long} prompts are too long for the model's context and are left out.")
+            if distiller.answered:
+                progress.notice(f"{len(distiller.answered)} of {distiller.total} replies are there already.")
+            if left := distiller.total - len(distiller.answered):
+                progress.show("measuring")
+                progress.notice(f"{left} replies take about {distiller.estimate() / 3600:.2g} hours at most.")
+            interrupt.wait_for_step = True
+            for written in distiller.run():
+                progress.show(f"{written.done} of {written.total} replies, {written.left / 3600:.2g} hours left")
+                if interrupt.asked and written.done < written.total:
+                    progress.notice(
+                        f"stopped; {output} holds {written.done} of {written.total} replies, and the same command "
+                        "goes on."
+                    )
+                    return 130
+        finally:
+            progress.clear()
+    print(f"{output}: {distiller.total} replies of {card.name}.", flush=True)
+    return 0

@@ -1,0 +1,182 @@
+"""localspec train KIND"""
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from localspec import config, registry
+from localspec.cli.interrupt import Interrupt
+from localspec.cli.options import Device, Dtype, Quantize
+from localspec.cli.progress import Progress
+from localspec.config import home, nearest
+from localspec.errors import UsageMistake
+from localspec.paths import Paths
+from localspec.training import texts
+
+app = typer.Typer()
+
+
+@app.command()
+def train(
+    kind: Annotated[str, typer.Argument(help=", ".join(registry.TRAINED))],
+    more: Annotated[list[Path] | None, typer.Argument(metavar="", hidden=True)] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="The target: a name, or a directory in the Hugging Face layout.")
+    ] = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option("--data", metavar="FILE…", help='Plain text, or JSONL with "text" or "messages" a line; .xz too.'),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Else below the data directory.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-O", metavar="NAME=VALUE", help="An option of the kind; repeatable."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="So many steps at most.")] = None,
+    hours: Annotated[float | None, typer.Option(metavar="N", help="So long at most.")] = None,
+    epochs: Annotated[
+        float | None, typer.Option(metavar="N", help="So many passes over the text; 1 where no limit is given.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="What one step learns from.")] = 4096,
+    at_once: Annotated[
+        int | None, typer.Option(min=1, metavar="TOKENS", help="So many in one forward; fewer take less memory.")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(min=8, metavar="TOKENS", help="Longer texts are cut; 1024 or the model's context.")
+    ] = None,
+    rate: Annotated[float, typer.Option("--lr", metavar="N", help="The learning rate at its highest.")] = 1e-3,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="The same seed learns the same.")] = 0,
+    labels: Annotated[
+        Literal["soft", "text"], typer.Option(help="The target's own distribution, or the tokens of the text.")
+    ] = "soft",
+    device: Device = None,
+    dtype: Dtype = None,
+    quantize: Quantize = None,
+    save_every: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Between checkpoints.")] = 300.0,
+    force: Annotated[bool, typer.Option("--force", help="Replace what an earlier training left there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of lines.")] = False,
+) -> int:
+    """Train a drafter for a model. What was stopped goes on with the same command."""
+    if kind not in registry.TRAINED:
+        raise UsageMistake(
+            f"There is no kind {kind!r} to train{nearest(kind, registry.TRAINED)}; give one of "
+            f"{', '.join(registry.TRAINED)}."
+        )
+    for flag, value in (("--hours", hours), ("--epochs", epochs), ("--lr", rate)):
+        if value is not None and not 0 < value < float("inf"):
+            raise UsageMistake(f"{flag} {value} is not possible; give a number above 0.")
+    if at_once is not None and at_once > batch:
+        raise UsageMistake(
+            f"--at-once {at_once} is more than the {batch} tokens of a step; give less, or more --batch."
+        )
+    files = [*(data or ()), *(more or ())]
+    if not data:
+        raise UsageMistake("There is nothing to learn from; give --data FILE, or make some with `localspec distill`.")
+    settings = config.load(flags={"model": model, "device": device, "dtype": dtype, "quantize": quantize})
+    card = registry.resolve(settings.model or "demo")
+    directory = output or Paths(home()).drafters / (re.sub(r"[^\w.-]+", "-", _name(card)).strip(".-") + f"-{kind}")
+    progress = Progress()
+    with Interrupt() as interrupt:
+        progress.show("reading text")
+        examples = texts.read(files)
+
+        # From here on torch is needed, and takes seconds to import.
+        from localspec.training.job import Job, Request, parsed
+
+        request = Request(
+            kind=kind, card=card, name=_name(card), options=parsed(kind, option or []), examples=examples,
+            data=[file.name for file in files], directory=directory,
+            command=_command(kind, card, files, option or [], locals()),
+            length=length, batch=batch, at_once=at_once, rate=rate, seed=seed, soft=labels == "soft",
+            steps=steps, hours=hours, epochs=epochs if steps or hours or epochs else 1.0,
+            save_seconds=save_every, force=force,
+        )  # fmt: skip
+        try:
+            job = Job(request, settings, progress.notice, progress.show, lambda: interrupt.asked)
+            interrupt.wait_for_step = True
+            for seen in job.run():
+                if job.main:
+                    _show(progress, seen, first=seen.step == job.began + 1)
+            interrupt.wait_for_step = False
+            if job.training.stopped:
+                if job.main:
+                    progress.notice(
+                        f"stopped behind step {job.training.state.step}; the same command goes on from there."
+                    )
+                return 130
+            progress.show("measuring")
+            report = job.finish()
+        finally:
+            progress.clear()
+    if job.main:
+        print(json.dumps(report) if as_json else _lines(report, registry.reference(card)), flush=True)
+    return 0
+
+
+def _show(progress: Progress, seen: Any, first: bool) -> None:
+    if first and seen.done < 1:
+        steps = round(seen.step / seen.done)
+        progress.notice(f"about {steps} steps, {_time(seen.left)}, as the first one went.")
+    if seen.accuracy is not None:
+        progress.notice(f"step {seen.step}, loss {seen.loss:.3f}, first guess right by depth {_shares(seen.accuracy)}.")
+    pace = seen.tokens / max(seen.seconds, 1e-9)
+    progress.show(
+        f"{100 * seen.done:.0f} %  step {seen.step}  loss {seen.loss:.3f}  {pace:.0f} tokens/s  {_time(seen.left)} left"
+    )
+
+
+def _lines(report: dict[str, Any], model: str) -> str:
+    directory = report["directory"]
+    own = report["changes_target"]
+    used = f"localspec run -m {shlex.quote(directory if own else model)} --drafter {shlex.quote(directory)}"
+    lines = [
+        f"{report['kind']} for {report['model']}: {report['steps']} steps, {report['tokens']} tokens, "
+        f"{_time(report['seconds'])}, loss {report['loss']:.3f}",
+        f"first guess right on held-out text, by depth: {_shares(report['accuracy_by_depth'])}",
+    ]
+    if own:
+        before, after = report["perplexity"]
+        lines.append(
+            f"its own target, made from {report['model']}: perplexity on held-out text {after:.3f}, and {before:.3f} "
+            "before"
+        )
+    return "\n".join([*lines, f"use it: {used}"])
+
+
+def _shares(accuracy: Sequence[Sequence[float]]) -> str:
+    return " ".join(f"{100 * line[0]:.0f} %" for line in accuracy)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def _name(card: registry.TargetCard) -> str:
+    """What a model is called where its place is nobody's business."""
+    if card.name in registry.cards():
+        return card.name
+    path = card.path.resolve()
+    return path.parent.name if path.name == "target" else path.name
+
+
+def _command(
+    kind: str, card: registry.TargetCard, files: Sequence[Path], options: Sequence[str], given: dict[str, Any]
+) -> str:
+    """The command as it can be given again, but for directories: they are nobody's business."""
+    words = ["localspec", "train", kind, "-m", _name(card), "--data", *(file.name for file in files)]
+    words += [word for option in options for word in ("-O", option)]
+    for flag in ("steps", "hours", "epochs", "at_once", "length", "device", "dtype", "quantize"):
+        if given[flag] is not None:
+            words += [f"--{flag.replace('_', '-')}", str(given[flag])]
+    for flag, name in (("--batch", "batch"), ("--lr", "rate"), ("--seed", "seed"), ("--labels", "labels")):
+        words += [flag, str(given[name])]
+    return shlex.join(words)

@@ -1,0 +1,218 @@
+"""Medusa (Cai et al. 2024): K heads on the target's last hidden state, each for one token further ahead.
+
+The state that predicted the root goes in; head k foresees the token k places behind the root, whatever stands between.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from localspec.drafters.base import Batch, Context, Lesson, ParallelDrafter, Step
+from localspec.engine.adapters import Adapters
+from localspec.engine.linear import RowScaled
+from localspec.engine.losses import RANKS, Foresight, cross_entropy
+from localspec.engine.target import Target
+from localspec.engine.tree import DraftTree, best_first
+from localspec.errors import UsageMistake
+
+TREES = ("confident", "static")
+SLOWER = 0.25  # how fast the target's adapters learn, beside the heads (§4.0.1)
+UNMEASURED = [0.5 ** (rank + 1) for rank in range(RANKS)]  # accuracies by rank, where nobody measured any
+
+
+@dataclass(frozen=True)
+class MedusaOptions:
+    """`private` gives each head a vocabulary matrix of its own, as in the paper; else all share the target's.
+
+    `tree` is built from this step's confidence, or once from measured accuracies (§3.3.3). `decay` is λ: head k weighs
+    λᵏ. `joint` is Medusa-2, which changes the target: adapters of this rank and alpha learn beside the heads, whose
+    loss then weighs `balance` (λ₀: 0.01 for the target's own distribution as the label, 0.2 for the text as the label),
+    after the heads have learned alone for the share `warmup` of the training. Raises UsageMistake for values that mean
+    nothing.
+    """
+
+    heads: int = 4
+    layers: int = 1
+    private: bool = False
+    tree: str = "confident"
+    decay: float = 0.8
+    joint: bool = False
+    rank: int = 32
+    alpha: float = 16.0
+    balance: float = 0.01
+    warmup: float = 0.25
+
+    def __post_init__(self) -> None:
+        for name, fine, hint in (
+            ("heads", 1 <= self.heads <= 16, "1 to 16"),
+            ("layers", 1 <= self.layers <= 8, "1 to 8"),
+            ("tree", self.tree in TREES, " or ".join(TREES)),
+            ("decay", 0 < self.decay <= 1, "above 0 and at most 1"),
+            ("rank", self.rank >= 1, "1 or more"),
+            ("alpha", 0 < self.alpha < float("inf"), "above 0"),
+            ("balance", 0 < self.balance < float("inf"), "above 0"),
+            ("warmup", 0 <= self.warmup < 1, "0 or more and below 1"),
+        ):
+            if not fine:
+                raise UsageMistake(f"{name} = {getattr(self, name)!r} of medusa is not possible; give {hint}.")
+        if not self.joint and (given := [name for name, usual in _JOINT.items() if getattr(self, name) != usual]):
+            raise UsageMistake(
+                f"{given[0]} = {getattr(self, given[0])!r} of medusa has no effect without joint; give both or neither."
+            )
+
+
+_JOINT: dict[str, Any] = {
+    option.name: option.default
+    for option in fields(MedusaOptions)
+    if option.name in ("rank", "alpha", "balance", "warmup")
+}
+
+
+class Blocks(nn.Module):
+    """One residual block for each head, x + SiLU(W x + b), the heads side by side; zeros, which change nothing.
+
+    weight [heads, width, width], bias [heads, width].
+    """
+
+    def __init__(self, heads: int, width: int, device: torch.device) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(heads, width, width, device=device))
+        self.bias = nn.Parameter(torch.zeros(heads, width, device=device))
+
+    def forward(self, x: torch.Tensor, heads: slice) -> torch.Tensor:
+        """Rows of these heads, [heads, rows, width] -> the same."""
+        weight, bias = self.weight[heads].to(x.dtype), self.bias[heads].to(x.dtype)
+        return x + F.silu(torch.baddbmm(bias[:, None], x, weight.transpose(1, 2)))
+
+
+class Drafter(ParallelDrafter):
+    """`adapters` are those of joint training, until `merge`: what is left are heads as Medusa-1 has them."""
+
+    kind = "medusa"
+    Options = MedusaOptions
+    options: MedusaOptions
+    JOINT = tuple(_JOINT)
+    linears: nn.Parameter | None
+
+    def __init__(self, target: Target, options: MedusaOptions) -> None:
+        """Raises UsageMistake for joint training of a target in int8."""
+        super().__init__(target, options)
+        transformer = target.transformer
+        self.blocks = nn.ModuleList(
+            Blocks(options.heads, transformer.shape.width, target.device) for _ in range(options.layers)
+        )
+        self.linears = None
+        if options.private:
+            self.linears = nn.Parameter(transformer.head.weight.detach().float().repeat(options.heads, 1, 1))
+        if options.joint:
+            if isinstance(transformer.head, RowScaled):
+                raise UsageMistake(
+                    "Joint training changes the target's weights, which int8 rounds; use --quantize none."
+                )
+            self.adapters = Adapters(transformer, range(len(transformer.layers)), options.rank, options.alpha)
+        self._state: torch.Tensor | None = None  # that predicted the root
+
+    @property
+    def depth(self) -> int:
+        return self.options.heads
+
+    # -- drafting -----------------------------------------------------------------------------------------------------
+
+    def observe(self, step: Step) -> None:
+        """Judges what was proposed; keeps the state that predicted the new root, which is that of the last row."""
+        self.judge(step)
+        self._state = step.hidden[-1:].clone()  # a copy: the rest of a chunk of prefill need not stay
+
+    def rewind(self, length: int) -> None:
+        """Forgets the state; the session reads at least one token before it drafts again."""
+        self._state = None
+        self.forget()
+
+    def draft(self, context: Context) -> DraftTree:
+        """All heads in one go; those that no node would be left for are not asked."""
+        if self._state is None or not context.nodes:
+            return DraftTree((context.root,), (-1,))
+        depths = min(context.nodes, self.depth)
+        logits = self._logits(self._state.expand(depths, 1, -1), slice(depths))[:, 0]
+        if self.options.tree == "static" and context.sampling.rule != "rejection":
+            return self._static(context, logits)
+        return self.proposed(context, logits)
+
+    def _logits(self, x: torch.Tensor, heads: slice) -> torch.Tensor:
+        """What these heads make of states: [heads, rows, width] -> [heads, rows, vocabulary]."""
+        for blocks in self.blocks:
+            x = blocks(x, heads)
+        if self.linears is None:
+            return self.target.head(x)
+        # In this order a single row takes the path for vectors, which reads matrices twice as fast.
+        return torch.bmm(self.linears[heads].to(x.dtype), x.transpose(1, 2)).transpose(1, 2).contiguous()
+
+    def _static(self, context: Context, logits: torch.Tensor) -> DraftTree:
+        """The sparse tree, filled in. How often its nodes are right is for the budget to see: it has no chances."""
+        nodes = context.nodes
+        levels = context.sampling.candidates(logits, self.places(context, logits), min(nodes, RANKS))
+        accuracies = self.accuracies or [UNMEASURED] * len(levels)
+        ranks = sparse_tree(
+            tuple(tuple(known[: len(level)]) for known, level in zip(accuracies, levels, strict=False)), nodes
+        )
+        tokens = [levels[depth - 1][rank][0] for depth, rank in zip(ranks.depth[1:], ranks.tokens[1:], strict=True)]
+        return DraftTree([context.root, *tokens], ranks.parents, ranks.source)
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def loss(self, batch: Batch) -> Lesson:
+        """Medusa-1 (§3.2.1): head k on the state at t against token t + 1 + k. Medusa-2 (§3.2.2) where it is joint.
+
+        Heads warm up first: until then joint training is Medusa-1. Behind that the heads read the states of the target
+        with its adapters, whose teacher is the target without them (§3.3.2), which the batch's states come from.
+        """
+        adapted = self.adapters is not None and self.progress >= self.options.warmup
+        states = self.adapted(batch.tokens) if adapted else batch.hidden
+        by_depth = [self._foresight(states, batch, ahead) for ahead in range(1, self.depth + 1)]
+        loss = torch.stack(
+            [_mean(seen) * self.options.decay**ahead for ahead, seen in enumerate(by_depth, start=1)]
+        ).sum()
+        if adapted:
+            loss = _mean(self._foresight(states, batch, 0)) + self.options.balance * loss
+        return Lesson(loss, by_depth)
+
+    def _foresight(self, states: torch.Tensor, batch: Batch, ahead: int) -> Foresight:
+        """Of the tokens `ahead` places behind the next one, where they count. 0 ahead is the target's own head."""
+        count = max(batch.tokens.shape[1] - 1 - ahead, 0)
+        where = batch.counts[:, 1 + ahead :]
+        labels = batch.hidden[:, ahead : ahead + count] if batch.soft else batch.tokens[:, 1 + ahead :]
+
+        def head(rows: torch.Tensor) -> torch.Tensor:
+            return self._logits(rows[None], slice(ahead - 1, ahead))[0] if ahead else self.target.head(rows)
+
+        return cross_entropy(states[:, :count][where], head, labels[where], self.target.head if batch.soft else None)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """What learns, in groups for an optimiser: `params`, and `lr_scale`, by which the learning rate is multiplied.
+
+        During the warm-up the adapters have no gradient.
+        """
+        adapters = [] if self.adapters is None else list(self.adapters.parameters())
+        theirs = {id(parameter) for parameter in adapters}
+        heads = [parameter for parameter in self.parameters() if id(parameter) not in theirs]
+        groups = [{"params": heads, "lr_scale": 1.0}, {"params": adapters, "lr_scale": SLOWER}]
+        return [group for group in groups if group["params"]]
+
+
+def _mean(seen: Foresight) -> torch.Tensor:
+    return seen.loss / max(seen.count, 1)
+
+
+@lru_cache(maxsize=256)
+def sparse_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> DraftTree:
+    """Medusa's static tree (§3.3.3), built greedily: the node with the highest accuracy of its path comes next.
+
+    accuracies [depth][rank] are how often the candidate of that rank is right. Tokens of the tree are ranks.
+    """
+    levels = [sorted(enumerate(ranks), key=lambda candidate: -candidate[1]) for ranks in accuracies]
+    return best_first(0, levels, nodes, Drafter.kind)

@@ -1,0 +1,338 @@
+"""S3D: the target drafts with its own outer layers, several tokens in one pass, by mask tokens (S3D, §4)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from localspec.drafters.base import Batch, Context, Lesson, ParallelDrafter, Step
+from localspec.drafters.s3d_prediction import Constants, fit, propose, share, symmetric
+from localspec.drafters.s3d_timing import head_weight, timings
+from localspec.engine.adapters import WHICH, Adapters
+from localspec.engine.cache import Behind
+from localspec.engine.linear import RowScaled
+from localspec.engine.losses import cross_entropy
+from localspec.engine.target import Target
+from localspec.engine.tree import DraftTree
+from localspec.errors import UsageMistake
+
+SLOWER = 0.03  # how fast the target's own layers learn, of the usual 1e-3: the paper's 3e-5
+SHARE = 0.15  # of a text: the positions that are anchors, and in the full form the tokens that are masked (appendix A)
+
+
+@dataclass(frozen=True)
+class S3DOptions:
+    """`depth` tokens a draft (γ). Layers count from 0: `skip` is the first and the last that are skipped, "2-5";
+    `kept` lists those that are not, "0,1,6,7"; with neither the middle half is skipped.
+
+    `adapters` act while drafting and at no other time: "all" linear layers, "vko" (values, keys, output; appendix B) or
+    "none". `full` trains the kept layers themselves instead, which makes another target.
+    """
+
+    depth: int = 4
+    skip: str = ""
+    kept: str = ""
+    adapters: str = ""  # all, or in the full form none
+    rank: int = 16
+    alpha: float = 32.0
+    full: bool = False
+
+    def __post_init__(self) -> None:
+        for name, fine, hint in (
+            ("depth", self.depth > 0, "1 or more"),
+            ("rank", self.rank > 0, "1 or more"),
+            ("alpha", 0 < self.alpha < float("inf"), "a number above 0"),
+            ("adapters", self.adapters in ("", "none", *WHICH), f"{', '.join(WHICH)} or none"),
+            ("skip", not self.skip or len(_numbers(self.skip, "-")) == 2, "the first and the last layer, as in 2-5"),
+            ("kept", not self.kept or _numbers(self.kept, ","), "layers in ascending order, as in 0,1,6,7"),
+        ):
+            if not fine:
+                raise UsageMistake(f"{name} = {getattr(self, name)!r} of s3d is not possible; give {hint}.")
+        if self.skip and self.kept:
+            raise UsageMistake(f"skip = {self.skip!r} and kept = {self.kept!r} of s3d say the same; give one of them.")
+        if self.full and self.adapters in WHICH:
+            raise UsageMistake(
+                f"adapters = {self.adapters!r} of s3d has no effect with full, which trains the layers themselves; "
+                "give one of them."
+            )
+
+    @property
+    def which(self) -> str:
+        """What is adapted: all, vko or none."""
+        return self.adapters or ("none" if self.full else "all")
+
+    def layers(self, count: int) -> tuple[int, ...]:
+        """The layers that draft, of `count`. Raises UsageMistake where there are not so many, or none is left."""
+        if not (self.skip or self.kept):
+            return symmetric(count, max(1, count // 2))
+        named = _numbers(self.skip, "-") or _numbers(self.kept, ",")
+        kept = [layer for layer in range(count) if not named[0] <= layer <= named[1]] if self.skip else named
+        if not kept or named[-1] >= count:
+            given = f"skip = {self.skip!r}" if self.skip else f"kept = {self.kept!r}"
+            raise UsageMistake(
+                f"{given} of s3d does not fit this model, whose layers are 0 to {count - 1}; keep one of them or more."
+            )
+        return tuple(kept)
+
+
+def _listed(layers: Sequence[int]) -> str:
+    return ",".join(map(str, layers))
+
+
+def _numbers(text: str, between: str) -> list[int]:
+    """Numbers in ascending order; none where the text says something else."""
+    parts = [part.strip() for part in text.split(between)]
+    numbers = [int(part) for part in parts if part.isascii() and part.isdecimal()]
+    rising = all(one <= two if between == "-" else one < two for one, two in pairwise(numbers))
+    return numbers if rising and len(numbers) == len(parts) else []
+
+
+class Drafter(ParallelDrafter):
+    """The last token and `depth` - 1 mask tokens go through the kept layers, and each row foresees one token more.
+
+    They see what the target itself has read, by its own cache. The mask token is an embedding and no id.
+    """
+
+    kind = "s3d"
+    Options = S3DOptions
+    options: S3DOptions
+
+    def __init__(self, target: Target, options: S3DOptions) -> None:
+        """Raises UsageMistake for layers that the target does not have."""
+        super().__init__(target, options)
+        transformer = target.transformer
+        self.kept = options.layers(len(transformer.layers))
+        self.mask = nn.Parameter(transformer.embedding.detach().mean(0, dtype=torch.float32))
+        if options.which != "none":
+            self.adapters = Adapters(transformer, self.kept, options.rank, options.alpha, options.which)
+        if options.full:
+            # Part of what is trained, and of its checkpoints; what is saved of them is the target's own matter.
+            self.layers = nn.ModuleList(transformer.layers[layer] for layer in self.kept)
+            if self._trainable:
+                self.layers.requires_grad_(True)
+
+    @property
+    def depth(self) -> int:
+        return self.options.depth
+
+    @property
+    def owns_target(self) -> bool:
+        """Whether its training changes the target, so that it belongs to the changed one and to no other."""
+        return self.options.full
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """As of `TrainedDrafter`; the target's own layers learn slowly (appendix A)."""
+        layers = list(self.layers.parameters()) if self.options.full else []
+        theirs = {id(parameter) for parameter in layers}
+        own = [parameter for parameter in self.parameters() if id(parameter) not in theirs]
+        return [{"params": own, "lr_scale": 1.0}, {"params": layers, "lr_scale": SLOWER}]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory the drafter holds beside the target, whose own layers are none of it."""
+        return self.mask.nbytes + (self.adapters.nbytes if self.adapters else 0)
+
+    @property
+    def beta(self) -> float:
+        """β: the share of the weights that a draft reads."""
+        return share(len(self.target.transformer.layers), len(self.kept), head_weight(self.target))
+
+    # -- drafting -----------------------------------------------------------------------------------------------------
+
+    def observe(self, step: Step) -> None:
+        """Judges what was proposed."""
+        self.judge(step)
+
+    def rewind(self, length: int) -> None:
+        """There is no text to forget."""
+        self.forget()
+
+    def draft(self, context: Context) -> DraftTree:
+        """One pass of the kept layers (eqs. 5-8), and the likeliest tree of what its rows foresee."""
+        logits = self._foresee(context)
+        return DraftTree((context.root,), (-1,)) if logits is None else self.proposed(context, logits)
+
+    @torch.inference_mode()
+    def _foresee(self, context: Context) -> torch.Tensor | None:
+        """Logits [rows, vocabulary] of the tokens behind the root; None where there is nothing to foresee.
+
+        The rows are written behind the committed tokens, and overwritten by verification.
+        """
+        target, cache = self.target, context.cache
+        rows = min(self.depth, context.nodes, target.context - len(context.committed))
+        if rows < 1:
+            return None
+        cache.reserve(cache.length + rows)
+        root = torch.tensor([context.root], device=target.device)
+        embeddings = torch.cat([target.embed(root), self.mask.expand(rows - 1, -1)])
+        positions = torch.arange(cache.length, cache.length + rows, device=target.device)
+        seen = torch.ones(rows, rows, dtype=torch.bool, device=target.device).tril_()
+        states = target.transformer(embeddings[None], positions, seen, cache, self.kept, self.adapters or {})
+        logits = target.head(states[0])
+        if logits.isfinite().all():
+            return logits
+        # A slot that is masked weighs nothing, but nothing times infinity would still reach the target.
+        shape = target.transformer.shape
+        nothing = torch.zeros(shape.key_heads, rows, shape.head_width, device=target.device)
+        for layer in self.kept:
+            cache.write(layer, nothing, nothing)
+        return None
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def loss(self, batch: Batch) -> Lesson:
+        """Eq. 9 over groups of an anchor and `depth` - 1 masks, which see real text before them only, as in drafting.
+
+        In the full form the masks stand for 15 % of the text, which the rest of it does not see either, and gradients
+        reach the kept layers by all ways. Raises UsageMistake for the full form of a target that is not in fp32.
+        """
+        if self.owns_target and not self._trainable:
+            raise UsageMistake(
+                "The full form of s3d trains the target's own weights, and they are not in fp32; "
+                "use --dtype fp32 --quantize none, or leave full out."
+            )
+        none = torch.zeros(0, self.target.transformer.shape.width, device=self.target.device)
+        states = [[none.to(self.target.transformer.computes_in)] for _ in range(self.depth)]
+        labels: list[list[torch.Tensor]] = [[] for _ in range(self.depth)]
+        for tokens, counts, hidden in zip(batch.tokens, batch.counts, batch.hidden, strict=True):
+            end = int(counts.nonzero().max()) + 1 if counts.any() else 0
+            anchors, masked = self._anchors(counts[:end], batch.random)
+            if not len(anchors):
+                continue
+            foreseen = self._groups(tokens[:end], anchors, masked)
+            for place in range(self.depth):
+                label = anchors + place + 1
+                known = (label < end) & counts[label.clamp_max(end - 1)]
+                states[place].append(foreseen[known, place])
+                labels[place].append(hidden[label[known] - 1] if batch.soft else tokens[label[known]])
+        head = self.target.head
+        by_depth = [
+            cross_entropy(torch.cat(rows), head, torch.cat(right or rows), head if batch.soft else None)
+            for rows, right in zip(states, labels, strict=True)
+        ]
+        count = sum(found.count for found in by_depth)
+        loss = torch.stack([found.loss for found in by_depth]).sum() / max(count, 1)
+        if not count:  # nothing to learn here, and several processes must agree on what has a gradient
+            loss = loss + sum(parameter.sum() * 0 for parameter in self.parameters())
+        return Lesson(loss, by_depth)
+
+    def _anchors(self, counts: torch.Tensor, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where groups begin, and which tokens of the text are masked, bool [n]: in the full form only.
+
+        An anchor is followed by a token worth foreseeing.
+        """
+        worth, masked = counts[1:].nonzero().flatten(), torch.zeros_like(counts)
+        order = worth[torch.randperm(len(worth), generator=random).to(worth.device)]
+        if not self.owns_target or self.depth == 1:
+            return order[: max(1, round(SHARE * len(order)))].sort().values, masked
+        count = max(1, round(SHARE * len(order) / (self.depth - 1)))
+        found: list[int] = []
+        free = [True] * (len(counts) + self.depth)
+        for anchor in order.tolist():
+            if len(found) < count and all(free[anchor : anchor + self.depth]):
+                free[anchor : anchor + self.depth] = [False] * self.depth
+                masked[anchor + 1 : anchor + self.depth] = True
+                found.append(anchor)
+        return torch.tensor(sorted(found), dtype=torch.long, device=counts.device), masked
+
+    def _groups(self, tokens: torch.Tensor, anchors: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
+        """States behind the final norm [anchors, depth, width] of all groups of a text, in one pass.
+
+        A row sees the text before its anchor, but what is hidden, and the rows of its own group up to itself:
+
+            text  a b c d e      group of b  b M M      b sees a, b     the first M a, b, M     and so on
+        """
+        text, count = self._read(tokens, masked), len(anchors)
+        place = torch.arange(self.depth, device=tokens.device)
+        group = torch.arange(count, device=tokens.device).repeat_interleave(self.depth)
+        positions = (anchors[:, None] + place).flatten()
+        before = (torch.arange(len(tokens), device=tokens.device) < anchors[group, None]) & ~masked
+        own = (group[:, None] == group) & (positions[:, None] >= positions)
+        masks = self.mask.expand(count, self.depth - 1, -1)
+        embeddings = torch.cat([self.target.embed(tokens[anchors])[:, None].to(masks.dtype), masks], 1)
+        states: torch.Tensor = self.target.transformer(
+            embeddings.view(1, len(group), -1),
+            positions,
+            torch.cat([before, own], 1),
+            text,
+            self.kept,
+            self.adapters or {},
+        )
+        return states.view(count, self.depth, -1)
+
+    def _read(self, tokens: torch.Tensor, masked: torch.Tensor) -> Behind:
+        """Keys and values of a text [n] as the target itself makes them, without adapters (eq. 6)."""
+        count = len(tokens)
+        positions = torch.arange(count, device=tokens.device)
+        alone = torch.eye(count, dtype=torch.bool, device=tokens.device)
+        seen = torch.ones_like(alone).tril_() & (~masked | alone)
+        layers = range(max(self.kept) + 1)
+        if self.owns_target:
+            reading = _Reading()
+            self.target.transformer(tokens[None], positions, seen, reading, layers)
+            reading.length = count
+            return reading
+        cache = self.target.cache(count)
+        with torch.no_grad():
+            self.target.transformer(tokens[None], positions, seen, cache, layers)
+        cache.keep(range(count))
+        return cache.behind()
+
+    @property
+    def _trainable(self) -> bool:
+        transformer = self.target.transformer
+        return transformer.kind is not RowScaled and self.target.dtype == torch.float32
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The adapters under peft's names, and the mask token; of the full form its target holds the rest."""
+        return {**(self.adapters.tensors() if self.adapters else {}), "mask": self.mask.detach()}
+
+    @torch.no_grad()
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Takes over what `tensors` gave. Raises LocalspecError for what is missing, left over, or of another shape."""
+        self.compare(tensors)
+        self.mask.copy_(tensors["mask"])
+        if self.adapters:
+            self.adapters.fill(tensors)
+
+    # -- before training ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def propose(cls, target: Target, constants: Constants | None = None) -> tuple[dict[str, Any], str] | None:
+        """Options that promise to be fastest here (§5.3), and why, in a sentence.
+
+        U and the discount are the paper's unless `constants` brings those that were fitted to this model; what a draft
+        and its verification cost is measured on this machine, with adapters, for some shares of the layers.
+        """
+        layers = len(target.transformer.layers)
+        found = timings(target, lambda kept: cls(target, S3DOptions(kept=_listed(kept))))
+        known = fit([], found, constants or Constants())
+        best = propose(layers, head_weight(target), known)
+        kept = _listed(best.kept)
+        return {"kept": kept, "depth": best.gamma}, (
+            f"Drafting {best.gamma} tokens at a time with {len(best.kept)} of {layers} layers ({kept}) should make "
+            f"{best.speedup:.2f} times the tokens a second of plain decoding: S3D's formula with U = {known.u:.3g} and "
+            f"a discount of {known.discount:.2f} {'as fitted to this model' if constants else 'as in the paper'}, and "
+            f"δ = {known.delta:.2f} as measured on this machine."
+        )
+
+
+class _Reading(Behind):
+    """A text that is being read, in place of a cache: keys and values stay in the graph of gradients."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.zeros(0, 2, 0, 0, 0))
+        self._read: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the text itself, and then of rows behind it."""
+        if self.length == 0:
+            self._read[layer] = keys, values
+            return keys, values
+        read_keys, read_values = self._read[layer]
+        return torch.cat([read_keys, keys], 1), torch.cat([read_values, values], 1)

@@ -1,0 +1,60 @@
+"""What a draft by part of a target's layers, its verification and a plain step take on this machine."""
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+
+from localspec.drafters.base import Context, Drafter
+from localspec.drafters.s3d_prediction import Timing, share, symmetric
+from localspec.engine.sampling import Sampling
+from localspec.engine.target import Target
+
+PARTS = (0.25, 0.5, 0.75)  # of the layers
+RUNS = 5
+CONTEXT, ROWS = 256, 17  # tokens before the tree, and rows of it
+
+
+@torch.inference_mode()
+def timings(target: Target, make: Callable[[Sequence[int]], Drafter]) -> list[Timing]:
+    """Of drafters that `make` makes of the layers they keep; weights and text do not matter."""
+    layers, room = len(target.transformer.layers), min(CONTEXT, max(1, target.context - ROWS))
+    cache = target.cache(room + ROWS)
+    cache.keep(range(room))
+    context = Context([0] * (room + 1), cache, ROWS - 1, Sampling())
+
+    def forward(rows: int) -> float:
+        tokens = torch.zeros(rows, dtype=torch.long, device=target.device)
+        positions = torch.arange(room, room + rows, device=target.device)
+        seen = torch.ones(rows, rows, dtype=torch.bool, device=target.device).tril_()
+
+        def run() -> float:  # looking at a number waits for the device
+            return float(target.forward(tokens, positions, seen, cache).logits[0, 0])
+
+        return _seconds(run)
+
+    def draft(kept: int) -> float:
+        drafter = make(symmetric(layers, kept))
+        return _seconds(lambda: drafter.draft(context))
+
+    plain, verify, head = forward(1), forward(ROWS), head_weight(target)
+    counts = sorted({max(1, round(layers * part)) for part in PARTS})
+    return [Timing(share(layers, kept, head), draft(kept), verify, plain) for kept in counts]
+
+
+def head_weight(target: Target) -> float:
+    """How many layers the head weighs."""
+    shape, layer = target.transformer.shape, target.transformer.layers[0]
+    numbers: int = sum(getattr(layer, name).shape.numel() for name in ("qkv", "output", "gate_up", "down"))
+    return shape.vocabulary * shape.width / numbers
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    """The median of a few runs; the first one, which prepares much, is not counted."""
+    times = []
+    for _ in range(RUNS + 1):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return median(times[1:])

@@ -1,0 +1,92 @@
+"""Small transformers that draft beside a target: layers with fresh weights, or a language model with a mask token."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, PretrainedConfig
+
+from localspec.engine.target import Target
+from localspec.engine.transformer import Architecture, Rotary, Transformer, weight_map
+from localspec.errors import LocalspecError, UsageMistake
+
+SPREAD = 0.02  # of a fresh layer's weights
+
+
+def fresh(shape: Architecture, device: torch.device) -> Mapping[str, torch.Tensor]:
+    """Weights by our names: small random numbers for what multiplies, zeros for biases, ones for norms; fp32."""
+    columns = {"output": shape.heads * shape.head_width, "down": shape.inner}
+    weights = {}
+    for name, made_of in weight_map(shape).items():
+        rows, kind = sum(rows for _, rows in made_of), name.removesuffix(".weight").rpartition(".")[2]
+        if kind.endswith("norm"):
+            weights[name] = torch.ones(rows, device=device)
+        elif kind == "bias":
+            weights[name] = torch.zeros(rows, device=device)
+        else:
+            weights[name] = torch.randn(rows, columns.get(kind, shape.width), device=device) * SPREAD
+    return weights
+
+
+def read_masked(path: Path, target: Target, dtype: torch.dtype = torch.float32) -> Target:
+    """A small language model in the Hugging Face layout with a mask token, its `pard_token`, beside a target (PARD).
+
+    Raises UsageMistake where its ids do not mean what the target's mean, LocalspecError where it has no mask token, and
+    what `Target.load` raises.
+    """
+    small = Target.load(path, device=str(target.device), dtype=dtype)
+    token, vocabulary = getattr(small.config, "pard_token", None), small.transformer.shape.vocabulary
+    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
+        raise LocalspecError(
+            f"{path / 'config.json'} names no mask token (pard_token = {token!r}), so this model cannot draft in "
+            "parallel; give one that can."
+        )
+    ours, theirs = _tokens(target), _tokens(small)
+    unlike = [index for index in ours.keys() & theirs.keys() if ours[index] != theirs[index]]
+    if unlike:
+        first = min(unlike)
+        raise UsageMistake(
+            f"The small model in {path} has another tokenizer: its token {first} is {theirs[first]!r}, and the "
+            f"target's is {ours[first]!r}; give one that was made for this target."
+        )
+    if max(ours) >= vocabulary:
+        raise UsageMistake(
+            f"The small model in {path} knows {vocabulary} tokens, and the target's tokenizer gives ids up to "
+            f"{max(ours)}; give one that was made for this target."
+        )
+    return small
+
+
+def impossible(small: Target, target: Target) -> torch.Tensor:
+    """bool [vocabulary of the target]: the mask token, and ids that stand for nothing in one of the two tokenizers."""
+    both = (_tokens(target).keys() & _tokens(small).keys()) - {small.config.pard_token}
+    never = torch.ones(target.transformer.shape.vocabulary, dtype=torch.bool, device=target.device)
+    never[[index for index in both if index < len(never)]] = False
+    return never
+
+
+def described(text: str, target: Target) -> tuple[Transformer, int]:
+    """The transformer that a config.json describes, with fresh weights, and its mask token.
+
+    Raises UsageMistake for a text that describes none.
+    """
+    try:
+        content = json.loads(text)
+        config: Any = CONFIG_MAPPING[content["model_type"]].from_dict(content)
+        shape, token = Architecture.of(config), int(config.pard_token)
+        return Transformer(shape, rotary(config, target), fresh(shape, target.device)), token
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageMistake(
+            f"The config of the small model cannot be used ({error}); train the drafter again."
+        ) from None
+
+
+def rotary(config: PretrainedConfig, target: Target) -> Rotary:
+    """Its positions, scaled for texts as long as the target holds, or as the small model was made for."""
+    return Rotary(config, min(target.context, config.max_position_embeddings), target.device)
+
+
+def _tokens(target: Target) -> dict[int, str]:
+    return {index: token for token, index in target.tokenizer.get_vocab().items()}

@@ -1,0 +1,81 @@
+"""What a training needs to go on as if it had never stopped: weights and optimiser as safetensors, the rest as JSON.
+
+`state.json` names the file of tensors that belongs to it and is replaced in one go, so a kill at any moment leaves the
+former checkpoint or the new one.
+"""
+
+import errno
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from localspec.errors import DoesNotFit, LocalspecError
+
+STATE = "state.json"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+    """Raises DoesNotFit where the disk is full; then the former checkpoint is still there."""
+    name = f"step-{step}.safetensors"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        own = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
+        save_file(own, directory / (name + ".new"))
+        (directory / (name + ".new")).replace(directory / name)
+        (directory / (STATE + ".new")).write_text(json.dumps({**state, "tensors": name}) + "\n", "utf-8")
+        (directory / (STATE + ".new")).replace(directory / STATE)
+    except (OSError, SafetensorError) as error:
+        for left in directory.glob("*.new"):
+            left.unlink(missing_ok=True)
+        raise _told(error, directory, tensors) from error
+    for old in directory.glob("*.safetensors"):
+        if old.name != name:
+            old.unlink()
+
+
+def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
+    """(tensors, state) of the last checkpoint, if there is one. Raises LocalspecError where it is damaged."""
+    try:
+        state = json.loads((directory / STATE).read_text("utf-8"))
+        return load_file(directory / state["tensors"]), state
+    except FileNotFoundError as missing:
+        if Path(missing.filename or "").name == STATE:
+            return None
+        raise LocalspecError(f"{directory} lacks {missing.filename}; give --force to begin anew.") from None
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise LocalspecError(
+            f"The checkpoint in {directory} is damaged ({error}); give --force to begin anew."
+        ) from None
+
+
+def state(directory: Path) -> Mapping[str, Any] | None:
+    """The state of a training that was stopped; None where there is no checkpoint."""
+    try:
+        found: Mapping[str, Any] = json.loads((directory / STATE).read_text("utf-8"))
+        if not {"asked", "at_once", "tensors"} <= found.keys():
+            raise KeyError("asked")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LocalspecError(
+            f"The checkpoint in {directory} is damaged ({error}); give --force to begin anew."
+        ) from None
+    return found
+
+
+def _told(error: Exception, directory: Path, tensors: Mapping[str, torch.Tensor]) -> LocalspecError:
+    text = str(error).lower()
+    full = (isinstance(error, OSError) and error.errno in _FULL) or "no space" in text or "too large" in text
+    if full:
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        return DoesNotFit(
+            f"There is no room for a checkpoint of {size / 2**20:.0f} MiB in {directory}; make room, and give the same "
+            "command again."
+        )
+    return LocalspecError(f"{directory} cannot be written ({error}); correct that, and give the same command again.")

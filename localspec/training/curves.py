@@ -1,0 +1,86 @@
+"""losses.jsonl drawn as SVG: the loss, and how often the first guess at each depth was right, over the steps."""
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+LEFT, WIDE, HIGH, GAP, TOP = 70, 640, 200, 64, 56  # pixels
+COLOURS = ("#1f5fa8", "#c8591b", "#3b8a3e", "#8a3b86", "#777777", "#a88a1f", "#1fa89b", "#a81f3c")
+POINTS = 400  # of a line; a step each where there are fewer
+
+
+def draw(log: Path, drawn: Path, title: str) -> None:
+    """Reads what training wrote line by line. Raises OSError."""
+    lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    (new := drawn.with_suffix(".new")).write_text(figure(lines, title), encoding="utf-8")
+    new.replace(drawn)
+
+
+def figure(lines: Sequence[dict[str, Any]], title: str) -> str:
+    """The whole drawing of a log's lines."""
+    losses = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    measured = [(line["step"], line["accuracy_by_depth"]) for line in lines if "accuracy_by_depth" in line]
+    most = max([step for step, _ in losses] + [step for step, _ in measured] + [1])
+    depths = max((len(found) for _, found in measured), default=0)
+    chances = [[(step, found[depth][0]) for step, found in measured if depth < len(found)] for depth in range(depths)]
+    height = TOP + 2 * (HIGH + GAP)
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 {height}" width="860" height="{height}"'
+            ' font-family="sans-serif" font-size="13" fill="#222">',
+            f'<rect width="860" height="{height}" fill="#ffffff"/>',
+            _words(LEFT, 26, title, size=17),
+            *_panel(TOP, "loss (mean of neighbouring steps)", [("", _thinned(losses))], most),
+            *_panel(
+                TOP + HIGH + GAP,
+                "first guess right, on held-out text, %",
+                [(f"depth {depth}", [(x, 100 * y) for x, y in line]) for depth, line in enumerate(chances, start=1)],
+                most,
+                100.0,
+            ),
+            "</svg>",
+            "",
+        ]
+    )
+
+
+Line = Sequence[tuple[float, float]]
+
+
+def _thinned(line: Line) -> Line:
+    each = max(1, -(-len(line) // POINTS))
+    groups = [line[start : start + each] for start in range(0, len(line), each)]
+    return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
+
+
+def _panel(top: int, name: str, lines: Sequence[tuple[str, Line]], most: float, upper: float = 0.0) -> list[str]:
+    highest = upper or max((y for _, line in lines for _, y in line), default=1.0) or 1.0
+
+    def place(x: float, y: float) -> str:
+        return f"{LEFT + WIDE * x / most:.1f} {top + HIGH - HIGH * min(y, highest) / highest:.1f}"
+
+    parts = [_words(LEFT, top - 8, name, weight="bold")]
+    for share in (0.0, 0.5, 1.0):
+        level = share * highest
+        parts.append(f'<path d="M{place(0, level)} h{WIDE}" stroke="#bbbbbb" stroke-width="0.7"/>')
+        parts.append(_words(LEFT - 8, top + HIGH - HIGH * share + 4, f"{level:.3g}", anchor="end"))
+        label = f"{most * share:.0f}" + (" steps" if share == 1 else "")
+        parts.append(_words(LEFT + WIDE * share, top + HIGH + 17, label, anchor="middle"))
+    for index, (label, line) in enumerate(lines):
+        colour = COLOURS[index % len(COLOURS)]
+        path = " L".join(place(x, y) for x, y in line)
+        if path:
+            parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+        if label and line:
+            words = f"{label}: {line[-1][1]:.0f} %"
+            parts.append(_words(LEFT + WIDE + 14, top + 14 + 18 * index, words, colour=colour))
+    return parts
+
+
+def _words(
+    x: float, y: float, text: str, size: int = 13, anchor: str = "start", weight: str = "normal", colour: str = "#222"
+) -> str:
+    shape = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="{colour}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {shape}>{escape(text)}</text>'

@@ -1,0 +1,206 @@
+"""Examples -> rows of token ids -> batches, in an order that depends on a seed and on nothing else.
+
+Rows are as long as their texts, and a batch is made of rows of like length: nothing is packed behind something else,
+so a drafter sees what it sees in use, a text from its beginning.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from localspec.engine.target import Target
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.training.texts import Example
+
+HELD_OUT = 0.02  # of the examples, never learnt from; one at least
+MEASURED = 16384  # tokens of them that are measured
+BLOCK = 1024  # examples that are shuffled into batches together
+SHORTEST = 8  # tokens: in less there is nothing to foresee
+
+
+@dataclass(frozen=True)
+class Row:
+    """Token ids, and which of them count: those of replies and their end marks, or all of a plain text."""
+
+    tokens: Sequence[int]
+    counts: Sequence[bool]
+
+    @property
+    def worth(self) -> int:
+        """Tokens that count and can be foreseen: no drafter has anything to go by before the second."""
+        return sum(self.counts[2:])
+
+
+Rows = list[Row]
+
+
+@dataclass
+class Place:
+    """Where in the order a training is: pass, block of examples, batch of the block."""
+
+    epoch: int = 0
+    block: int = 0
+    batch: int = 0
+
+
+class Corpus:
+    """What is learnt from, and what is held out to measure by. Raises UsageMistake where there is too little text."""
+
+    def __init__(self, target: Target, examples: Sequence[Example], length: int, batch: int, seed: int) -> None:
+        self._target, self.length, self._batch, self._seed = target, length, batch, seed
+        # A text that is there twice is on one side only, for its digest is the same.
+        known = {example.digest: example for example in examples}
+        marks = sorted(known)
+        limit = int(HELD_OUT * 2**32).to_bytes(4, "big")
+        apart = {mark for mark in marks if mark < limit} or {*marks[:1]}
+        self.held_out = self._some([known[mark] for mark in marks if mark in apart], MEASURED)
+        self.examples = [example for example in examples if example.digest not in apart]
+        if not self.held_out or not any(self._rows(example) for example in self.examples[:BLOCK]):
+            raise UsageMistake(
+                f"There is too little text ({len(examples)} {'example' if len(examples) == 1 else 'examples'}, a part "
+                f"of which is held out); give several, of more than {SHORTEST} tokens each."
+            )
+
+    @property
+    def blocks(self) -> int:
+        """Of one pass."""
+        return -(-len(self.examples) // BLOCK)
+
+    def batches(self, place: Place) -> Iterator[tuple[Rows, Place, float]]:
+        """From `place` on without end: rows of one step, where the next one begins, and passes over the text so far."""
+        epoch, number, skip = place.epoch, place.block, place.batch
+        while True:
+            block = self._block(epoch, number)
+            for index in range(skip, len(block)):
+                done = epoch + (number + (index + 1) / len(block)) / self.blocks
+                behind = Place(epoch, number, index + 1)
+                if index + 1 == len(block):
+                    behind = Place(epoch, number + 1) if number + 1 < self.blocks else Place(epoch + 1)
+                yield block[index], behind, done
+            number, skip = number + 1, 0
+            if number == self.blocks:
+                epoch, number = epoch + 1, 0
+
+    def _block(self, epoch: int, number: int) -> list[Rows]:
+        """Batches of one block, each at most the tokens of a batch with what fills up its shorter rows."""
+        order = list(range(len(self.examples)))
+        random.Random(f"{self._seed} {epoch}").shuffle(order)  # noqa: S311
+        chosen = order[number * BLOCK : (number + 1) * BLOCK]
+        rows = [row for index in chosen for row in self._rows(self.examples[index])]
+        rows.sort(key=lambda row: len(row.tokens))
+        batches: list[Rows] = [[]]
+        for row in rows:  # they grow, so the last one is the longest
+            if batches[-1] and (len(batches[-1]) + 1) * len(row.tokens) > self._batch:
+                batches.append([])
+            batches[-1].append(row)
+        random.Random(f"{self._seed} {epoch} {number}").shuffle(batches)  # noqa: S311
+        return [batch for batch in batches if batch]
+
+    def mean_tokens(self) -> float:
+        """Tokens of one example, estimated from some."""
+        some = self.examples[:: max(1, len(self.examples) // 200)]
+        return sum(len(row.tokens) for example in some for row in self._rows(example)) / len(some)
+
+    def frequencies(self, most: int = 20_000) -> torch.Tensor:
+        """How often each token of the vocabulary comes where it counts, [vocabulary], in up to `most` examples."""
+        found = torch.zeros(self._target.transformer.shape.vocabulary, dtype=torch.long)
+        for example in self.examples[:: -(-len(self.examples) // most)]:
+            for row in self._rows(example):
+                counted = [token for token, counts in zip(row.tokens, row.counts, strict=True) if counts]
+                found += torch.bincount(torch.tensor(counted), minlength=len(found))
+        return found
+
+    def _some(self, examples: Sequence[Example], tokens: int) -> Rows:
+        rows: Rows = []
+        for example in examples:
+            rows += self._rows(example)
+            if sum(len(row.tokens) for row in rows) >= tokens:
+                break
+        return rows
+
+    def _rows(self, example: Example) -> Rows:
+        found = self._chat(example) if example.messages else self._text(example.text)
+        rows = [row for row in found if len(row.tokens) >= SHORTEST and row.worth]
+        vocabulary = self._target.transformer.shape.vocabulary
+        if any(max(row.tokens) >= vocabulary for row in rows):
+            raise LocalspecError(
+                f"The model's tokenizer gives ids beyond its vocab_size of {vocabulary}; fetch the model again."
+            )
+        return rows
+
+    def _text(self, text: str) -> Rows:
+        tokens = self._target.tokenizer(self._target.disarm(text))["input_ids"]
+        parts = [tokens[start : start + self.length] for start in range(0, len(tokens), self.length)]
+        return [Row(part, [True] * len(part)) for part in parts]
+
+    def _chat(self, example: Example) -> Rows:
+        """One row, cut at its length; or one for each reply, where the template shows a reply otherwise later on."""
+        messages = list(example.messages)
+        try:
+            whole, spans = self._target.render(messages, waits=False), []
+            for index in (at for at, message in enumerate(messages) if at and message["role"] == "assistant"):
+                before = self._target.render(messages[:index])
+                upto = self._target.render(messages[: index + 1], waits=False)
+                content = self._target.disarm(messages[index]["content"])
+                if not upto.startswith(before) and content in upto:
+                    upto = before + content + upto.rpartition(content)[2]
+                spans.append((before, upto))
+        except LocalspecError:
+            return []  # conversations that this model's template refuses are left out
+        if all(whole.startswith(upto) and upto.startswith(before) for before, upto in spans):
+            return [self._row(whole, [(len(before), len(upto)) for before, upto in spans])]
+        return [self._row(upto, [(len(before), len(upto))]) for before, upto in spans if upto.startswith(before)]
+
+    def _row(self, text: str, spans: Sequence[tuple[int, int]]) -> Row:
+        """What lies in a span of characters counts, up to its end mark: behind that a reply is over."""
+        coded = self._target.tokenizer(text, add_special_tokens=self._target.framed, return_offsets_mapping=True)
+        tokens, counts, over = coded["input_ids"], [], False
+        waiting = iter([*spans, (len(text) + 1, 0)])
+        start, end = next(waiting)
+        for token, (first, last) in zip(tokens, coded["offset_mapping"], strict=True):
+            while last > end and first >= end and end:
+                (start, end), over = next(waiting), False
+            inside = first >= start and last <= end and last > first and not over
+            counts.append(inside)
+            over = over or (inside and token in self._target.stop_tokens)
+        return Row(tokens[: self.length], counts[: self.length])
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Rows side by side, zeros behind the shorter ones: tokens [rows, n], counts bool [rows, n]."""
+
+    tokens: torch.Tensor
+    counts: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], device: torch.device) -> "Filled":
+        """What counts is known from the rows' lengths and never from an id: the zero may well be an end mark."""
+        longest = max(len(row.tokens) for row in rows)
+        tokens = torch.zeros(len(rows), longest, dtype=torch.long)
+        counts = torch.zeros(len(rows), longest, dtype=torch.bool)
+        for index, row in enumerate(rows):
+            tokens[index, : len(row.tokens)] = torch.tensor(row.tokens)
+            counts[index, : len(row.counts)] = torch.tensor(row.counts)
+        return cls(tokens.to(device), counts.to(device))
+
+    @cached_property
+    def causal(self) -> torch.Tensor:
+        """bool [n, n]: who may look at whom. What is filled up stands behind, where nobody looks."""
+        n = self.tokens.shape[1]
+        return torch.ones(n, n, dtype=torch.bool, device=self.tokens.device).tril_()
+
+
+def parts(rows: Sequence[Row], tokens: int) -> list[Rows]:
+    """Rows in groups that hold at most so many tokens, filled up; a longer row is a group of its own."""
+    groups: list[Rows] = []
+    longest = 0
+    for row in sorted(rows, key=lambda row: -len(row.tokens)):
+        if not groups or (len(groups[-1]) + 1) * longest > tokens:
+            groups.append([])
+            longest = len(row.tokens)
+        groups[-1].append(row)
+    return groups

@@ -1,0 +1,76 @@
+"""What a training will need, before anything is loaded: bytes of memory and disk, from headers and shapes alone."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from localspec.drafters.base import TrainedDrafter
+from localspec.engine.losses import ROWS
+from localspec.errors import DoesNotFit
+from localspec.hardware import free_memory
+from localspec.selection import Choice
+from localspec.training.train import learning
+
+STATES = 24  # vectors of a layer's width that one token leaves behind in it for the gradient, about
+LOGITS = 6  # copies of a few rows' logits: the drafter's, the teacher's, their logarithms, the gradient
+PROGRAM = 300 * 2**20  # libraries and what else a process holds
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes, about: of everything that is there whatever the size of a batch, of one token of a forward, of files."""
+
+    fixed: int
+    token: int
+    files: int
+    learning: int  # numbers that learn
+
+    def memory(self, at_once: int) -> int:
+        """With so many tokens in a forward."""
+        return self.fixed + at_once * self.token
+
+
+def needs(drafter: TrainedDrafter, choice: Choice, length: int, changes_target: bool) -> Needs:
+    """`drafter` may be one without weights, on torch's meta device."""
+    shape, item = drafter.target.transformer.shape, 2 if choice.dtype != "fp32" and choice.quantize == "none" else 4
+    count = sum(parameter.numel() for parameters, _ in learning(drafter) for parameter in parameters)
+    heads = (shape.heads + 2 * shape.key_heads) * shape.head_width
+    read = item * (8 * shape.width + 3 * shape.inner + 2 * heads + shape.heads // shape.key_heads * length)
+    learnt = STATES * shape.width * (len(shape.windows) * item if changes_target else 0)
+    drawn = 4 * drafter.depth * (STATES * shape.width + 2 * shape.inner + shape.heads * length)
+    return Needs(
+        # weights, gradient and two moments in fp32, beside the target
+        fixed=choice.bytes + 16 * count + LOGITS * 4 * ROWS * shape.vocabulary + PROGRAM,
+        token=read + learnt + drawn,
+        # two checkpoints, for the former one stays until the next is whole; then the drafter, and perhaps a target
+        files=2 * 12 * count + 4 * count + (choice.bytes if changes_target else 0),
+        learning=count,
+    )
+
+
+def fitting(needed: Needs, choice: Choice, at_once: int, least: int) -> int:
+    """Tokens of a forward that fit: those asked for, else a half, a quarter, …, but a row's at least.
+
+    Raises DoesNotFit.
+    """
+    free = free_memory(choice.device)
+    while needed.memory(at_once) > free and at_once > least:
+        at_once = max(least, at_once // 2)
+    if needed.memory(at_once) > free:
+        raise DoesNotFit(
+            f"Training beside {choice.target.name} takes {needed.memory(at_once) / 2**30:.1f} GiB of memory with "
+            f"{at_once} tokens at once, and {free / 2**30:.1f} GiB are free; close other programs, give a smaller "
+            "--at-once or --length, or choose a smaller model."
+        )
+    return at_once
+
+
+def room(needed: Needs, directory: Path) -> None:
+    """Raises DoesNotFit where the disk has no room for checkpoints and result."""
+    there = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(there).free
+    if needed.files > free:
+        raise DoesNotFit(
+            f"Checkpoints and result take {needed.files / 2**30:.1f} GiB in {directory}, and {free / 2**30:.1f} GiB "
+            "are free on that disk; make room, or give another -o."
+        )

@@ -1,0 +1,311 @@
+"""One training from what was asked to what is written: checks, estimate, the loop, the result."""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+
+from localspec import drafters
+from localspec.config import Settings
+from localspec.drafters.base import TrainedDrafter
+from localspec.engine.target import Target
+from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
+from localspec.registry import Checkpoint, TargetCard, inspect, revision
+from localspec.selection import Choice, choose
+from localspec.training import checkpoint, estimate
+from localspec.training.data import Corpus
+from localspec.training.result import Origin, Result, rounded
+from localspec.training.texts import Example
+from localspec.training.train import Plan, Seen, Training, perplexity
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LENGTH = 1024  # tokens of a row, unless told, or the model's context
+SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for; what is None is left to us."""
+
+    kind: str
+    card: TargetCard
+    name: str  # of the model, for the record
+    options: Mapping[str, Any]
+    examples: Sequence[Example]
+    data: Sequence[str]  # names of the files, for the record
+    directory: Path
+    command: str
+    length: int | None
+    batch: int
+    at_once: int | None
+    rate: float
+    seed: int
+    soft: bool
+    steps: int | None
+    hours: float | None
+    epochs: float | None
+    save_seconds: float
+    force: bool
+
+    def identity(self, choice: Choice, own: str) -> dict[str, Any]:
+        """What must be the same for a stopped training to go on."""
+        digest = hashlib.sha256(b"".join(example.digest for example in self.examples)).hexdigest()[:16]
+        return {
+            "kind": self.kind, "model": own, "options": dict(self.options), "data": digest, "length": self.length,
+            "batch": self.batch, "at_once": self.at_once, "lr": self.rate, "seed": self.seed,
+            "labels": "soft" if self.soft else "text", "steps": self.steps, "hours": self.hours, "epochs": self.epochs,
+            "dtype": choice.dtype, "quantize": choice.quantize,
+        }  # fmt: skip
+
+
+class Job:
+    """A training that is ready to run. Raises UsageMistake, DoesNotFit and LocalspecError before anything is written.
+
+    `say` is told what a user should know before it starts; `progress` what is being done.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        settings: Settings,
+        say: Callable[[str], None],
+        progress: Callable[[str], None] = lambda _: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.request, self._say = request, say
+        found = inspect(request.card.path)
+        self.own = revision(request.card.path)
+        self.choice, shadow = self._choose(settings, found)
+        self.changes_target = shadow.owns_target
+        length = self._length(shadow.target)
+        asked = request.identity(self.choice, self.own)
+        former = _former(request, asked)
+        needed = estimate.needs(shadow, self.choice, length, self.changes_target)
+        at_once = request.at_once or max(request.batch, length)
+        at_once = former.get("at_once") or estimate.fitting(needed, self.choice, at_once, request.at_once or length)
+        estimate.room(needed, request.directory)
+        AcceleratorState._reset_state(reset_partial_state=True)  # of a former one
+        self.processes = processes(self.choice)
+        self.main = bool(self.processes.is_main_process)
+        if self.processes.num_processes > 1 and self.choice.device != "cpu":
+            self.choice = replace(self.choice, device=str(self.processes.device))
+        self._tell(
+            f"{request.kind} for {request.name}: about {needed.memory(at_once) / 2**30:.1f} GiB of memory with "
+            f"{at_once} tokens at once, {needed.files / 2**20:.0f} MiB on disk, {needed.learning / 1e6:.2f} M numbers "
+            "that learn."
+        )
+        progress(f"loading {request.card.name}")
+        torch.manual_seed(request.seed)
+        target = _load(self.choice)
+        options = former.get("options") or self._options(target)
+        torch.manual_seed(request.seed)
+        self.drafter = drafters.make(request.kind, target, options).to(target.device)
+        progress("reading text")
+        corpus = Corpus(target, request.examples, length, request.batch, request.seed)
+        self.at_once = at_once
+        self.perplexity = [perplexity(target, corpus.held_out, at_once)] if self.changes_target else []
+        plan = Plan(
+            batch=request.batch, at_once=at_once, rate=request.rate, seed=request.seed, soft=request.soft,
+            steps=request.steps, hours=request.hours, epochs=request.epochs, save_seconds=request.save_seconds,
+        )  # fmt: skip
+        if self.main:
+            _clear(request)
+        self.processes.wait_for_everyone()
+        kept = {"asked": asked, "options": dict(options)}
+        self.training = Training(self.drafter, corpus, plan, request.directory, self.processes, kept, stop)
+        self.began = self.training.state.step
+        if self.began:
+            self._tell(f"going on behind step {self.began}, where this training was stopped.")
+
+    def _tell(self, sentence: str) -> None:
+        if self.main:
+            self._say(sentence)
+
+    def _choose(self, settings: Settings, found: Checkpoint) -> tuple[Choice, TrainedDrafter]:
+        """Where and in which precision, and the drafter without weights, which tells what will learn.
+
+        A form that changes the target cannot do so in int8, nor directly in anything but fp32: `auto` follows, and
+        what was named is refused.
+        """
+        request, plain = self.request, replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False)
+        choice = choose(request.card, plain, found.parameters, found.embedding)
+        shadow = _shadow(request, choice)
+        if shadow.owns_target:
+            if settings.quantize == "int8":
+                raise UsageMistake(
+                    f"This form of {request.kind} changes the target's weights, and int8 rounds them; leave --quantize "
+                    "out, or choose a form that leaves the target as it is."
+                )
+            directly = shadow.adapters is None
+            dtype = "fp32" if directly and settings.dtype == "auto" else settings.dtype
+            plain = replace(plain, quantize="none", dtype=dtype)
+            choice = choose(request.card, plain, found.parameters, found.embedding)
+            shadow = _shadow(request, choice)
+        return choice, shadow
+
+    def _length(self, target: Target) -> int:
+        length = self.request.length or min(LENGTH, target.context)
+        if length > target.context:
+            raise UsageMistake(
+                f"--length {length} is more than the context of {target.context} tokens that {self.request.card.name} "
+                "has; give less."
+            )
+        return length
+
+    def _options(self, target: Target) -> Mapping[str, Any]:
+        """Those that were given; where none were, those that the kind proposes for this model and machine."""
+        if self.request.options or (proposed := drafters.trained(self.request.kind).propose(target)) is None:
+            return self.request.options
+        options, sentence = proposed
+        self._tell(sentence)
+        return options
+
+    def run(self) -> Iterator[Seen]:
+        """One event a step; `training.stopped` says whether it is over or was stopped."""
+        return self.training.run()
+
+    def finish(self) -> dict[str, Any]:
+        """Measures and writes the result; what it is, in words that JSON knows. Raises DoesNotFit."""
+        request, training = self.request, self.training
+        accuracy = training.measure()
+        if self.changes_target:
+            if self.drafter.adapters is not None:
+                self.drafter.merge()
+            self.perplexity.append(perplexity(self.drafter.target, training.corpus.held_out, self.at_once))
+        self.drafter.eval()
+        figures = {
+            "steps": training.state.step,
+            "tokens": training.state.tokens,
+            "loss": round(training.state.loss, 4),
+            **({"perplexity": rounded(self.perplexity)} if self.changes_target else {}),
+        }
+        if self.main:
+            origin = Origin(request.name, request.card.path, self.own)
+            Result(self.drafter, origin, self.changes_target, self._record(accuracy, figures)).write(request.directory)
+            shutil.rmtree(request.directory / "checkpoint", ignore_errors=True)
+        self.processes.wait_for_everyone()
+        return {
+            "kind": request.kind,
+            "model": request.name,
+            "directory": str(request.directory),
+            "changes_target": self.changes_target,
+            "seconds": round(training.state.seconds, 2),
+            "accuracy_by_depth": accuracy,
+            **figures,
+        }
+
+    def _record(self, accuracy: Sequence[Sequence[float]], figures: Mapping[str, Any]) -> dict[str, Any]:
+        """What drafter.json says about how it was made."""
+        request, training = self.request, self.training
+        return {
+            "features": {"dtype": self.choice.dtype, "quantize": self.choice.quantize},
+            "data": list(request.data),
+            "command": request.command,
+            "accuracy_by_depth": accuracy,
+            "trained": {
+                **figures,
+                "passes": round(training.state.epochs, 3),
+                "hours": round(training.state.seconds / 3600, 4),
+                "labels": "soft" if request.soft else "text",
+                "batch": request.batch,
+                "length": training.corpus.length,
+                "lr": request.rate,
+                "seed": request.seed,
+                "processes": self.processes.num_processes,
+                "device": self.choice.device,
+                "held_out_tokens": sum(len(row.tokens) for row in training.corpus.held_out),
+            },
+        }
+
+
+def parsed(kind: str, words: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE, each in the type that the option of this name has. Raises UsageMistake."""
+    types = {option.name: type(option.default) for option in fields(drafters.trained(kind).Options)}
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise UsageMistake(f"--option {word!r} is not of the form NAME=VALUE; {kind} has {', '.join(types)}.")
+        if name in found:
+            raise UsageMistake(f"--option {name} is given twice; give it once.")
+        found[name] = _value(types.get(name, str), value)
+    return found
+
+
+def _value(kind: type, text: str) -> Any:
+    """What the text says, or the text itself: `drafters.make` says what is wrong with it."""
+    if kind is bool:
+        return SWITCH.get(text.lower(), text)
+    try:
+        return kind(text) if kind in (int, float) else text
+    except ValueError:
+        return text
+
+
+def processes(choice: Choice) -> Accelerator:
+    """Those that `accelerate launch` started, or this one; the drafter computes in the precision of the target."""
+    dense = choice.quantize == "none"
+    precision = choice.dtype if dense and choice.dtype != "fp32" else "no"
+    return Accelerator(cpu=choice.device == "cpu", mixed_precision=precision)
+
+
+def _shadow(request: Request, choice: Choice) -> TrainedDrafter:
+    """The drafter on the meta device: shapes and no weights."""
+    target = Target.load(request.card.path, device="meta", dtype=DTYPES[choice.dtype])
+    return drafters.make(request.kind, target, request.options)
+
+
+def _load(choice: Choice) -> Target:
+    try:
+        return Target.load(
+            choice.target.path, device=choice.device, dtype=DTYPES[choice.dtype], quantize=choice.quantize
+        )
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise DoesNotFit(
+            f"{choice.target.name} does not fit in the memory of {choice.device}; choose a smaller model."
+        ) from error
+
+
+def _former(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a training that was stopped here had settled; nothing where there was none, or it is to be replaced.
+
+    Raises UsageMistake where the directory holds something else.
+    """
+    path = request.directory
+    if request.force:
+        return {}
+    if path.exists() and not path.is_dir():
+        raise UsageMistake(f"{path} is a file; give a directory with -o.")
+    found = checkpoint.state(path / "checkpoint")
+    if found is not None:
+        other = [name for name, value in asked.items() if found["asked"]["asked"].get(name) != value]
+        if other:
+            was, now = found["asked"]["asked"].get(other[0]), asked[other[0]]
+            raise UsageMistake(
+                f"{path} holds a training that was stopped, with {other[0]} = {was!r} where this one has {now!r}; give "
+                "the same command to go on, another -o, or --force to begin anew."
+            )
+        return {"at_once": found["at_once"], "options": found["asked"]["options"]}
+    for name in ("drafter", "target"):
+        if (path / name).exists():
+            raise UsageMistake(
+                f"{path / name} is there already, from an earlier training; give another -o, or --force to replace it."
+            )
+    return {}
+
+
+def _clear(request: Request) -> None:
+    """What a forced training begins without. The former result stays until the new one is there."""
+    try:
+        request.directory.mkdir(parents=True, exist_ok=True)
+        if request.force:
+            shutil.rmtree(request.directory / "checkpoint", ignore_errors=True)
+            (request.directory / "losses.jsonl").unlink(missing_ok=True)
+    except OSError as error:
+        raise LocalspecError(f"{request.directory} cannot be written ({error.strerror}); give another -o.") from None

@@ -1,0 +1,164 @@
+"""Medusa heads that others have published, in the layouts there are, become a drafter of ours.
+
+    v0.1   medusa_lm_head.pt           {head}.{block}.linear.{weight,bias}   {head}.{blocks}.weight
+    v2     medusa_lm_head.safetensors  {head}.{block}.linear.{weight,bias}
+    vLLM   model.safetensors           blocks.{head}.layers.{block}.{weight,bias}   lm_heads.{head}.weight   token_map
+
+How many heads and blocks there are, only the names of the tensors say: published configs are wrong about it.
+"""
+
+import json
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from localspec.drafters import make
+from localspec.drafters.base import TrainedDrafter
+from localspec.engine.target import Target
+from localspec.errors import LocalspecError, NotHere
+
+FILES = (
+    "medusa_lm_head.safetensors",
+    "medusa_lm_head.pt",
+    "model.safetensors",
+    "pytorch_model.bin",
+    "model.safetensors.index.json",
+)
+_PREFIX = re.compile(r"^medusa_heads?\.")
+_BLOCK = re.compile(r"^(?:(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)$")
+_LINEAR = re.compile(r"^(?:(\d+)\.(\d+)|lm_heads\.(\d+))\.weight$")
+_ONE_LINEAR, _TOKEN_MAP = "lm_head.weight", "token_map"  # vLLM: one matrix for all heads; ids that its rows stand for
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def read_published(path: Path, target: Target) -> TrainedDrafter:
+    """The heads of a file, or of a directory, as a drafter for this target. Pickles are read as data, never run.
+
+    Vocabulary matrices that are the target's own are shared with it. Raises NotHere where there are no heads, and
+    LocalspecError for heads of another model, of a truncated vocabulary or inside a whole model, and damaged files.
+    """
+    file = _find(path)
+    tensors = _read(file)
+    if broken := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
+        raise LocalspecError(f"'{broken}' in {file} holds numbers that are none; fetch it again.")
+    blocks = _blocks(tensors, file)
+    heads, layers = len(blocks), len(blocks[0])
+    shape = target.transformer.shape
+    for name, (weight, bias) in ((f"{i}.{j}", pair) for i, head in enumerate(blocks) for j, pair in enumerate(head)):
+        if weight.shape != (shape.width, shape.width) or bias.shape != (shape.width,):
+            raise LocalspecError(
+                f"Block {name} in {file} has the shape {list(weight.shape)}, and the model is {shape.width} wide; "
+                "name the model that these heads were made for."
+            )
+    linears = _linears(tensors, file, heads)
+    for linear in linears:
+        if linear.shape != (shape.vocabulary, shape.width):
+            what = "are of another model"
+            if _TOKEN_MAP in tensors and len(linear) == len(tensors[_TOKEN_MAP]):
+                what = "have a truncated vocabulary (token_map), which localspec does not read"
+            raise LocalspecError(
+                f"The heads in {file} {what}: their vocabulary matrix has the shape {list(linear.shape)} where the "
+                f"model has {[shape.vocabulary, shape.width]}; train some with `localspec train medusa`."
+            )
+    private = not all(_is_own(linear, target) for linear in linears)
+    drafter = make("medusa", target, {"heads": heads, "layers": layers, "private": private})
+    filled = {}
+    for layer in range(layers):
+        filled[f"blocks.{layer}.weight"] = torch.stack([head[layer][0].float() for head in blocks])
+        filled[f"blocks.{layer}.bias"] = torch.stack([head[layer][1].float() for head in blocks])
+    if private:
+        filled["linears"] = torch.stack([linear.float() for linear in linears])
+    drafter.fill(filled)
+    return drafter.eval().requires_grad_(False)
+
+
+def _find(path: Path) -> Path:
+    file = next((path / name for name in FILES if (path / name).is_file()), path)
+    if not file.is_file():
+        raise NotHere(f"There are no Medusa heads in {path}; give a directory that holds {FILES[0]} or {FILES[1]}.")
+    return file
+
+
+def _read(file: Path) -> Tensors:
+    """The tensors of a file that holds heads and nothing else, without a prefix."""
+    try:
+        if file.suffix == ".json":
+            return _heads_alone(dict.fromkeys(json.loads(file.read_text("utf-8"))["weight_map"], torch.empty(0)), file)
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as opened:
+                names = list(opened.keys())
+                _heads_alone(dict.fromkeys(names, torch.empty(0)), file)  # before a whole model is read
+                return _heads_alone({name: opened.get_tensor(name) for name in names}, file)
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        if not isinstance(content, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in content.values()):
+            raise LocalspecError(f"{file} holds something other than tensors; get the heads from somewhere else.")
+        return _heads_alone(content, file)
+    except LocalspecError:
+        raise
+    except pickle.UnpicklingError as error:
+        raise LocalspecError(
+            f"{file} is damaged, or would run code when it is read, which localspec refuses; "
+            "get the heads from somewhere else."
+        ) from error
+    except Exception as error:  # what is damaged fails in any way
+        raise LocalspecError(
+            f"{file} is damaged ({(str(error) or repr(error)).splitlines()[0]}); fetch it again."
+        ) from error
+
+
+def _heads_alone(tensors: Tensors, file: Path) -> Tensors:
+    """Without the prefix of the names. Raises for a whole model, and where there is no head."""
+    named = {_PREFIX.sub("", name): tensor for name, tensor in tensors.items()}
+    others = [
+        name for name in named if not (_BLOCK.match(name) or _LINEAR.match(name) or name in (_ONE_LINEAR, _TOKEN_MAP))
+    ]
+    if not any(_BLOCK.match(name) for name in named):
+        raise NotHere(f"{file} holds no Medusa heads; train some with `localspec train medusa`.")
+    if any(name.startswith("model.") for name in others):
+        raise LocalspecError(
+            f"{file} is a whole model with Medusa heads inside (a Medusa-1.0 checkpoint), and localspec reads heads "
+            "that stand alone; train heads for the model with `localspec train medusa`."
+        )
+    if others:
+        raise LocalspecError(f"'{others[0]}' in {file} is no part of Medusa heads; get them from somewhere else.")
+    return named
+
+
+def _blocks(tensors: Tensors, file: Path) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """(weight, bias) by head and block; a bias that a file leaves out is zero."""
+    found: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        if match := _BLOCK.match(name):
+            head, block, *_ = (int(number) for number in match.groups()[:4] if number is not None)
+            found.setdefault((head, block), {})[match[5]] = tensor
+    heads, layers = max(head for head, _ in found) + 1, max(block for _, block in found) + 1
+    for place in ((head, block) for head in range(heads) for block in range(layers)):
+        if "weight" not in found.get(place, {}):
+            raise LocalspecError(f"{file} lacks the weight of block {place[1]} of head {place[0]}; fetch it again.")
+    return [
+        [(pair["weight"], pair.get("bias", pair["weight"].new_zeros(len(pair["weight"])))) for pair in of_head]
+        for of_head in ([found[head, block] for block in range(layers)] for head in range(heads))
+    ]
+
+
+def _linears(tensors: Tensors, file: Path, heads: int) -> list[torch.Tensor]:
+    """The vocabulary matrix of each head; none where the target's is meant."""
+    found = {int(match[1] or match[3]): tensor for name, tensor in tensors.items() if (match := _LINEAR.match(name))}
+    one = tensors.get(_ONE_LINEAR) if not found else found[0] if found.keys() == {0} else None
+    if one is not None:
+        return [one] * heads
+    if found and found.keys() != set(range(heads)):
+        raise LocalspecError(f"{file} holds {heads} heads and {len(found)} vocabulary matrices; fetch it again.")
+    return [found[head] for head in range(heads)] if found else []
+
+
+def _is_own(linear: torch.Tensor, target: Target) -> bool:
+    """Whether this matrix is the target's, once it has the target's precision."""
+    own = target.transformer.head
+    return torch.equal(type(own)(linear.to(target.device, target.dtype)).weight, own.weight)

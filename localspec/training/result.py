@@ -1,0 +1,104 @@
+"""What a training leaves: the drafter with all that is known about it, and its target where that was changed."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+import torch
+import transformers
+from accelerate import __version__ as accelerate_version
+from safetensors import SafetensorError
+
+from localspec import __version__, drafters
+from localspec.drafters.base import TrainedDrafter
+from localspec.engine.target import Target, tokenizer_hash
+from localspec.errors import DoesNotFit
+from localspec.registry import revision
+from localspec.training import curves
+
+COPIED = ("generation_config.json", "LICENSE*", "NOTICE*")  # to a target that was changed
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The model that a drafter was trained for: its name, where it lies, what identifies it."""
+
+    name: str
+    path: Path
+    revision: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished training. `record` is what drafter.json says beside kind, options and target."""
+
+    drafter: TrainedDrafter
+    origin: Origin
+    changes_target: bool
+    record: Mapping[str, Any]
+
+    def write(self, directory: Path) -> None:
+        """drafter/, target/ where it was changed, losses.svg. Raises DoesNotFit; nothing half-written stays."""
+        try:
+            self._write(directory)
+        except (OSError, SafetensorError) as error:
+            for left in directory.glob("**/*.new"):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            raise DoesNotFit(
+                f"The result cannot be written to {directory} ({error}); make room, and give the same command again: "
+                "it goes on from its checkpoint."
+            ) from error
+
+    def _write(self, directory: Path) -> None:
+        origin, target = self.origin, self.drafter.target
+        made_for: dict[str, Any] = {"name": origin.name, "revision": origin.revision}
+        if self.changes_target:
+            self._write_target(directory)
+            own = revision(directory / "target")
+            made_for = {
+                "name": f"{origin.name}, changed by {self.drafter.kind}",
+                "revision": own,
+                "made_from": made_for,
+            }
+        curves.draw(directory / "losses.jsonl", directory / "losses.svg", f"{self.drafter.kind} for {origin.name}")
+        about = {
+            "target": made_for,
+            "tokenizer": tokenizer_hash(target.tokenizer),
+            "template": _hash(target),
+            **self.record,
+            "versions": {
+                "localspec": __version__,
+                "python": python_version(),
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+                "accelerate": accelerate_version,
+            },
+        }
+        drafters.save(self.drafter, directory / "drafter", about)
+
+    def _write_target(self, directory: Path) -> None:
+        """The former one, if there is one, stays until this one is whole."""
+        new, old = directory / "target.new", directory / "target"
+        shutil.rmtree(new, ignore_errors=True)
+        self.drafter.target.save(new)
+        for pattern in COPIED:
+            for file in self.origin.path.glob(pattern):
+                shutil.copyfile(file, new / file.name)
+        if old.exists():
+            shutil.rmtree(old)
+        new.replace(old)
+
+
+def rounded(shares: Sequence[float]) -> list[float]:
+    """Figures as a card shows them."""
+    return [round(share, 4) for share in shares]
+
+
+def _hash(target: Target) -> str:
+    """Two targets with the same one put conversations into the same words."""
+    return hashlib.sha256(json.dumps(target.tokenizer.chat_template).encode()).hexdigest()[:16]

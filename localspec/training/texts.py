@@ -1,0 +1,183 @@
+"""Files -> texts and conversations. Knows no tokens."""
+
+import hashlib
+import json
+import lzma
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from localspec.errors import UsageMistake
+
+PIECE = 4000  # characters of plain text that make one example, about; it is cut between paragraphs
+ROLES = ("system", "user", "assistant")
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Example:
+    """Something to learn from: a text, or a conversation in which the assistant speaks."""
+
+    text: str = ""
+    messages: tuple[Message, ...] = ()
+
+    @cached_property
+    def digest(self) -> bytes:
+        """The same for the same words on every machine."""
+        return hashlib.sha256(json.dumps([self.text, self.messages], sort_keys=True).encode()).digest()
+
+
+@dataclass(frozen=True)
+class Question:
+    """A conversation that waits for the assistant."""
+
+    id: str
+    messages: tuple[Message, ...]
+
+
+def read(files: Sequence[Path]) -> list[Example]:
+    """Plain text, or JSONL with "text" or "messages" a line; either may be packed with xz.
+
+    Raises UsageMistake for a file that cannot be read, is not UTF-8, or holds nothing of that kind.
+    """
+    return [example for file in files for example in _examples(file)]
+
+
+def _examples(file: Path) -> list[Example]:
+    content = _content(file)
+    if _is_json(file, content):
+        found = [_from_json(entry, place) for entry, place in _entries(file, content)]
+    else:
+        found = [Example(piece) for piece in _pieces(content)]
+    if not found:
+        raise UsageMistake(f"{file} holds no text; give a file that does.")
+    return found
+
+
+def questions(file: Path) -> list[Question]:
+    """JSONL with "turns", "prompt" or "messages" a line (and "id"), or plain text with a prompt a line; xz as above.
+
+    Of a conversation the part up to the last user message is asked. Raises what `read` raises.
+    """
+    content = _content(file)
+    if _is_json(file, content):
+        found = [
+            Question(str(entry.get("id", number)), _asked(entry, place))
+            for number, (entry, place) in enumerate(_entries(file, content), start=1)
+        ]
+    else:
+        lines = [line.strip() for line in content.split("\n") if line.strip()]
+        found = [
+            Question(str(number), ({"role": "user", "content": line},)) for number, line in enumerate(lines, start=1)
+        ]
+    if not found:
+        raise UsageMistake(f"{file} holds no prompts; write one a line.")
+    names = [question.id for question in found]
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageMistake(
+            f"{file} has the id {twice!r} more than once, so replies could not be told apart; correct it."
+        )
+    return found
+
+
+def _asked(entry: dict[str, Any], place: str) -> tuple[Message, ...]:
+    if "messages" in entry:
+        messages = _messages(entry["messages"], place)
+        last = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
+        if last >= 0:
+            return messages[: last + 1]
+    turns = entry.get("turns", [entry.get("prompt")])
+    text = turns[0] if isinstance(turns, list) and turns else None
+    if "messages" in entry or not isinstance(text, str) or not text.strip():
+        raise UsageMistake(
+            f'{place}: there is no prompt; write {{"prompt": "…"}}, {{"turns": ["…"]}} or {{"messages": […]}}.'
+        )
+    return ({"role": "user", "content": _whole(text)},)
+
+
+def _content(file: Path) -> str:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a file that can.") from None
+    if file.suffix == ".xz":
+        try:
+            content = lzma.decompress(content)
+        except (lzma.LZMAError, EOFError) as error:
+            raise UsageMistake(f"{file} is not a whole xz file ({error}); fetch it again.") from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageMistake(f"{file} is not UTF-8 text; give JSONL or plain text.") from None
+
+
+def _is_json(file: Path, content: str) -> bool:
+    name = file.with_suffix("").suffix if file.suffix == ".xz" else file.suffix
+    return name == ".jsonl" or (name != ".txt" and content.lstrip().startswith("{"))
+
+
+def _entries(file: Path, content: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """(object, where it stands) of every line that is not empty."""
+    for number, line in enumerate(content.split("\n"), start=1):
+        if not line.strip():
+            continue
+        place = f"{file}, line {number}"
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            raise UsageMistake(f"{place}: this is not JSON; correct it.") from None
+        if not isinstance(entry, dict):
+            raise UsageMistake(f"{place}: this is no JSON object; correct it.")
+        yield entry, place
+
+
+def _from_json(entry: dict[str, Any], place: str) -> Example:
+    if "messages" in entry:
+        messages = _messages(entry["messages"], place)
+        if not any(message["role"] == "assistant" for message in messages):
+            raise UsageMistake(
+                f"{place}: no message is the assistant's, so there is nothing to learn; remove the line."
+            )
+        return Example(messages=messages)
+    text = entry.get("text")
+    if not isinstance(text, str) or not text.strip():
+        raise UsageMistake(f'{place}: there is neither "text" nor "messages"; write one of them.')
+    return Example(_whole(text))
+
+
+def _messages(value: object, place: str) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not value:
+        raise UsageMistake(f'{place}: "messages" is no list of messages; write [{{"role": …, "content": …}}, …].')
+    found = []
+    for message in value:
+        role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+        if role not in ROLES or not isinstance(content, str):
+            raise UsageMistake(f'{place}: a message needs a "role" out of {", ".join(ROLES)}, and "content" of text.')
+        found.append({"role": role, "content": _whole(content)})
+    return tuple(found)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Paragraphs, put together until they are about `PIECE` characters; a longer one is cut between lines or words."""
+    waiting: list[str] = []
+    for paragraph in text.replace("\r\n", "\n").split("\n\n"):
+        while len(paragraph) > PIECE:
+            cut = max(paragraph.rfind("\n", 1, PIECE), paragraph.rfind(" ", 1, PIECE))
+            cut = cut if cut > 0 else PIECE
+            yield "\n\n".join([*waiting, paragraph[:cut]])
+            waiting, paragraph = [], paragraph[cut:]
+        if waiting and sum(map(len, waiting)) + len(paragraph) > PIECE:
+            yield "\n\n".join(waiting)
+            waiting = []
+        waiting.append(paragraph)
+    if "".join(waiting).strip():
+        yield "\n\n".join(waiting)
+
+
+def _whole(text: str) -> str:
+    """A lone surrogate is no text, and no tokenizer takes it."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,329 @@
+"""The one loop that trains every drafter, through its `loss`.
+
+Every random choice follows from the seed and the step, so a training that was stopped, or killed, goes on to the very
+losses it would have had. With several processes each learns from its share of a step's rows.
+"""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from localspec.drafters.base import Batch, TrainedDrafter
+from localspec.engine.losses import RANKS, cross_entropy
+from localspec.engine.target import Target
+from localspec.errors import DoesNotFit, LocalspecError
+from localspec.training import checkpoint
+from localspec.training.data import Corpus, Filled, Place, Rows, parts
+
+WARM_UP = 0.03  # of the training, in which the learning rate rises
+LOWEST = 0.05  # of the learning rate, at the end
+CLIP = 1.0  # norm of the gradient
+DECAY = 0.01  # of matrices
+BETAS = (0.9, 0.95)
+LOOKS = 10  # at held-out text, while it lasts
+APART = 10  # steps between two of them, at least
+GLANCE = 4096  # tokens of it that such a look takes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to train, and how. Of the limits the first that is reached counts; at least one is given."""
+
+    batch: int  # tokens of a step
+    at_once: int  # tokens of a forward
+    rate: float
+    seed: int = 0
+    soft: bool = True
+    steps: int | None = None
+    hours: float | None = None
+    epochs: float | None = None
+    save_seconds: float = 300.0
+
+    def done(self, steps: int, seconds: float, epochs: float) -> float:
+        """The share of the training that is over, 0 to 1."""
+        limits = ((steps, self.steps), (seconds / 3600, self.hours), (epochs, self.epochs))
+        return min(1.0, max(passed / limit for passed, limit in limits if limit is not None))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One step that is over. `left` are the seconds until the end, about."""
+
+    step: int
+    loss: float
+    done: float
+    tokens: int  # so far
+    seconds: float  # of the training, over all sessions
+    left: float
+    accuracy: Sequence[Sequence[float]] | None = None  # where a look at held-out text followed
+
+
+@dataclass
+class State:
+    """Where a training is; beside weights and optimiser all that a checkpoint holds."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    epochs: float = 0.0
+    place: Place = field(default_factory=Place)
+    log_bytes: int = 0
+    looked: int = -1  # behind which step, at held-out text; the first time before the first one
+    loss: float = math.nan
+
+
+class Training:
+    """One training of one drafter, from its checkpoint on if there is one.
+
+    `directory` gets losses.jsonl and checkpoint/; `asked` is put into that, to know it by; `stop` is asked after every
+    step. Raises LocalspecError for a damaged checkpoint or a loss that is no number, DoesNotFit.
+    """
+
+    def __init__(
+        self,
+        drafter: TrainedDrafter,
+        corpus: Corpus,
+        plan: Plan,
+        directory: Path,
+        processes: Accelerator,
+        asked: dict[str, Any],
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.drafter, self.target, self.corpus, self.plan = drafter, drafter.target, corpus, plan
+        self.directory, self._asked, self._stop, self._processes = directory, asked, stop, processes
+        self.state, self.stopped = State(), False
+        drafter.begin(corpus.frequencies().to(self.target.device))
+        groups = learning(drafter)
+        self._parameters = [parameter for params, _ in groups for parameter in params]
+        self._optimizer = processes.prepare(
+            torch.optim.AdamW(
+                [
+                    {"params": some, "scale": scale, "weight_decay": decay}
+                    for params, scale in groups
+                    for decay in (DECAY, 0.0)
+                    if (some := [parameter for parameter in params if (parameter.ndim > 1) == (decay > 0)])
+                ],
+                betas=BETAS,
+            )
+        )
+        self._log = directory / "losses.jsonl"
+        self._resume()
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> Iterator[Seen]:
+        """Trains until the plan is done, or `stop` says so: then `stopped` is true. The checkpoint is written then."""
+        plan, state = self.plan, self.state
+        began = saved = time.monotonic()
+        before, first = state.seconds, state.step
+        done = plan.done(state.step, state.seconds, state.epochs)
+        if state.looked < 0:
+            self._look(done)
+        for rows, behind, epochs in self.corpus.batches(state.place):
+            if done >= 1:
+                break
+            state.loss = self._step(rows, done)
+            # Of several processes the slowest clock counts, and any may have been interrupted.
+            seconds, asked = self._most(before + time.monotonic() - began, float(self._stop()))
+            state.step, state.place, state.epochs, state.seconds = state.step + 1, behind, epochs, seconds
+            state.tokens += sum(len(row.tokens) for row in rows)
+            done, rate = plan.done(state.step, seconds, epochs), plan.rate * _schedule(done)
+            self._note({"step": state.step, "loss": state.loss, "rate": rate, "tokens": state.tokens})
+            due = state.step - state.looked >= max(APART, state.step / (done * LOOKS))
+            accuracy = self._look(done) if due and done < 1 else None
+            left = (seconds - before) / (state.step - first) * state.step * (1 / done - 1)
+            yield Seen(state.step, state.loss, done, state.tokens, seconds, left, accuracy)
+            if asked and done < 1:
+                self.stopped = True
+                break
+            if time.monotonic() - saved >= plan.save_seconds:
+                self.save()
+                saved = time.monotonic()
+        self.save()
+
+    def _step(self, rows: Rows, done: float) -> float:
+        """One step of the optimiser; returns its loss. Every token weighs the same, however the rows are parted."""
+        self.drafter.train()
+        self.drafter.progress = done
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.plan.rate * group["scale"] * _schedule(done)
+        self._optimizer.zero_grad(set_to_none=True)
+        ours, worth = self._processes.process_index, sum(row.worth for row in rows)
+        total = torch.zeros(1, dtype=torch.float64)
+        own = rows[ours :: self._processes.num_processes]
+        for index, some in enumerate(parts(own, self.plan.at_once)):
+            share = sum(row.worth for row in some) / worth
+            try:
+                batch = self._batch(some, f"{self.plan.seed} {self.state.step} {ours} {index}")
+                with self._processes.autocast():
+                    lesson = self.drafter.loss(batch)
+                self._processes.backward(lesson.loss * share)
+            except torch.OutOfMemoryError as error:
+                raise DoesNotFit(
+                    f"{batch_tokens(some)} tokens in one forward do not fit in the memory of {self.target.device}; "
+                    "give a smaller --at-once."
+                ) from error
+            total += lesson.loss.detach().double().cpu() * share
+        self._share_gradients()
+        loss = float(self._sum(total))
+        if not math.isfinite(loss):
+            raise LocalspecError(
+                f"The loss of step {self.state.step + 1} is {loss}, which is no number; give a smaller --lr, or begin "
+                "anew with --force and another --dtype."
+            )
+        self._processes.clip_grad_norm_(self._parameters, CLIP)
+        self._optimizer.step()
+        return loss
+
+    def _batch(self, rows: Rows, seed: str) -> Batch:
+        """Rows with the target's states, computed as in use: in its precision, and by nothing that learns."""
+        filled = Filled.of(rows, self.target.device)
+        places = torch.arange(filled.tokens.shape[1], device=self.target.device)
+        with torch.no_grad():
+            hidden = self.target.transformer(filled.tokens, places, filled.causal)
+        number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
+        torch.manual_seed(number)
+        return Batch(filled.tokens, filled.counts, hidden, self.plan.soft, torch.Generator().manual_seed(number))
+
+    # -- held-out text ------------------------------------------------------------------------------------------------
+
+    def _look(self, done: float) -> list[list[float]]:
+        self.state.looked = self.state.step
+        self.drafter.progress = done
+        return self.measure(GLANCE)
+
+    def measure(self, tokens: int | None = None) -> list[list[float]]:
+        """How often the first, second, … guess at each depth was right on (so many tokens of) held-out text; noted."""
+        self.drafter.eval()
+        rows, taken = self.corpus.held_out, 0
+        some = [row for row in rows if tokens is None or (taken := taken + len(row.tokens)) <= tokens] or rows[:1]
+        ours = some[self._processes.process_index :: self._processes.num_processes]
+        found = torch.zeros(self.drafter.depth, RANKS + 1, dtype=torch.float64)
+        for index, group in enumerate(parts(ours, self.plan.at_once)):
+            with torch.no_grad(), self._processes.autocast():
+                lesson = self.drafter.loss(self._batch(group, f"held out {index}"))
+            for depth, seen in enumerate(lesson.by_depth):
+                found[depth, :-1] += seen.hits.cpu()
+                found[depth, -1] += seen.count
+        found = self._sum(found)
+        shares = (found[:, :-1] / found[:, -1:].clamp_min(1)).tolist()
+        accuracy = [[round(share, 4) for share in line] for line in shares]
+        self._note({"step": self.state.step, "accuracy_by_depth": accuracy})
+        return accuracy
+
+    # -- stopping and going on ----------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Writes the checkpoint. Raises DoesNotFit where the disk is full; the former one is then still there."""
+        if not self._processes.is_main_process:
+            return
+        tensors = {f"drafter.{name}": tensor for name, tensor in self.drafter.state_dict().items()}
+        for index, parameter in enumerate(self._parameters):
+            tensors[f"parameter.{index}"] = parameter
+            for name, tensor in self._optimizer.state[parameter].items():
+                tensors[f"optimizer.{index}.{name}"] = tensor
+        state = {**asdict(self.state), "asked": self._asked, "at_once": self.plan.at_once}
+        if (scaler := self._processes.scaler) is not None:
+            state["scaler"] = scaler.state_dict()
+        checkpoint.save(self.directory / "checkpoint", self.state.step, tensors, state)
+
+    def _resume(self) -> None:
+        found = checkpoint.load(self.directory / "checkpoint")
+        if found is not None:
+            try:
+                self._take_over(*found)
+            except (KeyError, TypeError, ValueError, RuntimeError) as error:
+                raise LocalspecError(
+                    f"The checkpoint in {self.directory} does not fit ({error}); give --force to begin anew."
+                ) from error
+        if self._processes.is_main_process:
+            self._log.touch()
+            with self._log.open("r+b") as log:  # what was noted behind the checkpoint will be noted again
+                log.truncate(self.state.log_bytes)
+        self._processes.wait_for_everyone()
+
+    @torch.no_grad()
+    def _take_over(self, tensors: dict[str, torch.Tensor], stored: dict[str, Any]) -> None:
+        named = {name.removeprefix("drafter."): t for name, t in tensors.items() if name.startswith("drafter.")}
+        self.drafter.load_state_dict(named)
+        states: dict[int, dict[str, torch.Tensor]] = {}
+        for index, parameter in enumerate(self._parameters):
+            parameter.copy_(tensors[f"parameter.{index}"])
+            begins = f"optimizer.{index}."
+            states[index] = {name.removeprefix(begins): t for name, t in tensors.items() if name.startswith(begins)}
+        # torch numbers parameters in the order of its groups, which is not ours.
+        number = {id(parameter): index for index, parameter in enumerate(self._parameters)}
+        order = [number[id(parameter)] for group in self._optimizer.param_groups for parameter in group["params"]]
+        saved = self._optimizer.state_dict()
+        saved["state"] = {place: states[index] for place, index in enumerate(order) if states[index]}
+        self._optimizer.load_state_dict(saved)
+        if (scaler := self._processes.scaler) is not None:
+            scaler.load_state_dict(stored["scaler"])
+        own = {name: stored[name] for name in asdict(self.state)}
+        self.state = State(**{**own, "place": Place(**own["place"])})
+
+    def _note(self, line: dict[str, Any]) -> None:
+        if self._processes.is_main_process:
+            with self._log.open("a", encoding="utf-8") as log:
+                log.write(json.dumps(line) + "\n")
+                log.flush()
+                self.state.log_bytes = log.tell()
+
+    # -- several processes --------------------------------------------------------------------------------------------
+
+    def _share_gradients(self) -> None:
+        """The sum over all processes; one may have had no rows."""
+        if self._processes.num_processes == 1:
+            return
+        for parameter in self._parameters:
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = self._sum(gradient)
+
+    def _sum(self, value: torch.Tensor) -> torch.Tensor:
+        summed: torch.Tensor = self._processes.reduce(value.to(self._processes.device), "sum").to(value.device)
+        return summed
+
+    def _most(self, *values: float) -> list[float]:
+        together = torch.tensor([values], dtype=torch.float64, device=self._processes.device)
+        most: list[float] = self._processes.gather(together).amax(0).tolist()
+        return most
+
+
+def learning(drafter: TrainedDrafter) -> list[tuple[list[torch.nn.Parameter], float]]:
+    """(parameters, multiple of the learning rate) of what learns."""
+    groups = drafter.parameter_groups()
+    return [([p for p in group["params"] if p.requires_grad], group["lr_scale"]) for group in groups]
+
+
+def batch_tokens(rows: Rows) -> int:
+    """Of rows side by side, with what fills up the shorter ones."""
+    return len(rows) * max(len(row.tokens) for row in rows)
+
+
+@torch.no_grad()
+def perplexity(target: Target, rows: Rows, at_once: int) -> float:
+    """The target's own, on the tokens that count."""
+    total, count = 0.0, 0
+    for group in parts(rows, at_once):
+        filled = Filled.of(group, target.device)
+        places = torch.arange(filled.tokens.shape[1], device=target.device)
+        states = target.transformer(filled.tokens, places, filled.causal)
+        where = filled.counts[:, 1:]
+        found = cross_entropy(states[:, :-1][where], target.head, filled.tokens[:, 1:][where])
+        total, count = total + float(found.loss), count + found.count
+    return math.exp(total / count)
+
+
+def _schedule(done: float) -> float:
+    """The factor on the learning rate: a straight line up, then half a cosine down."""
+    if done < WARM_UP:
+        return (done + WARM_UP / 10) / (WARM_UP * 1.1)
+    return LOWEST + (1 - LOWEST) * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP))) / 2

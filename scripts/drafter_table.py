@@ -1,0 +1,139 @@
+"""How the drafters of a model do, side by side: the table of docs/drafters.md.
+
+    python scripts/drafter_table.py --prompts data/eval --work build/drafter_table --out docs/drafters.md
+
+Every drafter alone and lengthened by phrases, greedily and at temperature 0.7, with trees of 1 to 32 nodes, on the same
+prompts, taken evenly from all files of a directory. One temperature and one number of nodes after the other, each in a
+run of its own beside plain decoding; what is measured is kept in `--work`, so a run that was stopped goes on.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from localspec import config, registry
+from localspec.bench import measure, prompts
+from localspec.selection import choose
+
+NODES, TEMPERATURES = (1, 4, 8, 16, 32), (0.0, 0.7)
+FOCUS = 16  # nodes of the table by depth
+DEPTHS = 5
+
+
+def questions(place: Path, count: int) -> list[prompts.Prompt]:
+    """So many prompts, one of each file in turn, categories in turn within a file."""
+    files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+    asked = [
+        replace(prompt, category=file.stem) for file in files for prompt in prompts.spread(prompts.read(file), None)
+    ]
+    return prompts.spread(asked, count)
+
+
+def measured(
+    card: registry.TargetCard, names: Sequence[str], nodes: int, temperature: float, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """The report of one run; read again where it was made before."""
+    file = arguments.work / f"{card.name}-{nodes}-{temperature}.json"
+    if file.exists():
+        return dict(json.loads(file.read_text("utf-8")))
+    settings = config.load(flags={"temperature": temperature, "seed": 0})
+    checkpoint = registry.inspect(card.path)
+
+    def row(name: str, size: int) -> measure.Row:
+        own = replace(settings, drafter=name, draft_max=size or "auto")
+        return measure.Row(choose(card, own, checkpoint.parameters, checkpoint.embedding), size)
+
+    rows = [row("none", 0), *(row(name, nodes) for name in names)]
+    asked = questions(arguments.prompts, arguments.limit)
+    report = measure.bench(rows, settings, asked, arguments.max_tokens, 1, [], lambda _: None)
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(report), "utf-8")
+    return report
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown; every column but the first is of figures."""
+    lines = [" | ".join(cells) for cells in (heads, ["---", *["---:"] * (len(heads) - 1)], *rows)]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def figure(value: float | None, form: str = "{:.2f}") -> str:
+    return "" if value is None else form.format(value)
+
+
+def section(reports: dict[int, dict[str, Any]], names: Sequence[str]) -> str:
+    """One temperature: by nodes, then what happens at each depth."""
+    by = {nodes: {row["drafter"]: row for row in report["rows"]} for nodes, report in reports.items()}
+    heads = ["drafter", *(str(nodes) for nodes in reports)]
+    lengths = [[name, *(figure(by[nodes][name]["acceptance_length"]) for nodes in reports)] for name in names]
+    speeds = [
+        [
+            name,
+            *(
+                f"{figure(row['speedup'])} ({figure(row['speedup_quartiles'][0])}–{figure(row['speedup_quartiles'][1])})"
+                for nodes in reports
+                for row in [by[nodes][name]]
+            ),
+        ]
+        for name in names
+    ]
+    focus = by[FOCUS if FOCUS in by else max(by)]
+    depths = [
+        [
+            name,
+            *(figure(chance) for chance in (focus[name]["acceptance_by_depth"] + [None] * DEPTHS)[:DEPTHS]),
+            figure(focus[name]["draft_cost"]),
+            figure(focus[name]["verify_cost"]),
+        ]
+        for name in names
+    ]
+    return "\n\n".join(
+        [
+            "Acceptance length τ by nodes:",
+            table(heads, lengths),
+            "Walltime speedup against plain decoding (median of the replies, quartiles):",
+            table(heads, speeds),
+            f"With {FOCUS} nodes: acceptance rate by depth, and the time of drafting and of verification in plain steps:",
+            table(["drafter", *(f"depth {depth}" for depth in range(1, DEPTHS + 1)), "draft", "verify"], depths),
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", default="demo")
+    parser.add_argument("--prompts", type=Path, required=True, help="a directory of .jsonl files, or one file")
+    parser.add_argument("--limit", type=int, default=100)
+    parser.add_argument("-n", "--max-tokens", type=int, default=64)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    card = registry.resolve(arguments.model)
+    own = registry.drafters(card)
+    names = ["phrases", *(f"{drafter.kind}{form}" for drafter in own for form in ("", "+phrases"))]
+    parts = [f"# The drafters of `{card.name}`"]
+    parameters = registry.inspect(card.path).parameters
+    parts.append(
+        f"Made by `scripts/drafter_table.py`: {arguments.limit} prompts, replies of at most {arguments.max_tokens} tokens, "
+        "fixed trees. A chain of one node is plain speculative decoding."
+    )
+    parts.append(
+        table(
+            ["drafter", "extra parameters", "of the target's"],
+            [[d.kind, f"{d.parameters:,}", f"{d.parameters / parameters:.1%}"] for d in own],
+        )
+    )
+    for temperature in TEMPERATURES:
+        reports = {nodes: measured(card, names, nodes, temperature, arguments) for nodes in NODES}
+        title = "Greedy" if temperature == 0 else f"Temperature {temperature}"
+        first = next(iter(reports.values()))
+        parts.append(f"## {title}\n\n{first['prompts']} prompts, {first['device']}, {first['dtype']}.")
+        parts.append(section(reports, names))
+    arguments.out.write_text("\n\n".join(parts) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

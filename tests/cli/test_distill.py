@@ -1,0 +1,181 @@
+"""`localspec distill` from outside: replies are the model's own, and a file of them can be gone on with after any end."""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command import environment, localspec, sentence
+from tiny_models import END, stock_reply
+
+from localspec.cli.main import main
+from localspec.training import distill as module
+from localspec.training.texts import read
+
+MODEL = "phi3-grouped-window-partial-rotary"
+PROMPTS = ["the cat", "one two three four five six", "and the dog sat on the log", "über allen", "sat", "log and cat"]
+
+
+@pytest.fixture(scope="module")
+def model(tiny):
+    return tiny(MODEL)
+
+
+@pytest.fixture
+def prompts(tmp_path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"id": f"p{n}", "prompt": text}) + "\n" for n, text in enumerate(PROMPTS)))
+    return file
+
+
+@pytest.fixture
+def distill(tmp_path, monkeypatch, capfd, model, prompts):
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
+
+    def call(*arguments: object, file: Path = prompts, out: str = "out.jsonl"):
+        capfd.readouterr()
+        words = ["distill", "-m", str(model.path), "--prompts", str(file), "-o", str(tmp_path / out), "-n", "20"]
+        code = main([*words, *map(str, arguments)])
+        return code, *capfd.readouterr()
+
+    return call
+
+
+def lines(file: Path) -> dict[str, dict]:
+    found = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    assert len({line["id"] for line in found}) == len(found)
+    return {line["id"]: line for line in found}
+
+
+def test_greedy_replies_are_those_of_a_plain_loop_over_the_stock_model(distill, tmp_path, model):
+    """Batched and filled up in front, which a wrong mask or wrong positions would show."""
+    code, text, errors = distill("--batch", 4)
+    assert code == 0 and "6 replies" in text and "hours at most" in errors
+    found = lines(tmp_path / "out.jsonl")
+    assert len(found) == 6
+    for number, prompt in enumerate(PROMPTS):
+        asked = [{"role": "user", "content": prompt}]
+        reply = stock_reply(model.stock, model.target.encode(asked), 20, (END,))
+        line = found[f"p{number}"]
+        assert line["messages"] == [*asked, {"role": "assistant", "content": model.target.decode(reply)}]
+        assert line["finish_reason"] == ("length" if len(reply) == 20 else "stop")
+    assert len(read([tmp_path / "out.jsonl"])) == 6, "what it writes is what train reads"
+
+
+@pytest.mark.slow
+def test_a_seed_gives_the_same_replies_also_after_a_stop(distill, tmp_path):
+    flags = ["--temp", 0.9, "--seed", 3, "--batch", 2]
+    assert distill(*flags, out="whole")[0] == 0
+    whole = (tmp_path / "whole").read_bytes()
+    for cut in (len(whole) // 3, len(whole) // 2, len(whole) - 3):  # as a kill would leave it
+        (tmp_path / "cut").write_bytes(whole[:cut])
+        code, _, errors = distill(*flags, out="cut")
+        assert code == 0 and "are there already" in errors
+        assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
+    assert distill("--temp", 0.9, "--seed", 4, "--batch", 2, out="other")[0] == 0
+    assert lines(tmp_path / "other") != lines(tmp_path / "whole")
+
+
+def test_what_is_there_is_not_asked_again(distill, tmp_path, monkeypatch):
+    assert distill("--limit", 2)[0] == 0
+    before = (tmp_path / "out.jsonl").read_bytes()
+    asked = []
+    honest = module.Distiller._generate
+    monkeypatch.setattr(
+        module.Distiller, "_generate", lambda self, names, *a, **k: asked.append(names) or honest(self, names, *a, **k)
+    )
+    code, _, errors = distill("--batch", 2)
+    assert code == 0 and (tmp_path / "out.jsonl").read_bytes().startswith(before)
+    assert len(lines(tmp_path / "out.jsonl")) == 6
+    asked.clear()
+    code, text, errors = distill("--batch", 2)
+    assert code == 0 and not asked and "6 of 6 replies are there already" in errors
+    code, text, errors = distill("--batch", 2, "--temp", 0.5)
+    assert (code, text) == (2, "") and "asked for with another" in errors
+
+
+def test_conversations_and_prompts_that_are_too_long(distill, tmp_path):
+    file = tmp_path / "chat.jsonl"
+    chat = [
+        {"role": "user", "content": "the cat"},
+        {"role": "assistant", "content": "sat"},
+        {"role": "user", "content": "on?"},
+    ]
+    file.write_text(
+        json.dumps({"messages": [*chat, {"role": "assistant", "content": "gone"}]})
+        + "\n"
+        + json.dumps({"prompt": "word " * 600})
+    )
+    code, _, errors = distill(file=file)
+    (line,) = lines(tmp_path / "out.jsonl").values()
+    assert code == 0 and line["messages"][:3] == chat and len(line["messages"]) == 4 and line["id"] == "1"
+    assert "1 prompts are too long" in errors
+    file.write_text(json.dumps({"prompt": "word " * 600}))
+    code, text, errors = distill(file=file, out="other")
+    assert (code, text) == (2, "") and "512" in errors and not (tmp_path / "other").exists()
+
+
+def test_a_full_disk_leaves_whole_lines(distill, tmp_path):
+    assert distill("--limit", 2, "--batch", 2)[0] == 0
+    before = (tmp_path / "out.jsonl").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 100, limits[1]))
+    try:
+        code, text, errors = distill("--batch", 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (code, text) == (4, "") and "cannot be written" in errors
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [("", "holds no prompts"), ('{"text": "a"}', "there is no prompt"), ('{"prompt": "a"}\nno', "line 2")],
+)
+def test_prompts_that_are_none(distill, tmp_path, content, word):
+    file = tmp_path / "bad.jsonl"
+    file.write_text(content)
+    code, text, errors = distill(file=file)
+    assert (code, text) == (2, "") and word in errors and errors.count("\n") == 1
+
+
+def test_a_file_of_something_else_is_not_touched(distill, tmp_path):
+    (tmp_path / "out.jsonl").write_text('{"text": "mine"}\n')
+    code, _, errors = distill()
+    assert code == 2 and "line 1" in errors and (tmp_path / "out.jsonl").read_text() == '{"text": "mine"}\n'
+
+
+@pytest.mark.slow
+def test_flags_that_are_missing_or_cannot_be(tmp_path, distill):
+    for arguments in (
+        [],
+        ["--prompts", "a"],
+        ["-o", "a"],
+        ["--prompts", "a", "-o", "."],
+        ["--prompts", "a", "-o", "no/a"],
+    ):
+        result = localspec(tmp_path, "distill", *arguments)
+        assert result.returncode == 2 and "-o" in sentence(result)
+    assert distill("--temp", -1)[0] == distill("--seed", 1.5)[0] == distill("--batch", 0)[0] == 2
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_file_to_go_on_with(tmp_path, model):
+    file, out = tmp_path / "many.txt", tmp_path / "out.jsonl"
+    file.write_text("".join(f"the cat sat on {number}\n" for number in range(300)))
+    words = ["distill", "-m", str(model.path), "--prompts", str(file), "-o", str(out), "-n", "60", "--batch", "4"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "localspec", *words], cwd=tmp_path, env=environment(tmp_path), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    ends = time.monotonic() + 100
+    while not (out.exists() and out.stat().st_size) and time.monotonic() < ends and running.poll() is None:
+        time.sleep(0.02)
+    running.send_signal(signal.SIGINT)
+    text, errors = running.communicate(timeout=60)
+    assert running.returncode == 130 and text == "" and "the same command goes on" in errors
+    assert out.read_bytes().endswith(b"\n") and 0 < len(lines(out)) < 300

@@ -1,0 +1,356 @@
+"""`localspec train` from outside: what it writes, what it refuses, and how it goes on after any end."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from command import environment, localspec, sentence
+
+from localspec.cli.main import main
+from localspec.registry import read_drafter, resolve, revision
+
+MODEL = "phi3-grouped-window-partial-rotary"
+CHAT = [("the cat sat on", "the mat and the dog"), ("one two", "three four five"), ("sat on the log?", "the dog")]
+
+
+@pytest.fixture(scope="module")
+def model(tiny) -> Path:
+    return tiny(MODEL).path
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("data") / "chat.jsonl"
+    with file.open("w") as lines:
+        for number in range(60):
+            asked, said = CHAT[number % 3]
+            roles = [("user", f"{asked} {number}"), ("assistant", said), ("user", "and?"), ("assistant", said * 2)]
+            print(json.dumps({"messages": [{"role": r, "content": c} for r, c in roles]}), file=lines)
+    return file
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, capfd, model, data):
+    """`localspec train ARGUMENTS` in this process: (code, output, errors)."""
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "stdin", None)  # for `run`, which would read the one of these tests
+
+    def call(kind: str, *arguments: object, text: object = data):
+        capfd.readouterr()
+        words = ["train", kind, "-m", str(model), "--data", str(text), "--batch", "256", "--length", "128"]
+        code = main([*words, *map(str, arguments)])
+        return code, *capfd.readouterr()
+
+    return call
+
+
+def losses(directory: Path) -> list[dict]:
+    return [json.loads(line) for line in (directory / "losses.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_what_it_writes_says_what_it_is_and_drafts(train, model, tmp_path, capfd):
+    out = tmp_path / "made"
+    code, text, errors = train("medusa", "--steps", 3, "-o", out, "-O", "heads=2", "--option", "decay=0.5")
+    assert code == 0, errors
+    assert "GiB of memory" in errors and "about 3 steps" in errors and f"--drafter {out}" in text
+    assert sorted(file.name for file in out.iterdir()) == ["drafter", "losses.jsonl", "losses.svg"]
+    card = json.loads((out / "drafter" / "drafter.json").read_text())
+    assert (card["kind"], card["options"]["heads"], card["options"]["decay"]) == ("medusa", 2, 0.5)
+    assert card["target"] == {"name": model.name, "revision": revision(model)}
+    assert card["features"] == {"dtype": "fp32", "quantize": "none"} and card["data"] == ["chat.jsonl"]
+    assert len(card["tokenizer"]) == len(card["template"]) == 16
+    assert card["command"].startswith(f"localspec train medusa -m {model.name} --data chat.jsonl -O heads=2")
+    assert str(tmp_path) not in card["command"]
+    assert card["versions"].keys() >= {"localspec", "torch", "transformers", "accelerate"}
+    assert len(card["accuracy_by_depth"]) == 2 and all(len(line) == 10 for line in card["accuracy_by_depth"])
+    trained = card["trained"]
+    assert (trained["steps"], trained["labels"], trained["batch"], trained["seed"]) == (3, "soft", 256, 0)
+    assert (
+        trained["tokens"] > 300
+        and trained["held_out_tokens"] > 0
+        and trained["loss"] == pytest.approx(losses(out)[3]["loss"], abs=1e-3)
+    )
+    replies = []
+    for drafter in ("none", str(out)):
+        assert (
+            main(["run", "-m", str(model), "--drafter", drafter, "-n", "24", "--temp", "0", "--no-log", "the cat"]) == 0
+        )
+        replies.append(capfd.readouterr().out)
+    assert replies[0] == replies[1]
+
+
+@pytest.mark.slow
+def test_without_a_place_it_goes_where_the_model_finds_it(train, model, tmp_path):
+    code, text, _ = train("medusa", "--steps", 1, "--json")
+    report = json.loads(text)
+    place = tmp_path / "home" / "data" / "drafters" / f"{model.name}-medusa"
+    assert code == 0 and report["directory"] == str(place) and report["steps"] == 1
+    assert "perplexity" not in report and report["changes_target"] is False
+    assert read_drafter(place).kind == "medusa"
+    found = localspec(tmp_path, "show", str(model), "--json", LOCALSPEC_HOME=str(tmp_path / "home"))
+    assert "medusa" in json.loads(found.stdout)["drafters"]
+
+    before = (place / "drafter" / "drafter.json").read_text()
+    code, text, errors = train("medusa", "--steps", 2)
+    assert (code, text) == (2, "") and "is there already" in errors and "--force" in errors
+    assert (place / "drafter" / "drafter.json").read_text() == before
+    code, text, errors = train("medusa", "--steps", 2, "--force")
+    assert code == 0 and json.loads((place / "drafter" / "drafter.json").read_text())["trained"]["steps"] == 2
+    assert [line["step"] for line in losses(place) if "loss" in line] == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_form_that_changes_the_target_writes_the_changed_one(train, model, tmp_path, capfd):
+    out = tmp_path / "joint"
+    code, text, errors = train("medusa", "--steps", 12, "--lr", 0.02, "-o", out, "-O", "joint=true", "-O", "warmup=0.1")
+    assert code == 0, errors
+    card = json.loads((out / "drafter" / "drafter.json").read_text())
+    own = card["target"]["revision"]
+    assert own == revision(out / "target") != revision(model) == card["target"]["made_from"]["revision"]
+    before, after = card["trained"]["perplexity"]
+    assert before > 1 and after > 1 and before != after and "perplexity" in text
+    assert resolve(str(out)).path == out / "target"
+    assert sorted(f.name for f in out.iterdir()) == ["drafter", "losses.jsonl", "losses.svg", "target"]
+    replies = []
+    for target in (out, out / "target"):
+        for drafter in ("none", str(out)):
+            code = main(
+                ["run", "-m", str(target), "--drafter", drafter, "-n", "24", "--temp", "0", "--no-log", "the cat"]
+            )
+            replies.append(capfd.readouterr().out)
+            assert code == 0
+    assert len({*replies}) == 1
+    assert main(["run", "-m", str(model), "--drafter", str(out), "--no-log", "the cat"]) == 2
+    assert "was made for" in capfd.readouterr().err
+
+
+def test_an_int8_target_may_stay_as_it_is_and_may_not_be_changed(train, tmp_path):
+    code, _, errors = train("medusa", "--steps", 1, "--quantize", "int8", "-o", tmp_path / "a")
+    assert code == 0, errors
+    card = json.loads((tmp_path / "a" / "drafter" / "drafter.json").read_text())
+    assert card["features"]["quantize"] == "int8"
+    code, text, errors = train("medusa", "--steps", 1, "--quantize", "int8", "-o", tmp_path / "b", "-O", "joint=true")
+    assert (code, text) == (2, "") and "int8" in errors and not (tmp_path / "b").exists()
+
+
+@pytest.mark.slow
+def test_labels_and_seed_and_precision_reach_the_loop(train, tmp_path):
+    flags = {"soft": [], "text": ["--labels", "text"], "seed": ["--seed", 5], "bf16": ["--dtype", "bf16"]}
+    for name, given in flags.items():
+        code, _, errors = train("medusa", "--steps", 2, "-o", tmp_path / name, *given)
+        assert code == 0, errors
+    found = {name: [line["loss"] for line in losses(tmp_path / name) if "loss" in line] for name in flags}
+    assert len({line[1] for line in found.values()}) == 4
+    assert found["bf16"] == pytest.approx(found["soft"], rel=0.05)
+    code, _, _ = train("medusa", "--steps", 2, "-o", tmp_path / "again")
+    assert losses(tmp_path / "again") == losses(tmp_path / "soft")
+
+
+def test_several_files_may_follow_data(train, tmp_path, data):
+    more = tmp_path / "more.txt"
+    more.write_text("the dog sat on the log and the cat on the mat\n\n" * 40)
+    code, _, errors = train("medusa", "--steps", 1, "-o", tmp_path / "a")
+    assert code == 0, errors
+    assert main(["train", "medusa", "-m", "demo", "--data", str(data), str(more), "--steps", "1", "--batch", "64",
+                 "--length", "64", "-o", str(tmp_path / "b")]) == 0  # fmt: skip
+    assert json.loads((tmp_path / "b" / "drafter" / "drafter.json").read_text())["data"] == ["chat.jsonl", "more.txt"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "said"),
+    [
+        ("medussa", [], ["'medussa'", "did you mean 'medusa'", "parallelspec, s3d, semi"]),
+        ("phrases", [], ["'phrases'", "medusa"]),
+        ("medusa", ["-O", "hedas=2"], ["'hedas'", "did you mean 'heads'"]),
+        ("medusa", ["-O", "heads=two"], ["heads = 'two'", "int"]),
+        ("medusa", ["-O", "heads=2.5"], ["heads = '2.5'", "int"]),
+        ("medusa", ["-O", "joint=maybe"], ["joint = 'maybe'", "bool"]),
+        ("medusa", ["-O", "heads=99"], ["heads = 99"]),
+        ("medusa", ["-O", "heads"], ["'heads'", "NAME=VALUE"]),
+        ("medusa", ["-O", "heads=2", "-O", "heads=3"], ["heads", "twice"]),
+        ("medusa", ["--hours", "0"], ["--hours 0"]),
+        ("medusa", ["--epochs", "-1"], ["--epochs -1"]),
+        ("medusa", ["--lr", "nan"], ["--lr nan"]),
+        ("medusa", ["--steps", "0"], ["--steps"]),
+        ("medusa", ["--labels", "hard"], ["--labels"]),
+        ("medusa", ["--at-once", "257"], ["--at-once 257", "256"]),
+        ("medusa", ["--length", "99999"], ["--length 99999"]),
+        ("medusa", ["--device", "cuda:99"], ["cuda:99"]),
+        ("medusa", ["--quantize", "nf4"], ["nf4"]),
+    ],
+)
+def test_mistakes_are_one_sentence_and_leave_nothing(train, tmp_path, monkeypatch, kind, arguments, said):
+    monkeypatch.setattr("localspec.training.job.Training", lambda *_: pytest.fail("a training began"))
+    code, text, errors = train(kind, "-o", tmp_path / "out", *arguments)
+    assert (code, text) == (2, "") and errors.startswith("localspec: ") and errors.count("\n") == 1, errors
+    for word in said:
+        assert word in errors
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [(None, "cannot be read"), (b"", "holds no text"), (b"\xff\xfe\xff", "UTF-8"), (b"a few words", "too little text")],
+)
+def test_data_that_is_none(train, tmp_path, content, word):
+    file = tmp_path / "text.txt"
+    if content is not None:
+        file.write_bytes(content)
+    code, text, errors = train("medusa", "-o", tmp_path / "out", text=file)
+    assert (code, text) == (2, "") and word in errors and "Traceback" not in errors
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_without_data_and_without_a_model(tmp_path):
+    assert "--data" in sentence(result := localspec(tmp_path, "train", "medusa")) and result.returncode == 2
+    result = localspec(tmp_path, "train", "medusa", "-m", "dmo", "--data", "a.txt")
+    assert result.returncode == 3 and "'demo'" in sentence(result)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_loaded(train, tmp_path, monkeypatch):
+    def never(*_: object) -> None:
+        pytest.fail("a model was loaded")
+
+    monkeypatch.setattr("localspec.training.job._load", never)
+    monkeypatch.setattr("localspec.training.estimate.free_memory", lambda _: 100 * 2**20)
+    code, text, errors = train("medusa", "-o", tmp_path / "out")
+    assert (code, text) == (4, "") and "GiB of memory" in errors and "--at-once" in errors and errors.count("\n") == 1
+    monkeypatch.undo()
+    monkeypatch.setattr("localspec.training.job._load", never)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    code, text, errors = train("medusa", "-o", tmp_path / "out")
+    assert (code, text) == (4, "") and "on that disk" in errors and not (tmp_path / "out").exists()
+
+
+def test_a_disk_that_is_full_at_the_end_keeps_the_checkpoint(train, tmp_path, monkeypatch):
+    from localspec.training.result import Result
+
+    out, honest = tmp_path / "out", Result._write
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def full(result: Result, directory: Path) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+        try:
+            honest(result, directory)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    monkeypatch.setattr(Result, "_write", full)
+    code, text, errors = train("medusa", "--steps", 2, "-o", out)
+    assert (code, text) == (4, "") and "cannot be written" in errors
+    assert not list(out.glob("**/*.new")) and not (out / "drafter" / "drafter.json").exists()
+    monkeypatch.setattr(Result, "_write", honest)
+    code, _, errors = train("medusa", "--steps", 2, "-o", out)
+    assert code == 0 and "going on behind step 2" in errors and (out / "drafter" / "drafter.json").exists()
+
+
+def test_a_place_that_is_taken(train, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert train("medusa", "-o", tmp_path / "file")[0] == 2
+    (tmp_path / "dir" / "target").mkdir(parents=True)
+    code, _, errors = train("medusa", "-o", tmp_path / "dir")
+    assert code == 2 and "is there already" in errors
+
+
+# -- ends ------------------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """`localspec train` in a process of its own, which a test may end."""
+
+    def __init__(self, home: Path, *arguments: object) -> None:
+        words = [sys.executable, "-m", "localspec", "train", *map(str, arguments)]
+        self.running = subprocess.Popen(
+            words, cwd=home, env=environment(home, OMP_NUM_THREADS="1"), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def after(self, directory: Path, steps: int, then: int) -> tuple[int, str]:
+        """Sends a signal behind so many steps; (exit code, errors)."""
+        ends = time.monotonic() + 100
+        while time.monotonic() < ends and self.running.poll() is None:
+            with_steps = directory / "losses.jsonl"
+            if with_steps.exists() and with_steps.read_text().count('"loss"') >= steps:
+                self.running.send_signal(then)
+                break
+            time.sleep(0.01)
+        _, errors = self.running.communicate(timeout=100)
+        return self.running.returncode, errors
+
+
+def asked(model: Path, data: Path, out: Path, *more: object) -> list[object]:
+    return ["medusa", "-m", model, "--data", data, "-o", out, "--steps", 24, "--batch", 256, "--length", 128, *more]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, model, data) -> list[dict]:
+    """The losses of a training that nobody disturbed."""
+    home = tmp_path_factory.mktemp("whole")
+    result = localspec(home, "train", *map(str, asked(model, data, home / "out")), OMP_NUM_THREADS="1")
+    assert result.returncode == 0, result.stderr
+    return losses(home / "out")
+
+
+@pytest.mark.slow
+def test_killed_it_goes_on_to_the_same_losses(tmp_path, model, data, whole):
+    out, kills = tmp_path / "out", 0
+    for steps in (3, 16):
+        process = Process(tmp_path, *asked(model, data, out, "--save-every", 0.2))
+        code, _ = process.after(out, steps, signal.SIGKILL)
+        kills += code == -signal.SIGKILL
+    assert kills == 2 and not (out / "drafter").exists()
+    result = localspec(tmp_path, "train", *map(str, asked(model, data, out, "--save-every", 0.2)), OMP_NUM_THREADS="1")
+    assert result.returncode == 0 and losses(out) == whole
+    assert not (out / "checkpoint").exists() and (out / "drafter" / "drafter.json").exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(tmp_path, model, data, whole):
+    out = tmp_path / "out"
+    code, errors = Process(tmp_path, *asked(model, data, out)).after(out, 5, signal.SIGINT)
+    assert code == 130 and "the same command goes on from there" in errors and "Traceback" not in errors
+    step = json.loads((out / "checkpoint" / "state.json").read_text())["step"]
+    assert 5 <= step < 24
+    other = localspec(tmp_path, "train", *map(str, asked(model, data, out, "--lr", 0.5)))
+    assert other.returncode == 2 and "lr = 0.001" in sentence(other) and "--force" in sentence(other)
+    result = localspec(tmp_path, "train", *map(str, asked(model, data, out)), OMP_NUM_THREADS="1")
+    assert result.returncode == 0 and f"going on behind step {step}" in result.stderr
+    assert losses(out) == whole
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_learns(tmp_path, model, data, whole):
+    out = tmp_path / "out"
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+              "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]  # fmt: skip
+    words = [*launch, "-m", "localspec", "train", *map(str, asked(model, data, out, "--device", "cpu"))]
+    result = subprocess.run(
+        words, cwd=tmp_path, env=environment(tmp_path, OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=250
+    )
+    assert result.returncode == 0, result.stderr
+    card = json.loads((out / "drafter" / "drafter.json").read_text())
+    assert card["trained"]["processes"] == 2
+    assert result.stdout.count("use it:") == 1 and result.stderr.count("GiB of memory") == 1
+    one, two = ([line["loss"] for line in lines if "loss" in line] for lines in (whole, losses(out)))
+    assert len(two) == 24 and two == pytest.approx(one, rel=0.02)
+    assert [line["step"] for line in losses(out)] == [line["step"] for line in whole]
+
+
+def test_help_loads_nothing_heavy(tmp_path):
+    code = (
+        "import sys; from localspec.cli.main import main; code = main(['train', '--help']) or main(['distill', '--help']); "
+        "assert code == 0 and not {'torch', 'transformers', 'numpy', 'accelerate'} & set(sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert all(flag in result.stdout for flag in ("--data", "--option", "--steps", "--hours", "--epochs", "--prompts"))
+    assert os.sep not in result.stdout.partition("Options")[0]

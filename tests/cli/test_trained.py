@@ -1,0 +1,176 @@
+"""Trained drafters as a user names them: found, loaded, told, refused; the text stays what it was."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from command import called, sentence
+from safetensors.torch import load_file, save_file
+from scripted import random_model
+
+from localspec import drafters
+from localspec.config import Settings
+from localspec.engine.engine import Engine
+from localspec.engine.target import Target
+from localspec.paths import Paths
+from localspec.registry import TRAINED, TargetCard, find_drafter, revision
+from localspec.selection import choose
+from localspec.store import Store
+
+ASK = ("--temp", "0", "-n", "24", "--no-log")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return random_model(tmp_path_factory.mktemp("model") / "model")
+
+
+@pytest.fixture(scope="module")
+def trained(model, tmp_path_factory):
+    """trained[kind]: a directory with a drafter of this kind whose weights are random."""
+    target, place = Target.load(model), tmp_path_factory.mktemp("drafters")
+    about = {"target": {"name": "model", "revision": revision(model)}, "accuracy_by_depth": [[0.5, 0.2]] * 4}
+    torch.manual_seed(1)
+    for kind in TRAINED:
+        drafter = drafters.make(kind, target, {})
+        for parameter in drafter.parameters():
+            parameter.data.add_(torch.randn_like(parameter) * 0.05)
+        drafters.save(drafter, place / kind / "drafter", about)
+    return {kind: place / kind for kind in TRAINED}
+
+
+@pytest.fixture
+def home(tmp_path, lived_in, model):
+    return lived_in(tmp_path, model)
+
+
+def ask(home, model, *arguments):
+    result = called(home, "run", "-m", str(model), *ASK, *arguments)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def reply(home, model, *arguments):
+    return json.loads(ask(home, model, "hello", "--json", *arguments).stdout)
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_a_directory_names_itself_and_the_text_is_the_targets_own(home, model, trained, kind):
+    plain = reply(home, model, "--no-spec")
+    for name in (str(trained[kind]), str(trained[kind] / "drafter"), f"{trained[kind]}+phrases"):
+        found = reply(home, model, "--drafter", name, "--draft-max", "6")
+        assert found["token_ids"] == plain["token_ids"] and found["text"] == plain["text"]
+        assert found["drafter"] == kind + ("+phrases" if name.endswith("+phrases") else "")
+        assert found["memory"]["drafter_bytes"] > 0 and found["speculation"]["draft_n"] > 0
+        assert (found["accept"], found["lossless"]) == ("exact", True)
+
+
+def test_a_kind_alone_is_the_one_that_was_trained_here(home, model, trained):
+    shutil.copytree(trained["semi"], Paths(home).drafters / "model-semi")
+    assert reply(home, model, "--drafter", "semi", "--draft-max", "4")["drafter"] == "semi"
+    shown = called(home, "show", str(model), "--json")
+    assert json.loads(shown.stdout)["drafters"] == ["none", "phrases", "semi"]
+    missing = called(home, "run", "-m", str(model), *ASK, "hello", "--drafter", "s3d")
+    assert missing.returncode == 3 and "localspec train s3d" in sentence(missing)
+
+
+def test_other_rules_say_what_they_keep(home, model, trained):
+    warm = ("--temp", "0.8", "--seed", "3", "--drafter", str(trained["medusa"]), "--draft-max", "6")
+    typical = ask(home, model, "hello", "--json", *warm, "--accept", "typical")
+    told = json.loads(typical.stdout)
+    assert (told["accept"], told["lossless"]) == ("typical", False)
+    assert "not exactly what the model alone would have written" in typical.stderr
+    assert "not lossless" in ask(home, model, "hello", "--stats", *warm, "--accept", "typical").stderr
+    drawn = reply(home, model, *warm, "--accept", "rejection")
+    assert (drawn["accept"], drawn["lossless"]) == ("rejection", True)
+    assert drawn["token_ids"] == reply(home, model, *warm, "--accept", "rejection")["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--accept", "typical", "--drafter", "{medusa}"], 2, "no effect at temperature 0"),
+        (["--accept", "rejection", "--temp", "1", "--drafter", "{medusa}+phrases"], 2, "known distribution"),
+        (["--accept", "rejection", "--temp", "1", "--drafter", "phrases"], 2, "known distribution"),
+        (["--accept", "typical", "--temp", "1", "--no-spec"], 2, "no effect without a drafter"),
+        (["--accept", "lucky"], 2, "one of exact, rejection, typical"),
+        (["--drafter", "semy"], 2, "did you mean 'semi'"),
+        (["--drafter", "medusa+phrase"], 2, "medusa+phrase"),
+        (["--drafter", "/nowhere/at/all"], 3, "no drafter.json"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(home, model, trained, arguments, code, said):
+    given = [word.format(**{kind: str(path) for kind, path in trained.items()}) for word in arguments]
+    result = called(home, "run", "-m", str(model), *ASK, "hello", *given)
+    assert result.returncode == code
+    assert said in sentence(result)
+
+
+def broken(path, how):
+    """One of the ways in which a directory can be wrong."""
+    card, weights = path / "drafter" / "drafter.json", path / "drafter" / "drafter.safetensors"
+    about, tensors = json.loads(card.read_text()), load_file(weights)
+    name = next(iter(tensors))
+    match how:
+        case "missing tensor":
+            del tensors[name]
+        case "extra tensor":
+            tensors["more"] = torch.zeros(2)
+        case "shape":
+            tensors[name] = torch.zeros(3, 5)
+        case "not a number":
+            tensors[name] = torch.full_like(tensors[name], float("nan"))
+        case "option":
+            about["options"]["heads"] = "many"
+        case "unknown option":
+            about["options"]["haeds"] = 3
+        case "other model":
+            about["target"]["revision"] = "0" * 40
+        case "kind":
+            about["kind"] = "oracle"
+    card.write_text(json.dumps(about))
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, weights)
+    if how == "cut short":
+        weights.write_bytes(weights.read_bytes()[:-40])
+    if how == "no weights":
+        weights.unlink()
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ("missing tensor", 1, "missing"),
+        ("extra tensor", 1, "do not belong"),
+        ("shape", 1, "has the shape"),
+        ("not a number", 1, "numbers that are none"),
+        ("option", 1, "must be of type int"),
+        ("unknown option", 1, "did you mean 'heads'"),
+        ("other model", 2, "was made for model"),
+        ("kind", 1, "does not say what the drafter is"),
+        ("cut short", 1, "cut short or damaged"),
+        ("no weights", 3, "lacks drafter.safetensors"),
+    ],
+)
+def test_a_broken_directory_is_told_in_one_sentence(home, model, trained, tmp_path, how, code, said):
+    path = tmp_path / "broken"
+    shutil.copytree(trained["medusa"], path)
+    broken(path, how)
+    result = called(home, "run", "-m", str(model), *ASK, "hello", "--drafter", str(path))
+    assert result.returncode == code
+    assert said in sentence(result)
+
+
+def test_what_confidence_is_worth_is_remembered(tmp_path, model, trained, monkeypatch):
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
+    card = TargetCard("model", model, None, "")
+    choice = choose(card, Settings(drafter=str(trained["medusa"]), draft_max=6), 10_000)
+    assert choice.trained == find_drafter(str(trained["medusa"]), card)
+    with Store.open(Paths(tmp_path).database, pytest.fail) as store:
+        engine = Engine(choice, store=store, learn=False)
+        assert engine.session.drafter.accuracies == [[0.5, 0.2]] * 4
+        assert engine.session.drafter.calibration.as_json() == []
+        list(engine.chat([{"role": "user", "content": "hello"}], engine.sampling(Settings(max_tokens=20))))
+        learned = engine.session.drafter.calibration.as_json()
+        again = Engine(choice, store=store, learn=False, target=engine.target)
+    assert learned and sorted(again.session.drafter.calibration.as_json()) == sorted(learned)

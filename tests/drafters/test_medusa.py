@@ -1,0 +1,728 @@
+"""Medusa: heads that look the right way ahead, learn what they should, and never change what the target says."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from draws import assert_drawn_from
+from tiers import cases
+from tiny_models import (
+    END,
+    Tiny,
+    prompt_ids,
+    read,
+    stock_distribution,
+    stock_logits,
+    stock_reply,
+    word_tokenizer,
+    write,
+)
+from transformers import LlamaConfig
+
+import localspec
+from localspec import drafters
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.base import Batch, Context, Step, TrainedDrafter
+from localspec.drafters.medusa import Blocks, sparse_tree
+from localspec.drafters.medusa import Drafter as Medusa
+from localspec.drafters.phrases import Lengthened, PhrasePool
+from localspec.engine.budget import Budget
+from localspec.engine.decode import CHUNK
+from localspec.engine.exactness import measure
+from localspec.engine.losses import RANKS
+from localspec.engine.sampling import Sampling
+from localspec.engine.session import Limits, Session
+from localspec.engine.target import Target
+from localspec.engine.tree import DraftTree
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.events import Done, Text
+from localspec.registry import DrafterCard
+
+Make = Callable[[str], Tiny]
+
+LLAMA = "llama-grouped-dynamic"
+MODELS = [LLAMA, "qwen3-grouped-mixed-window-wide-heads", "phi3-grouped-window-partial-rotary"]
+GREEDY, NODES = Sampling(), 8
+FORMS: dict[str, dict[str, object]] = {
+    "shared": {},
+    "two layers": {"layers": 2, "heads": 3},
+    "private": {"private": True},
+    "static": {"tree": "static"},
+}
+
+
+@pytest.fixture(scope="module")
+def demo() -> Tiny:
+    return read(Path(localspec.__file__).parent / "demo")
+
+
+def medusa(target: Target, **options: object) -> Medusa:
+    made = drafters.make("medusa", target, options)
+    assert isinstance(made, Medusa)
+    return made
+
+
+def perturbed(drafter: Medusa, seed: int = 0, by: float = 0.1) -> Medusa:
+    """Heads that differ from each other and from the target's, and are right now and then."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter += by * torch.randn(parameter.shape, generator=generator)
+    return drafter
+
+
+def states(target: Target, tokens: torch.Tensor) -> torch.Tensor:
+    """The target's own, [texts, n, width], of whole texts at once."""
+    n = tokens.shape[1]
+    with torch.no_grad():
+        hidden: torch.Tensor = target.transformer(tokens, torch.arange(n), torch.ones(n, n).tril().bool())
+    return hidden
+
+
+def batch(target: Target, texts: Sequence[Sequence[int]], soft: bool = False, start: int = 0) -> Batch:
+    """Texts filled up behind their end with END, which is a real token too; what stands before `start` does not count."""
+    longest = max(map(len, texts))
+    tokens = torch.tensor([[*text, *[END] * (longest - len(text))] for text in texts])
+    counts = torch.tensor([[start <= place < len(text) for place in range(longest)] for text in texts])
+    return Batch(tokens, counts, states(target, tokens), soft)
+
+
+def learn(drafter: Medusa, lesson: Batch, steps: int, rate: float = 0.01) -> list[float]:
+    """The curve of the loss."""
+    optimizer = torch.optim.Adam(
+        [{"params": group["params"], "lr": rate * group["lr_scale"]} for group in drafter.parameter_groups()]
+    )
+    curve = []
+    for step in range(steps):
+        drafter.progress = step / steps
+        loss = drafter.loss(lesson).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        curve.append(loss.item())
+    drafter.progress = 1.0
+    return curve
+
+
+def reply(
+    session: Session, prompt: Sequence[int], sampling: Sampling = GREEDY, count: int = 30
+) -> tuple[list[int], float]:
+    """The ids of one reply and its acceptance length."""
+    *_, done = session.generate(prompt, sampling, Limits(max_tokens=count))
+    assert isinstance(done, Done)
+    return list(done.statistics.token_ids), done.statistics.acceptance_length
+
+
+def proposed(
+    drafter: Medusa, target: Target, text: Sequence[int], nodes: int = 4, sampling: Sampling = GREEDY
+) -> DraftTree:
+    """What is drafted behind a text whose last token is the root."""
+    hidden = states(target, torch.tensor([text[:-1]]))[0]
+    drafter.rewind(0)
+    drafter.observe(Step(list(text), hidden))
+    return drafter.draft(Context(list(text), target.cache(0), nodes, sampling))
+
+
+# -- heads -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_an_untrained_head_is_the_targets_own(tiny: Make, private: bool) -> None:
+    target, text = tiny(LLAMA).target, prompt_ids(9)
+    drafter = medusa(target, private=private, layers=2)
+    best = stock_logits(tiny(LLAMA).stock, text[:-1])[-1].topk(5).indices.tolist()
+    tree = proposed(drafter, target, text, nodes=5)
+    assert [[token for token, _ in level] for level in drafter._proposed] == [best] * 4
+    assert {*tree.tokens[1:]} <= {*best}
+
+
+def test_no_block_is_another_one(tiny: Make) -> None:
+    """In the code that came with the paper, `[block] * n` was one block n times."""
+    target = tiny(LLAMA).target
+    drafter = medusa(target, heads=2, layers=2)
+    lesson = batch(target, [prompt_ids(9)])
+    counts = torch.zeros_like(lesson.counts)
+    counts[0, 2] = True  # two places behind the first token: only the first head looks there from within the text
+    drafter.loss(replace(lesson, counts=counts)).loss.backward()
+    for blocks in drafter.blocks:
+        assert blocks.weight.grad[0].abs().max() > 0
+        assert blocks.weight.grad[1].abs().max() == 0
+        blocks.weight.data += 0.1 * torch.randn_like(blocks.weight)
+    drafter.zero_grad()
+    drafter.loss(lesson).loss.backward()
+    pairs = itertools.combinations([blocks.weight.grad[head] for blocks in drafter.blocks for head in range(2)], 2)
+    assert all(not torch.allclose(one, other) for one, other in pairs)
+    assert len(drafter.tensors()) == 4 and drafter.nbytes == 4 * 2 * 2 * (48 * 48 + 48)
+
+
+def test_heads_do_not_run_in_prefill_and_then_on_one_row(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, forward = [], Blocks.forward
+
+    def watched(blocks: Blocks, x: torch.Tensor, heads: slice) -> torch.Tensor:
+        seen.append(tuple(x.shape))
+        return forward(blocks, x, heads)
+
+    monkeypatch.setattr(Blocks, "forward", watched)
+    target = tiny(LLAMA).target
+    session = Session(target, medusa(target, heads=3), Budget(2))
+    for _ in itertools.islice(session.generate(prompt_ids(60), GREEDY, Limits(max_tokens=5)), 3):
+        pass
+    assert seen == []
+    session = Session(target, medusa(target, heads=3), Budget(2))
+    reply(session, prompt_ids(60), count=5)
+    assert seen and set(seen) == {(2, 1, 48)}, "no third head where there are nodes for two"
+
+
+def test_a_budget_of_nothing_costs_nothing(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny(LLAMA).target
+    monkeypatch.setattr(Medusa, "_logits", lambda *_: pytest.fail("heads ran"))
+    tree = proposed(medusa(target), target, prompt_ids(9), nodes=0)
+    assert (tree.size, tree.tokens[0]) == (1, prompt_ids(9)[-1])
+
+
+def test_what_is_behind_a_rewind_is_neither_drafted_from_nor_judged(tiny: Make) -> None:
+    target, text = tiny(LLAMA).target, prompt_ids(9)
+    drafter = medusa(target)
+    proposed(drafter, target, text)
+    drafter.rewind(5)
+    assert drafter.draft(Context(text[:5], target.cache(0), 4, GREEDY)).size == 1, "no state, no guess"
+    drafter.observe(Step(text[4:], torch.zeros(5, 48)))
+    assert drafter.calibration.as_json() == []
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+ALPHABET = 24
+
+
+def following(text: list[int], count: int) -> list[int]:
+    """A text in which every token is a function of the one before it: one round through a shuffled alphabet."""
+    order = (torch.randperm(ALPHABET, generator=torch.Generator().manual_seed(0)) + 20).tolist()
+    while len(text) < count:
+        text = [*text, order[(order.index(text[-1]) + 1) % ALPHABET]]
+    return text
+
+
+@pytest.mark.slow
+def test_heads_learn_the_tokens_behind_the_root_and_no_others(tiny: Make) -> None:
+    """The copy task: with another offset than theirs, heads would be right never, for no token comes back so soon."""
+    target = tiny(LLAMA).target
+    drafter = medusa(target, heads=3, layers=2)
+    lesson = batch(target, [following([20 + start], 15) for start in range(ALPHABET)])
+    learn(drafter, lesson, 60, rate=0.03)
+    seen = drafter.loss(lesson).by_depth
+    assert all(depth.hits[0] > 0.98 * depth.count for depth in seen)
+    assert [depth.count for depth in seen] == [24 * 13, 24 * 12, 24 * 11]
+    for start in range(ALPHABET):
+        text = following([20 + start], 15)
+        tree = proposed(drafter, target, text[:12], nodes=3)
+        assert list(tree.tokens) == text[11:15], "the root, and what comes behind it"
+        assert list(tree.parents) == [-1, 0, 1, 2]
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_the_loss_is_that_of_the_paper(tiny: Make, soft: bool) -> None:
+    """Written out: a sum over heads of λ to the k-th, each a mean over the tokens that count."""
+    target = tiny(LLAMA).target
+    drafter = perturbed(medusa(target, heads=3, decay=0.7, private=True))
+    lesson = batch(target, [prompt_ids(11, seed=1), prompt_ids(7, seed=2)], soft, start=3)
+    total = 0.0
+    for k in (1, 2, 3):
+        losses = []
+        for text, length in enumerate((11, 7)):
+            for t in range(length - 1 - k):
+                if t + 1 + k < 3:
+                    continue
+                x = lesson.hidden[text, t]
+                x = x + F.silu(drafter.blocks[0].weight[k - 1] @ x + drafter.blocks[0].bias[k - 1])
+                own = (drafter.linears[k - 1] @ x).log_softmax(0)
+                if soft:  # what the target says at t + k about t + k + 1
+                    losses.append(-(target.head(lesson.hidden[text, t + k]).softmax(0) * own).sum())
+                else:
+                    losses.append(-own[lesson.tokens[text, t + 1 + k]])
+        total += 0.7**k * torch.stack(losses).mean().item()
+    found = drafter.loss(lesson)
+    assert found.loss.item() == pytest.approx(total, rel=1e-5)
+    assert [depth.count for depth in found.by_depth] == [8 + 4, 8 + 4, 7 + 3]
+
+
+def test_only_the_rows_that_will_be_there_are_read(tiny: Make) -> None:
+    """Of the label at place 6, head k reads the state at 5 - k and no other: none of its future."""
+    target = tiny(LLAMA).target
+    drafter = perturbed(medusa(target, heads=3))
+    lesson = batch(target, [prompt_ids(11)])
+    counts = torch.zeros_like(lesson.counts)
+    counts[0, 6] = True
+    hidden = lesson.hidden.clone().requires_grad_()
+    drafter.loss(replace(lesson, counts=counts, hidden=hidden)).loss.backward()
+    assert hidden.grad[0].abs().sum(-1).nonzero().flatten().tolist() == [2, 3, 4]
+
+
+@pytest.mark.slow
+def test_an_end_is_learned_like_any_token_and_filling_never(tiny: Make) -> None:
+    """Padding is END here, as in many models: labels come from lengths, never from ids."""
+    target = tiny(LLAMA).target
+    drafter = medusa(target, heads=2, layers=2)
+    texts = [[*following([20 + start], 5 + start % 7), END] for start in range(ALPHABET)]
+    lesson = batch(target, texts)
+    assert sum(depth.count for depth in drafter.loss(lesson).by_depth) == sum(2 * len(text) - 5 for text in texts)
+    learn(drafter, lesson, 60, rate=0.03)
+    ends = 0
+    for text in texts:
+        tree = proposed(drafter, target, text[:-1], nodes=2)
+        ends += tree.tokens[1] == END
+    assert ends > 0.9 * len(texts)
+
+
+def test_texts_that_are_too_short_teach_nothing_and_break_nothing(tiny: Make) -> None:
+    target = tiny(LLAMA).target
+    drafter = medusa(target)
+    seen = drafter.loss(batch(target, [prompt_ids(3)]))
+    assert [depth.count for depth in seen.by_depth] == [1, 0, 0, 0]
+    seen.loss.backward()
+    assert drafter.loss(batch(target, [[7]])).loss.item() == 0
+
+
+def test_heads_of_an_int8_target_learn_as_those_of_the_dense_one(tiny: Make) -> None:
+    grads = []
+    for quantize in ("none", "int8"):
+        target = Target.load(tiny(LLAMA).path, quantize=quantize)
+        for private in (False, True):
+            drafter = perturbed(medusa(target, private=private), by=0.02)
+            drafter.loss(batch(target, [prompt_ids(30)])).loss.backward()
+            grads.append(torch.cat([parameter.grad.flatten() for parameter in drafter.parameters()]))
+    for dense, rounded in (grads[0::2], grads[1::2]):
+        assert F.cosine_similarity(dense, rounded, 0) > 0.98
+    own = medusa(target, private=True).linears
+    assert torch.equal(own[3], target.transformer.head.weight)
+
+
+# -- the same text -----------------------------------------------------------------------------------------------------
+
+
+class Watched(Medusa):
+    """Before each draft, the state it rests on is compared with that of the whole text read anew."""
+
+    drafts = partial = 0
+
+    def observe(self, step: Step) -> None:
+        super().observe(step)
+        self.partial += step.tree is not None and len(step.path) > 1 and len(step.path) <= max(step.tree.depth)
+
+    def draft(self, context: Context) -> DraftTree:
+        read = states(self.target, torch.tensor([list(context.committed[:-1])]))[0, -1:]
+        torch.testing.assert_close(self._state, read, rtol=1e-4, atol=1e-5)
+        self.drafts += 1
+        tree = super().draft(context)
+        assert tree.size <= context.nodes + 1 and tree.tokens[0] == context.root
+        assert set(tree.source) == {"medusa"}
+        return tree
+
+
+def memorised(model: Tiny, prompt: list[int], count: int, kind: type[Medusa] = Medusa, **options: object) -> Medusa:
+    """Heads that know the reply to one prompt by heart."""
+    text = prompt + stock_reply(model.stock, prompt, count)
+    drafter = kind(model.target, Medusa.Options(**options))
+    lesson = batch(model.target, [text], start=len(prompt))
+    learn(drafter, lesson, 60, rate=0.02)
+    drafter.accuracies = [(depth.hits / depth.count).tolist() for depth in drafter.loss(lesson).by_depth]
+    return drafter
+
+
+def forget(drafter: Medusa) -> None:
+    """The deeper half of the heads is right no more, so that drafts are accepted in part."""
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter[drafter.depth // 2 :] *= -1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", cases(FORMS, ["shared"]))
+@pytest.mark.parametrize("name", cases(MODELS, MODELS[2:]))
+def test_greedy_text_is_that_of_the_stock_model(tiny: Make, name: str, form: str) -> None:
+    model, prompt = tiny(name), prompt_ids(23, seed=23)
+    text = stock_reply(model.stock, prompt, 40)
+    options = Medusa.Options(**FORMS[form])
+    untrained = Watched(model.target, options)
+    guessing = perturbed(Watched(model.target, options), by=0.05)
+    for drafter, nodes in ((untrained, 6), (guessing, 1), (guessing, 16)):
+        assert reply(Session(model.target, drafter, Budget(nodes)), prompt, count=40)[0] == text
+    knowing = memorised(model, prompt, 40, Watched, **FORMS[form])
+    ids, acceptance = reply(Session(model.target, knowing, Budget(NODES)), prompt, count=40)
+    assert ids == text
+    assert acceptance > 0.9 * (knowing.depth + 1) * 39 / 40, "what was learned by heart is nearly all accepted"
+    forget(knowing)
+    for nodes in (4, 12):
+        assert reply(Session(model.target, knowing, Budget(nodes)), prompt, count=40)[0] == text
+    assert knowing.drafts > 15 and knowing.partial > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_turns_abandoned_streams_and_stops_within_a_path(tiny: Make, name: str) -> None:
+    model, prompt = tiny(name), prompt_ids(15, seed=6)
+    text = stock_reply(model.stock, prompt, 24)
+    drafter = memorised(model, prompt, 24, Watched)
+    session = Session(model.target, drafter, Budget(NODES))
+    stream = session.generate(prompt, GREEDY, Limits(max_tokens=24))
+    heard = 0
+    for event in stream:  # nobody asks further in mid-reply
+        heard += len(event.tokens) if isinstance(event, Text) else 0
+        if heard > 7:
+            break
+    stream.close()
+    assert session.tokens == [*prompt, *text[:heard]]
+    forget(drafter)
+    further = [*session.tokens, *prompt_ids(5, seed=1)]
+    assert reply(session, further, count=20)[0] == stock_reply(model.stock, further, 20)
+    assert reply(session, prompt, count=24)[0] == text, "back to where it was"
+    session.rewind(len(prompt) + 9)
+    assert reply(session, prompt + text[:9], count=15)[0] == text[9:]
+    # A stop token in the middle of what is accepted; whatever it is, the path before it stays.
+    stop = max(place for place in range(len(text)) if text[place] not in text[:place])
+    stops = model.target.stop_tokens
+    try:
+        model.target.stop_tokens = frozenset({text[stop]})
+        assert reply(session, prompt, count=24)[0] == text[:stop]
+    finally:
+        model.target.stop_tokens = stops
+    turn = [*prompt, *text[:stop], END, *prompt_ids(9, seed=2)]
+    ids, _ = reply(session, turn, count=20)
+    assert ids == stock_reply(model.stock, turn, 20)
+    assert drafter.partial and drafter.drafts > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_the_demo_model_says_what_it_always_says(demo: Tiny, form: str) -> None:
+    prompt = demo.target.encode([{"role": "user", "content": "Tell me a short story about a fox."}])
+    text = stock_reply(demo.stock, prompt, 24, tuple(demo.target.stop_tokens))
+    for drafter in (medusa(demo.target, **FORMS[form]), perturbed(medusa(demo.target, **FORMS[form]), by=0.02)):
+        assert reply(Session(demo.target, drafter, Budget(NODES)), prompt, count=24)[0] == text
+
+
+@pytest.mark.slow
+def test_a_long_prompt_is_read_in_chunks_and_the_last_one_gives_the_state(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny(MODELS[1])
+    monkeypatch.setattr("localspec.engine.session.CHUNK", 16)
+    assert CHUNK > 16
+    drafter = perturbed(Watched(model.target, Medusa.Options()))
+    prompt = prompt_ids(70, seed=2)
+    assert reply(Session(model.target, drafter, Budget(NODES)), prompt)[0] == stock_reply(model.stock, prompt, 30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str, form: str) -> None:
+    target, prompt = tiny(name).target, prompt_ids(10, seed=4)
+    for shape in ({"temperature": 0.8}, {"temperature": 1.1, "top_k": 3, "top_p": 0.9}):
+        sampling = Sampling(**shape, seed=7)
+        plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, sampling, 24)
+        drafter = perturbed(medusa(target, **FORMS[form]))
+        for whole in (drafter, Lengthened(drafter, PhrasePool(target.special_tokens))):
+            assert reply(Session(target, whole, Budget(12)), prompt, sampling, 24)[0] == plain
+
+
+@pytest.mark.slow
+def test_drawn_text_is_proposed_with_the_noise_that_the_target_will_meet(tiny: Make) -> None:
+    """Heads that know the target's own distributions propose nearly all that is drawn from them."""
+    target, prompt = tiny(LLAMA).target, prompt_ids(10, seed=4)
+    sampling = Sampling(0.9, seed=3)
+    drawn, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, sampling, 40)
+    drafter = medusa(target, heads=2, private=True)
+    learn(drafter, batch(target, [prompt + drawn], soft=True, start=len(prompt)), 100, rate=0.02)
+    ids, acceptance = reply(Session(target, drafter, Budget(2)), prompt, sampling, 40)
+    assert ids == drawn
+    assert acceptance > 2.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_int8_and_exact_is_plain_decoding_bit_for_bit(tiny: Make, name: str) -> None:
+    target = Target.load(tiny(name).path, quantize="int8", exact=True)
+    assert measure(target, 9, exact=True).bitwise
+    drafts = [
+        drafter for form in FORMS.values() for drafter in (medusa(target, **form), perturbed(medusa(target, **form)))
+    ]
+    for sampling in (GREEDY, Sampling(0.8, seed=5)):
+        sessions = [
+            Session(target, Autoregressive(), Budget(0)),
+            *(Session(target, one, Budget(NODES)) for one in drafts),
+        ]
+        replies = [reply(session, prompt_ids(12, seed=3), sampling)[0] for session in sessions]
+        assert all(ids == replies[0] for ids in replies)
+        caches = [session.cache.rows(range(-session.cache.length, 0)) for session in sessions]
+        assert all(torch.equal(cache, caches[0]) for cache in caches)
+
+
+# -- rejection ---------------------------------------------------------------------------------------------------------
+
+LETTERS = 6
+
+
+@pytest.mark.slow
+def test_rejection_keeps_the_distribution_of_three_tokens(tmp_path) -> None:
+    """A vocabulary of six, seven nodes: at the first depth equal siblings are common."""
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=LETTERS, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    model = read(write(tmp_path / "letters", config, word_tokenizer(list("abcdef")), seed=3, spread=0.6))
+    drafter = perturbed(medusa(model.target, heads=3), by=0.3)
+    prompt, sampling = [0, 3, 1, 5, 2], Sampling(0.8, top_k=5, rule="rejection")
+    chances = torch.zeros(LETTERS, LETTERS, LETTERS, dtype=torch.double)
+
+    def next_one(text: list[int]) -> torch.Tensor:
+        return stock_distribution(stock_logits(model.stock, text)[-1].double(), sampling).double()
+
+    for a, b in itertools.product(range(LETTERS), repeat=2):
+        chances[a, b] = next_one(prompt)[a] * next_one([*prompt, a])[b] * next_one([*prompt, a, b])
+    session, counts = Session(model.target, drafter, Budget(7)), torch.zeros(chances.shape)
+    for seed in range(500):
+        ids, _ = reply(session, prompt, replace(sampling, seed=seed), 3)
+        counts[tuple(ids)] += 1
+    assert_drawn_from(chances, counts)
+    assert drafter.calibration.as_json() == [], "no choice may depend on what is drawn"
+    tree = proposed(drafter, model.target, prompt, 7, sampling)
+    assert tree.draft_logits.shape == (8, LETTERS) and max(tree.depth) == 3
+
+
+# -- trees -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_static_tree_holds_the_best_paths_there_are() -> None:
+    """Against all paths, sorted: greedy building loses nothing, for no node is worth more than its parent."""
+    generator = torch.Generator().manual_seed(3)
+    accuracies = tuple(
+        tuple((0.7 * torch.rand(RANKS, generator=generator)).tolist()) for _ in range(3)
+    )  # in any order: the second rank may be right more often than the first
+    worths = [
+        math.prod(accuracies[depth][rank] for depth, rank in enumerate(path))
+        for deep in (1, 2, 3)
+        for path in itertools.product(range(RANKS), repeat=deep)
+    ]
+    for nodes in (1, 4, 16, 63):
+        tree = sparse_tree(accuracies, nodes)
+        worth = [1.0]
+        for node in range(1, tree.size):
+            worth.append(worth[tree.parents[node]] * accuracies[tree.depth[node] - 1][tree.tokens[node]])
+        assert sorted(worth[1:], reverse=True) == pytest.approx(sorted(worths, reverse=True)[:nodes])
+
+
+def test_a_static_tree_has_the_shape_of_its_accuracies_and_the_tokens_of_this_step(tiny: Make) -> None:
+    target = tiny(LLAMA).target
+    drafter = perturbed(medusa(target, heads=3, tree="static"))
+    drafter.accuracies = [[0.6, 0.5, 0.0], [0.0, 0.9]]
+    trees = [proposed(drafter, target, prompt_ids(9, seed=seed), nodes=4) for seed in range(3)]
+    for seed, tree in enumerate(trees):
+        assert list(tree.parents) == [-1, 0, 1, 0, 3], "two ranks, and below each the second rank of the next head"
+        hidden = states(target, torch.tensor([prompt_ids(9, seed=seed)[:-1]]))[0, -1:]
+        best = drafter._logits(hidden.expand(2, 1, -1), slice(2))[:, 0].topk(2).indices.tolist()
+        assert list(tree.tokens[1:]) == [best[0][0], best[1][1], best[0][1], best[1][1]]
+    assert trees[0].tokens != trees[1].tokens
+    drafter.accuracies = []  # nobody has measured: deep enough to be of use
+    assert max(proposed(drafter, target, prompt_ids(9), nodes=16).depth) == 3
+    sampled = Sampling(0.9, top_k=2)
+    drafter.observe(Step(prompt_ids(9), hidden))
+    tree = drafter.draft(Context(prompt_ids(9), target.cache(0), 20, sampled))
+    assert 3 < tree.size <= 15, "of two tokens that may be drawn, two ranks"
+
+
+def test_confidence_is_judged_by_what_was_committed_at_its_depth(tiny: Make) -> None:
+    """Behind three committed tokens three levels were reached, the last by the token that was not accepted."""
+    target = tiny(LLAMA).target
+    drafter = perturbed(medusa(target, heads=4))
+    tree = proposed(drafter, target, prompt_ids(9), nodes=2)
+    first, second = drafter._proposed[0][0][0], drafter._proposed[1][1][0]
+    drafter.observe(Step([first, second, END], torch.zeros(3, 48), tree, path=[0, 1]))
+    right = {}
+    for _, depth, rank, _, hits, count in drafter.calibration.as_json():
+        right[depth, rank] = right.get((depth, rank), 0) + hits
+        assert count == 1
+    assert right == {(1, 0): 1, (1, 1): 0, (2, 0): 0, (2, 1): 1}
+    drafter.observe(Step([5], torch.zeros(1, 48), tree, path=[0]))
+    assert sum(count for *_, count in drafter.calibration.as_json()) == 4, "a draft is judged once"
+
+
+# -- joint -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tiny: Make) -> Callable[[str], Target]:
+    """A target of one's own, whose weights may be changed."""
+    return lambda name: Target.load(tiny(name).path)
+
+
+def test_heads_warm_up_alone(own: Callable[[str], Target]) -> None:
+    target = own(LLAMA)
+    drafter, alone = perturbed(medusa(target, joint=True, rank=4, warmup=0.5)), medusa(target)
+    alone.load_state_dict({name: part for name, part in drafter.state_dict().items() if "adapters" not in name})
+    for soft in (False, True):
+        lesson = batch(target, [prompt_ids(20)], soft)
+        drafter.progress = 0.49
+        assert torch.equal(drafter.loss(lesson).loss, alone.loss(lesson).loss)
+        drafter.loss(lesson).loss.backward()
+        assert all(parameter.grad is None for parameter in drafter.adapters.parameters())
+        drafter.progress = 0.5
+        drafter.loss(lesson).loss.backward()
+        assert all(parameter.grad.abs().max() > 0 for parameter in drafter.adapters.parameters())
+        drafter.zero_grad()
+
+
+def test_the_joint_loss_is_that_of_the_paper(own: Callable[[str], Target]) -> None:
+    """L_LM + λ₀ L_heads, both on the states with adapters; the teacher is the target without them."""
+    target, text = own(LLAMA), prompt_ids(14)
+    drafter = perturbed(medusa(target, heads=2, joint=True, rank=4, balance=0.3))
+    lesson = batch(target, [text], soft=True, start=2)
+    merged = own(LLAMA)
+    drafter.adapters.merge(merged.transformer)
+    adapted = states(merged, lesson.tokens)[0]
+    assert not torch.allclose(adapted, lesson.hidden[0], atol=0.1)
+    teacher = target.head(lesson.hidden[0]).softmax(-1)
+    rows = range(1, 13)  # those before the tokens that count
+    language = torch.stack([-(teacher[t] * target.head(adapted[t]).log_softmax(-1)).sum() for t in rows]).mean()
+    heads = medusa(target, heads=2)
+    heads.load_state_dict({name: part for name, part in drafter.state_dict().items() if "adapters" not in name})
+    total = 0.0
+    for k in (1, 2):
+        own_logits = heads._logits(adapted[None], slice(k - 1, k))[0].log_softmax(-1)
+        losses = [-(teacher[t + k] * own_logits[t]).sum() for t in range(max(1 - k, 0), 13 - k)]
+        total += 0.8**k * torch.stack(losses).mean()
+    assert drafter.loss(lesson).loss.item() == pytest.approx((language + 0.3 * total).item(), rel=1e-4)
+    assert all(not parameter.requires_grad for parameter in target.transformer.parameters())
+
+
+def test_without_heads_to_please_a_target_is_its_own_best_pupil(own: Callable[[str], Target]) -> None:
+    """Self-distillation alone has no gradient where the adapters change nothing yet; the text alone has one."""
+    target = own(LLAMA)
+    drafter = medusa(target, joint=True, rank=4, balance=1e-9)
+
+    def pull(soft: bool) -> float:
+        drafter.zero_grad()
+        drafter.loss(batch(target, [prompt_ids(20)], soft)).loss.backward()
+        return max(float(made.up.grad.abs().max()) for layer in drafter.adapters.values() for made in layer.values())
+
+    assert pull(soft=True) < 1e-4 * pull(soft=False)
+
+
+def test_states_with_adapters_do_not_see_what_comes(own: Callable[[str], Target]) -> None:
+    drafter = perturbed(medusa(own(LLAMA), joint=True, rank=4))
+    one, other = torch.tensor([prompt_ids(12)]), torch.tensor([prompt_ids(12)])
+    other[0, 7] = END
+    before, after = drafter.adapted(one)[0], drafter.adapted(other)[0]
+    assert torch.equal(before[:7], after[:7])
+    assert (before[7:] - after[7:]).abs().sum(-1).min() > 0
+
+
+def test_adapters_learn_slower_than_heads_and_all_learn(own: Callable[[str], Target]) -> None:
+    drafter = medusa(own(LLAMA), joint=True, rank=4)
+    heads, adapters = drafter.parameter_groups()
+    assert (heads["lr_scale"], adapters["lr_scale"]) == (1.0, 0.25)
+    assert len(heads["params"]) == 2
+    assert {id(part) for group in (heads, adapters) for part in group["params"]} == {*map(id, drafter.parameters())}
+    assert len(adapters["params"]) == len({*map(id, adapters["params"])}) == 3 * 4 * 2
+    assert [len(group["params"]) for group in medusa(drafter.target).parameter_groups()] == [2]
+
+
+@pytest.mark.slow
+def test_heads_foresee_better_what_is_trained_along(own: Callable[[str], Target]) -> None:
+    """What joint training is for: states that say more of what comes."""
+    losses = {}
+    for joint in (False, True):
+        target = own(LLAMA)
+        lesson = batch(target, [prompt_ids(30, seed=seed) for seed in range(6)])
+        torch.manual_seed(0)
+        drafter = medusa(
+            target, heads=2, **({"joint": True, "rank": 8, "balance": 1.0, "warmup": 0.5} if joint else {})
+        )
+        learn(drafter, lesson, 100, rate=0.01)
+        losses[joint] = sum(depth.loss.item() for depth in drafter.loss(lesson).by_depth)
+    assert losses[True] < 0.5 * losses[False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_joint_training_makes_a_new_target_for_which_it_is_lossless(
+    tmp_path, own: Callable[[str], Target], name: str
+) -> None:
+    """Against what transformers reads back from the files of the new target."""
+    target, prompt = own(name), prompt_ids(23, seed=23)
+    lesson = batch(target, [prompt_ids(30, seed=seed) for seed in range(3)], soft=True)
+    drafter = medusa(target, heads=2, joint=True, rank=4, balance=0.5)
+    learn(drafter, lesson, 10, rate=0.02)
+    trained = drafter.adapted(lesson.tokens).detach()
+    assert (trained - lesson.hidden).abs().max() > 0.05
+    drafter.merge()
+    torch.testing.assert_close(states(target, lesson.tokens), trained, rtol=1e-3, atol=1e-4)
+    assert drafter.adapters is None and not drafter.options.joint
+    assert sorted(drafter.tensors()) == ["blocks.0.bias", "blocks.0.weight"]
+    target.save(tmp_path / "target")
+    model = read(tmp_path / "target")
+    assert not torch.equal(model.target.transformer.layers[0].qkv.weight, own(name).transformer.layers[0].qkv.weight)
+    heads = saved(drafter, tmp_path / "drafter", model.target)
+    ids, _ = reply(Session(model.target, heads, Budget(NODES)), prompt, count=30)
+    assert ids == stock_reply(model.stock, prompt, 30)
+    saved(drafter, tmp_path / "packed", Target.load(tmp_path / "target", quantize="int8"))  # which it may be now
+
+
+def test_a_target_in_int8_cannot_be_trained_along(tiny: Make) -> None:
+    target = Target.load(tiny(LLAMA).path, quantize="int8")
+    with pytest.raises(UsageMistake, match=r"int8.*--quantize none"):
+        medusa(target, joint=True)
+
+
+# -- options and files -------------------------------------------------------------------------------------------------
+
+
+def saved(drafter: TrainedDrafter, path, target: Target) -> TrainedDrafter:
+    """Written, and read for this target."""
+    drafters.save(drafter, path, {"target": {"name": "tiny", "revision": "0"}})
+    card = DrafterCard("medusa", path, vars(drafter.options), "0", "tiny", 0, 0, {})
+    return drafters.load(card, target)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_was_saved_drafts_the_same(tmp_path, tiny: Make, form: str) -> None:
+    target = tiny(LLAMA).target
+    drafter = perturbed(medusa(target, **FORMS[form]))
+    read_again = saved(drafter, tmp_path / "drafter", target)
+    assert isinstance(read_again, Medusa)
+    text = prompt_ids(9)
+    assert proposed(read_again, target, text, 16) == proposed(drafter, target, text, 16)
+    assert not any(parameter.requires_grad for parameter in read_again.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"heads": 0}, "heads = 0"),
+        ({"layers": 0}, "layers = 0"),
+        ({"tree": "tall"}, "'tall'.*confident or static"),
+        ({"decay": 0.0}, "decay"),
+        ({"decay": math.nan}, "decay"),
+        ({"joint": True, "warmup": 1.0}, "warmup"),
+        ({"joint": True, "rank": 0}, "rank"),
+        ({"rank": 8}, "no effect without joint"),
+        ({"head": 3}, "no option 'head'"),
+        ({"heads": 3.0}, "must be of type int"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(tiny: Make, options: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageMistake, match=said):
+        medusa(tiny(LLAMA).target, **options)
+
+
+def test_weights_of_other_heads_are_refused(tiny: Make) -> None:
+    target = tiny(LLAMA).target
+    with pytest.raises(LocalspecError, match="shape"):
+        medusa(target, heads=3).fill(medusa(target).tensors())
+    with pytest.raises(LocalspecError, match="missing"):
+        medusa(target, private=True).fill(medusa(target).tensors())

@@ -1,0 +1,610 @@
+"""ParallelSpec: what a row sees and foresees, in training and in drafting; its cache; and that no text changes."""
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from draws import assert_drawn_from
+from safetensors.torch import load_file, save_file
+from tiers import cases
+from tiny_models import (
+    CONFIGS,
+    SEEDS,
+    VOCABULARY,
+    Tiny,
+    byte_tokenizer,
+    prompt_ids,
+    read,
+    stock_distribution,
+    stock_logits,
+    stock_reply,
+    word_tokenizer,
+    write,
+)
+from transformers import LlamaConfig, Qwen2Config
+
+from localspec.drafters import load, make, save
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.base import Batch, Context
+from localspec.drafters.parallelspec import Drafter, Group
+from localspec.engine import session as sessions
+from localspec.engine.budget import Budget
+from localspec.engine.exactness import measure
+from localspec.engine.sampling import Sampling
+from localspec.engine.session import Limits, Session
+from localspec.engine.target import Target
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.events import Done, Text
+from localspec.registry import DrafterCard
+
+Make = Callable[[str], Tiny]
+Build = Callable[..., Drafter]
+
+LLAMA = "llama-grouped-dynamic"
+PHI = "phi3-grouped-window-partial-rotary"
+FAMILIES = ["llama-many-heads-biases-llama3", "qwen3-grouped-mixed-window-wide-heads", PHI]
+FORMS = ["medusa", "eagle", "model"]
+MASK, GREEDY, NODES = 317, Sampling(), 8
+every_form = pytest.mark.parametrize("form", FORMS)
+
+
+def masked_config(kind: type = LlamaConfig, **unlike: Any) -> Any:
+    config = kind(**{
+        "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "vocab_size": VOCABULARY, "max_position_embeddings": 512, "bos_token_id": None,
+        "eos_token_id": None, "pad_token_id": 0, **unlike,
+    })  # fmt: skip
+    config.pard_token = MASK
+    return config
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small language model with a mask token."""
+    path = tmp_path_factory.mktemp("model") / "small"
+    return write(path, masked_config(tie_word_embeddings=True), byte_tokenizer(), seed=2)
+
+
+@pytest.fixture
+def build(small: Path) -> Build:
+    """build(target, form): a drafter whose fresh weights are of a size at which nothing that is wrong stays small."""
+
+    def build(target: Target, form: str, spread: float = 0.15, **options: Any) -> Drafter:
+        torch.manual_seed(3)
+        made = make(
+            "parallelspec", target, {"form": form, **({"model": str(small)} if form == "model" else {}), **options}
+        )
+        assert isinstance(made, Drafter)
+        if form != "model":
+            for parameter in made.model.layers.parameters():
+                parameter.data += torch.randn(parameter.shape) * spread
+            made.masks.data = torch.randn(made.masks.shape) * 0.3
+        return made
+
+    return build
+
+
+def hidden_of(target: Target, tokens: Sequence[int]) -> torch.Tensor:
+    """The target's states of a text, read in one go."""
+    with torch.inference_mode():
+        count = len(tokens)
+        row, causal = torch.tensor(tokens), torch.ones(count, count, dtype=torch.bool).tril_()
+        return target.forward(row, torch.arange(count), causal).hidden.clone()
+
+
+def one_group(count: int, masks: int, anchor: int) -> Group:
+    """A text of so many tokens, and the group of one anchor."""
+    depths = torch.arange(1, masks + 1)
+    real = torch.arange(count)
+    return Group(torch.cat([real, torch.full_like(depths, anchor)]), torch.cat([torch.zeros_like(real), depths]))
+
+
+def reply(
+    session: Session, prompt: Sequence[int], sampling: Sampling = GREEDY, count: int = 24
+) -> tuple[list[int], Any]:
+    *_, done = session.generate(prompt, sampling, Limits(max_tokens=count))
+    assert isinstance(done, Done)
+    return list(done.statistics.token_ids), done.statistics
+
+
+# -- rows of training --------------------------------------------------------------------------------------------------
+
+
+def test_a_mask_sees_the_text_up_to_its_anchor_and_the_masks_of_its_own_group_before_it() -> None:
+    """Figure 3, for a text of three tokens, two masks behind the first and one behind the second."""
+    group = Group(torch.tensor([0, 1, 2, 0, 1, 0]), torch.tensor([0, 0, 0, 1, 1, 2]))
+    seen = ["a     ", "ab    ", "abc   ", "a  1  ", "ab  1 ", "a  1 2"]
+    assert group.mask.tolist() == [[mark != " " for mark in row] for row in seen]
+    assert group.positions.tolist() == [0, 1, 2, 1, 2, 2]
+
+
+@every_form
+def test_training_rows_are_drafting_rows(tiny: Make, build: Build, form: str) -> None:
+    """Every anchor of a text at once, against a drafter without a cache that sees nothing behind its anchor."""
+    target, tokens = tiny(PHI).target, prompt_ids(14, seed=1)
+    drafter, hidden = build(target, form), hidden_of(target, tokens)
+    with torch.no_grad():
+        group = drafter.group(torch.ones(14, dtype=torch.bool), torch.Generator())
+        assert len(group.depth) == 14 + 12 + 11 + 10 + 9 - 0
+        together = drafter.states(torch.tensor(tokens), hidden, group)
+        for anchor in range(14):
+            end = anchor + 1
+            alone = drafter.states(torch.tensor(tokens[:end]), hidden[:end], one_group(end, 4, anchor))
+            rows = (group.anchor == anchor).nonzero()[:, 0]
+            torch.testing.assert_close(together[rows], alone[anchor:][group.depth[rows]], atol=2e-6, rtol=1e-5)
+
+
+@every_form
+def test_a_later_token_changes_no_row_before_it(tiny: Make, build: Build, form: str) -> None:
+    """And an earlier one changes all rows that see it."""
+    target, tokens, changed = tiny(LLAMA).target, prompt_ids(16, seed=2), 9
+    drafter, other = build(target, form), prompt_ids(16, seed=2)
+    other[changed] += 1
+    with torch.no_grad():
+        group = drafter.group(torch.ones(16, dtype=torch.bool), torch.Generator())
+        one, two = (
+            drafter._logits(drafter.states(torch.tensor(text), hidden_of(target, text), group))[:, :300].nan_to_num()
+            for text in (tokens, other)
+        )
+    same = (one == two).all(-1)
+    assert torch.equal(same, group.anchor < changed)
+
+
+def test_groups_are_thinned_by_depth_and_by_room(tiny: Make, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, counts = tiny(LLAMA).target, torch.ones(402, dtype=torch.bool)
+    every = build(target, "medusa").group(counts, torch.Generator())
+    assert [int((every.depth == depth).sum()) for depth in range(5)] == [402, 400, 399, 398, 397]
+    thinned = build(target, "medusa", drop=0.5).group(counts, torch.Generator())
+    kept = [int((thinned.depth == depth).sum()) for depth in range(5)]
+    assert kept[0] == 402
+    for found, wanted in zip(kept[1:], (200, 100, 80, 80), strict=True):  # never less than a fifth
+        assert wanted - 4 <= found <= wanted
+    anchors = [{*thinned.anchor[thinned.depth == depth].tolist()} for depth in range(5)]
+    assert all(deep <= shallow for shallow, deep in pairwise(anchors))
+    counts[:] = False
+    counts[300:310] = True  # a short reply behind a long prompt
+    few = build(target, "medusa").group(counts, torch.Generator())
+    assert {*few.anchor[few.depth > 0].tolist()} == {*range(298, 308)}
+    monkeypatch.setattr("localspec.drafters.parallelspec.ROWS", 500)
+    assert len(build(target, "medusa").group(torch.ones(402, dtype=torch.bool), torch.Generator()).depth) <= 804
+    different = [build(target, "medusa").group(torch.ones(402, dtype=torch.bool), random) for random in (
+        torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    )]  # fmt: skip
+    assert not torch.equal(different[0].anchor, different[1].anchor)
+
+
+@every_form
+@pytest.mark.parametrize("soft", [False, True])
+def test_the_loss_is_that_of_the_paper(tiny: Make, build: Build, form: str, soft: bool) -> None:
+    """Equations 3 and 4, one anchor and one token at a time, for texts of which not every token counts."""
+    target, k = tiny(LLAMA).target, 3
+    drafter = build(target, form, masks=k, decay=0.7)
+    texts = [prompt_ids(9, seed=1), prompt_ids(9, seed=2)]
+    counts = torch.ones(2, 9, dtype=torch.bool)
+    counts[0, :3] = counts[1, 7:] = False
+    hidden = torch.stack([hidden_of(target, text) for text in texts])
+    lesson = drafter.loss(Batch(torch.tensor(texts), counts, hidden, soft))
+    wanted, losses = torch.zeros(()), [[] for _ in range(k + 1)]
+    with torch.no_grad():
+        for text, worth, seen in zip(texts, counts, hidden, strict=True):
+            for anchor in range(9):
+                row = torch.tensor(text[: anchor + 1])
+                states = drafter.states(row, seen[: anchor + 1], one_group(anchor + 1, k, anchor))[anchor:]
+                for depth in range(k + 1):
+                    label = anchor + depth + 1
+                    if label > 8 or not worth[label] or (depth and not worth[anchor + 2]):
+                        continue
+                    logits = (
+                        drafter._head(states[depth])[None]
+                        if form != "model"
+                        else drafter.model.head(states[depth])[None]
+                    )
+                    teacher = target.head(seen[label - 1]).softmax(-1)
+                    loss = F.cross_entropy(logits, teacher[None] if soft else torch.tensor([text[label]]))
+                    if form == "eagle":
+                        loss = 0.1 * loss + F.smooth_l1_loss(states[depth], seen[label - 1])
+                    losses[depth].append(loss)
+        for depth, found in enumerate(losses):
+            wanted = wanted + 0.7**depth * torch.stack(found).mean()
+    assert [found.count for found in lesson.by_depth] == [len(found) for found in losses]
+    torch.testing.assert_close(lesson.loss, wanted, rtol=1e-5, atol=1e-5)
+    lesson.loss.backward()
+    untouched = {name for name, weight in drafter.named_parameters() if weight.grad is None or not weight.grad.any()}
+    assert untouched <= {"model.embedding", "model.head.weight"} - ({"model.embedding"} if form == "model" else set())
+    assert all(weight.grad is None for weight in target.transformer.parameters())
+
+
+def test_a_batch_that_teaches_nothing_has_a_loss_of_nothing(tiny: Make, build: Build) -> None:
+    target = tiny(LLAMA).target
+    tokens = torch.tensor([prompt_ids(5)])
+    lesson = build(target, "medusa").loss(
+        Batch(tokens, torch.zeros(1, 5, dtype=torch.bool), torch.zeros(1, 5, 48), soft=False)
+    )
+    lesson.loss.backward()
+    assert lesson.loss == 0
+    assert [found.count for found in lesson.by_depth] == [0] * 5
+
+
+# -- drafting ----------------------------------------------------------------------------------------------------------
+
+
+class Checked:
+    """Holds every forward of a drafter's to what its training form makes of the whole text, without any cache."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter, self.drafts, self.rows = drafter, 0, list[int]()
+        original, run = drafter._foreseen, drafter.model.forward
+
+        def foreseen(committed: Sequence[int], masks: int) -> torch.Tensor:
+            self.rows.clear()
+            states = original(committed, masks)
+            count, target = len(committed), drafter.target
+            group = one_group(count, masks, count - 1)
+            wanted = drafter.states(torch.tensor(committed), hidden_of(target, committed), group)[count - 1 :]
+            torch.testing.assert_close(states, wanted, atol=3e-5, rtol=1e-4)
+            assert drafter._cache.length == count, "real tokens, all of them, and nothing else"
+            self.drafts += 1
+            return states
+
+        def forward(x: torch.Tensor, *more: Any) -> torch.Tensor:
+            if len(more) > 2:  # with a cache
+                self.rows.append(x.shape[1])
+            return run(x, *more)
+
+        drafter._foreseen, drafter.model.forward = foreseen, forward  # type: ignore[method-assign]
+
+
+@every_form
+@pytest.mark.parametrize("name", cases(FAMILIES, []))
+def test_every_draft_rests_on_the_right_rows_whatever_happened_before(
+    tiny: Make, build: Build, monkeypatch: pytest.MonkeyPatch, name: str, form: str
+) -> None:
+    """A prompt in chunks, partial acceptance, an abandoned stream, a second turn behind a shared prefix, another one."""
+    monkeypatch.setattr(sessions, "CHUNK", 7)
+    monkeypatch.setattr("localspec.drafters.parallelspec.CHUNK", 9)
+    model, prompt = tiny(name), prompt_ids(23, seed=23)
+    text = stock_reply(model.stock, prompt, 40)
+    drafter = build(model.target, form)
+    learn(drafter, [prompt + text], steps=25, rate=3e-3)
+    checked = Checked(drafter)
+    session = Session(model.target, drafter, Budget(NODES))
+    ids, statistics = reply(session, prompt, count=20)
+    assert ids == text[:20]
+    assert 1 < statistics.acceptance_length < 5, "some of the drafts are accepted in part"
+    assert len(checked.rows) == 1, "one forward a draft"
+    second = [*prompt, *ids[:11], *prompt_ids(9, seed=5)]  # into the middle of the reply
+    stream = session.generate(second, GREEDY, Limits(max_tokens=20))
+    said = 0
+    for event in stream:  # abandoned behind a few tokens, likely inside a path
+        said += len(event.tokens) if isinstance(event, Text) else 0
+        if said > 4:
+            break
+    stream.close()
+    whole = list(session.tokens)
+    assert len(drafter._features) <= len(whole)
+    assert drafter._cache.length <= len(whole)
+    assert reply(session, [*whole, *prompt_ids(4, seed=6)], count=12)[1].reused_tokens == len(whole) - 1
+    third, statistics = reply(session, prompt, count=20)  # from the prompt again
+    assert third == text[:20]
+    assert statistics.reused_tokens == len(prompt) - 1
+    assert reply(session, prompt_ids(6, seed=8), count=12)[1].reused_tokens == 0
+    assert checked.drafts > 15
+
+
+@every_form
+def test_a_pause_is_made_up_for_and_a_budget_of_nothing_costs_nothing(tiny: Make, build: Build, form: str) -> None:
+    target, prompt = tiny(LLAMA).target, prompt_ids(12, seed=3)
+    drafter = build(target, form)
+    checked = Checked(drafter)
+    session = Session(target, drafter, Budget(0))
+    plain, _ = reply(session, prompt, count=10)
+    assert (checked.drafts, drafter._cache.length) == (0, 0)
+    session.budget = Budget(3)
+    reply(session, [*prompt, *plain, 7, 8], count=10)
+    assert checked.drafts > 0
+    assert max(checked.rows) <= 5 + 2, "the root, what was accepted, and no more masks than there are nodes for"
+
+
+@pytest.mark.parametrize("form", ["eagle"])
+def test_without_a_state_the_root_stands_alone(tiny: Make, build: Build, form: str) -> None:
+    target = tiny(LLAMA).target
+    drafter = build(target, form)
+    context = Context([5, 6, 7], target.cache(8), 4, GREEDY)
+    assert drafter.draft(context).size == 1
+    drafter.rewind(0)
+    assert drafter.draft(replace(context, nodes=0)).size == 1
+
+
+# -- losslessness ------------------------------------------------------------------------------------------------------
+
+
+@every_form
+@pytest.mark.parametrize("name", cases(FAMILIES, [FAMILIES[0]]))
+@pytest.mark.parametrize("trained", cases([False, True], [False]))
+def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(
+    tiny: Make, build: Build, name: str, form: str, trained: bool
+) -> None:
+    model, prompt = tiny(name), prompt_ids(23, seed=23)
+    text = stock_reply(model.stock, prompt, 40)
+    drafter = build(model.target, form)
+    if trained:
+        learn(drafter, [prompt + text], steps=25, rate=3e-3)
+    for nodes in (1, 5, 16):  # the same drafter in another conversation each time
+        ids, statistics = reply(Session(model.target, drafter, Budget(nodes)), prompt, count=40)
+        assert ids == text
+        assert not trained or statistics.acceptance_length > 1.2
+        if statistics.accepted > 0:
+            assert statistics.sources["parallelspec"] > 0
+
+
+@pytest.mark.slow
+@every_form
+def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, build: Build, form: str) -> None:
+    target, prompt = tiny(LLAMA).target, prompt_ids(10, seed=4)
+    for seed in (0, 2**63 + 5):
+        sampling = Sampling(0.8, top_k=50, top_p=0.95, seed=seed)
+        plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, sampling)
+        drafter = build(target, form)
+        learn(drafter, [prompt + plain], steps=25, rate=3e-3)
+        ids, statistics = reply(Session(target, drafter, Budget(NODES)), prompt, sampling)
+        assert ids == plain
+        assert statistics.acceptance_length > 1.2
+
+
+@pytest.mark.slow
+@every_form
+def test_in_int8_and_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, build: Build, form: str) -> None:
+    target = Target.load(tiny(LLAMA).path, quantize="int8", exact=True)
+    target.stop_tokens = frozenset()
+    assert measure(target, 9, exact=True).bitwise
+    prompt, caches = prompt_ids(20, seed=5), []
+    drafter = build(target, form)
+    plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt)
+    learn(drafter, [prompt + plain], steps=25, rate=3e-3)
+    for made in (Autoregressive(), drafter):
+        session = Session(target, made, Budget(NODES))
+        ids, statistics = reply(session, prompt)
+        assert ids == plain
+        caches.append(session.cache.behind()._slots.clone())
+    assert statistics.acceptance_length > 1.3
+    assert torch.equal(*caches)
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """A vocabulary of six, so that every continuation of three tokens can be counted."""
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=6, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("model") / "letters"
+    return read(write(path, config, word_tokenizer(list("abcdef")), seed=3, spread=0.6))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [{"temperature": 1.0}, {"temperature": 0.8, "top_k": 4}])
+def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(
+    letters: Tiny, build: Build, shape: dict[str, Any]
+) -> None:
+    """Algorithm 1 in whole sessions: the second and third token may come from the first step or from a later one."""
+    prompt, drafter = [0, 3, 1, 5, 2], build(letters.target, "medusa", spread=0.5)
+    chances, counts = torch.zeros(6, 6, 6, dtype=torch.double), torch.zeros(6, 6, 6)
+
+    def following(text: list[int]) -> torch.Tensor:
+        return stock_distribution(stock_logits(letters.stock, text)[-1].double(), Sampling(**shape)).double()
+
+    for a, first in enumerate(following(prompt)):
+        for b, second in enumerate(following([*prompt, a])):
+            chances[a, b] = first * second * following([*prompt, a, b])
+    session, steps, draws = Session(letters.target, drafter, Budget(5)), 0, 500
+    for seed in range(draws):
+        ids, statistics = reply(session, prompt, Sampling(**shape, seed=seed, rule="rejection"), count=3)
+        counts[tuple(ids)] += 1
+        steps += statistics.steps
+    assert_drawn_from(chances, counts)
+    assert steps < 2 * draws, "some drafts are accepted"
+
+
+# -- that it learns what it should -------------------------------------------------------------------------------------
+
+
+def learn(drafter: Drafter, texts: list[list[int]], steps: int, rate: float = 2e-3, soft: bool = False) -> float:
+    """The loss behind so many steps over the same texts, of the same length."""
+    hidden = torch.stack([hidden_of(drafter.target, text) for text in texts])
+    tokens = torch.tensor(texts)
+    batch = Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), hidden, soft)
+    optimiser = torch.optim.AdamW([weight for weight in drafter.parameters() if weight.requires_grad], lr=rate)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        lesson = drafter.loss(batch)
+        lesson.loss.backward()
+        optimiser.step()
+    return float(lesson.loss.detach())
+
+
+@pytest.mark.slow
+@every_form
+def test_a_memorised_text_is_accepted_almost_whole(tiny: Make, build: Build, form: str) -> None:
+    model, prompt = tiny(FAMILIES[0]), prompt_ids(23, seed=23)
+    text = stock_reply(model.stock, prompt, 40)
+    drafter = build(model.target, form, spread=0.0)
+    learn(drafter, [prompt + text], steps={"medusa": 110, "eagle": 140, "model": 80}[form], rate=5e-3)
+    ids, statistics = reply(Session(model.target, drafter, Budget(5)), prompt, count=40)
+    assert ids == text
+    assert statistics.acceptance_length > 5, "five drafted tokens and the bonus token are the most"
+
+
+@pytest.mark.slow
+@every_form
+def test_each_row_foresees_the_token_at_its_own_distance_and_no_other(tiny: Make, build: Build, form: str) -> None:
+    """Texts that count in sevens, modulo 30: each token says all that come, and no two places have the same."""
+
+    def counting(start: int, count: int) -> list[int]:
+        return [10 + (start + 7 * place) % 30 for place in range(count)]
+
+    target = tiny(LLAMA).target
+    drafter = build(target, form, spread=0.0)
+    # The target does not count, so in the form 'eagle' its features pull elsewhere.
+    learn(drafter, [counting(start, 20) for start in (8, 23)], steps=160 if form == "eagle" else 60, rate=5e-3)
+    for start, anchor in ((8, 11), (23, 6)):
+        text = counting(start, 20)
+        hidden, seen = hidden_of(target, text), torch.tensor(text[: anchor + 1])
+        with torch.no_grad():
+            states = drafter.states(seen, hidden[: anchor + 1], one_group(anchor + 1, 4, anchor))[anchor:]
+            assert drafter._logits(states).argmax(-1).tolist() == text[anchor + 1 : anchor + 6]
+
+
+# -- the form that is a small language model ---------------------------------------------------------------------------
+
+
+def test_the_mask_token_and_what_only_one_of_the_two_has_are_never_proposed(tiny: Make, tmp_path: Path) -> None:
+    target, prompt = tiny(LLAMA).target, prompt_ids(8, seed=9)
+    for vocabulary, token in ((352, 340), (304, 303), (VOCABULARY, 299)):
+        config = masked_config(vocab_size=vocabulary)
+        config.pard_token = token
+        path = write(tmp_path / str(vocabulary), config, byte_tokenizer(), seed=vocabulary)
+        drafter = Drafter.from_model(path, target)
+        assert drafter.depth == 8
+        with torch.inference_mode():
+            logits = drafter._logits(drafter._foreseen(prompt, 7))
+        assert logits.shape == (8, VOCABULARY)
+        possible = logits.isfinite()
+        assert possible[:, : min(300, token)].all()
+        assert not possible[:, min(300, token) :].any(), "the tokenizer has 300 tokens"
+        stock = stock_logits(read(path).stock, [*prompt, *[token] * 7])[7:]  # the masks are one token again and again
+        torch.testing.assert_close(logits[:, : min(300, token)], stock[:, : min(300, token)], atol=1e-4, rtol=1e-4)
+        ids, _ = reply(Session(target, drafter, Budget(NODES)), prompt, count=8)
+        assert ids == reply(Session(target, Autoregressive(), Budget(0)), prompt, count=8)[0]
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, Sampling(1.0, seed=3), Sampling(0.9, top_p=0.9, seed=4, rule="rejection")]
+)
+def test_where_the_small_model_is_the_target_itself_its_first_token_is_always_right(
+    tiny: Make, tmp_path: Path, sampling: Sampling
+) -> None:
+    """Drawn text meets the same noise at the same position, and a draw from p is never refused by p."""
+    target, config = tiny(LLAMA).target, CONFIGS[LLAMA]()
+    config.pard_token = MASK
+    drafter = Drafter.from_model(write(tmp_path / "same", config, byte_tokenizer(), seed=SEEDS[LLAMA]), target)
+    drafter.never[:] = False  # nor is what the target may say
+    _, statistics = reply(Session(target, drafter, Budget(1)), prompt_ids(10, seed=4), sampling)
+    assert statistics.drafted == statistics.accepted > 4
+
+
+def test_a_model_that_cannot_draft_for_this_target_is_refused_with_the_reason(tiny: Make, tmp_path: Path) -> None:
+    target = tiny(LLAMA).target
+    with pytest.raises(LocalspecError, match="names no mask token \\(pard_token = None\\)") as refused:
+        Drafter.from_model(tiny(LLAMA).path, target)
+    assert refused.value.exit_code == 1
+    for token in (VOCABULARY, -1, True, "317"):
+        config = masked_config()
+        config.pard_token = token
+        path = write(tmp_path / f"token {token}", config, byte_tokenizer(), seed=0)
+        with pytest.raises(LocalspecError, match="names no mask token"):
+            Drafter.from_model(path, target)
+    path = write(tmp_path / "others", masked_config(), word_tokenizer(["a", "b", "c"]), seed=0)
+    with pytest.raises(UsageMistake, match="its token 0 is 'a', and the target's is '<|endoftext|>'"):
+        Drafter.from_model(path, target)
+    config = masked_config(vocab_size=290)
+    config.pard_token = 280
+    path = write(tmp_path / "short", config, byte_tokenizer(290), seed=0)
+    with pytest.raises(UsageMistake, match="knows 290 tokens, and the target's tokenizer gives ids up to 299"):
+        Drafter.from_model(path, target)
+
+
+# -- options and files -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"masks": 0}, {"form": "hydra"}, {"layers": 0}, {"decay": 0.0}, {"decay": 1.1}, {"drop": 1.0}, {"drop": -0.1},
+        {"form": "model"}, {"model": "somewhere"}, {"form": "model", "model": "somewhere", "layers": 2},
+        {"form": "model", "config": "{"}, {"form": "model", "config": "{}"}, {"heads": 3}, {"masks": 2.5},
+    ],
+)  # fmt: skip
+def test_options_that_mean_nothing_are_refused(tiny: Make, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageMistake) as refused:
+        make("parallelspec", tiny(LLAMA).target, options)
+    assert str(refused.value).count("\n") == 0
+
+
+def card(path: Path) -> DrafterCard:
+    about = json.loads((path / "drafter.json").read_text())
+    return DrafterCard(about["kind"], path, about["options"], "", "", 0, 0, about)
+
+
+@every_form
+def test_a_saved_drafter_drafts_the_same(tiny: Make, build: Build, tmp_path: Path, form: str) -> None:
+    target, prompt = tiny(LLAMA).target, prompt_ids(9, seed=1)
+    drafter = build(target, form, masks=3)
+    drafter.masks.data += 0.1
+    save(drafter, tmp_path, {})
+    again = load(card(tmp_path), target)
+    assert isinstance(again, Drafter)
+    assert again.options == drafter.options
+    assert again.nbytes == drafter.nbytes
+    names = load_file(tmp_path / "drafter.safetensors").keys()
+    assert ("model.embedding" in names) == (form == "model"), "what is the target's is not saved"
+    assert "model.head.weight" not in names
+    trees = []
+    for made in (drafter, again):
+        session = Session(target, made, Budget(NODES))
+        reply(session, prompt, count=6)
+        trees.append(made.draft(Context(session.tokens, session.cache, NODES, GREEDY)))
+    assert trees[0].size == NODES + 1
+    assert (trees[0].tokens, trees[0].parents) == (trees[1].tokens, trees[1].parents)
+    weights = load_file(tmp_path / "drafter.safetensors")
+    del weights["masks"]
+    save_file(weights, tmp_path / "drafter.safetensors")
+    with pytest.raises(LocalspecError, match="'masks' and 0 more are missing"):
+        load(card(tmp_path), target)
+
+
+@every_form
+def test_loaded_weights_take_on_the_targets_precision_and_trained_ones_do_not(
+    tiny: Make, build: Build, tmp_path: Path, form: str
+) -> None:
+    target, prompt = Target.load(tiny(LLAMA).path, dtype=torch.bfloat16), prompt_ids(9, seed=1)
+    drafter = build(target, form)
+    save(drafter, tmp_path, {})
+    again = load(card(tmp_path), target)
+    for made, dtype in ((drafter, torch.float32), (again, torch.bfloat16)):
+        session = Session(target, made, Budget(NODES))
+        reply(session, prompt, count=6)
+        assert {weight.dtype for weight in made.parameters()} == {dtype}
+    learn(drafter, [prompt], steps=1)
+
+
+def test_copies_share_nothing_that_is_drafted(tiny: Make, build: Build) -> None:
+    """The layer's weights are its own: training them does not touch the target."""
+    target = tiny(LLAMA).target
+    before = copy.deepcopy(target.transformer.state_dict())
+    for form in FORMS:
+        learn(build(target, form), [prompt_ids(12)], steps=2, rate=1e-2)
+    for name, tensor in target.transformer.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_the_cache_is_trimmed_to_what_a_qwen_small_model_needs(tiny: Make, tmp_path: Path) -> None:
+    """Another family than the target's, with a shape of its own."""
+    target = tiny(PHI).target
+    path = write(tmp_path, masked_config(Qwen2Config, num_hidden_layers=1), byte_tokenizer(), seed=1)
+    drafter = Drafter.from_model(path, target, masks=3)
+    prompt = prompt_ids(10, seed=2)
+    assert (
+        reply(Session(target, drafter, Budget(NODES)), prompt, count=10)[0]
+        == reply(Session(target, Autoregressive(), Budget(0)), prompt, count=10)[0]
+    )
+    assert drafter._cache.nbytes == 256 * 2 * 16 * 4  # one layer, keys and values, one head of sixteen channels
+
+
+assert {*FAMILIES, LLAMA} <= {*CONFIGS}

@@ -1,0 +1,697 @@
+"""S3D: the target stays bit for bit what it is, drafting is what was trained, and no row is told what it must foresee."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.nn.functional as F
+from draws import assert_drawn_from
+from tiers import cases
+from tiny_models import (
+    CONFIGS,
+    END,
+    FAMILIES,
+    Tiny,
+    prompt_ids,
+    read,
+    stock_distribution,
+    stock_logits,
+    stock_reply,
+    word_tokenizer,
+    write,
+)
+from transformers import LlamaConfig
+
+from localspec.drafters import CARD, load, make, s3d, save
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.base import Batch, Context, Drafter, Step
+from localspec.drafters.phrases import Lengthened, PhrasePool
+from localspec.engine.budget import Budget
+from localspec.engine.cache import KVCache
+from localspec.engine.exactness import measure
+from localspec.engine.linear import Linear, RowScaled
+from localspec.engine.sampling import Sampling
+from localspec.engine.session import Limits, Session
+from localspec.engine.target import Target
+from localspec.engine.tree import DraftTree
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.events import Done, Statistics
+from localspec.registry import read_drafter
+
+Make = Callable[[str], Tiny]
+Load = Callable[..., Target]
+LLAMA, QWEN3, PHI3 = FAMILIES[0], FAMILIES[3], FAMILIES[4]
+BOTH_ENDS = {"kept": "0,2"}  # of the three layers of the tiny models
+GREEDY = Sampling()
+
+
+def made(target: Target, spread: float = 0.0, seed: int = 0, **options: object) -> s3d.Drafter:
+    """A drafter with random weights; with a spread of 0 it is untrained."""
+    torch.manual_seed(seed)
+    drafter = make("s3d", target, {**BOTH_ENDS, **options} if "skip" not in options else options)
+    assert isinstance(drafter, s3d.Drafter)
+    if spread:
+        with torch.no_grad():
+            for parameter in drafter.parameters():
+                parameter.add_(torch.randn(parameter.shape) * spread)
+    return drafter
+
+
+def reply(target: Target, drafter: Drafter, prompt: Sequence[int], count: int = 30, nodes: int = 6) -> list[int]:
+    return spoken(Session(target, drafter, Budget(nodes)), prompt, GREEDY, count)[0]
+
+
+def spoken(
+    session: Session, prompt: Sequence[int], sampling: Sampling = GREEDY, count: int = 30
+) -> tuple[list[int], Statistics]:
+    *_, done = session.generate(prompt, sampling, Limits(max_tokens=count))
+    assert isinstance(done, Done)
+    return list(done.statistics.token_ids), done.statistics
+
+
+def batch(target: Target, texts: Sequence[Sequence[int]], soft: bool = False, seed: int = 0, start: int = 0) -> Batch:
+    """Texts of any lengths; what stands before `start` is a prompt."""
+    longest = max(map(len, texts))
+    tokens, counts = torch.zeros(len(texts), longest, dtype=torch.long), torch.zeros(len(texts), longest) > 1
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = torch.tensor(text)
+        counts[row, start : len(text)] = True
+    causal = torch.ones(longest, longest, dtype=torch.bool).tril_()
+    with torch.no_grad():
+        hidden = target.forward(tokens, torch.arange(longest), causal).hidden
+    return Batch(tokens, counts, hidden, soft, torch.Generator().manual_seed(seed))
+
+
+def train(drafter: s3d.Drafter, lesson: Callable[[int], Batch], steps: int, rate: float = 1e-2) -> s3d.Drafter:
+    chosen = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(chosen, lr=rate)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * (1 - step / steps)
+        optimizer.zero_grad()
+        drafter.loss(lesson(step)).loss.backward()
+        optimizer.step()
+    return drafter
+
+
+def prefilled(target: Target, text: Sequence[int]) -> KVCache:
+    """A cache that holds all but the last token of a text, which is the root."""
+    kept, rows = target.cache(len(text) + 32), len(text) - 1
+    causal = torch.ones(rows, rows, dtype=torch.bool).tril_()
+    with torch.inference_mode():
+        target.forward(torch.tensor(text[:-1]), torch.arange(rows), causal, kept)
+    kept.keep(range(rows))
+    return kept
+
+
+def drafted_logits(drafter: s3d.Drafter, text: Sequence[int], nodes: int = 8) -> torch.Tensor:
+    found = drafter._foresee(Context(text, prefilled(drafter.target, text), nodes, GREEDY))
+    assert found is not None
+    return found
+
+
+def own(model: Tiny, **options: object) -> Target:
+    """A target that a test may change."""
+    return Target.load(model.path, **options)
+
+
+# -- the target stays what it is ---------------------------------------------------------------------------------------
+
+FORMS = {"fp32": {}, "bf16": {"dtype": torch.bfloat16}, "int8": {"quantize": "int8"}, "int8 exact": {"quantize": "int8", "exact": True}}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", cases(FORMS, ["fp32", "int8 exact"]))
+@pytest.mark.parametrize("name", cases(FAMILIES, [QWEN3]))
+def test_a_draft_changes_no_bit_of_the_targets_logits(tiny: Make, name: str, form: str) -> None:
+    target, text = own(tiny(name), **FORMS[form]), prompt_ids(250, seed=2)
+    drafter, tree = made(target, 0.3, depth=12), DraftTree([text[-1], 9, 8, 7], [-1, 0, 0, 1])
+    seen: list[torch.Tensor] = []
+    for drafts in (0, 1):
+        kept = prefilled(target, text)
+        before = kept.rows(range(-len(text) + 1, 0)).clone()
+        for _ in range(drafts):
+            drafter.draft(Context(text, kept, 12, GREEDY))
+            assert kept.length == len(text) - 1
+            assert torch.equal(kept.rows(range(-len(text) + 1, 0)), before)
+            assert kept.rows(range(12))[drafter.kept, :].abs().sum() > 0, "the draft wrote behind the text"
+        with torch.inference_mode():
+            depth = torch.tensor(tree.depth)
+            output = target.forward(torch.tensor(tree.tokens), kept.length + depth, tree.mask, kept)
+        seen += [output.logits, output.hidden, kept.rows(range(tree.size))]
+    for plain, behind_a_draft in zip(seen[:3], seen[3:], strict=True):
+        assert torch.equal(plain, behind_a_draft)
+
+
+def test_not_even_a_draft_of_infinite_numbers_does(tiny: Make) -> None:
+    """A masked slot weighs nothing, but nothing times infinity is no number."""
+    model, prompt = tiny(LLAMA), prompt_ids(10, seed=3)
+    drafter = made(model.target, depth=6)
+    with torch.no_grad():
+        drafter.mask.fill_(float("inf"))
+    text = stock_reply(model.stock, prompt, 30)
+    assert reply(model.target, drafter, prompt, nodes=6) == text
+    kept = prefilled(model.target, prompt)
+    assert drafter.draft(Context(prompt, kept, 6, GREEDY)).size == 1
+    assert kept.rows(range(6)).isfinite().all()
+
+
+def conversation(model: Tiny) -> list[tuple[list[int], list[int]]]:
+    turns, prompt = [], prompt_ids(15, seed=6)
+    for turn in range(3):
+        text = stock_reply(model.stock, prompt, 20)
+        turns.append((prompt, text))
+        prompt = [*prompt, *text, END, *prompt_ids(9, seed=turn)]
+    return turns
+
+
+ALL_FORMS = {
+    "usual": {},
+    "one layer skipped": {"skip": "0-0", "adapters": "vko", "depth": 1},
+    "masks alone": {"kept": "1", "adapters": "none", "depth": 7},
+}
+
+
+@pytest.mark.parametrize("options", cases(ALL_FORMS, ["usual"]))
+@pytest.mark.parametrize("name", cases([LLAMA, "mistral-one-key-head-window-tied-yarn", QWEN3, PHI3], [QWEN3]))
+def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str, options: str) -> None:
+    model = tiny(name)
+    untrained, random = (made(model.target, spread, **ALL_FORMS[options]) for spread in (0.0, 0.3))
+    for drafter in (untrained, Lengthened(random, PhrasePool(model.target.special_tokens))):
+        session = Session(model.target, drafter, Budget(8))
+        for prompt, text in conversation(model):
+            assert spoken(session, prompt, count=20)[0] == text
+
+
+@pytest.mark.slow
+def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tiny: Make) -> None:
+    model = tiny(PHI3)
+    (prompt, text), *_ = conversation(model)
+    session = Session(model.target, remembering(model, prompt, text), Budget(8))
+    for stop in (1, 2, 3):
+        stream = session.generate(prompt, GREEDY, Limits(max_tokens=20))
+        for _ in range(2 + stop):
+            next(stream)
+        stream.close()
+        assert session.cache.length == len(session.tokens) - 1
+        assert spoken(session, prompt, count=20)[0] == text
+        session.rewind(len(prompt) + stop)
+        assert spoken(session, prompt, count=20)[0] == text
+
+
+@pytest.mark.parametrize("name", cases([LLAMA, QWEN3], [QWEN3]))
+def test_a_seed_gives_the_same_text_as_without_a_drafter(tiny: Make, name: str) -> None:
+    target, prompt = tiny(name).target, prompt_ids(10, seed=4)
+    drafter = made(target, 0.3)
+    for sampling in (Sampling(1.0, seed=1), Sampling(0.8, top_k=5, top_p=0.9, min_p=0.05, seed=2)):
+        plain = spoken(Session(target, Autoregressive(), Budget(0)), prompt, sampling)[0]
+        assert spoken(Session(target, drafter, Budget(6)), prompt, sampling)[0] == plain
+
+
+@pytest.mark.parametrize("form", cases(["fp32", "int8"], []))
+def test_exact_text_is_bit_for_bit_that_without_a_drafter(
+    tiny: Make, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, prompt = own(tiny(QWEN3), exact=True, **FORMS[form]), prompt_ids(20, seed=5)
+    target.stop_tokens = frozenset()
+    assert measure(target, 9, exact=True).bitwise
+    told: dict[str, list[torch.Tensor]] = {}
+    whole = (Session(target, Autoregressive(), Budget(0)), Session(target, made(target, 0.02, depth=5), Budget(8)))
+    for kind, session in zip(("plain", "s3d"), whole, strict=True):
+        told[kind] = []
+        observe = session.drafter.observe
+
+        def watch(step: Step, kind: str = kind, observe: Callable[[Step], None] = observe) -> None:
+            told[kind] += step.hidden
+            observe(step)
+
+        session.drafter.observe = watch  # type: ignore[method-assign]
+        spoken(session, prompt, count=40)
+    assert torch.equal(torch.stack(told["plain"]), torch.stack(told["s3d"])[: len(told["plain"])])
+    assert whole[0].tokens == whole[1].tokens
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, top_k=128, seed=3), Sampling(0.7, top_k=8, seed=4)])
+def test_with_all_layers_the_first_guess_is_always_the_targets_own_pick(tiny: Make, sampling: Sampling) -> None:
+    """The draft's distribution is the target's then, at the same position, and meets the same noise."""
+    target = tiny(QWEN3).target
+    drafter = made(target, kept="0,1,2", adapters="none", depth=1)
+    _, statistics = spoken(Session(target, drafter, Budget(1)), prompt_ids(23, seed=23), sampling, count=21)
+    assert statistics.acceptance_length == 2
+
+
+def test_near_the_end_of_the_context_drafts_are_shorter_and_the_text_is_the_same(tiny: Make) -> None:
+    model, prompt = tiny(LLAMA), prompt_ids(20, seed=8)
+    text = stock_reply(model.stock, prompt, 12, stops=())
+    target = own(model, context=32)
+    target.stop_tokens = frozenset()
+    drafter, depths = made(target, depth=5), []
+    draft = drafter.draft
+
+    def watch(context: Context) -> DraftTree:
+        kept, slots = context.cache, context.cache.capacity
+        tree = draft(context)
+        depths.append((len(context.committed), len(drafter._proposed)))
+        assert kept.capacity == slots, "the session has made room"
+        return tree
+
+    drafter.draft = watch  # type: ignore[method-assign]
+    assert spoken(Session(target, drafter, Budget(8)), prompt, count=99)[0] == text
+    assert all(depth == min(5, 32 - committed) for committed, depth in depths)
+    assert depths[-1][1] < 5
+
+
+def test_without_nodes_there_is_no_work(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, text = made(tiny(LLAMA).target), prompt_ids(9)
+    kept = prefilled(drafter.target, text)
+    monkeypatch.setattr(drafter.target.transformer, "forward", None)
+    assert list(drafter.draft(Context(text, kept, 0, GREEDY)).tokens) == [text[-1]]
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 6, 25])
+def test_trees_fill_the_nodes_there_are(tiny: Make, nodes: int) -> None:
+    drafter, text = made(tiny(LLAMA).target, 0.1, depth=4), prompt_ids(30)
+    context = Context(text, prefilled(drafter.target, text), nodes, GREEDY)
+    tree = drafter.draft(context)
+    assert tree.size == nodes + 1
+    logits = drafted_logits(drafter, text)
+    for node in range(1, tree.size):
+        assert tree.tokens[node] in logits[tree.depth[node] - 1].topk(nodes).indices
+    assert tree.tokens[1 : max(tree.depth) + 1] == logits.argmax(-1).tolist()[: max(tree.depth)], "the likeliest chain"
+
+
+def test_two_drafters_of_one_target_do_not_disturb_each_other(tiny: Make) -> None:
+    target, text = tiny(QWEN3).target, prompt_ids(20)
+    one, two = made(target, 0.2, seed=1), made(target, 0.2, seed=2, skip="2-2")
+    alone = [drafted_logits(drafter, text) for drafter in (one, two)]
+    plain = target.forward(torch.tensor(text), torch.arange(20), torch.ones(20, 20).tril_() > 0).logits
+    kept = prefilled(target, text)
+    for _ in range(2):
+        for drafter, wanted in zip((one, two), alone, strict=True):
+            found = drafter._foresee(Context(text, kept, 8, GREEDY))
+            assert found is not None
+            assert torch.equal(found, wanted)
+    again = target.forward(torch.tensor(text), torch.arange(20), torch.ones(20, 20).tril_() > 0).logits
+    assert torch.equal(plain, again)
+
+
+LETTERS = 6
+
+
+@pytest.mark.slow
+def test_rejection_draws_from_what_the_rows_foresee_and_keeps_the_targets_distribution(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=LETTERS, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    model = read(write(tmp_path / "letters", config, word_tokenizer(list("abcdef")), seed=3, spread=0.6))
+    drafter, prompt, shape = made(model.target, 0.2, depth=3), [0, 3, 1, 5, 2], {"temperature": 1.0, "top_k": 5}
+    sampling = Sampling(**shape, rule="rejection")
+    tree = drafter.draft(Context(prompt, prefilled(model.target, prompt), 7, sampling))
+    assert tree.size == 8
+    assert tree.draft_logits is not None
+    for node in range(1, 8):
+        assert torch.equal(tree.draft_logits[node], drafted_logits(drafter, prompt)[tree.depth[node] - 1])
+
+    def following(text: list[int]) -> torch.Tensor:
+        return stock_distribution(stock_logits(model.stock, text)[-1], Sampling(**shape)).double()
+
+    session, counts = Session(model.target, drafter, Budget(6)), torch.zeros(LETTERS)
+    for seed in range(250):  # the first token is the prompt's own, the second one is drafted
+        counts[spoken(session, prompt, Sampling(**shape, seed=seed, rule="rejection"), count=2)[0][1]] += 1
+    chances = sum(chance * following([*prompt, first]) for first, chance in enumerate(following(prompt)))
+    assert isinstance(chances, torch.Tensor)
+    assert_drawn_from(chances, counts)
+
+
+# -- training is drafting ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("name", cases(CONFIGS, [LLAMA, QWEN3]))
+def test_rows_of_training_are_rows_of_drafting(tiny: Make, name: str, full: bool) -> None:
+    """The decisive one: what a group computes in training is what a draft computes from a real cache."""
+    target, text = (own(tiny(name)) if full else tiny(name).target), prompt_ids(24, seed=9)
+    drafter = made(target, 0.1, depth=4, full=full)
+    anchors = torch.tensor([0, 7, 8, 15, 23])
+    with torch.no_grad():
+        states = drafter._groups(torch.tensor(text), anchors, torch.zeros(24, dtype=torch.bool))
+        logits = target.head(states)
+    for anchor, found in zip(anchors.tolist()[1:], logits[1:], strict=True):
+        wanted = drafted_logits(drafter, text[: anchor + 1])
+        assert torch.allclose(found, wanted, atol=1e-4 * float(wanted.abs().max()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["bf16", "int8", "int8 of bf16"])
+def test_rows_of_training_are_rows_of_drafting_in_every_precision(tiny: Make, form: str) -> None:
+    options = {"dtype": torch.bfloat16, "quantize": "int8"} if form == "int8 of bf16" else FORMS[form]
+    drafter, text = made(own(tiny(QWEN3), **options), 0.05, depth=3), prompt_ids(24, seed=9)
+    with torch.no_grad():
+        states = drafter._groups(torch.tensor(text), torch.tensor([11, 20]), torch.zeros(24, dtype=torch.bool))
+        logits = drafter.target.head(states).float()
+    for anchor, found in zip((11, 20), logits, strict=True):
+        wanted = drafted_logits(drafter, text[: anchor + 1]).float()
+        assert F.cosine_similarity(found, wanted, dim=-1).min() > 0.995
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_group_is_told_nothing_of_what_it_must_foresee(tiny: Make, full: bool) -> None:
+    drafter, text = made(own(tiny(QWEN3)), 0.1, full=full), torch.tensor(prompt_ids(30, seed=1))
+    anchors, masked = torch.tensor([3, 10, 16, 22]), torch.zeros(30, dtype=torch.bool)
+    if full:
+        masked[[11, 12, 13, 17, 18, 19]] = True
+    with torch.no_grad():
+        right = drafter._groups(text, anchors, masked)
+        for changed in (11, 12, 13, 14, 25):
+            other = text.clone()
+            other[changed] = (other[changed] + 1) % 300
+            found = drafter._groups(other, anchors, masked)
+            for group, anchor in enumerate(anchors.tolist()):
+                same = torch.equal(found[group], right[group])
+                assert same == (anchor < changed or bool(masked[changed])), (changed, anchor)
+
+
+def test_labels_are_the_tokens_behind_each_row(tiny: Make) -> None:
+    """The loss is that of the logits of drafting against the text as it goes on, and its hits are their ranks."""
+    target, text = tiny(LLAMA).target, prompt_ids(14, seed=2)
+    drafter = made(target, 0.05, depth=3)
+    for soft in (False, True):
+        lesson = batch(target, [text], soft, start=5)
+        anchors, _ = drafter._anchors(lesson.counts[0], torch.Generator().manual_seed(0))
+        found = drafter.loss(lesson)
+        plain = stock_logits(tiny(LLAMA).stock, text).log_softmax(-1)
+        for place in range(3):
+            wanted, count = 0.0, 0
+            for anchor in anchors.tolist():
+                assert anchor >= 4, "what follows is worth foreseeing"
+                if anchor + place + 1 < len(text):
+                    chances = drafted_logits(drafter, text[: anchor + 1])[place].log_softmax(-1)
+                    right = plain[anchor + place].exp() if soft else torch.eye(320)[text[anchor + place + 1]]
+                    wanted, count = wanted - float((right * chances).sum()), count + 1
+            assert found.by_depth[place].count == count
+            assert found.by_depth[place].loss.item() == pytest.approx(wanted, rel=1e-4)
+        total, count = sum(one.loss.item() for one in found.by_depth), sum(one.count for one in found.by_depth)
+        assert found.loss.item() == pytest.approx(total / count, rel=1e-5)
+
+
+def test_about_15_percent_of_the_positions_are_anchors(tiny: Make) -> None:
+    drafter = made(tiny(LLAMA).target, depth=4)
+    counts = torch.ones(201) > 0
+    anchors, masked = drafter._anchors(counts, torch.Generator().manual_seed(0))
+    assert len(anchors) == 30
+    assert not masked.any()
+    assert len(set(anchors.tolist())) == 30
+    again, _ = drafter._anchors(counts, torch.Generator().manual_seed(1))
+    assert anchors.tolist() != again.tolist()
+
+
+def test_the_full_form_masks_15_percent_of_the_tokens_in_runs_behind_anchors(tiny: Make) -> None:
+    drafter = made(own(tiny(LLAMA)), depth=4, full=True)
+    anchors, masked = drafter._anchors(torch.ones(401) > 0, torch.Generator().manual_seed(0))
+    assert masked.sum() == pytest.approx(60, abs=3)
+    assert not masked[anchors].any()
+    wanted = {anchor + place for anchor in anchors.tolist() for place in (1, 2, 3)} & set(range(401))
+    assert set(masked.nonzero().flatten().tolist()) == wanted
+    assert len(anchors) == 20
+
+
+def test_a_batch_with_nothing_to_foresee_gives_every_weight_a_gradient_of_nothing(tiny: Make) -> None:
+    drafter = made(tiny(LLAMA).target, 0.1)
+    lesson = batch(tiny(LLAMA).target, [[7, 8, 9]], start=3)
+    found = drafter.loss(lesson)
+    found.loss.backward()
+    assert found.loss.item() == 0
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in drafter.parameters())
+
+
+@cache
+def _counting(model: Tiny, depth: int) -> s3d.Drafter:
+    """Trained on texts that count: the token behind t is t + 1, so what is foreseen tells for which place."""
+    drafter = made(model.target, depth=depth, rank=24)
+
+    def lesson(step: int) -> Batch:
+        starts = torch.randint(30, (1,), generator=torch.Generator().manual_seed(step)).tolist()
+        return batch(model.target, [counted(start, 40) for start in starts], seed=step)
+
+    with patch.object(s3d, "SHARE", 0.6):  # more anchors a text, fewer texts
+        return train(drafter, lesson, 120)
+
+
+def counted(start: int, count: int) -> list[int]:
+    return [10 + (start + place) % 30 for place in range(count)]
+
+
+@pytest.mark.slow
+def test_each_row_foresees_its_own_place_and_no_other(tiny: Make) -> None:
+    drafter = _counting(tiny(LLAMA), 3)
+    right, all_ = [0] * 5, 0
+    for start in range(30):
+        text = counted(start, 25)
+        for place, token in enumerate(drafted_logits(drafter, text).argmax(-1).tolist()):
+            for other in range(5):
+                right[other] += token == counted(start, 40)[len(text) + place + other - 2]
+            all_ += 1
+    assert right[2] >= 0.99 * all_, "the tokens behind the root, in their order"
+    assert max(right[:2] + right[3:]) <= 0.01 * all_
+    lesson = drafter.loss(batch(drafter.target, [counted(5, 40), counted(17, 40)], seed=999, start=4))
+    for one in lesson.by_depth:
+        assert int(one.hits[0]) >= 0.9 * one.count > 5, "and the loss sees them at their places"
+
+
+@cache
+def _remembering(model: Tiny, prompt: tuple[int, ...], text: tuple[int, ...], depth: int) -> s3d.Drafter:
+    drafter = made(model.target, depth=depth, rank=24)
+
+    def lesson(step: int) -> Batch:
+        return batch(model.target, [[*prompt, *text]], soft=step % 2 == 0, seed=step, start=len(prompt))
+
+    with patch.object(s3d, "SHARE", 0.6):  # more anchors a text, fewer texts
+        return train(drafter, lesson, 80)
+
+
+def remembering(model: Tiny, prompt: Sequence[int], text: Sequence[int], depth: int = 4) -> s3d.Drafter:
+    """Trained on one text until it knows it."""
+    return _remembering(model, tuple(prompt), tuple(text), depth)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [LLAMA, QWEN3, PHI3])
+def test_a_small_text_that_was_learned_is_accepted_almost_whole(tiny: Make, name: str) -> None:
+    """And the text is the stock model's after training too, where most of every draft is kept."""
+    model = tiny(name)
+    prompt = prompt_ids(23, seed=23)
+    text = stock_reply(model.stock, prompt, 40)
+    drafter = remembering(model, prompt, text[:31])
+    ids, statistics = spoken(Session(model.target, drafter, Budget(4)), prompt, count=31)
+    assert ids == text[:31]
+    assert statistics.acceptance_length >= 30 / 7, "five tokens a step, but for one step"
+    ids, statistics = spoken(Session(model.target, drafter, Budget(6)), prompt, count=40)
+    assert ids == text, "behind what was learned, too"
+    assert any(0 < rate < 1 for rate in statistics.acceptance_by_depth), "some drafts are accepted in part"
+
+
+@pytest.mark.parametrize("which", cases(["all", "vko"], ["all"]))
+def test_gradients_through_int8_layers_are_those_through_float_layers_up_to_quantisation(
+    tiny: Make, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed, dense = own(tiny(LLAMA), quantize="int8"), own(tiny(LLAMA))
+    ours = dict(packed.transformer.named_modules())
+    with torch.no_grad():
+        for name, layer in dense.transformer.named_modules():
+            if isinstance(layer, Linear):
+                layer.weight.copy_(ours[name].weight)
+
+    def gradients(target: Target) -> list[torch.Tensor]:
+        drafter = made(target, 0.05, adapters=which)
+        drafter.loss(batch(dense, [prompt_ids(40, seed=1)])).loss.backward()
+        assert all(one.dtype == torch.float32 for one in drafter.parameters())
+        return [one.grad for one in drafter.parameters() if one.grad is not None]
+
+    right, rounded = gradients(dense), gradients(packed)
+    for one, other in zip(right, rounded, strict=True):
+        assert 0 < (one - other).norm() < 0.2 * one.norm(), "activations are rounded to eight bits"
+    monkeypatch.setattr(RowScaled, "compute", lambda layer, x: F.linear(x, layer.weight, layer.bias))
+    for one, other in zip(right, gradients(packed), strict=True):
+        assert (one - other).norm() < 1e-4 * one.norm(), "and that is all there is between them"
+
+
+def test_only_what_is_the_drafters_own_is_trained(tiny: Make) -> None:
+    target = tiny(LLAMA).target
+    before = {name: one.clone() for name, one in target.transformer.named_parameters()}
+    drafter = train(made(target), lambda step: batch(target, [prompt_ids(40, seed=step)], seed=step), 3)
+    assert not drafter.owns_target
+    assert all(torch.equal(one, before[name]) for name, one in target.transformer.named_parameters())
+    assert not any(one.requires_grad for one in target.transformer.parameters())
+    assert all(one.grad is not None and one.grad.any() for one in drafter.parameters())
+
+
+# -- the full form -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [LLAMA, PHI3])
+def test_the_full_form_changes_the_kept_layers_alone_and_is_lossless_against_its_own_target(
+    tiny: Make, name: str, tmp_path: Path
+) -> None:
+    target, prompt = own(tiny(name)), prompt_ids(23, seed=23)
+    before = {name: one.clone() for name, one in target.transformer.named_parameters()}
+    drafter = made(target, depth=3, full=True)
+    assert drafter.owns_target
+    assert drafter.nbytes == 4 * 48
+    whole = [*prompt, *stock_reply(tiny(name).stock, prompt, 30)]
+    losses = []
+
+    def lesson(step: int) -> Batch:
+        taught = batch(target, [whole] * 2, seed=step % 4)
+        with torch.no_grad():
+            losses.append(drafter.loss(taught).loss.item())
+        return batch(target, [whole] * 2, seed=step % 4)
+
+    train(drafter, lesson, 24, rate=2e-3)
+    assert sum(losses[-4:]) < 0.7 * sum(losses[:4])
+    for part, one in target.transformer.named_parameters():
+        inside = part.startswith(("layers.0.", "layers.2."))
+        assert torch.equal(one, before[part]) != inside, part
+    target.save(tmp_path / "target")
+    save(drafter, tmp_path / "drafter", {"target": {"name": "own", "revision": ""}})
+    changed = read(tmp_path / "target")
+    loaded = load(read_drafter(tmp_path / "drafter"), changed.target)
+    text = stock_reply(changed.stock, prompt, 25)
+    assert text != stock_reply(tiny(name).stock, prompt, 25), "it is another model"
+    assert reply(changed.target, loaded, prompt, count=25) == text
+    assert not any(one.requires_grad for one in changed.target.transformer.parameters())
+
+
+@pytest.mark.parametrize("rows", [slice(0, 48), slice(48, 96), slice(96, 144)], ids=["queries", "keys", "values"])
+def test_gradients_of_the_full_form_reach_the_kept_layers_by_all_ways(tiny: Make, rows: slice) -> None:
+    """Along its own direction a gradient is as steep as the loss: what the text's keys and values change is in it."""
+    target = own(tiny(LLAMA))
+    drafter, lesson = made(target, depth=3, full=True), batch(target, [prompt_ids(40, seed=1)])
+
+    def loss() -> torch.Tensor:
+        lesson.random.manual_seed(0)
+        return drafter.loss(lesson).loss
+
+    loss().backward()
+    weight = target.transformer.layers[0].qkv.weight
+    assert weight.grad is not None
+    gradient, found = weight.grad[rows], []
+    with torch.no_grad():
+        for step in (3e-3, -6e-3):
+            weight[rows] += gradient * (step / gradient.norm())
+            found.append(loss())
+    assert (found[0] - found[1]).item() / 6e-3 == pytest.approx(gradient.norm().item(), rel=0.02)
+
+
+def test_the_full_form_needs_weights_that_can_be_trained(tiny: Make) -> None:
+    for options in ({"quantize": "int8"}, {"dtype": torch.bfloat16}):
+        drafter = made(own(tiny(LLAMA), **options), full=True)  # it can draft
+        with pytest.raises(UsageMistake, match="fp32"):
+            drafter.loss(batch(drafter.target, [prompt_ids(9)]))
+
+
+# -- options, files, what is learned while drafting --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, (0,)),
+        ({"skip": "1-1"}, (0, 2)),
+        ({"skip": "1-2"}, (0,)),  # early exit
+        ({"skip": "0-1"}, (2,)),  # late layers only
+        ({"kept": "0,2"}, (0, 2)),
+        ({"kept": "0,1,2"}, (0, 1, 2)),
+    ],
+)
+def test_layers_are_named_or_lie_symmetrically(tiny: Make, options: dict[str, str], kept: tuple[int, ...]) -> None:
+    drafter = make("s3d", tiny(LLAMA).target, options)
+    assert isinstance(drafter, s3d.Drafter)
+    assert drafter.kept == kept
+    assert drafter.adapters is not None
+    assert tuple(drafter.adapters) == kept
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"depth": 0}, {"rank": 0}, {"alpha": 0.0}, {"alpha": float("inf")}, {"adapters": "q"}, {"skip": "2"},
+        {"skip": "2-1"}, {"skip": "a-b"}, {"skip": "1-1-2"}, {"kept": "2,1"}, {"kept": "1,1"}, {"kept": "-1"},
+        {"kept": "1,x"}, {"kept": "0", "skip": "1-2"}, {"full": True, "adapters": "all"}, {"kept": "0,3"},
+        {"skip": "0-2"}, {"skip": "2-3"}, {"kept": "²"}, {"depth": "4"}, {"layers": 3},
+    ],
+)  # fmt: skip
+def test_options_that_mean_nothing_are_refused_in_one_sentence(tiny: Make, options: dict[str, object]) -> None:
+    with pytest.raises(UsageMistake) as refused:
+        make("s3d", tiny(LLAMA).target, options)
+    assert str(refused.value).count(". ") == 0
+    assert next(iter(options)) in str(refused.value)
+
+
+@pytest.mark.parametrize("options", [{"adapters": "vko", "rank": 3, "depth": 2}, {"adapters": "none"}])
+def test_what_is_saved_drafts_the_same(tiny: Make, options: dict[str, object], tmp_path: Path) -> None:
+    drafter, text = made(tiny(PHI3).target, 0.2, **options), prompt_ids(20)
+    save(drafter, tmp_path, {"target": {"name": "tiny", "revision": ""}})
+    loaded = load(read_drafter(tmp_path), tiny(PHI3).target)
+    assert isinstance(loaded, s3d.Drafter)
+    assert torch.equal(drafted_logits(loaded, text), drafted_logits(drafter, text))
+    assert loaded.nbytes == drafter.nbytes
+    others = set(drafter.tensors()) - {"mask"}
+    assert all(name.startswith("base_model.model.model.layers.") and ".lora_" in name for name in others)
+    assert (options["adapters"] == "none") == (not others)
+
+
+def test_tensors_that_do_not_belong_are_refused(tiny: Make, tmp_path: Path) -> None:
+    drafter = made(tiny(LLAMA).target)
+    right = drafter.tensors()
+    name = next(name for name in right if name != "mask")
+    for broken in (
+        {key: one for key, one in right.items() if key != "mask"},
+        {key: one for key, one in right.items() if key != name},
+        {**right, "more": torch.zeros(1)},
+        {**right, "mask": torch.zeros(47)},
+        {**right, name: torch.zeros(3, 3)},
+    ):
+        with pytest.raises(LocalspecError, match="train the drafter again"):
+            drafter.fill(broken)
+    save(drafter, tmp_path, {"target": {"name": "tiny", "revision": ""}})
+    (tmp_path / CARD).write_text((tmp_path / CARD).read_text().replace('"kept": "0,2"', '"kept": "0,9"'))
+    with pytest.raises(LocalspecError, match="0 to 2"):
+        load(read_drafter(tmp_path), tiny(LLAMA).target)
+
+
+def test_confidence_is_judged_by_what_the_target_said(tiny: Make) -> None:
+    """At each depth that was reached, all candidates; nothing when the draft was not ours, or nothing was drafted."""
+    drafter, text = made(tiny(LLAMA).target, depth=3), prompt_ids(12)
+    judged: list[tuple[int, int, int]] = []
+    drafter.calibration.learn = lambda level, depth, greedy, token: judged.append((len(level), depth, token))  # type: ignore[method-assign]
+    asked, chances = [], drafter.calibration.chances
+    drafter.calibration.chances = lambda level, depth, greedy: asked.append(depth) or chances(level, depth, greedy)  # type: ignore[method-assign,func-returns-value]
+    context = Context(text, prefilled(drafter.target, text), 5, GREEDY)
+    tree = drafter.draft(context)
+    assert asked == [1, 2, 3]
+    first = tree.tokens[1]
+    step = Step([first, 33], torch.zeros(2, 48), tree, [0, 1], [0] * tree.size)
+    drafter.observe(step)
+    assert judged == [(5, 1, first), (5, 2, 33)]
+    drafter.observe(step)
+    drafter.draft(context)
+    drafter.rewind(12)
+    drafter.observe(step)
+    drafter.draft(context)
+    drafter.observe(Step([7, 8], torch.zeros(2, 48)))
+    assert len(judged) == 2
+
+
+def test_a_proposal_fits_the_model_it_was_made_for(tiny: Make) -> None:
+    target = tiny(LLAMA).target
+    options, sentence = s3d.Drafter.propose(target)
+    drafter = make("s3d", target, options)
+    assert isinstance(drafter, s3d.Drafter)
+    assert f"{len(drafter.kept)} of 3 layers" in sentence
+    assert "as in the paper" in sentence
+    assert sentence.endswith(".")
+    assert 0 < drafter.beta <= 1

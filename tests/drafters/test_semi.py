@@ -1,0 +1,787 @@
+"""Semi-autoregressive drafting: trees by the path, training right to the place, the target's own text whatever it learned."""
+
+import copy
+from collections.abc import Callable, Sequence
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from draws import assert_drawn_from
+from tiers import cases
+from tiny_models import Tiny, prompt_ids, read, stock_distribution, stock_logits, stock_reply, word_tokenizer, write
+from transformers import LlamaConfig
+
+from localspec.drafters import load as load_drafter
+from localspec.drafters import make, save
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.base import Batch, Context, Drafter, Step, TrainedDrafter
+from localspec.engine.budget import Budget
+from localspec.engine.exactness import measure
+from localspec.engine.sampling import Sampling
+from localspec.engine.session import Limits, Session
+from localspec.engine.target import Target
+from localspec.engine.tree import Candidate, DraftTree, grown
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.events import Done, Statistics, Text
+from localspec.registry import read_drafter
+
+Make = Callable[[str], Tiny]
+
+LLAMA, QWEN, PHI = (
+    "llama-grouped-dynamic",
+    "qwen3-grouped-mixed-window-wide-heads",
+    "phi3-grouped-window-partial-rotary",
+)
+RECENT = ["transformer", "lstm", "none"]
+FORMS = [
+    {"recent": "transformer"},
+    {"recent": "lstm"},
+    {"recent": "none"},
+    {"shared": False},
+    {"shared": False, "vocabulary": 150},
+    {"recent": "lstm", "vocabulary": 150},
+]
+DEFAULT = FORMS[0]
+NODES = 8
+
+
+def semi(target: Target, seed: int = 0, **options: object) -> TrainedDrafter:
+    """An untrained one, the same for a seed."""
+    torch.manual_seed(seed)
+    return make("semi", target, options)
+
+
+def perturbed(drafter: TrainedDrafter, spread: float = 0.6) -> TrainedDrafter:
+    """With weights so large that it is sure of what it says, which is nonsense."""
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)) * spread)
+    return drafter
+
+
+def states(target: Target, tokens: torch.Tensor) -> torch.Tensor:
+    """The target's own states of texts [texts, n]."""
+    n = tokens.shape[1]
+    with torch.no_grad():
+        hidden: torch.Tensor = target.transformer(tokens, torch.arange(n), torch.ones(n, n, dtype=torch.bool).tril_())
+    return hidden
+
+
+def batch_of(target: Target, texts: Sequence[Sequence[int]], prompt: int = 0, soft: bool = False) -> Batch:
+    """Texts of one length, what stands behind the first `prompt` tokens worth foreseeing."""
+    tokens = torch.tensor(texts)
+    counts = torch.ones_like(tokens, dtype=torch.bool)
+    counts[:, :prompt] = False
+    return Batch(tokens, counts, states(target, tokens), soft)
+
+
+def train(drafter: TrainedDrafter, batch: Batch, steps: int, rate: float = 0.01) -> TrainedDrafter:
+    optimizer = torch.optim.Adam(drafter.parameters(), lr=rate)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(1.0, 2 * (1 - step / steps))
+        optimizer.zero_grad()
+        drafter.loss(batch).loss.backward()
+        optimizer.step()
+    return drafter
+
+
+def accuracy(drafter: TrainedDrafter, batch: Batch) -> list[float]:
+    """Share of likeliest guesses that were right, by depth."""
+    with torch.no_grad():
+        return [float(seen.hits[0]) / seen.count for seen in drafter.loss(batch).by_depth]
+
+
+def reply(session: Session, prompt: Sequence[int], sampling: Sampling, count: int) -> tuple[list[int], Statistics]:
+    *events, done = session.generate(prompt, sampling, Limits(max_tokens=count))
+    assert isinstance(done, Done)
+    ids = [token for event in events if isinstance(event, Text) for token in event.tokens]
+    assert session.cache.length == len(session.tokens) - 1
+    return ids, done.statistics
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"recent": "gru"}, "'gru'"),
+        ({"depth": 0}, "depth = 0"),
+        ({"depth": 17}, "depth = 17"),
+        ({"layers": 3}, "layers = 3"),
+        ({"vocabulary": -1, "shared": False}, "vocabulary = -1"),
+        ({"vocabulary": 321, "shared": False}, "320 tokens"),
+        ({"share": 0.0}, r"share = 0\.0"),
+        ({"share": 1.5}, r"share = 1\.5"),
+        ({"joint": True, "rank": 0}, "rank = 0"),
+        ({"joint": True, "balance": 1.0}, r"balance = 1\.0"),
+        ({"balance": 0.5}, "without joint"),
+        ({"heads": 3}, "no option 'heads'"),
+        ({"depth": "4"}, "type int"),
+    ],
+    ids=str,
+)
+def test_options_that_mean_nothing_are_refused_with_the_value(
+    tiny: Make, options: dict[str, object], named: str
+) -> None:
+    with pytest.raises(UsageMistake, match=named):
+        make("semi", tiny(LLAMA).target, options)
+
+
+def test_the_papers_widths_and_those_in_proportion(tiny: Make) -> None:
+    """Appendix A, with H = 48 and V = 320; h_q is H / 2 wide, the embedding itself H."""
+    target = tiny(LLAMA).target
+    paper = semi(target, shared=False, paper_widths=True).tensors()
+    assert [tuple(paper[name + ".weight"].shape) for name in ("far", "near", "out")] == [
+        (1024, 48),
+        (1024, 24),
+        (320, 2048),
+    ]
+    scaled = semi(target, shared=False, vocabulary=100, recent="lstm").tensors()
+    assert [tuple(scaled[name + ".weight"].shape) for name in ("far", "near", "out")] == [(12, 48), (12, 24), (100, 24)]
+    assert tuple(scaled["recent.second.weight_hh"].shape) == (96, 24)
+    assert tuple(semi(target, recent="none").tensors()["near.weight"].shape)[1] == 48
+    drafter = semi(target)
+    assert drafter.nbytes == 4 * sum(tensor.numel() for tensor in drafter.tensors().values())
+    assert semi(target, vocabulary=100).nbytes == drafter.nbytes + 4 * 100 * 48, "a copy of those rows of the target's"
+
+
+# -- the tree ----------------------------------------------------------------------------------------------------------
+
+
+class Foretold:
+    """Asked as a drafter's expand: candidates that differ from path to path; counts how many nodes it was asked for."""
+
+    def __init__(self, seed: int, branches: int = 4) -> None:
+        self.seed, self.branches = seed, branches
+        self.paths: list[tuple[int, ...]] = [()]
+        self.asked: list[int] = []
+
+    def behind(self, path: tuple[int, ...]) -> list[Candidate]:
+        generator = torch.Generator().manual_seed(hash((self.seed, *path)) % 2**31)
+        chances = (torch.randn(self.branches, generator=generator) * 2).softmax(0) * 0.9
+        return sorted(enumerate(chances.tolist()), key=lambda candidate: -candidate[1])
+
+    def __call__(self, parents: Sequence[int], tokens: Sequence[int], depth: int) -> list[list[Candidate]]:
+        if depth:
+            self.paths = [(*self.paths[parent], token) for parent, token in zip(parents, tokens, strict=True)]
+        assert all(len(path) == depth for path in self.paths)
+        self.asked.append(len(self.paths))
+        return [self.behind(path) for path in self.paths]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5, 12])
+def test_a_grown_tree_is_the_best_there_is(nodes: int) -> None:
+    depth = 3
+    for seed in range(8):
+        expand = Foretold(seed)
+        tree = grown(9, expand, nodes, depth, "semi")
+        paths = [path_tokens(tree, node) for node in range(tree.size)]
+        assert len(set(paths)) == tree.size == nodes + 1, "no path comes twice"
+        every = {(): 1.0}
+        for length in range(1, depth + 1):
+            for path in product(range(expand.branches), repeat=length):
+                every[path] = every[path[:-1]] * dict(expand.behind(path[:-1]))[path[-1]]
+        best = sorted(every.values(), reverse=True)[: nodes + 1]
+        assert sorted((every[path] for path in paths), reverse=True) == pytest.approx(best)
+        for node in range(1, tree.size):
+            assert tree.chance[node] == dict(expand.behind(paths[node][:-1]))[tree.tokens[node]]
+        assert max(expand.asked) <= nodes and len(expand.asked) <= depth
+
+
+def test_a_grown_tree_has_its_likeliest_chain_first_and_asks_no_deeper_than_it_must() -> None:
+    asked = []
+
+    def expand(parents: Sequence[int], tokens: Sequence[int], at: int) -> list[list[Candidate]]:
+        asked.append((list(parents), list(tokens)))
+        return [[(1, 0.5), (2, 0.4)]] if at == 0 else [[(3, 0.9), (4, 0.1)] for _ in tokens]
+
+    tree = grown(7, expand, 4, 2, "semi")
+    assert (tree.tokens, tree.parents) == ([7, 1, 3, 2, 3], [-1, 0, 1, 0, 3])
+    assert tree.chance == [1.0, 0.5, 0.9, 0.4, 0.9]
+    assert asked == [([0], [7]), ([0, 0], [1, 2])]
+    asked.clear()
+    assert grown(7, expand, 2, 5, "semi").tokens == [7, 1, 3]
+    assert [tokens for _, tokens in asked] == [[7], [1], [3]], "0.405 can push out neither 0.5 nor 0.45"
+    asked.clear()
+    grown(7, lambda *given: expand(*given) and [[(1, 0.5), (2, 0.4)] for _ in given[1]], 2, 5, "semi")
+    assert len(asked) == 2, "0.25 can push out neither 0.5 nor 0.4"
+
+
+def path_tokens(tree: DraftTree, node: int) -> tuple[int, ...]:
+    tokens: list[int] = []
+    while node:
+        tokens.append(tree.tokens[node])
+        node = tree.parents[node]
+    return tuple(tokens[::-1])
+
+
+def scored(drafter: TrainedDrafter, state: torch.Tensor, recent: Sequence[int]) -> torch.Tensor:
+    """Logits [vocabulary] behind the recent tokens, root first, by the equations of the paper written out anew."""
+    tensors, target = drafter.tensors(), drafter.target
+    embedded = target.embed(torch.tensor(recent))
+    embedded = embedded / (embedded.pow(2).mean(-1, keepdim=True) + torch.finfo().eps).sqrt()
+    if "recent.free" in tensors:  # eq. 6
+        alpha = torch.sigmoid(tensors["recent.free"])[: len(recent), None]
+        x = F.silu(embedded @ tensors["recent.inner.weight"].T + tensors["recent.inner.bias"])
+        x = F.silu(x @ tensors["recent.outer.weight"].T + tensors["recent.outer.bias"])
+        recent_state = (alpha * x).sum(0) / alpha.sum()
+    elif "recent.first.weight_ih" in tensors:  # eq. 7
+        layers = torch.nn.LSTM(48, 24, 2)
+        with torch.no_grad():
+            for index, name in enumerate(("first", "second")):
+                for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+                    getattr(layers, f"{part}_l{index}").copy_(tensors[f"recent.{name}.{part}"])
+            recent_state = layers(embedded)[0][-1]
+    else:
+        recent_state = embedded[-1]
+    far = tensors["far.weight"] @ state + tensors["far.bias"]
+    near = tensors["near.weight"] @ recent_state + tensors["near.bias"]
+    x = F.silu(torch.cat([far, near]))
+    if "mixed.weight" in tensors:
+        x = x + F.silu(tensors["mixed.weight"] @ x + tensors["mixed.bias"])
+    out = tensors["out.weight"] @ x
+    logits = target.head(out) if drafter.options.shared else out
+    if "kept" in tensors:
+        logits = logits[tensors["kept"]] if drafter.options.shared else logits
+        return torch.full((320,), float("-inf")).index_copy(0, tensors["kept"], logits)
+    return logits
+
+
+def opened(drafter: Drafter, target: Target, length: int = 12, sampling: Sampling | None = None) -> Session:
+    """A session in which one token was said: the next draft is the first."""
+    session = Session(target, drafter, Budget(NODES))
+    reply(session, prompt_ids(length, seed=3), sampling or Sampling(), 1)
+    return session
+
+
+def drafted(
+    drafter: TrainedDrafter, target: Target, nodes: int, sampling: Sampling
+) -> tuple[DraftTree, torch.Tensor, int]:
+    """The tree behind a prompt of twelve tokens and its first pick, the state that goes in, the position of the root."""
+    tokens = prompt_ids(12, seed=3)
+    cache = target.cache(64)
+    with torch.inference_mode():
+        output = target.forward(
+            torch.tensor(tokens), torch.arange(12), torch.ones(12, 12, dtype=torch.bool).tril(), cache
+        )
+        cache.keep(range(12))
+        drafter.observe(Step([*tokens, 77], output.hidden))
+        return drafter.draft(Context([*tokens, 77], cache, nodes, sampling)), output.hidden[-1].clone(), 12
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(0.9, seed=4), Sampling(0.9, top_k=6, seed=4)], ids=["greedy", "drawn", "top-k"]
+)
+@pytest.mark.parametrize("form", cases(FORMS, [DEFAULT, FORMS[-1]]), ids=str)
+def test_every_node_is_what_the_equations_give_behind_its_path(
+    tiny: Make, form: dict[str, object], sampling: Sampling
+) -> None:
+    target = tiny(LLAMA).target
+    drafter = perturbed(semi(target, **form))
+    tree, state, position = drafted(drafter, target, 16, sampling)
+    assert tree.size == 17
+    assert max(tree.depth) >= 2
+    assert {tree.source[node] for node in range(17)} == {"semi"}
+    for node in range(tree.size):
+        below = tree.siblings[node]
+        if not below:
+            continue
+        logits = scored(drafter, state, [77, *path_tokens(tree, node)])
+        # All siblings share the noise of their position.
+        proposed = dict(sampling.candidates(logits[None], [position + tree.depth[node] + 1], 16)[0])
+        likeliest = sorted(proposed, key=lambda token: -proposed[token])[: len(below)]
+        assert sorted(tree.tokens[child] for child in below) == sorted(likeliest)
+        if sampling.greedy:  # what nothing is known about is as likely as the drafter says
+            assert [tree.chance[child] for child in below] == pytest.approx(
+                [proposed[tree.tokens[child]] for child in below], rel=1e-3
+            )
+
+
+def test_without_a_state_or_nodes_there_is_the_root_alone(tiny: Make) -> None:
+    target = tiny(LLAMA).target
+    drafter = semi(target)
+    assert drafter.draft(Context([5, 6], target.cache(8), 8, Sampling())).tokens == (6,)
+    assert drafted(drafter, target, 0, Sampling())[0].tokens == (77,)
+    assert drafted(drafter, target, 3, Sampling())[0].size == 4
+    drafter.rewind(11)
+    assert drafter.draft(Context([5, 6], target.cache(8), 8, Sampling())).size == 1
+
+
+def test_the_calibration_judges_what_hung_on_the_path_that_was_accepted(tiny: Make) -> None:
+    target = tiny(LLAMA).target
+    drafter = perturbed(semi(target))
+    tree, state, _ = drafted(drafter, target, 12, Sampling())
+    chain = list(path_tokens(tree, 2))  # accepted: the first chain to depth two
+    assert len(chain) == 2
+    judged: list[tuple[list[int], int, bool, int]] = []
+    learn = drafter.calibration.learn
+
+    def heard(candidates: Sequence[Candidate], depth: int, greedy: bool, token: int) -> None:
+        judged.append(([token for token, _ in candidates], depth, greedy, token))
+        learn(candidates, depth, greedy, token)
+
+    drafter.calibration.learn = heard  # type: ignore[method-assign]
+    drafter.observe(Step([*chain, 300], state[None].expand(3, -1), tree, [0, 1, 2], [0] * tree.size))
+    assert [(depth, greedy, token) for _, depth, greedy, token in judged[:2]] == [
+        (1, True, chain[0]),
+        (2, True, chain[1]),
+    ]
+    for behind, (tokens, _, _, _) in enumerate(judged):
+        logits = scored(drafter, state, [77, *chain[:behind]])
+        assert tokens == logits.topk(len(tokens)).indices.tolist()
+    judged.clear()
+    drafter.observe(Step([4], state[None], DraftTree((1,), (-1,)), [0], [0]))
+    assert not judged, "a draft is judged once"
+
+
+# -- learning ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("recent", cases(RECENT, ["transformer"]))
+def test_a_guess_rests_on_its_state_and_the_recent_tokens_and_on_nothing_else(
+    tiny: Make, recent: str, soft: bool
+) -> None:
+    """The pair (i, j) alone, once for each j: what may change its loss, and what must not."""
+    target, i, n = tiny(LLAMA).target, 3, 12
+    drafter = perturbed(semi(target, recent=recent))
+    tokens, hidden = (
+        torch.tensor([prompt_ids(n, seed=1)]),
+        torch.randn(1, n, 48, generator=torch.Generator().manual_seed(2)),
+    )
+
+    def loss(j: int, tokens: torch.Tensor, hidden: torch.Tensor) -> float:
+        counts = torch.zeros(1, n, dtype=torch.bool)
+        counts[0, i + 1 : i + 2 + j] = True
+        with torch.no_grad():
+            seen = drafter.loss(Batch(tokens, counts, hidden, soft)).by_depth[j - 1]
+        assert seen.count == 1
+        return float(seen.loss)
+
+    for j in range(1, 5):
+        before = loss(j, tokens, hidden)
+        read_tokens, read_states = set(), set()
+        for place in range(n):
+            changed = tokens.clone()
+            changed[0, place] = (changed[0, place] + 50) % 300
+            if loss(j, changed, hidden) != before:
+                read_tokens.add(place)
+            other = hidden.clone()
+            other[0, place] = -other[0, place]
+            if loss(j, tokens, other) != before:
+                read_states.add(place)
+        seen = {i + j} if recent == "none" else set(range(i + 1, i + j + 1))
+        assert read_tokens == (seen if soft else seen | {i + 1 + j}), "the text's label is itself a token"
+        assert read_states == ({i, i + j} if soft else {i})
+
+
+def test_the_loss_is_that_of_drafting_for_every_pair_that_a_reply_can_have(tiny: Make) -> None:
+    """Two texts, one shorter, one with two replies: against sums written out, with text and with soft labels."""
+    target = tiny(LLAMA).target
+    drafter = perturbed(semi(target, depth=3))
+    tokens = torch.tensor([prompt_ids(10, seed=1), prompt_ids(10, seed=2)])
+    counts = torch.zeros(2, 10, dtype=torch.bool)
+    counts[0, 3:6] = counts[0, 7:10] = counts[1, 2:7] = True
+    hidden = states(target, tokens)
+    for soft in (False, True):
+        sums, numbers = [0.0] * 3, [0] * 3
+        for text, i, j in product(range(2), range(10), range(1, 4)):
+            if i + 1 + j < 10 and all(counts[text, i + 1 : i + 2 + j]):
+                chances = scored(drafter, hidden[text, i], tokens[text, i + 1 : i + 1 + j].tolist()).log_softmax(-1)
+                wanted = (
+                    target.head(hidden[text, i + j]).softmax(-1) if soft else F.one_hot(tokens[text, i + 1 + j], 320)
+                )
+                sums[j - 1] -= float((wanted * chances).sum())
+                numbers[j - 1] += 1
+        with torch.no_grad():
+            lesson = drafter.loss(Batch(tokens, counts, hidden, soft))
+        assert [seen.count for seen in lesson.by_depth] == numbers
+        assert [float(seen.loss) for seen in lesson.by_depth] == pytest.approx(sums, rel=1e-4)
+        assert float(lesson.loss) == pytest.approx(sum(sums) / sum(numbers), rel=1e-4)
+
+
+def test_a_share_of_the_positions_and_a_batch_without_any(tiny: Make) -> None:
+    target = tiny(LLAMA).target
+    drafter = semi(target, share=0.25)
+    full = batch_of(target, [prompt_ids(200, seed=seed) for seed in range(2)])
+    counts = drafter.loss(full).by_depth[0].count, semi(target).loss(full).by_depth[0].count
+    assert counts[1] == 2 * 198
+    assert 60 < counts[0] < 140
+    nothing = drafter.loss(Batch(full.tokens, torch.zeros_like(full.counts), full.hidden, True))
+    nothing.loss.backward()
+    assert nothing.loss.item() == 0
+    assert [seen.count for seen in nothing.by_depth] == [0] * 4
+
+
+SYMBOLS = 6
+
+
+def alternating(target: Target) -> Batch:
+    """All texts a b a b …. The state knows the last token, as that of a target that says this must, and nothing else."""
+    tokens = torch.tensor([(a, b) * 3 for a, b in product(range(SYMBOLS), repeat=2)])
+    hidden = F.pad(F.one_hot(tokens, SYMBOLS).float() * 3, (0, 48 - SYMBOLS))
+    return Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), hidden, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recent", RECENT)
+def test_what_needs_an_earlier_recent_token_is_foreseen_only_by_a_model_of_them(tiny: Make, recent: str) -> None:
+    """The method's point (figure 4): behind a | b a, the next b was said once among the recent tokens, and not last."""
+    batch = alternating(tiny(LLAMA).target)
+    right = accuracy(train(semi(tiny(LLAMA).target, recent=recent), batch, 200, rate=0.02), batch)
+    if recent == "none":
+        assert max(right[1], right[3]) < 0.5
+    else:
+        assert min(right) > 0.98
+
+
+@pytest.mark.slow
+def test_what_needs_the_last_token_is_foreseen_at_every_depth_by_each_of_them(tiny: Make) -> None:
+    """Every token is the one before it and one more, round a circle; the state knows nothing."""
+    target = tiny(LLAMA).target
+    tokens = (torch.arange(SYMBOLS)[:, None] + torch.arange(8)) % SYMBOLS
+    batch = Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros(SYMBOLS, 8, 48), False)
+    for recent in RECENT:
+        drafter = train(semi(target, recent=recent), batch, 40, rate=0.03)
+        assert min(accuracy(drafter, batch)) > 0.98
+
+
+# -- losslessness ------------------------------------------------------------------------------------------------------
+
+
+def memorised(model: Tiny, prompt: list[int], text: list[int], steps: int) -> TrainedDrafter:
+    """Trained on this one text of the target, so and so often."""
+    batch = batch_of(model.target, [[*prompt, *text]], prompt=len(prompt))
+    drafter = train(semi(model.target), batch, steps, rate=0.02)
+    return drafter.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("form", cases(FORMS, [DEFAULT]), ids=str)
+@pytest.mark.parametrize("name", cases([LLAMA, QWEN, PHI], [QWEN]))
+def test_untrained_it_changes_no_text_whatever_it_says(tiny: Make, name: str, form: dict[str, object]) -> None:
+    model, prompt = tiny(name), prompt_ids(23, seed=23)
+    text = stock_reply(model.stock, prompt, 40)
+    assert len(text) == 40
+    for drafter in (semi(model.target, **form), perturbed(semi(model.target, **form))):
+        assert reply(Session(model.target, drafter, Budget(NODES)), prompt, Sampling(), 40)[0] == text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "form"), [*product([LLAMA, QWEN, PHI], FORMS[:2]), *product([QWEN], FORMS[2:])], ids=str
+)
+def test_trained_on_a_text_it_foresees_nearly_all_of_it_and_the_text_is_the_stock_models(
+    tiny: Make, name: str, form: dict[str, object]
+) -> None:
+    model, prompt = tiny(name), prompt_ids(23, seed=23)
+    text = stock_reply(model.stock, prompt, 40)
+    knowing = semi(model.target, **form)
+    if knowing.options.vocabulary:
+        knowing.begin(torch.bincount(torch.tensor(text), minlength=320))
+    train(knowing, batch_of(model.target, [[*prompt, *text]], prompt=len(prompt)), 60, rate=0.02)
+    for nodes in (1, 3, NODES):
+        ids, statistics = reply(Session(model.target, knowing, Budget(nodes)), prompt, Sampling(), 40)
+        assert ids == text
+        # An LSTM knows it by heart. Eq. 6 takes two equal tokens side by side for one, and the last alone says less.
+        share = 0.9 if knowing.options.recent == "lstm" else 0.7
+        assert statistics.acceptance_length > 1 + share * min(nodes, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recent", ["transformer", "lstm"])
+def test_turns_an_abandoned_stream_and_a_rewind_leave_the_right_state(tiny: Make, recent: str) -> None:
+    model, prompt = tiny(QWEN), prompt_ids(15, seed=6)
+    text = stock_reply(model.stock, prompt, 24)
+    second = [*prompt, *text, *prompt_ids(9, seed=1)]
+    follow = stock_reply(model.stock, second, 24)
+    batch = batch_of(model.target, [[*second, *follow]], prompt=15)
+    drafter = train(semi(model.target, recent=recent), batch, 80).requires_grad_(False)
+    session = Session(model.target, drafter, Budget(NODES))
+    stream = session.generate(prompt, Sampling(), Limits(max_tokens=24))
+    said: list[int] = []
+    for event in stream:
+        said += event.tokens if isinstance(event, Text) else ()
+        if len(said) > 6:
+            break
+    stream.close()
+    assert said == text[: len(said)]
+    for turn, wanted in ((prompt, text), (second, follow), (prompt, text)):
+        ids, statistics = reply(session, turn, Sampling(), 24)
+        assert ids == wanted
+        assert statistics.acceptance_length > 3
+    session.rewind(len(prompt) + 5)
+    assert session.tokens == prompt + text[:5]
+    ids, statistics = reply(session, second, Sampling(), 24)
+    assert ids == follow
+    assert statistics.acceptance_length > 3
+    assert statistics.reused_tokens == len(prompt) + 4
+
+
+@pytest.mark.slow
+def test_what_was_accepted_in_part_leaves_the_state_of_the_last_accepted_row(tiny: Make) -> None:
+    """After every step the drafter holds the state that a fresh pass over the whole text gives before the root."""
+    model, prompt = tiny(QWEN), prompt_ids(23, seed=23)
+    text = stock_reply(model.stock, prompt, 40)
+    drafter = memorised(model, prompt, text, steps=10)  # knows part of what comes
+    seen: list[int] = []
+    lengths: set[int] = set()
+    observe = drafter.observe
+
+    def heard(step: Step) -> None:
+        observe(step)
+        seen.extend(step.committed)
+        if step.tree is not None:
+            lengths.add(len(step.committed))
+        fresh = states(model.target, torch.tensor([seen[:-1]]))[0, -1]
+        assert torch.allclose(drafter._state[0], fresh, atol=1e-4)
+
+    drafter.observe = heard  # type: ignore[method-assign]
+    reply(Session(model.target, drafter, Budget(NODES)), prompt, Sampling(), 40)
+    assert seen[:63] == prompt + text
+    assert len(lengths) >= 3, lengths
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [LLAMA, PHI])
+@pytest.mark.parametrize("shape", [{"temperature": 1.0}, {"temperature": 0.8, "top_k": 20, "top_p": 0.9}], ids=str)
+def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str, shape: dict[str, float]) -> None:
+    model, prompt = tiny(name), prompt_ids(10, seed=4)
+    for seed in (0, 2**63 + 5):
+        sampling = Sampling(**shape, seed=seed)
+        plain, _ = reply(Session(model.target, Autoregressive(), Budget(0)), prompt, sampling, 24)
+        knowing = memorised(model, prompt, plain, steps=40)
+        for drafter in (perturbed(semi(model.target)), knowing):
+            ids, statistics = reply(Session(model.target, drafter, Budget(NODES)), prompt, sampling, 24)
+            assert ids == plain
+        if len(plain) == 24:  # else the reply ended by itself
+            assert statistics.acceptance_length > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=7)], ids=["greedy", "seeded"])
+def test_int8_with_exact_is_plain_decoding_to_the_bit(tiny: Make, sampling: Sampling) -> None:
+    target = Target.load(tiny(LLAMA).path, quantize="int8", exact=True)
+    target.stop_tokens = frozenset()
+    assert measure(target, NODES + 1, exact=True).bitwise
+    prompt = prompt_ids(20, seed=2)
+    plain = Session(target, Autoregressive(), Budget(0))
+    text, _ = reply(plain, prompt, sampling, 40)
+    knowing = train(semi(target), batch_of(target, [[*prompt, *text]], prompt=20), 60).requires_grad_(False)
+    for drafter in (perturbed(semi(target)), perturbed(semi(target, vocabulary=150)), knowing):
+        session = Session(target, drafter, Budget(NODES))
+        ids, statistics = reply(session, prompt, sampling, 40)
+        assert ids == text
+        length = session.cache.length
+        assert torch.equal(session.cache._slots[:, :, :, :length], plain.cache._slots[:, :, :, :length])
+    assert statistics.acceptance_length > 2
+
+
+@pytest.mark.parametrize("recent", cases(RECENT, ["lstm"]))
+def test_in_half_precision_it_drafts_and_learns_in_half_precision(tiny: Make, recent: str) -> None:
+    target = Target.load(tiny(LLAMA).path, dtype=torch.bfloat16)
+    drafter = semi(target, recent=recent)
+    drafter.loss(batch_of(target, [prompt_ids(12)], soft=True)).loss.backward()
+    assert all(
+        parameter.grad is not None and parameter.grad.dtype == torch.float32 for parameter in drafter.parameters()
+    )
+    assert reply(opened(drafter, target), prompt_ids(12), Sampling(), 12)[1].drafted > 0
+    assert drafter._state is None or drafter._state.dtype == torch.bfloat16
+
+
+# -- the rule `rejection` ----------------------------------------------------------------------------------------------
+
+REJECTION = {"temperature": 1.1, "rule": "rejection"}
+
+
+@pytest.mark.parametrize("form", cases(FORMS, [DEFAULT]), ids=str)
+def test_drawn_trees_have_one_shape_and_say_what_each_node_was_drawn_from(tiny: Make, form: dict[str, object]) -> None:
+    target = tiny(LLAMA).target
+    drafter = perturbed(semi(target, depth=3, **form), 0.15)
+    shapes, firsts = set(), []
+    for seed in range(6):
+        tree, state, _ = drafted(drafter, target, 11, Sampling(**REJECTION, seed=seed))
+        shapes.add(tuple(tree.parents))
+        firsts.append([tree.tokens[node] for node in tree.siblings[0]])
+        for node in range(1, tree.size):
+            logits = scored(drafter, state, [77, *path_tokens(tree, tree.parents[node])])
+            assert torch.allclose(tree.draft_logits[node], logits, rtol=1e-4, atol=1e-4)
+            assert tree.draft_logits[node, tree.tokens[node]] > float("-inf")
+        assert tree.chance is None
+    assert shapes == {(-1, 0, 1, 2, 0, 4, 5, 0, 7, 8, 0, 0)}
+    assert len({tuple(first) for first in firsts}) > 1, "they are drawn"
+    for nodes in range(1, 6):
+        assert drafted(drafter, target, nodes, Sampling(**REJECTION))[0].size == nodes + 1
+
+
+LETTERS = 6
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """A vocabulary of six, so that every continuation of three tokens can be counted; nothing stops a reply."""
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=LETTERS, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    path = write(
+        tmp_path_factory.mktemp("model") / "letters", config, word_tokenizer(list("abcdef")), seed=3, spread=0.6
+    )
+    return read(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "form", [{"depth": 2}, {"depth": 2, "recent": "lstm", "shared": False, "vocabulary": 4}], ids=str
+)
+def test_the_rule_rejection_keeps_the_distribution_of_three_tokens(letters: Tiny, form: dict[str, object]) -> None:
+    """Branching three at the first depth, with equal children now and then; the drafter is wrong about most things."""
+    prompt, sampling = [0, 3, 1, 5, 2], Sampling(**REJECTION)
+
+    def following(text: list[int]) -> torch.Tensor:
+        return stock_distribution(stock_logits(letters.stock, text)[-1].double(), sampling).double()
+
+    chances, counts = torch.zeros(LETTERS, LETTERS, LETTERS, dtype=torch.double), torch.zeros(LETTERS, LETTERS, LETTERS)
+    first = following(prompt)
+    for a, b in product(range(LETTERS), repeat=2):
+        chances[a, b] = first[a] * following([*prompt, a])[b] * following([*prompt, a, b])
+    drafter = semi(letters.target, seed=1, **form)
+    session, accepted = Session(letters.target, drafter, Budget(5)), 0
+    for seed in range(600):
+        ids, statistics = reply(session, prompt, Sampling(**REJECTION, seed=seed), 3)
+        counts[tuple(ids)] += 1
+        accepted += statistics.accepted
+    assert accepted > 120
+    assert_drawn_from(chances, counts)
+
+
+# -- joint training, and files -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tiny: Make) -> Tiny:
+    """A target that may be changed."""
+    model = tiny(LLAMA)
+    return Tiny(model.path, model.stock, Target.load(model.path))
+
+
+def test_joint_training_weighs_both_losses_and_teaches_the_target(own: Tiny) -> None:
+    """Eq. 8 with λ = 0.25: 0.75 of the target's own loss on what it has become, 0.25 of the drafter's."""
+    batch = batch_of(own.target, [prompt_ids(16, seed=seed) for seed in range(4)], prompt=3)
+    drafter = semi(own.target, joint=True, rank=4)
+    assert drafter.adapters is not None
+    with torch.no_grad():
+        for parameter in drafter.adapters.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.05)
+    changed = copy.deepcopy(own.target.transformer)
+    drafter.adapters.merge(changed)
+    n = 16
+    hidden = changed(batch.tokens, torch.arange(n), torch.ones(n, n, dtype=torch.bool).tril_())
+    assert not torch.allclose(hidden, batch.hidden, atol=1e-3)
+    foreseen = semi(own.target).loss(Batch(batch.tokens, batch.counts, hidden.detach(), False)).loss  # the same seed
+    there = batch.counts[:, 1:]
+    said = F.cross_entropy(changed.head(hidden[:, :-1][there]), batch.tokens[:, 1:][there])
+    lesson = drafter.loss(batch)
+    assert lesson.loss.item() == pytest.approx((0.75 * said + 0.25 * foreseen).item(), rel=1e-4)
+    lesson.loss.backward()
+    learning = {id(parameter) for group in drafter.parameter_groups() for parameter in group["params"]}
+    assert learning == {id(parameter) for parameter in drafter.parameters()}
+    assert all(float(parameter.grad.abs().sum()) > 0 for parameter in drafter.adapters.parameters())
+    assert all(parameter.grad is None for parameter in own.target.transformer.parameters())
+
+
+def test_the_soft_label_of_a_target_that_learns_is_what_it_said_before(own: Tiny) -> None:
+    """With adapters that change nothing yet, its loss is the entropy of its own distribution, which none can beat."""
+    batch = batch_of(own.target, [prompt_ids(16, seed=1)], soft=True)
+    logits = own.target.head(batch.hidden[0, :-1])
+    entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
+    foreseen = semi(own.target).loss(batch).loss
+    assert semi(own.target, joint=True).loss(batch).loss.item() == pytest.approx(
+        (0.75 * entropy + 0.25 * foreseen).item(), rel=1e-4
+    )
+
+
+@pytest.mark.slow
+def test_a_target_that_learned_with_its_drafter_is_one_of_its_own_and_lossless(own: Tiny) -> None:
+    prompt = prompt_ids(15, seed=6)
+    text = stock_reply(own.stock, prompt, 24)
+    batch = batch_of(own.target, [[*prompt, *text]], prompt=15)
+    drafter = train(semi(own.target, joint=True, rank=4), batch, 60)
+    original = own.target.head(batch.hidden[0]).argmax(-1).tolist()
+    adapted = drafter.adapted(batch.tokens)[0]
+    drafter.merge()
+    assert torch.allclose(states(own.target, batch.tokens)[0], adapted, atol=1e-3)
+    assert drafter.adapters is None
+    assert not drafter.options.joint
+    assert drafter.tensors().keys() == semi(own.target).tensors().keys(), "no adapter is left"
+    own.target.save(own.path.parent / "joint")
+    merged = read(own.path.parent / "joint")
+    assert stock_logits(merged.stock, [*prompt, *text]).argmax(-1).tolist()[15:-1] == original[15:-1], (
+        "it knows its text"
+    )
+    wanted = stock_reply(merged.stock, prompt, 24)
+    ids, statistics = reply(
+        Session(merged.target, copy_to(drafter, merged.target), Budget(NODES)), prompt, Sampling(), 24
+    )
+    assert ids == wanted
+    assert statistics.acceptance_length > 3.5
+
+
+def copy_to(drafter: TrainedDrafter, target: Target) -> TrainedDrafter:
+    other = semi(target, recent=drafter.options.recent)
+    other.fill(drafter.tensors())
+    return other
+
+
+def test_separate_training_leaves_the_target_alone(own: Tiny) -> None:
+    before = {name: tensor.clone() for name, tensor in own.target.transformer.state_dict().items()}
+    drafter = train(semi(own.target), batch_of(own.target, [prompt_ids(16)]), 3)
+    assert drafter.adapters is None
+    assert all(torch.equal(before[name], tensor) for name, tensor in own.target.transformer.state_dict().items())
+
+
+def test_int8_weights_are_not_trained_jointly(tiny: Make) -> None:
+    with pytest.raises(UsageMistake, match="int8"):
+        semi(Target.load(tiny(LLAMA).path, quantize="int8"), joint=True)
+
+
+def test_the_draft_vocabulary_is_what_comes_most_often_and_nothing_else_is_drafted(tiny: Make) -> None:
+    target = tiny(LLAMA).target
+    drafter = perturbed(semi(target, shared=False, vocabulary=5))
+    frequencies = torch.zeros(320, dtype=torch.long)
+    frequencies[[300, 7, 41, 90, 8]] = torch.tensor([9, 8, 7, 6, 5])
+    frequencies[[11, 12]] = 4
+    drafter.begin(frequencies)
+    assert drafter.tensors()["kept"].tolist() == [7, 8, 41, 90, 300]
+    for sampling in (Sampling(), Sampling(1.0, seed=1), Sampling(**REJECTION)):
+        tree = drafted(drafter, target, 12, sampling)[0]
+        assert tree.size == 13
+        assert set(tree.tokens[1:]) <= {7, 8, 41, 90, 300}
+    # A label outside it teaches nothing, and is counted as missed.
+    tokens = torch.tensor([[7, 8, 41, 11, 90]])
+    seen = drafter.loss(
+        Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.randn(1, 5, 48), False)
+    ).by_depth[0]
+    assert seen.count == 3
+    assert int(seen.hits.sum()) == 2
+
+
+@pytest.mark.parametrize("form", cases(FORMS, [FORMS[-1]]), ids=str)
+def test_what_is_saved_drafts_as_before(tiny: Make, tmp_path: object, form: dict[str, object]) -> None:
+    target = tiny(LLAMA).target
+    drafter = perturbed(semi(target, **form))
+    if drafter.options.vocabulary:
+        drafter.begin(torch.arange(320))
+    save(drafter, tmp_path, {"target": {"revision": "r", "name": "tiny"}})
+    loaded = load_drafter(read_drafter(tmp_path), target)
+    assert loaded.options == drafter.options
+    for sampling in (Sampling(), Sampling(0.9, seed=2)):
+        assert drafted(loaded, target, 12, sampling)[0].tokens == drafted(drafter, target, 12, sampling)[0].tokens
+
+
+def test_a_draft_vocabulary_that_the_model_does_not_have_is_refused(tiny: Make) -> None:
+    drafter = semi(tiny(LLAMA).target, shared=False, vocabulary=5)
+    with pytest.raises(LocalspecError, match="'kept'"):
+        drafter.fill({**drafter.tensors(), "kept": torch.tensor([1, 2, 3, 4, 320])})

@@ -1,0 +1,152 @@
+"""The rule `rejection`: whatever a draft was drawn from, what comes out is drawn from the target."""
+
+import pytest
+import torch
+from draws import assert_drawn_from
+from tiers import cases
+from tiny_models import stock_distribution
+
+from localspec.engine.sampling import Sampling, drawn, walk_by_rejection
+from localspec.engine.tree import DraftTree
+
+LETTERS, PLACE = 4, 17
+NODES = 7  # three chains of two, and a third or fourth draw for the first place: branching 3 and more
+SHAPES = {
+    "plain": {"temperature": 1.0},
+    "cold": {"temperature": 0.6},
+    "top-k": {"temperature": 1.2, "top_k": 3},
+    "top-p": {"temperature": 1.0, "top_p": 0.75},
+    "all": {"temperature": 0.8, "top_k": 3, "top_p": 0.9, "min_p": 0.05},
+}
+
+
+class Model:
+    """A target of three tokens whose every prefix has logits of its own, and a drafter that knows depths only."""
+
+    def __init__(self, seed: int) -> None:
+        random = torch.Generator().manual_seed(seed)
+        self.first = torch.randn(LETTERS, generator=random)
+        self.second = torch.randn(LETTERS, LETTERS, generator=random)
+        self.third = torch.randn(LETTERS, LETTERS, LETTERS, generator=random)
+        self.draft = torch.randn(2, LETTERS, generator=random)
+
+    def logits(self, prefix: tuple[int, ...]) -> torch.Tensor:
+        return (self.first, self.second, self.third)[len(prefix)][prefix]
+
+    def joint(self, sampling: Sampling) -> torch.Tensor:
+        """Chance of each three tokens, through transformers' own processors."""
+        one, two, three = (
+            stock_distribution(logits.double(), sampling).double() for logits in (self.first, self.second, self.third)
+        )
+        return one[:, None, None] * two[:, :, None] * three
+
+    def say(self, tree: DraftTree, sampling: Sampling, rule=walk_by_rejection) -> list[int]:
+        """What one step commits of a tree: the accepted tokens and the bonus token."""
+        said: list[tuple[int, ...]] = [()]
+        for node in range(1, tree.size):
+            said.append((*said[tree.parents[node]], tree.tokens[node]))
+        path, bonus = rule(tree, torch.stack([self.logits(prefix) for prefix in said]), sampling, PLACE)
+        return [*said[path[-1]], bonus]
+
+
+def counts(model: Model, shape: dict[str, float], draws: int, rule=walk_by_rejection) -> torch.Tensor:
+    """How often each three tokens come over consecutive seeds; what a step leaves open is drawn by torch."""
+    found, random = torch.zeros(LETTERS, LETTERS, LETTERS), torch.Generator().manual_seed(5)
+    for seed in range(draws):
+        sampling = Sampling(**shape, seed=seed, rule="rejection")
+        tree = drawn(0, model.draft, NODES, sampling, PLACE + 1, "draft")
+        tokens = model.say(tree, sampling, rule)
+        while len(tokens) < 3:
+            chances = stock_distribution(model.logits(tuple(tokens)), sampling)
+            tokens.append(int(torch.multinomial(chances, 1, generator=random)))
+        found[tuple(tokens[:3])] += 1
+    return found
+
+
+@pytest.mark.parametrize("shape", cases(SHAPES, []))
+def test_three_tokens_have_the_targets_joint_distribution(shape: str) -> None:
+    model = Model(seed=1)
+    draws = 600 if "top_p" in SHAPES[shape] else 1000
+    assert_drawn_from(model.joint(Sampling(**SHAPES[shape])), counts(model, SHAPES[shape], draws))
+
+
+def test_a_few_hundred_draws_are_the_targets() -> None:
+    model = Model(seed=2)
+    assert_drawn_from(model.joint(Sampling(1.0)), counts(model, SHAPES["plain"], draws=250))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["drafter without some tokens", "target without some tokens", "nothing in common"])
+def test_tokens_that_one_side_never_says_do_not_change_the_distribution(case: str) -> None:
+    model, never = Model(seed=3), float("-inf")
+    if case == "drafter without some tokens":
+        model.draft[:, :2] = never
+    elif case == "target without some tokens":
+        for table in (model.first, model.second, model.third):
+            table[..., 1:3] = never
+    else:
+        model.draft[:, 2:] = never
+        for table in (model.first, model.second, model.third):
+            table[..., :2] = never
+    assert_drawn_from(model.joint(Sampling(1.0)), counts(model, SHAPES["plain"], draws=600))
+
+
+@pytest.mark.slow
+def test_a_drafter_that_is_the_target_is_always_right_and_drawn_like_it() -> None:
+    model = Model(seed=4)
+    model.second[:], model.draft[0] = model.second[:1].clone(), model.first
+    model.draft[1] = model.second[0]
+    for seed in range(60):
+        sampling = Sampling(1.0, seed=seed, rule="rejection")
+        assert len(model.say(drawn(0, model.draft, NODES, sampling, PLACE + 1, "draft"), sampling)) == 3
+    assert_drawn_from(model.joint(Sampling(1.0)), counts(model, SHAPES["plain"], draws=600))
+
+
+def test_equal_siblings_are_in_the_tree_as_often_as_they_were_drawn() -> None:
+    trees = [drawn(0, Model(1).draft, NODES, Sampling(1.0, seed=seed), PLACE + 1, "draft") for seed in range(20)]
+    first = [[tree.tokens[child] for child in tree.siblings[0]] for tree in trees]
+    assert all(len(children) == 4 for children in first)
+    assert sum(len({*children}) < len(children) for children in first) > 10
+    assert len({tuple(tree.parents) for tree in trees}) == 1, "the shape must not depend on what was drawn"
+
+
+def mutated(subtract: bool, duplicates: bool):
+    """The rule, written once more, and what it must not forget left out."""
+
+    def rule(tree: DraftTree, logits: torch.Tensor, sampling: Sampling, position: int):
+        path = [0]
+        while True:
+            left, place = sampling.probabilities(logits[path[-1]]), position + tree.depth[path[-1]] + 1
+            children = tree.siblings[path[-1]] if duplicates else list(tree.children[path[-1]].values())
+            for rank, child in enumerate(children):
+                draft, token = sampling.probabilities(tree.draft_logits[child]), tree.tokens[child]
+                if sampling.uniform(place, rank) < left[token] / draft[token]:
+                    path.append(child)
+                    break
+                if subtract:
+                    left = (left - draft).clamp(min=0)
+                    left = left / left.sum()
+            else:
+                return path, sampling.draw(left.log() * sampling.temperature, place, 99)
+
+    return rule
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forgotten", ["nothing", "to subtract", "duplicates", "as it is"])
+def test_one_token_after_three_draws_and_the_chi_square_sees_what_the_rule_must_not_forget(forgotten: str) -> None:
+    """The drafter mostly says what the target hardly ever does, so most draws are refused and many are equal."""
+    target = torch.tensor([0.05, 0.35, 0.4, 0.2])
+    draft, found = torch.tensor([[0.6, 0.3, 0.05, 0.05]]).log(), torch.zeros(4)
+    rule = mutated(forgotten != "to subtract", forgotten != "duplicates") if forgotten != "as it is" else None
+    for seed in range(1800):
+        sampling = Sampling(1.0, seed=seed, rule="rejection")
+        tree = drawn(0, draft, 3, sampling, PLACE + 1, "draft")
+        assert tree.parents == [-1, 0, 0, 0]
+        path, bonus = (rule or walk_by_rejection)(tree, target.log().expand(4, -1), sampling, PLACE)
+        found[tree.tokens[path[1]] if len(path) > 1 else bonus] += 1
+    if forgotten in ("nothing", "as it is"):
+        assert_drawn_from(target, found)
+    else:
+        with pytest.raises(AssertionError):
+            assert_drawn_from(target, found)

@@ -1,0 +1,65 @@
+"""A drafter for tests of the loop: as small as one can be, and real."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from localspec.drafters.base import Batch, Context, Lesson, Step, TrainedDrafter
+from localspec.engine.losses import cross_entropy
+from localspec.engine.target import Target
+from localspec.engine.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class Options:
+    depth: int = 2
+    offset: int = 0  # of the labels, which is wrong where it is not 0
+
+
+class Linears(TrainedDrafter):
+    """One matrix a depth between the target's state and its head. Notes what the loop told it."""
+
+    kind = "linears"
+    Options = Options
+
+    def __init__(self, target: Target, options: Options | None = None) -> None:
+        super().__init__(target, options or Options())
+        width = target.transformer.shape.width
+        self.matrices = nn.ParameterList(torch.eye(width) for _ in range(self.options.depth))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.progress = -1.0
+        self.told: list[float] = []
+        self.frequencies: torch.Tensor | None = None
+
+    @property
+    def depth(self) -> int:
+        return self.options.depth
+
+    def begin(self, frequencies: torch.Tensor) -> None:
+        self.frequencies = frequencies
+
+    def observe(self, step: Step) -> None:
+        """Nothing."""
+
+    def rewind(self, length: int) -> None:
+        """Nothing."""
+
+    def draft(self, context: Context) -> DraftTree:
+        return DraftTree((context.root,), (-1,))
+
+    def loss(self, batch: Batch) -> Lesson:
+        if torch.is_grad_enabled():
+            self.told.append(self.progress)
+        found = []
+        for ahead, matrix in enumerate(self.matrices, start=1):
+            shift = 1 + ahead + self.options.offset
+            where = batch.counts[:, shift:]
+            states = batch.hidden[:, : where.shape[1]][where] @ matrix + self.bias
+            labels = batch.hidden[:, shift - 1 : shift - 1 + where.shape[1]] if batch.soft else batch.tokens[:, shift:]
+            teacher = self.target.head if batch.soft else None
+            found.append(cross_entropy(states, self.target.head, labels[where], teacher))
+        # Something random, so that going on elsewhere in the stream of random numbers would show.
+        noise = 0.01 * torch.rand((), generator=batch.random) * self.bias.square().sum()
+        loss = torch.stack([seen.loss / max(seen.count, 1) for seen in found]).sum() + noise
+        return Lesson(loss, found)

@@ -1,0 +1,239 @@
+"""Heads that others have published: every layout of them, and what is refused, with files written on the spot."""
+
+import json
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_models import Tiny
+
+from localspec.drafters import save
+from localspec.drafters.medusa import Drafter as Medusa
+from localspec.engine.target import Target
+from localspec.errors import LocalspecError, NotHere
+from localspec.registry import read_drafter
+from localspec.training.medusa_files import read_published
+
+Make = Callable[[str], Tiny]
+Tensors = dict[str, torch.Tensor]
+
+LLAMA = "llama-grouped-dynamic"
+WIDTH, VOCABULARY, HEADS = 48, 320, 3
+
+
+@pytest.fixture
+def target(tiny: Make) -> Target:
+    return tiny(LLAMA).target
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return 0.1 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def official(layers: int = 1, heads: int = HEADS) -> Tensors:
+    """{head}.{block}.linear.…: what v0.1 and v2 have in common."""
+    made = {}
+    for head in range(heads):
+        for block in range(layers):
+            made[f"{head}.{block}.linear.weight"] = random(WIDTH, WIDTH, seed=10 * head + block)
+            made[f"{head}.{block}.linear.bias"] = random(WIDTH, seed=100 + 10 * head + block)
+    return made
+
+
+def private(names: str, heads: int = HEADS) -> Tensors:
+    return {names.format(head): random(VOCABULARY, WIDTH, seed=1000 + head) for head in range(heads)}
+
+
+def vllm(tensors: Tensors) -> Tensors:
+    """The same blocks by the other names."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        head, block, _, kind = name.split(".")
+        renamed[f"blocks.{head}.layers.{block}.{kind}"] = tensor
+    return renamed
+
+
+def expected(tensors: Tensors, state: torch.Tensor, head: int, layers: int, linear: torch.Tensor) -> torch.Tensor:
+    """As the published code computes it."""
+    x = state
+    for block in range(layers):
+        weight, bias = (tensors[f"{head}.{block}.linear.{kind}"] for kind in ("weight", "bias"))
+        x = x + torch.nn.functional.silu(torch.nn.functional.linear(x, weight, bias))
+    return x @ linear.T
+
+
+def logits(drafter: object, state: torch.Tensor) -> torch.Tensor:
+    assert isinstance(drafter, Medusa)
+    return drafter._logits(state.expand(drafter.depth, 1, -1), slice(drafter.depth))[:, 0]
+
+
+def test_v01_with_private_matrices_and_a_config_that_is_wrong_about_the_heads(tmp_path, target: Target) -> None:
+    blocks, matrices = official(layers=2), private("{}.2.weight")
+    torch.save({**blocks, **matrices}, tmp_path / "medusa_lm_head.pt")
+    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 2, "medusa_num_layers": 1}))
+    drafter, state = read_published(tmp_path, target), random(1, WIDTH)
+    assert (drafter.options.heads, drafter.options.layers, drafter.options.private) == (HEADS, 2, True)
+    for head in range(HEADS):
+        wanted = expected(blocks, state[0], head, 2, matrices[f"{head}.2.weight"])
+        torch.testing.assert_close(logits(drafter, state)[head], wanted)
+    assert not any(parameter.requires_grad for parameter in drafter.parameters())
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+@pytest.mark.parametrize("form", ["v0.1", "vllm", "vllm, one for all"])
+def test_private_matrices_that_are_the_targets_own_are_shared(tmp_path, tiny: Make, form: str, quantize: str) -> None:
+    """One that is another makes all private."""
+    target = Target.load(tiny(LLAMA).path, quantize=quantize)
+    own = tiny(LLAMA).target.transformer.head.weight.detach()
+    blocks = official(heads=4)
+    whole = {"v0.1": blocks, "vllm": vllm(blocks), "vllm, one for all": vllm(blocks)}[form]
+    names = {"v0.1": "{}.1.weight", "vllm": "lm_heads.{}.weight", "vllm, one for all": "lm_head.weight"}[form]
+    whole = {**whole, **{names.format(head): own.clone() for head in range(4)}}
+    file = tmp_path / ("medusa_lm_head.pt" if form == "v0.1" else "model.safetensors")
+    (torch.save if file.suffix == ".pt" else save_file)(whole, file)
+    drafter = read_published(file, target)
+    assert drafter.options.heads == 4 and not drafter.options.private
+    assert sorted(drafter.tensors()) == ["blocks.0.bias", "blocks.0.weight"]
+    for name in names.format(3), names.format(0):
+        changed = {**whole, name: own + 0.01}
+        (torch.save if file.suffix == ".pt" else save_file)(changed, file)
+        assert read_published(file, target).options.private
+
+
+def test_v2_shares_the_targets_matrix(tmp_path, target: Target) -> None:
+    blocks = official(heads=5)
+    save_file({name: tensor.half() for name, tensor in blocks.items()}, tmp_path / "medusa_lm_head.safetensors")
+    drafter, state = read_published(tmp_path, target), random(1, WIDTH)
+    assert (drafter.options.heads, drafter.options.private) == (5, False)
+    for head in range(5):
+        wanted = expected(blocks, state[0], head, 1, target.transformer.head.weight)
+        torch.testing.assert_close(logits(drafter, state)[head], wanted, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("prefix", ["", "medusa_heads."])
+def test_names_of_vllm_with_and_without_bias(tmp_path, target: Target, prefix: str) -> None:
+    blocks, matrices = official(), private("lm_heads.{}.weight")
+    if not prefix:
+        blocks = {name: torch.zeros_like(tensor) if "bias" in name else tensor for name, tensor in blocks.items()}
+    named = {
+        prefix + name: tensor for name, tensor in {**vllm(blocks), **matrices}.items() if prefix or "bias" not in name
+    }
+    # A map onto fewer tokens belongs to whoever cuts the matrices; these are whole.
+    save_file({**named, "token_map": torch.arange(50)}, tmp_path / "model.safetensors")
+    drafter, state = read_published(tmp_path, target), random(1, WIDTH)
+    for head in range(HEADS):
+        wanted = expected(blocks, state[0], head, 1, matrices[f"lm_heads.{head}.weight"])
+        torch.testing.assert_close(logits(drafter, state)[head], wanted)
+
+
+def test_one_matrix_under_the_name_of_the_first_head_is_that_of_all(tmp_path, target: Target) -> None:
+    """vLLM writes `original_lm_head` so."""
+    matrix = private("lm_heads.{}.weight", heads=1)
+    save_file({**vllm(official()), **matrix}, tmp_path / "model.safetensors")
+    drafter = read_published(tmp_path, target)
+    assert torch.equal(drafter.tensors()["linears"], matrix["lm_heads.0.weight"].expand(HEADS, -1, -1))
+
+
+def test_what_was_read_once_is_saved_as_a_drafter_of_ours(tmp_path, target: Target) -> None:
+    torch.save(official(), tmp_path / "medusa_lm_head.pt")
+    drafter = read_published(tmp_path, target)
+    save(drafter, tmp_path / "ours", {"target": {"name": "tiny", "revision": "0"}})
+    card = read_drafter(tmp_path / "ours")
+    assert (card.kind, card.options["heads"], card.parameters) == ("medusa", HEADS, HEADS * (WIDTH**2 + WIDTH))
+
+
+class Malicious:
+    """Unpickled, it runs a command."""
+
+    def __init__(self, proof: str) -> None:
+        self.proof = proof
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.proof}",)
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["zip", "pickle"])
+def test_a_pickle_that_would_run_code_does_not(tmp_path, target: Target, packed: bool) -> None:
+    file, proof = tmp_path / "medusa_lm_head.pt", tmp_path / "ran"
+    content = {**official(), "0.1.weight": Malicious(str(proof))}
+    torch.save(content, file, _use_new_zipfile_serialization=packed)
+    with pytest.raises(LocalspecError, match=r"medusa_lm_head\.pt .*would run code"):
+        read_published(tmp_path, target)
+    assert not proof.exists()
+    torch.load(file, weights_only=False)
+    assert proof.exists(), "it would have"
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "said"),
+    [
+        pytest.param(
+            {f"medusa_head.{name}": tensor for name, tensor in official().items()}
+            | {"model.embed_tokens.weight": torch.zeros(4), "lm_head.weight": torch.zeros(4)},
+            LocalspecError, "whole model with Medusa heads inside.*Medusa-1.0", id="Medusa-1.0",
+        ),
+        pytest.param({"model.norm.weight": torch.ones(4)}, NotHere, "holds no Medusa heads", id="a model"),
+        pytest.param(
+            {**official(), **private("{}.1.weight", heads=2)}, LocalspecError, "3 heads and 2 vocabulary", id="matrices"
+        ),
+        pytest.param(
+            {name: tensor for name, tensor in official().items() if name != "1.0.linear.weight"},
+            LocalspecError, "lacks the weight of block 0 of head 1", id="a block is missing",
+        ),
+        pytest.param({**official(), "fc.weight": torch.ones(4)}, LocalspecError, "'fc.weight'.*no part", id="EAGLE"),
+        pytest.param(
+            {**vllm(official()), **{f"lm_heads.{i}.weight": random(50, WIDTH) for i in range(HEADS)},
+             "token_map": torch.arange(50)},
+            LocalspecError, r"truncated vocabulary \(token_map\)", id="truncated",
+        ),
+        pytest.param(
+            {**official(), **{f"{i}.1.weight": random(VOCABULARY + 64, WIDTH) for i in range(HEADS)}},
+            LocalspecError, r"another model.*\[384, 48\].*\[320, 48\]", id="another vocabulary",
+        ),
+        pytest.param(
+            {"0.0.linear.weight": random(64, 64), "0.0.linear.bias": random(64)},
+            LocalspecError, r"\[64, 64\].*48 wide", id="another width",
+        ),
+        pytest.param(
+            {**official(), "2.0.linear.bias": torch.full((WIDTH,), float("nan"))},
+            LocalspecError, "'2.0.linear.bias'.*none", id="no numbers",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_what_is_no_head_of_this_model_is_refused_by_name(
+    tmp_path, target: Target, suffix: str, content: Tensors, error: type[LocalspecError], said: str
+) -> None:
+    file = tmp_path / f"medusa_lm_head.{suffix}"
+    (torch.save if suffix == "pt" else save_file)(content, file)
+    with pytest.raises(error, match=said) as raised:
+        read_published(tmp_path, target)
+    assert type(raised.value) is error and str(file) in str(raised.value)
+
+
+def test_shards_of_a_whole_model_are_refused_before_they_are_read(tmp_path, target: Target) -> None:
+    names = ["model.embed_tokens.weight", "medusa_head.0.0.linear.weight"]
+    index = {"weight_map": dict.fromkeys(names, "model-00001-of-00002.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(LocalspecError, match=r"Medusa-1\.0"):
+        read_published(tmp_path, target)
+
+
+def test_files_that_are_broken_or_no_weights_or_not_there(tmp_path, target: Target) -> None:
+    with pytest.raises(NotHere, match="no Medusa heads in"):
+        read_published(tmp_path, target)
+    for name in ("medusa_lm_head.pt", "medusa_lm_head.safetensors"):
+        file = tmp_path / name
+        (torch.save if name.endswith("pt") else save_file)(official(), file)
+        file.write_bytes(file.read_bytes()[:-700])
+        with pytest.raises(LocalspecError, match="is damaged"):
+            read_published(file, target)
+        file.write_bytes(b"")
+        with pytest.raises(LocalspecError, match="is damaged"):
+            read_published(file, target)
+    for content in ([torch.zeros(3)], {"0.0.linear.weight": "text"}):
+        torch.save(content, tmp_path / "medusa_lm_head.pt")
+        with pytest.raises(LocalspecError, match="other than tensors"):
+            read_published(tmp_path / "medusa_lm_head.pt", target)

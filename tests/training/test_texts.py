@@ -1,0 +1,90 @@
+import json
+import lzma
+
+import pytest
+
+from localspec.errors import UsageMistake
+from localspec.training.texts import PIECE, Example, Question, questions, read
+
+CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+
+
+def test_plain_text_is_cut_between_paragraphs_and_nothing_is_lost(tmp_path):
+    file = tmp_path / "book.txt"
+    paragraphs = [f"{number} " + "word " * 150 for number in range(20)] + ["x" * (2 * PIECE + 100)]
+    file.write_text("\n\n".join(paragraphs))
+    pieces = [example.text for example in read([file])]
+    assert len(pieces) > 4 and max(map(len, pieces)) <= 2 * PIECE
+    assert "".join(pieces).replace("\n", "") == "".join(paragraphs)
+    assert pieces[0].startswith("0 word") and pieces[1][0].isdigit()
+
+
+def test_json_lines_packed_or_not(tmp_path):
+    lines = [{"source": "a", "text": "one\u2028two \ud800"}, {"messages": CHAT}]
+    content = "\n".join(json.dumps(line) for line in lines) + "\n\n"
+    (tmp_path / "a.jsonl").write_text(content)
+    with lzma.open(tmp_path / "a.jsonl.xz", "wt") as file:
+        file.write(content)
+    (tmp_path / "a").write_bytes(b"\xef\xbb\xbf" + content.encode())
+    expected = [Example("one\u2028two ?"), Example(messages=tuple(CHAT))]
+    for name in ("a.jsonl", "a.jsonl.xz", "a"):
+        assert read([tmp_path / name]) == expected
+    assert len(read([tmp_path / "a", tmp_path / "a.jsonl"])) == 4
+    assert expected[0].digest != expected[1].digest == Example(messages=tuple(CHAT)).digest
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.txt", b"", ["holds no text"]),
+        ("a.txt", b" \n\n \n", ["holds no text"]),
+        ("a.jsonl", b"\n", ["holds no text"]),
+        ("a.txt", b"\xff\xfe", ["UTF-8"]),
+        ("a.txt.xz", b"no xz", ["xz"]),
+        ("a.txt.xz", lzma.compress(b"word " * 99)[:40], ["xz"]),
+        ("a.jsonl", b'{"text": "a"}\nno', ["line 2", "JSON"]),
+        ("a.jsonl", b"[1]", ["line 1", "object"]),
+        ("a.jsonl", b'{"prompt": "a"}', ["line 1", '"text"']),
+        ("a.jsonl", b'{"text": " "}', ["line 1", '"text"']),
+        ("a.jsonl", b'{"messages": []}', ["line 1", "messages"]),
+        ("a.jsonl", b'{"messages": [{"role": "tool", "content": "a"}]}', ["line 1", "role"]),
+        ("a.jsonl", b'{"messages": [{"role": "user", "content": "a"}]}', ["line 1", "assistant"]),
+        ("a.jsonl", b'{"messages": [{"role": "user", "content": [1]}]}', ["line 1", "content"]),
+        ("a", b'{"text": ' + b"[" * 100_000, ["line 1", "JSON"]),
+    ],
+)
+def test_a_mistake_names_the_file_and_the_line(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageMistake) as mistake:
+        read([tmp_path / name])
+    for word in [name, *words]:
+        assert word in str(mistake.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    for path in (tmp_path / "nowhere.txt", tmp_path):
+        with pytest.raises(UsageMistake, match="cannot be read"):
+            read([path])
+
+
+def test_questions_of_every_form(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    longer = [{"role": "system", "content": "short"}, *CHAT, {"role": "user", "content": "bye"}]
+    lines = [{"id": "a", "turns": ["x", "y"]}, {"prompt": "z"}, {"messages": [*longer, CHAT[1]]}]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    user = {"role": "user", "content": "x"}
+    assert questions(file) == [
+        Question("a", (user,)),
+        Question("2", ({"role": "user", "content": "z"},)),
+        Question("3", tuple(longer)),
+    ]
+    plain = tmp_path / "plain.txt"
+    plain.write_text("one\n\n two \n")
+    assert [(q.id, q.messages[0]["content"]) for q in questions(plain)] == [("1", "one"), ("2", "two")]
+    file.write_text('{"id": 1, "prompt": "a"}\n{"id": "1", "prompt": "b"}\n')
+    with pytest.raises(UsageMistake, match="'1' more than once"):
+        questions(file)
+    for bad in ('{"text": "a"}', '{"messages": [{"role": "assistant", "content": "a"}]}', '{"turns": []}'):
+        file.write_text(bad)
+        with pytest.raises(UsageMistake, match="line 1: there is no prompt"):
+            questions(file)
