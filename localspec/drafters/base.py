@@ -214,12 +214,15 @@ class ParallelDrafter(TrainedDrafter):
         self._proposed: list[list[Candidate]] = []  # by the last draft, to be judged
         self._greedy = True
 
-    def proposed(self, context: Context, logits: torch.Tensor) -> DraftTree:
-        """The likeliest tree of what logits [depths, vocabulary] say; one that is drawn, by the rule `rejection`."""
+    def proposed(self, context: Context, logits: torch.Tensor, width: int = RANKS) -> DraftTree:
+        """The likeliest tree of what logits [depths, vocabulary] say; one that is drawn, by the rule `rejection`.
+
+        Of each depth it takes `width` candidates; with one it is a chain.
+        """
         sampling = context.sampling
         if sampling.rule == "rejection":
             return drawn(context.root, logits, context.nodes, sampling, len(context.committed), self.kind)
-        levels = sampling.candidates(logits, self.places(context, logits), min(context.nodes, RANKS))
+        levels = sampling.candidates(logits, self.places(context, logits), min(context.nodes, width))
         self._proposed, self._greedy = levels, sampling.greedy
         chances = [self.calibration.chances(level, depth, self._greedy) for depth, level in enumerate(levels, start=1)]
         return best_first(context.root, chances, context.nodes, self.kind)

@@ -20,7 +20,7 @@ from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree, best_first
 from localspec.errors import UsageMistake
 
-TREES = ("confident", "static")
+TREES = ("confident", "static", "chain")
 SLOWER = 0.25  # how fast the target's adapters learn, beside the heads (§4.0.1)
 UNMEASURED = [0.5 ** (rank + 1) for rank in range(RANKS)]  # accuracies by rank, where nobody measured any
 
@@ -29,9 +29,9 @@ UNMEASURED = [0.5 ** (rank + 1) for rank in range(RANKS)]  # accuracies by rank,
 class MedusaOptions:
     """`private` gives each head a vocabulary matrix of its own, as in the paper; else all share the target's.
 
-    `tree` is built from this step's confidence, or once from measured accuracies (§3.3.3). `decay` is λ: head k weighs
-    λᵏ. `joint` is Medusa-2, which changes the target: adapters of this rank and alpha learn beside the heads, whose
-    loss then weighs `balance` (λ₀: 0.01 for the target's own distribution as the label, 0.2 for the text as the label),
+    `tree` is built from this step's confidence, or once from measured accuracies (§3.3.3), or is a chain. `decay` is λ:
+    head k weighs λᵏ. `joint` is Medusa-2, which changes the target: adapters of this rank and alpha learn beside the
+    heads, whose loss then weighs `balance` (λ₀: 0.01 for the target's own distribution as the label, 0.2 for the text),
     after the heads have learned alone for the share `warmup` of the training. Raises UsageMistake for values that mean
     nothing.
     """
@@ -51,7 +51,7 @@ class MedusaOptions:
         for name, fine, hint in (
             ("heads", 1 <= self.heads <= 16, "1 to 16"),
             ("layers", 1 <= self.layers <= 8, "1 to 8"),
-            ("tree", self.tree in TREES, " or ".join(TREES)),
+            ("tree", self.tree in TREES, f"one of {', '.join(TREES)}"),
             ("decay", 0 < self.decay <= 1, "above 0 and at most 1"),
             ("rank", self.rank >= 1, "1 or more"),
             ("alpha", 0 < self.alpha < float("inf"), "above 0"),
@@ -141,7 +141,7 @@ class Drafter(ParallelDrafter):
         logits = self._logits(self._state.expand(depths, 1, -1), slice(depths))[:, 0]
         if self.options.tree == "static" and context.sampling.rule != "rejection":
             return self._static(context, logits)
-        return self.proposed(context, logits)
+        return self.proposed(context, logits, 1 if self.options.tree == "chain" else RANKS)
 
     def _logits(self, x: torch.Tensor, heads: slice) -> torch.Tensor:
         """What these heads make of states: [heads, rows, width] -> [heads, rows, vocabulary]."""

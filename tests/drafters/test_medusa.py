@@ -517,6 +517,17 @@ def test_the_static_tree_holds_the_best_paths_there_are() -> None:
         assert sorted(worth[1:], reverse=True) == pytest.approx(sorted(worths, reverse=True)[:nodes])
 
 
+def test_a_chain_is_the_likeliest_token_of_each_head(tiny: Make) -> None:
+    target = tiny(LLAMA).target
+    drafter = perturbed(medusa(target, heads=3, tree="chain"))
+    for nodes in (2, 3, 9):
+        tree = proposed(drafter, target, prompt_ids(9), nodes=nodes)
+        assert list(tree.parents) == list(range(-1, min(nodes, 3)))
+        hidden = states(target, torch.tensor([prompt_ids(9)[:-1]]))[0, -1:]
+        best = drafter._logits(hidden.expand(3, 1, -1), slice(3))[:, 0].argmax(-1).tolist()
+        assert list(tree.tokens[1:]) == best[: tree.size - 1]
+
+
 def test_a_static_tree_has_the_shape_of_its_accuracies_and_the_tokens_of_this_step(tiny: Make) -> None:
     target = tiny(LLAMA).target
     drafter = perturbed(medusa(target, heads=3, tree="static"))
@@ -705,7 +716,7 @@ def test_what_was_saved_drafts_the_same(tmp_path, tiny: Make, form: str) -> None
     [
         ({"heads": 0}, "heads = 0"),
         ({"layers": 0}, "layers = 0"),
-        ({"tree": "tall"}, "'tall'.*confident or static"),
+        ({"tree": "tall"}, "'tall'.*confident, static, chain"),
         ({"decay": 0.0}, "decay"),
         ({"decay": math.nan}, "decay"),
         ({"joint": True, "warmup": 1.0}, "warmup"),
