@@ -15,7 +15,7 @@ from localspec.engine.losses import RANKS, Foresight
 from localspec.engine.sampling import Sampling, drawn
 from localspec.engine.target import Target
 from localspec.engine.tree import Candidate, DraftTree, best_first
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, UsageMistake
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,16 @@ class Lesson:
 
     loss: torch.Tensor
     by_depth: Sequence[Foresight]
+
+
+def refuse_without_joint(kind: str, options: Any, names: Sequence[str]) -> None:
+    """Raises UsageMistake for an option out of `names`, which only joint training has, where that was not asked for."""
+    for option in fields(options):
+        value = getattr(options, option.name)
+        if option.name in names and value != option.default and not options.joint:
+            raise UsageMistake(
+                f"{option.name} = {value!r} of {kind} has no effect without joint; give both or neither."
+            )
 
 
 class TrainedDrafter(nn.Module):

@@ -4,7 +4,7 @@ The state that predicted the root goes in; head k foresees the token k places be
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from localspec.drafters.base import Batch, Context, Lesson, ParallelDrafter, Step
+from localspec.drafters.base import Batch, Context, Lesson, ParallelDrafter, Step, refuse_without_joint
 from localspec.engine.adapters import Adapters
 from localspec.engine.linear import RowScaled
 from localspec.engine.losses import RANKS, Foresight, cross_entropy
@@ -20,6 +20,7 @@ from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree, best_first
 from localspec.errors import UsageMistake
 
+JOINT = ("rank", "alpha", "balance", "warmup")  # options that joint training alone has
 TREES = ("confident", "static", "chain")
 SLOWER = 0.25  # how fast the target's adapters learn, beside the heads (§4.0.1)
 UNMEASURED = [0.5 ** (rank + 1) for rank in range(RANKS)]  # accuracies by rank, where nobody measured any
@@ -60,17 +61,7 @@ class MedusaOptions:
         ):
             if not fine:
                 raise UsageMistake(f"{name} = {getattr(self, name)!r} of medusa is not possible; give {hint}.")
-        if not self.joint and (given := [name for name, usual in _JOINT.items() if getattr(self, name) != usual]):
-            raise UsageMistake(
-                f"{given[0]} = {getattr(self, given[0])!r} of medusa has no effect without joint; give both or neither."
-            )
-
-
-_JOINT: dict[str, Any] = {
-    option.name: option.default
-    for option in fields(MedusaOptions)
-    if option.name in ("rank", "alpha", "balance", "warmup")
-}
+        refuse_without_joint("medusa", self, JOINT)
 
 
 class Blocks(nn.Module):
@@ -96,7 +87,7 @@ class Drafter(ParallelDrafter):
     kind = "medusa"
     Options = MedusaOptions
     options: MedusaOptions
-    JOINT = tuple(_JOINT)
+    JOINT = JOINT
     linears: nn.Parameter | None
 
     def __init__(self, target: Target, options: MedusaOptions) -> None:

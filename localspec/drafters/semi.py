@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from localspec.drafters.base import Batch, Context, Lesson, Step, TrainedDrafter
+from localspec.drafters.base import Batch, Context, Lesson, Step, TrainedDrafter, refuse_without_joint
 from localspec.engine.adapters import Adapters
 from localspec.engine.linear import RowScaled
 from localspec.engine.losses import Head, cross_entropy
@@ -20,6 +20,7 @@ from localspec.engine.target import Target
 from localspec.engine.tree import Candidate, DraftTree, grown
 from localspec.errors import LocalspecError, UsageMistake
 
+JOINT = ("rank", "balance")  # options that joint training alone has
 PAPER_WIDTH = 1024  # of W_p h_p and of W_q h_q (appendix A)
 BRANCHES = 8  # candidates of one node behind the first depth
 
@@ -65,13 +66,7 @@ class SemiOptions:
         ):
             if not fine:
                 raise UsageMistake(f"{name} = {value} of semi is not possible; give {hint}.")
-        if not self.joint and (given := [name for name in _JOINT if getattr(self, name) != getattr(SemiOptions, name)]):
-            raise UsageMistake(
-                f"{given[0]} = {getattr(self, given[0])} of semi has no effect without joint; give both or neither."
-            )
-
-
-_JOINT = ("rank", "balance")  # options that joint training alone has
+        refuse_without_joint("semi", self, JOINT)
 
 
 class Averaged(nn.Module):
@@ -151,7 +146,7 @@ class Drafter(TrainedDrafter):
 
     kind = "semi"
     Options = SemiOptions
-    JOINT = _JOINT
+    JOINT = JOINT
     options: SemiOptions
     kept: torch.Tensor | None
 

@@ -792,7 +792,9 @@ def test_somebody_types(somebody, home, endless):
     somebody.type("/qiut\r")
     somebody.wait_for("did you mean '/quit'?")
     somebody.wait_for("> ")
-    somebody.type("no\x03")
+    somebody.type("no")
+    somebody.wait_for("no")  # the line is being edited: before that Ctrl+C takes it away unread
+    somebody.type("\x03")
     somebody.wait_for("Ctrl+D ends.")
     somebody.wait_for("> ")
     somebody.type("one\\\r")
