@@ -102,6 +102,14 @@ def refuse_without_joint(kind: str, options: Any, names: Sequence[str]) -> None:
             )
 
 
+@dataclass(frozen=True)
+class Former:
+    """A drafter that was trained before: its options, and its accuracies by depth and rank on held-out text."""
+
+    options: Mapping[str, Any]
+    accuracies: Sequence[Sequence[float]]
+
+
 class TrainedDrafter(nn.Module):
     """A drafter with weights of its own, made for one target. `Options` is a frozen dataclass of what can be chosen.
 
@@ -150,9 +158,16 @@ class TrainedDrafter(nn.Module):
     # -- training -----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def propose(cls, target: Target) -> tuple[dict[str, Any], str] | None:
-        """Options that suit this target and machine, and why, in a sentence; None where a kind proposes nothing."""
+    def propose(cls, target: Target, former: Sequence[Former] = ()) -> tuple[dict[str, Any], str] | None:
+        """Options that suit this target and machine, and why, in a sentence; None where a kind proposes nothing.
+
+        `former` are drafters of this kind that were trained for the target before.
+        """
         return None
+
+    def outcome(self, accuracies: Sequence[Sequence[float]]) -> str:
+        """What a finished training came to, beside what was expected; empty where a kind expects nothing."""
+        return ""
 
     @property
     def owns_target(self) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from localspec.drafters.base import Batch, Context, Lesson, ParallelDrafter, Step
-from localspec.drafters.s3d_prediction import Constants, fit, propose, share, symmetric
+from localspec.drafters.base import Batch, Context, Former, Lesson, ParallelDrafter, Step
+from localspec.drafters.s3d_prediction import Acceptance, beside, fit, propose, share, symmetric
 from localspec.drafters.s3d_timing import head_weight, timings
 from localspec.engine.adapters import WHICH, Adapters
 from localspec.engine.cache import Behind
@@ -76,6 +76,11 @@ class S3DOptions:
                 f"{given} of s3d does not fit this model, whose layers are 0 to {count - 1}; keep one of them or more."
             )
         return tuple(kept)
+
+
+def _first(accuracies: Sequence[Sequence[float]]) -> list[float]:
+    """Of each depth, how often the likeliest token was right: held-out text stands for acceptance."""
+    return [level[0] for level in accuracies]
 
 
 def _listed(layers: Sequence[int]) -> str:
@@ -300,26 +305,35 @@ class Drafter(ParallelDrafter):
         if self.adapters:
             self.adapters.fill(tensors)
 
-    # -- before training ----------------------------------------------------------------------------------------------
+    # -- before and after training ------------------------------------------------------------------------------------
 
     @classmethod
-    def propose(cls, target: Target, constants: Constants | None = None) -> tuple[dict[str, Any], str] | None:
+    def propose(cls, target: Target, former: Sequence[Former] = ()) -> tuple[dict[str, Any], str] | None:
         """Options that promise to be fastest here (§5.3), and why, in a sentence.
 
-        U and the discount are the paper's unless `constants` brings those that were fitted to this model; what a draft
-        and its verification cost is measured on this machine, with adapters, for some shares of the layers.
+        U and the discount are fitted to former drafters of this model, or else the paper's; what a draft and its
+        verification cost is measured on this machine, with adapters, for some shares of the layers.
         """
-        layers = len(target.transformer.layers)
+        layers, head = len(target.transformer.layers), head_weight(target)
         found = timings(target, lambda kept: cls(target, S3DOptions(kept=_listed(kept))))
-        known = fit([], found, constants or Constants())
-        best = propose(layers, head_weight(target), known)
+        measured = [
+            Acceptance(share(layers, len(S3DOptions(**one.options).layers(layers)), head), _first(one.accuracies))
+            for one in former
+        ]
+        known = fit(measured, found)
+        best = propose(layers, head, known)
         kept = _listed(best.kept)
         return {"kept": kept, "depth": best.gamma}, (
             f"Drafting {best.gamma} tokens at a time with {len(best.kept)} of {layers} layers ({kept}) should make "
             f"{best.speedup:.2f} times the tokens a second of plain decoding: S3D's formula with U = {known.u:.3g} and "
-            f"a discount of {known.discount:.2f} {'as fitted to this model' if constants else 'as in the paper'}, and "
+            f"a discount of {known.discount:.2f} {'as fitted to this model' if measured else 'as in the paper'}, and "
             f"δ = {known.delta:.2f} as measured on this machine."
         )
+
+    def outcome(self, accuracies: Sequence[Sequence[float]]) -> str:
+        """As of `TrainedDrafter`: what the paper's constants predict, beside what was measured on held-out text."""
+        (timing,) = timings(self.target, lambda _: self, [len(self.kept)])
+        return beside(fit([], [timing]), Acceptance(self.beta, _first(accuracies)), timing)
 
 
 class _Reading(Behind):

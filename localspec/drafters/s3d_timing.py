@@ -17,8 +17,10 @@ CONTEXT, ROWS = 256, 17  # tokens before the tree, and rows of it
 
 
 @torch.inference_mode()
-def timings(target: Target, make: Callable[[Sequence[int]], Drafter]) -> list[Timing]:
-    """Of drafters that `make` makes of the layers they keep; weights and text do not matter."""
+def timings(
+    target: Target, make: Callable[[Sequence[int]], Drafter], counts: Sequence[int] | None = None
+) -> list[Timing]:
+    """Of drafters that `make` makes of the layers they keep, so many or some shares; weights and text do not matter."""
     layers, room = len(target.transformer.layers), min(CONTEXT, max(1, target.context - ROWS))
     cache = target.cache(room + ROWS)
     cache.keep(range(room))
@@ -39,7 +41,7 @@ def timings(target: Target, make: Callable[[Sequence[int]], Drafter]) -> list[Ti
         return _seconds(lambda: drafter.draft(context))
 
     plain, verify, head = forward(1), forward(ROWS), head_weight(target)
-    counts = sorted({max(1, round(layers * part)) for part in PARTS})
+    counts = counts or sorted({max(1, round(layers * part)) for part in PARTS})
     return [Timing(share(layers, kept, head), draft(kept), verify, plain) for kept in counts]
 
 

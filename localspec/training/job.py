@@ -13,10 +13,11 @@ from accelerate.state import AcceleratorState
 
 from localspec import drafters
 from localspec.config import Settings
-from localspec.drafters.base import TrainedDrafter
+from localspec.drafters.base import Former, TrainedDrafter
 from localspec.engine.target import Target
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.registry import Checkpoint, TargetCard, inspect, revision
+from localspec.registry import drafters as trained_before
 from localspec.selection import Choice, choose
 from localspec.training import checkpoint, estimate
 from localspec.training.data import Corpus
@@ -160,8 +161,15 @@ class Job:
 
     def _options(self, target: Target) -> Mapping[str, Any]:
         """Those that were given; where none were, those that the kind proposes for this model and machine."""
-        if self.request.options or (proposed := drafters.trained(self.request.kind).propose(target)) is None:
+        if self.request.options:
             return self.request.options
+        former = [
+            Former(card.options, card.about["accuracy_by_depth"])
+            for card in trained_before(self.request.card)
+            if card.kind == self.request.kind and card.about.get("accuracy_by_depth")
+        ]
+        if (proposed := drafters.trained(self.request.kind).propose(target, former)) is None:
+            return {}
         options, sentence = proposed
         self._tell(sentence)
         return options
@@ -179,6 +187,8 @@ class Job:
                 self.drafter.merge()
             self.perplexity.append(perplexity(self.drafter.target, training.corpus.held_out, self.at_once))
         self.drafter.eval()
+        if outcome := self.drafter.outcome(accuracy):
+            self._tell(outcome)
         figures = {
             "steps": training.state.step,
             "tokens": training.state.tokens,

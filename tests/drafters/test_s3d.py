@@ -27,8 +27,9 @@ from transformers import LlamaConfig
 
 from localspec.drafters import CARD, load, make, s3d, save
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Batch, Context, Drafter, Step
+from localspec.drafters.base import Batch, Context, Drafter, Former, Step
 from localspec.drafters.phrases import Lengthened, PhrasePool
+from localspec.drafters.s3d_prediction import Constants, acceptance_at
 from localspec.engine.budget import Budget
 from localspec.engine.cache import KVCache
 from localspec.engine.exactness import measure
@@ -695,3 +696,28 @@ def test_a_proposal_fits_the_model_it_was_made_for(tiny: Make) -> None:
     assert "as in the paper" in sentence
     assert sentence.endswith(".")
     assert 0 < drafter.beta <= 1
+
+
+def test_a_proposal_rests_on_the_drafters_of_before(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny(LLAMA).target
+    known: list[Constants] = []
+    original = s3d.propose
+    monkeypatch.setattr(s3d, "propose", lambda *given: known.append(given[2]) or original(*given))
+    constants = Constants(u=0.2, discount=0.4)
+    former = []
+    for kept in ("0", "0,2"):
+        drafter = make("s3d", target, {"kept": kept})
+        assert isinstance(drafter, s3d.Drafter)
+        beta = drafter.beta
+        rates = [[acceptance_at(place, beta, constants), 0.1] for place in (1, 2, 3)]
+        former.append(Former({"kept": kept, "depth": 3}, rates))
+    sentence = s3d.Drafter.propose(target, former)[1]
+    assert "as fitted to this model" in sentence
+    assert (known[0].u, known[0].discount) == (pytest.approx(0.2, rel=1e-3), pytest.approx(0.4, rel=1e-3))
+
+
+def test_the_outcome_stands_beside_what_was_predicted(tiny: Make) -> None:
+    told = made(tiny(LLAMA).target, depth=2).outcome([[0.5, 0.1], [0.25, 0.1]])
+    assert "measured 0.50 0.25" in told
+    assert "measured 1.62" in told, "1 + ½ + ½ · ¼"
+    assert "speedup: predicted" in told
