@@ -386,6 +386,7 @@ def test_an_excerpt_is_one_safe_line_around_the_word(history: History) -> None:
         history.remove([number])
 
 
+@pytest.mark.slow
 def test_searching_agrees_with_looking_at_everything(store: Store, history: History) -> None:
     chance = random.Random(5)
     alphabet = [*"ab\"*-:()ÄäéЖж漢字 \n'%_^", "AND", " NEAR "]
@@ -806,6 +807,7 @@ def damage_tables(path: Path) -> bytes:
     return bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["say", "write", "conversations", "latest", "read", "search", "short", "prompts", "remove", "ever_kept"]
 )

@@ -229,6 +229,7 @@ def test_mistakes_are_one_sentence_before_anything_is_loaded(bench, monkeypatch,
         assert word in errors
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_here_is_3(tmp_path):
     result = localspec(tmp_path, "bench", "-m", "dmo")
     assert result.returncode == 3 and "'demo'" in sentence(result)

@@ -51,6 +51,7 @@ def lines(file: Path) -> dict[str, dict]:
     return {line["id"]: line for line in found}
 
 
+@pytest.mark.slow
 def test_greedy_replies_are_those_of_a_plain_loop_over_the_stock_model(distill, tmp_path, model):
     """Batched and filled up in front, which a wrong mask or wrong positions would show."""
     code, text, errors = distill("--batch", 4)
@@ -80,6 +81,7 @@ def test_a_seed_gives_the_same_replies_also_after_a_stop(distill, tmp_path):
     assert lines(tmp_path / "other") != lines(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_asked_again(distill, tmp_path, monkeypatch):
     assert distill("--limit", 2)[0] == 0
     before = (tmp_path / "out.jsonl").read_bytes()
@@ -119,6 +121,7 @@ def test_conversations_and_prompts_that_are_too_long(distill, tmp_path):
     assert (code, text) == (2, "") and "512" in errors and not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_whole_lines(distill, tmp_path):
     assert distill("--limit", 2, "--batch", 2)[0] == 0
     before = (tmp_path / "out.jsonl").read_bytes()

@@ -109,6 +109,7 @@ def test_the_unexpected_is_one_line_and_a_private_log_without_values(tmp_path):
     assert len(list(log.parent.iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_a_log_that_cannot_be_written_hides_nothing(tmp_path):
     (tmp_path / "state").write_text("in the way")
     result = failing(tmp_path, "raise ValueError('odd')")
@@ -139,6 +140,7 @@ def test_a_command_may_give_its_own_exit_code(tmp_path):
     assert failing(tmp_path, "return None").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_real_interrupt(tmp_path):
     code = FAILING.format(body="import time; print('ready', flush=True); time.sleep(60)")
     with subprocess.Popen(
@@ -179,6 +181,7 @@ def test_a_reader_that_is_gone(tmp_path, code):
     assert (result.returncode, result.stderr) == (141, "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_behind_standard_output(tmp_path, unbuffered):
@@ -202,12 +205,14 @@ def test_closed_streams(tmp_path):
     assert subprocess.run(f"{command} show dmo >&- 2>&-", **shell).returncode == 3
 
 
+@pytest.mark.slow
 def test_a_terminal_that_lacks_a_character_is_no_error(tmp_path):
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "config.toml").write_text('system = "世界"', encoding="utf-8")
     assert localspec(tmp_path, "config", PYTHONIOENCODING="ascii").returncode == 0
 
 
+@pytest.mark.slow
 def test_completion_of_commands(tmp_path):
     result = localspec(tmp_path, _LOCALSPEC_COMPLETE="complete_bash", COMP_WORDS="localspec ", COMP_CWORD="1")
     assert set(result.stdout.split()) == set(ALL)

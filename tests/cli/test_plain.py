@@ -241,6 +241,7 @@ def test_what_was_said_is_learned_and_what_was_measured_is_known(talk, home, hel
             assert len([pool for pool in store.pools() if pool.phrases]) == learned
 
 
+@pytest.mark.slow
 def test_what_takes_a_while_is_told_as_lines(talk, home, hello, endless, monkeypatch):
     told: list[str] = []
     monkeypatch.setattr(plain._Lines, "show", lambda self, what: told.append(what))
@@ -248,6 +249,7 @@ def test_what_takes_a_while_is_told_as_lines(talk, home, hello, endless, monkeyp
     assert told == [f"loading {hello.path}", "reading 2,003 tokens", f"loading {endless.path}"]
 
 
+@pytest.mark.slow
 def test_the_first_start_says_what_is_kept(talk, home, hello):
     shutil.rmtree(home)
     assert talk().err == what_is_kept(home) + greeting(hello) + "\n"
@@ -526,6 +528,7 @@ def test_the_one_before_goes_on_and_not_the_first(talk, home, hello, broken):
     assert kept(home)[0].info.model == "talker"
 
 
+@pytest.mark.slow
 def test_settings_that_the_other_model_cannot_take(talk, models, hello):
     own = scripted_model(models / "own", [b"Hi"], generation={"do_sample": True, "temperature": 0.5})
     result = talk("one", f"/model {hello.path}", "two", model=own.path, arguments=["--top-k", "5"], terminal=True)
@@ -534,6 +537,7 @@ def test_settings_that_the_other_model_cannot_take(talk, models, hello):
     assert mistake.startswith("localspec: --top-k has no effect") and on == f"localspec: {own.path} goes on."
 
 
+@pytest.mark.slow
 def test_loading_another_model_can_be_stopped(talk, hello, named, monkeypatch):
     from localspec import Engine
 
@@ -575,6 +579,7 @@ def test_a_reply_that_is_stopped_is_kept_and_the_chat_goes_on(
     assert [turn.reason for turn in kept(home)[0].turns] == ["interrupted"] * 2
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_does_not_wait(talk, home, endless, hello, monkeypatch):
     from localspec.engine import session
 

@@ -175,6 +175,7 @@ def test_a_reply_and_nothing_else_without_network_or_interface(home, hello):
     assert hello.text == "Hello wörld 世!"
 
 
+@pytest.mark.slow
 def test_the_newline_at_the_end(run, models):
     assert run("-m", scripted_model(models / "newline", [b"a", b"\n"]).path, "hi").out == "a\n"
     silent = scripted_model(models / "silent", [b"x"], follows={258: 259})
@@ -926,6 +927,7 @@ def test_phrases_hold_nothing_of_the_prompt(run, home, models):
 Messages = list[list[tuple[str, str]]]
 
 
+@pytest.mark.slow
 def test_the_first_start_says_what_is_kept_and_no_other_does(run, first_start, hello):
     refused(run("-m", hello.path, "hi", "-n", "0"), 2, "--max-tokens 0")
     assert not first_start.exists()
@@ -997,6 +999,7 @@ def test_a_system_prompt_stays_until_another_is_given(run, home, hello, messages
     assert messages[-1] == [("system", "Be rude."), ("user", "seven")]
 
 
+@pytest.mark.slow
 def test_its_model_stays_until_another_is_named(run, home, hello, long, monkeypatch):
     run("-m", hello.path, "one")
     monkeypatch.setenv("LOCALSPEC_MODEL", str(long.path))
@@ -1037,6 +1040,7 @@ def test_a_conversation_whose_model_is_gone(run, home, hello, tmp_path, messages
     assert run("-c", "three").err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [["-c"], ["--conversation", "1"]])
 def test_nothing_to_go_on_with(run, first_start, home, hello, which):
     said = "no conversation to continue" if which == ["-c"] else "no conversation 1 here; `localspec history list`"
@@ -1177,6 +1181,7 @@ def test_a_newer_database(run, home, hello):
     notified(run("-m", hello.path, "hi"), hello, "99", "set aside", then=what_is_kept(home))
 
 
+@pytest.mark.slow
 def test_a_directory_in_the_place_of_the_database(run, first_start, hello):
     """Where nothing is kept, nobody is told that it is."""
     Paths(first_start).database.mkdir(parents=True)
@@ -1251,6 +1256,7 @@ def open_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
+@pytest.mark.slow
 def test_a_database_that_can_only_be_read(run, open_home, lived_in, messages, monkeypatch):
     script = scripted_model(open_home / "model", LONG[:60])
     lived_in(open_home, script.path)

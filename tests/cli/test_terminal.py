@@ -152,6 +152,7 @@ def test_every_form_is_safe_in_process(quiet, hostile, capfdbinary):
         assert commands(out) == set() and err == b"" and len(out) > 300
 
 
+@pytest.mark.slow
 def test_these_tests_would_notice(quiet, hostile, capfdbinary, monkeypatch):
     """Without `safe` the very same look finds what must not come through."""
     monkeypatch.setattr("localspec.engine.session.safe", lambda text: text)

@@ -154,6 +154,7 @@ def test_labels_and_seed_and_precision_reach_the_loop(train, tmp_path):
     assert losses(tmp_path / "again") == losses(tmp_path / "soft")
 
 
+@pytest.mark.slow
 def test_several_files_may_follow_data(train, tmp_path, data):
     more = tmp_path / "more.txt"
     more.write_text("the dog sat on the log and the cat on the mat\n\n" * 40)
@@ -164,6 +165,7 @@ def test_several_files_may_follow_data(train, tmp_path, data):
     assert json.loads((tmp_path / "b" / "drafter" / "drafter.json").read_text())["data"] == ["chat.jsonl", "more.txt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "arguments", "said"),
     [
@@ -231,6 +233,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(train, tmp_path,
     assert (code, text) == (4, "") and "on that disk" in errors and not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_the_end_keeps_the_checkpoint(train, tmp_path, monkeypatch):
     from localspec.training.result import Result
 
@@ -345,6 +348,7 @@ def test_two_processes_learn_what_one_learns(tmp_path, model, data, whole):
     assert [line["step"] for line in losses(out)] == [line["step"] for line in whole]
 
 
+@pytest.mark.slow
 def test_help_loads_nothing_heavy(tmp_path):
     code = (
         "import sys; from localspec.cli.main import main; code = main(['train', '--help']) or main(['distill', '--help']); "

@@ -137,6 +137,7 @@ def broken(path, how):
         weights.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "code", "said"),
     [

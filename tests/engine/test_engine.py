@@ -57,6 +57,7 @@ def test_a_flag_that_would_have_no_effect_is_refused(engine, flag):
     assert engine.sampling(Settings(temperature=0.0, **{flag: value}, origins={flag: "config.toml"})).greedy
 
 
+@pytest.mark.slow
 def test_the_oldest_turns_are_left_out_where_the_context_is_full_and_it_is_said(engine):
     turns = [{"role": "system", "content": "Be brief."}]
     for number in range(30):
@@ -112,6 +113,7 @@ def test_three_turns_reuse_what_they_share_and_answer_like_a_fresh_session(engin
         turns.append({"role": "assistant", "content": text})
 
 
+@pytest.mark.slow
 def test_phrases_of_one_session_serve_the_next_and_only_where_they_may(tmp_path):
     prompt, limits = [user("Tell me a story about a king.")], Limits(60)
 
@@ -169,6 +171,7 @@ def test_a_huge_prompt_is_refused_without_cutting_it_into_tokens(engine, monkeyp
         say(engine, [user("a" * 5_000_000)])
 
 
+@pytest.mark.slow
 def test_what_may_not_learn_writes_nothing(tmp_path):
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
         say(load(store=store, learn=False), [user("Who are you?")], Limits(10))
@@ -181,6 +184,7 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_read(monkeypatc
         load()
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_written_costs_a_sentence_and_no_text(tmp_path, monkeypatch):
     from localspec.database import StoreTrouble
 
@@ -198,6 +202,7 @@ def test_a_store_that_cannot_be_written_costs_a_sentence_and_no_text(tmp_path, m
     assert told == ["The disk is full: make room."]
 
 
+@pytest.mark.slow
 def test_a_store_that_can_only_be_read_is_not_written_and_nothing_is_told_of_it(tmp_path, monkeypatch):
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
         monkeypatch.setattr(Store, "read_only", True)

@@ -110,6 +110,7 @@ def test_nonsense_in_the_store_is_measured_anew(measured, store, monkeypatch, ke
     assert len(measured) == 2
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_written_costs_a_sentence(measured, store, monkeypatch):
     def full(*_: object) -> None:
         raise StoreTrouble("The disk is full: make room.")
@@ -126,6 +127,7 @@ def test_exact_is_refused_where_it_cannot_be_had(monkeypatch):
         Engine(choice(exact=True, draft_max=8))
 
 
+@pytest.mark.slow
 def test_engines_that_share_a_target_take_turns(measured):
     first = Engine(choice(draft_max=8))
     plain = Engine(replace(first.choice, drafter="none", nodes=0), target=first.target)

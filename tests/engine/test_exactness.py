@@ -83,6 +83,7 @@ def broad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("model") / "broad", config, byte_tokenizer(), seed=1, spread=0.05)
 
 
+@pytest.mark.slow
 def test_the_invariant_form_is_bitwise_where_threads_share_a_row(broad: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exactness, "physical_cores", lambda: 3)
     assert measure(Target.load(broad, exact=True), 9, exact=True).bitwise
@@ -182,6 +183,7 @@ def test_every_width_up_to_the_widest_is_tried(small: Small, assert_seen: Seen, 
     assert_seen(doctored(small(), lambda output, mask: output.logits + 1e-3 * (len(mask) == rows)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [17, 65])
 def test_in_the_invariant_form_wider_trees_than_asked_for_are_tried_for_all_must_agree(
     small: Small, assert_seen: Seen, rows: int
@@ -241,6 +243,7 @@ def test_logits_that_depend_on_the_slots_of_ancestors_are_seen(
     assert_seen(attending(small(), slotted))
 
 
+@pytest.mark.slow
 def test_logits_that_depend_on_how_many_slots_are_visible_are_seen(
     small: Small, assert_seen: Seen, attending: Attending
 ) -> None:
@@ -265,6 +268,7 @@ def test_logits_that_depend_on_the_number_of_threads_are_seen(
     assert_seen(doctored(small(), split))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("threads", range(2, 7))
 def test_logits_that_depend_on_a_number_of_threads_between_one_and_all_are_seen(

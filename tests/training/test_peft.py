@@ -21,6 +21,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "which"), CASES)
 def test_peft_gives_the_same_logits(tiny, tmp_path, name, which):
     model = read(tiny(name).path)  # one of its own: peft changes the stock model

@@ -142,6 +142,7 @@ def test_looks_at_held_out_text_are_shares_of_the_training_apart(training, monke
     assert [step.step for step in seen if step.accuracy] == expected[1:]
 
 
+@pytest.mark.slow
 def test_rows_that_are_parted_weigh_what_they_weigh_together(training):
     """A short row of nonsense beside long ones that are known by heart: a mean of means would let it count a third."""
     learnt = training(Plan(batch=512, at_once=512, rate=4e-2, soft=False, steps=40), "learnt")
@@ -156,6 +157,7 @@ def test_rows_that_are_parted_weigh_what_they_weigh_together(training):
     assert losses[0] < 0.6 * sum(made._step([row], 0.5) for row in rows) / 3
 
 
+@pytest.mark.slow
 def test_limits(training):
     assert len(list(training(Plan(batch=256, at_once=256, rate=1e-3, epochs=0.5), "epochs").run())) == pytest.approx(
         len(training().corpus._block(0, 0)) / 2, abs=1

@@ -94,6 +94,7 @@ def test_no_control_character_is_shown_while_a_reply_comes(name):
     assert not FORBIDDEN & set(shown)
 
 
+@pytest.mark.slow
 def test_lines_are_counted_as_the_parser_counts_them():
     """Python ends lines at more characters than Markdown does, and Textual counts them to know what it has shown."""
     text = "one\x0bone\x0cone\x85one\n\ntwo\x1c\x1d\x1etwo\n\n# three\n\nfour"
@@ -190,6 +191,7 @@ def chunked(text: str, chance: random.Random) -> list[str]:
     return chunks
 
 
+@pytest.mark.slow
 def test_no_earlier_paragraph_is_lost_while_html_comes():
     """Textual's own parser drops it."""
     text = "Before.\n\n<details>\n\ninside\n\n</details>\n\nAfter."
