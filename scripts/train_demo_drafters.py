@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 KINDS: dict[str, list[str]] = {  # and the options of each
     "medusa": [],
-    "s3d": [],
+    "s3d": ["kept=0,1,6,7"],
     "parallelspec": [],
     "semi": [],
 }
@@ -78,8 +78,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=DEMO / "drafters", help="where the drafters go")
     parser.add_argument("--hours", type=float, default=1.0, help="of each kind")
     parser.add_argument("--steps", type=int, help="of each kind, in place of hours")
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--batch", type=int, default=4096)
+    # After 150,000 tokens Medusa's first guess was right 10 % of the time at 1e-3, 17 % at 5e-3, and with steps of 1,024
+    # tokens 23 % at 5e-3 and 22 % at 1.5e-2.
+    parser.add_argument("--lr", type=float, default=5e-3)
+    parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--only", choices=KINDS, nargs="+", default=list(KINDS), help="these kinds")
     asked = parser.parse_args()
