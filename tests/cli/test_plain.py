@@ -741,6 +741,14 @@ class Typist:
             assert self._read(), self.shown[self._seen :]
         self._seen = place + len(words.encode())
 
+    def interrupt_typing(self, words: str) -> None:
+        """Ctrl+C until these words are shown: one that comes just before readline waits is seen with the next key."""
+        while self.shown.find(words.encode(), self._seen) < 0:
+            self.type("\x03")
+            while select.select([self._ours], [], [], 3)[0]:
+                assert self._read(), self.shown[self._seen :]
+        self.wait_for(words)
+
     def leave(self) -> int:
         """Ctrl+D at the next prompt, and the exit code."""
         self.wait_for("> ")
@@ -798,9 +806,8 @@ def test_somebody_types(somebody, home, endless):
     somebody.wait_for("did you mean '/quit'?")
     somebody.wait_for("> ")
     somebody.type("no")
-    somebody.wait_for("no")  # the line is being edited: before that Ctrl+C takes it away unread
-    somebody.type("\x03")
-    somebody.wait_for("Ctrl+D ends.")
+    somebody.wait_for("no")
+    somebody.interrupt_typing("Ctrl+D ends.")
     somebody.wait_for("> ")
     somebody.type("one\\\r")
     somebody.wait_for("… ")
