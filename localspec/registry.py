@@ -43,20 +43,6 @@ class TargetCard:
 
 
 @dataclass(frozen=True)
-class DrafterCard:
-    """A trained drafter, as its drafter.json describes it."""
-
-    kind: str
-    path: Path
-    options: Mapping[str, Any]
-    revision: str  # of the target it was made for; empty where that is any with its tokenizer
-    target: str  # and the name of that
-    parameters: int
-    bytes: int
-    about: Mapping[str, Any]  # the rest of drafter.json
-
-
-@dataclass(frozen=True)
 class Checkpoint:
     """A model's directory, as far as it can be known without reading the weights."""
 
@@ -174,97 +160,6 @@ def _license(path: Path) -> str | None:
     return f"see {files[0]}" if files else None
 
 
-# -- trained drafters --------------------------------------------------------------------------------------------------
-
-TRAINED = ("medusa", "parallelspec", "s3d", "semi")  # the kinds that have weights
-
-
-def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> DrafterCard:
-    """The trained drafter that `name`, a kind or a directory, means for a model.
-
-    Of one kind the user's own comes before the one that came with the model, and the newest first. Raises NotHere where
-    there is none, UsageMistake where it was made for another model, LocalspecError where it is damaged.
-    """
-    if name in TRAINED:
-        for path in _drafter_places(card, paths):
-            found = _read_if_there(path)
-            if found is not None and found.kind == name and found.revision == revision(card.path):
-                return found
-        raise NotHere(
-            f"There is no drafter '{name}' for {card.name} here; "
-            f"make one with `localspec train {name} -m {reference(card, paths)} --data FILE`."
-        )
-    found = read_drafter(Path(os.path.abspath(os.path.expanduser(name))))
-    if found.revision and found.revision != (own := revision(card.path)):
-        raise UsageMistake(
-            f"The drafter in {found.path} was made for {found.target} ({found.revision[:12]}), and {card.name} is "
-            f"{own[:12]}; name the model it was made for, or train one for this."
-        )
-    return found
-
-
-def drafters(card: TargetCard, paths: Paths | None = None) -> list[DrafterCard]:
-    """The trained drafters for a model that can be read: one a kind, the one that `find_drafter` finds."""
-    found: dict[str, DrafterCard] = {}
-    for path in _drafter_places(card, paths):
-        try:
-            drafter = _read_if_there(path)
-        except LocalspecError:
-            continue  # whoever names it is told
-        if drafter is not None and drafter.revision == revision(card.path):
-            found.setdefault(drafter.kind, drafter)
-    return [found[kind] for kind in sorted(found)]
-
-
-def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
-    """Where drafters for a model may lie: below the user's data directory, and beside the model's weights."""
-    own = (paths or Paths(home())).drafters
-    trained = [file.parent for file in own.glob("*/drafter/drafter.json")] if own.is_dir() else []
-    trained.sort(key=lambda path: (path / "drafter.json").stat().st_mtime, reverse=True)
-    return [*trained, *(card.path / "drafters" / kind for kind in TRAINED)]
-
-
-def _read_if_there(path: Path) -> DrafterCard | None:
-    return read_drafter(path) if (path / "drafter.json").is_file() else None
-
-
-def read_drafter(path: Path) -> DrafterCard:
-    """What a directory that `train` wrote says of itself; the directory of its drafter alone will do.
-
-    A small language model whose config.json names a `pard_token` is a drafter too (PARD). Raises NotHere where there is
-    none, LocalspecError where it is damaged.
-    """
-    if not (path / "drafter.json").is_file() and (path / "config.json").is_file():
-        config = _config(path)
-        if isinstance(config.get("pard_token"), int):
-            found = inspect(path)
-            published = {"form": "model", "model": str(path)}
-            return DrafterCard("parallelspec", path, published, "", "", found.parameters, found.bytes, config)
-    if not (path / "drafter.json").is_file() and (path / "drafter" / "drafter.json").is_file():
-        path = path / "drafter"
-    file = path / "drafter.json"
-    if not file.is_file():
-        raise NotHere(
-            f"{path} holds no drafter.json, so it is no trained drafter; give a directory that `localspec train` "
-            f"wrote, or a kind: {', '.join(TRAINED)}."
-        )
-    content = _json(file)
-    content = content if isinstance(content, dict) else {}
-    kind, options, target = content.get("kind"), content.get("options"), content.get("target")
-    if kind not in TRAINED or not isinstance(options, dict) or not isinstance(target, dict):
-        raise LocalspecError(f"{file} does not say what the drafter is; train it again.")
-    if content.get("format") != 1:
-        raise LocalspecError(
-            f"{file} is of format {content.get('format')!r}, and this version reads 1; use the version that wrote it."
-        )
-    weights = path / "drafter.safetensors"
-    if not weights.is_file():
-        raise NotHere(f"{path} lacks drafter.safetensors; train the drafter again.")
-    parameters = sum(math.prod(entry["shape"]) for entry in _tensors(weights).values())
-    made_for, name = str(target.get("revision", "")), str(target.get("name", "another model"))
-    return DrafterCard(kind, path, options, made_for, name, parameters, weights.stat().st_size, content)
-
-
 # -- directories -------------------------------------------------------------------------------------------------------
 
 
@@ -273,7 +168,7 @@ def inspect(path: Path) -> Checkpoint:
 
     Raises NotHere where there is no model, LocalspecError where it is damaged or of a kind that cannot be served.
     """
-    config = _config(path)
+    config = read_config(path)
     named = config.get("architectures")
     architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
     if architecture not in ARCHITECTURES:
@@ -289,7 +184,7 @@ def inspect(path: Path) -> Checkpoint:
             f"{ARCHITECTURES[architecture]!r}; fetch the model again, or choose another."
         )
     files = _weight_files(path)
-    counts = {name: math.prod(entry["shape"]) for file in files for name, entry in _tensors(file).items()}
+    counts = {name: math.prod(entry["shape"]) for file in files for name, entry in tensor_headers(file).items()}
     size = sum(file.stat().st_size for file in files)
     embedding = counts.get("model.embed_tokens.weight", 0)
     return Checkpoint(path, config, architecture, files, sum(counts.values()), size, embedding)
@@ -301,7 +196,7 @@ def revision(path: Path) -> str:
     Of the weights a few thousand are looked at, all over the file: training changes all of them a little. Raises what
     `inspect` raises.
     """
-    _config(path)
+    read_config(path)
     digest = hashlib.sha256()
     for name in ("config.json", "tokenizer.json"):
         content = _bytes(path / name) if os.path.isfile(path / name) else b""
@@ -313,7 +208,7 @@ def revision(path: Path) -> str:
     return digest.hexdigest()[:40]
 
 
-def _config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not os.path.isdir(path):
         raise NotHere(f"There is no directory {path}; give one in the Hugging Face layout.")
@@ -321,7 +216,7 @@ def _config(path: Path) -> dict[str, Any]:
         raise NotHere(
             f"{path} holds no config.json, so it is not a model in the Hugging Face layout; give another directory."
         )
-    config = _json(file)
+    config = read_json(file)
     if not isinstance(config, dict):
         raise LocalspecError(f"{file} does not hold a JSON object; fetch it again.")
     return config
@@ -342,7 +237,7 @@ def _weight_files(path: Path) -> tuple[Path, ...]:
         raise NotHere(
             f"{path} holds no weights; it needs model.safetensors, or model.safetensors.index.json and its files."
         )
-    content = _json(index)
+    content = read_json(index)
     table = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
         raise LocalspecError(f"{index} holds no weight_map; fetch it again.")
@@ -362,7 +257,7 @@ def _bytes(file: Path) -> bytes:
         raise LocalspecError(f"{file} cannot be read ({error.strerror}); correct its permissions.") from None
 
 
-def _json(file: Path) -> object:
+def read_json(file: Path) -> object:
     try:
         content: object = json.loads(_bytes(file).decode())
     except (ValueError, RecursionError) as error:
@@ -405,7 +300,7 @@ def _samples(file: Path, start: int) -> bytes:
     return b"".join(pieces)
 
 
-def _tensors(file: Path) -> dict[str, Any]:
+def tensor_headers(file: Path) -> dict[str, Any]:
     """The header's tensors: name -> dtype, shape, data_offsets; a cut download is told here."""
     header = _header(file)
     present = file.stat().st_size - 8 - len(header)

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from localspec import hardware
 from localspec.config import Settings, nearest
+from localspec.drafter_cards import TRAINED, DrafterCard, find_drafter
 from localspec.errors import UsageMistake
-from localspec.registry import TRAINED, DrafterCard, TargetCard, find_drafter
+from localspec.registry import TargetCard
 
 DRAFTERS = ("none", "phrases")  # those that work with every target
 WITH_PHRASES = "+phrases"

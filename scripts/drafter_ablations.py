@@ -18,7 +18,7 @@ from typing import Any
 
 from drafter_table import figure, questions, table
 
-from localspec import config, registry
+from localspec import config, drafter_cards, registry
 from localspec.bench import measure
 from localspec.selection import choose
 
@@ -132,7 +132,7 @@ def lines(directories: Mapping[str, Path], rows: Mapping[str, Mapping[str, Any]]
     """One table a group."""
     cells = []
     for name, path in directories.items():
-        card, row = registry.read_drafter(path), rows[name]
+        card, row = drafter_cards.read_drafter(path), rows[name]
         before, after = [*card.about["trained"].get("perplexity", []), None, None][:2]
         changed = f"{before:.2f} → {after:.2f}" if before and after else ""
         accuracy = [level[0] for level in card.about["accuracy_by_depth"]][:DEPTHS]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from localspec import config, registry
+from localspec import config, drafter_cards, registry
 from localspec.bench import measure, prompts
 from localspec.selection import choose
 
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     card = registry.resolve(arguments.model)
-    own = registry.drafters(card)
+    own = drafter_cards.drafters(card)
     names = ["phrases", *(f"{drafter.kind}{form}" for drafter in own for form in ("", "+phrases"))]
     parts = [f"# The drafters of `{card.name}`"]
     parameters = registry.inspect(card.path).parameters

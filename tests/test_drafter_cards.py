@@ -8,9 +8,10 @@ import torch
 from safetensors.torch import save_file
 
 from localspec.config import Settings
+from localspec.drafter_cards import drafters, find_drafter, read_drafter
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.paths import Paths
-from localspec.registry import TargetCard, drafters, find_drafter, read_drafter, resolve, revision
+from localspec.registry import TargetCard, resolve, revision
 from localspec.selection import choose
 
 

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from localspec.registry import drafters, inspect, resolve, revision
+from localspec.drafter_cards import drafters
+from localspec.registry import inspect, resolve, revision
 from localspec.selection import DRAFTERS
 from localspec.text import one_line
 

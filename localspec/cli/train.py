@@ -14,6 +14,7 @@ from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Device, Dtype, Quantize
 from localspec.cli.progress import Progress
 from localspec.config import home, nearest
+from localspec.drafter_cards import TRAINED
 from localspec.errors import UsageMistake
 from localspec.paths import Paths
 from localspec.training import texts
@@ -23,7 +24,7 @@ app = typer.Typer()
 
 @app.command()
 def train(
-    kind: Annotated[str, typer.Argument(help=", ".join(registry.TRAINED))],
+    kind: Annotated[str, typer.Argument(help=", ".join(TRAINED))],
     more: Annotated[list[Path] | None, typer.Argument(metavar="", hidden=True)] = None,
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="The target: a name, or a directory in the Hugging Face layout.")
@@ -64,10 +65,9 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of lines.")] = False,
 ) -> int:
     """Train a drafter for a model. What was stopped goes on with the same command."""
-    if kind not in registry.TRAINED:
+    if kind not in TRAINED:
         raise UsageMistake(
-            f"There is no kind {kind!r} to train{nearest(kind, registry.TRAINED)}; give one of "
-            f"{', '.join(registry.TRAINED)}."
+            f"There is no kind {kind!r} to train{nearest(kind, TRAINED)}; give one of {', '.join(TRAINED)}."
         )
     for flag, value in (("--hours", hours), ("--epochs", epochs), ("--lr", rate)):
         if value is not None and not 0 < value < float("inf"):

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.config import nearest
+from localspec.drafter_cards import DrafterCard
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.registry import DrafterCard
 
 if TYPE_CHECKING:
     from localspec.drafters.base import TrainedDrafter
@@ -24,7 +24,7 @@ FORMAT = 1
 
 
 def trained(kind: str) -> "type[TrainedDrafter]":
-    """The class of one kind out of `registry.TRAINED`, which its file names `Drafter`. Imports torch."""
+    """The class of one kind out of `drafter_cards.TRAINED`, which its file names `Drafter`. Imports torch."""
     found: type[TrainedDrafter] = import_module(f"localspec.drafters.{kind}").Drafter
     return found
 

@@ -2,8 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jinja2 import TemplateError
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, AutoTokenizer, PretrainedConfig
 from transformers.utils import logging
@@ -22,6 +20,7 @@ from localspec.engine.cache import KVCache
 from localspec.engine.linear import Linear, RowScaled, outliers
 from localspec.engine.transformer import Architecture, Rotary, Transformer, weight_map
 from localspec.engine.tree import DraftTree
+from localspec.engine.weights import Weights, first_line, own_head
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.registry import Checkpoint, inspect
 
@@ -92,16 +91,16 @@ class Target:
             )
         context = context or own
         shape = Architecture.of(config)
-        if shape.tied and _own_head(checkpoint):  # as the stock model does: what the file holds is what counts
+        if shape.tied and own_head(checkpoint):  # as the stock model does: what the file holds is what counts
             shape = replace(shape, tied=False)
-        weights, rotary = _Weights(checkpoint, shape, dtype, device), Rotary(config, context, torch.device(device))
+        weights, rotary = Weights(checkpoint, shape, dtype, device), Rotary(config, context, torch.device(device))
         kind, attend = RowScaled if quantize == "int8" else Linear, invariant if exact else fastest
         transformer = Transformer(shape, rotary, weights, kind, attend)
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # the tokenizers library raises bare Exception on a damaged file
             raise LocalspecError(
-                f"The tokenizer in {path} cannot be read ({_first_line(error)}); fetch the model again."
+                f"The tokenizer in {path} cannot be read ({first_line(error)}); fetch the model again."
             ) from error
         target = cls(transformer, config, tokenizer, context, _generation(path), exact)
         if kind is RowScaled:
@@ -240,7 +239,7 @@ class Target:
                 first = {**first, "content": f"{system['content']}\n\n{first['content']}"}
                 return self._templated([first, *rest], waits)
             raise LocalspecError(
-                f"The model's chat template cannot be used ({_first_line(error)}); fetch the model again."
+                f"The model's chat template cannot be used ({first_line(error)}); fetch the model again."
             ) from error
         return text
 
@@ -292,7 +291,7 @@ def _config(checkpoint: Checkpoint) -> PretrainedConfig:
         config: PretrainedConfig = CONFIG_MAPPING[checkpoint.config["model_type"]].from_dict(checkpoint.config)
     except Exception as error:  # config classes raise their own validation errors, of many kinds
         raise LocalspecError(
-            f"The config.json in {checkpoint.path} is not usable ({_first_line(error)}); fetch the model again."
+            f"The config.json in {checkpoint.path} is not usable ({first_line(error)}); fetch the model again."
         ) from error
     if "rope_type" not in config.rope_parameters:
         raise LocalspecError(
@@ -324,71 +323,6 @@ def _contexts(config: PretrainedConfig) -> tuple[int, int]:
     return limit, limit
 
 
-def _own_head(checkpoint: Checkpoint) -> bool:
-    """Whether the weights hold a head that is not the embedding, though config.json says that the two are one."""
-    found: dict[str, torch.Tensor] = {}
-    names = ("lm_head.weight", "model.embed_tokens.weight")
-    for file in checkpoint.weight_files:
-        with safe_open(file, framework="pt") as tensors:
-            found.update({name: tensors.get_tensor(name) for name in names if name in tensors.keys()})  # noqa: SIM118
-    return len(found) == len(names) and not torch.equal(*found.values())
-
-
-class _Weights(Mapping[str, torch.Tensor]):
-    """Our parameters by name, each made of its Hugging Face tensors when it is asked for and not held here.
-
-    So a model that is packed while it is read never lies in memory whole. Raises LocalspecError for what is missing.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, shape: Architecture, dtype: torch.dtype, device: str) -> None:
-        self._made_of, self._dtype, self._device, self._path = weight_map(shape), dtype, device, checkpoint.path
-        names = {part for made_of in self._made_of.values() for part, _ in made_of}
-        self._file: dict[str, Any] = {}
-        for file in checkpoint.weight_files:
-            with self._told(file):
-                tensors: Any = safe_open(file, framework="pt")
-                self._file.update(dict.fromkeys(names & set(tensors.keys()), tensors))
-        if missing := sorted(names - self._file.keys()):
-            raise LocalspecError(
-                f"The weights in {self._path} lack '{missing[0]}' and {len(missing) - 1} more; fetch the model again."
-            )
-        for name, made_of in self._made_of.items():
-            for part, rows in made_of:
-                found, promised = self._file[part].get_slice(part).get_shape(), [rows, *_columns(name, shape)]
-                if list(found) != promised:
-                    raise LocalspecError(
-                        f"'{part}' in {self._path} has the shape {list(found)} where config.json promises "
-                        f"{promised}; fetch the model again."
-                    )
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        with self._told(self._path):
-            parts = [self._file[part].get_tensor(part) for part, _ in self._made_of[name]]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self._device, self._dtype)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made_of)
-
-    def __len__(self) -> int:
-        return len(self._made_of)
-
-    @staticmethod
-    @contextmanager
-    def _told(what: Path) -> Iterator[None]:
-        try:
-            yield
-        except (SafetensorError, OSError) as error:
-            raise LocalspecError(f"{what} is damaged ({_first_line(error)}); fetch the model again.") from error
-
-
-def _columns(name: str, shape: Architecture) -> list[int]:
-    """What follows the rows in one of our parameters: nothing in a vector, else what the layer takes in."""
-    if name.endswith((".bias", "norm")):
-        return []
-    kind = name.removesuffix(".weight").rpartition(".")[2]
-    return [{"output": shape.heads * shape.head_width, "down": shape.inner}.get(kind, shape.width)]
-
-
 _SAMPLING: Mapping[str, Callable[[float], bool]] = {
     "temperature": lambda value: 0 <= value < float("inf"),
     "top_k": lambda value: value >= 0 and int(value) == value,
@@ -405,7 +339,7 @@ def _generation(path: Path) -> Mapping[str, Any]:
         return {}
     except (ValueError, OSError) as error:
         raise LocalspecError(
-            f"{path / 'generation_config.json'} cannot be read ({_first_line(error)}); fetch the model again."
+            f"{path / 'generation_config.json'} cannot be read ({first_line(error)}); fetch the model again."
         ) from error
     content = content if isinstance(content, dict) else {}
     for name, possible in _SAMPLING.items():
@@ -441,7 +375,3 @@ def _stop_tokens(config: PretrainedConfig, generation: Mapping[str, Any], tokeni
 def tokenizer_hash(tokenizer: Any) -> str:
     """Two tokenizers with the same hash give the same ids for every text."""
     return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()[:16]
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -14,7 +14,8 @@ import pytest
 from command import environment, localspec, sentence
 
 from localspec.cli.main import main
-from localspec.registry import read_drafter, resolve, revision
+from localspec.drafter_cards import read_drafter
+from localspec.registry import resolve, revision
 
 MODEL = "phi3-grouped-window-partial-rotary"
 CHAT = [("the cat sat on", "the mat and the dog"), ("one two", "three four five"), ("sat on the log?", "the dog")]

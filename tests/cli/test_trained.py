@@ -11,10 +11,11 @@ from scripted import random_model
 
 from localspec import drafters
 from localspec.config import Settings
+from localspec.drafter_cards import TRAINED, find_drafter
 from localspec.engine.engine import Engine
 from localspec.engine.target import Target
 from localspec.paths import Paths
-from localspec.registry import TRAINED, TargetCard, find_drafter, revision
+from localspec.registry import TargetCard, revision
 from localspec.selection import choose
 from localspec.store import Store
 

@@ -26,6 +26,7 @@ from transformers import LlamaConfig
 
 import localspec
 from localspec import drafters
+from localspec.drafter_cards import DrafterCard
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Batch, Context, Step, TrainedDrafter
 from localspec.drafters.medusa import Blocks, sparse_tree
@@ -41,7 +42,6 @@ from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Text
-from localspec.registry import DrafterCard
 
 Make = Callable[[str], Tiny]
 

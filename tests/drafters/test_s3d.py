@@ -25,6 +25,7 @@ from tiny_models import (
 )
 from transformers import LlamaConfig
 
+from localspec.drafter_cards import read_drafter
 from localspec.drafters import CARD, load, make, s3d, save
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Batch, Context, Drafter, Former, Step
@@ -40,7 +41,6 @@ from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Statistics
-from localspec.registry import read_drafter
 
 Make = Callable[[str], Tiny]
 Load = Callable[..., Target]

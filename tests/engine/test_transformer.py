@@ -31,9 +31,10 @@ from localspec.engine.cache import BUCKET, KVCache
 from localspec.engine.linear import RowScaled, activation_steps
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
-from localspec.engine.target import Target, _Weights
+from localspec.engine.target import Target
 from localspec.engine.transformer import weight_map
 from localspec.engine.tree import DraftTree
+from localspec.engine.weights import Weights
 from localspec.errors import LocalspecError, UsageMistake
 
 # Both sides add the same few hundred fp32 products in another order: 2e-7 to 8e-7 is what that gives here. A wrong
@@ -391,9 +392,9 @@ def test_an_int8_model_never_lies_in_memory_whole(tiny: Make, monkeypatch: pytes
     storages: list[tuple[StorageWeakRef, int]] = []
     names: list[str] = []
     peak = 0
-    get = _Weights.__getitem__
+    get = Weights.__getitem__
 
-    def watched(weights: _Weights, name: str) -> torch.Tensor:
+    def watched(weights: Weights, name: str) -> torch.Tensor:
         nonlocal peak
         made = get(weights, name)
         names.append(name)
@@ -401,7 +402,7 @@ def test_an_int8_model_never_lies_in_memory_whole(tiny: Make, monkeypatch: pytes
         peak = max(peak, sum(size for storage, size in storages if not storage.expired()))
         return made
 
-    monkeypatch.setattr(_Weights, "__getitem__", watched)
+    monkeypatch.setattr(Weights, "__getitem__", watched)
     target = Target.load(tiny(SHARDED).path, dtype=torch.bfloat16, quantize="int8")
     assert sorted(names) == sorted(weight_map(target.transformer.shape)), "each is read once"
     sizes = dict(zip(names, (size for _, size in storages), strict=True))

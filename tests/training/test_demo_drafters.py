@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from localspec.registry import read_drafter, resolve, revision
+from localspec.drafter_cards import read_drafter
+from localspec.registry import resolve, revision
 
 SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "train_demo_drafters.py"
 

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import save_file
 from tiny_models import Tiny
 
+from localspec.drafter_cards import read_drafter
 from localspec.drafters import save
 from localspec.drafters.medusa import Drafter as Medusa
 from localspec.engine.target import Target
 from localspec.errors import LocalspecError, NotHere
-from localspec.registry import read_drafter
 from localspec.training.medusa_files import read_published
 
 Make = Callable[[str], Tiny]
