@@ -189,16 +189,17 @@ def walk_by_rejection(tree: DraftTree, logits: torch.Tensor, sampling: Sampling,
     """The rule `rejection` (ParallelSpec, algorithm 1): keeps the target's distribution, not the text of a seed.
 
     logits [size, vocabulary] are the target's, `position` that of the root. The children of a node must have been drawn
-    independently from its `draft_logits`, shaped as the target's own are; equal ones count as often as they were drawn.
+    independently from the same `draft_logits`, shaped as the target's own are; equal ones count as often as drawn.
     """
     assert tree.draft_logits is not None
     path = [0]
     while True:
         place = position + tree.depth[path[-1]] + 1
         left = sampling.probabilities(logits[path[-1]])
-        accepted = None
-        for rank, child in enumerate(tree.siblings[path[-1]]):
-            drafted, token = sampling.probabilities(tree.draft_logits[child]), tree.tokens[child]
+        accepted, children = None, tree.siblings[path[-1]]
+        drafted = sampling.probabilities(tree.draft_logits[children[0]]) if children else left  # one for all siblings
+        for rank, child in enumerate(children):
+            token = tree.tokens[child]
             if sampling.uniform(place, rank) * float(drafted[token]) < float(left[token]):
                 accepted = child
                 break
