@@ -5,6 +5,8 @@ import zipfile
 import pytest
 from command import ROOT
 
+from localspec.drafter_cards import TRAINED
+
 
 @pytest.mark.slow
 def test_the_wheel_holds_what_the_program_needs(tmp_path):
@@ -19,6 +21,8 @@ def test_the_wheel_holds_what_the_program_needs(tmp_path):
         assert b"\nLicense-Expression: Apache-2.0\n" in content.read(metadata)
     demo = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"}
     assert {f"localspec/demo/{name}" for name in demo} <= names
+    drafters = {f"localspec/demo/drafters/{kind}/drafter" for kind in TRAINED}
+    assert {f"{name}{end}" for name in drafters for end in (".json", ".safetensors")} <= names
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "localspec").rglob("*.py")}
     assert sources <= names
     assert not any(name.startswith(("tests/", "scripts/")) for name in names)

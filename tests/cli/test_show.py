@@ -47,6 +47,7 @@ def test_lines(tmp_path):
 def test_the_demo(tmp_path):
     facts = json.loads(called(tmp_path, "show", "demo", "--json").stdout)
     assert facts["name"] == "demo" and facts["parameters"] > 1_000_000 and facts["license"] == "Apache-2.0"
+    assert facts["drafters"] == ["none", "phrases", "medusa", "parallelspec", "s3d", "semi"]
 
 
 @pytest.mark.parametrize("name", ["nowhere", "org/repo", "./nowhere", ""])

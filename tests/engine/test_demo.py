@@ -8,15 +8,18 @@ from doubles import OffChain, RandomBranches
 from tiny_models import Tiny, read, stock_logits
 
 import localspec
+from localspec import drafters
 from localspec.config import Settings
+from localspec.drafter_cards import TRAINED, read_drafter
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.phrases import Lengthened, PhrasePool
 from localspec.engine.budget import Budget
 from localspec.engine.engine import DTYPES
+from localspec.engine.exactness import measure
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
 from localspec.engine.target import Target
-from localspec.events import Done, Text
+from localspec.events import Done, Statistics, Text
 from localspec.registry import TargetCard, inspect
 from localspec.selection import choose
 
@@ -104,6 +107,45 @@ def test_a_seed_gives_the_same_ids_with_and_without_phrases(demo: Tiny) -> None:
             replies.append([token for event in events if isinstance(event, Text) for token in event.tokens])
             session.rewind(0)
         assert replies[0] == replies[1]
+
+
+def answer(target: Target, drafter: object, question: str, sampling: Sampling) -> tuple[list[int], Statistics]:
+    session = Session(target, drafter, Budget(16))
+    prompt = target.encode([{"role": "user", "content": question}])
+    *events, done = session.generate(prompt, sampling, Limits(max_tokens=COUNT))
+    return [token for event in events if isinstance(event, Text) for token in event.tokens], done.statistics
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TRAINED)
+def test_its_trained_drafters_help_and_change_nothing(demo: Tiny, demo_path: Path, kind: str) -> None:
+    """A drafter that was trained as it is not used would still be lossless, but guess no better than chance."""
+    drafter = drafters.load(read_drafter(demo_path / "drafters" / kind), demo.target)
+    pool = PhrasePool(demo.target.special_tokens)
+    tokens = steps = 0
+    for question in PROMPTS:
+        text, _ = stock_answer(demo, demo.target.encode([{"role": "user", "content": question}]), COUNT)
+        for one in (drafter, Lengthened(drafter, pool)):
+            ids, statistics = answer(demo.target, one, question, Sampling())
+            assert ids == text
+            if one is drafter:
+                tokens, steps = tokens + len(ids), steps + statistics.steps
+        for seed in range(2):
+            warm = Sampling(0.8, top_p=0.95, seed=seed)
+            plain, _ = answer(demo.target, Autoregressive(), question, warm)
+            assert answer(demo.target, drafter, question, warm)[0] == plain
+            assert answer(demo.target, Lengthened(drafter, pool), question, warm)[0] == plain
+    assert tokens / steps > 1.5
+
+
+@pytest.mark.slow
+def test_its_trained_drafters_change_no_bit_of_int8(demo_path: Path) -> None:
+    target = Target.load(demo_path, quantize="int8", exact=True)
+    assert measure(target, 17, exact=True).bitwise
+    plain, _ = answer(target, Autoregressive(), PROMPTS[1], Sampling())
+    for kind in TRAINED:
+        drafter = drafters.load(read_drafter(demo_path / "drafters" / kind), target)
+        assert answer(target, drafter, PROMPTS[1], Sampling())[0] == plain
 
 
 def test_it_stops_by_itself(demo: Tiny) -> None:
