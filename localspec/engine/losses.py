@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 ROWS = 1024  # whose logits are in memory at once
+HELD = 2**27  # bytes of logits and their logarithms that are kept for the gradient; more are computed a second time
 RANKS = 10  # of which accuracy is counted
 
 Head = Callable[[torch.Tensor], torch.Tensor]
@@ -39,9 +40,11 @@ def cross_entropy(
     label's distribution is left out, and a label that is not among them teaches nothing.
     """
     total, hits = states.new_zeros((), dtype=torch.float32), torch.zeros(RANKS, dtype=torch.long, device=states.device)
+    vocabulary = head(states[:0]).shape[-1]
+    again = torch.is_grad_enabled() and 2 * 4 * len(states) * vocabulary > HELD
     for start in range(0, len(states), ROWS):
         part = slice(start, start + ROWS)
-        if torch.is_grad_enabled():
+        if again:
             loss, found = checkpoint(_part, states[part], head, labels[part], teacher, kept, use_reentrant=False)
         else:
             loss, found = _part(states[part], head, labels[part], teacher, kept)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.drafters.base import TrainedDrafter
-from localspec.engine.losses import ROWS
+from localspec.engine.losses import HELD, ROWS
 from localspec.errors import DoesNotFit
 from localspec.hardware import free_memory
 from localspec.selection import Choice
@@ -40,7 +40,7 @@ def needs(drafter: TrainedDrafter, choice: Choice, length: int, changes_target: 
     drawn = 4 * drafter.depth * (STATES * shape.width + 2 * shape.inner + shape.heads * length)
     return Needs(
         # weights, gradient and two moments in fp32, beside the target
-        fixed=choice.bytes + 16 * count + LOGITS * 4 * ROWS * shape.vocabulary + PROGRAM,
+        fixed=choice.bytes + 16 * count + LOGITS * 4 * ROWS * shape.vocabulary + drafter.depth * HELD + PROGRAM,
         token=read + learnt + drawn,
         # two checkpoints, for the former one stays until the next is whole; then the drafter, and perhaps a target
         files=2 * 12 * count + 4 * count + (choice.bytes if changes_target else 0),

@@ -8,9 +8,10 @@ from localspec.engine import losses
 from localspec.engine.losses import RANKS, cross_entropy
 
 
-@pytest.fixture(autouse=True)
-def _several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=[0, 2**27], ids=["computed twice", "kept"])
+def _several_parts(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     monkeypatch.setattr(losses, "ROWS", 5)
+    monkeypatch.setattr(losses, "HELD", request.param)
 
 
 def _made(rows: int = 17, width: int = 6, vocabulary: int = 30) -> tuple[torch.Tensor, torch.nn.Linear, torch.Tensor]:
