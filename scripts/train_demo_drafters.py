@@ -21,7 +21,7 @@ KINDS: dict[str, list[str]] = {  # and the arguments of each
     "medusa": ["--lr", "5e-3"],
     "s3d": ["--lr", "3e-3", "-O", "kept=0,1,6,7"],
     "parallelspec": ["--lr", "3e-3", "-O", "form=eagle", "-O", "drop=0.5"],
-    "semi": ["--lr", "3e-3"],
+    "semi": ["--lr", "3e-3", "-O", "share=0.5"],
 }
 MOST = 20_000_000  # bytes, all together
 DEMO = Path(__file__).parent.parent / "localspec" / "demo"

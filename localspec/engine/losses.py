@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 ROWS = 1024  # whose logits are in memory at once
 HELD = 2**27  # bytes of logits and their logarithms that are kept for the gradient; more are computed a second time
 RANKS = 10  # of which accuracy is counted
+ABSENT = -100  # in place of a label that a truncated vocabulary lacks
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 
@@ -37,7 +38,7 @@ def cross_entropy(
 
     In the second form `teacher` is the target's head, and its whole distribution is the label; ranks are then those of
     its likeliest token. `kept` are the ids of a truncated vocabulary, in the order of the head's rows: the rest of the
-    label's distribution is left out, and a label that is not among them teaches nothing.
+    label's distribution is left out, and a label that is not among them teaches nothing and is never hit.
     """
     total, hits = states.new_zeros((), dtype=torch.float32), torch.zeros(RANKS, dtype=torch.long, device=states.device)
     vocabulary = head(states[:0]).shape[-1]
@@ -59,20 +60,22 @@ def _part(
     if teacher is not None:
         with torch.no_grad():
             wanted = teacher(labels).float()
-            wanted = wanted if kept is None else wanted[:, kept]
-            right, chances = wanted.argmax(-1), wanted.softmax(-1)
+            labels = wanted.argmax(-1)
+            chances = (wanted if kept is None else wanted[:, kept]).softmax(-1)
         loss = -(chances * logits.log_softmax(-1)).sum()
-        known = torch.ones_like(right, dtype=torch.bool)
-    else:
-        right = labels
-        if kept is not None:
-            places = torch.full((int(max(int(kept.max()), int(labels.max()))) + 1,), -100, device=kept.device)
-            places[kept] = torch.arange(len(kept), device=kept.device)
-            right = places[labels]
-        known = right >= 0
-        loss = F.cross_entropy(logits, right, ignore_index=-100, reduction="sum")
+    right = labels if kept is None else _places(labels, kept)
+    if teacher is None:
+        loss = F.cross_entropy(logits, right, ignore_index=ABSENT, reduction="sum")
     with torch.no_grad():
+        known = right != ABSENT
         own = logits.gather(1, right.clamp_min(0)[:, None])
-        rank = (logits > own).sum(-1)[known]
+        rank = (~(logits <= own)).sum(-1)[known]  # what is no number is no better than anything
         hits = torch.bincount(rank[rank < RANKS], minlength=RANKS)
     return loss, hits
+
+
+def _places(labels: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Where labels stand in a truncated vocabulary, [rows]; `ABSENT` for those that are not in it."""
+    places = torch.full((1 + max(int(kept.max()), int(labels.max())),), ABSENT, device=kept.device)
+    places[kept] = torch.arange(len(kept), device=kept.device)
+    return places[labels]

@@ -79,6 +79,18 @@ def test_a_truncated_vocabulary_leaves_the_rest_out() -> None:
     soft = cross_entropy(states, head, theirs, teacher, kept)
     wanted = teacher(theirs)[:, kept].softmax(-1)
     torch.testing.assert_close(soft.loss, -(wanted * head(states).log_softmax(-1)).sum())
+    # Its likeliest token is right, and where that is left out nothing is: else one token would foresee all.
+    likeliest = kept[head(states).argmax(-1)]
+    assert soft.hits[0] == int((likeliest == teacher(theirs).argmax(-1)).sum()) < 17
+    alone = cross_entropy(states, torch.nn.Linear(6, 1), theirs, teacher, kept[:1])
+    assert alone.hits.sum() == int((teacher(theirs).argmax(-1) == 2).sum())
+
+
+def test_what_is_no_number_hits_nothing() -> None:
+    states, head, labels = _made()
+    with torch.no_grad():
+        head.bias.fill_(float("nan"))
+    assert cross_entropy(states, head, labels).hits.sum() == 0
 
 
 def test_without_gradients_nothing_is_kept_for_them() -> None:
