@@ -2,10 +2,10 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from localspec.config import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
@@ -13,6 +13,9 @@ from localspec.paths import Paths
 from localspec.registry import TargetCard, inspect, read_config, read_json, reference, revision, tensor_headers
 
 TRAINED = ("medusa", "parallelspec", "s3d", "semi")  # the kinds that have weights
+FORMAT = 1  # of drafter.json
+
+_Content = TypeVar("_Content")
 
 
 @dataclass(frozen=True)
@@ -32,38 +35,57 @@ class DrafterCard:
 def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> DrafterCard:
     """The trained drafter that `name`, a kind or a directory, means for a model.
 
-    Of one kind the user's own comes before the one that came with the model, and the newest first. Raises NotHere where
-    there is none, UsageMistake where it was made for another model, LocalspecError where it is damaged.
+    Of one kind the user's own comes before the one that came with the model, and the newest first; a damaged one is
+    passed over. Raises NotHere where there is none, UsageMistake where it was made for another model, LocalspecError
+    where it is damaged.
     """
     if name in TRAINED:
-        for path in _drafter_places(card, paths):
-            found = _read_if_there(path)
-            if found is not None and found.kind == name and found.revision == revision(card.path):
+        trouble = None
+        for found in (found for kind, found in _lying_here(card, paths) if kind == name):
+            if isinstance(found, DrafterCard):
                 return found
+            trouble = trouble or found
+        if trouble:
+            raise trouble
         raise NotHere(
             f"There is no drafter '{name}' for {card.name} here; "
             f"make one with `localspec train {name} -m {reference(card, paths)} --data FILE`."
         )
-    found = read_drafter(Path(os.path.abspath(os.path.expanduser(name))))
-    if found.revision and found.revision != (own := revision(card.path)):
+    named = read_drafter(Path(os.path.abspath(os.path.expanduser(name))))
+    if named.revision and named.revision != (own := revision(card.path)):
         raise UsageMistake(
-            f"The drafter in {found.path} was made for {found.target} ({found.revision[:12]}), and {card.name} is "
+            f"The drafter in {named.path} was made for {named.target} ({named.revision[:12]}), and {card.name} is "
             f"{own[:12]}; name the model it was made for, or train one for this."
         )
-    return found
+    return named
 
 
 def drafters(card: TargetCard, paths: Paths | None = None) -> list[DrafterCard]:
     """The trained drafters for a model that can be read: one a kind, the one that `find_drafter` finds."""
     found: dict[str, DrafterCard] = {}
-    for path in _drafter_places(card, paths):
-        try:
-            drafter = _read_if_there(path)
-        except LocalspecError:
-            continue  # whoever names it is told
-        if drafter is not None and drafter.revision == revision(card.path):
+    for _, drafter in _lying_here(card, paths):
+        if isinstance(drafter, DrafterCard):
             found.setdefault(drafter.kind, drafter)
     return [found[kind] for kind in sorted(found)]
+
+
+def _lying_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object, DrafterCard | LocalspecError]]:
+    """The drafters for a model by their kind, the first choice first; of a damaged one what is wrong with it."""
+    places = _drafter_places(card, paths)
+    own = revision(card.path) if places else ""
+    for path in places:
+        try:
+            content = _content(path / "drafter.json")
+        except LocalspecError:
+            continue  # it does not even say what it is; whoever names it is told
+        target = content.get("target")
+        if isinstance(target, dict) and target.get("revision") == own:
+            found: DrafterCard | LocalspecError
+            try:
+                found = read_drafter(path)
+            except LocalspecError as trouble:
+                found = trouble
+            yield content.get("kind"), found
 
 
 def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
@@ -71,11 +93,8 @@ def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
     own = (paths or Paths(home())).drafters
     trained = [file.parent for file in own.glob("*/drafter/drafter.json")] if own.is_dir() else []
     trained.sort(key=lambda path: (path / "drafter.json").stat().st_mtime, reverse=True)
-    return [*trained, *(card.path / "drafters" / kind for kind in TRAINED)]
-
-
-def _read_if_there(path: Path) -> DrafterCard | None:
-    return read_drafter(path) if (path / "drafter.json").is_file() else None
+    beside = [card.path / "drafters" / kind for kind in TRAINED]
+    return [*trained, *(path for path in beside if (path / "drafter.json").is_file())]
 
 
 def read_drafter(path: Path) -> DrafterCard:
@@ -98,18 +117,44 @@ def read_drafter(path: Path) -> DrafterCard:
             f"{path} holds no drafter.json, so it is no trained drafter; give a directory that `localspec train` "
             f"wrote, or a kind: {', '.join(TRAINED)}."
         )
-    content = read_json(file)
-    content = content if isinstance(content, dict) else {}
+    content = _content(file)
     kind, options, target = content.get("kind"), content.get("options"), content.get("target")
     if kind not in TRAINED or not isinstance(options, dict) or not isinstance(target, dict):
         raise LocalspecError(f"{file} does not say what the drafter is; train it again.")
-    if content.get("format") != 1:
+    version = content.get("format")
+    if type(version) is not int or version != FORMAT:  # True is 1, too
         raise LocalspecError(
-            f"{file} is of format {content.get('format')!r}, and this version reads 1; use the version that wrote it."
+            f"{file} is of format {version!r}, and this version reads {FORMAT}; use the version that wrote it."
+        )
+    if not _accuracies(content.get("accuracy_by_depth", [])):
+        raise LocalspecError(
+            f"accuracy_by_depth in {file} does not list numbers from 0 to 1 for each depth; train the drafter again."
         )
     weights = path / "drafter.safetensors"
     if not weights.is_file():
         raise NotHere(f"{path} lacks drafter.safetensors; train the drafter again.")
-    parameters = sum(math.prod(entry["shape"]) for entry in tensor_headers(weights).values())
+    parameters = sum(math.prod(entry["shape"]) for entry in _ours(tensor_headers, weights).values())
     made_for, name = str(target.get("revision", "")), str(target.get("name", "another model"))
     return DrafterCard(kind, path, options, made_for, name, parameters, weights.stat().st_size, content)
+
+
+def _content(file: Path) -> dict[str, Any]:
+    """What drafter.json says; nothing where it is no table."""
+    content = _ours(read_json, file)
+    return content if isinstance(content, dict) else {}
+
+
+def _ours(read: Callable[[Path], _Content], file: Path) -> _Content:
+    """What `read` finds in a file; one that `train` wrote cannot be fetched again."""
+    try:
+        return read(file)
+    except LocalspecError as error:
+        raise LocalspecError(str(error).replace("fetch it again", "train the drafter again")) from None
+
+
+def _accuracies(content: object) -> bool:
+    """Whether this says how often the token of each rank was right, by depth."""
+    return isinstance(content, list) and all(
+        isinstance(level, list) and level and all(type(rate) in (int, float) and 0 <= rate <= 1 for rate in level)
+        for level in content
+    )

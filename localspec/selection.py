@@ -1,5 +1,6 @@
 """Policy, pure arithmetic: what was asked for and what this machine is -> the Choice the engine loads."""
 
+import os
 from dataclasses import dataclass
 
 from localspec import hardware
@@ -88,8 +89,9 @@ def _drafter(name: str, card: TargetCard) -> tuple[str, DrafterCard | None]:
         if kind != name:
             raise UsageMistake(f"'{name}' is nothing more than '{'phrases' if kind == 'none' else kind}'; say so.")
         return name, None
-    if kind not in TRAINED and not any(mark in kind for mark in "/\\.~"):
-        known = ["auto", *DRAFTERS, *TRAINED]
+    known = ["auto", *DRAFTERS, *TRAINED]
+    directory = any(mark in kind for mark in "/\\.~") or (kind not in known and os.path.isdir(kind))
+    if kind not in TRAINED and not directory:
         raise UsageMistake(
             f"There is no drafter '{kind}'{nearest(kind, known)}; use one of {', '.join(known)}, or a directory that "
             "`localspec train` wrote."

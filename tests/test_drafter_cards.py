@@ -90,6 +90,29 @@ def test_a_broken_one_is_told_to_who_names_it_and_hides_nothing_else(paths, mode
         find_drafter("medusa", model, paths)
 
 
+def test_damaged_ones_spoil_no_other(paths, model):
+    sound = written(paths.drafters / "a" / "drafter", model, age=9)
+    unreadable = written(paths.drafters / "b" / "drafter", model, age=5)
+    (unreadable / "drafter.json").write_text("{")
+    (written(paths.drafters / "c" / "drafter", model) / "drafter.safetensors").write_bytes(b"no")
+    assert find_drafter("medusa", model, paths).path == sound
+    assert [drafter.path for drafter in drafters(model, paths)] == [sound]
+    with pytest.raises(NotHere):
+        find_drafter("semi", model, paths)
+    with pytest.raises(LocalspecError, match=r"not JSON.*; train the drafter again\."):
+        find_drafter(str(unreadable), model, paths)
+    (sound / "drafter.json").unlink()
+    with pytest.raises(LocalspecError, match=r"drafters/c.*; train the drafter again\."):
+        find_drafter("medusa", model, paths)
+
+
+@pytest.mark.parametrize("accuracies", [5, ["ab"], [["x"]], [[]], [[1.5]], [[float("nan")]], [[True]], None])
+def test_accuracies_that_are_none_are_told(tmp_path, model, accuracies):
+    path = written(tmp_path / "drafter", model, accuracy_by_depth=accuracies)
+    with pytest.raises(LocalspecError, match="accuracy_by_depth"):
+        read_drafter(path)
+
+
 @pytest.mark.parametrize(
     "content", [[], {}, {"kind": "medusa"}, {"kind": "evil", "options": {}, "target": {}, "format": 1}, "x"]
 )
@@ -105,6 +128,8 @@ def test_a_newer_format_and_missing_weights_are_told(tmp_path, model):
     path = written(tmp_path / "newer", model, format=2)
     with pytest.raises(LocalspecError, match="format 2"):
         read_drafter(path)
+    with pytest.raises(LocalspecError, match="format True"):
+        read_drafter(written(tmp_path / "edited", model, format=True))
     path = written(tmp_path / "empty", model)
     (path / "drafter.safetensors").unlink()
     with pytest.raises(NotHere, match=r"lacks drafter\.safetensors"):
@@ -126,6 +151,14 @@ def test_the_choice_knows_the_weights(paths, model, monkeypatch):
     assert chosen("medusa").bytes == chosen("none").bytes + 4 * 12
     assert chosen("medusa", draft_max=0).trained is None
     assert chosen("phrases").trained is None
+    monkeypatch.chdir(paths.drafters)
+    written(paths.drafters / "semi" / "drafter", model)
+    for name in ("a", "a+phrases"):
+        assert (chosen(name).drafter, chosen(name).trained.path) == (name.replace("a", "medusa", 1), path)
+    with pytest.raises(NotHere):  # a kind is itself, whatever lies beside
+        chosen("semi")
+    with pytest.raises(UsageMistake, match="no drafter 'b'"):
+        chosen("b")
     for name in ("phrases+phrases", "none+phrases"):
         with pytest.raises(UsageMistake, match="say so"):
             chosen(name)

@@ -6,13 +6,12 @@ its weights.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localspec.config import nearest
-from localspec.drafter_cards import DrafterCard
+from localspec.drafter_cards import FORMAT, DrafterCard
 from localspec.errors import LocalspecError, UsageMistake
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from localspec.engine.target import Target
 
 CARD, WEIGHTS = "drafter.json", "drafter.safetensors"
-FORMAT = 1
 
 
 def trained(kind: str) -> "type[TrainedDrafter]":
@@ -32,47 +30,39 @@ def trained(kind: str) -> "type[TrainedDrafter]":
 def make(kind: str, target: "Target", options: Mapping[str, Any]) -> "TrainedDrafter":
     """A new one, untrained. Raises UsageMistake for options that this kind does not have or that do not fit."""
     made = trained(kind)
-    names = [option.name for option in fields(made.Options)]
-    for name in options:
-        if name not in names:
-            raise UsageMistake(f"{kind} has no option {name!r}{nearest(name, names)}; it has {', '.join(names)}.")
-    for option in fields(made.Options):
-        value = options.get(option.name)
-        wanted = type(option.default)
-        if value is not None and not (
-            (isinstance(value, wanted) and isinstance(value, bool) == (wanted is bool))
-            or (wanted is float and isinstance(value, int) and not isinstance(value, bool))
-        ):
-            raise UsageMistake(f"{option.name} = {value!r} of {kind} must be of type {wanted.__name__}; correct it.")
-    return made(target, made.Options(**options))
+    return made(target, made.chosen(options))
 
 
 def load(card: DrafterCard, target: "Target") -> "TrainedDrafter":
     """The trained drafter of a directory. Raises UsageMistake where it was made for another target, LocalspecError
     where it is damaged.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors import SafetensorError, safe_open
+
+    from localspec.drafters.base import Entry
+    from localspec.engine.small import without_weights
 
     if not (card.path / CARD).is_file():  # a small language model as it was published
         from localspec.drafters.parallelspec import Drafter
 
         return Drafter.from_model(card.path, target)
-    try:
-        drafter = make(card.kind, target, card.options)
-    except UsageMistake as mistake:
-        raise LocalspecError(f"{card.path / CARD} cannot be used: {mistake}") from None
     file = card.path / WEIGHTS
     try:
-        tensors = load_file(file, device=str(target.device))
-    except (SafetensorError, OSError) as error:
-        raise LocalspecError(f"{file} is damaged ({error}); train the drafter again.") from error
-    if broken := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
-        raise LocalspecError(f"'{broken}' in {file} holds numbers that are none; train the drafter again.")
-    try:
+        with safe_open(file, framework="pt", device=str(target.device)) as stored:
+            entries = {name: Entry.of(stored.get_slice(name)) for name in stored.keys()}  # noqa: SIM118
+            # A few bytes of drafter.json can ask for any amount of memory: nothing is taken for what does not fit.
+            make(card.kind, without_weights(target), card.options).compare(entries)
+            tensors = {name: stored.get_tensor(name) for name in entries}
+        if broken := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
+            raise LocalspecError(f"'{broken}' holds numbers that are none; train the drafter again.")
+        drafter = make(card.kind, target, card.options)
         drafter.fill(tensors)
+    except UsageMistake as mistake:
+        raise LocalspecError(f"{card.path / CARD} cannot be used: {mistake}") from None
     except LocalspecError as error:
         raise LocalspecError(f"{file} does not fit: {error}") from None
+    except (SafetensorError, OSError) as error:
+        raise LocalspecError(f"{file} is damaged ({error}); train the drafter again.") from error
     drafter.eval().requires_grad_(False).settle()
     drafter.accuracies = card.about.get("accuracy_by_depth", ())
     return drafter

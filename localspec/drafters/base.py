@@ -3,11 +3,13 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Protocol
+from reprlib import repr as shortened
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import nn
 
+from localspec.config import nearest
 from localspec.engine.adapters import Adapters
 from localspec.engine.cache import KVCache
 from localspec.engine.calibration import Calibration
@@ -92,6 +94,24 @@ class Lesson:
     by_depth: Sequence[Foresight]
 
 
+FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+OTHERS = {"BOOL": torch.bool, "I64": torch.int64}  # by their names in files
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a file says of a tensor. The type is its name in files where no drafter has a tensor of it."""
+
+    shape: Sequence[int]
+    dtype: torch.dtype | str
+
+    @classmethod
+    def of(cls, stored: Any) -> Self:
+        """Of a slice of a safetensors file."""
+        name = stored.get_dtype()
+        return cls(stored.get_shape(), (FLOATS | OTHERS).get(name, name))
+
+
 def refuse_without_joint(kind: str, options: Any, names: Sequence[str]) -> None:
     """Raises UsageMistake for an option out of `names`, which only joint training has, where that was not asked for."""
     for option in fields(options):
@@ -155,6 +175,21 @@ class TrainedDrafter(nn.Module):
         """Called when nobody will train it: the weights take on the precision that they compute in."""
         self.to(self.target.transformer.computes_in)
 
+    @classmethod
+    def chosen(cls, options: Mapping[str, Any]) -> Any:
+        """These as `Options`. Raises UsageMistake for options that this kind does not have, and for their values."""
+        types = {option.name: type(option.default) for option in fields(cls.Options)}
+        for name, value in options.items():
+            if name not in types:
+                raise UsageMistake(
+                    f"{cls.kind} has no option {name!r}{nearest(name, types)}; it has {', '.join(types)}."
+                )
+            if not _is(value, types[name]):
+                raise UsageMistake(
+                    f"{name} = {shortened(value)} of {cls.kind} must be of type {types[name].__name__}; correct it."
+                )
+        return cls.Options(**options)
+
     # -- training -----------------------------------------------------------------------------------------------------
 
     @classmethod
@@ -214,21 +249,38 @@ class TrainedDrafter(nn.Module):
         self.compare(tensors)
         self.load_state_dict(dict(tensors), strict=False)  # a kind may hold more than it saves
 
-    def compare(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Raises LocalspecError where these are not what `tensors` gives: missing, left over, or of another shape."""
+    def compare(self, tensors: Mapping[str, torch.Tensor | Entry]) -> None:
+        """Raises LocalspecError where these are not what `tensors` gives: missing, left over, of another shape or type.
+
+        Weights may be of any precision that they compute in.
+        """
         wanted = self.tensors()
         if missing := sorted(wanted.keys() - tensors.keys()):
-            raise LocalspecError(f"'{missing[0]}' and {len(missing) - 1} more are missing; train the drafter again.")
+            raise LocalspecError(f"{_named(missing)} missing; train the drafter again.")
         if extra := sorted(tensors.keys() - wanted.keys()):
-            raise LocalspecError(
-                f"'{extra[0]}' and {len(extra) - 1} more do not belong there; train the drafter again."
-            )
+            raise LocalspecError(f"{_named(extra)} not a part of it; train the drafter again.")
         for name, tensor in tensors.items():
-            if tensor.shape != wanted[name].shape:
+            want = wanted[name]
+            if list(tensor.shape) != list(want.shape):
                 raise LocalspecError(
-                    f"'{name}' has the shape {list(tensor.shape)} where {list(wanted[name].shape)} belongs; "
+                    f"'{name}' has the shape {list(tensor.shape)} where {list(want.shape)} belongs; "
                     "train the drafter again."
                 )
+            if tensor.dtype != want.dtype and not (want.is_floating_point() and tensor.dtype in FLOATS.values()):
+                found, right = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, want.dtype))
+                raise LocalspecError(f"'{name}' is of type {found} where {right} belongs; train the drafter again.")
+
+
+def _named(names: Sequence[str]) -> str:
+    """The first one, and how many there are beside it."""
+    return f"'{names[0]}'" + (" is" if len(names) == 1 else f" and {len(names) - 1} more are")
+
+
+def _is(value: object, kind: type) -> bool:
+    """Whether an option may have this value; a number that no float holds is none."""
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, bool) and kind is bool
+    return isinstance(value, kind) or (kind is float and isinstance(value, int) and abs(value) < 2**53)
 
 
 class ParallelDrafter(TrainedDrafter):

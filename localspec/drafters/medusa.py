@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from localspec.drafters.base import Batch, Context, Lesson, ParallelDrafter, Step, refuse_without_joint
-from localspec.engine.adapters import Adapters
+from localspec.engine.adapters import MOST_RANK, Adapters
 from localspec.engine.linear import RowScaled
 from localspec.engine.losses import RANKS, Foresight, cross_entropy
 from localspec.engine.target import Target
@@ -54,7 +54,7 @@ class MedusaOptions:
             ("layers", 1 <= self.layers <= 8, "1 to 8"),
             ("tree", self.tree in TREES, f"one of {', '.join(TREES)}"),
             ("decay", 0 < self.decay <= 1, "above 0 and at most 1"),
-            ("rank", self.rank >= 1, "1 or more"),
+            ("rank", 1 <= self.rank <= MOST_RANK, f"1 to {MOST_RANK}"),
             ("alpha", 0 < self.alpha < float("inf"), "above 0"),
             ("balance", 0 < self.balance < float("inf"), "above 0"),
             ("warmup", 0 <= self.warmup < 1, "0 or more and below 1"),

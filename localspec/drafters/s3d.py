@@ -1,8 +1,10 @@
 """S3D: the target drafts with its own outer layers, several tokens in one pass, by mask tokens (S3D, §4)."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from reprlib import repr as shortened
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 from localspec.drafters.base import Batch, Context, Former, Lesson, ParallelDrafter, Step
 from localspec.drafters.s3d_prediction import Acceptance, beside, fit, propose, share, symmetric
 from localspec.drafters.s3d_timing import head_weight, timings
-from localspec.engine.adapters import WHICH, Adapters
+from localspec.engine.adapters import MOST_RANK, WHICH, Adapters
 from localspec.engine.cache import Behind
 from localspec.engine.linear import RowScaled
 from localspec.engine.losses import cross_entropy
@@ -19,6 +21,7 @@ from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.errors import UsageMistake
 
+MOST_DEPTH = 64  # no tree has more nodes
 SLOWER = 0.03  # how fast the target's own layers learn, of the usual 1e-3: the paper's 3e-5
 SHARE = 0.15  # of a text: the positions that are anchors, and in the full form the tokens that are masked (appendix A)
 
@@ -42,15 +45,15 @@ class S3DOptions:
 
     def __post_init__(self) -> None:
         for name, fine, hint in (
-            ("depth", self.depth > 0, "1 or more"),
-            ("rank", self.rank > 0, "1 or more"),
+            ("depth", 1 <= self.depth <= MOST_DEPTH, f"1 to {MOST_DEPTH}"),
+            ("rank", 1 <= self.rank <= MOST_RANK, f"1 to {MOST_RANK}"),
             ("alpha", 0 < self.alpha < float("inf"), "a number above 0"),
             ("adapters", self.adapters in ("", "none", *WHICH), f"{', '.join(WHICH)} or none"),
             ("skip", not self.skip or len(_numbers(self.skip, "-")) == 2, "the first and the last layer, as in 2-5"),
             ("kept", not self.kept or _numbers(self.kept, ","), "layers in ascending order, as in 0,1,6,7"),
         ):
             if not fine:
-                raise UsageMistake(f"{name} = {getattr(self, name)!r} of s3d is not possible; give {hint}.")
+                raise UsageMistake(f"{name} = {shortened(getattr(self, name))} of s3d is not possible; give {hint}.")
         if self.skip and self.kept:
             raise UsageMistake(f"skip = {self.skip!r} and kept = {self.kept!r} of s3d say the same; give one of them.")
         if self.full and self.adapters in WHICH:
@@ -90,7 +93,7 @@ def _listed(layers: Sequence[int]) -> str:
 def _numbers(text: str, between: str) -> list[int]:
     """Numbers in ascending order; none where the text says something else."""
     parts = [part.strip() for part in text.split(between)]
-    numbers = [int(part) for part in parts if part.isascii() and part.isdecimal()]
+    numbers = [int(part) for part in parts if part.isascii() and part.isdecimal() and len(part) < 5]
     rising = all(one <= two if between == "-" else one < two for one, two in pairwise(numbers))
     return numbers if rising and len(numbers) == len(parts) else []
 
@@ -316,15 +319,16 @@ class Drafter(ParallelDrafter):
         """
         layers, head = len(target.transformer.layers), head_weight(target)
         found = timings(target, lambda kept: cls(target, S3DOptions(kept=_listed(kept))))
-        measured = [
-            Acceptance(share(layers, len(S3DOptions(**one.options).layers(layers)), head), _first(one.accuracies))
-            for one in former
-        ]
+        measured = []
+        for one in former:
+            with suppress(UsageMistake):  # of an edited file, or another version
+                kept = cls.chosen(one.options).layers(layers)
+                measured.append(Acceptance(share(layers, len(kept), head), _first(one.accuracies)))
         known = fit(measured, found)
         best = propose(layers, head, known)
-        kept = _listed(best.kept)
-        return {"kept": kept, "depth": best.gamma}, (
-            f"Drafting {best.gamma} tokens at a time with {len(best.kept)} of {layers} layers ({kept}) should make "
+        listed = _listed(best.kept)
+        return {"kept": listed, "depth": best.gamma}, (
+            f"Drafting {best.gamma} tokens at a time with {len(best.kept)} of {layers} layers ({listed}) should make "
             f"{best.speedup:.2f} times the tokens a second of plain decoding: S3D's formula with U = {known.u:.3g} and "
             f"a discount of {known.discount:.2f} {'as fitted to this model' if measured else 'as in the paper'}, and "
             f"δ = {known.delta:.2f} as measured on this machine."

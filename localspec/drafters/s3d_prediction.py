@@ -122,18 +122,17 @@ def propose(layers: int, head: float, constants: Constants) -> Proposal:
 
 
 def beside(constants: Constants, measured: Acceptance, timing: Timing | None = None) -> str:
-    """Prediction beside measurement, a line each: acceptance by depth, tokens an iteration and speedup."""
+    """Prediction beside measurement, in a sentence: acceptance by depth, tokens an iteration and speedup."""
     gamma, beta = len(measured.by_depth), measured.beta
     predicted = [acceptance_at(place, beta, constants) for place in range(1, gamma + 1)]
-    lines = [
-        f"acceptance by depth: predicted {_list(predicted)}, measured {_list(measured.by_depth)}",
-        f"tokens an iteration: predicted {acceptance_length(gamma, beta, constants):.2f}, "
-        f"measured {_length(measured.by_depth):.2f}",
+    parts = [
+        f"Acceptance by depth was predicted as {_list(predicted)} and measured as {_list(measured.by_depth)}",
+        f"tokens an iteration as {acceptance_length(gamma, beta, constants):.2f} and {_length(measured.by_depth):.2f}",
     ]
     if timing is not None:
         found = _length(measured.by_depth) * timing.plain / (timing.draft + timing.verify)
-        lines.append(f"speedup: predicted {improvement(gamma, beta, constants):.2f}, measured {found:.2f}")
-    return "\n".join(lines)
+        parts.append(f"the speedup as {improvement(gamma, beta, constants):.2f} and {found:.2f}")
+    return "; ".join(parts) + "."
 
 
 def _list(rates: Sequence[float]) -> str:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from localspec.drafters.base import Batch, Context, Lesson, Step, TrainedDrafter, refuse_without_joint
-from localspec.engine.adapters import Adapters
+from localspec.engine.adapters import MOST_RANK, Adapters
 from localspec.engine.linear import RowScaled
 from localspec.engine.losses import Head, cross_entropy
 from localspec.engine.target import Target
@@ -61,7 +61,7 @@ class SemiOptions:
             ("layers", self.layers, self.layers in (1, 2), "1 or 2"),
             ("vocabulary", self.vocabulary, self.vocabulary >= 0, "0 for all tokens, or how many"),
             ("share", self.share, 0 < self.share <= 1, "above 0 and at most 1"),
-            ("rank", self.rank, self.rank >= 1, "1 or more"),
+            ("rank", self.rank, 1 <= self.rank <= MOST_RANK, f"1 to {MOST_RANK}"),
             ("balance", self.balance, 0 < self.balance < 1, "a number between 0 and 1"),
         ):
             if not fine:
@@ -157,14 +157,15 @@ class Drafter(TrainedDrafter):
             raise UsageMistake(
                 f"vocabulary = {options.vocabulary} is more than the model's {shape.vocabulary} tokens; give fewer."
             )
-        self.recent: Averaged | Recurrent | Last = RECENT[options.recent](shape.width, options.depth)
         wide = PAPER_WIDTH if options.paper_widths else shape.width // (2 if options.shared else 4)
-        self.far = nn.Linear(shape.width, wide)  # its bias is the first half of b
-        self.near = nn.Linear(self.recent.width, wide)
         outputs = shape.width if options.shared else options.vocabulary or shape.vocabulary
-        self.mixed = nn.Linear(2 * wide, 2 * wide) if options.layers == 2 else None
-        self.out = nn.Linear(2 * wide, outputs, bias=False)
-        self.register_buffer("kept", torch.arange(options.vocabulary) if options.vocabulary else None)
+        with target.device:
+            self.recent: Averaged | Recurrent | Last = RECENT[options.recent](shape.width, options.depth)
+            self.far = nn.Linear(shape.width, wide)  # its bias is the first half of b
+            self.near = nn.Linear(self.recent.width, wide)
+            self.mixed = nn.Linear(2 * wide, 2 * wide) if options.layers == 2 else None
+            self.out = nn.Linear(2 * wide, outputs, bias=False)
+            self.register_buffer("kept", torch.arange(options.vocabulary) if options.vocabulary else None)
         if options.joint:
             if isinstance(target.transformer.head, RowScaled):
                 raise UsageMistake(
@@ -172,7 +173,6 @@ class Drafter(TrainedDrafter):
                 )
             layers = range(len(shape.windows))
             self.adapters = Adapters(target.transformer, layers, options.rank, 2.0 * options.rank)
-        self.to(target.device)
         self._shared: Head = target.head  # no module of the drafter's own: it is neither trained nor saved
         self._copied = 0
         self._cut()
@@ -276,7 +276,7 @@ class Drafter(TrainedDrafter):
     def _drawn(self, context: Context, far: torch.Tensor) -> DraftTree:
         """Chains side by side, each token drawn given those above it; what is left over is drawn behind the root alone.
 
-        The shape does not depend on what is drawn.
+        The shape does not depend on what is drawn, but for a depth where some logits are no numbers: there it ends.
         """
         depths = min(self.depth, context.nodes)
         chains, position = context.nodes // depths, len(context.committed)
@@ -287,12 +287,17 @@ class Drafter(TrainedDrafter):
         for depth, width in enumerate(widths):
             state, x = self._read(torch.tensor(tokens, device=state.device), far, state[:width], depth)
             logits = self._whole(self._head(x))
+            if context.sampling.usable(logits) < len(logits):
+                break
             if depth == 0:
                 logits, state = logits.expand(width, -1), state.expand(width, -1)
             tokens = [context.sampling.draw(row, position + depth, chain) for chain, row in enumerate(logits[:width])]
             drawn.append(tokens)
             rows.append(logits)
             tokens = tokens[:chains]
+        if not drawn:
+            return DraftTree((context.root,), (-1,))
+        depths = len(drawn)
         nodes = [(depth, chain) for chain in range(widths[0]) for depth in range(depths if chain < chains else 1)]
         number = {node: index for index, node in enumerate(nodes, start=1)}
         return DraftTree(
@@ -362,6 +367,7 @@ class Drafter(TrainedDrafter):
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """As of `TrainedDrafter`; the draft vocabulary must be one."""
+        self.compare(tensors)
         kept = tensors.get("kept")
         if kept is not None and not 0 <= int(kept.min()) <= int(kept.max()) < self.target.transformer.shape.vocabulary:
             raise LocalspecError("'kept' names tokens that the model does not have; train the drafter again.")

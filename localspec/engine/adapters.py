@@ -14,6 +14,7 @@ WHICH = {  # what may be adapted: projections by the last part of their Hugging 
     "all": {"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj"},
     "vko": {"k_proj", "v_proj", "qkv_proj", "o_proj"},  # S3D, appendix B
 }
+MOST_RANK = 1024  # of an adapter, where low ends
 _PREFIX, _DOWN, _UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 
 
@@ -30,7 +31,8 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LowRank]]):
             for name in LINEARS:
                 if blocks := [(start, end) for _, start, end in _blocks(self._shape, index, name, which)]:
                     outputs, inputs = getattr(transformer.layers[index], name).shape
-                    made = LowRank(inputs, outputs, blocks, rank, alpha).to(transformer.embedding.device)
+                    with transformer.embedding.device:
+                        made = LowRank(inputs, outputs, blocks, rank, alpha)
                     self._made.setdefault(index, {})[name] = made
                     self.add_module(f"{index}_{name}", made)
 

@@ -1,5 +1,6 @@
 """How the target picks a token, and the acceptance rule that walks a draft tree along its picks."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -75,7 +76,8 @@ class Sampling:
         (token, confidence) by row, the most confident first. Greedily they are the likeliest. Else they have the
         highest log q + the noise that the target's own pick at this position will meet, so that a drafter whose q is
         the target's p proposes that pick, and drawn text is accepted almost as well as greedy text. `ids` are the
-        tokens that the columns stand for, where a drafter knows only some.
+        tokens that the columns stand for, where a drafter knows only some. Logits that are no numbers propose nothing:
+        weights that are damaged cost speed and never the text.
         """
         plain = self.greedy or self.rule == "typical"  # which takes what is likely, whatever would be drawn
         scores = logits.float() if plain else logits.float() / self.temperature
@@ -86,7 +88,13 @@ class Sampling:
             noisy = confidence.double().log() + gumbel(self.seed, positions, tokens)
             best = noisy.topk(min(count, tokens.shape[-1]))
             confidence, tokens = best.values.softmax(-1), tokens.gather(-1, best.indices)
-        return [list(zip(*row, strict=True)) for row in zip(tokens.tolist(), confidence.tolist(), strict=True)]
+        rows = [zip(*row, strict=True) for row in zip(tokens.tolist(), confidence.tolist(), strict=True)]
+        return [[(token, chance) for token, chance in row if not math.isnan(chance)] for row in rows]
+
+    def usable(self, logits: torch.Tensor) -> int:
+        """How many rows of a drafter's logits [rows, vocabulary], from the first on, something can be drawn from."""
+        fine = (logits.float().amax(-1) / self.temperature).isfinite().tolist()
+        return fine.index(False) if False in fine else len(fine)
 
     def draw(self, logits: torch.Tensor, position: int, stream: int) -> int:
         """A token from these logits [vocabulary], with noise of its own, which no pick of the target's will meet."""
@@ -214,9 +222,12 @@ def drawn(root: int, logits: torch.Tensor, nodes: int, sampling: Sampling, posit
     """A tree for the rule `rejection`: chains side by side, every token drawn independently from its depth's logits.
 
     logits [depths, vocabulary], the first for `position`. As many chains of all depths as there are nodes for; what is
-    left over become draws for the first depth alone. The shape does not depend on what is drawn.
+    left over become draws for the first depth alone. The shape does not depend on what is drawn. Nothing is drawn from
+    a depth whose logits are no numbers, nor behind it.
     """
-    depths = min(len(logits), nodes)
+    depths = min(sampling.usable(logits), nodes)
+    if not depths:
+        return DraftTree((root,), (-1,))
     tokens, parents, level = [root], [-1], [0]
     for chain in range(nodes):
         for depth in range(depths if len(tokens) + depths <= nodes + 1 else 1):

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 
 import torch
@@ -10,9 +12,14 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from localspec.engine.target import Target
 from localspec.engine.transformer import Architecture, Rotary, Transformer, weight_map
+from localspec.engine.weights import first_line
 from localspec.errors import LocalspecError, UsageMistake
 
 SPREAD = 0.02  # of a fresh layer's weights
+_MOST = {  # no small model has more, and each layer takes memory even without weights
+    "num_hidden_layers": 1024, "vocab_size": 2**20, "hidden_size": 2**20, "intermediate_size": 2**20,
+    "num_attention_heads": 2**20, "num_key_value_heads": 2**20, "head_dim": 2**20,
+}  # fmt: skip
 
 
 def fresh(shape: Architecture, device: torch.device) -> Mapping[str, torch.Tensor]:
@@ -70,17 +77,43 @@ def impossible(small: Target, target: Target) -> torch.Tensor:
 def described(text: str, target: Target) -> tuple[Transformer, int]:
     """The transformer that a config.json describes, with fresh weights, and its mask token.
 
-    Raises UsageMistake for a text that describes none.
+    Raises UsageMistake for a text that describes none, before any memory is taken; LocalspecError for one that we
+    cannot compute.
     """
     try:
         content = json.loads(text)
+        if unlikely := [name for name, most in _MOST.items() if not _counts(content.get(name), most)]:
+            raise ValueError(f"{unlikely[0]} = {shortened(content[unlikely[0]])}")
         config: Any = CONFIG_MAPPING[content["model_type"]].from_dict(content)
-        shape, token = Architecture.of(config), int(config.pard_token)
-        return Transformer(shape, rotary(config, target), fresh(shape, target.device)), token
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        shape, token, turns = Architecture.of(config), int(config.pard_token), rotary(config, target)
+        _try(shape, config)
+    except LocalspecError:
+        raise
+    except Exception as error:  # config classes raise their own validation errors, of many kinds
         raise UsageMistake(
-            f"The config of the small model cannot be used ({error}); train the drafter again."
-        ) from None
+            f"The config of the small model cannot be used ({first_line(error)}); train the drafter again."
+        ) from error
+    return Transformer(shape, turns, fresh(shape, target.device)), token
+
+
+def _counts(value: object, most: int) -> bool:
+    return value is None or (type(value) is int and 1 <= value <= most)
+
+
+def _try(shape: Architecture, config: PretrainedConfig) -> None:
+    """One token without weights: numbers that do not go together are told now, and not in the middle of a reply."""
+    nowhere = torch.device("meta")
+    one = torch.zeros(1, dtype=torch.long, device=nowhere)
+    model = Transformer(shape, Rotary(config, 1, nowhere), fresh(shape, nowhere))
+    model(one[None], one, one[None] == 0)
+
+
+def without_weights(target: Target) -> Target:
+    """The same on torch's meta device: a drafter made for it has shapes, and takes no memory."""
+    shadow, transformer = copy(target), target.transformer
+    weights = fresh(transformer.shape, torch.device("meta"))
+    shadow.transformer = Transformer(transformer.shape, transformer.rotary, weights)
+    return shadow
 
 
 def rotary(config: PretrainedConfig, target: Target) -> Rotary:

@@ -136,6 +136,10 @@ def broken(path, how):
             tensors[name] = torch.zeros(3, 5)
         case "not a number":
             tensors[name] = torch.full_like(tensors[name], float("nan"))
+        case "type":
+            tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+        case "accuracies":
+            about["options"]["tree"], about["accuracy_by_depth"] = "static", ["ab"]
         case "option":
             about["options"]["heads"] = "many"
         case "unknown option":
@@ -157,14 +161,16 @@ def broken(path, how):
     ("how", "code", "said"),
     [
         ("missing tensor", 1, "missing"),
-        ("extra tensor", 1, "do not belong"),
+        ("extra tensor", 1, "not a part of it"),
         ("shape", 1, "has the shape"),
         ("not a number", 1, "numbers that are none"),
+        ("type", 1, "is of type F8_E4M3 where float32 belongs"),
+        ("accuracies", 1, "accuracy_by_depth in "),
         ("option", 1, "must be of type int"),
         ("unknown option", 1, "did you mean 'heads'"),
         ("other model", 2, "was made for model"),
         ("kind", 1, "does not say what the drafter is"),
-        ("cut short", 1, "cut short or damaged"),
+        ("cut short", 1, "train the drafter again"),
         ("no weights", 3, "lacks drafter.safetensors"),
     ],
 )

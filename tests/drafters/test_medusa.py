@@ -724,6 +724,9 @@ def test_what_was_saved_drafts_the_same(tmp_path, tiny: Make, form: str) -> None
         ({"rank": 8}, "no effect without joint"),
         ({"head": 3}, "no option 'head'"),
         ({"heads": 3.0}, "must be of type int"),
+        ({"heads": None}, "must be of type int"),
+        ({"joint": True, "rank": 10**18}, "1 to 1024"),
+        ({"joint": True, "balance": 10**400}, "must be of type float"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(tiny: Make, options: dict[str, object], said: str) -> None:

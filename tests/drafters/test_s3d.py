@@ -622,7 +622,8 @@ def test_layers_are_named_or_lie_symmetrically(tiny: Make, options: dict[str, st
         {"depth": 0}, {"rank": 0}, {"alpha": 0.0}, {"alpha": float("inf")}, {"adapters": "q"}, {"skip": "2"},
         {"skip": "2-1"}, {"skip": "a-b"}, {"skip": "1-1-2"}, {"kept": "2,1"}, {"kept": "1,1"}, {"kept": "-1"},
         {"kept": "1,x"}, {"kept": "0", "skip": "1-2"}, {"full": True, "adapters": "all"}, {"kept": "0,3"},
-        {"skip": "0-2"}, {"skip": "2-3"}, {"kept": "²"}, {"depth": "4"}, {"layers": 3},
+        {"skip": "0-2"}, {"skip": "2-3"}, {"kept": "²"}, {"depth": "4"}, {"layers": 3}, {"rank": 4_000_000},
+        {"rank": 10**30}, {"depth": 10**18}, {"alpha": 10**400}, {"alpha": None}, {"kept": "9" * 5000},
     ],
 )  # fmt: skip
 def test_options_that_mean_nothing_are_refused_in_one_sentence(tiny: Make, options: dict[str, object]) -> None:
@@ -630,6 +631,7 @@ def test_options_that_mean_nothing_are_refused_in_one_sentence(tiny: Make, optio
         make("s3d", tiny(LLAMA).target, options)
     assert str(refused.value).count(". ") == 0
     assert next(iter(options)) in str(refused.value)
+    assert len(str(refused.value)) < 200, "a number of a thousand digits is no sentence"
 
 
 @pytest.mark.parametrize("options", [{"adapters": "vko", "rank": 3, "depth": 2}, {"adapters": "none"}])
@@ -711,6 +713,12 @@ def test_a_proposal_rests_on_the_drafters_of_before(tiny: Make, monkeypatch: pyt
         beta = drafter.beta
         rates = [[acceptance_at(place, beta, constants), 0.1] for place in (1, 2, 3)]
         former.append(Former({"kept": kept, "depth": 3}, rates))
+    # Files are edited, and models change: what cannot be this model's drafter says nothing about it.
+    former += [
+        Former({"kept": "0", "more": 1}, [[0.9]]),
+        Former({"kept": "0,9"}, [[0.9]]),
+        Former({"rank": 0}, [[0.9]]),
+    ]
     sentence = s3d.Drafter.propose(target, former)[1]
     assert "as fitted to this model" in sentence
     assert (known[0].u, known[0].discount) == (pytest.approx(0.2, rel=1e-3), pytest.approx(0.4, rel=1e-3))
@@ -718,6 +726,6 @@ def test_a_proposal_rests_on_the_drafters_of_before(tiny: Make, monkeypatch: pyt
 
 def test_the_outcome_stands_beside_what_was_predicted(tiny: Make) -> None:
     told = made(tiny(LLAMA).target, depth=2).outcome([[0.5, 0.1], [0.25, 0.1]])
-    assert "measured 0.50 0.25" in told
-    assert "measured 1.62" in told, "1 + ½ + ½ · ¼"
-    assert "speedup: predicted" in told
+    assert "measured as 0.50 0.25" in told
+    assert "and 1.62;" in told, "1 + ½ + ½ · ¼"
+    assert "the speedup as" in told

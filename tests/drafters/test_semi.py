@@ -781,6 +781,22 @@ def test_what_is_saved_drafts_as_before(tiny: Make, tmp_path: object, form: dict
         assert drafted(loaded, target, 12, sampling)[0].tokens == drafted(drafter, target, 12, sampling)[0].tokens
 
 
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(1.0, seed=1), Sampling(**REJECTION)], ids=lambda one: one.rule
+)
+@pytest.mark.parametrize("sound", [0, 1, 2])
+def test_nothing_is_drafted_behind_the_depth_where_numbers_end(tiny: Make, sampling: Sampling, sound: int) -> None:
+    drafter, depths = perturbed(semi(tiny(LLAMA).target)), []
+    head = drafter._head
+
+    def ending(x: torch.Tensor) -> torch.Tensor:
+        depths.append(len(x))
+        return head(x) if len(depths) <= sound else torch.full_like(head(x), float("nan"))
+
+    drafter._head = ending
+    assert max(drafted(drafter, drafter.target, 12, sampling)[0].depth) == sound
+
+
 def test_a_draft_vocabulary_that_the_model_does_not_have_is_refused(tiny: Make) -> None:
     drafter = semi(tiny(LLAMA).target, shared=False, vocabulary=5)
     with pytest.raises(LocalspecError, match="'kept'"):

@@ -39,6 +39,27 @@ def test_a_pick_of_equal_logits_is_drawn_from_what_transformers_would_draw_from(
     assert_picks(TIED, shape)
 
 
+NO_NUMBERS = [[math.nan, 0.0], [math.inf, 0.0], [-math.inf, -math.inf], [3e38, -3e38]]
+
+
+@pytest.mark.parametrize("row", NO_NUMBERS, ids=str)
+@pytest.mark.parametrize("shape", [{}, {"temperature": 0.5}, {"temperature": 0.5, "rule": "typical"}], ids=str)
+def test_logits_that_are_no_numbers_propose_nothing(row: list[float], shape: dict[str, object]) -> None:
+    logits, sampling = torch.tensor([[0.0, 1.0], row, [0.0, 1.0]]), Sampling(**shape)
+    first, second, third = sampling.candidates(logits, range(3), 2)
+    assert (len(first), len(third)) == (2, 2)
+    fine = math.isfinite(row[0]) and (sampling.greedy or sampling.rule == "typical")  # not cooled beyond all numbers
+    assert [token for token, _ in second] == ([0, 1] if fine else [])
+
+
+@pytest.mark.parametrize("row", NO_NUMBERS, ids=str)
+def test_nothing_is_drawn_behind_logits_that_are_no_numbers(row: list[float]) -> None:
+    sampling = Sampling(0.5, rule="rejection")
+    fine = torch.zeros(2, 2)
+    assert drawn(7, torch.cat([fine, torch.tensor([row])]), 6, sampling, 0, "x").depth == [0, 1, 2, 1, 2, 1, 2]
+    assert drawn(7, torch.cat([torch.tensor([row]), fine]), 6, sampling, 0, "x").tokens == (7,)
+
+
 def assert_picks(logits: torch.Tensor, shape: dict[str, float]) -> None:
     counts = torch.zeros(len(logits))
     for seed in range(1500):

@@ -1,0 +1,155 @@
+"""What a trained drafter's files may do to a model: propose badly, or be refused; never spoil its text or its memory."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiers import cases
+from tiny_models import FAMILIES, Tiny, prompt_ids
+
+from localspec import drafters
+from localspec.drafter_cards import TRAINED, read_drafter
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.base import Drafter
+from localspec.engine.budget import Budget
+from localspec.engine.sampling import Sampling
+from localspec.engine.session import Limits, Session
+from localspec.engine.target import Target
+from localspec.errors import LocalspecError
+from localspec.events import Done
+
+Make = Callable[[str], Tiny]
+LLAMA = FAMILIES[0]
+SMALL = {
+    "model_type": "llama", "pard_token": 1, "vocab_size": 320, "hidden_size": 16, "intermediate_size": 16,
+    "num_hidden_layers": 1, "num_attention_heads": 2,
+}  # fmt: skip
+FORMS: dict[str, tuple[str, dict[str, object]]] = {
+    **{kind: (kind, {}) for kind in TRAINED},
+    "private medusa": ("medusa", {"private": True}),
+    "static medusa": ("medusa", {"tree": "static"}),
+    "semi of few tokens": ("semi", {"shared": False, "vocabulary": 20}),
+    "eagle": ("parallelspec", {"form": "eagle"}),
+    "model": ("parallelspec", {"form": "model", "config": json.dumps(SMALL)}),
+}
+
+
+def saved(path: Path, target: Target, form: str, number: float | None = None) -> Path:
+    """A drafter whose weights are random, or all this number."""
+    torch.manual_seed(0)
+    kind, options = FORMS[form]
+    drafter = drafters.make(kind, target, options)
+    for parameter in drafter.parameters():
+        if number is None:
+            parameter.data.add_(torch.randn_like(parameter) * 0.05)
+        else:
+            parameter.data.fill_(number)
+    drafters.save(drafter, path, {"target": {"name": "tiny", "revision": ""}})
+    return path
+
+
+def edited(path: Path, **options: Any) -> Path:
+    content = json.loads((path / drafters.CARD).read_text())
+    content["options"] |= options
+    (path / drafters.CARD).write_text(json.dumps(content))
+    return path
+
+
+def loaded(path: Path, target: Target) -> Drafter:
+    return drafters.load(read_drafter(path), target)
+
+
+def said(target: Target, drafter: Drafter, sampling: Sampling) -> tuple[list[int], int]:
+    """A reply, and how many tokens were drafted for it."""
+    *_, done = Session(target, drafter, Budget(6)).generate(prompt_ids(9), sampling, Limits(max_tokens=8))
+    assert isinstance(done, Done)
+    return list(done.statistics.token_ids), done.statistics.drafted
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_was_saved_is_compared_without_weights_and_read(tmp_path: Path, tiny: Make, form: str) -> None:
+    """For every form, so that none asks the device for anything that torch's meta device does not have."""
+    target = tiny(LLAMA).target
+    drafter = loaded(saved(tmp_path, target, form), target)
+    assert said(target, drafter, Sampling())[1] > 0
+    assert {tensor.device.type for tensor in drafter.tensors().values()} == {"cpu"}
+
+
+@pytest.mark.parametrize("number", [3e38, float("nan")])
+@pytest.mark.parametrize("form", cases(FORMS, ["medusa", "semi"]))
+def test_numbers_that_overflow_cost_drafts_and_not_the_text(
+    tmp_path: Path, tiny: Make, form: str, number: float
+) -> None:
+    target = tiny(LLAMA).target
+    path = saved(tmp_path, target, form, number)
+    kind, options = FORMS[form]
+    drafter = drafters.make(kind, target, options)
+    drafter.fill(load_file(path / drafters.WEIGHTS))  # a training that diverged drafts, too
+    drafter.eval().requires_grad_(False).settle()
+    for sampling in (Sampling(), Sampling(0.8, top_p=0.9, seed=3)):
+        assert said(target, drafter, sampling)[0] == said(target, Autoregressive(), sampling)[0]
+    for rule in ("rejection", "typical"):
+        assert said(target, drafter, Sampling(0.8, top_p=0.9, seed=3, rule=rule))[0]
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "asked"),
+    [
+        (
+            "model",
+            {"config": json.dumps({"model_type": "llama", "pard_token": 1})},
+            "185 more are missing",
+        ),  # billions of numbers
+        ("s3d", {"rank": 1024}, "shape"),
+        ("s3d", {"rank": 4_000_000}, "rank = 4000000"),
+        ("medusa", {"private": True}, "'linears' is missing"),
+        ("semi", {"paper_widths": True}, "shape"),
+        ("medusa", {"heads": None}, "heads = None"),
+        ("medusa", {"layers": 2}, "'blocks.1.bias' and 1 more are missing"),
+    ],
+)
+def test_nothing_is_made_for_options_that_the_weights_are_not_of(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch, form: str, options: dict[str, Any], asked: str
+) -> None:
+    target, devices, make = tiny(LLAMA).target, set(), drafters.make
+    path = edited(saved(tmp_path, target, form), **options)
+    monkeypatch.setattr(drafters, "make", lambda *given: devices.add(given[1].device.type) or make(*given))
+    with pytest.raises(LocalspecError, match=asked) as refused:
+        loaded(path, target)
+    assert devices == {"meta"}
+    assert str(refused.value).count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.int32, torch.complex64, torch.float64, torch.bool], ids=str
+)
+def test_weights_of_another_type_are_refused(tmp_path: Path, tiny: Make, dtype: torch.dtype) -> None:
+    target = tiny(LLAMA).target
+    path = saved(tmp_path, target, "s3d")
+    tensors = load_file(path / drafters.WEIGHTS)
+    save_file({**tensors, "mask": tensors["mask"].to(dtype)}, path / drafters.WEIGHTS)
+    with pytest.raises(LocalspecError, match=r"'mask' is of type \w+ where float32 belongs"):
+        loaded(path, target)
+    save_file({**tensors, "mask": tensors["mask"].half()}, path / drafters.WEIGHTS)
+    loaded(path, target)
+
+
+@pytest.mark.parametrize(
+    ("kept", "told"),
+    [
+        (torch.zeros(0, dtype=torch.long), "has the shape"),
+        (torch.arange(20.0), "is of type float32 where int64"),
+        (torch.arange(20, dtype=torch.int32), "is of type I32 where int64"),
+        (torch.arange(20) + 310, "tokens that the model does not have"),
+    ],
+)
+def test_a_draft_vocabulary_that_is_none_is_refused(tmp_path: Path, tiny: Make, kept: torch.Tensor, told: str) -> None:
+    target = tiny(LLAMA).target
+    path = saved(tmp_path, target, "semi of few tokens")
+    save_file({**load_file(path / drafters.WEIGHTS), "kept": kept}, path / drafters.WEIGHTS)
+    with pytest.raises(LocalspecError, match=f"'kept' .*{told}"):
+        loaded(path, target)
