@@ -1,5 +1,6 @@
 """localspec distill"""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -45,7 +46,7 @@ def distill(
     """Let a model answer prompts: training text in its own words. What was stopped goes on with the same command."""
     if prompts is None or output is None:
         raise UsageMistake("Prompts and a file for the replies are needed; give --prompts FILE -o FILE.")
-    if output.is_dir() or not output.absolute().parent.is_dir():
+    if os.path.isdir(output) or not os.path.isdir(output.absolute().parent):
         raise UsageMistake(f"{output} cannot be written: it is no place for a file; give another -o.")
     settings = config.load(
         flags={"model": model, "temperature": temperature, "seed": seed, "device": device, "dtype": dtype}

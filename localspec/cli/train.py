@@ -18,8 +18,19 @@ from localspec.drafter_cards import TRAINED
 from localspec.errors import UsageMistake
 from localspec.paths import Paths
 from localspec.training import texts
+from localspec.training.directory import Lock, usable
 
 app = typer.Typer()
+
+MOST = 10**9  # steps or tokens: what is more is a slip, and floats lose count of it
+LONGEST = 10**6  # hours or passes
+FEW = 1000  # tokens, on which a share is within two per cent or so
+
+
+def _directory(text: str) -> Path:
+    if not text:
+        raise UsageMistake("-o '' names no directory; give one, or leave -o out.")
+    return Path(text)
 
 
 @app.command()
@@ -34,26 +45,29 @@ def train(
         typer.Option("--data", metavar="FILE…", help='Plain text, or JSONL with "text" or "messages" a line; .xz too.'),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Else below the data directory.")
+        Path | None,
+        typer.Option("--output", "-o", parser=_directory, metavar="DIR", help="Else below the data directory."),
     ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-O", metavar="NAME=VALUE", help="An option of the kind; repeatable."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="So many steps at most.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, max=MOST, metavar="N", help="So many steps at most.")] = None,
     hours: Annotated[float | None, typer.Option(metavar="N", help="So long at most.")] = None,
     epochs: Annotated[
         float | None, typer.Option(metavar="N", help="So many passes over the text; 1 where no limit is given.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="What one step learns from.")] = 4096,
+    batch: Annotated[int, typer.Option(min=1, max=MOST, metavar="TOKENS", help="What one step learns from.")] = 4096,
     at_once: Annotated[
-        int | None, typer.Option(min=1, metavar="TOKENS", help="So many in one forward; fewer take less memory.")
+        int | None,
+        typer.Option(min=1, max=MOST, metavar="TOKENS", help="So many in one forward; fewer take less memory."),
     ] = None,
     length: Annotated[
-        int | None, typer.Option(min=8, metavar="TOKENS", help="Longer texts are cut; 1024 or the model's context.")
+        int | None,
+        typer.Option(min=8, max=MOST, metavar="TOKENS", help="Longer texts are cut; 1024 or the model's context."),
     ] = None,
     rate: Annotated[float, typer.Option("--lr", metavar="N", help="The learning rate at its highest.")] = 1e-3,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="The same seed learns the same.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, metavar="N", help="The same seed learns the same.")] = 0,
     labels: Annotated[
         Literal["soft", "text"], typer.Option(help="The target's own distribution, or the tokens of the text.")
     ] = "soft",
@@ -70,8 +84,8 @@ def train(
             f"There is no kind {kind!r} to train{nearest(kind, TRAINED)}; give one of {', '.join(TRAINED)}."
         )
     for flag, value in (("--hours", hours), ("--epochs", epochs), ("--lr", rate)):
-        if value is not None and not 0 < value < float("inf"):
-            raise UsageMistake(f"{flag} {value} is not possible; give a number above 0.")
+        if value is not None and not 0 < value <= LONGEST:
+            raise UsageMistake(f"{flag} {value} is not possible; give a number above 0, {LONGEST} at most.")
     if at_once is not None and at_once > batch:
         raise UsageMistake(
             f"--at-once {at_once} is more than the {batch} tokens of a step; give less, or more --batch."
@@ -82,8 +96,9 @@ def train(
     settings = config.load(flags={"model": model, "device": device, "dtype": dtype, "quantize": quantize})
     card = registry.resolve(settings.model or "demo")
     directory = output or Paths(home()).drafters / (re.sub(r"[^\w.-]+", "-", _name(card)).strip(".-") + f"-{kind}")
+    usable(directory)
     progress = Progress()
-    with Interrupt() as interrupt:
+    with Interrupt() as interrupt, Lock(directory) as lock:
         progress.show("reading text")
         examples = texts.read(files)
 
@@ -99,7 +114,7 @@ def train(
             save_seconds=save_every, force=force,
         )  # fmt: skip
         try:
-            job = Job(request, settings, progress.notice, progress.show, lambda: interrupt.asked)
+            job = Job(request, settings, lock, progress.notice, progress.show, lambda: interrupt.asked)
             interrupt.wait_for_step = True
             for seen in job.run():
                 if job.main:
@@ -134,12 +149,13 @@ def _show(progress: Progress, seen: Any, first: bool) -> None:
 
 def _lines(report: dict[str, Any], model: str) -> str:
     directory = report["directory"]
-    own = report["changes_target"]
+    own, measured = report["changes_target"], report["measured_tokens"]
+    few = f" (on {measured} tokens only)" if measured < FEW else ""
     used = f"localspec run -m {shlex.quote(directory if own else model)} --drafter {shlex.quote(directory)}"
     lines = [
         f"{report['kind']} for {report['model']}: {report['steps']} steps, {report['tokens']} tokens, "
         f"{_time(report['seconds'])}, loss {report['loss']:.3f}",
-        f"first guess right on held-out text, by depth: {_shares(report['accuracy_by_depth'])}",
+        f"first guess right on held-out text, by depth: {_shares(report['accuracy_by_depth'])}{few}",
     ]
     if own:
         before, after = report["perplexity"]

@@ -18,6 +18,8 @@ from localspec.errors import DoesNotFit, LocalspecError
 
 STATE = "state.json"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_STATE = {"asked": dict, "at_once": int, "tensors": str}  # what the state of a training has at least
+_ASKED = {"asked": dict, "options": dict}
 
 
 def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
@@ -48,31 +50,43 @@ def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | No
         if Path(missing.filename or "").name == STATE:
             return None
         raise LocalspecError(f"{directory} lacks {missing.filename}; give --force to begin anew.") from None
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise LocalspecError(
-            f"The checkpoint in {directory} is damaged ({error}); give --force to begin anew."
-        ) from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        raise _damaged(directory, error) from None
 
 
 def state(directory: Path) -> Mapping[str, Any] | None:
-    """The state of a training that was stopped; None where there is no checkpoint."""
+    """The state of a training that was stopped; None where there is no checkpoint.
+
+    Raises LocalspecError where it is damaged.
+    """
     try:
-        found: Mapping[str, Any] = json.loads((directory / STATE).read_text("utf-8"))
-        if not {"asked", "at_once", "tensors"} <= found.keys():
-            raise KeyError("asked")
+        found = json.loads((directory / STATE).read_text("utf-8"))
+        if not (_has(found, _STATE) and _has(found["asked"], _ASKED)):
+            raise ValueError(f"{STATE} is no state of a training")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LocalspecError(
-            f"The checkpoint in {directory} is damaged ({error}); give --force to begin anew."
-        ) from None
-    return found
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(directory, error) from None
+    state: Mapping[str, Any] = found
+    return state
+
+
+def full(error: Exception) -> bool:
+    """Whether what could not be written found no room."""
+    text = str(error).lower()
+    return (isinstance(error, OSError) and error.errno in _FULL) or "no space" in text or "too large" in text
+
+
+def _has(value: object, entries: Mapping[str, type]) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in entries.items())
+
+
+def _damaged(directory: Path, error: Exception) -> LocalspecError:
+    return LocalspecError(f"The checkpoint in {directory} is damaged ({error}); give --force to begin anew.")
 
 
 def _told(error: Exception, directory: Path, tensors: Mapping[str, torch.Tensor]) -> LocalspecError:
-    text = str(error).lower()
-    full = (isinstance(error, OSError) and error.errno in _FULL) or "no space" in text or "too large" in text
-    if full:
+    if full(error):
         size = sum(tensor.nbytes for tensor in tensors.values())
         return DoesNotFit(
             f"There is no room for a checkpoint of {size / 2**20:.0f} MiB in {directory}; make room, and give the same "

@@ -51,18 +51,17 @@ class Corpus:
 
     def __init__(self, target: Target, examples: Sequence[Example], length: int, batch: int, seed: int) -> None:
         self._target, self.length, self._batch, self._seed = target, length, batch, seed
+        self.refused: set[bytes] = set()  # digests of conversations that the model's template refuses
         # A text that is there twice is on one side only, for its digest is the same.
         known = {example.digest: example for example in examples}
         marks = sorted(known)
         limit = int(HELD_OUT * 2**32).to_bytes(4, "big")
         apart = {mark for mark in marks if mark < limit} or {*marks[:1]}
-        self.held_out = self._some([known[mark] for mark in marks if mark in apart], MEASURED)
+        held_out = [known[mark] for mark in marks if mark in apart]
+        self.held_out = self._some(held_out, MEASURED)
         self.examples = [example for example in examples if example.digest not in apart]
-        if not self.held_out or not any(self._rows(example) for example in self.examples[:BLOCK]):
-            raise UsageMistake(
-                f"There is too little text ({len(examples)} {'example' if len(examples) == 1 else 'examples'}, a part "
-                f"of which is held out); give several, of more than {SHORTEST} tokens each."
-            )
+        if not self.held_out or not self._some(self.examples[:BLOCK], 1):
+            raise self._too_little(held_out, len(examples))
 
     @property
     def blocks(self) -> int:
@@ -113,6 +112,19 @@ class Corpus:
                 found += torch.bincount(torch.tensor(counted), minlength=len(found))
         return found
 
+    def _too_little(self, held_out: Sequence[Example], count: int) -> UsageMistake:
+        named = f"{count} {'example' if count == 1 else 'examples'}"
+        length, self.length = self.length, self._target.context
+        if self._some(held_out, 1) and self._some(self.examples[:BLOCK], 1):
+            return UsageMistake(
+                f"Nothing is left to learn of {named} when they are cut to {length} tokens; give a larger --length."
+            )
+        refused = ", and some of which the model's template refuses" if self.refused else ""
+        return UsageMistake(
+            f"There is too little text ({named}, a part of which is held out{refused}); give several, of more than "
+            f"{SHORTEST} tokens each."
+        )
+
     def _some(self, examples: Sequence[Example], tokens: int) -> Rows:
         rows: Rows = []
         for example in examples:
@@ -149,7 +161,8 @@ class Corpus:
                     upto = before + content + upto.rpartition(content)[2]
                 spans.append((before, upto))
         except LocalspecError:
-            return []  # conversations that this model's template refuses are left out
+            self.refused.add(example.digest)
+            return []
         if all(whole.startswith(upto) and upto.startswith(before) for before, upto in spans):
             return [self._row(whole, [(len(before), len(upto)) for before, upto in spans])]
         return [self._row(upto, [(len(before), len(upto))]) for before, upto in spans if upto.startswith(before)]

@@ -20,11 +20,13 @@ from transformers.utils import logging
 from localspec.engine.target import Target
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.hardware import free_memory
+from localspec.registry import revision
 from localspec.selection import Choice
 from localspec.training.texts import Question
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PROBE = 16  # tokens that are generated to see how long it will take
+BEGINNING = b'{"asked": "'  # of every line that we write
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class Distiller:
                 f"{self._light.context}; give a smaller --max-tokens or shorter prompts."
             )
         self._questions = {question.id: question for question in questions if question.id in self._prompts}
-        self._marks = {name: _mark(question, wanted, choice) for name, question in self._questions.items()}
+        model = [revision(choice.target.path), choice.dtype]
+        self._marks = {name: _mark(question, wanted, model) for name, question in self._questions.items()}
         self.answered = self._read()
         # Batches are made of all prompts, so that they are the same after a stop; of like lengths, so that little is
         # filled up, and the longest first, so that what does not fit in memory is known at once.
@@ -141,10 +144,10 @@ class Distiller:
         finished = bool(reply) and reply[-1] in self._light.stop_tokens
         said = {"role": "assistant", "content": self._light.decode(reply)}
         return {
+            "asked": self._marks[name],  # first: a line that a kill cut is known by it
             "id": name,
             "messages": [*self._questions[name].messages, said],
             "finish_reason": "stop" if finished else "length",
-            "asked": self._marks[name],
         }
 
     def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -176,16 +179,16 @@ class Distiller:
             return set()
         except OSError as error:
             raise UsageMistake(f"{self._file} cannot be read ({error.strerror}); give another -o.") from None
-        whole = content[: content.rfind(b"\n") + 1]
+        *lines, cut = content.split(b"\n")
+        if not cut.startswith(BEGINNING[: len(cut)]):
+            raise self._foreign(len(lines) + 1)
         found = set()
-        for number, line in enumerate(whole.splitlines(), start=1):
+        for number, line in enumerate(lines, start=1):
             try:
                 entry = json.loads(line)
                 name, mark = str(entry["id"]), entry["asked"]
             except (ValueError, TypeError, KeyError, RecursionError):
-                raise UsageMistake(
-                    f"{self._file}, line {number}: this is no reply of localspec distill; give another -o."
-                ) from None
+                raise self._foreign(number) from None
             if name in self._marks:
                 if mark != self._marks[name]:
                     raise UsageMistake(
@@ -193,15 +196,18 @@ class Distiller:
                         "seed, temperature or length; give the same command to go on, or another -o."
                     )
                 found.add(name)
-        if len(whole) < len(content):
+        if cut:
             with self._file.open("r+b") as file:
-                file.truncate(len(whole))
+                file.truncate(len(content) - len(cut))
         return found
 
+    def _foreign(self, number: int) -> UsageMistake:
+        return UsageMistake(f"{self._file}, line {number}: this is no reply of localspec distill; give another -o.")
 
-def _mark(question: Question, wanted: Wanted, choice: Choice) -> str:
+
+def _mark(question: Question, wanted: Wanted, model: Sequence[str]) -> str:
     """Changes with whatever changes the reply, as far as it was asked for."""
-    named = [question.messages, wanted.max_tokens, wanted.temperature, wanted.seed, choice.target.name, choice.dtype]
+    named = [question.messages, wanted.max_tokens, wanted.temperature, wanted.seed, *model]
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -21,6 +21,7 @@ from localspec.registry import Checkpoint, TargetCard, inspect, revision
 from localspec.selection import Choice, choose
 from localspec.training import checkpoint, estimate
 from localspec.training.data import Corpus
+from localspec.training.directory import Lock
 from localspec.training.result import Origin, Result, rounded
 from localspec.training.texts import Example
 from localspec.training.train import Plan, Seen, Training, perplexity
@@ -68,13 +69,15 @@ class Request:
 class Job:
     """A training that is ready to run. Raises UsageMistake, DoesNotFit and LocalspecError before anything is written.
 
-    `say` is told what a user should know before it starts; `progress` what is being done.
+    `lock` is that of its directory, and is taken. `say` is told what a user should know before it starts; `progress`
+    what is being done.
     """
 
     def __init__(
         self,
         request: Request,
         settings: Settings,
+        lock: Lock,
         say: Callable[[str], None],
         progress: Callable[[str], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
@@ -84,6 +87,11 @@ class Job:
         self.own = revision(request.card.path)
         self.choice, shadow = self._choose(settings, found)
         self.changes_target = shadow.owns_target
+        AcceleratorState._reset_state(reset_partial_state=True)  # of a former one
+        self.processes = processes(self.choice)
+        self.main = bool(self.processes.is_main_process)
+        if self.main:
+            lock.take()
         length = self._length(shadow.target)
         asked = request.identity(self.choice, self.own)
         former = _former(request, asked)
@@ -91,9 +99,6 @@ class Job:
         at_once = request.at_once or max(request.batch, length)
         at_once = former.get("at_once") or estimate.fitting(needed, self.choice, at_once, request.at_once or length)
         estimate.room(needed, request.directory)
-        AcceleratorState._reset_state(reset_partial_state=True)  # of a former one
-        self.processes = processes(self.choice)
-        self.main = bool(self.processes.is_main_process)
         if self.processes.num_processes > 1 and self.choice.device != "cpu":
             self.choice = replace(self.choice, device=str(self.processes.device))
         self._tell(
@@ -116,10 +121,15 @@ class Job:
             steps=request.steps, hours=request.hours, epochs=request.epochs, save_seconds=request.save_seconds,
         )  # fmt: skip
         if self.main:
-            _clear(request)
+            _clear(request, lock)
         self.processes.wait_for_everyone()
         kept = {"asked": asked, "options": dict(options)}
         self.training = Training(self.drafter, corpus, plan, request.directory, self.processes, kept, stop)
+        if corpus.refused:
+            self._tell(
+                f"{len(corpus.refused)} of the conversations that were looked at are left out, for the model's "
+                "template refuses them."
+            )
         self.began = self.training.state.step
         if self.began:
             self._tell(f"going on behind step {self.began}, where this training was stopped.")
@@ -144,7 +154,12 @@ class Job:
                     "out, or choose a form that leaves the target as it is."
                 )
             directly = shadow.adapters is None
-            dtype = "fp32" if directly and settings.dtype == "auto" else settings.dtype
+            if directly and settings.dtype not in ("auto", "fp32"):
+                raise UsageMistake(
+                    f"This form of {request.kind} trains the target's own weights, which {settings.dtype} is too "
+                    "coarse for; leave --dtype out, or choose a form that leaves the target as it is."
+                )
+            dtype = "fp32" if directly else settings.dtype
             plain = replace(plain, quantize="none", dtype=dtype)
             choice = choose(request.card, plain, found.parameters, found.embedding)
             shadow = _shadow(request, choice)
@@ -207,6 +222,7 @@ class Job:
             "changes_target": self.changes_target,
             "seconds": round(training.state.seconds, 2),
             "accuracy_by_depth": accuracy,
+            "measured_tokens": sum(row.worth for row in training.corpus.held_out),
             **figures,
         }
 
@@ -290,8 +306,6 @@ def _former(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
     path = request.directory
     if request.force:
         return {}
-    if path.exists() and not path.is_dir():
-        raise UsageMistake(f"{path} is a file; give a directory with -o.")
     found = checkpoint.state(path / "checkpoint")
     if found is not None:
         other = [name for name, value in asked.items() if found["asked"]["asked"].get(name) != value]
@@ -310,10 +324,11 @@ def _former(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _clear(request: Request) -> None:
+def _clear(request: Request, lock: Lock) -> None:
     """What a forced training begins without. The former result stays until the new one is there."""
     try:
         request.directory.mkdir(parents=True, exist_ok=True)
+        lock.take()
         if request.force:
             shutil.rmtree(request.directory / "checkpoint", ignore_errors=True)
             (request.directory / "losses.jsonl").unlink(missing_ok=True)

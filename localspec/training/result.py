@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from localspec import __version__, drafters
 from localspec.drafters.base import TrainedDrafter
 from localspec.engine.target import Target, tokenizer_hash
-from localspec.errors import DoesNotFit
+from localspec.errors import DoesNotFit, LocalspecError
 from localspec.registry import revision
-from localspec.training import curves
+from localspec.training import checkpoint, curves
 
 COPIED = ("generation_config.json", "LICENSE*", "NOTICE*")  # to a target that was changed
 
@@ -43,14 +43,17 @@ class Result:
     record: Mapping[str, Any]
 
     def write(self, directory: Path) -> None:
-        """drafter/, target/ where it was changed, losses.svg. Raises DoesNotFit; nothing half-written stays."""
+        """drafter/, target/ where it was changed, losses.svg. Raises DoesNotFit where the disk is full, and else
+        LocalspecError; nothing half-written stays.
+        """
         try:
             self._write(directory)
         except (OSError, SafetensorError) as error:
             for left in directory.glob("**/*.new"):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-            raise DoesNotFit(
-                f"The result cannot be written to {directory} ({error}); make room, and give the same command again: "
+            kind, remedy = (DoesNotFit, "make room") if checkpoint.full(error) else (LocalspecError, "correct that")
+            raise kind(
+                f"The result cannot be written to {directory} ({error}); {remedy}, and give the same command again: "
                 "it goes on from its checkpoint."
             ) from error
 

@@ -110,14 +110,28 @@ def _content(file: Path) -> str:
         except (lzma.LZMAError, EOFError) as error:
             raise UsageMistake(f"{file} is not a whole xz file ({error}); fetch it again.") from None
     try:
-        return content.decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UsageMistake(f"{file} is not UTF-8 text; give JSONL or plain text.") from None
+    if "\0" in text:
+        raise UsageMistake(f"{file} is not text, for it holds NUL bytes; give JSONL or plain text.")
+    return text
 
 
 def _is_json(file: Path, content: str) -> bool:
+    """Raises UsageMistake for a list in JSON, which would else be learnt as a plain text."""
     name = file.with_suffix("").suffix if file.suffix == ".xz" else file.suffix
-    return name == ".jsonl" or (name != ".txt" and content.lstrip().startswith("{"))
+    begins = "" if name == ".txt" else content.lstrip()[:1]
+    if begins == "[" and name != ".jsonl" and _is_list(content):
+        raise UsageMistake(f"{file} is one list in JSON; write its objects one a line (JSONL).")
+    return name == ".jsonl" or begins == "{"
+
+
+def _is_list(content: str) -> bool:
+    try:
+        return isinstance(json.loads(content), list)
+    except (ValueError, RecursionError):
+        return False  # a text may well begin with a bracket
 
 
 def _entries(file: Path, content: str) -> Iterator[tuple[dict[str, Any], str]]:
@@ -164,16 +178,21 @@ def _messages(value: object, place: str) -> tuple[Message, ...]:
 def _pieces(text: str) -> Iterator[str]:
     """Paragraphs, put together until they are about `PIECE` characters; a longer one is cut between lines or words."""
     waiting: list[str] = []
+    size = 0  # of those that wait
     for paragraph in text.replace("\r\n", "\n").split("\n\n"):
-        while len(paragraph) > PIECE:
-            cut = max(paragraph.rfind("\n", 1, PIECE), paragraph.rfind(" ", 1, PIECE))
-            cut = cut if cut > 0 else PIECE
-            yield "\n\n".join([*waiting, paragraph[:cut]])
-            waiting, paragraph = [], paragraph[cut:]
-        if waiting and sum(map(len, waiting)) + len(paragraph) > PIECE:
+        start = 0  # of what is left: by index, for copying the rest each time would take hours of a large file
+        while len(paragraph) - start > PIECE:
+            end = start + PIECE
+            cut = max(paragraph.rfind("\n", start + 1, end), paragraph.rfind(" ", start + 1, end))
+            cut = cut if cut > 0 else end
+            yield "\n\n".join([*waiting, paragraph[start:cut]])
+            waiting, size, start = [], 0, cut
+        rest = paragraph[start:]
+        if waiting and size + len(rest) > PIECE:
             yield "\n\n".join(waiting)
-            waiting = []
-        waiting.append(paragraph)
+            waiting, size = [], 0
+        waiting.append(rest)
+        size += len(rest)
     if "".join(waiting).strip():
         yield "\n\n".join(waiting)
 

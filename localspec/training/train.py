@@ -247,7 +247,8 @@ class Training:
         if self._processes.is_main_process:
             self._log.touch()
             with self._log.open("r+b") as log:  # what was noted behind the checkpoint will be noted again
-                log.truncate(self.state.log_bytes)
+                kept = log.read(self.state.log_bytes)  # less, where the log was deleted, or a machine lost power
+                log.truncate(kept.rfind(b"\n") + 1)
         self._processes.wait_for_everyone()
 
     @torch.no_grad()

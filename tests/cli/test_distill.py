@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command import environment, localspec, sentence
+from safetensors.torch import load_file, save_file
 from tiny_models import END, stock_reply
 
 from localspec.cli.main import main
@@ -152,6 +154,31 @@ def test_a_file_of_something_else_is_not_touched(distill, tmp_path):
     assert code == 2 and "line 1" in errors and (tmp_path / "out.jsonl").read_text() == '{"text": "mine"}\n'
 
 
+@pytest.mark.parametrize(
+    "content",
+    ["My only precious note without a newline", '{"id": "p0", "prompt": "the cat"}', '{"id": "a", "asked": 1}'],
+)
+def test_what_has_no_newline_is_cut_off_only_where_it_is_ours(distill, tmp_path, content):
+    note = tmp_path / "note"
+    note.write_text(content)
+    code, _, errors = distill(out="note")
+    assert code == 2 and "line 1: this is no reply" in errors and note.read_text() == content
+    assert distill(file=note, out="note")[0] == 2 and note.read_text() == content
+
+
+@pytest.mark.slow
+def test_a_model_is_known_by_what_it_is_and_not_by_how_it_was_named(distill, tmp_path, model, monkeypatch):
+    copy = shutil.copytree(model.path, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path)
+    assert distill("-m", "./copy", "--limit", 1)[0] == 0
+    code, _, errors = distill("-m", copy)
+    assert code == 0 and "1 of 6 replies are there already" in errors
+    tensors = load_file(copy / "model.safetensors")
+    save_file({name: tensor * 1.5 for name, tensor in tensors.items()}, copy / "model.safetensors")
+    code, _, errors = distill("-m", copy)
+    assert code == 2 and "was asked for with another" in errors
+
+
 @pytest.mark.slow
 def test_flags_that_are_missing_or_cannot_be(tmp_path, distill):
     for arguments in (
@@ -160,6 +187,7 @@ def test_flags_that_are_missing_or_cannot_be(tmp_path, distill):
         ["-o", "a"],
         ["--prompts", "a", "-o", "."],
         ["--prompts", "a", "-o", "no/a"],
+        ["--prompts", __file__, "-o", "x" * 300],
     ):
         result = localspec(tmp_path, "distill", *arguments)
         assert result.returncode == 2 and "-o" in sentence(result)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -15,7 +16,9 @@ from command import environment, localspec, sentence
 
 from localspec.cli.main import main
 from localspec.drafter_cards import read_drafter
+from localspec.errors import LocalspecError
 from localspec.registry import resolve, revision
+from localspec.training.directory import Lock
 
 MODEL = "phi3-grouped-window-partial-rotary"
 CHAT = [("the cat sat on", "the mat and the dog"), ("one two", "three four five"), ("sat on the log?", "the dog")]
@@ -188,6 +191,12 @@ def test_several_files_may_follow_data(train, tmp_path, data):
         ("medusa", ["--length", "99999"], ["--length 99999"]),
         ("medusa", ["--device", "cuda:99"], ["cuda:99"]),
         ("medusa", ["--quantize", "nf4"], ["nf4"]),
+        ("medusa", ["--seed", "9" * 23], ["--seed"]),
+        ("medusa", ["--steps", "1" + 400 * "0"], ["--steps"]),
+        ("medusa", ["--batch", "1" + 400 * "0"], ["--batch"]),
+        ("medusa", ["--hours", "1e308"], ["--hours 1e+308"]),
+        ("medusa", ["--epochs", "1e308"], ["--epochs 1e+308"]),
+        ("s3d", ["-O", "full=true", "--dtype", "bf16"], ["bf16", "s3d", "--dtype"]),
     ],
 )
 def test_mistakes_are_one_sentence_and_leave_nothing(train, tmp_path, monkeypatch, kind, arguments, said):
@@ -234,6 +243,15 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(train, tmp_path,
     assert (code, text) == (4, "") and "on that disk" in errors and not (tmp_path / "out").exists()
 
 
+def test_the_last_values_that_are_taken(train, tmp_path, monkeypatch):
+    """They reach the loop, which would fail on a seed that torch does not take or on a share of 0."""
+    most = ["--seed", 2**63 - 1, "--steps", 10**9, "--hours", 10**6, "--epochs", 10**6]
+    losses = iter([1.0, 1.0])
+    monkeypatch.setattr("localspec.training.train.Training._step", lambda *_: next(losses, None) or refuse())
+    code, _, errors = train("medusa", "-o", tmp_path / "out", *most)
+    assert code == 1 and re.search(r"about \d+ steps, \d+\.\d hours", errors) and "refuses this" in errors, errors
+
+
 @pytest.mark.slow
 def test_a_disk_that_is_full_at_the_end_keeps_the_checkpoint(train, tmp_path, monkeypatch):
     from localspec.training.result import Result
@@ -257,12 +275,63 @@ def test_a_disk_that_is_full_at_the_end_keeps_the_checkpoint(train, tmp_path, mo
     assert code == 0 and "going on behind step 2" in errors and (out / "drafter" / "drafter.json").exists()
 
 
-def test_a_place_that_is_taken(train, tmp_path):
+def test_a_place_that_is_taken(train, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    assert train("medusa", "-o", tmp_path / "file")[0] == 2
+    for place in (tmp_path / "file", tmp_path / "file" / "x", tmp_path / ("x" * 300)):
+        code, _, errors = train("medusa", "-o", place)
+        assert code == 2 and errors.count("\n") == 1 and "give another -o" in errors
+    monkeypatch.chdir(tmp_path)
+    code, _, errors = train("medusa", "-o", "")
+    assert code == 2 and "-o ''" in errors and [file.name for file in tmp_path.iterdir()] == ["file"]
     (tmp_path / "dir" / "target").mkdir(parents=True)
     code, _, errors = train("medusa", "-o", tmp_path / "dir")
     assert code == 2 and "is there already" in errors
+
+
+def test_a_second_training_in_one_directory_is_refused(train, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "losses.jsonl").write_text("the first one's\n")
+    with Lock(out) as lock:
+        lock.take()
+        for more in ([], ["--force"]):
+            code, text, errors = train("medusa", "--steps", 1, "-o", out, *more)
+            assert (code, text) == (2, "") and "Another training is running" in errors and errors.count("\n") == 1
+    assert [file.read_text() for file in out.iterdir()] == ["the first one's\n"]
+
+    def begins(*_: object) -> None:
+        with Lock(tmp_path / "new") as second:
+            second.take()  # refused, and so is the training that this one stands for
+
+    monkeypatch.setattr("localspec.training.job.Training", begins)
+    code, _, errors = train("medusa", "--steps", 1, "-o", tmp_path / "new")
+    assert code == 2 and "Another training is running" in errors and not list((tmp_path / "new").iterdir())
+
+
+@pytest.mark.slow
+def test_what_is_no_fault_of_the_disk_is_not_told_as_one(train, tmp_path, monkeypatch):
+    monkeypatch.setattr("localspec.training.curves.draw", lambda _, drawn, __: drawn.mkdir() or drawn.read_text())
+    code, _, errors = train("medusa", "--steps", 1, "-o", tmp_path / "out")
+    assert code == 1 and "cannot be written" in errors and "make room" not in errors
+
+
+@pytest.mark.slow
+def test_what_rests_on_little_says_so_and_what_is_left_out_is_told(train, model, tmp_path, monkeypatch):
+    _, text, errors = train("medusa", "--steps", 1, "-o", tmp_path / "a")
+    tokens = int(re.search(r"by depth: .*\(on (\d+) tokens only\)", text)[1])
+    card = json.loads((tmp_path / "a" / "drafter" / "drafter.json").read_text())
+    assert 0 < tokens <= card["trained"]["held_out_tokens"] and "left out" not in errors
+    mixed = tmp_path / "mixed.jsonl"
+    said = [{"messages": [{"role": "assistant", "content": f"hello {number}"}]} for number in range(3)]
+    texts = [{"text": f"the cat {number} sat on the mat and the dog sat on the log"} for number in range(40)]
+    mixed.write_text("\n".join(map(json.dumps, said + texts)))
+    monkeypatch.setattr("localspec.engine.target.Target.render", refuse)
+    _, _, errors = train("medusa", "--steps", 1, "-o", tmp_path / "b", text=mixed)
+    assert "3 of the conversations" in errors and "left out" in errors
+
+
+def refuse(*_: object, **__: object) -> str:
+    raise LocalspecError("The model's chat template refuses this.")
 
 
 # -- ends ------------------------------------------------------------------------------------------------------------

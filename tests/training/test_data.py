@@ -98,7 +98,11 @@ def test_a_model_without_a_template_and_conversations_that_one_refuses(target):
     (row,) = corpus(target, [])._rows(chat("the cat sat", "on the mat"))
     assert counted(target, row).strip() == "on the mat"
     target.tokenizer.chat_template = "{{ raise_exception('no') }}"
-    assert corpus(target, [])._rows(chat("the cat", "sat")) == []
+    made = corpus(target, [])
+    for _ in range(2):
+        assert made._rows(chat("the cat", "sat")) == [] and len(made.refused) == 1
+    with pytest.raises(UsageMistake, match="3 examples.*, and some of which the model's template refuses"):
+        Corpus(target, [chat("the cat", "sat" * n) for n in range(3)], 64, 128, 0)
 
 
 def test_a_long_conversation_is_cut_and_a_cut_reply_counts_as_far_as_it_goes(target):
@@ -171,6 +175,13 @@ def test_how_often_tokens_come(target):
         for token, counts in zip(row.tokens, row.counts, strict=True):
             expected[token] += counts
     assert torch.equal(made.frequencies(), expected) and expected[target.tokenizer.eos_token_id] > 0
+
+
+def test_where_only_the_length_is_too_small_that_is_told(target):
+    examples = [chat("the cat sat on the mat", f"and the dog {number}") for number in range(9)]
+    with pytest.raises(UsageMistake, match="9 examples when they are cut to 8 tokens; give a larger --length"):
+        Corpus(target, examples, 8, 128, 0)
+    assert Corpus(target, examples, 64, 128, 0).length == 64
 
 
 @pytest.mark.parametrize("examples", [[Example("word " * 50)], [Example("a"), Example("b")], [chat("a", "b")]])

@@ -1,5 +1,7 @@
 import json
 import lzma
+import time
+from random import Random
 
 import pytest
 
@@ -17,6 +19,49 @@ def test_plain_text_is_cut_between_paragraphs_and_nothing_is_lost(tmp_path):
     assert len(pieces) > 4 and max(map(len, pieces)) <= 2 * PIECE
     assert "".join(pieces).replace("\n", "") == "".join(paragraphs)
     assert pieces[0].startswith("0 word") and pieces[1][0].isdigit()
+
+
+def plainly_cut(text: str) -> list[str]:
+    """What `read` does with plain text, in quadratic time."""
+    found, waiting = [], []
+    for paragraph in text.split("\n\n"):
+        while len(paragraph) > PIECE:
+            cut = max(paragraph.rfind("\n", 1, PIECE), paragraph.rfind(" ", 1, PIECE))
+            cut = cut if cut > 0 else PIECE
+            found.append("\n\n".join([*waiting, paragraph[:cut]]))
+            waiting, paragraph = [], paragraph[cut:]
+        if waiting and sum(map(len, waiting)) + len(paragraph) > PIECE:
+            found.append("\n\n".join(waiting))
+            waiting = []
+        waiting.append(paragraph)
+    return [*found, "\n\n".join(waiting)] if "".join(waiting).strip() else found
+
+
+def test_paragraphs_of_every_length_are_cut_alike(tmp_path):
+    random, file = Random(0), tmp_path / "book.txt"
+    for _ in range(30):
+        words = (random.choice(["a", " ", "\n", "\n\n", "b" * random.randrange(3000)]) for _ in range(300))
+        file.write_text(text := "".join(words) + "end")
+        assert [example.text for example in read([file])] == plainly_cut(text)
+
+
+@pytest.mark.parametrize(("line", "times"), [("A sentence a line, as corpora have it.\n", 600_000), ("\n\n", 200_000)])
+def test_long_text_takes_as_long_as_it_is(tmp_path, line, times):
+    """The time was that of the square: where what is left is copied each time, or all that waits is counted again."""
+    file = tmp_path / "corpus.txt"
+    file.write_text(line * times + "end")
+    began = time.process_time()
+    assert read([file])
+    assert time.process_time() - began < 4
+
+
+def test_a_text_may_begin_with_a_bracket(tmp_path):
+    file = tmp_path / "notes.md"
+    for text in ("[1] A footnote.", "[" * 100_000):
+        file.write_text(text)
+        assert "".join(example.text for example in read([file])) == text
+    (tmp_path / "list.txt").write_text("[1, 2]")
+    assert read([tmp_path / "list.txt"]) == [Example("[1, 2]")]
 
 
 def test_json_lines_packed_or_not(tmp_path):
@@ -40,6 +85,9 @@ def test_json_lines_packed_or_not(tmp_path):
         ("a.txt", b" \n\n \n", ["holds no text"]),
         ("a.jsonl", b"\n", ["holds no text"]),
         ("a.txt", b"\xff\xfe", ["UTF-8"]),
+        ("a.txt", b"a\0 word", ["not text", "NUL"]),
+        ("a.json", b'[\n{"text": "one"},\n{"text": "two"}]', ["list", "JSONL"]),
+        ("a.json.xz", lzma.compress(b'[{"text": "one"}]'), ["list", "JSONL"]),
         ("a.txt.xz", b"no xz", ["xz"]),
         ("a.txt.xz", lzma.compress(b"word " * 99)[:40], ["xz"]),
         ("a.jsonl", b'{"text": "a"}\nno', ["line 2", "JSON"]),

@@ -15,6 +15,7 @@ from transformers import LlamaConfig
 from localspec.engine.target import Target
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.training import checkpoint
+from localspec.training.curves import draw
 from localspec.training.data import Corpus, Row, parts
 from localspec.training.texts import Example
 from localspec.training.train import Plan, Training, perplexity
@@ -131,6 +132,24 @@ def test_what_was_killed_goes_on_from_its_checkpoint_and_forgets_what_it_noted_b
     assert log(again) == log(whole) and same(again, whole)
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_what_is_left_of_a_log_is_gone_on_with(training, left):
+    """A log that was deleted, or that a machine which lost power has written in part."""
+    first = training()
+    list(islice(first.run(), 3))
+    first.save()
+    file = first.directory / "losses.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.unlink()
+    if left:
+        file.write_bytes(lines[0] + lines[1][:9])
+    again = training()
+    list(again.run())
+    assert [line["step"] for line in log(again) if "loss" in line] == [4, 5, 6, 7, 8]
+    assert len(log(again)) == 5 + left
+    draw(file, file.with_suffix(".svg"), "what is there")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("apart", "expected"), [(3, [0, 6, 12, 18, 24]), (10, [0, 10, 20])])
 def test_looks_at_held_out_text_are_shares_of_the_training_apart(training, monkeypatch, apart, expected):
@@ -166,6 +185,39 @@ def test_limits(training):
     assert last.done == 1 and 0.3 <= last.seconds < 30 and last.step < 10**6
     plan = Plan(batch=1, at_once=1, rate=1, steps=10, hours=2.0, epochs=4.0)
     assert plan.done(5, 0, 0) == 0.5 and plan.done(1, 5400, 0) == 0.75 and plan.done(0, 0, 9) == 1.0
+
+
+def test_gradients_are_clipped(training, monkeypatch):
+    monkeypatch.setattr("localspec.training.train.CLIP", 1e-3)
+    made = training()
+    made._step(made.corpus._block(0, 0)[0], 0.5)
+    norm = torch.stack([parameter.grad.norm() for parameter in made.drafter.parameters()]).norm()
+    assert float(norm) == pytest.approx(1e-3, rel=0.01)
+
+
+def test_each_forward_has_random_numbers_of_its_own(training, monkeypatch):
+    seeds, honest = [], Linears.loss
+
+    def noted(self, batch):
+        if torch.is_grad_enabled():
+            seeds.append(batch.random.initial_seed())
+        return honest(self, batch)
+
+    monkeypatch.setattr(Linears, "loss", noted)
+    list(training(Plan(batch=256, at_once=128, rate=1e-3, steps=4)).run())
+    assert len({*seeds}) == len(seeds) > 4
+
+
+def test_all_held_out_text_is_measured_in_the_end_and_a_row_at_least_in_between(training, target):
+    examples = [Example(f"the cat {number} sat on the mat") for number in range(250)]
+    made = training(corpus=Corpus(target, examples, 64, 256, seed=1))
+    rows, honest = [], made.drafter.loss
+    made.drafter.loss = lambda batch: rows.extend(batch.tokens) or honest(batch)
+    for tokens, expected in ((None, len(made.corpus.held_out)), (1, 1)):
+        rows.clear()
+        made.measure(tokens)
+        assert len(rows) == expected
+    assert len(made.corpus.held_out) > 1
 
 
 def test_groups_learn_at_their_own_rate_and_small_ones_are_not_decayed(training, monkeypatch):
@@ -227,6 +279,24 @@ def test_a_damaged_checkpoint_is_told(training, damage):
     damage(made.directory / "checkpoint")
     with pytest.raises(LocalspecError, match="give --force to begin anew"):
         training()
+
+
+GOOD = {"asked": {"asked": {}, "options": {}}, "at_once": 1, "tensors": "x"}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        [], None, 3, {**GOOD, "asked": {}}, {**GOOD, "asked": 5}, {**GOOD, "at_once": "1"}, {**GOOD, "tensors": None},
+        {**GOOD, "asked": {"asked": [], "options": {}}}, {**GOOD, "asked": {"asked": {}, "options": 1}},
+    ],
+)  # fmt: skip
+def test_a_state_of_something_else_is_a_damaged_checkpoint(tmp_path, state):
+    (tmp_path / "state.json").write_text(json.dumps(GOOD))
+    assert checkpoint.state(tmp_path) == GOOD
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(LocalspecError, match="is damaged .*; give --force to begin anew"):
+        checkpoint.state(tmp_path)
 
 
 def test_perplexity_is_that_of_the_plain_formula(target, corpus):

@@ -1,0 +1,74 @@
+"""The directory of a training: whether it can be written, and that one training at a time has it."""
+
+import os
+import sqlite3
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Self
+
+from localspec.errors import LocalspecError, UsageMistake
+
+FILES = ("losses.jsonl", "losses.svg")
+DIRECTORIES = ("checkpoint", "drafter", "target")
+LOCK = "training.lock"
+
+
+def usable(directory: Path) -> None:
+    """Raises UsageMistake where a training could not be written, as far as can be seen before it begins."""
+    there = directory
+    try:
+        directory.stat()
+    except FileNotFoundError:
+        there = next(parent for parent in directory.absolute().parents if parent.exists())
+    except OSError as error:
+        raise UsageMistake(f"{directory} cannot be used ({error.strerror}); give another -o.") from None
+    _check(there, directory=True)
+    for name in FILES + DIRECTORIES:
+        if (directory / name).exists():
+            _check(directory / name, directory=name in DIRECTORIES)
+
+
+def _check(there: Path, directory: bool) -> None:
+    if there.is_dir() != directory:
+        found, needed = ("a file", "a directory") if directory else ("a directory", "a file")
+        raise UsageMistake(f"{there} is {found}, and {needed} is needed there; give another -o.")
+    if not os.access(there, os.W_OK | os.X_OK if directory else os.W_OK):
+        raise UsageMistake(f"{there} cannot be written; give another -o.")
+
+
+class Lock:
+    """Held from `take` until the end of a with statement, or of the process, however it ends."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._held: ExitStack | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._held is not None:
+            with suppress(OSError):  # Windows removes no open file; one that stays is free
+                (self._directory / LOCK).unlink()
+            self._held.close()
+            self._held = None
+
+    def take(self) -> None:
+        """Nothing where there is no directory yet, or it is taken already. Raises UsageMistake where another training
+        has it, and LocalspecError where no lock can be written.
+        """
+        if self._held is not None or not self._directory.is_dir():
+            return
+        # An empty SQLite file, as beside the database: the one lock that works alike on every system.
+        try:
+            with ExitStack() as opened:
+                lock = sqlite3.connect(self._directory / LOCK, timeout=0, isolation_level=None)
+                opened.callback(lock.close)
+                lock.execute("BEGIN EXCLUSIVE")
+                self._held = opened.pop_all()
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+                raise UsageMistake(
+                    f"Another training is running in {self._directory}; wait for it, or give another -o."
+                ) from None
+            raise LocalspecError(f"{self._directory} cannot be locked ({error}); give another -o.") from None

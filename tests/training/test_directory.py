@@ -1,0 +1,84 @@
+"""A directory belongs to one training at a time, and what could not be written there is known before."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from command import environment
+
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.training.directory import LOCK, Lock, usable
+
+
+def test_one_at_a_time_and_nothing_stays(tmp_path):
+    with Lock(tmp_path) as one:
+        one.take()
+        one.take()
+        with Lock(tmp_path) as other:
+            for _ in range(2):
+                with pytest.raises(UsageMistake, match="Another training is running"):
+                    other.take()
+    assert not list(tmp_path.iterdir())
+    with Lock(tmp_path) as other:
+        other.take()
+
+
+def test_where_there_is_no_directory_yet_nothing_is_made(tmp_path):
+    with Lock(tmp_path / "later") as lock:
+        lock.take()
+        assert not list(tmp_path.iterdir())
+        (tmp_path / "later").mkdir()
+        lock.take()
+        with pytest.raises(UsageMistake), Lock(tmp_path / "later") as other:
+            other.take()
+
+
+def test_a_lock_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / LOCK).mkdir()
+    with Lock(tmp_path) as lock, pytest.raises(LocalspecError, match="cannot be locked"):
+        lock.take()
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_lets_go(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from localspec.training.directory import Lock; "
+        "lock = Lock(Path(sys.argv[1])); lock.take(); print('taken', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], env=environment(tmp_path),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        assert running.stdout.readline() == "taken\n"
+        with Lock(tmp_path) as lock:
+            with pytest.raises(UsageMistake, match="Another training is running"):
+                lock.take()
+            running.kill()
+            running.wait()
+            lock.take()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("place", "needed"),
+    [("losses.jsonl", "a file"), ("losses.svg", "a file"), ("checkpoint", "a directory"), ("drafter", "a directory")],
+)
+def test_what_stands_in_the_way_is_named(tmp_path, place, needed):
+    there = tmp_path / place
+    there.mkdir() if needed == "a file" else there.write_text("mine")
+    with pytest.raises(UsageMistake, match=f"{place} is .*, and {needed} is needed there; give another -o"):
+        usable(tmp_path)
+
+
+def test_places_that_cannot_be(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    for place in ("file", "file/x", "file/x/y", "x" * 300):
+        with pytest.raises(UsageMistake, match="give another -o"):
+            usable(tmp_path / place)
+    for place in (".", "new", "new/below"):
+        usable(tmp_path / place)
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)  # for root may write everywhere
+    for place in (".", "new", "new/below"):
+        with pytest.raises(UsageMistake, match="cannot be written; give another -o"):
+            usable(tmp_path / place)
