@@ -1,6 +1,6 @@
 """Does what the papers find hold for a small model? One training a variant, all alike, then acceptance side by side.
 
-    python scripts/drafter_ablations.py --data FILE… --prompts data/eval --work build/ablations --steps 200 --out FILE
+    python scripts/drafter_ablations.py --data FILE… --prompts data/eval --work build/ablations --out docs/drafter-ablations.md
 
 All variants learn from the same texts in the same order, as many steps of 1,024 tokens. What was trained or measured is
 kept in `--work`, so a run that was stopped goes on, and several may work on parts of it (`--only`). A variant that
@@ -171,7 +171,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    parts = []
+    parts = [
+        f"# What the papers find, on `{arguments.model}`\n\nMade by `scripts/drafter_ablations.py`: {arguments.steps} steps "
+        f"of 1,024 tokens each, then {arguments.limit} prompts, greedily, trees of {NODES} nodes, replies of at most "
+        f"{arguments.max_tokens} tokens. τ is the acceptance length, *speedup* that of a fixed tree against plain decoding, "
+        "*right at depth* how often the first guess was the target's likeliest token (or that of the text, where the text "
+        "was the label) on held-out text, *perplexity* the target's own before and after."
+    ]
     for group, variants in GROUPS.items():
         if not group.startswith(tuple(arguments.only)):
             continue
