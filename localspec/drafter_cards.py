@@ -2,10 +2,10 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from localspec.config import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
@@ -14,8 +14,7 @@ from localspec.registry import TargetCard, inspect, read_config, read_json, refe
 
 TRAINED = ("medusa", "parallelspec", "s3d", "semi")  # the kinds that have weights
 FORMAT = 1  # of drafter.json
-
-_Content = TypeVar("_Content")
+REMEDY = "train the drafter again"  # one that `train` wrote cannot be fetched
 
 
 @dataclass(frozen=True)
@@ -133,23 +132,15 @@ def read_drafter(path: Path) -> DrafterCard:
     weights = path / "drafter.safetensors"
     if not weights.is_file():
         raise NotHere(f"{path} lacks drafter.safetensors; train the drafter again.")
-    parameters = sum(math.prod(entry["shape"]) for entry in _ours(tensor_headers, weights).values())
+    parameters = sum(math.prod(entry["shape"]) for entry in tensor_headers(weights, REMEDY).values())
     made_for, name = str(target.get("revision", "")), str(target.get("name", "another model"))
     return DrafterCard(kind, path, options, made_for, name, parameters, weights.stat().st_size, content)
 
 
 def _content(file: Path) -> dict[str, Any]:
     """What drafter.json says; nothing where it is no table."""
-    content = _ours(read_json, file)
+    content = read_json(file, REMEDY)
     return content if isinstance(content, dict) else {}
-
-
-def _ours(read: Callable[[Path], _Content], file: Path) -> _Content:
-    """What `read` finds in a file; one that `train` wrote cannot be fetched again."""
-    try:
-        return read(file)
-    except LocalspecError as error:
-        raise LocalspecError(str(error).replace("fetch it again", "train the drafter again")) from None
 
 
 def _accuracies(content: object) -> bool:

@@ -24,6 +24,7 @@ ARCHITECTURES = {
 }  # and the model type that goes with each
 
 _PACKAGE = Path(__file__).parent
+FETCH = "fetch it again"  # what helps a damaged model
 _KEYS = ("path", "license", "description")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _SAMPLES, _SAMPLE_BYTES = 64, 256
@@ -257,7 +258,8 @@ def _bytes(file: Path) -> bytes:
         raise LocalspecError(f"{file} cannot be read ({error.strerror}); correct its permissions.") from None
 
 
-def read_json(file: Path) -> object:
+def read_json(file: Path, remedy: str = FETCH) -> object:
+    """What a file says. Raises LocalspecError, which ends in the remedy, where it is damaged."""
     try:
         content: object = json.loads(_bytes(file).decode())
     except (ValueError, RecursionError) as error:
@@ -269,11 +271,11 @@ def read_json(file: Path) -> object:
             else "too deep"
         )
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise LocalspecError(f"{file}{line}: this is not JSON ({what}); fetch it again.") from None
+        raise LocalspecError(f"{file}{line}: this is not JSON ({what}); {remedy}.") from None
     return content
 
 
-def _header(file: Path) -> bytes:
+def _header(file: Path, remedy: str = FETCH) -> bytes:
     """The JSON in front of the tensors, whose length the first eight bytes tell."""
     try:
         size = file.stat().st_size
@@ -282,7 +284,7 @@ def _header(file: Path) -> bytes:
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
             if not 2 <= length <= min(size - 8, _HEADER_LIMIT):
                 raise LocalspecError(
-                    f"{file} is not a whole safetensors file (its header does not fit in {size} bytes); fetch it again."
+                    f"{file} is not a whole safetensors file (its header does not fit in {size} bytes); {remedy}."
                 )
             return stream.read(length)
     except OSError as error:
@@ -300,9 +302,12 @@ def _samples(file: Path, start: int) -> bytes:
     return b"".join(pieces)
 
 
-def tensor_headers(file: Path) -> dict[str, Any]:
-    """The header's tensors: name -> dtype, shape, data_offsets; a cut download is told here."""
-    header = _header(file)
+def tensor_headers(file: Path, remedy: str = FETCH) -> dict[str, Any]:
+    """The header's tensors: name -> dtype, shape, data_offsets; a cut download is told here.
+
+    Raises LocalspecError, which ends in the remedy, where the file is damaged.
+    """
+    header = _header(file, remedy)
     present = file.stat().st_size - 8 - len(header)
     try:
         entries = json.loads(header)
@@ -316,10 +321,10 @@ def tensor_headers(file: Path) -> dict[str, Any]:
                 raise ValueError
             end = max(end, last)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise LocalspecError(f"{file} is not a safetensors file (its header is damaged); fetch it again.") from None
+        raise LocalspecError(f"{file} is not a safetensors file (its header is damaged); {remedy}.") from None
     if end != present:
         raise LocalspecError(
-            f"{file} is cut short or damaged: {present} bytes of tensors where {end} belong; fetch it again."
+            f"{file} is cut short or damaged: {present} bytes of tensors where {end} belong; {remedy}."
         )
     tensors: dict[str, Any] = entries
     return tensors

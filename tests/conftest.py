@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -102,6 +103,12 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
 
     monkeypatch.setattr(Engine, "chat", chat)
     return read
+
+
+def pytest_configure() -> None:
+    """A shell starts what it puts into the background with Ctrl+C ignored, and our children would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
