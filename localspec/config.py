@@ -46,6 +46,10 @@ class Settings:
     """auto, none, or a kind of drafter."""
     draft_max: int | Literal["auto"] = "auto"
     """Nodes of a draft tree, the root not counted; auto is by measurement."""
+    draft_device: str = "auto"
+    """Where a draft model computes; auto is where the model does."""
+    ouroboros: tuple[str, ...] = ("accelerating", "lengthening", "beside", "verification", "history")
+    """What the drafter `ouroboros` makes of phrases; any of these may be left out."""
     accept: Rule = "exact"
     """How a draft is accepted: the target's own picks; by rejection, which keeps its distribution but not the text of a
     seed; or typical, which is not lossless."""
@@ -133,6 +137,15 @@ def _draft_max(value: object) -> int | str:
         raise ValueError("auto or a whole number from 0 up") from None
 
 
+def _parts(value: object) -> tuple[str, ...]:
+    known = Settings.ouroboros
+    if isinstance(value, list | tuple) and all(part in known for part in value) and len({*value}) == len(value):
+        if "beside" in value and "lengthening" not in value:
+            raise ValueError("a list in which beside comes with lengthening only, which makes the trees")
+        return tuple(part for part in known if part in value)
+    raise ValueError(f"a list of {', '.join(known)}, each of them once at most")
+
+
 def _device(value: object) -> str:
     if isinstance(value, str) and re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", value):
         return value
@@ -152,6 +165,8 @@ _CHECKS: Mapping[str, Callable[[object], object]] = {
     "seed": _whole(0),
     "drafter": _name,
     "draft_max": _draft_max,
+    "draft_device": _device,
+    "ouroboros": _parts,
     "accept": _one_of("exact", "rejection", "typical"),
     "pool": _one_of("user", "readonly", "off"),
     "device": _device,
@@ -235,11 +250,11 @@ def load(
 
 def _from_text(name: str, text: str) -> object:
     """What a variable says, in the type its setting has; else the text itself, which is then refused."""
-    if name == "stop":
+    if _CHECKS[name] in (_texts, _parts):
         if not text.startswith("["):
             return [text]
         try:
-            return tomllib.loads(f"stop = {text}")["stop"]
+            return tomllib.loads(f"list = {text}")["list"]
         except tomllib.TOMLDecodeError:
             return text
     if _CHECKS[name] is _switch:

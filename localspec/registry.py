@@ -25,7 +25,7 @@ ARCHITECTURES = {
 
 _PACKAGE = Path(__file__).parent
 FETCH = "fetch it again"  # what helps a damaged model
-_KEYS = ("path", "license", "description")
+_KEYS = ("path", "license", "description", "draft")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _SAMPLES, _SAMPLE_BYTES = 64, 256
 _HEADER_LIMIT = 100_000_000  # bytes; what the safetensors library itself accepts
@@ -41,6 +41,7 @@ class TargetCard:
     path: Path
     license: str | None
     description: str
+    draft: str = ""  # the name or directory of a small model with its tokenizer, if one is known
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,10 @@ def _entries(file: Path) -> Iterator[TargetCard]:
             path = _PACKAGE / place.removeprefix("package:")
         else:
             path = file.parent / os.path.expanduser(place)
-        yield TargetCard(name, path, entry.get("license") or _license(path), entry.get("description", ""))
+        draft = entry.get("draft", "")
+        beside = file.parent / os.path.expanduser(draft)  # as a path it is relative to the file it stands in
+        draft = str(beside) if draft and beside.is_dir() else draft
+        yield TargetCard(name, path, entry.get("license") or _license(path), entry.get("description", ""), draft)
 
 
 def resolve(name: str, paths: Paths | None = None) -> TargetCard:

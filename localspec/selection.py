@@ -1,15 +1,17 @@
 """Policy, pure arithmetic: what was asked for and what this machine is -> the Choice the engine loads."""
 
 import os
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from localspec import hardware
 from localspec.config import Settings, nearest
 from localspec.drafter_cards import TRAINED, DrafterCard, find_drafter
-from localspec.errors import UsageMistake
-from localspec.registry import TargetCard
+from localspec.errors import NotHere, UsageMistake
+from localspec.registry import TargetCard, inspect, resolve
 
-DRAFTERS = ("none", "phrases")  # those that work with every target
+DRAFTERS = ("none", "phrases", "lookahead")  # those that work with every target
+PAIRED = ("draft_model", "ouroboros")  # those that take a small model
 WITH_PHRASES = "+phrases"
 AUTO_NODES = 16  # at most, on a processor; how many pay is measured
 MOST_NODES = 64
@@ -32,6 +34,8 @@ class Choice:
     bytes: int  # of the target's weights and the drafter's, about
     reason: str
     trained: DrafterCard | None = None  # the drafter's weights, where it has some
+    draft: "Choice | None" = None  # the small model, where one drafts
+    parts: tuple[str, ...] = ()  # of Ouroboros
 
 
 def choose(card: TargetCard, settings: Settings, parameters: int, embedding: int = 0) -> Choice:
@@ -48,14 +52,15 @@ def choose(card: TargetCard, settings: Settings, parameters: int, embedding: int
     if device not in devices:
         raise UsageMistake(f"There is no device '{device}' here; use one of {', '.join(devices)}, or auto.")
     dtype, quantize, reason = _precision(settings, device, parameters)
-    drafter, trained = _drafter("phrases" if settings.drafter == "auto" else settings.drafter, card)
+    drafter, trained, small = _drafter("phrases" if settings.drafter == "auto" else settings.drafter, card)
     if drafter == "none" and isinstance(settings.draft_max, int):
         raise UsageMistake(f"--draft-max {settings.draft_max} has no effect without a drafter; leave one of them out.")
     nodes = AUTO_NODES if settings.draft_max == "auto" else settings.draft_max
     if nodes > MOST_NODES:
         raise UsageMistake(f"--draft-max {nodes} is more than the {MOST_NODES} nodes a tree may have; give fewer.")
     if nodes == 0:
-        drafter, trained = "none", None
+        drafter, trained, small = "none", None, None
+    draft = _draft(small, settings, device) if small else None
     if settings.accept == "rejection" and (trained is None or drafter.endswith(WITH_PHRASES)):
         raise UsageMistake(
             f"--accept rejection needs drafts that are drawn from a known distribution, and those of '{drafter}' are "
@@ -76,28 +81,59 @@ def choose(card: TargetCard, settings: Settings, parameters: int, embedding: int
         context=settings.context,
         # An embedding is not packed; that of a tied model is there a second time, packed, as its head.
         bytes=(parameters + embedding * size if quantize == "int8" else parameters * size)
-        + (trained.parameters * (4 if trained.revision else size) if trained else 0),
+        + (trained.parameters * (4 if trained.revision else size) if trained else 0)
+        + (draft.bytes if draft and draft.device == device else 0),
         reason=reason,
         trained=trained,
+        draft=draft,
+        parts=settings.ouroboros if drafter == "ouroboros" else (),
     )
 
 
-def _drafter(name: str, card: TargetCard) -> tuple[str, DrafterCard | None]:
-    """What is named, by its kind, and the weights it needs. Raises UsageMistake for a drafter that there is not."""
+def _draft(card: TargetCard, settings: Settings, device: str) -> Choice:
+    """The small model, in the precision that suits its own size."""
+    found = inspect(card.path)
+    own = replace(
+        settings, drafter="none", draft_max="auto", dtype="auto", quantize="auto", exact=False, context=None,
+        accept="exact", device=device if settings.draft_device == "auto" else settings.draft_device,
+    )  # fmt: skip
+    return choose(card, own, found.parameters, found.embedding)
+
+
+def _drafter(name: str, card: TargetCard) -> tuple[str, DrafterCard | None, TargetCard | None]:
+    """What is named, by its kind, its weights, and the small model it takes.
+
+    Raises UsageMistake for a drafter that there is not, NotHere where a small model is not here.
+    """
     kind = name.removesuffix(WITH_PHRASES)
+    phrases = name.removeprefix(kind)
+    paired, _, small = kind.partition(":")
+    if phrases and (kind in ("none", "phrases") or paired == "ouroboros"):
+        raise UsageMistake(f"'{name}' is nothing more than '{'phrases' if kind == 'none' else kind}'; say so.")
     if kind in DRAFTERS:
-        if kind != name:
-            raise UsageMistake(f"'{name}' is nothing more than '{'phrases' if kind == 'none' else kind}'; say so.")
-        return name, None
-    known = ["auto", *DRAFTERS, *TRAINED]
+        return name, None, None
+    if paired in PAIRED:
+        return paired + phrases, None, _small(paired, small or card.draft, card)
+    known = ["auto", *DRAFTERS, *TRAINED, *PAIRED]
     directory = any(mark in kind for mark in "/\\.~") or (kind not in known and os.path.isdir(kind))
+    if small and re.fullmatch(r"\w{2,}", paired):  # no letter of a drive: some other word stands before a model
+        directory = False
     if kind not in TRAINED and not directory:
         raise UsageMistake(
-            f"There is no drafter '{kind}'{nearest(kind, known)}; use one of {', '.join(known)}, or a directory that "
+            f"There is no drafter '{kind}'{nearest(paired, known)}; use one of {', '.join(known)}, or a directory that "
             "`localspec train` wrote."
         )
     trained = find_drafter(kind, card)
-    return trained.kind + (WITH_PHRASES if kind != name else ""), trained
+    return trained.kind + phrases, trained, None
+
+
+def _small(kind: str, name: str, card: TargetCard) -> TargetCard:
+    if not name:
+        raise NotHere(
+            f"No draft model is known for {card.name}; name one, a small model with the same tokenizer: "
+            f"--drafter {kind}:MODEL."
+        )
+    return resolve(name)
 
 
 def _precision(settings: Settings, device: str, parameters: int) -> tuple[str, str, str]:

@@ -16,7 +16,8 @@ from typing import Any
 
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Context, Step
-from localspec.drafters.phrases import Lengthened, PhrasePool
+from localspec.drafters.phrases import Lengthened
+from localspec.drafters.pool import PhrasePool
 from localspec.engine.sampling import Sampling, walk
 from localspec.store import Store
 

@@ -44,7 +44,7 @@ def main() -> None:
     chosen = fitting[: options.limit]
     print(f"{card.name}, {choice.dtype}, quantize {choice.quantize}, {'exact' if options.exact else 'fastest'} form")
     engines = {
-        nodes: Engine(replace(choice, nodes=nodes, fixed=True), target=plain.target)
+        nodes: Engine(replace(choice, nodes=nodes, fixed=True), beside=plain)
         for nodes in map(int, options.nodes.split(","))
     }
     for temperature in (0.0, TEMPERATURE):

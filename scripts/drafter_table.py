@@ -23,8 +23,8 @@ FOCUS = 16  # nodes of the table by depth
 DEPTHS = 5
 
 
-def questions(place: Path, count: int) -> list[prompts.Prompt]:
-    """So many prompts, one of each file in turn, categories in turn within a file."""
+def questions(place: Path, count: int | None) -> list[prompts.Prompt]:
+    """So many prompts, or all, one of each file in turn, categories in turn within a file."""
     files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
     asked = [
         replace(prompt, category=file.stem) for file in files for prompt in prompts.spread(prompts.read(file), None)

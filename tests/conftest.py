@@ -63,12 +63,12 @@ def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             conversation, _ = store.history.say(None, "told", model="demo", system=None)
             store.history.remove([conversation])
             for model in models:
-                from localspec.engine import engine, exactness
+                from localspec.engine import engine, exactness, measured
 
                 card, found = TargetCard(str(model), model, None, ""), exactness.Exactness(False, 99)
-                with patch.object(engine, "measure", lambda *_, found=found: found):
+                with patch.object(measured, "measure", lambda *_, found=found: found):
                     opened = engine.Engine.open(Settings(drafter="none", log=False), card, store=store)
-                store.remember("costs", opened._subject, [[1, 64], [256], [[1.0, 1.1]]])
+                store.remember("costs", opened._measured.subject, [[1, 64], [256], [[1.0, 1.1]]])
         return path
 
     def give(home: Path, *models: Path) -> Path:

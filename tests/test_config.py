@@ -53,10 +53,10 @@ def test_every_setting_in_every_source(paths):
     given = {
         "model": "m", "system": "s", "max_tokens": 3, "stop": ["a", "b"], "context": 9, "temperature": 0.5, "top_p": 1.0,
         "top_k": 0, "min_p": 0.0, "seed": 0, "drafter": "none", "draft_max": 4, "accept": "typical", "pool": "off", "device": "cuda:1",
-        "dtype": "bf16", "quantize": "int8", "exact": True, "log": False,
+        "draft_device": "cpu", "ouroboros": ["lengthening", "history"], "dtype": "bf16", "quantize": "int8", "exact": True, "log": False,
     }  # fmt: skip
     assert set(given) == set(NAMES)
-    wanted = Settings(**{**given, "stop": ("a", "b")})
+    wanted = Settings(**{**given, "stop": ("a", "b"), "ouroboros": ("lengthening", "history")})
     write(paths, "".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items()))
     environ = {f"LOCALSPEC_{n.upper()}": v if isinstance(v, str) else json.dumps(v) for n, v in given.items()}
     for settings in (load(paths, {}), load(Paths(Path("/nowhere")), environ), load(Paths(Path("/nowhere")), {}, given)):

@@ -20,7 +20,7 @@ def test_the_wheel_holds_what_the_program_needs(tmp_path):
         metadata = next(name for name in names if name.endswith("METADATA"))
         assert b"\nLicense-Expression: Apache-2.0\n" in content.read(metadata)
     demo = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"}
-    assert {f"localspec/demo/{name}" for name in demo} <= names
+    assert {f"localspec/demo/{place}{name}" for place in ("", "draft/") for name in demo} <= names
     drafters = {f"localspec/demo/drafters/{kind}/drafter" for kind in TRAINED}
     assert {f"{name}{end}" for name in drafters for end in (".json", ".safetensors")} <= names
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "localspec").rglob("*.py")}

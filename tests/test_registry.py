@@ -43,7 +43,16 @@ def test_the_users_own_models(paths, model):
     assert inspect(resolve("mine", paths).path).parameters == 44
     assert resolve("mine", paths).description == "My own."
     assert inspect(resolve("demo", paths).path).parameters == 44
-    assert list(cards(paths)) == ["demo", "mine"]
+    assert list(cards(paths)) == ["demo", "demo-draft", "mine"]
+
+
+def test_a_draft_model_is_named_or_lies_beside_the_file(paths, model):
+    assert resolve("demo", paths).draft == "demo-draft"
+    told = '[mine]\npath = "../model"\ndraft = "../model"\n[other]\npath = "../model"\ndraft = "mine"\n'
+    paths.user_models_file.write_text(told)
+    assert resolve(resolve("mine", paths).draft, paths).path.samefile(model)
+    assert resolve("other", paths).draft == "mine"
+    assert resolve(str(model), paths).draft == ""
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import pytest
+from checkpoints import write_checkpoint
 
 from localspec import hardware
 from localspec.config import Settings
 from localspec.errors import UsageMistake
 from localspec.registry import TargetCard
-from localspec.selection import AUTO_NODES, MOST_NODES, choose
+from localspec.selection import AUTO_NODES, MOST_NODES, Choice, choose
 
 CARD, BIG = TargetCard("demo", Path("nowhere"), None, ""), 500_000_000
 
@@ -128,6 +129,36 @@ def test_int8_where_it_cannot_run_is_refused(machine):
     machine(int8=False)
     with pytest.raises(UsageMistake, match="int8"):
         choose(CARD, Settings(quantize="int8"), BIG)
+
+
+def test_a_draft_model_has_a_precision_and_a_device_of_its_own(machine, tmp_path):
+    small = str(write_checkpoint(tmp_path / "small"))  # of 44 parameters
+
+    def drafting(drafter: str = f"ouroboros:{small}", **settings) -> Choice:
+        return choose(CARD, Settings(drafter=drafter, **settings), BIG)
+
+    choice = drafting()
+    assert (choice.drafter, choice.quantize, choice.draft.dtype, choice.draft.quantize) == (
+        "ouroboros",
+        "int8",
+        "fp32",
+        "none",
+    )
+    assert choice.parts == Settings().ouroboros
+    assert choice.bytes == choose(CARD, Settings(), BIG).bytes + 44 * 4
+    assert drafting(f"draft_model:{small}+phrases").drafter == "draft_model+phrases"
+    assert drafting(f"draft_model:{small}").parts == ()
+    assert drafting(ouroboros=("history",)).parts == ("history",)
+    exact = drafting(exact=True, context=9, quantize="none", dtype="bf16")
+    assert (exact.draft.exact, exact.draft.context, exact.draft.dtype) == (False, None, "fp32"), "it changes no text"
+    assert drafting(draft_max=0).draft is None
+    machine("cuda:0")
+    assert (drafting().device, drafting().draft.device) == ("cuda:0", "cuda:0")
+    apart = drafting(draft_device="cpu")
+    assert (apart.device, apart.draft.device) == ("cuda:0", "cpu")
+    assert apart.bytes == drafting().bytes - drafting().draft.bytes, "bytes are those of the device"
+    with pytest.raises(UsageMistake, match="no device 'mps'"):
+        drafting(draft_device="mps")
 
 
 def test_a_busy_machine_leaves_fewer_cores_but_always_one(monkeypatch):

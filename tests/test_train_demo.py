@@ -9,6 +9,8 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
+from transformers import Phi3ForCausalLM
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +84,9 @@ def test_the_learning_rate_is_one_curve_over_both_stages_and_ends_at_nothing(scr
     assert script.rate(second, 1.0) == pytest.approx(0)
 
 
-@pytest.mark.slow
-def test_a_run_of_seconds_goes_through_both_stages_and_loads(script, tmp_path, monkeypatch):
+@pytest.fixture
+def small(script, tmp_path, monkeypatch) -> tuple[Path, Path]:
+    """A data and a work directory, and the script in a size for seconds."""
     words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "red", "bird", "under", "that", "old", "tree"]
     chance = np.random.default_rng(0)
 
@@ -99,19 +102,29 @@ def test_a_run_of_seconds_goes_through_both_stages_and_loads(script, tmp_path, m
     with lzma.open(data / "text.jsonl.xz", "wt") as file:
         for _ in range(300):
             file.write(json.dumps({"source": "pratham-books", "text": say(200)}) + "\n")
-    monkeypatch.setattr(
-        sys, "argv", ["train_demo", "--data", str(data), "--work", str(work), "--hours", "0.0006", "--device", "cpu"]
-    )
     # One step of the real size takes a minute where a processor has no bf16.
-    for name, smaller in {"BATCH": 2048, "MICRO": 1024, "VOCABULARY": 512}.items():
+    for name, smaller in {"BATCH": 2048, "DRAFT_BATCH": 1024, "MICRO": 1024, "VOCABULARY": 512}.items():
         monkeypatch.setattr(script, name, smaller)
     config = script.demo_config()
-    config.hidden_size, config.intermediate_size, config.num_hidden_layers = 64, 96, 2
+    config.hidden_size, config.intermediate_size, config.num_hidden_layers = 128, 96, 2
     monkeypatch.setattr(script, "demo_config", lambda: config)
     monkeypatch.setattr(script.signal, "signal", lambda *_: None)  # pytest keeps its own handlers
+    return data, work
+
+
+def run(script: ModuleType, monkeypatch, data: Path, work: Path, *more: str) -> dict:
+    words = ["train_demo", "--data", str(data), "--work", str(work), "--hours", "0.0006", "--device", "cpu", *more]
+    monkeypatch.setattr(sys, "argv", words)
     script.main()
     told = json.loads((work / "training.json").read_text())
     assert set(told["tokens_seen"]) == {"language", "chat"}
+    return told
+
+
+@pytest.mark.slow
+def test_a_run_of_seconds_goes_through_both_stages_and_loads(script, small, monkeypatch):
+    data, work = small
+    run(script, monkeypatch, data, work)
     from localspec.engine.target import Target
 
     target = Target.load(work / "model")
@@ -119,4 +132,57 @@ def test_a_run_of_seconds_goes_through_both_stages_and_loads(script, tmp_path, m
         "<|assistant|>"
     )
     assert target.tokenizer.convert_tokens_to_ids("<|end|>") in target.stop_tokens
-    script.main()  # a finished run is finished: both stages are skipped, the export is made again
+    run(script, monkeypatch, data, work)  # a finished run is finished: stages are skipped, the export is made again
+
+
+@pytest.mark.slow
+def test_a_draft_model_of_seconds_loads_beside_the_model_it_was_trained_towards(script, small, monkeypatch):
+    data, work = small
+    torch.manual_seed(0)
+    teacher = Phi3ForCausalLM(script.demo_config())
+    script.export(teacher, script.train_tokenizer(data, work / "tokenizer"), work / "target")
+    told = run(script, monkeypatch, data, work, "--towards", str(work / "target"), "--float32")
+    assert told["held_out_tokens"] > 0
+    assert 0 <= told["agreement"] <= 1 and 0 < told["overlap"] <= 1
+    from localspec.engine.target import Target
+
+    target, draft = Target.load(work / "target"), Target.load(work / "model")
+    assert draft.config.num_hidden_layers == 2 and draft.config.hidden_size == 128
+    assert draft.tokenizer.get_vocab() == target.tokenizer.get_vocab()
+    chat = [{"role": "user", "content": "the cat"}]
+    assert draft.encode(chat) == target.encode(chat)
+    assert draft.stop_tokens == target.stop_tokens
+    run(script, monkeypatch, data, work, "--towards", str(work / "target"), "--float32")  # nothing is left to train
+
+
+def test_a_model_is_no_distance_from_itself(script, monkeypatch):
+    monkeypatch.setattr(script, "VOCABULARY", 512)
+    torch.manual_seed(0)
+    teacher = Phi3ForCausalLM(script.demo_config()).eval()
+    corpus = corpus_of(script, ["identity"] * 20)
+    corpus.aside[:10] = True
+    told = script.agreement(teacher, teacher, corpus)
+    assert told == {"held_out_tokens": 250, "agreement": 1.0, "overlap": pytest.approx(1.0, abs=1e-4)}
+    ids, labels = torch.arange(40)[None], torch.arange(1, 41)[None]
+    assert script.loss_of(teacher, teacher.model, ids, labels, teacher).item() == pytest.approx(0, abs=1e-4)
+    draft = script.draft_of(teacher)
+    assert script.loss_of(draft, draft.model, ids, labels, teacher).item() > 0.01
+    assert script.agreement(draft, teacher, corpus)["overlap"] < 1
+
+
+def test_a_draft_begins_with_what_matters_most_of_the_embedding(script):
+    teacher = Phi3ForCausalLM(script.demo_config())
+    table = teacher.model.embed_tokens.weight
+    with torch.no_grad():
+        table.copy_(torch.randn(script.VOCABULARY, 128) @ torch.randn(128, 256))  # all of it in 128 directions
+    ours = script.draft_of(teacher).model.embed_tokens.weight
+    some = torch.arange(0, script.VOCABULARY, 100)
+    assert torch.allclose(ours[some] @ ours[some].T, table[some] @ table[some].T, rtol=1e-3, atol=0.5)
+
+
+def test_a_draft_learns_faster_and_its_rate_ends_at_nothing(script):
+    language, chat = script.DRAFT_STAGES
+    assert script.rate(language, 0.0) == 0
+    assert script.rate(language, 1.0) == script.rate(chat, 0.0) == script.rate(chat, chat.hold) == 2
+    assert script.rate(chat, 1.0) == 0
+    assert sum(stage.share for stage in script.DRAFT_STAGES) == pytest.approx(1)

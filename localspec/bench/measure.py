@@ -39,20 +39,25 @@ def bench(
     repeat: int,
     beside: Sequence[str],
     progress: Callable[[str], None],
+    kept: Store | None = None,
+    tune: bool = False,
 ) -> dict[str, Any]:
     """Measures all rows, of which the first is plain decoding, then the peers `beside` it; returns the report.
 
+    Hyper-parameters of draft models are taken from what is `kept`, and searched again with `tune`.
     Raises UsageMistake where no prompt leaves room for an answer in the context, LocalspecError for a model that a peer
     cannot be given.
     """
     with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", progress) as store:
         # A store of its own, for costs are measured once and not for every engine; it holds no phrases.
         load = partial(Engine, store=store, phrases=False, progress=progress)
-        return _bench(load, rows, settings, prompts, max_tokens, repeat, beside, progress)
+        paired = partial(load, tune=tune) if kept is None else partial(load, store=kept, tune=tune)
+        return _bench(load, paired, rows, settings, prompts, max_tokens, repeat, beside, progress)
 
 
 def _bench(
     load: Callable[..., Engine],
+    paired: Callable[..., Engine],
     rows: Sequence[Row],
     settings: Settings,
     prompts: Sequence[Prompt],
@@ -74,8 +79,9 @@ def _bench(
     texts, categories = [prompt.text for prompt in fitting], [prompt.category for prompt in fitting]
     room = max(peers.CONTEXT + max(peers.ROWS), *(lengths[text] for text in texts))
     peers.check(beside, engine, room)
-    engines = [partial(load, row.choice, target=target) for row in rows]
-    exactness = ["bitwise" if each().exactness.bitwise else "numerical" for each in engines]
+    firsts = [(paired if row.choice.draft else load)(row.choice, beside=engine) for row in rows]
+    engines = [partial(load, row.choice, beside=first) for row, first in zip(rows, firsts, strict=True)]
+    exactness = ["bitwise" if first.exactness.bitwise else "numerical" for first in firsts]
     rules = [replace(sampling, rule=row.accept) for row in rows]
     replies = run_rows(engines, texts, rules, limits, repeat, progress)
     bandwidth = hardware.memory_bandwidth(choice.device)
@@ -105,9 +111,10 @@ def _bench(
                 "nodes": row.nodes,
                 "accept": row.accept,
                 "exactness": promise,
+                **_paired(first),
                 **figures.of_row(said, replies[0], categories, target.read_bytes, bandwidth, row.accept == "exact"),
             }
-            for row, promise, said in zip(rows, exactness, replies, strict=True)
+            for row, first, promise, said in zip(rows, firsts, exactness, replies, strict=True)
         ],
         "peers": [],
     }
@@ -116,6 +123,17 @@ def _bench(
         with peers.opened(beside, engine, limits, room) as others:
             report["peers"] = run_beside([peers.Ours(engine, limits), *others], texts, progress)
     return report
+
+
+def _paired(engine: Engine) -> dict[str, Any]:
+    """The draft model of a row, and how it drafts where that is not fixed; nothing where there is none."""
+    choice = engine.choice
+    if choice.draft is None:
+        return {}
+    return {
+        "draft_model": choice.draft.target.name,
+        "hyperparameters": None if choice.fixed else engine.hyperparameters.as_json(),
+    }
 
 
 def in_turns(contenders: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:

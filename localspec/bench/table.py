@@ -31,9 +31,22 @@ def of(report: dict[str, Any]) -> str:
     lines = [line for part in parts for line in _wrapped(part)]
     lines += ["", *_columns(_ROW_HEADS, [_row(row) for row in rows]), *_wrapped(LEGEND)]
     for row in rows:
+        if row.get("draft_model"):
+            lines += _wrapped(f"{_name(row)} drafts with {row['draft_model']}{_hyperparameters(row)}")
         if row["off_reason"]:
             lines += _wrapped(f"{_name(row)} was switched off: {row['off_reason']}")
     return "\n".join([*lines, *_depths(rows), *_categories(rows), *_peers(report["peers"])])
+
+
+def _hyperparameters(row: dict[str, Any]) -> str:
+    chosen = row["hyperparameters"]
+    if chosen is None:
+        return ""
+    if row["drafter"] != "ouroboros":
+        return f", {chosen['draft']} tokens at a time"
+    return f", {chosen['draft']} tokens at a time; {chosen['phrases']} phrases of {chosen['phrase']} tokens; " + (
+        f"a window of {chosen['window']} columns" if chosen["window"] else "no window"
+    )
 
 
 _ROW_HEADS = ("drafter", "nodes", "tokens/s", "", "speedup", "", "τ", "draft", "verify", "host", "limit", "M", "same")

@@ -1,6 +1,7 @@
 """localspec bench"""
 
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,7 +13,9 @@ from localspec.bench import prompts, table
 from localspec.cli.options import Context, Device, Dtype, Quantize, number
 from localspec.cli.progress import Progress, tell
 from localspec.errors import UsageMistake
-from localspec.selection import MOST_NODES, choose
+from localspec.paths import Paths
+from localspec.selection import MOST_NODES, PAIRED, choose
+from localspec.store import Store
 
 Size = int | Literal["auto"]
 
@@ -50,6 +53,9 @@ def bench(
     peer: Annotated[
         list[str] | None, typer.Option("--peer", help="transformers or llama.cpp beside it; repeatable.")
     ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Search again how long the drafts of a draft model should be.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON line on standard output, and the table on standard error.")
     ] = False,
@@ -70,17 +76,24 @@ def bench(
         rule = settings.accept if size else "exact"
         own = replace(settings, drafter=name, draft_max=size or "auto", accept=rule)
         choice = choose(card, own, checkpoint.parameters, checkpoint.embedding)
-        choices[choice.drafter, size] = choice  # "auto" and the drafter it stands for are one
+        choices[choice.drafter, choice.draft, size] = choice  # "auto" and the drafter it stands for are one
+    if tune and not any(choice.draft and not choice.fixed for choice in choices.values()):
+        raise UsageMistake(
+            f"--tune has no effect without a draft model and --nodes auto; name one of {', '.join(PAIRED)}."
+        )
 
     from localspec.bench import measure, peers  # they need torch, which takes a second to import
 
     peers.require(peer or [])
     progress = Progress()
+    rows = [measure.Row(choice, size, settings.accept if size else "exact") for (*_, size), choice in choices.items()]
+    database = Paths(config.home()).database
     try:
-        rows = [
-            measure.Row(choice, size, settings.accept if size else "exact") for (_, size), choice in choices.items()
-        ]
-        report = measure.bench(rows, settings, asked, max_tokens, repeat, peer or [], progress.show)
+        with ExitStack() as at_the_end:
+            store = None
+            if tune or (database.exists() and any(choice.draft for choice in choices.values())):
+                store = at_the_end.enter_context(Store.open(database, progress.notice))
+            report = measure.bench(rows, settings, asked, max_tokens, repeat, peer or [], progress.show, store, tune)
     finally:
         progress.clear()
     if as_json:

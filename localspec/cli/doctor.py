@@ -137,7 +137,7 @@ def _prove(model: str, settings: "Settings", prompts: int, max_tokens: int, as_j
         store = at_the_end.enter_context(Store.open(Path(place) / "localspec.db", progress.notice))
         common: dict[str, Any] = {"store": store, "notice": progress.notice, "progress": progress.show}
         plain = Engine(replace(choice, drafter="none", nodes=0), **common)
-        speculative = Engine(choice, target=plain.target, **common)
+        speculative = Engine(choice, beside=plain, **common)
 
         replies, compared, drafted, accepted, divergence = 2 * prompts, 0, 0, 0, None
         progress.show(f"reply 1 of {replies}")

@@ -7,7 +7,7 @@ import typer
 
 from localspec.drafter_cards import drafters
 from localspec.registry import inspect, resolve, revision
-from localspec.selection import DRAFTERS
+from localspec.selection import DRAFTERS, PAIRED
 from localspec.text import one_line
 
 app = typer.Typer()
@@ -30,7 +30,11 @@ def show(
         "bytes": checkpoint.bytes,
         "context": checkpoint.context,
         "license": card.license,
-        "drafters": [*DRAFTERS, *(drafter.kind for drafter in drafters(card))],
+        "drafters": [
+            *DRAFTERS,
+            *(drafter.kind for drafter in drafters(card)),
+            *(f"{kind}:{card.draft}" for kind in PAIRED if card.draft),
+        ],
         "revision": revision(card.path),
     }
     if as_json:

@@ -1,221 +1,52 @@
-"""Drafting from phrases: what followed the last few tokens before, in this conversation or in earlier sessions.
-
-The writers are those of Ouroboros (Zhao et al. 2024): committed text, phrases from verification (§3.3), and phrases
-from history (§3.4), which a store keeps across sessions. A wrong phrase costs time, never text: the target checks it.
-"""
+"""Drafting from phrases, alone or at the ends of what another drafter proposed (Ouroboros §3.2)."""
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import replace
 
 from localspec.drafters.base import Context, Drafter, Step, TrainedDrafter
+from localspec.drafters.pool import BACK, KEY, Continuation, PhrasePool, StoredPhrase
 from localspec.engine.tree import DraftTree, depth_first
-from localspec.store import Phrase, pack_key, pack_tokens, unpack_key, unpack_tokens
-
-KEY = 2  # tokens a phrase is looked up by
-BACK = 8  # tokens back that a match may reach, the key included
-AHEAD = 8  # tokens of a stored phrase
-RECENT = 12  # places of this conversation that are looked at for one key
-KEYS = 20_000  # of phrases won from verification that are held at once
-ENTRIES = 8  # of those, a key
-
-StoredPhrase = tuple[int, bytes, bytes]  # key, before, after: as the store writes them
-
-
-class PhraseReader(Protocol):
-    """Where the phrases of earlier sessions are read from, a few keys at a time."""
-
-    def __call__(self, keys: Sequence[int]) -> Sequence[Phrase]: ...
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """What may follow: tokens, how many tokens back the match reaches, and where it was seen."""
-
-    tokens: Sequence[int]
-    match: int
-    source: str
-    stored: StoredPhrase | None = None
-
-
-class PhrasePool:
-    """Phrases of this conversation and of earlier ones, by the two tokens before them.
-
-    `special` are the ids no phrase may hold, `vocabulary` how many ids there are: a damaged store must cost no reply.
-    Without a reader the pool starts empty and lives as long as the session.
-    """
-
-    def __init__(
-        self, special: Iterable[int] = (), reader: PhraseReader | None = None, vocabulary: int = 1 << 31
-    ) -> None:
-        self._special, self._reader, self._vocabulary = frozenset(special), reader, vocabulary
-        self.tokens: list[int] = []
-        self._places: dict[int, list[int]] = {}  # key -> where in `tokens` the next token stands
-        self._singles: dict[int, list[int]] = {}  # the same for the last token alone
-        self._won: OrderedDict[int, OrderedDict[tuple[int, ...], None]] = OrderedDict()
-        self._fetched: dict[int, list[Phrase]] = {}  # keys that were looked up in the store, found or not
-        self._used: dict[StoredPhrase, None] = {}
-
-    # -- writing ------------------------------------------------------------------------------------------------------
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Takes committed text."""
-        for token in tokens:
-            self.tokens.append(token)
-            place = len(self.tokens)
-            self._singles.setdefault(token, []).append(place)
-            if place >= KEY:
-                self._places.setdefault(pack_key(self.tokens[-2], token), []).append(place)
-
-    def rewind(self, length: int) -> None:
-        """Forgets committed text behind `length`; phrases won from it stay, they are only guesses."""
-        while len(self.tokens) > length:
-            place = len(self.tokens)
-            token = self.tokens.pop()
-            self._singles[token].pop()
-            if place >= KEY:
-                self._places[pack_key(self.tokens[-1], token)].pop()
-
-    def learn(self, step: Step) -> None:
-        """Phrases from verification (Ouroboros §3.3): a rejected token, and what the target says behind it.
-
-        While the draft goes on as the target would, the phrase goes on with it; one that agrees nowhere is no phrase.
-        """
-        tree, accepted = step.tree, set(step.path)
-        if tree is None:
-            return
-        for node in range(1, tree.size):
-            if node in accepted or (tree.probe and tree.probe[node]):
-                continue
-            phrase, at = [step.best[node]], tree.children[node].get(step.best[node])
-            while at is not None:
-                phrase.append(step.best[at])
-                at = tree.children[at].get(step.best[at])
-            key = (tree.tokens[tree.parents[node]], tree.tokens[node])
-            if len(phrase) > 1 and not self._special.intersection((*key, *phrase)):
-                self._win(pack_key(*key), tuple(phrase[:AHEAD]))
-
-    def _win(self, key: int, phrase: tuple[int, ...]) -> None:
-        entries = self._won.setdefault(key, OrderedDict())
-        entries[phrase] = None
-        entries.move_to_end(phrase)
-        self._won.move_to_end(key)
-        if len(entries) > ENTRIES:
-            entries.popitem(last=False)
-        if len(self._won) > KEYS:
-            self._won.popitem(last=False)
-
-    def harvest(self, start: int) -> tuple[list[StoredPhrase], list[StoredPhrase]]:
-        """What the reply `tokens[start:]` leaves for later sessions: (its own and verified phrases, those used).
-
-        The prompt before `start` is the user's own text and is not kept, nor is a phrase won from verification that
-        holds two neighbouring tokens of it: drafts are copied from the prompt too. Each phrase is handed over once.
-        """
-        tokens, phrases = self.tokens, []
-        for place in range(start + KEY, len(tokens)):
-            after = tokens[place : place + AHEAD]
-            key, before = tokens[place - KEY : place], tokens[max(place - BACK, start) : place - KEY]
-            if self._special.intersection(key):
-                continue
-            after = after[: next((i for i, token in enumerate(after) if token in self._special), len(after))]
-            before = before[max((i + 1 for i, token in enumerate(before) if token in self._special), default=0) :]
-            if after:
-                phrases.append((pack_key(*key), pack_tokens(before), pack_tokens(after)))
-        private = {*pairwise(tokens[:start])} - {*pairwise(tokens[start:])}
-        won = [
-            (key, b"", pack_tokens(phrase))
-            for key, entries in self._won.items()
-            for phrase in entries
-            if private.isdisjoint(pairwise((*unpack_key(key), *phrase)))
-        ]
-        used = list(self._used)
-        self._won.clear()
-        self._used.clear()
-        self._fetched.clear()  # the store has changed
-        return phrases + won, used
-
-    # -- reading ------------------------------------------------------------------------------------------------------
-
-    def continuations(self, tail: Sequence[int], ahead: int) -> list[Continuation]:
-        """What followed the end of `tail` (at least the last BACK tokens of the text): up to `ahead` tokens each."""
-        if len(tail) < KEY:
-            return self._after_single(tail[-1], ahead)
-        key, found = pack_key(tail[-2], tail[-1]), []
-        for place in self._places.get(key, ())[-RECENT:]:
-            if place < len(self.tokens):
-                match = KEY
-                while match < min(BACK, place, len(tail)) and tail[-match - 1] == self.tokens[place - match - 1]:
-                    match += 1
-                found.append(Continuation(self._ahead(place, ahead), match, "prompt"))
-        found += [Continuation(phrase[:ahead], KEY, "phrases") for phrase in self._won.get(key, ())]
-        for phrase in self._stored(key):
-            before, match = unpack_tokens(phrase.before), KEY
-            while match - KEY < len(before) and match < len(tail) and tail[-match - 1] == before[KEY - match - 1]:
-                match += 1
-            found.append(
-                Continuation(
-                    unpack_tokens(phrase.after)[:ahead], match, "phrases", (phrase.key, phrase.before, phrase.after)
-                )
-            )
-        return found or self._after_single(tail[-1], ahead)
-
-    def mark_used(self, stored: StoredPhrase) -> None:
-        """A phrase of the store that was accepted: it is the last to be dropped."""
-        self._used[stored] = None
-
-    def _after_single(self, token: int, ahead: int) -> list[Continuation]:
-        places = [place for place in self._singles.get(token, ())[-3:] if place < len(self.tokens)]
-        return [Continuation(self._ahead(place, ahead), 1, "prompt") for place in places]
-
-    def _ahead(self, place: int, ahead: int) -> list[int]:
-        tokens = self.tokens[place : place + ahead]
-        return tokens[: next((i for i, token in enumerate(tokens) if token in self._special), len(tokens))]
-
-    def _stored(self, key: int) -> list[Phrase]:
-        if self._reader is None:
-            return []
-        if key not in self._fetched:
-            self._fetched[key] = [phrase for phrase in self._reader([key]) if self._sound(phrase)]
-        return self._fetched[key]
-
-    def _sound(self, phrase: Phrase) -> bool:
-        if not phrase.after or len(phrase.before) % 4 or len(phrase.after) % 4:
-            return False
-        after = unpack_tokens(phrase.after)
-        return max(after) < self._vocabulary and self._special.isdisjoint(after)
-
-    @property
-    def nbytes(self) -> int:
-        """A rough count: eight bytes a token and a place, a hundred an entry of a dictionary."""
-        return 24 * len(self.tokens) + 100 * (
-            len(self._places) + len(self._singles) + len(self._won) + len(self._fetched)
-        )
 
 
 class Lengthened:
     """Any drafter, its drafts lengthened by phrases from the pool (Ouroboros §3.2), as one merged tree.
 
-    Over the empty draft it is the drafter `phrases`: what the root's phrases propose. Over a trained one, which knows
-    what its nodes are worth, the best nodes of both are taken, be they phrases at the root or at its ends. To another
-    drafter it leaves two thirds of the nodes, and puts phrases at the ends of what that one proposed.
+    Over the empty draft it is the drafter `phrases`: what the root's phrases propose. It leaves a drafter two thirds of
+    the nodes, puts phrases at the ends of what that one proposed, and where phrases are lacking it lets that one go on.
+    With `anywhere`, for drafters that know what their nodes are worth as trained ones do, the best nodes of both are
+    taken, be they phrases at the root or at an end.
+
+    At most `most` phrases stand at one end, of `ahead` tokens each; None is as many as there are nodes. A pool that is
+    `lent` is read, and kept by whom the text belongs to: a draft is no text yet.
     """
 
-    def __init__(self, inner: Drafter, pool: PhrasePool) -> None:
+    def __init__(
+        self,
+        inner: Drafter,
+        pool: PhrasePool,
+        most: int | None = None,
+        ahead: int | None = None,
+        lent: bool = False,
+        anywhere: bool = False,
+    ) -> None:
         self.inner, self.pool = inner, pool
+        self._anywhere = anywhere or isinstance(inner, TrainedDrafter)
+        self._most, self._ahead, self._lent = most, ahead, lent
         self._draft = DraftTree((0,), (-1,))  # the last one, of which only a part may have been verified
         self._stored: list[StoredPhrase | None] = []  # by its nodes
 
     @property
     def nbytes(self) -> int:
-        return self.inner.nbytes + self.pool.nbytes
+        return self.inner.nbytes + (0 if self._lent else self.pool.nbytes)
 
     def observe(self, step: Step) -> None:
         """Commits the text, learns from what was rejected, remembers which stored phrases were right."""
         self.inner.observe(step)
+        if self._lent:
+            return
         self.pool.learn(step)
+        self._correct(step)
         self.pool.extend(step.committed)
         node = 0
         for token in step.committed[: max(len(step.path) - 1, 0)]:
@@ -228,15 +59,32 @@ class Lengthened:
     def rewind(self, length: int) -> None:
         """Forgets what was committed behind `length`."""
         self.inner.rewind(length)
-        self.pool.rewind(length)
+        if not self._lent:
+            self.pool.rewind(length)
+
+    def _correct(self, step: Step) -> None:
+        """Phrases that were tried behind the accepted path, and failed, are replaced (Ouroboros §3.3)."""
+        tree, path = step.tree, set(step.path)
+        if tree is None or not tree.source or len(self.pool.tokens) < KEY:
+            return
+        for leaf in range(1, tree.size):
+            if tree.siblings[leaf] or leaf in path or tree.source[leaf] not in PHRASES:
+                continue
+            tried, said, node = [], [], leaf
+            while node not in path and tree.source[node] in PHRASES:
+                tried.append(tree.tokens[node])
+                node = tree.parents[node]
+                said.append(step.best[node])
+            if node in path and len(said) > 1:
+                before = tree.tokens[tree.parents[node]] if node else self.pool.tokens[-2]
+                self.pool.correct(before, tree.tokens[node], tried[::-1], said[::-1])
 
     def draft(self, context: Context) -> DraftTree:
         """The inner tree, and below it the likeliest phrases, best first, until the nodes are spent."""
-        confident = isinstance(self.inner, TrainedDrafter)
-        share = context.nodes if confident else context.nodes - context.nodes // 3
-        inner = self.inner.draft(replace(context, nodes=share))
+        nodes = context.nodes if self._anywhere else context.nodes - context.nodes // 3
+        inner = self.inner.draft(replace(context, nodes=nodes))
         builder = _Builder(inner)
-        most = builder.size + context.nodes - 1 if confident else context.nodes
+        most = builder.size + context.nodes - 1 if self._anywhere else context.nodes
         heap: list[tuple[float, int, int, list[tuple[float, Continuation]], int]] = []
         order = 0
 
@@ -254,18 +102,35 @@ class Lengthened:
                 order += 1
 
         recent = list(context.committed[-BACK:])
-        ends = sorted({0, *builder.leaves}) if confident else builder.leaves
+        ends = sorted({0, *builder.leaves}) if self._anywhere else builder.leaves
         for rank, end in enumerate(ends if context.nodes and builder.size <= most else ()):
             tail = recent + builder.path_tokens(end)
-            followers = [(_weight(c), c) for c in self.pool.continuations(tail, context.nodes)]
-            offer(end, builder.worth[end] if confident else 1.0 / (1 + rank), followers, 0)
+            followers = self._followers(tail, context.nodes)
+            offer(end, builder.worth[end] if self._anywhere else 1.0 / (1 + rank), followers, 0)
         while heap and builder.size <= most:
             chance, _, parent, group, at = heapq.heappop(heap)
             longest = max(group, key=lambda follower: follower[0])[1]
             node = builder.add(parent, longest.tokens[at], longest, -chance)
             offer(node, builder.worth[node], group, at + 1)
+        goes_on = not self._anywhere and not inner.probe  # a window that is asked again is another window
+        while goes_on and (left := context.nodes + 1 - builder.size) > 0:
+            nodes += left
+            goes_on = builder.grow(self.inner.draft(replace(context, nodes=nodes)))
         self._draft, self._stored = builder.build(context.nodes)
         return self._draft
+
+    def _followers(self, tail: Sequence[int], nodes: int) -> list[tuple[float, Continuation]]:
+        """What may follow a text that ends in `tail`, with how much it is believed."""
+        found = self.pool.continuations(tail, min(nodes, self._ahead or nodes))
+        followers = [(_weight(continuation), continuation) for continuation in found]
+        if self._most is None or len(followers) <= self._most:
+            return followers
+        distinct: dict[tuple[int, ...], tuple[float, Continuation]] = {}
+        for weight, continuation in followers:
+            before, _ = distinct.get(tuple(continuation.tokens), (0.0, None))
+            distinct[tuple(continuation.tokens)] = (before + weight, continuation)
+        newest = list(distinct.values())[::-1]
+        return sorted(newest, key=lambda follower: -follower[0])[: self._most]  # stable: of equal ones the newest
 
 
 class _Builder:
@@ -313,15 +178,28 @@ class _Builder:
             ):
                 self.worth[child] = max(self.worth[child], worth)  # never worth less than what hangs below it
                 return child
-        node = self.size
-        self.worth.append(worth)
+        node = self._add(parent, token, continuation.source, continuation.stored)
+        self.worth[node] = worth
+        return node
+
+    def grow(self, tree: DraftTree) -> bool:
+        """Takes over what a longer draft of the same kind has more; whether that is anything."""
+        size, ours = self.size, [0]
+        for node in range(1, tree.size):
+            parent, token = ours[tree.parents[node]], tree.tokens[node]
+            same = [child for child in self._children[parent] if self._tokens[child] == token]
+            ours.append(same[0] if same else self._add(parent, token, tree.source[node] if tree.source else "drafter"))
+        return self.size > size
+
+    def _add(self, parent: int, token: int, source: str, stored: StoredPhrase | None = None) -> int:
         self._tokens.append(token)
         self._parents.append(parent)
-        self._source.append(continuation.source)
-        self._stored.append(continuation.stored)
+        self._source.append(source)
+        self._stored.append(stored)
         self._children.append([])
-        self._children[parent].append(node)
-        return node
+        self._children[parent].append(self.size - 1)
+        self.worth.append(0.0)
+        return self.size - 1
 
     def build(self, nodes: int) -> tuple[DraftTree, list[StoredPhrase | None]]:
         """The most worthy nodes, so many, in depth-first order, and the stored phrase behind each."""
@@ -329,6 +207,9 @@ class _Builder:
         if self.size > nodes + 1:  # a stable sort keeps parents before their children, which are worth no more
             kept = set(sorted(order, key=lambda node: -self.worth[node])[: nodes + 1])
             order = [node for node in order if node in kept]
+        if inner_probe := self._inner.probe:  # behind all that can be accepted, in their own order
+            probes = {node for node in range(self._inner.size) if inner_probe[node]}
+            order = [node for node in order if node not in probes] + sorted(probes.intersection(order))
         if order == list(range(self._inner.size)):
             return self._inner, self._stored
         number = {node: index for index, node in enumerate(order)}
@@ -347,6 +228,7 @@ class _Builder:
         )
 
 
+PHRASES = ("phrases", "prompt")  # the sources of what comes out of a pool
 _DOUBT = 3.0  # weight of "none of these": a match of two tokens alone is believed half
 
 

@@ -50,7 +50,7 @@ class Budget:
         """The part of a tree that is worth its rows behind `context` committed tokens; the root always is.
 
         Probes have no chance of their own: they stay with the node they hang on, at the price of their rows, and go
-        where nothing else pays. A tree of nothing but probes cannot be judged and is handed on as it is.
+        where nothing else pays. A tree of nothing but probes is handed on as it is, and is a draft that does not pay.
         """
         if self._costs is None:
             return tree
@@ -60,11 +60,13 @@ class Budget:
             if self._wait == 0:
                 self.nodes, self._cut = self.most, 0
         chances = self._chances(tree)
+        plain, drafting = self._costs.at(1, context), median(self._drafting)
         if len(chances) == 1:
+            if tree.size > 1:  # of probes alone
+                self._refuse(0.0, (drafting + self._costs.at(tree.size, context)) / plain - 1)
             return tree
         hosts = _hosts(tree, chances)
         order = sorted(chances, key=chances.__getitem__, reverse=True)  # a stable sort: parents before their children
-        plain, drafting = self._costs.at(1, context), median(self._drafting)
         tokens, rows, sizes = 1.0, 1 + hosts.count(0), []  # the root stands for the bonus token
         for node in order[1:]:
             tokens += chances[node]

@@ -6,27 +6,29 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 
-from localspec import __version__
 from localspec.config import Settings
 from localspec.database import StoreTrouble
 from localspec.drafters import load
-from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Drafter, TrainedDrafter
-from localspec.drafters.phrases import Lengthened, PhrasePool
+from localspec.drafters.base import TrainedDrafter
+from localspec.drafters.ouroboros import Hyperparameters
+from localspec.drafters.pool import PhrasePool
 from localspec.engine.budget import Budget
 from localspec.engine.calibration import Calibration
-from localspec.engine.exactness import Exactness, measure
+from localspec.engine.drafting import Small, drafter_of, hyperparameters
+from localspec.engine.exactness import Exactness
+from localspec.engine.measured import Measured
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
+from localspec.engine.small import compare_tokens, unknown
 from localspec.engine.stats import peak_bytes
 from localspec.engine.target import Message, Target, tokenizer_hash
-from localspec.errors import DoesNotFit, UsageMistake
+from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Event, Prefill
-from localspec.hardware import ForwardCosts, IdleCores, forward_costs, free_memory, physical_cores, versions
+from localspec.hardware import IdleCores, free_memory
 from localspec.registry import TargetCard, inspect, revision
 from localspec.selection import AUTO_NODES, Choice, choose
 from localspec.store import Store
@@ -62,8 +64,9 @@ class Engine:
 
     With a store, what was measured here before is not measured again; with `phrases` too, those of earlier sessions
     are used, and with `learn` those of each reply are kept there. Troubles that cost no text, such as a store that
-    cannot be written, are told through `notice`; what takes a while on the first load, through `progress`. A `target`
-    that is loaded already may be shared by engines that take turns; it must be what `choice` says.
+    cannot be written, are told through `notice`; what takes a while on the first load, through `progress`. The
+    models of an engine `beside` it, with which it takes turns, are shared as far as they are what `choice` says; its
+    target must be. With `tune` hyper-parameters that were found before are searched again.
     Raises DoesNotFit, LocalspecError for a broken model, UsageMistake where `choice.exact` cannot be had.
     """
 
@@ -76,22 +79,30 @@ class Engine:
         phrases: bool = True,
         notice: Callable[[str], None] = lambda _: None,
         progress: Callable[[str], None] = lambda _: None,
-        target: Target | None = None,
+        beside: "Engine | None" = None,
+        tune: bool = False,
     ) -> None:
         began, self._idle_cores = time.perf_counter(), IdleCores()
         self.choice, self._notice, self._progress = choice, notice, progress
-        self.target = target or _load(choice)
+        self.target: Target = beside.target if beside else _load(choice)
         self.revision = revision(choice.target.path)
         self._store, self._learn = store, learn
+        self._measured = Measured.of(choice, self.revision, self.target, store, notice, progress)
         self.exactness = self._measured_exactness()
-        self.costs = self._measured_costs() if choice.nodes and not choice.fixed else None
-        self._pool_id = None if store is None or not phrases else self._open_pool(store, choice.target.path)
-        reader = None if store is None or self._pool_id is None else partial(store.phrases, self._pool_id)
-        self.pool = PhrasePool(self.target.special_tokens, reader, self.target.transformer.shape.vocabulary)
-        self._trained = self._load_drafter()
-        drafter: Drafter = self._trained or Autoregressive()
-        if choice.drafter.endswith("phrases"):
-            drafter = Lengthened(drafter, self.pool)
+        auto = choice.nodes and not choice.fixed
+        self.costs = self._measured.costs(self.target, self._idle_cores) if auto else None
+        self._trained = self._load_trained()
+        alike = beside is not None and beside.choice.draft == choice.draft
+        self.small: Small | None = beside.small if beside and alike else self._load_small()
+        self.hyperparameters = Hyperparameters()
+        if beside and alike and beside.choice.drafter == choice.drafter and not tune:
+            self.hyperparameters = beside.hyperparameters
+        elif self.small:
+            self.hyperparameters = hyperparameters(choice, self.target, self.small, self._measured, self.costs, tune)
+        history = phrases and (not choice.parts or "history" in choice.parts)
+        self._pool_id = None if store is None or not history else self._open_pool(store, choice.target.path)
+        self.pool = self._pool()
+        drafter = drafter_of(choice, self.target, self.pool, self._trained, self.small, self.hyperparameters)
         self.session = Session(self.target, drafter, Budget(choice.nodes, self.costs))
         self.load_seconds = time.perf_counter() - began
 
@@ -204,15 +215,9 @@ class Engine:
             logits = self.target.forward(row, positions, causal, last=True).logits[0]
         return float(logits[one] - logits[other])
 
-    # -- what is measured once ----------------------------------------------------------------------------------------
-
     def _measured_exactness(self) -> Exactness:
         choice, widest = self.choice, max(self.choice.nodes, AUTO_NODES) + 1
-        found = Exactness.from_json(self._recall("exactness"))
-        if found is None or (found.bitwise and found.widest < widest):
-            self._progress("measuring how exact this model computes here, once")
-            found = measure(self.target, widest, choice.exact)
-            self._remember("exactness", found.as_json())
+        found = self._measured.exactness(self.target, widest, choice.exact)
         self.target.multiple = found.multiple
         if choice.exact and not found.bitwise:
             raise UsageMistake(
@@ -221,22 +226,13 @@ class Engine:
             )
         return found
 
-    def _measured_costs(self) -> ForwardCosts:
-        costs = ForwardCosts.from_list(self._recall("costs"))
-        if costs is None:
-            self._progress("measuring what a row costs here, once")
-            cores = self._idle_cores()
-            torch.set_num_threads(cores)
-            costs = forward_costs(self.target)
-            if cores == physical_cores():  # what a busy moment made of it is good for this session only
-                self._remember("costs", costs.as_list())
-        return costs
+    # -- what is drafted with -----------------------------------------------------------------------------------------
 
-    def _load_drafter(self) -> TrainedDrafter | None:
+    def _load_trained(self) -> TrainedDrafter | None:
         if self.choice.trained is None:
             return None
         drafter = load(self.choice.trained, self.target)
-        drafter.calibration = Calibration.from_json(self._recall(self._calibration))
+        drafter.calibration = Calibration.from_json(self._measured.recall(self._calibration))
         return drafter
 
     @property
@@ -245,34 +241,31 @@ class Engine:
         trained = self.choice.trained
         return f"calibration of {trained.kind} {trained.bytes} {trained.path}" if trained else ""
 
-    @property
-    def _subject(self) -> str:
-        """What a measurement is valid for."""
-        choice = self.choice
-        form = "exact" if choice.exact else "fastest"
-        return " · ".join(
-            (
-                self.revision,
-                choice.dtype,
-                choice.quantize,
-                form,
-                str(self.target.context),
-                f"localspec {__version__}",
-                versions(choice.device),
+    def _load_small(self) -> Small | None:
+        draft = self.choice.draft
+        if draft is None:
+            return None
+        small = _load(draft)
+        compare_tokens(small, self.target, draft.target.path)
+        if not small.answers():
+            raise LocalspecError(
+                f"The draft model {draft.target.name} gives no numbers ({small.dtype}); its weights are damaged, or "
+                "too large for this format: fetch it again."
             )
-        )
-
-    def _recall(self, name: str) -> Any:
-        return None if self._store is None else self._store.recall(name, self._subject)
-
-    def _remember(self, name: str, value: Any) -> None:
-        if self._store is not None and not self._store.read_only:
-            try:
-                self._store.remember(name, self._subject, value)
-            except StoreTrouble as trouble:
-                self._notice(str(trouble))
+        measured = Measured.of(draft, revision(draft.target.path), small, self._store, self._notice, self._progress)
+        return Small(small, measured, measured.costs(small, self._idle_cores) if self.costs else None)
 
     # -- phrases of earlier sessions ----------------------------------------------------------------------------------
+
+    def _pool(self) -> PhrasePool:
+        store, number = self._store, self._pool_id
+        special, vocabulary = self.target.special_tokens, self.target.transformer.shape.vocabulary
+        return PhrasePool(
+            special | unknown(self.small.target, self.target) if self.small else special,
+            None if store is None or number is None else partial(store.phrases, number),
+            vocabulary,
+            verification=self.choice.drafter != "ouroboros" or "verification" in self.choice.parts,
+        )
 
     def _open_pool(self, store: Store, path: Path) -> int | None:
         name = self.choice.target.name
@@ -287,7 +280,7 @@ class Engine:
     def _keep(self, start: int) -> None:
         """One transaction a reply. What cannot be kept costs the next session time and this one nothing."""
         if self._trained is not None:
-            self._remember(self._calibration, self._trained.calibration.as_json())
+            self._measured.remember(self._calibration, self._trained.calibration.as_json())
         if self._store is None or self._pool_id is None or not self._learn or self._store.read_only:
             return
         phrases, used = self.pool.harvest(start)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from localspec.drafters.base import Drafter
 from localspec.engine.budget import Budget
+from localspec.engine.cache import shared
 from localspec.engine.decode import CHUNK, decode_step, prefill_step
 from localspec.engine.detokenize import Transcript
 from localspec.engine.sampling import Sampling
@@ -107,7 +108,7 @@ class _Reply:
     def _prefill(self) -> Iterator[Prefill]:
         session, prompt = self.session, self.prompt
         session.statistics = None
-        self.reused = min(_shared(session.tokens, prompt), session.cache.length, len(prompt) - 1)
+        self.reused = min(shared(session.tokens, prompt), session.cache.length, len(prompt) - 1)
         del session.tokens[self.reused :]
         session.cache.truncate(self.reused)
         session.drafter.rewind(self.reused)
@@ -175,11 +176,3 @@ class _Reply:
 
     def _clock(self) -> float:
         return time.perf_counter() - self.began
-
-
-def _shared(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
-    for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        if a != b:
-            return index
-    return min(len(ours), len(theirs))

@@ -50,7 +50,16 @@ def read_masked(path: Path, target: Target, dtype: torch.dtype = torch.float32) 
             f"{path / 'config.json'} names no mask token (pard_token = {token!r}), so this model cannot draft in "
             "parallel; give one that can."
         )
-    ours, theirs = _tokens(target), _tokens(small)
+    compare_tokens(small, target, path)
+    return small
+
+
+def compare_tokens(small: Target, target: Target, path: Path) -> None:
+    """Raises UsageMistake where ids do not mean the same to both: what fills up a vocabulary may differ, no token may.
+
+    `path` is where the small model lies.
+    """
+    ours, theirs, vocabulary = _tokens(target), _tokens(small), small.transformer.shape.vocabulary
     unlike = [index for index in ours.keys() & theirs.keys() if ours[index] != theirs[index]]
     if unlike:
         first = min(unlike)
@@ -63,7 +72,11 @@ def read_masked(path: Path, target: Target, dtype: torch.dtype = torch.float32) 
             f"The small model in {path} knows {vocabulary} tokens, and the target's tokenizer gives ids up to "
             f"{max(ours)}; give one that was made for this target."
         )
-    return small
+
+
+def unknown(small: Target, target: Target) -> frozenset[int]:
+    """Ids of the target's vocabulary that the small model cannot be given."""
+    return frozenset(range(small.transformer.shape.vocabulary, target.transformer.shape.vocabulary))
 
 
 def impossible(small: Target, target: Target) -> torch.Tensor:

@@ -156,6 +156,14 @@ class Target:
             return Output(self.head(hidden[..., rows - 1 : rows, :]), hidden[..., :rows, :])
         return Output(self.head(hidden)[..., :rows, :], hidden[..., :rows, :])
 
+    def answers(self) -> bool:
+        """Whether its logits are numbers, behind a short text."""
+        with torch.inference_mode():
+            row = torch.zeros(4, dtype=torch.long, device=self.device)
+            causal = torch.ones(4, 4, dtype=torch.bool, device=self.device).tril_()
+            logits = self.forward(row, torch.arange(4, device=self.device), causal, last=True).logits
+        return bool(logits.isfinite().all())
+
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
         """The part of a tree, behind `start` committed tokens, that the exact form computes to the bit."""
         return tree.aligned(start, self.page) if self.exact else tree

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 from checkpoints import write_checkpoint
 from command import called
@@ -13,7 +14,8 @@ def test_json(tmp_path):
     model = write_checkpoint(tmp_path / "model")
     register(tmp_path, f'[demo]\npath = "{model}"\nlicense = "mit"\n[other]\npath = "../model"\n')
     result = called(tmp_path, "list", "--json")
-    first, second = json.loads(result.stdout)
+    first, draft, second = json.loads(result.stdout)
+    assert draft["name"] == "demo-draft"
     assert result.returncode == 0 and result.stderr == ""
     size = (model / "model.safetensors").stat().st_size
     assert first == {
@@ -43,10 +45,13 @@ def test_a_broken_model_hides_no_other(tmp_path):
     write_checkpoint(tmp_path / "model")
     register(tmp_path, '[demo]\npath = "../nowhere"\n[mine]\npath = "../model"\n')
     result = called(tmp_path, "list", "--json")
-    assert result.returncode == 0 and [row["name"] for row in json.loads(result.stdout)] == ["mine"]
+    assert result.returncode == 0 and [row["name"] for row in json.loads(result.stdout)] == ["demo-draft", "mine"]
     assert result.stderr.startswith("localspec: demo is left out: ") and result.stderr.count("\n") == 1
 
 
 def test_the_demo_is_here(tmp_path):
-    (row,) = json.loads(called(tmp_path, "list", "--json").stdout)
+    row, draft = json.loads(called(tmp_path, "list", "--json").stdout)
     assert row["name"] == "demo" and row["parameters"] > 1_000_000
+    assert draft["name"] == "demo-draft" and 500_000 <= draft["parameters"] <= 2_000_000
+    place = Path(draft["path"])
+    assert sum(file.stat().st_size for file in place.iterdir()) <= 4_000_000

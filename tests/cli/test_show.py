@@ -33,7 +33,7 @@ def test_json(tmp_path):
         "bytes": (model / "model.safetensors").stat().st_size,
         "context": 512,
         "license": None,
-        "drafters": ["none", "phrases"],
+        "drafters": ["none", "phrases", "lookahead"],
         "revision": revision(model),
     }
 
@@ -41,13 +41,18 @@ def test_json(tmp_path):
 def test_lines(tmp_path):
     model = write_checkpoint(tmp_path / "model")
     shown = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", str(model)).stdout.splitlines())
-    assert shown["parameters"] == "44" and shown["license"] == "unknown" and shown["drafters"] == "none, phrases"
+    assert (
+        shown["parameters"] == "44"
+        and shown["license"] == "unknown"
+        and shown["drafters"] == "none, phrases, lookahead"
+    )
 
 
 def test_the_demo(tmp_path):
     facts = json.loads(called(tmp_path, "show", "demo", "--json").stdout)
     assert facts["name"] == "demo" and facts["parameters"] > 1_000_000 and facts["license"] == "Apache-2.0"
-    assert facts["drafters"] == ["none", "phrases", "medusa", "parallelspec", "s3d", "semi"]
+    trained, paired = ["medusa", "parallelspec", "s3d", "semi"], ["draft_model:demo-draft", "ouroboros:demo-draft"]
+    assert facts["drafters"] == ["none", "phrases", "lookahead", *trained, *paired]
 
 
 @pytest.mark.parametrize("name", ["nowhere", "org/repo", "./nowhere", ""])

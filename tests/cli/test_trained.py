@@ -85,7 +85,7 @@ def test_a_kind_alone_is_the_one_that_was_trained_here(home, model, trained):
     shutil.copytree(trained["semi"], Paths(home).drafters / "model-semi")
     assert reply(home, model, "--drafter", "semi", "--draft-max", "4")["drafter"] == "semi"
     shown = called(home, "show", str(model), "--json")
-    assert json.loads(shown.stdout)["drafters"] == ["none", "phrases", "semi"]
+    assert json.loads(shown.stdout)["drafters"] == ["none", "phrases", "lookahead", "semi"]
     missing = called(home, "run", "-m", str(model), *ASK, "hello", "--drafter", "s3d")
     assert missing.returncode == 3 and "localspec train s3d" in sentence(missing)
 
@@ -194,5 +194,5 @@ def test_what_confidence_is_worth_is_remembered(tmp_path, model, trained, monkey
         assert engine.session.drafter.calibration.as_json() == []
         list(engine.chat([{"role": "user", "content": "hello"}], engine.sampling(Settings(max_tokens=20))))
         learned = engine.session.drafter.calibration.as_json()
-        again = Engine(choice, store=store, learn=False, target=engine.target)
+        again = Engine(choice, store=store, learn=False, beside=engine)
     assert learned and sorted(again.session.drafter.calibration.as_json()) == sorted(learned)

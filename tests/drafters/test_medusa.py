@@ -31,7 +31,8 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Batch, Context, Step, TrainedDrafter
 from localspec.drafters.medusa import Blocks, sparse_tree
 from localspec.drafters.medusa import Drafter as Medusa
-from localspec.drafters.phrases import Lengthened, PhrasePool
+from localspec.drafters.phrases import Lengthened
+from localspec.drafters.pool import PhrasePool
 from localspec.engine.budget import Budget
 from localspec.engine.decode import CHUNK
 from localspec.engine.exactness import measure

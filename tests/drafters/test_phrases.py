@@ -13,7 +13,8 @@ from tiny_models import Tiny, prompt_ids, stock_reply
 
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Context, Drafter, Step
-from localspec.drafters.phrases import AHEAD, BACK, ENTRIES, KEYS, Lengthened, PhrasePool
+from localspec.drafters.phrases import Lengthened
+from localspec.drafters.pool import AHEAD, BACK, ENTRIES, KEYS, PhrasePool
 from localspec.engine.budget import Budget
 from localspec.engine.cache import KVCache
 from localspec.engine.sampling import Sampling
@@ -248,7 +249,7 @@ def test_phrases_from_verification_are_bounded_the_oldest_go_first() -> None:
 
 def test_the_keys_of_phrases_from_verification_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert KEYS == 20_000
-    monkeypatch.setattr("localspec.drafters.phrases.KEYS", 10)
+    monkeypatch.setattr("localspec.drafters.pool.KEYS", 10)
     pool = PhrasePool()
     for key in range(30):
         pool.learn(verified(DraftTree.chain([1, 100 + key, 3]), path=[0], best=[9, 3, 4]))

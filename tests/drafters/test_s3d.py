@@ -29,7 +29,8 @@ from localspec.drafter_cards import read_drafter
 from localspec.drafters import CARD, load, make, s3d, save
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Batch, Context, Drafter, Former, Step
-from localspec.drafters.phrases import Lengthened, PhrasePool
+from localspec.drafters.phrases import Lengthened
+from localspec.drafters.pool import PhrasePool
 from localspec.drafters.s3d_prediction import Constants, acceptance_at
 from localspec.engine.budget import Budget
 from localspec.engine.cache import KVCache

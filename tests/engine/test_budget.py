@@ -14,7 +14,8 @@ from tiny_models import Tiny, prompt_ids, stock_reply
 
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Drafter, Step
-from localspec.drafters.phrases import Lengthened, PhrasePool
+from localspec.drafters.phrases import Lengthened
+from localspec.drafters.pool import PhrasePool
 from localspec.engine.budget import LATEST, PATIENCE, SOONEST, Budget
 from localspec.engine.sampling import Sampling, walk
 from localspec.engine.session import Limits, Session
@@ -379,13 +380,16 @@ def test_probes_have_their_price_and_go_where_nothing_pays() -> None:
     assert Budget(5, free_without_probes).prune(PROBED.only([0, 1, 2]), 100).size == 3
 
 
-def test_a_tree_of_nothing_but_probes_is_handed_on_and_counts_for_nothing() -> None:
+def test_a_tree_of_nothing_but_probes_is_handed_on_and_is_a_draft_that_does_not_pay() -> None:
+    """A window that wins nothing costs its rows in every step: it is given up like a draft that is always wrong."""
     tree = DraftTree([0, 5, 6], [-1, 0, 1], probe=[False, True, True])
     budget = Budget(5, Costs(1.0, 9.0, 9.0))
-    for _ in range(100):
+    for _ in range(PATIENCE):
+        assert budget.nodes == 5
         assert budget.prune(tree, 100) is tree
         budget.observe(step(tree, WRONG))
-    assert (budget.nodes, budget.off_reason) == (5, None)
+    assert budget.nodes == 0
+    assert budget.off_reason and budget.off_reason.startswith("a draft saves 0.0 % of a plain step")
 
 
 def test_what_can_never_be_accepted_is_not_verified() -> None:

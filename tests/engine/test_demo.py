@@ -12,7 +12,8 @@ from localspec import drafters
 from localspec.config import Settings
 from localspec.drafter_cards import TRAINED, read_drafter
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.phrases import Lengthened, PhrasePool
+from localspec.drafters.phrases import Lengthened
+from localspec.drafters.pool import PhrasePool
 from localspec.engine.budget import Budget
 from localspec.engine.engine import DTYPES
 from localspec.engine.exactness import measure

@@ -10,7 +10,7 @@ import localspec
 from localspec import hardware
 from localspec.config import Settings
 from localspec.database import StoreTrouble
-from localspec.engine import engine as engine_module
+from localspec.engine import measured as measured_module
 from localspec.engine.engine import Engine
 from localspec.engine.exactness import Exactness
 from localspec.errors import UsageMistake
@@ -37,8 +37,8 @@ def measured(monkeypatch) -> list[str]:
         done.append("costs")
         return COSTS
 
-    monkeypatch.setattr(engine_module, "measure", exactness)
-    monkeypatch.setattr(engine_module, "forward_costs", costs)
+    monkeypatch.setattr(measured_module, "measure", exactness)
+    monkeypatch.setattr(measured_module, "forward_costs", costs)
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: hardware.physical_cores())
     return done
 
@@ -72,7 +72,7 @@ def test_another_precision_form_or_context_is_measured_by_itself(measured, store
 
 def test_another_torch_or_processor_is_measured_by_itself(measured, store, monkeypatch):
     Engine(choice(), store=store)
-    monkeypatch.setattr(engine_module, "versions", lambda device: "another")
+    monkeypatch.setattr(measured_module, "versions", lambda device: "another")
     Engine(choice(), store=store)
     assert len(measured) == 4
 
@@ -122,7 +122,7 @@ def test_a_store_that_cannot_be_written_costs_a_sentence(measured, store, monkey
 
 
 def test_exact_is_refused_where_it_cannot_be_had(monkeypatch):
-    monkeypatch.setattr(engine_module, "measure", lambda target, widest, exact: Exactness(False, widest, 16, 1e-3))
+    monkeypatch.setattr(measured_module, "measure", lambda target, widest, exact: Exactness(False, widest, 16, 1e-3))
     with pytest.raises(UsageMistake, match="--exact cannot be had with demo in fp32 on cpu.* 1.0e-03"):
         Engine(choice(exact=True, draft_max=8))
 
@@ -130,7 +130,7 @@ def test_exact_is_refused_where_it_cannot_be_had(monkeypatch):
 @pytest.mark.slow
 def test_engines_that_share_a_target_take_turns(measured):
     first = Engine(choice(draft_max=8))
-    plain = Engine(replace(first.choice, drafter="none", nodes=0), target=first.target)
+    plain = Engine(replace(first.choice, drafter="none", nodes=0), beside=first)
     assert plain.target is first.target
     replies = []
     for engine in (first, plain, first):

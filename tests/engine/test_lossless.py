@@ -26,7 +26,8 @@ from transformers import LlamaConfig, Qwen3Config
 
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Drafter
-from localspec.drafters.phrases import Lengthened, PhrasePool
+from localspec.drafters.phrases import Lengthened
+from localspec.drafters.pool import PhrasePool
 from localspec.engine.budget import Budget
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session

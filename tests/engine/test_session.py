@@ -13,7 +13,8 @@ from transformers import LlamaConfig
 
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Context, Drafter, Step
-from localspec.drafters.phrases import Lengthened, PhrasePool
+from localspec.drafters.phrases import Lengthened
+from localspec.drafters.pool import PhrasePool
 from localspec.engine.budget import Budget
 from localspec.engine.decode import CHUNK
 from localspec.engine.sampling import Sampling

@@ -1,0 +1,75 @@
+"""Lookahead: a Jacobi window beside the text, whose picks become phrases (Fu et al. 2023; Ouroboros §3.1).
+
+A window of guesses stands behind the root. Each forward computes, beside what it was made for, what the model would say
+behind every guess; guesses that are taken from the forward before come closer to what the model would really say.
+"""
+
+import random
+from collections.abc import Collection
+
+from localspec.drafters.base import Context, Step
+from localspec.drafters.pool import PhrasePool
+from localspec.engine.tree import DraftTree
+
+SOURCE = "window"
+
+
+class Lookahead:
+    """Probe nodes of a window `columns` wide, that win phrases of `phrase` tokens for a pool.
+
+    Levels lie below each other, level 0 is a chain below the root. With three columns and phrases of three tokens:
+
+        level 0   root ─ a ─ b ─ c        position = depth: a stands one place behind the root, b and d two, …
+        level 1          │   │   │        a d x is a phrase, where x is the model's pick at d.
+                         d   e   f        Then level 1 becomes level 0, and the picks at d e f level 1.
+
+    Until all levels are there, a forward adds one and wins nothing.
+    """
+
+    nbytes = 0
+
+    def __init__(self, pool: PhrasePool, special: Collection[int], columns: int, phrase: int) -> None:
+        assert columns > 0 and phrase > 1, "a phrase has a token, and one that follows"
+        self._pool, self._special, self._columns, self._depth = pool, special, columns, phrase - 1
+        self._levels: list[list[int | None]] = [[]]  # None: to be filled
+        self._placed = (0, 0)  # columns and nodes of the last draft
+        self._random = random.Random(0)  # noqa: S311  # guesses change the speed, never the text
+
+    def observe(self, step: Step) -> None:
+        """Phrases from the picks at the last level; the window moves on with the text."""
+        if step.tree is None:
+            return
+        advance = len(step.committed)
+        probes = [node for node in range(step.tree.size) if step.tree.probe and step.tree.probe[node]]
+        columns, nodes = self._placed
+        if probes and len(probes) == nodes:  # all were verified
+            picks = [step.best[node] for node in probes[-columns:]]
+            if len(self._levels) == self._depth:
+                for guesses in zip(*self._levels, picks, strict=True):
+                    self._pool.take([token for token in guesses if token is not None])  # all were filled to be placed
+                del self._levels[0]
+                advance -= 1  # level 1 stood one place further on
+            self._levels.append([None if token in self._special else token for token in picks])
+        for level in self._levels:
+            del level[:advance]
+        self._placed = (0, 0)
+
+    def rewind(self, length: int) -> None:
+        """The window stays: it holds guesses, and is as good as another."""
+
+    def draft(self, context: Context) -> DraftTree:
+        """The root, and the window below it as far as there are nodes."""
+        columns = min(self._columns, context.nodes // self._depth)
+        if not columns:
+            return DraftTree((context.root,), (-1,))
+        tokens, parents = [context.root], [-1]
+        for number, level in enumerate(self._levels):
+            del level[columns:]
+            level += [None] * (columns - len(level))
+            for column, token in enumerate(level):
+                if token is None:  # any word of the text
+                    token = level[column] = self._random.choice(context.committed)
+                parents.append(column if number == 0 else len(tokens) - columns)
+                tokens.append(token)
+        self._placed = (columns, len(tokens) - 1)
+        return DraftTree(tokens, parents, [SOURCE] * len(tokens), [False] + [True] * (len(tokens) - 1))

@@ -1,0 +1,97 @@
+"""Hyper-parameters of Ouroboros for one pair of models on one machine (Zhao et al. 2024, appendix B)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from localspec.drafters.base import Context, Drafter
+from localspec.drafters.draft_model import DraftModel
+from localspec.drafters.ouroboros import Hyperparameters
+from localspec.engine.budget import Budget, Costs
+from localspec.engine.cache import KVCache
+from localspec.engine.decode import decode_step, prefill_step
+from localspec.engine.sampling import Sampling
+from localspec.engine.target import Output, Target
+from localspec.engine.tree import DraftTree
+
+# What is tried, in this order, one after the other; the paper's W of 15 to 20 would be forwards of 200 rows.
+RANGES = {"draft": (1, 2, 3, 4, 6, 8, 11), "window": (0, 1, 2, 3, 5), "phrase": (3, 4, 5, 7), "phrases": (1, 2, 3, 4)}
+START = Hyperparameters()
+
+Said = tuple[Sequence[int], Sequence[int]]  # a prompt, and what the target says to it
+Build = Callable[[Hyperparameters], tuple[Drafter, DraftModel]]  # the drafter, and the draft model in it
+
+
+class Replay(Target):
+    """Says a text that is known: what the target says does not depend on the draft, so it need not be asked again."""
+
+    def __init__(self, text: Sequence[int], vocabulary: int) -> None:
+        self.exact, self.multiple, self._vocabulary = False, 1, vocabulary
+        self._text = torch.tensor(text)
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cache: KVCache | None = None,
+        layers: Sequence[int] | None = None,
+        last: bool = False,
+    ) -> Output:
+        """All weight on the next token of the text, wherever a row stands."""
+        rows = positions[-1:] if last else positions
+        following = self._text[(rows + 1).clamp(max=len(self._text) - 1)]
+        return Output(F.one_hot(following, self._vocabulary).float(), torch.empty(len(positions), 0))
+
+    def aligned(self, tree: DraftTree, start: int) -> DraftTree:
+        """There is nothing to compute, so nothing that could be computed otherwise."""
+        return tree
+
+    def cache(self, slots: int) -> KVCache:
+        """One that holds next to nothing."""
+        return KVCache(1, 1, 1, slots, torch.float32, self.device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._text.device
+
+
+def predicted(
+    drafter: Drafter, small: DraftModel, said: Sequence[Said], vocabulary: int, nodes: int, costs: Costs, own: Costs
+) -> float:
+    """Seconds that these replies would take with trees of `nodes`, by the costs of both models' forwards."""
+    seconds = 0.0
+    for prompt, reply in said:
+        text = [*prompt, *reply]
+        target, tokens, budget = Replay(text, vocabulary), list(prompt), Budget(nodes)
+        cache = target.cache(len(text) + nodes + 1)
+        drafter.rewind(0)
+        tokens += prefill_step(target, cache, drafter, prompt, Sampling(), last=True).committed[-1:]
+        small.draft(Context(tokens, cache, 1, Sampling()))  # reads the prompt, which takes the same time for all
+        while len(tokens) < len(text):
+            cache.reserve(len(tokens) + nodes + 1)
+            before = small.forwards.copy()
+            step = decode_step(target, cache, drafter, tokens, budget, Sampling())
+            tokens += step.committed
+            rows = step.tree.size if step.tree else 1
+            seconds += costs.at(rows, len(tokens))
+            made = small.forwards - before
+            seconds += sum(times * own.at(count, len(tokens)) for count, times in made.items())
+    return seconds
+
+
+def search(
+    build: Build, said: Sequence[Said], vocabulary: int, nodes: int, costs: Costs, own: Costs, names: Sequence[str]
+) -> Hyperparameters:
+    """The best of the ranges of those `names`, one after the other, each with the best found before (algorithm 1)."""
+    best, least = START, float("inf")
+    for name in names:
+        for value in RANGES[name]:
+            tried = replace(best, **{name: value})
+            drafter, small = build(tried)
+            seconds = predicted(drafter, small, said, vocabulary, nodes, costs, own)
+            if seconds < least:
+                best, least = tried, seconds
+    return best

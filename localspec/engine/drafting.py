@@ -1,0 +1,103 @@
+"""The drafter of a choice, by its name, with what it takes: weights, a small model, phrases, hyper-parameters."""
+
+from dataclasses import dataclass
+
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.base import Drafter, TrainedDrafter
+from localspec.drafters.draft_model import DraftModel
+from localspec.drafters.lookahead import Lookahead
+from localspec.drafters.ouroboros import Hyperparameters, Pair, draft_model, ouroboros
+from localspec.drafters.ouroboros_tuning import Said, search
+from localspec.drafters.phrases import Lengthened
+from localspec.drafters.pool import PhrasePool
+from localspec.engine.budget import Budget
+from localspec.engine.measured import Measured
+from localspec.engine.sampling import Sampling
+from localspec.engine.session import Limits, Session
+from localspec.engine.target import Target
+from localspec.hardware import ForwardCosts
+from localspec.selection import Choice
+
+COLUMNS, PHRASE = 8, 4  # of the window beside a target: columns at most, tokens of a phrase
+ASKED = (
+    "Write a Python function that returns the largest number of a list, and explain how it works.",
+    "Tom has 12 apples. He gives 5 of them to Anna and buys 8 more. How many apples does Tom have now?",
+    "Tell me a short story about a fox and a crow.",
+    "Give me three reasons to learn a foreign language.",
+)
+REPLY = 48  # tokens of the replies that hyper-parameters are searched on
+
+
+@dataclass(frozen=True)
+class Small:
+    """A draft model as it was loaded, what was measured of it, and what its forwards cost where that matters."""
+
+    target: Target
+    measured: Measured
+    costs: ForwardCosts | None
+
+
+def drafter_of(
+    choice: Choice,
+    target: Target,
+    pool: PhrasePool,
+    trained: TrainedDrafter | None,
+    small: Small | None,
+    chosen: Hyperparameters,
+) -> Drafter:
+    """The drafter that the choice names; `trained` or `small` is what it takes."""
+    kind, _, phrases = choice.drafter.partition("+")
+    drafter: Drafter = trained or Autoregressive()
+    if kind == "lookahead":
+        own = pool if phrases else PhrasePool(target.special_tokens, text=False, verification=False)
+        drafter = Lookahead(own, target.special_tokens, COLUMNS, PHRASE)
+        return Lengthened(drafter, own)
+    if small is not None:
+        pair = Pair(target.special_tokens, target.transformer.shape.vocabulary, small.target, pool)
+        if kind == "ouroboros":
+            accelerating, lengthening, beside = (
+                part in choice.parts for part in ("accelerating", "lengthening", "beside")
+            )
+            return ouroboros(pair, chosen, small.costs, choice.fixed, accelerating, lengthening, beside)
+        drafter = draft_model(pair, chosen, False, small.costs, choice.fixed)
+    return Lengthened(drafter, pool, anywhere=small is not None) if phrases or kind == "phrases" else drafter
+
+
+def hyperparameters(
+    choice: Choice, target: Target, small: Small, measured: Measured, costs: ForwardCosts | None, again: bool = False
+) -> Hyperparameters:
+    """Those found before for this pair, else, or `again`, those that a search finds; without costs the usual ones."""
+    name = f"hyperparameters of {choice.drafter} {'+'.join(choice.parts)} with {small.measured.subject}"
+    found = Hyperparameters.from_json(measured.recall(name))
+    if costs is None or small.costs is None or (found and not again):
+        return found or Hyperparameters()
+    measured.progress("searching how long drafts should be for these two models, once")
+    vocabulary = target.transformer.shape.vocabulary
+
+    def build(tried: Hyperparameters) -> tuple[Drafter, DraftModel]:
+        pool = PhrasePool(target.special_tokens, None, vocabulary, verification="verification" in choice.parts)
+        drafter = drafter_of(choice, target, pool, None, small, tried)
+        drafting = drafter.inner if isinstance(drafter, Lengthened) else drafter
+        assert isinstance(drafting, DraftModel)
+        return drafter, drafting
+
+    names = ["draft"]
+    names += ["window"] if "accelerating" in choice.parts else []
+    names += ["phrase", "phrases"] if choice.parts else []
+    said = _replies(target, choice.nodes, costs)
+    found = search(build, said, vocabulary, choice.nodes, costs, small.costs, names)
+    measured.remember(name, found.as_json())
+    return found
+
+
+def _replies(target: Target, nodes: int, costs: ForwardCosts) -> list[Said]:
+    """What the target says to a few prompts, greedily."""
+    said: list[Said] = []
+    session = Session(target, Lengthened(Autoregressive(), PhrasePool(target.special_tokens)), Budget(nodes, costs))
+    for question in ASKED:
+        prompt = target.encode([{"role": "user", "content": question}])
+        if len(prompt) + REPLY <= target.context:
+            for _ in session.generate(prompt, Sampling(), Limits(REPLY)):
+                pass
+            said.append((prompt, session.tokens[len(prompt) :]))
+    return [(prompt, reply) for prompt, reply in said if reply]

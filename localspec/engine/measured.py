@@ -1,0 +1,76 @@
+"""What is measured once on this machine, for one model in one form, and kept: how exact it is, what its rows cost."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from localspec import __version__
+from localspec.database import StoreTrouble
+from localspec.engine.exactness import Exactness, measure
+from localspec.engine.target import Target
+from localspec.hardware import ForwardCosts, IdleCores, forward_costs, physical_cores, versions
+from localspec.selection import Choice
+from localspec.store import Store
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures of a model as a choice loads it. Without a store each is measured anew.
+
+    Troubles are told through `notice`; what takes a while, through `progress`.
+    """
+
+    store: Store | None
+    subject: str  # what they are valid for
+    notice: Callable[[str], None]
+    progress: Callable[[str], None]
+
+    @classmethod
+    def of(
+        cls,
+        choice: Choice,
+        revision: str,
+        target: Target,
+        store: Store | None,
+        notice: Callable[[str], None],
+        progress: Callable[[str], None],
+    ) -> "Measured":
+        """Those of this revision, precision, form, context, and of this machine and version."""
+        form = "exact" if choice.exact else "fastest"
+        parts = (revision, choice.dtype, choice.quantize, form, str(target.context), f"localspec {__version__}")
+        return cls(store, " · ".join((*parts, versions(choice.device))), notice, progress)
+
+    def recall(self, name: str) -> Any:
+        """What was kept by this name; None where nothing was."""
+        return None if self.store is None else self.store.recall(name, self.subject)
+
+    def remember(self, name: str, value: Any) -> None:
+        """Keeps it for later sessions, where anything is kept."""
+        if self.store is not None and not self.store.read_only:
+            try:
+                self.store.remember(name, self.subject, value)
+            except StoreTrouble as trouble:
+                self.notice(str(trouble))
+
+    def exactness(self, target: Target, widest: int, exact: bool) -> Exactness:
+        """How exact trees of up to `widest` rows are."""
+        found = Exactness.from_json(self.recall("exactness"))
+        if found is None or (found.bitwise and found.widest < widest):
+            self.progress("measuring how exact this model computes here, once")
+            found = measure(target, widest, exact)
+            self.remember("exactness", found.as_json())
+        return found
+
+    def costs(self, target: Target, idle_cores: IdleCores) -> ForwardCosts:
+        """What forwards cost."""
+        costs = ForwardCosts.from_list(self.recall("costs"))
+        if costs is None:
+            self.progress("measuring what a row costs here, once")
+            cores = idle_cores()
+            torch.set_num_threads(cores)
+            costs = forward_costs(target)
+            if cores == physical_cores():  # what a busy moment made of it is good for this session only
+                self.remember("costs", costs.as_list())
+        return costs

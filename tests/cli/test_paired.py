@@ -1,0 +1,165 @@
+"""Draft models as a user names them: found, loaded, tuned once, told, refused; the text stays what it was."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from command import called, sentence
+from safetensors.numpy import load_file, save_file
+from scripted import random_model
+
+from localspec.config import Settings
+from localspec.drafters.ouroboros import Hyperparameters
+from localspec.engine import drafting
+from localspec.engine.engine import Engine
+from localspec.paths import Paths
+from localspec.registry import resolve
+from localspec.selection import choose
+from localspec.store import Store
+
+ASK = ("--temp", "0", "-n", "24", "--no-log")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return random_model(tmp_path_factory.mktemp("model") / "model", context=2000)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory, model):
+    """Another model with the same tokenizer: the same first layer, so it is sometimes right."""
+    place = shutil.copytree(model, tmp_path_factory.mktemp("small") / "small")
+    weights = load_file(place / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if ".layers.1." not in name}
+    save_file(kept, place / "model.safetensors", {"format": "pt"})
+    config = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    return place
+
+
+@pytest.fixture
+def home(tmp_path, lived_in, model, small):
+    return lived_in(tmp_path, model, small)
+
+
+def reply(home, model, *arguments):
+    result = called(home, "run", "-m", str(model), *ASK, "hello", "--json", *arguments)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_a_draft_model_is_named_and_the_text_is_the_targets_own(home, model, small):
+    plain = reply(home, model, "--no-spec")
+    for kind in ("draft_model:{}", "draft_model:{}+phrases", "ouroboros:{}", "lookahead", "lookahead+phrases"):
+        found = reply(home, model, "--drafter", kind.format(small), "--draft-max", "6")
+        assert (found["token_ids"], found["text"]) == (plain["token_ids"], plain["text"]), kind
+        assert found["drafter"] == kind.replace(":{}", "")
+        assert found["speculation"]["draft_n"] > 0
+        assert found["memory"]["drafter_bytes"] > (
+            0 if "lookahead" in kind else (small / "model.safetensors").stat().st_size // 2
+        )
+    itself = reply(home, model, "--drafter", f"draft_model:{model}", "--draft-max", "6")["speculation"]
+    assert itself["acceptance_length"] > 5, "23 tokens behind the first, in four steps of at most seven"
+
+
+def test_the_draft_model_of_an_entry_needs_no_name(home, model, small):
+    toml = f'[mine]\npath = "{model}"\ndraft = "little"\n[little]\npath = "{small}"\n'
+    (home / "config").mkdir(exist_ok=True)
+    (home / "config" / "models.toml").write_text(toml)
+    plain = reply(home, model, "--no-spec")
+    for kind in ("ouroboros", "draft_model", "ouroboros:little"):
+        found = reply(home, "mine", "--drafter", kind, "--draft-max", "4")
+        assert found["drafter"] == kind.partition(":")[0] and found["token_ids"] == plain["token_ids"]
+    shown = json.loads(called(home, "show", "mine", "--json").stdout)["drafters"]
+    assert shown == ["none", "phrases", "lookahead", "draft_model:little", "ouroboros:little"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--drafter", "ouroboros"], 3, "--drafter ouroboros:MODEL"),
+        (["--drafter", "draft_model:nowhere"], 3, "'nowhere'"),
+        (["--drafter", "ouroboros:{other}"], 2, "another tokenizer"),
+        (["--drafter", "ouroboros:{damaged}"], 1, "draft model"),
+        (["--drafter", "ouroboros:{small}+phrases"], 2, "nothing more than"),
+        (["--drafter", "ouroborus:{small}"], 2, "did you mean 'ouroboros'"),
+        (["--drafter", "lookahed"], 2, "did you mean 'lookahead'"),
+        (["--drafter", "draft_model:{small}", "--accept", "rejection", "--temp", "1"], 2, "known distribution"),
+        (["--drafter", "draft_model:{small}", "--draft-max", "65"], 2, "64 nodes"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(home, model, small, tmp_path, arguments, code, said):
+    other = shutil.copytree(small, tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    first, second = list(words)[65:67]
+    words[first], words[second] = words[second], words[first]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    damaged = shutil.copytree(small, tmp_path / "damaged")
+    weights = load_file(damaged / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"] * float("nan")
+    save_file(weights, damaged / "model.safetensors", {"format": "pt"})
+    given = [word.format(small=small, other=other, damaged=damaged) for word in arguments]
+    result = called(home, "run", "-m", str(model), *ASK, "hello", *given)
+    assert result.returncode == code, result.stderr
+    assert said in sentence(result)
+
+
+def engine(store: Store, model: Path, drafter: str, **more) -> Engine:
+    settings = Settings(drafter=drafter, **{key: more.pop(key) for key in ("draft_max", "ouroboros") if key in more})
+    return Engine(choose(resolve(str(model)), settings, 10_000), store=store, **more)
+
+
+def test_a_pair_is_tuned_once_and_again_where_that_is_asked(home, model, small, monkeypatch):
+    found = [Hyperparameters(2, 0, 3, 1), Hyperparameters(5, 1, 3, 2), Hyperparameters(1, 1, 4, 4)]
+    asked: list[str] = []
+
+    def search(build, said, vocabulary, nodes, costs, own, names):
+        asked.append(" ".join(names))
+        assert said and all(reply for _, reply in said)
+        return found[len(asked) - 1]
+
+    monkeypatch.setattr(drafting, "search", search)
+    with Store.open(Paths(home).database, pytest.fail) as store:
+        for _ in range(2):
+            assert engine(store, model, f"ouroboros:{small}").hyperparameters == found[0]
+        assert engine(store, model, f"draft_model:{small}").hyperparameters == found[1]
+        assert asked == ["draft window phrase phrases", "draft"]
+        assert engine(store, model, f"ouroboros:{small}", tune=True).hyperparameters == found[2]
+        assert engine(store, model, f"ouroboros:{small}").hyperparameters == found[2]
+        fixed = engine(store, model, f"ouroboros:{small}", draft_max=8)
+        assert len(asked) == 3 and fixed.hyperparameters == found[2], "what was found serves a fixed tree, too"
+        first = engine(store, model, f"ouroboros:{small}")
+        assert engine(store, model, f"ouroboros:{small}", beside=first).small is first.small
+
+
+def test_parts_that_are_left_out_are_not_searched_for_and_not_used(home, model, small, monkeypatch):
+    asked = []
+    monkeypatch.setattr(drafting, "search", lambda *given: asked.append(given[-1]) or Hyperparameters())
+    with Store.open(Paths(home).database, pytest.fail) as store:
+        alone = engine(store, model, f"ouroboros:{small}", ouroboros=("lengthening",))
+        assert asked == [["draft", "phrase", "phrases"]]
+        assert alone._pool_id is None, "without history nothing of earlier sessions is looked at"
+        both = engine(store, model, f"ouroboros:{small}", ouroboros=("accelerating", "history"))
+        assert both._pool_id is not None
+        assert "window" in asked[1]
+
+
+@pytest.mark.slow
+def test_bench_tells_how_a_pair_drafts_and_tune_keeps_what_it_finds(home, model, small, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("hello\nwhat else\n")
+    arguments = ["--drafter", f"ouroboros:{small},draft_model:{small}", "--prompts", str(prompts), "-n", "12", "--json"]
+    result = called(home, "bench", "-m", str(model), *arguments, "--tune")
+    assert result.returncode == 0, result.stderr
+    plain, paired, _ = json.loads(result.stdout)["rows"]
+    assert "draft_model" not in plain
+    assert (paired["drafter"], paired["draft_model"], paired["identical"]) == ("ouroboros", str(small), True)
+    assert {*paired["hyperparameters"]} == {"draft", "window", "phrase", "phrases"}
+    assert f"drafts with {small}" in result.stderr.replace("\n", " ")
+    with Store.open(Paths(home).database, pytest.fail) as store:
+        kept = engine(store, model, f"ouroboros:{small}")
+    assert kept.hyperparameters.as_json() == paired["hyperparameters"]
+    refused = called(home, "bench", "-m", str(model), "--drafter", "phrases", "--tune")
+    assert refused.returncode == 2 and "--tune has no effect" in sentence(refused)
