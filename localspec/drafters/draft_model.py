@@ -21,7 +21,8 @@ class DraftModel:
     """Proposes the chain that a small model would say: at most `length` tokens, or as many as there are nodes.
 
     The small model draws with the noise that the target's own picks will meet, so drawn text is accepted almost as well
-    as greedy text. What accelerates it is a drafter of its own, `inner`, with a budget of its own (Ouroboros §3.1).
+    as greedy text. What accelerates it is a drafter of its own, `inner`, with a budget of its own (Ouroboros §3.1),
+    which sees what the small model says and reads, not every token of the target's.
     Each token is read once: after a draft that was accepted in part there is nothing to read again, after a whole one
     its last token goes along with the bonus token. Of the target's ids there are `vocabulary`.
     """
@@ -54,7 +55,6 @@ class DraftModel:
     def rewind(self, length: int) -> None:
         """Forgets what stands behind `length`; what was read before is not read again."""
         self._cut(length)
-        self._cache.truncate(min(self._cache.length, max(length - 1, 0)))  # the last token becomes the root again
         self._agreed = min(self._agreed, length)
         self._budget.begin()
 
@@ -89,6 +89,9 @@ class DraftModel:
             self._cut(self._agreed + same)
             self._tokens += fresh[same:]
         self._agreed = len(committed)
+        self._cache.truncate(
+            min(self._cache.length, len(self._tokens) - 1)
+        )  # the last token is to be read, for its pick
 
     def _cut(self, length: int) -> None:
         del self._tokens[length:]
@@ -104,6 +107,7 @@ class DraftModel:
             self.forwards[step.tree.size if step.tree else 1] += 1
             self._tokens += step.committed
             return
+        self.inner.rewind(self._cache.length)
         while unread:
             chunk, unread = unread[:CHUNK], unread[CHUNK:]
             step = prefill_step(self.small, self._cache, self.inner, chunk, sampling, last=not unread)

@@ -5,7 +5,7 @@ behind every guess; guesses that are taken from the forward before come closer t
 """
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from localspec.drafters.base import Context, Step
 from localspec.drafters.pool import PhrasePool
@@ -67,9 +67,14 @@ class Lookahead:
             del level[columns:]
             level += [None] * (columns - len(level))
             for column, token in enumerate(level):
-                if token is None:  # any word of the text
-                    token = level[column] = self._random.choice(context.committed)
+                if token is None:
+                    token = level[column] = self._word(context.committed)
                 parents.append(column if number == 0 else len(tokens) - columns)
                 tokens.append(token)
         self._placed = (columns, len(tokens) - 1)
         return DraftTree(tokens, parents, [SOURCE] * len(tokens), [False] + [True] * (len(tokens) - 1))
+
+    def _word(self, text: Sequence[int]) -> int:
+        """Some token of the text, a special one only where there is next to nothing else."""
+        tried = (self._random.choice(text) for _ in range(32))
+        return next((token for token in tried if token not in self._special), text[-1])

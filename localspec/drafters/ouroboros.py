@@ -44,7 +44,9 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class Pair:
-    """A target's special tokens and vocabulary, the small model that drafts for it, and the phrases they share."""
+    """A target's special tokens and vocabulary, the small model that drafts for it, and the phrases they share, which
+    hold no id that one of the two does not know.
+    """
 
     special: Collection[int]
     vocabulary: int
@@ -79,8 +81,8 @@ def ouroboros(
     """The draft of the small model, and behind it K phrases that begin with its last token (§3.2, eqs. 7 to 9).
 
     They count where the whole draft was accepted, for they hang below its last node, and then with the token that the
-    target says behind them. Phrases from verification and from history (§3.3, §3.4) are the pool's. With `beside`, which
-    is not in the paper, phrases may stand at the root, too, and serve where the small model errs in the first place.
+    target says behind them. Phrases from verification and from history (§3.3, §3.4) are the pool's. With `beside`,
+    which is not in the paper, phrases may stand at the root, too, and serve where the small model errs at once.
     """
     drafted = draft_model(pair, chosen, accelerating, costs, fixed)
     if not lengthening:

@@ -112,10 +112,12 @@ class Lengthened:
             longest = max(group, key=lambda follower: follower[0])[1]
             node = builder.add(parent, longest.tokens[at], longest, -chance)
             offer(node, builder.worth[node], group, at + 1)
-        goes_on = not self._anywhere and not inner.probe  # a window that is asked again is another window
-        while goes_on and (left := context.nodes + 1 - builder.size) > 0:
+        while not self._anywhere and not inner.probe and (left := context.nodes + 1 - builder.size) > 0:
             nodes += left
-            goes_on = builder.grow(self.inner.draft(replace(context, nodes=nodes)))
+            before, inner = inner.size, self.inner.draft(replace(context, nodes=nodes))
+            if inner.probe or inner.size <= before:  # a window that is asked again is another window
+                break
+            builder.grow(inner)
         self._draft, self._stored = builder.build(context.nodes)
         return self._draft
 
@@ -182,14 +184,13 @@ class _Builder:
         self.worth[node] = worth
         return node
 
-    def grow(self, tree: DraftTree) -> bool:
-        """Takes over what a longer draft of the same kind has more; whether that is anything."""
-        size, ours = self.size, [0]
+    def grow(self, tree: DraftTree) -> None:
+        """Takes over what a longer draft of the same kind has more."""
+        ours = [0]
         for node in range(1, tree.size):
             parent, token = ours[tree.parents[node]], tree.tokens[node]
             same = [child for child in self._children[parent] if self._tokens[child] == token]
             ours.append(same[0] if same else self._add(parent, token, tree.source[node] if tree.source else "drafter"))
-        return self.size > size
 
     def _add(self, parent: int, token: int, source: str, stored: StoredPhrase | None = None) -> int:
         self._tokens.append(token)

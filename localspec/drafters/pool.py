@@ -46,7 +46,8 @@ Won = tuple[int | None, tuple[int, ...]]  # the token before the one that a phra
 class PhrasePool:
     """Phrases of this conversation and of earlier ones, by the two tokens before them.
 
-    `special` are the ids no phrase may hold, `vocabulary` how many ids there are: a damaged store must cost no reply.
+    `special` are the ids no phrase may hold, `vocabulary` how many ids all models know that are given its phrases: a
+    damaged store must cost no reply.
     Without a reader the pool starts empty and lives as long as the session. Without `text` nothing is looked up in the
     conversation itself, without `verification` nothing is learned from what the target said of a draft.
     """
@@ -65,8 +66,7 @@ class PhrasePool:
         self.tokens: list[int] = []
         self._places: dict[int, list[int]] = {}  # key -> where in `tokens` the next token stands
         self._singles: dict[int, list[int]] = {}  # the same for the last token alone
-        # By the last token, oldest first; whether the target itself said it, which is worth keeping.
-        self._won: OrderedDict[int, OrderedDict[Won, bool]] = OrderedDict()
+        self._won: OrderedDict[int, OrderedDict[Won, None]] = OrderedDict()  # by the last token, oldest first
         self._fetched: dict[int, list[Phrase]] = {}  # keys that were looked up in the store, found or not
         self._used: dict[StoredPhrase, None] = {}
 
@@ -106,7 +106,7 @@ class PhrasePool:
                 phrase.append(step.best[at])
                 at = tree.children[at].get(step.best[at])
             if len(phrase) > 1:
-                self._win(tree.tokens[tree.parents[node]], tree.tokens[node], phrase, lasting=True)
+                self._win(tree.tokens[tree.parents[node]], tree.tokens[node], phrase)
 
     def correct(self, before: int | None, token: int, tried: Sequence[int], said: Sequence[int]) -> None:
         """A phrase that was tried behind a draft gives way to what the target said in its place (Ouroboros §3.3)."""
@@ -114,17 +114,17 @@ class PhrasePool:
             if token in self._won:
                 for known in (before, None):
                     self._won[token].pop((known, tuple(tried)), None)
-            self._win(before, token, said, lasting=True)
+            self._win(before, token, said)
 
     def take(self, phrase: Sequence[int]) -> None:
         """A phrase that a Jacobi window came to: its first token, and what followed that."""
-        self._win(None, phrase[0], phrase[1:], lasting=False)
+        self._win(None, phrase[0], phrase[1:])
 
-    def _win(self, before: int | None, token: int, phrase: Sequence[int], lasting: bool) -> None:
-        if not self._special.isdisjoint((token, *phrase)) or before in self._special:
+    def _win(self, before: int | None, token: int, phrase: Sequence[int]) -> None:
+        if any(map(self._refused, (token, *phrase))) or before in self._special:
             return
         entries, entry = self._won.setdefault(token, OrderedDict()), (before, tuple(phrase[:AHEAD]))
-        entries[entry] = lasting or entries.get(entry, False)
+        entries[entry] = None
         entries.move_to_end(entry)
         self._won.move_to_end(token)
         if len(entries) > ENTRIES:
@@ -151,8 +151,8 @@ class PhrasePool:
         private = {*pairwise(tokens[:start])} - {*pairwise(tokens[start:])}
         won = []
         for token, entries in self._won.items():
-            for first, phrase in [entry for entry, lasting in entries.items() if lasting]:
-                if first is not None:  # the store finds them by two tokens
+            for first, phrase in list(entries):
+                if first is not None:  # what a window won is not known to be anything the target says
                     del entries[first, phrase]
                     if private.isdisjoint(pairwise((first, token, *phrase))):
                         won.append((pack_key(first, token), b"", pack_tokens(phrase)))
@@ -203,7 +203,10 @@ class PhrasePool:
 
     def _ahead(self, place: int, ahead: int) -> list[int]:
         tokens = self.tokens[place : place + ahead]
-        return tokens[: next((i for i, token in enumerate(tokens) if token in self._special), len(tokens))]
+        return tokens[: next((i for i, token in enumerate(tokens) if self._refused(token)), len(tokens))]
+
+    def _refused(self, token: int) -> bool:
+        return token in self._special or token >= self._vocabulary
 
     def _stored(self, key: int) -> list[Phrase]:
         if self._reader is None:

@@ -75,7 +75,8 @@ def hyperparameters(
     vocabulary = target.transformer.shape.vocabulary
 
     def build(tried: Hyperparameters) -> tuple[Drafter, DraftModel]:
-        pool = PhrasePool(target.special_tokens, None, vocabulary, verification="verification" in choice.parts)
+        known = min(vocabulary, small.target.transformer.shape.vocabulary)
+        pool = PhrasePool(target.special_tokens, None, known, verification="verification" in choice.parts)
         drafter = drafter_of(choice, target, pool, None, small, tried)
         drafting = drafter.inner if isinstance(drafter, Lengthened) else drafter
         assert isinstance(drafting, DraftModel)

@@ -23,7 +23,7 @@ from localspec.engine.exactness import Exactness
 from localspec.engine.measured import Measured
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
-from localspec.engine.small import compare_tokens, unknown
+from localspec.engine.small import compare_tokens
 from localspec.engine.stats import peak_bytes
 from localspec.engine.target import Message, Target, tokenizer_hash
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
@@ -259,11 +259,11 @@ class Engine:
 
     def _pool(self) -> PhrasePool:
         store, number = self._store, self._pool_id
-        special, vocabulary = self.target.special_tokens, self.target.transformer.shape.vocabulary
+        models = [self.target] if self.small is None else [self.target, self.small.target]
         return PhrasePool(
-            special | unknown(self.small.target, self.target) if self.small else special,
+            self.target.special_tokens,
             None if store is None or number is None else partial(store.phrases, number),
-            vocabulary,
+            min(model.transformer.shape.vocabulary for model in models),
             verification=self.choice.drafter != "ouroboros" or "verification" in self.choice.parts,
         )
 

@@ -74,11 +74,6 @@ def compare_tokens(small: Target, target: Target, path: Path) -> None:
         )
 
 
-def unknown(small: Target, target: Target) -> frozenset[int]:
-    """Ids of the target's vocabulary that the small model cannot be given."""
-    return frozenset(range(small.transformer.shape.vocabulary, target.transformer.shape.vocabulary))
-
-
 def impossible(small: Target, target: Target) -> torch.Tensor:
     """bool [vocabulary of the target]: the mask token, and ids that stand for nothing in one of the two tokenizers."""
     both = (_tokens(target).keys() & _tokens(small).keys()) - {small.config.pard_token}

@@ -1,0 +1,503 @@
+"""A draft model: what it drafts is what it would say alone, it reads each token once, and it never changes the text."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiers import cases
+from tiny_models import (
+    CONFIGS,
+    END,
+    LONGROPE,
+    SEEDS,
+    VOCABULARY,
+    Tiny,
+    byte_tokenizer,
+    prompt_ids,
+    read,
+    stock_logits,
+    stock_reply,
+    word_tokenizer,
+    write,
+)
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.base import Context
+from localspec.drafters.draft_model import SOURCE, DraftModel
+from localspec.engine.budget import Budget
+from localspec.engine.cache import shared
+from localspec.engine.sampling import Sampling
+from localspec.engine.session import Limits, Session
+from localspec.engine.small import compare_tokens
+from localspec.engine.target import Output, Target
+from localspec.engine.tree import DraftTree
+from localspec.errors import UsageMistake
+from localspec.events import Done, Statistics, Text
+
+Make = Callable[[str], Tiny]
+
+GREEDY, NODES = Sampling(), 4
+LLAMA = "llama-many-heads-biases-llama3"
+QWEN = "qwen3-grouped-mixed-window-wide-heads"
+# A target, and one of another family and shape that drafts for it; all have one tokenizer.
+PAIRS = [
+    (LLAMA, "qwen2-one-key-head"),
+    (QWEN, "phi3-one-key-head-tied"),
+    ("mistral-grouped-window-wide-heads", "llama-one-key-head-tied-linear"),
+    ("phi3-grouped-window-partial-rotary", "qwen3-many-heads-tied-llama3"),
+    ("qwen2-many-heads-mixed-window-tied", "mistral-many-heads-no-window"),
+]
+KIN = [LLAMA, QWEN, "phi3-grouped-window-partial-rotary"]
+
+
+@pytest.fixture(scope="module")
+def kin(tiny: Make, tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """kin(name): that model with other weights by a little, so that it says the same more often than not."""
+    made: dict[str, Tiny] = {}
+
+    def make(name: str) -> Tiny:
+        if name not in made:
+            model, generator = copy(tiny(name)), torch.Generator().manual_seed(1)
+            stock = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32)
+            with torch.no_grad():
+                for parameter in stock.parameters():
+                    parameter += 0.012 * torch.randn(parameter.shape, generator=generator)
+            path = tmp_path_factory.mktemp("kin") / name
+            stock.save_pretrained(path)
+            model.target.tokenizer.save_pretrained(path)
+            made[name] = read(path)
+        return made[name]
+
+    return make
+
+
+class Watched:
+    """A small model whose forwards are counted.
+
+    `rows` has the number of rows of each forward, `read` the text as it lies in the cache, `again` how many rows read
+    what lay there already.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.rows, self.read, self.again = copy(target), list[int](), list[int](), 0
+        forward = self.target.forward
+
+        def watched(tokens: torch.Tensor, positions: torch.Tensor, *more: Any, **named: Any) -> Output:
+            start, fresh = int(positions[0]), tokens.tolist()
+            assert start <= len(self.read), "something was left out"
+            self.again += shared(fresh, self.read[start:])
+            self.read[start:] = fresh
+            self.rows.append(len(fresh))
+            return forward(tokens, positions, *more, **named)
+
+        self.target.forward = watched  # type: ignore[method-assign]
+
+
+class Checked(DraftModel):
+    """Holds every draft to its word: it is what the stock model says greedily behind the same text."""
+
+    def __init__(self, small: Target, stock: Any, length: int | None = None) -> None:
+        super().__init__(small, VOCABULARY, Autoregressive(), Budget(0), length)
+        self.stock, self.lengths = stock, list[int]()
+
+    def draft(self, context: Context) -> DraftTree:
+        tree = super().draft(context)
+        assert list(tree.parents) == list(range(-1, tree.size - 1))
+        said = stock_reply(self.stock, list(context.committed), tree.size - 1, stops=())
+        assert list(tree.tokens) == [context.root, *said]
+        self.lengths.append(tree.size - 1)
+        return tree
+
+
+def drafting(small: Target, length: int | None = None, vocabulary: int = VOCABULARY) -> DraftModel:
+    return DraftModel(small, vocabulary, Autoregressive(), Budget(0), length)
+
+
+def context(drafter: DraftModel, tokens: Sequence[int], nodes: int, sampling: Sampling = GREEDY) -> Context:
+    return Context(tokens, drafter.small.cache(0), nodes, sampling)
+
+
+def reply(
+    session: Session, prompt: Sequence[int], count: int, sampling: Sampling = GREEDY
+) -> tuple[list[int], Statistics]:
+    *events, done = session.generate(prompt, sampling, Limits(max_tokens=count))
+    assert isinstance(done, Done)
+    ids = [token for event in events if isinstance(event, Text) for token in event.tokens]
+    assert session.tokens == [*prompt, *ids] and session.cache.length == len(session.tokens) - 1
+    return ids, done.statistics
+
+
+@contextmanager
+def stopping(token: int, *targets: Target) -> Iterator[None]:
+    """These models stop there, and nowhere else."""
+    before = [target.stop_tokens for target in targets]
+    try:
+        for target in targets:
+            target.stop_tokens = frozenset({token})
+        yield
+    finally:
+        for target, stops in zip(targets, before, strict=True):
+            target.stop_tokens = stops
+
+
+# -- what is drafted ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [1, 5, 9])
+def test_a_draft_is_a_chain_of_as_many_tokens_as_there_are_nodes_or_of_its_own_length(tiny: Make, nodes: int) -> None:
+    model, text = tiny("qwen2-one-key-head"), prompt_ids(9, seed=2)
+    said = stock_reply(model.stock, text, 9, stops=())
+    assert not set(said) & model.target.stop_tokens
+    for length in (None, 1, 3, 20):
+        drafter = drafting(model.target, length)
+        tree = drafter.draft(context(drafter, text, nodes))
+        assert list(tree.tokens) == [text[-1], *said[: min(nodes, length or nodes)]]
+        assert list(tree.parents) == list(range(-1, tree.size - 1))
+        assert tree.source is not None and set(tree.source[1:]) == {SOURCE}
+        assert not tree.probe
+    assert drafter.draft(context(drafter, text, 0)).size == 1
+
+
+def test_a_stop_token_ends_a_draft(tiny: Make) -> None:
+    model, text = tiny("qwen2-one-key-head"), prompt_ids(9, seed=2)
+    said = stock_reply(model.stock, text, 6, stops=())
+    stop = next(place for place in range(1, 6) if said[place] not in said[:place])
+    small = copy(model.target)
+    with stopping(said[stop], small):
+        drafter = drafting(small)
+        for _ in range(2):  # the second time it has been drafted before
+            assert list(drafter.draft(context(drafter, text, 6)).tokens[1:]) == said[: stop + 1]
+
+
+def test_tokens_that_the_target_does_not_have_are_not_drafted(tiny: Make) -> None:
+    model, text = tiny("qwen2-one-key-head"), prompt_ids(9, seed=2)
+    said = stock_reply(model.stock, text, 8, stops=())
+    highest = max(range(8), key=said.__getitem__)
+    drafter = drafting(model.target, vocabulary=said[highest])  # the largest id that it has is one less
+    assert list(drafter.draft(context(drafter, text, 8)).tokens[1:]) == said[:highest]
+    again = drafting(model.target, vocabulary=said[highest] + 1)
+    assert list(again.draft(context(again, text, 8)).tokens[1:]) == said
+
+
+def test_what_the_text_confirms_of_a_draft_is_kept_and_not_computed_again(tiny: Make) -> None:
+    """A draft a b c d e; the text goes on with a b c: d e stand there already. It goes on with a b x: nothing does."""
+    model, text = tiny("qwen2-one-key-head"), prompt_ids(9, seed=2)
+    watched = Watched(model.target)
+    drafter = drafting(watched.target)
+    chain = list(drafter.draft(context(drafter, text, 5)).tokens[1:])
+    assert watched.rows == [9, 1, 1, 1, 1]
+    rest = drafter.draft(context(drafter, text + chain[:3], 2))
+    assert list(rest.tokens) == chain[2:]
+    assert len(watched.rows) == 5, "not a single forward"
+    more = drafter.draft(context(drafter, text + chain[:3], 4))
+    assert list(more.tokens[:3]) == chain[2:] and more.size == 5
+    assert watched.rows[5:] == [1, 1], "it goes on where it stopped"
+    other = [*text, *chain[:3], (chain[3] + 1) % 300]
+    drafter.draft(context(drafter, other, 1))
+    assert watched.rows[7:] == [1] and watched.read == other
+
+
+def test_where_its_context_is_full_it_drafts_to_the_end_of_it_and_then_nothing(tiny: Make) -> None:
+    model = tiny("qwen2-one-key-head")
+    small = copy(model.target)
+    small.context = 30
+    drafter = drafting(small)
+    assert [drafter.draft(context(drafter, prompt_ids(n), 4)).size - 1 for n in (25, 26, 27, 29, 30, 31, 60)] == [
+        4, 4, 3, 1, 0, 0, 0,
+    ]  # fmt: skip
+
+
+def test_the_noise_of_a_draft_is_that_of_the_target(tiny: Make) -> None:
+    """What is drafted at a temperature is what this model itself would say there, token by token."""
+    model, text = tiny(QWEN), prompt_ids(9, seed=2)
+    sampling = Sampling(0.8, top_k=40, seed=11)
+    drafter = drafting(model.target)
+    tree, tokens = drafter.draft(context(drafter, text, 6, sampling)), list(text)
+    for token in tree.tokens[1:]:
+        assert token == sampling.pick(stock_logits(model.stock, tokens)[-1], len(tokens))
+        tokens.append(token)
+
+
+# -- losslessness ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pair", cases(PAIRS, PAIRS[:2]))
+def test_greedy_ids_are_those_of_the_stock_model_whatever_model_drafts(tiny: Make, pair: tuple[str, str]) -> None:
+    name, small = pair
+    model, prompt = tiny(name), prompt_ids(23, seed=23)
+    text = stock_reply(model.stock, prompt, 30)
+    for length in (None, 2):
+        session = Session(model.target, drafting(tiny(small).target, length), Budget(NODES))
+        ids, statistics = reply(session, prompt, 30)
+        assert ids == text and statistics.drafted > 30
+
+
+@pytest.mark.parametrize("name", cases(KIN, KIN[:1]))
+def test_a_kindred_model_drafts_what_it_would_say_alone_and_reads_every_token_once(
+    tiny: Make, kin: Make, name: str
+) -> None:
+    """Drafts that are accepted in part, wholly, and not at all; `Watched` and `Checked` look at each of them."""
+    model, small, prompt = tiny(name), kin(name), prompt_ids(23, seed=23)
+    text = stock_reply(model.stock, prompt, 40)
+    watched = Watched(small.target)
+    drafter = Checked(watched.target, small.stock)
+    ids, statistics = reply(Session(model.target, drafter, Budget(NODES)), prompt, 40)
+    assert ids == text
+    assert watched.again == 0, "what was read and still stands is not read again"
+    assert 1.3 < statistics.acceptance_length < 4.6, "drafts that are right and wrong"
+    assert set(statistics.sources) == {"target", SOURCE}
+    assert sum(drafter.forwards.values()) == len(watched.rows)
+    assert sorted(drafter.forwards.elements()) == sorted(watched.rows)
+    # The prompt and the first pick in one forward; then a row a drafted token, and one more behind whole acceptance.
+    assert watched.rows[0] == 24
+    assert {1} <= set(watched.rows[1:]) <= {1, 2}
+    assert len(watched.rows) == sum(drafter.lengths)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.8, seed=6), Sampling(1.1, top_k=20, top_p=0.9, seed=8)])
+@pytest.mark.parametrize("name", cases(KIN, KIN[1:2]))
+def test_a_target_that_drafts_for_itself_is_always_right_and_reads_the_unread_token_with_the_bonus(
+    tiny: Make, name: str, sampling: Sampling
+) -> None:
+    """The noise is shared, so drawn text is accepted like any other. Behind a whole draft two tokens are unread."""
+    model, prompt = tiny(name), prompt_ids(12, seed=4)
+    plain, _ = reply(Session(model.target, Autoregressive(), Budget(0)), prompt, 36, sampling)
+    watched = Watched(model.target)
+    session = Session(model.target, drafting(watched.target), Budget(NODES))
+    ids, statistics = reply(session, prompt, 36, sampling)
+    assert ids == plain and len(ids) == 36
+    assert statistics.steps == 7, "35 behind the first one, five a step"
+    assert statistics.acceptance_length == 5
+    assert watched.rows == [13, 1, 1, 1, *[2, 1, 1, 1] * 6]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KIN)
+def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, kin: Make, name: str) -> None:
+    model, prompt = tiny(name), prompt_ids(10, seed=4)
+    for shape in ({"temperature": 0.8}, {"temperature": 1.2, "top_k": 5, "top_p": 0.9, "min_p": 0.02}):
+        for seed in (0, 7, 2**63 + 1):
+            sampling = Sampling(**shape, seed=seed)
+            plain, _ = reply(Session(model.target, Autoregressive(), Budget(0)), prompt, 24, sampling)
+            for small in (kin(name), tiny("qwen2-one-key-head")):
+                session = Session(model.target, drafting(small.target), Budget(NODES))
+                assert reply(session, prompt, 24, sampling)[0] == plain
+
+
+def test_typical_acceptance_and_rejection_do_not_disturb_the_small_model(tiny: Make) -> None:
+    """The rule is the target's: a chain that was drawn from nothing known is accepted by the exact one or the typical."""
+    model, prompt = tiny(QWEN), prompt_ids(10, seed=4)
+    for rule in ("rejection", "typical"):
+        sampling = Sampling(0.8, seed=3, rule=rule)
+        ids, statistics = reply(Session(model.target, drafting(model.target), Budget(NODES)), prompt, 20, sampling)
+        assert len(ids) == 20
+        if rule == "rejection":
+            assert statistics.acceptance_length > 4
+
+
+def sized(path: Path, vocabulary: int, seed: int) -> Tiny:
+    """A model whose vocabulary is filled up otherwise."""
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=vocabulary, max_position_embeddings=256, bos_token_id=None, eos_token_id=END, pad_token_id=0,
+    )  # fmt: skip
+    return read(write(path / f"of {vocabulary}", config, byte_tokenizer(), seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vocabulary", [300, 310, 700])
+def test_a_small_model_may_be_filled_up_to_another_vocabulary(tiny: Make, tmp_path: Path, vocabulary: int) -> None:
+    """Random models say what is filled up as often as anything: ids that only one of the two has."""
+    model, small = tiny(LLAMA), sized(tmp_path, vocabulary, seed=5)
+    compare_tokens(small.target, model.target, small.path)
+    beyond = 0
+    for seed in range(3):
+        prompt, sampling = prompt_ids(20, seed=seed), Sampling(1.5, seed=seed)
+        text = stock_reply(model.stock, prompt, 20)
+        drafter = drafting(small.target)
+        assert reply(Session(model.target, drafter, Budget(NODES)), prompt, 20)[0] == text
+        plain, _ = reply(Session(model.target, Autoregressive(), Budget(0)), prompt, 30, sampling)
+        assert reply(Session(model.target, drafter, Budget(NODES)), prompt, 30, sampling)[0] == plain
+        beyond += sum(token >= vocabulary for token in text + plain)
+    assert beyond or vocabulary > VOCABULARY, "the target said what the small model has not"
+
+
+@pytest.mark.slow
+def test_a_small_model_whose_context_is_shorter_than_the_text(tiny: Make) -> None:
+    model, small, prompt = tiny(LLAMA), tiny(LONGROPE), prompt_ids(30, seed=2)
+    assert small.target.context == 64
+    text = stock_reply(model.stock, prompt, 60)
+    session = Session(model.target, drafting(small.target), Budget(NODES))
+    ids, statistics = reply(session, prompt, 60)
+    assert ids == text and 60 < statistics.drafted < 60 * NODES
+    longer = [*prompt, *ids, *prompt_ids(9, seed=3)]
+    assert reply(session, longer, 10)[0] == stock_reply(model.stock, longer, 10), "nothing is drafted any more"
+    assert session.statistics is not None and session.statistics.drafted == 0
+    assert reply(session, prompt, 60)[0] == text
+    assert session.statistics.drafted == statistics.drafted, "a shorter one again: it drafts"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [{"quantize": "int8"}, {"dtype": torch.bfloat16}], ids=["int8", "bf16"])
+@pytest.mark.parametrize("name", [LLAMA, QWEN])
+def test_a_small_model_of_another_precision(tiny: Make, name: str, form: dict[str, Any]) -> None:
+    """The target, rounded, drafts for itself, and is nearly always right."""
+    model, prompt = tiny(name), prompt_ids(23, seed=23)
+    small = Target.load(model.path, **form)
+    text = stock_reply(model.stock, prompt, 40)
+    watched = Watched(small)
+    ids, statistics = reply(Session(model.target, drafting(watched.target), Budget(NODES)), prompt, 40)
+    assert ids == text
+    assert statistics.acceptance_length > 2.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [LLAMA, QWEN])
+def test_int8_and_exact_is_plain_decoding_bit_for_bit(tiny: Make, name: str) -> None:
+    target = Target.load(tiny(name).path, quantize="int8", exact=True)
+    for sampling in (GREEDY, Sampling(0.8, seed=6)):
+        sessions = [
+            Session(target, drafter, Budget(NODES))
+            for drafter in (Autoregressive(), drafting(tiny(name).target), drafting(target, 3))
+        ]
+        replies = [reply(session, prompt_ids(12, seed=3), 30, sampling)[0] for session in sessions]
+        assert all(ids == replies[0] for ids in replies)
+        caches = [session.cache.rows(range(-session.cache.length, 0)) for session in sessions]
+        assert all(torch.equal(cache, caches[0]) for cache in caches)
+        assert sessions[2].statistics is not None and sessions[2].statistics.acceptance_length > 3
+
+
+# -- where replies end and begin ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", range(5, 11))
+def test_a_reply_ends_at_a_stop_token_wherever_in_a_draft_it_stands(tiny: Make, place: int) -> None:
+    """Five tokens a step: the stop token is each of them in turn."""
+    model, prompt = tiny(LLAMA), prompt_ids(23, seed=1)
+    text = stock_reply(model.stock, prompt, 16)
+    assert text[place] not in text[:place]
+    target = copy(model.target)
+    with stopping(text[place], target):
+        session = Session(target, drafting(target), Budget(NODES))
+        assert reply(session, prompt, 16)[0] == text[:place]
+        assert stock_reply(model.stock, prompt, 16, stops=(text[place],)) == text[:place]
+
+
+def test_turns_share_what_was_read_and_another_prompt_shares_nothing(tiny: Make, kin: Make) -> None:
+    """A second and a third turn, back to the first one, and a prompt that begins otherwise; each token is read once."""
+    model, small = tiny(LLAMA), kin(LLAMA)
+    watched = Watched(small.target)
+    drafter = Checked(watched.target, small.stock)
+    session = Session(model.target, drafter, Budget(NODES))
+    first = prompt = prompt_ids(15, seed=6)
+    for turn in range(3):
+        text = stock_reply(model.stock, prompt, 12)
+        watched.rows.clear()
+        assert reply(session, prompt, 12)[0] == text
+        prompt = [*prompt, *text, END, *prompt_ids(9, seed=turn)]
+        # A token is taken back where a reply ends, and one where the next begins: they go along with what is new.
+        assert watched.again <= 2 * turn, "what the turns before hold is not read again"
+    assert reply(session, first, 12)[0] == stock_reply(model.stock, first, 12)
+    assert watched.again <= 8
+    other = prompt_ids(20, seed=99)
+    assert other[0] != first[0]
+    watched.rows.clear()
+    assert reply(session, other, 12)[0] == stock_reply(model.stock, other, 12)
+    assert watched.rows[0] == 21
+
+
+@pytest.mark.parametrize("heard", [1, 4, 9])
+def test_a_stream_that_is_closed_and_a_session_that_is_rewound_go_on_as_if_nothing_had_been(
+    tiny: Make, kin: Make, heard: int
+) -> None:
+    model, small, prompt = tiny(LLAMA), kin(LLAMA), prompt_ids(23, seed=23)
+    text = stock_reply(model.stock, prompt, 24)
+    drafter = Checked(Watched(small.target).target, small.stock)
+    session = Session(model.target, drafter, Budget(NODES))
+    stream, told = session.generate(prompt, GREEDY, Limits(24)), 0
+    for event in stream:
+        told += len(event.tokens) if isinstance(event, Text) else 0
+        if told >= heard:
+            break
+    stream.close()
+    assert session.tokens == [*prompt, *text[:told]] and told < 24
+    further = [*session.tokens, *prompt_ids(5, seed=1)]
+    assert reply(session, further, 12)[0] == stock_reply(model.stock, further, 12)
+    assert reply(session, prompt, 24)[0] == text, "back to where it was"
+    session.rewind(len(prompt) + 9)
+    assert reply(session, prompt + text[:9], 15)[0] == text[9:]
+    session.rewind(0)
+    assert reply(session, prompt, 24)[0] == text
+
+
+def test_a_prompt_is_read_in_chunks(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, text = tiny("qwen2-one-key-head"), prompt_ids(23, seed=2)
+    monkeypatch.setattr("localspec.drafters.draft_model.CHUNK", 8)
+    watched = Watched(model.target)
+    drafter = Checked(watched.target, model.stock)
+    drafter.draft(context(drafter, text, 3))
+    assert watched.rows == [8, 8, 7, 1, 1]
+
+
+class Steep:
+    """Rows of the target are so dear that its budget cuts drafts, and switches them off and on."""
+
+    def at(self, rows: int, context: int) -> float:
+        return 1.0 + 0.6 * (rows - 1)
+
+
+@pytest.mark.slow
+def test_while_drafting_is_off_the_small_model_rests_and_reads_later_what_was_said(tiny: Make, kin: Make) -> None:
+    model, small, prompt = tiny(LLAMA), kin(LLAMA), prompt_ids(23, seed=23)
+    watched = Watched(small.target)
+    drafter, budget = Checked(watched.target, small.stock), Budget(NODES, Steep())
+    text = stock_reply(model.stock, prompt, 90)
+    assert reply(Session(model.target, drafter, budget), prompt, 90)[0] == text
+    assert 0 in drafter.lengths and drafter.lengths[-1] >= 0
+    assert max(watched.rows[1:]) > 8, "what was said meanwhile, in one forward"
+
+
+# -- which models go together ------------------------------------------------------------------------------------------
+
+
+def test_a_small_model_with_another_tokenizer_is_refused_and_the_token_named(tiny: Make, tmp_path: Path) -> None:
+    config = Qwen3Config(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+        head_dim=16, vocab_size=VOCABULARY, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    target = tiny(LLAMA).target
+    words = read(write(tmp_path / "words", config, word_tokenizer(list("abcdef")), seed=0))
+    with pytest.raises(UsageMistake, match=r"another tokenizer: its token 0 is 'a', and the target's is '<\|endoft"):
+        compare_tokens(words.target, target, words.path)
+    tokens = target.tokenizer.convert_ids_to_tokens(range(300))
+    tokens[41], tokens[260] = tokens[260], tokens[41]  # two that changed places
+    swapped = read(write(tmp_path / "swapped", config, word_tokenizer(tokens), seed=0))
+    with pytest.raises(UsageMistake, match="its token 41 is") as refused:
+        compare_tokens(swapped.target, target, swapped.path)
+    assert repr(tokens[41]) in str(refused.value) and repr(tokens[260]) in str(refused.value)
+    assert str(swapped.path) in str(refused.value)
+
+
+def test_a_small_model_that_lacks_tokens_is_refused(tiny: Make, tmp_path: Path) -> None:
+    target, small = tiny(LLAMA).target, sized(tmp_path, 299, seed=0)
+    with pytest.raises(UsageMistake, match="knows 299 tokens, and the target's tokenizer gives ids up to 299"):
+        compare_tokens(small.target, target, small.path)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != LLAMA][:3])
+def test_models_with_the_same_tokenizer_go_together(tiny: Make, name: str) -> None:
+    assert name in SEEDS
+    compare_tokens(tiny(name).target, tiny(LLAMA).target, tiny(name).path)
+
+
+def test_its_memory_is_the_small_models_and_that_of_its_cache(tiny: Make) -> None:
+    drafter = drafting(tiny("qwen2-one-key-head").target)
+    before = drafter.nbytes
+    assert before >= drafter.small.nbytes > 0
+    drafter.draft(context(drafter, prompt_ids(300), 4))
+    assert drafter.nbytes > before

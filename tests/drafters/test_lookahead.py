@@ -1,0 +1,436 @@
+"""Lookahead: the window beside the text, the phrases that it wins, and that it never changes what the target says."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+import torch
+from doubles import Witness
+from tiers import cases
+from tiny_models import FAMILIES, Tiny, prompt_ids, stock_logits, stock_reply
+
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.base import Context, Drafter, Step
+from localspec.drafters.lookahead import SOURCE, Lookahead
+from localspec.drafters.phrases import Lengthened
+from localspec.drafters.pool import PhrasePool
+from localspec.engine.budget import Budget
+from localspec.engine.cache import KVCache
+from localspec.engine.decode import decode_step, prefill_step
+from localspec.engine.sampling import Sampling
+from localspec.engine.session import Limits, Session
+from localspec.engine.target import Target
+from localspec.engine.tree import DraftTree
+from localspec.events import Done, Statistics, Text
+
+Make = Callable[[str], Tiny]
+
+GREEDY, NODES = Sampling(), 16
+LONG = "mistral-many-heads-no-window"  # its greedy text does not circle
+CIRCLES = "llama-one-key-head-tied-linear"
+
+
+class Recording(PhrasePool):
+    """A pool that holds nothing but what a window wins, and tells what that was."""
+
+    def __init__(self, special: Sequence[int] = ()) -> None:
+        super().__init__(special, text=False, verification=False)
+        self.taken: list[tuple[int, ...]] = []
+
+    def take(self, phrase: Sequence[int]) -> None:
+        self.taken.append(tuple(phrase))
+        super().take(phrase)
+
+    def holds(self) -> set[tuple[int, ...]]:
+        return {(token, *found.tokens) for token in range(2000) for found in self.continuations([token], 99)}
+
+
+def context(tokens: Sequence[int], nodes: int) -> Context:
+    return Context(tokens, cast(KVCache, None), nodes, GREEDY)  # a window never looks at the cache
+
+
+def answered(tree: DraftTree, picks: Sequence[int], committed: Sequence[int]) -> Step:
+    """A decode step that committed these, and in which the target picked `picks` at the probes."""
+    return Step(committed, torch.empty(1, 0), tree, [0], [committed[0], *picks])
+
+
+def levels(tree: DraftTree, columns: int) -> list[list[int]]:
+    """The tokens of the window, level by level."""
+    assert (tree.size - 1) % columns == 0
+    return [list(tree.tokens[start : start + columns]) for start in range(1, tree.size, columns)]
+
+
+def step_by_step(window: Lookahead, text: list[int], nodes: int, steps: Sequence[Sequence[int]]) -> list[DraftTree]:
+    """Its trees where the target picks 1000, 1001, … at the probes, each number once; `text` grows by the steps."""
+    trees, pick = [], 1000
+    for committed in steps:
+        trees.append(tree := window.draft(context(text, nodes)))
+        window.observe(answered(tree, range(pick, pick + tree.size - 1), committed))
+        pick += tree.size - 1
+        text += committed
+    return trees
+
+
+# -- the shape ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_window_is_a_chain_with_levels_hanging_below_it_and_all_of_it_are_probes() -> None:
+    """Three columns, phrases of four: filled up one level a forward, then it stays as large.
+
+    root ─ a ─ b ─ c
+           d   e   f
+           g   h   i
+    """
+    window = Lookahead(Recording(), (), columns=3, phrase=4)
+    trees = step_by_step(window, [7, 8, 9], 9, [[1], [1], [1], [1], [1]])
+    assert [tree.size for tree in trees] == [4, 7, 10, 10, 10]
+    assert list(trees[-1].parents) == [-1, 0, 1, 2, 1, 2, 3, 4, 5, 6]
+    for tree in trees:
+        assert list(tree.parents) == list(trees[-1].parents)[: tree.size]
+        assert tree.depth == [0, 1, 2, 3, 2, 3, 4, 3, 4, 5][: tree.size]
+        assert tree.probe is not None and list(tree.probe) == [False] + [True] * (tree.size - 1)
+        assert tree.source is not None and set(tree.source[1:]) == {SOURCE}
+        assert not any(tree.children), "nothing of it can be accepted"
+    assert [tree.tokens[0] for tree in trees] == [9, 1, 1, 1, 1]
+
+
+def test_phrases_of_two_tokens_need_one_level() -> None:
+    pool = Recording()
+    window = Lookahead(pool, (), columns=3, phrase=2)
+    trees = step_by_step(window, [7], 9, [[1], [1]])
+    assert [tree.size for tree in trees] == [4, 4]
+    assert list(trees[1].parents) == [-1, 0, 1, 2]
+    assert pool.taken[:3] == [(7, 1000), (7, 1001), (7, 1002)]
+    assert levels(trees[1], 3) == [[1000, 1001, 1002]]
+    assert pool.taken[3:] == [(1000, 1003), (1001, 1004), (1002, 1005)]
+
+
+@pytest.mark.parametrize("nodes", range(14))
+def test_probes_are_nodes_and_count_as_such(nodes: int) -> None:
+    """As many columns as all three levels have room for, from the first forward on."""
+    window = Lookahead(Recording(), (), columns=3, phrase=4)
+    columns = min(nodes // 3, 3)
+    trees = step_by_step(window, [7, 8, 9], nodes, [[1]] * 5)
+    assert [tree.size for tree in trees] == [1 + columns * level for level in (1, 2, 3, 3, 3)]
+    if not columns:
+        assert list(trees[0].tokens) == [9] and not trees[0].probe, "the root alone"
+
+
+def test_a_window_that_had_no_room_for_a_while_goes_on() -> None:
+    pool = Recording()
+    window = Lookahead(pool, (), columns=2, phrase=3)
+    text = [7, 8, 9]
+    step_by_step(window, text, 4, [[1], [1], [1]])
+    assert len(pool.taken) == 4
+    assert [tree.size for tree in step_by_step(window, text, 1, [[1], [1]])] == [1, 1]
+    assert len(pool.taken) == 4
+    assert [tree.size for tree in step_by_step(window, text, 4, [[1]])] == [5]
+    assert len(pool.taken) == 6
+    assert [tree.size for tree in step_by_step(window, text, 3, [[1], [1]])] == [3, 3], "of one column"
+    assert len(pool.taken) == 8
+
+
+def test_what_is_not_known_is_filled_with_words_of_the_text() -> None:
+    text = [70, 80, 90]
+    tree = Lookahead(Recording(), (), columns=12, phrase=2).draft(context(text, 12))
+    assert set(tree.tokens[1:]) == {70, 80, 90}
+    again = Lookahead(Recording(), (), columns=12, phrase=2).draft(context(text, 12))
+    assert again.tokens == tree.tokens, "what is drafted does not depend on the day"
+
+
+# -- the window moves on with the text ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accepted", [1, 2, 3, 4, 9])
+def test_the_window_moves_as_far_as_the_text(accepted: int) -> None:
+    """A guess stays at its place of the text. Four columns, two levels, root at place 0; picks are numbered as they come.
+
+    place      1  2  3  4  5  6          behind one token, root at 1      behind three, root at 3
+    level 0    a  b  c  d                 level 0  e  f  g  h  at 2 …      level 0  g  h  ·  ·  at 4 …
+    level 1       e  f  g  h              level 1  w  x  y  z  at 3 …      level 1  y  z  ·  ·  at 5 …
+    picks            w  x  y  z
+    """
+    pool = Recording()
+    window, text = Lookahead(pool, (), columns=4, phrase=3), [7, 8, 9]
+    first, second = step_by_step(window, text, 8, [[1], list(range(1, accepted + 1))])
+    assert levels(second, 4)[1] == [1001, 1002, 1003, second.tokens[8]], "while it fills up, level 0 moves too"
+    assert levels(second, 4)[0][:3] == levels(first, 4)[0][1:]
+    assert pool.taken == [
+        (second.tokens[1 + column], second.tokens[5 + column], 1004 + 4 + column) for column in range(4)
+    ]
+    third = levels(window.draft(context(text, 8)), 4)
+    shifted = accepted - 1
+    known = max(4 - shifted, 0)
+    assert third[0][:known] == levels(second, 4)[1][shifted:]
+    assert third[1][:known] == [1008, 1009, 1010, 1011][shifted:]
+    assert set(third[0][known:] + third[1][known:]) <= set(text), "refilled"
+
+
+def test_the_prompt_moves_nothing_and_a_rewind_keeps_the_guesses() -> None:
+    pool = Recording()
+    window, text = Lookahead(pool, (), columns=2, phrase=3), [7, 8, 9]
+    step_by_step(window, text, 4, [[1], [1], [1]])
+    window.rewind(2)
+    window.observe(Step([5, 6], torch.empty(2, 0)))
+    tree = window.draft(context([7, 8, 5, 6], 4))
+    assert window.draft(context([7, 8, 5, 6], 4)) == tree, "asked twice, it says the same"
+    assert levels(tree, 2) == [[1004, 1005], [1008, 1009]], "the picks of the two steps before"
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3, 4])
+@pytest.mark.parametrize("accepted", [1, 2])
+def test_where_probes_were_cut_off_nothing_is_won_and_the_window_stays_in_step(missing: int, accepted: int) -> None:
+    """A pruned tree: what is left of the window has another shape, and its picks another meaning."""
+    pool = Recording()
+    window, text = Lookahead(pool, (), columns=2, phrase=3), [7, 8, 9]
+    step_by_step(window, text, 4, [[1], [1], [1]])
+    pool.taken.clear()
+    tree = window.draft(context(text, 4))
+    part = tree.only(range(tree.size - missing))
+    window.observe(answered(part, range(2000, 2000 + part.size - 1), [1, 2][:accepted]))
+    assert pool.taken == []
+    text += [1, 2][:accepted]
+    after = window.draft(context(text, 4))
+    assert after.size == 5 and not set(range(2000, 2010)) & set(after.tokens)
+    for then, now in zip(levels(tree, 2), levels(after, 2), strict=True):
+        assert now[: 2 - accepted] == then[accepted:], "each guess at the place where it was"
+    window.observe(answered(after, range(3000, 3004), [1]))
+    assert [phrase[-1] for phrase in pool.taken] == [3002, 3003], "and it goes on"
+
+
+# -- special tokens ----------------------------------------------------------------------------------------------------
+
+
+def test_special_tokens_that_the_target_picks_are_in_no_window_and_no_phrase() -> None:
+    special = (1001, 1004, 1009, 1012)  # picks at the last level, which become guesses
+    pool = Recording(special)
+    window, text = Lookahead(pool, special, columns=2, phrase=3), [7, 8, 9]
+    trees = step_by_step(window, text, 4, [[1]] * 6)
+    assert all(not set(special) & set(tree.tokens) for tree in trees)
+    held = pool.holds()
+    assert held and all(not set(special) & set(phrase) for phrase in held)
+    assert any(set(special) & set(phrase) for phrase in pool.taken), "there was something to refuse"
+
+
+def test_special_tokens_of_the_text_are_no_guesses() -> None:
+    """The marks of a chat stand in every prompt, and no model says them in the middle of a reply."""
+    window = Lookahead(Recording([1, 2]), (1, 2), columns=12, phrase=2)
+    tree = window.draft(context([1, 50, 2, 1, 60, 2, 1], 12))
+    assert not {1, 2} & set(tree.tokens[1:])
+
+
+def test_a_text_of_nothing_but_special_tokens_has_a_window_or_none_but_breaks_nothing() -> None:
+    window = Lookahead(Recording([1, 2]), (1, 2), columns=3, phrase=3)
+    for text in ([1], [1, 2, 1]):
+        assert window.draft(context(text, 6)).tokens[0] == 1
+
+
+# -- against a Jacobi loop over the stock model ------------------------------------------------------------------------
+
+
+@dataclass
+class Jacobi:
+    """The window as plainly as it can be written: guesses by level and place of the text, the stock model for the rest.
+
+    `fill` are the guesses that were drawn by lot. `step` returns what its columns came to.
+    """
+
+    stock: Any
+    columns: int
+    phrase: int
+    guesses: list[dict[int, int]] = field(default_factory=lambda: [{}])
+
+    def step(self, text: Sequence[int], fill: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        root, picks, grams = len(text) - 1, {}, []
+        for level, drawn in enumerate(fill):
+            for column, token in enumerate(drawn):
+                known = self.guesses[level].setdefault(root + 1 + level + column, token)
+                assert known == token, "a guess that was made is another one now"
+        assert len(fill) == len(self.guesses)
+        for column in range(self.columns):
+            chain = [self.guesses[0][root + 1 + place] for place in range(column + 1)]
+            below = [guesses[root + 1 + level + column] for level, guesses in enumerate(self.guesses) if level]
+            logits = stock_logits(self.stock, [*text, *chain, *below])[-1]
+            first, second = logits.topk(2).values.tolist()
+            assert first - second > 2e-5 * logits.abs().max(), "a near-tie proves nothing; take another seed"
+            picks[root + 1 + len(self.guesses) + column] = int(logits.argmax())
+            grams.append((chain[-1], *below, int(logits.argmax())))
+        self.guesses.append(picks)
+        if len(self.guesses) < self.phrase:
+            return []
+        del self.guesses[0]
+        return grams
+
+
+class Helped(Witness):
+    """A window, and beside it the next tokens of a text that is known: so many, in turn, and then a wrong one."""
+
+    def __init__(self, window: Lookahead, text: Sequence[int], right: Sequence[int]) -> None:
+        super().__init__()
+        self.window, self.text, self.right, self.drafted = window, list(text), list(right), DraftTree((0,), (-1,))
+
+    def observe(self, step: Step) -> None:
+        super().observe(step)
+        self.window.observe(step)
+
+    def tree(self, context: Context) -> DraftTree:
+        self.drafted = tree = self.window.draft(context)
+        self.right.append(count := self.right.pop(0))
+        here = len(context.committed)
+        chain = self.text[here : here + count]
+        size, probe = len(chain), tree.probe or [False] * tree.size
+        return DraftTree(
+            [tree.tokens[0], *chain, *tree.tokens[1:]],
+            [-1, *range(size), *(parent + size if parent else 0 for parent in tree.parents[1:])],
+            probe=[False] * (1 + size) + list(probe[1:]),
+        )
+
+
+@pytest.mark.parametrize(
+    ("columns", "phrase", "right"),
+    [(3, 4, [0]), (4, 3, [0, 1, 2, 0]), (2, 2, [1, 0, 3, 0, 5]), (1, 3, [0, 0, 1]), (5, 4, [2, 0, 0, 0, 1, 7])],
+    ids=["alone", "accepted too", "more than there are columns", "one column", "wide"],
+)
+@pytest.mark.parametrize("name", cases([LONG, *FAMILIES[2:]], [LONG]))
+def test_its_phrases_are_those_of_a_plain_jacobi_loop_over_the_stock_model(
+    tiny: Make, name: str, columns: int, phrase: int, right: list[int]
+) -> None:
+    model, prompt, most = tiny(name), prompt_ids(9, seed=5), 40
+    text = prompt + stock_reply(model.stock, prompt, 30)
+    pool = Recording()
+    helped = Helped(Lookahead(pool, (), columns, phrase), text, right)
+    reference = Jacobi(model.stock, columns, phrase)
+    cache = model.target.cache(128)
+    tokens = [*prompt, *prefill_step(model.target, cache, helped, prompt, GREEDY, last=True).committed[-1:]]
+    steps, won = 0, 0
+    while len(tokens) < 34 and steps < 12:
+        before = list(tokens)
+        tokens += decode_step(model.target, cache, helped, tokens, Budget(most), GREEDY).committed
+        expected = reference.step(before, levels(helped.drafted, columns))
+        assert pool.taken == expected
+        pool.taken.clear()
+        won, steps = won + len(expected), steps + 1
+    assert tokens == text[: len(tokens)]
+    assert won >= columns * 3
+    if any(right):
+        assert len(tokens) > len(prompt) + 1 + steps, "some were accepted"
+
+
+# -- losslessness ------------------------------------------------------------------------------------------------------
+
+
+def lookahead(target: Target, columns: int = 3, phrase: int = 4, *, text: bool = True) -> Lengthened:
+    """The drafter `lookahead`: a window, and what it wins, with what the conversation holds or without."""
+    pool = PhrasePool(target.special_tokens, text=text, verification=text)
+    return Lengthened(Lookahead(pool, target.special_tokens, columns, phrase), pool)
+
+
+def reply(
+    session: Session, prompt: Sequence[int], count: int, sampling: Sampling = GREEDY
+) -> tuple[list[int], Statistics]:
+    *events, done = session.generate(prompt, sampling, Limits(max_tokens=count))
+    assert isinstance(done, Done)
+    ids = [token for event in events if isinstance(event, Text) for token in event.tokens]
+    assert session.tokens == [*prompt, *ids] and session.cache.length == len(session.tokens) - 1
+    return ids, done.statistics
+
+
+@pytest.mark.parametrize("name", cases(FAMILIES, FAMILIES[:2]))
+def test_greedy_ids_are_those_of_the_stock_model(tiny: Make, name: str) -> None:
+    model, prompt = tiny(name), prompt_ids(23, seed=23)
+    text = stock_reply(model.stock, prompt, 40)
+    for own_text in (False, True):
+        session = Session(model.target, lookahead(model.target, text=own_text), Budget(NODES))
+        ids, statistics = reply(session, prompt, 40)
+        assert ids == text
+        assert statistics.drafted > 0
+
+
+class Dear:
+    """Rows cost something: the budget cuts trees, and probes with them."""
+
+    def at(self, rows: int, context: int) -> float:
+        return 1.0 + 0.02 * rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_turns_with_a_reused_prefix_and_a_budget_that_prunes_are_those_of_the_stock_model(
+    tiny: Make, name: str
+) -> None:
+    model, prompt = tiny(name), prompt_ids(15, seed=6)
+    session = Session(model.target, lookahead(model.target), Budget(NODES, Dear()))
+    for turn in range(3):
+        text = stock_reply(model.stock, prompt, 20)
+        assert reply(session, prompt, 20)[0] == text
+        prompt = [*prompt, *text, *prompt_ids(7, seed=turn)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str) -> None:
+    target, prompt = tiny(name).target, prompt_ids(10, seed=4)
+    for shape in ({"temperature": 0.8}, {"temperature": 1.2, "top_k": 4, "top_p": 0.9}):
+        for seed in (0, 7):
+            sampling = Sampling(**shape, seed=seed)
+            plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 24, sampling)
+            session = Session(target, lookahead(target), Budget(NODES))
+            assert reply(session, prompt, 24, sampling)[0] == plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [LONG, "qwen3-grouped-mixed-window-wide-heads"])
+def test_int8_and_exact_is_plain_decoding_bit_for_bit(tiny: Make, name: str) -> None:
+    """Of the exact form the tree is cut where its nodes lie in another page of slots: probes go missing."""
+    target = Target.load(tiny(name).path, quantize="int8", exact=True)
+    drafts: list[Drafter] = [Autoregressive(), lookahead(target), lookahead(target, columns=5)]
+    for sampling in (GREEDY, Sampling(0.8, seed=5)):
+        sessions = [Session(target, drafter, Budget(20)) for drafter in drafts]
+        replies = [reply(session, prompt_ids(12, seed=3), 30, sampling)[0] for session in sessions]
+        assert all(ids == replies[0] for ids in replies)
+        caches = [session.cache.rows(range(-session.cache.length, 0)) for session in sessions]
+        assert all(torch.equal(cache, caches[0]) for cache in caches)
+
+
+# -- what it is good for -----------------------------------------------------------------------------------------------
+
+
+def test_phrases_that_a_window_won_are_accepted_where_the_text_goes_in_circles(tiny: Make) -> None:
+    """Nothing is looked up in the text, nothing learned from verification: all that is proposed comes from the window."""
+    model, prompt = tiny(CIRCLES), prompt_ids(8, seed=1)
+    text = stock_reply(model.stock, prompt, 80, stops=())
+    assert len(set(pairwise(text))) < 60
+    session = Session(model.target, lookahead(model.target, text=False), Budget(NODES))
+    ids, statistics = reply(session, prompt, 80)
+    assert ids == text
+    assert statistics.sources["phrases"] > 10
+    assert statistics.acceptance_length > 1.25
+    alone = PhrasePool(model.target.special_tokens, text=False, verification=False)
+    _, without = reply(Session(model.target, Lengthened(Autoregressive(), alone), Budget(NODES)), prompt, 80)
+    assert without.acceptance_length == 1, "without the window there are none"
+
+
+@pytest.mark.parametrize("nodes", cases([6, 9, 12, 16, 24, 40], [6, 16]))
+def test_a_window_wins_phrases_whatever_room_it_is_left(tiny: Make, nodes: int) -> None:
+    """Two thirds of the nodes are the window's; with fewer than it would like it has fewer columns."""
+    model, prompt = tiny(LONG), prompt_ids(9, seed=5)
+    pool = Recording(model.target.special_tokens)
+    drafter = Lengthened(Lookahead(pool, model.target.special_tokens, columns=8, phrase=4), pool)
+    reply(Session(model.target, drafter, Budget(nodes)), prompt, 20)
+    assert len(pool.taken) > 10
+
+
+@pytest.mark.parametrize("nodes", range(1, 13))
+def test_where_phrases_are_lacking_too_a_guess_is_a_probe_and_nothing_else(nodes: int) -> None:
+    """It is what a model said behind other guesses: as a draft it would be worth no row."""
+    pool = Recording()
+    drafter, text = Lengthened(Lookahead(pool, (), columns=4, phrase=4), pool), [7, 8, 9]
+    for _ in range(4):
+        tree = drafter.draft(context(text, nodes))
+        assert tree.size <= nodes + 1
+        source, probe = tree.source or [""] * tree.size, tree.probe or [False] * tree.size
+        assert all(probe[node] == (source[node] == SOURCE) for node in range(1, tree.size))
+        drafter.observe(answered(tree, range(1000, 999 + tree.size), [1]))
+        text = [*text, 1]

@@ -1,0 +1,799 @@
+"""Ouroboros: drafts that phrases accelerate and lengthen, what phrases learn from it, and the search for its numbers."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from doubles import RandomBranches, Witness
+from draws import assert_drawn_from
+from tiers import cases
+from tiny_models import (
+    END,
+    LONGROPE,
+    SPECIAL,
+    VOCABULARY,
+    Tiny,
+    byte_tokenizer,
+    prompt_ids,
+    read,
+    stock_distribution,
+    stock_logits,
+    stock_reply,
+    word_tokenizer,
+    write,
+)
+from transformers import LlamaConfig
+
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.base import Context, Drafter, Step
+from localspec.drafters.draft_model import SOURCE, DraftModel
+from localspec.drafters.ouroboros import MOST, Hyperparameters, Pair, draft_model, ouroboros
+from localspec.drafters.ouroboros_tuning import RANGES, START, Replay, predicted, search
+from localspec.drafters.phrases import PHRASES, Lengthened
+from localspec.drafters.pool import PhrasePool, PhraseReader
+from localspec.engine.budget import Budget
+from localspec.engine.cache import KVCache
+from localspec.engine.decode import decode_step, prefill_step
+from localspec.engine.sampling import Sampling
+from localspec.engine.session import Limits, Session
+from localspec.engine.target import Target
+from localspec.engine.tree import DraftTree
+from localspec.events import Done, Statistics, Text
+from localspec.store import Phrase, Store, pack_key, pack_tokens, unpack_key
+
+Make = Callable[[str], Tiny]
+
+GREEDY, NODES = Sampling(), 12
+LLAMA = "llama-many-heads-biases-llama3"
+QWEN = "qwen3-grouped-mixed-window-wide-heads"
+CIRCLES = "llama-one-key-head-tied-linear"  # its greedy text goes in circles
+PAIRS = [
+    (LLAMA, "qwen2-one-key-head"),
+    (QWEN, CIRCLES),
+    ("mistral-grouped-window-wide-heads", "phi3-one-key-head-tied"),
+    ("phi3-grouped-window-partial-rotary", "qwen3-many-heads-tied-llama3"),
+    ("qwen2-many-heads-mixed-window-tied", "qwen2-many-heads-mixed-window-tied"),  # drafts for itself
+]
+SMALL = Hyperparameters(draft=3, window=2, phrase=3, phrases=2)
+# Which parts of it work, of which length drafts are, and where phrases come from.
+FORMS: dict[str, dict[str, Any]] = {
+    "both": {},
+    "accelerating": {"lengthening": False},
+    "lengthening": {"accelerating": False},
+    "none": {"accelerating": False, "lengthening": False},
+    "fixed": {"fixed": True},
+    "fixed, accelerating": {"fixed": True, "lengthening": False},
+    "no window": {"chosen": replace(SMALL, window=0)},
+    "large": {"chosen": Hyperparameters(draft=6, window=5, phrase=5, phrases=4)},
+    "no verification": {"verification": False},
+    "history": {"stored": True},
+    "beside": {"beside": True},
+    "beside, fixed": {"beside": True, "fixed": True, "stored": True},
+}
+
+
+def garbage(choose: random.Random, keys: Sequence[int]) -> list[Phrase]:
+    """A store of random phrases: copies, special ids, ids of no vocabulary; and sometimes what has been said before."""
+    return [
+        Phrase(key, b"", pack_tokens([choose.randrange(VOCABULARY + 9) for _ in range(choose.randrange(6))]), 1)
+        for key in keys
+    ] * 2
+
+
+def made(
+    target: Target,
+    small: Target,
+    chosen: Hyperparameters = SMALL,
+    *,
+    verification: bool = True,
+    stored: bool | PhraseReader = False,
+    fixed: bool = False,
+    accelerating: bool = True,
+    lengthening: bool = True,
+    beside: bool = False,
+) -> tuple[Drafter, PhrasePool]:
+    reader = partial(garbage, random.Random(3)) if stored is True else stored or None
+    vocabulary = target.transformer.shape.vocabulary
+    known = min(vocabulary, small.transformer.shape.vocabulary)
+    pool = PhrasePool(target.special_tokens, reader, known, verification=verification)
+    pair = Pair(target.special_tokens, vocabulary, small, pool)
+    return ouroboros(pair, chosen, None, fixed, accelerating, lengthening, beside), pool
+
+
+class Seen:
+    """Hands on what a drafter proposes, and keeps it."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner, self.trees, self.steps = inner, list[DraftTree](), list[Step]()
+        self.observe, self.rewind = inner.observe, inner.rewind
+        self.nbytes = inner.nbytes
+
+    def draft(self, context: Context) -> DraftTree:
+        self.trees.append(tree := self.inner.draft(context))
+        assert tree.size <= context.nodes + 1
+        return tree
+
+
+def context(tokens: Sequence[int], nodes: int, sampling: Sampling = GREEDY) -> Context:
+    return Context(tokens, cast(KVCache, None), nodes, sampling)  # the target's cache is not looked at
+
+
+def reply(
+    session: Session, prompt: Sequence[int], count: int, sampling: Sampling = GREEDY
+) -> tuple[list[int], Statistics]:
+    *events, done = session.generate(prompt, sampling, Limits(max_tokens=count))
+    assert isinstance(done, Done)
+    ids = [token for event in events if isinstance(event, Text) for token in event.tokens]
+    assert session.tokens == [*prompt, *ids] and session.cache.length == len(session.tokens) - 1
+    return ids, done.statistics
+
+
+def path_tokens(tree: DraftTree, node: int) -> list[int]:
+    """The tokens from below the root to a node."""
+    tokens = []
+    while node:
+        tokens.append(tree.tokens[node])
+        node = tree.parents[node]
+    return tokens[::-1]
+
+
+# -- losslessness ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", cases(FORMS, ["both", "fixed"]))
+@pytest.mark.parametrize("pair", cases(PAIRS, PAIRS[1:2]))
+def test_greedy_ids_are_those_of_the_stock_model(tiny: Make, pair: tuple[str, str], form: str) -> None:
+    """In two turns: what the first one left in the pool is there in the second."""
+    model, prompt = tiny(pair[0]), prompt_ids(23, seed=23)
+    drafter, _ = made(model.target, tiny(pair[1]).target, **FORMS[form])
+    session = Session(model.target, drafter, Budget(NODES))
+    for turn in range(2):
+        text = stock_reply(model.stock, prompt, 20)
+        ids, statistics = reply(session, prompt, 20)
+        assert ids == text
+        assert statistics.drafted > 10
+        prompt = [*prompt, *text, END, *prompt_ids(7, seed=turn)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("pair", PAIRS[:2] + PAIRS[4:])
+def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, pair: tuple[str, str], form: str) -> None:
+    target, prompt = tiny(pair[0]).target, prompt_ids(10, seed=4)
+    drafter, _ = made(target, tiny(pair[1]).target, **FORMS[form])
+    session = Session(target, drafter, Budget(NODES))
+    for shape in ({"temperature": 0.8}, {"temperature": 1.2, "top_k": 5, "top_p": 0.9}):
+        for seed in (1, 7):
+            sampling = Sampling(**shape, seed=seed)
+            plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 24, sampling)
+            assert reply(session, prompt, 24, sampling)[0] == plain
+
+
+class Dear:
+    """Rows cost something, so that trees are cut."""
+
+    def at(self, rows: int, context: int) -> float:
+        return 1.0 + 0.03 * rows
+
+
+@pytest.mark.slow
+def test_where_both_budgets_cut_trees_the_text_is_the_same(tiny: Make) -> None:
+    for name, other in PAIRS:
+        model, prompt = tiny(name), prompt_ids(23, seed=23)
+        pool = PhrasePool(model.target.special_tokens)
+        drafter = ouroboros(
+            Pair(model.target.special_tokens, VOCABULARY, tiny(other).target, pool), SMALL, Dear(), False
+        )
+        text = stock_reply(model.stock, prompt, 40)
+        assert reply(Session(model.target, drafter, Budget(NODES, Dear())), prompt, 40)[0] == text
+
+
+def test_abandoned_streams_rewinds_and_stop_tokens(tiny: Make) -> None:
+    model, prompt = tiny(LLAMA), prompt_ids(23, seed=1)
+    text = stock_reply(model.stock, prompt, 24)
+    drafter, pool = made(model.target, model.target)
+    session = Session(model.target, drafter, Budget(NODES))
+    stream, heard = session.generate(prompt, GREEDY, Limits(24)), 0
+    for event in stream:
+        heard += len(event.tokens) if isinstance(event, Text) else 0
+        if heard > 5:
+            break
+    stream.close()
+    assert session.tokens == pool.tokens == [*prompt, *text[:heard]]
+    further = [*session.tokens, *prompt_ids(5, seed=2)]
+    assert reply(session, further, 10)[0] == stock_reply(model.stock, further, 10)
+    session.rewind(len(prompt) + 3)
+    assert pool.tokens == [*prompt, *text[:3]]
+    assert reply(session, prompt, 24)[0] == text
+    stops = model.target.stop_tokens
+    for place in range(5, 11):  # wherever in a draft it stands
+        assert text[place] not in text[:place]
+        try:
+            model.target.stop_tokens = frozenset({text[place]})
+            assert reply(session, prompt, 24)[0] == text[:place]
+        finally:
+            model.target.stop_tokens = stops
+    other = prompt_ids(20, seed=99)
+    assert reply(session, other, 10)[0] == stock_reply(model.stock, other, 10), "a prompt that shares nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vocabulary", [300, 310, 700])
+def test_a_small_model_may_be_filled_up_to_another_vocabulary(tiny: Make, tmp_path: Path, vocabulary: int) -> None:
+    """Ids that only one of the two has come out of its window and its trees, and reach the other by the pool."""
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=vocabulary, max_position_embeddings=256, bos_token_id=None, eos_token_id=END, pad_token_id=0,
+    )  # fmt: skip
+    model, small = tiny(LLAMA), read(write(tmp_path / "small", config, byte_tokenizer(), seed=5))
+    for form in ("both", "large", "fixed", "history"):
+        drafter, _ = made(model.target, small.target, **FORMS[form])
+        session = Session(model.target, drafter, Budget(NODES))
+        for seed in range(3):
+            prompt = prompt_ids(20, seed=seed)
+            assert reply(session, prompt, 20)[0] == stock_reply(model.stock, prompt, 20)
+            sampling = Sampling(1.5, seed=seed)
+            plain, _ = reply(Session(model.target, Autoregressive(), Budget(0)), prompt, 30, sampling)
+            assert reply(session, prompt, 30, sampling)[0] == plain
+
+
+@pytest.mark.slow
+def test_a_small_model_whose_context_is_shorter_than_the_text(tiny: Make) -> None:
+    model, small, prompt = tiny(LLAMA), tiny(LONGROPE), prompt_ids(30, seed=2)
+    text = stock_reply(model.stock, prompt, 60)
+    for form in FORMS.values():
+        drafter, _ = made(model.target, small.target, **form)
+        session = Session(model.target, drafter, Budget(NODES))
+        assert reply(session, prompt, 60)[0] == text
+        assert reply(session, prompt, 60)[0] == text, "again from where there is room"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", [(LLAMA, LLAMA), (QWEN, CIRCLES)])
+def test_int8_and_exact_is_plain_decoding_bit_for_bit(tiny: Make, pair: tuple[str, str]) -> None:
+    """Target and small model in int8; the tree is cut where its nodes lie in another page of slots."""
+    target, small = (Target.load(tiny(name).path, quantize="int8", exact=True) for name in pair)
+    drafts = [Autoregressive(), *(made(target, small, **FORMS[form])[0] for form in ("both", "fixed", "large"))]
+    for sampling in (GREEDY, Sampling(0.8, seed=6)):
+        sessions = [Session(target, drafter, Budget(NODES)) for drafter in drafts]
+        replies = [reply(session, prompt_ids(12, seed=3), 30, sampling)[0] for session in sessions]
+        assert len(replies[0]) > 20 and all(ids == replies[0] for ids in replies)
+        caches = [session.cache.rows(range(-session.cache.length, 0)) for session in sessions]
+        assert all(torch.equal(cache, caches[0]) for cache in caches)
+
+
+LETTERS = 6
+
+
+@pytest.mark.slow
+def test_three_tokens_have_the_stock_models_joint_distribution(tmp_path: Path) -> None:
+    """Two models with a vocabulary of six, so that every continuation of three tokens can be counted."""
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=LETTERS, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    model, small = (
+        read(write(tmp_path / str(seed), config, word_tokenizer(list("abcdef")), seed, spread=0.6)) for seed in (3, 4)
+    )
+    shape, prompt = {"temperature": 1.1, "top_k": 5, "top_p": 0.95}, [1, 4, 4, 0]
+
+    def following(text: list[int]) -> torch.Tensor:
+        return stock_distribution(stock_logits(model.stock, text)[-1].double(), Sampling(**shape)).double()
+
+    chances = torch.zeros(LETTERS, LETTERS, LETTERS, dtype=torch.double)
+    first = following(prompt)
+    for a in range(LETTERS):
+        second = following([*prompt, a])
+        for b in range(LETTERS):
+            chances[a, b] = first[a] * second[b] * following([*prompt, a, b])
+    drafter, _ = made(model.target, small.target)
+    session, counts = Session(model.target, drafter, Budget(NODES)), torch.zeros(LETTERS, LETTERS, LETTERS)
+    for seed in range(1000):
+        ids, _ = reply(session, prompt, 3, Sampling(**shape, seed=seed))
+        counts[tuple(ids)] += 1
+    assert_drawn_from(chances, counts)
+
+
+# -- accelerating: phrases make the draft faster and leave it as it is --------------------------------------------------
+
+
+@pytest.mark.parametrize("chosen", [SMALL, replace(SMALL, window=0), Hyperparameters(11, 3, 5, 4)])
+@pytest.mark.parametrize("name", cases(["qwen2-one-key-head", CIRCLES, QWEN], [CIRCLES]))
+def test_an_accelerated_draft_is_what_the_small_model_says_alone_in_fewer_forwards(
+    tiny: Make, name: str, chosen: Hyperparameters
+) -> None:
+    """Over a text of its own and of another's, taken over in strides of every length."""
+    model, stride = tiny(name), random.Random(1)
+    own = [*prompt_ids(8, seed=1), *stock_reply(model.stock, prompt_ids(8, seed=1), 60, stops=())]
+    for text in (own, [*own[:30], *prompt_ids(20, seed=7), *own[:30]]):
+        pool = PhrasePool(range(len(SPECIAL)))
+        pair = Pair((), VOCABULARY, model.target, pool)
+        drafter, plain = (draft_model(pair, chosen, accelerated, None, fixed=False) for accelerated in (True, False))
+        at, known = 8, 0
+        while at < 60:
+            pool.extend(text[known:at])
+            known = at
+            tree = drafter.draft(context(text[:at], 16))
+            tokens = stock_reply(model.stock, text[:at], tree.size - 1, stops=())
+            assert list(tree.tokens[1:]) == tokens
+            assert tree.size == 1 + chosen.draft or tokens[-1] in model.target.stop_tokens
+            plain.draft(context(text[:at], 16))
+            at += stride.randint(1, chosen.draft + 1)
+        # At most W columns and K phrases, of β-1 tokens each, beside the root.
+        rows = [count for count in drafter.forwards if count > 12]
+        assert all(count <= 1 + (chosen.window + chosen.phrases) * (chosen.phrase - 1) for count in rows)
+        if name == CIRCLES and text is own:
+            assert sum(drafter.forwards.values()) < sum(plain.forwards.values())
+
+
+def test_each_part_can_be_left_out(tiny: Make) -> None:
+    model, prompt = tiny(CIRCLES), prompt_ids(8, seed=1)
+    for accelerating, lengthening in ((False, False), (False, True), (True, False), (True, True)):
+        drafter, _ = made(model.target, model.target, accelerating=accelerating, lengthening=lengthening)
+        seen, inner = Seen(drafter), drafter.inner if isinstance(drafter, Lengthened) else drafter
+        reply(Session(model.target, seen, Budget(NODES)), prompt, 40)
+        assert isinstance(inner, DraftModel)
+        assert any(set(tree.source or ()) & set(PHRASES) for tree in seen.trees) == lengthening
+        assert isinstance(inner.inner, Lengthened) == accelerating
+
+
+def test_the_small_models_own_trees_are_bounded(tiny: Make) -> None:
+    model, text = tiny(CIRCLES), prompt_ids(9, seed=1)
+    pair = Pair((), VOCABULARY, model.target, PhrasePool())
+    drafter = draft_model(pair, Hyperparameters(MOST, MOST, MOST, MOST), True, None, fixed=True)
+    drafter.draft(context(text, 30))
+    assert 30 < max(drafter.forwards) <= 65
+
+
+@pytest.mark.parametrize("chosen", [SMALL, Hyperparameters(4, 5, 5, 1), Hyperparameters(4, 1, 3, 1)])
+def test_the_small_models_window_wins_phrases_for_the_pool_that_it_shares(tiny: Make, chosen: Hyperparameters) -> None:
+    class Recording(PhrasePool):
+        taken: list[tuple[int, ...]]
+
+        def take(self, phrase: Sequence[int]) -> None:
+            self.taken.append(tuple(phrase))
+            super().take(phrase)
+
+    model, text = tiny("qwen2-one-key-head"), prompt_ids(9, seed=2)
+    pool = Recording(range(len(SPECIAL)), text=False, verification=False)
+    pool.taken = []
+    drafter = draft_model(Pair(range(len(SPECIAL)), VOCABULARY, model.target, pool), chosen, True, None, fixed=True)
+    drafter.draft(context(text, 24))
+    assert len(pool.taken) >= 4
+    assert all(len(phrase) == chosen.phrase for phrase in pool.taken)
+
+
+@pytest.mark.slow
+def test_an_accelerated_draft_is_the_same_at_a_temperature(tiny: Make) -> None:
+    model, text = tiny(QWEN), prompt_ids(60, seed=3)
+    for seed in range(3):
+        sampling = Sampling(0.5, top_k=3, seed=seed)
+        pool = PhrasePool(range(len(SPECIAL)))
+        pair = Pair((), VOCABULARY, model.target, pool)
+        fast, plain = (draft_model(pair, SMALL, accelerated, None, fixed=True) for accelerated in (True, False))
+        for at in range(10, 60, 3):
+            pool.extend(text[len(pool.tokens) : at])
+            ours, theirs = (drafter.draft(context(text[:at], 6, sampling)) for drafter in (fast, plain))
+            assert list(ours.tokens) == list(theirs.tokens)
+
+
+def test_a_pool_that_is_lent_is_read_and_not_written() -> None:
+    """A draft is no text: what the small model reads and rejects is not the conversation's."""
+
+    class Locked(PhrasePool):
+        def extend(self, tokens: Sequence[int]) -> None:
+            raise AssertionError("text")
+
+        def rewind(self, length: int) -> None:
+            raise AssertionError("text")
+
+        def learn(self, step: Step) -> None:
+            raise AssertionError("verification")
+
+        def correct(self, *_: Any) -> None:
+            raise AssertionError("verification")
+
+        def mark_used(self, *_: Any) -> None:
+            raise AssertionError("use")
+
+    pool = Locked(reader=lambda keys: [Phrase(key, b"", pack_tokens([50, 51]), 1) for key in keys])
+    inner = Witness()
+    drafter = Lengthened(inner, pool, lent=True)
+    drafter.observe(Step([1, 2], torch.empty(2, 0)))
+    tree = drafter.draft(Context([1, 2], cast(KVCache, Held(1)), 4, GREEDY))
+    assert list(tree.tokens) == [2, 50, 51], "read it is"
+    drafter.observe(Step([50, 9], torch.empty(2, 0), tree, [0, 1], [50, 9, 8]))
+    assert inner.tokens == [1, 2, 50, 9]
+    drafter.rewind(2)
+    assert inner.tokens == [1, 2]
+    assert drafter.nbytes == inner.nbytes, "and it is counted where it belongs"
+    assert Lengthened(inner, pool).nbytes > inner.nbytes
+
+
+class Held:
+    """A cache of so many tokens, as far as a witness looks at it."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+
+def test_what_is_lent_is_counted_once(tiny: Make) -> None:
+    drafter, pool = made(tiny(LLAMA).target, tiny(QWEN).target)
+    assert isinstance(drafter, Lengthened) and isinstance(drafter.inner, DraftModel)
+    pool.extend(prompt_ids(100))
+    assert drafter.nbytes == drafter.inner.nbytes + pool.nbytes
+    assert drafter.inner.nbytes == drafter.inner.small.nbytes + drafter.inner._cache.nbytes
+
+
+# -- lengthening: phrases behind the draft ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chosen", [SMALL, Hyperparameters(4, 0, 4, 3), Hyperparameters(1, 2, 7, 1)])
+def test_phrases_hang_below_the_last_drafted_token_and_are_no_more_and_no_longer_than_asked(
+    tiny: Make, chosen: Hyperparameters
+) -> None:
+    """root ─ d ─ d ─ d ─┬ p ─ p
+    └ p ─ p       K phrases of β-1 tokens, behind γ tokens of the small model."""
+    model, prompt = tiny(CIRCLES), prompt_ids(8, seed=1)
+    for small in (CIRCLES, "qwen2-one-key-head"):
+        drafter, _ = made(model.target, tiny(small).target, chosen)
+        seen, lengths, widths = Seen(drafter), set[int](), set[int]()
+        reply(Session(model.target, seen, Budget(24)), prompt, 50)
+        for tree in seen.trees:
+            source = tree.source or []
+            drafted = [node for node in range(1, tree.size) if source[node] == SOURCE]
+            assert drafted == list(range(1, len(drafted) + 1)) == [*tree.parents[2 : len(drafted) + 1], *drafted[-1:]]
+            assert len(drafted) == chosen.draft or tree.tokens[drafted[-1]] in model.target.stop_tokens
+            phrases = [node for node in range(1, tree.size) if source[node] in PHRASES]
+            assert len(phrases) == tree.size - 1 - len(drafted)
+            depths = [tree.depth[node] - len(drafted) for node in phrases]
+            leaves = [node for node in phrases if not tree.siblings[node]]
+            assert all(
+                path_tokens(tree, node)[: len(drafted)] == list(tree.tokens[1 : len(drafted) + 1]) for node in phrases
+            )
+            assert len(leaves) <= chosen.phrases and max(depths, default=0) <= chosen.phrase - 1
+            lengths.add(max(depths, default=0))
+            widths.add(len(leaves))
+        assert max(lengths) == chosen.phrase - 1 and max(widths) == chosen.phrases, "as many, and as long, as may be"
+
+
+def test_behind_a_phrase_that_matched_to_its_end_comes_the_targets_own_token(tiny: Make) -> None:
+    """A small model that is always right, and phrases that are: draft, phrase and bonus token, 2 + 3 + 1 a step."""
+    model, prompt = tiny(QWEN), prompt_ids(23, seed=0)
+    text = stock_reply(model.stock, prompt, 37)
+    following = {pack_key(*text[place : place + 2]): text[place + 2 : place + 5] for place in range(34)}
+
+    def reader(keys: Sequence[int]) -> list[Phrase]:
+        return [Phrase(key, b"", pack_tokens(following[key]), 1) for key in keys if key in following]
+
+    chosen = Hyperparameters(draft=2, window=0, phrase=4, phrases=3)
+    drafter, pool = made(model.target, model.target, chosen, stored=reader, accelerating=False)
+    ids, statistics = reply(Session(model.target, drafter, Budget(NODES)), prompt, 37)
+    assert ids == text
+    assert len({*following}) == 34, "each pair of tokens comes once"
+    assert (statistics.steps, statistics.acceptance_length) == (6, 6.0)
+    assert statistics.sources == {"target": 7, SOURCE: 12, "phrases": 18}
+    _, used = pool.harvest(len(prompt))
+    assert sorted(unpack_key(key) for key, _, _ in used) == sorted(
+        tuple(text[place : place + 2]) for place in range(1, 36, 6)
+    ), "what was of use will be kept"
+    # Where the draft is wrong no phrase behind it counts, however right it would be in its place.
+    wrong, _ = made(model.target, tiny("qwen2-one-key-head").target, chosen, stored=reader, accelerating=False)
+    ids, statistics = reply(Session(model.target, wrong, Budget(NODES)), prompt, 37)
+    assert ids == text and statistics.sources.get("phrases", 0) == 0
+
+
+@pytest.mark.parametrize("nodes", cases([1, 2, 3, 7, 12, 20], [3, 12]))
+def test_fixed_trees_are_filled_up(tiny: Make, nodes: int) -> None:
+    """Where phrases are lacking the small model goes on, unless a reply ends there."""
+    model, prompt = tiny(CIRCLES), prompt_ids(8, seed=1)
+    for form in ("fixed", "fixed, accelerating"):
+        for small in (CIRCLES, "qwen2-one-key-head"):
+            drafter, _ = made(model.target, tiny(small).target, **FORMS[form])
+            seen = Seen(drafter)
+            ids, _ = reply(Session(model.target, seen, Budget(nodes)), prompt, 30)
+            assert ids == stock_reply(model.stock, prompt, 30)
+            whole = [tree for tree in seen.trees if not model.target.stop_tokens & {*tree.tokens}]
+            assert whole
+            assert all(tree.size == nodes + 1 for tree in whole)
+            if nodes > 6 and form == "fixed":
+                assert any(source in PHRASES for tree in whole for source in tree.source or ()), "phrases have a share"
+
+
+def test_no_phrase_holds_a_special_token(tiny: Make) -> None:
+    """Wherever it might come from: the text, the store, the window, what the target said of a draft."""
+    model = tiny(LLAMA)
+    special, prompt = (
+        model.target.special_tokens,
+        [*prompt_ids(6), END, 2, 9, 10, END, 2, *prompt_ids(9), END, 3, 9, 10],
+    )
+    assert {END, 2, 3} <= special
+    reader = partial(garbage, random.Random(1))
+    for chosen in (SMALL, Hyperparameters(2, 3, 5, 4)):
+        drafter, pool = made(model.target, model.target, chosen, stored=reader)
+        seen = Seen(drafter)
+        session = Session(model.target, seen, Budget(24))
+        for seed in range(4):
+            reply(session, prompt, 30, Sampling(1.5, seed=seed))
+        phrases = [
+            token
+            for tree in seen.trees
+            for token, source in zip(tree.tokens, tree.source or (), strict=False)
+            if source in PHRASES
+        ]
+        assert len(phrases) > 30 and not special & set(phrases)
+        assert all(not special & {*found.tokens} for token in range(300) for found in pool.continuations([token], 9))
+
+
+# -- phrases from verification -----------------------------------------------------------------------------------------
+
+
+class Chain(Witness):
+    """Proposes one chain."""
+
+    def __init__(self, chain: Sequence[int]) -> None:
+        super().__init__()
+        self.chain = chain
+
+    def draft(self, context: Context) -> DraftTree:
+        return DraftTree.chain([context.root, *self.chain], SOURCE)
+
+
+def behind(pool: PhrasePool, *tail: int) -> list[tuple[int, ...]]:
+    return [tuple(found.tokens) for found in pool.continuations(tail, 9)]
+
+
+def lengthened(chain: Sequence[int], *, verification: bool = True) -> tuple[Lengthened, DraftTree]:
+    """Behind the text 1 2 3 and the draft of that chain: the phrase 6 7 8 that a window won behind its last token, 5."""
+    pool = PhrasePool(text=False, verification=verification)
+    pool.take([chain[-1] if chain else 3, 6, 7, 8])
+    drafter = Lengthened(Chain(chain), pool)
+    drafter.observe(Step([1, 2, 3], torch.empty(3, 0)))
+    tree = drafter.draft(context([1, 2, 3], 9))
+    assert list(tree.tokens) == [3, *chain, 6, 7, 8]
+    return drafter, tree
+
+
+def test_a_phrase_that_was_tried_and_failed_gives_way_to_what_the_target_said_in_its_place() -> None:
+    """3 ─ 4 ─ 5 ─ 6 ─ 7 ─ 8
+    target says  4   5   20  21  22  23    The draft was right; 20 21 22 stand where 6 7 8 stood."""
+    drafter, tree = lengthened([4, 5])
+    drafter.observe(Step([4, 5, 20], torch.empty(3, 0), tree, [0, 1, 2], [4, 5, 20, 21, 22, 23]))
+    assert behind(drafter.pool, 4, 5) == [(20, 21, 22)]
+    assert behind(drafter.pool, 99, 5) == [(20, 21, 22)], "of the last token alone the old one is gone too"
+    assert (pack_key(4, 5), b"", pack_tokens([20, 21, 22])) in drafter.pool.harvest(0)[0]
+
+
+def test_of_a_phrase_that_was_right_at_first_the_rest_is_replaced() -> None:
+    drafter, tree = lengthened([4, 5])
+    drafter.observe(Step([4, 5, 6, 20], torch.empty(4, 0), tree, [0, 1, 2, 3], [4, 5, 6, 20, 21, 22]))
+    assert behind(drafter.pool, 5, 6) == [(20, 21)]
+    assert behind(drafter.pool, 4, 5) == [(6, 7, 8)], "it was right as far as it had to be"
+
+
+def test_a_phrase_behind_a_draft_that_failed_is_not_judged() -> None:
+    drafter, tree = lengthened([4, 5])
+    drafter.observe(Step([4, 20], torch.empty(2, 0), tree, [0, 1], [4, 20, 6, 21, 22, 23]))
+    assert (6, 7, 8) in behind(drafter.pool, 99, 5)
+    assert (20, 6) not in behind(drafter.pool, 3, 4)
+
+
+def test_a_phrase_at_the_root_is_known_by_the_token_before_it() -> None:
+    drafter, tree = lengthened([])
+    drafter.observe(Step([20], torch.empty(1, 0), tree, [0], [20, 21, 22, 23]))
+    assert behind(drafter.pool, 99, 3) == [(20, 21, 22)]
+    assert (pack_key(2, 3), b"", pack_tokens([20, 21, 22])) in drafter.pool.harvest(0)[0]
+
+
+def test_a_phrase_that_was_right_stays() -> None:
+    drafter, tree = lengthened([4, 5])
+    drafter.observe(Step([4, 5, 6, 7, 8, 9], torch.empty(6, 0), tree, [0, 1, 2, 3, 4, 5], [4, 5, 6, 7, 8, 9]))
+    assert behind(drafter.pool, 4, 5) == [(6, 7, 8)]
+
+
+def test_without_verification_nothing_is_learned_and_nothing_lost() -> None:
+    for verification in (True, False):  # behind the rejected 6 the target says 7, as the draft did
+        drafter, tree = lengthened([4, 5], verification=verification)
+        drafter.observe(Step([4, 5, 20], torch.empty(3, 0), tree, [0, 1, 2], [4, 5, 20, 7, 22, 23]))
+        learned = drafter.pool.harvest(6)[0]
+        assert ((pack_key(5, 6), b"", pack_tokens([7, 22])) in learned) == bool(learned) == verification
+    assert behind(drafter.pool, 4, 5) == [(6, 7, 8)]
+
+
+def test_a_pool_takes_and_corrects() -> None:
+    pool = PhrasePool([7])
+    pool.take([1, 2, 3])
+    pool.take([1, 7, 3])
+    assert behind(pool, 1) == [(2, 3)], "no special token"
+    pool.correct(9, 1, [2, 3], [4, 5])
+    assert behind(pool, 1) == behind(pool, 9, 1) == [(4, 5)]
+    assert pool.harvest(0)[0] == [(pack_key(9, 1), b"", pack_tokens([4, 5]))], "the target said it: worth keeping"
+    pool.take([1, 2, 3])
+    assert pool.harvest(0) == ([], []), "a guess is not"
+
+
+@pytest.mark.slow
+def test_what_one_session_learns_a_later_one_accepts(tiny: Make, tmp_path: Path) -> None:
+    """A real store: phrases from history (§3.4)."""
+    model, prompt, sampling = tiny(QWEN), prompt_ids(12, seed=3), Sampling(1.0, seed=6)
+    plain, _ = reply(Session(model.target, Autoregressive(), Budget(0)), prompt, 40, sampling)
+    steps = []
+    for _ in range(2):
+        with Store.open(tmp_path / "store" / "localspec.db", pytest.fail) as store:
+            number = store.pool("tiny", "hash")
+            assert number is not None
+            drafter, pool = made(model.target, model.target, stored=partial(store.phrases, number))
+            ids, statistics = reply(Session(model.target, drafter, Budget(NODES)), prompt, 40, sampling)
+            assert ids == plain
+            store.learn(number, *pool.harvest(len(prompt)))
+            steps.append(statistics.steps)
+    assert steps[1] < steps[0]
+    assert statistics.sources["phrases"] > 8
+
+
+# -- hyper-parameters --------------------------------------------------------------------------------------------------
+
+
+def test_hyperparameters_are_read_as_they_were_written() -> None:
+    for chosen in (Hyperparameters(), SMALL, Hyperparameters(1, 0, 2, 1), Hyperparameters(MOST, MOST, MOST, MOST)):
+        assert Hyperparameters.from_json(chosen.as_json()) == chosen
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        None,
+        [],
+        "draft",
+        4,
+        {},
+        {"draft": 4},
+        {**asdict(SMALL), "more": 1},
+        *(
+            {**asdict(SMALL), name: value}
+            for name in asdict(SMALL)
+            for value in (-1, MOST + 1, 2.0, "3", True, None, [2])
+        ),
+        {**asdict(SMALL), "draft": 0},
+        {**asdict(SMALL), "phrase": 1},
+        {**asdict(SMALL), "phrases": 0},
+    ],
+)
+def test_hyperparameters_that_are_none_are_searched_again(stored: object) -> None:
+    assert Hyperparameters.from_json(stored) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_replay_gives_back_the_text_whatever_is_drafted(seed: int) -> None:
+    text = prompt_ids(60, seed=seed)
+    drafter, target = RandomBranches(text, seed=seed, right=0.8, vocabulary=300), Replay(text, 320)
+    cache, tokens, steps = target.cache(80), text[:9], 0
+    tokens += prefill_step(target, cache, drafter, text[:9], GREEDY, last=True).committed[-1:]
+    while len(tokens) < len(text):
+        cache.reserve(len(tokens) + 9)
+        tokens += decode_step(target, cache, drafter, tokens, Budget(8), GREEDY).committed
+        steps += 1
+        assert cache.length == len(tokens) - 1
+    assert tokens[: len(text)] == text
+    assert steps < 40, "some of the drafts were right"
+
+
+class Flat:
+    """A forward costs the same, whatever its rows."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def at(self, rows: int, context: int) -> float:
+        return self.seconds
+
+
+class ByRow:
+    def at(self, rows: int, context: int) -> float:
+        return float(rows)
+
+
+def said_by(model: Tiny, count: int = 30) -> list[tuple[list[int], list[int]]]:
+    prompts = [prompt_ids(9, seed=seed) for seed in (1, 4)]
+    return [(prompt, stock_reply(model.stock, prompt, count)) for prompt in prompts]
+
+
+def builder(target: Target, small: Target, **form: Any) -> Callable[[Hyperparameters], tuple[Drafter, DraftModel]]:
+    def build(tried: Hyperparameters) -> tuple[Drafter, DraftModel]:
+        drafter, _ = made(target, small, tried, **form)
+        inner = drafter.inner if isinstance(drafter, Lengthened) else drafter
+        assert isinstance(inner, DraftModel)
+        return drafter, inner
+
+    return build
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("small", [LLAMA, "qwen2-one-key-head"])
+def test_predicted_seconds_are_those_of_a_real_session(tiny: Make, small: str) -> None:
+    """With forwards of one second of the one model and none of the other, seconds count forwards."""
+    model = tiny(LLAMA)
+    said = [(prompt, text) for prompt, text in said_by(model) if len(text) == 30]
+    assert said
+    build = builder(model.target, tiny(small).target, accelerating=False)
+    steps, rows, forwards = 0, 0, 0
+    for prompt, text in said:
+        drafter, inner = build(SMALL)
+        seen = Seen(drafter)
+        ids, statistics = reply(Session(model.target, seen, Budget(NODES)), prompt, 30)
+        assert ids == text
+        steps += statistics.steps
+        rows += sum(tree.size for tree in seen.trees)
+        forwards += sum(inner.forwards.values()) - 1  # the prompt is read before the clock starts
+    for costs, own, seconds in (
+        (Flat(1), Flat(0), steps),
+        (ByRow(), Flat(0), rows),
+        (Flat(0), Flat(1), forwards),
+        (Flat(3), Flat(2), 3 * steps + 2 * forwards),
+    ):
+        total = 0.0
+        for one in said:  # a drafter each, as above
+            drafter, inner = build(SMALL)
+            total += predicted(drafter, inner, [one], VOCABULARY, NODES, costs, own)
+        assert total == pytest.approx(seconds)
+
+
+def test_what_a_drafter_read_of_one_reply_does_not_disturb_the_next(tiny: Make) -> None:
+    model, build = tiny(LLAMA), builder(tiny(LLAMA).target, tiny(LLAMA).target, accelerating=False, lengthening=False)
+    said = said_by(model, 12)
+    assert len(said) == 2
+    drafter, small = build(SMALL)
+    together = predicted(drafter, small, said, VOCABULARY, 8, Flat(1.0), Flat(0.1))
+    apart = [predicted(*build(SMALL), [one], VOCABULARY, 8, Flat(1.0), Flat(0.1)) for one in said]
+    assert together == pytest.approx(sum(apart))
+
+
+def test_where_the_small_model_is_right_and_free_the_search_finds_long_drafts(tiny: Make) -> None:
+    model = tiny(LLAMA)
+    build = builder(model.target, model.target, accelerating=False, lengthening=False)
+    found = search(build, said_by(model)[:1], VOCABULARY, 16, Flat(1.0), Flat(1e-6), ["draft"])
+    assert found == replace(START, draft=max(RANGES["draft"]))
+
+
+def test_where_the_small_model_is_always_wrong_the_search_finds_short_ones(tiny: Make) -> None:
+    model, small = tiny(LLAMA), tiny("qwen2-one-key-head")
+    build = builder(model.target, small.target, accelerating=False, lengthening=False)
+    found = search(build, said_by(model, 12)[:1], VOCABULARY, 16, Flat(1.0), Flat(0.2), ["draft"])
+    assert found == replace(START, draft=min(RANGES["draft"]))
+
+
+@pytest.mark.slow
+def test_the_search_is_deterministic_and_looks_at_what_it_was_asked_for(tiny: Make) -> None:
+    model = tiny(LLAMA)
+    said, names = said_by(model, 16), ["draft", "window", "phrase", "phrases"]
+    for form, asked in (({}, names), ({"accelerating": False}, ["draft", "phrase", "phrases"])):
+        tried: list[list[Hyperparameters]] = [[], []]
+        found = []
+        for times in range(2):
+            build = builder(model.target, model.target, **form)
+
+            def recorded(chosen: Hyperparameters, build: Any = build, log: Any = tried[times]) -> Any:
+                log.append(chosen)
+                return build(chosen)
+
+            found.append(search(recorded, said, VOCABULARY, 12, Flat(1.0), Flat(0.01), asked))
+        assert found[0] == found[1] and tried[0] == tried[1]
+        assert len(tried[0]) == sum(len(RANGES[name]) for name in asked)
+        assert found[0].draft != START.draft
+        behind_it = tried[0][len(RANGES["draft"]) :]
+        assert all(one.draft == found[0].draft for one in behind_it), "each with the best found before"
+        untouched = set(names) - set(asked)
+        assert all(getattr(one, name) == getattr(START, name) for one in tried[0] for name in untouched)
+        assert Hyperparameters.from_json(found[0].as_json()) == found[0], "what is found can be kept"
+
+
+def test_every_value_that_is_searched_can_be_kept() -> None:
+    for name, values in RANGES.items():
+        for value in values:
+            assert Hyperparameters.from_json(replace(START, **{name: value}).as_json()) is not None
+    assert Hyperparameters.from_json(START.as_json()) == START
