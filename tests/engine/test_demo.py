@@ -12,6 +12,8 @@ from localspec import drafters
 from localspec.config import Settings
 from localspec.drafter_cards import TRAINED, read_drafter
 from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.base import Drafter
+from localspec.drafters.ouroboros import Hyperparameters, Pair, draft_model, ouroboros
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
 from localspec.engine.budget import Budget
@@ -147,6 +149,50 @@ def test_its_trained_drafters_change_no_bit_of_int8(demo_path: Path) -> None:
     for kind in TRAINED:
         drafter = drafters.load(read_drafter(demo_path / "drafters" / kind), target)
         assert answer(target, drafter, PROMPTS[1], Sampling())[0] == plain
+
+
+def paired(target: Target, small: Target) -> dict[str, Drafter]:
+    """Every way in which the demo's draft model drafts for it."""
+    vocabulary, special = target.transformer.shape.vocabulary, target.special_tokens
+    pair = Pair(special, vocabulary, small, PhrasePool(special, None, vocabulary))
+    chosen = Hyperparameters()
+    alone = draft_model(pair, chosen, False, None, True)
+    return {
+        "alone": alone,
+        "with phrases": Lengthened(alone, pair.pool, anywhere=True),
+        "ouroboros": ouroboros(pair, chosen, None, False),
+        "beside": ouroboros(pair, chosen, None, True, beside=True),
+    }
+
+
+@pytest.mark.slow
+def test_its_draft_model_helps_and_changes_nothing(demo: Tiny, demo_path: Path) -> None:
+    """It says what the demo says more often than not; one that was not trained towards it would do so hardly ever."""
+    small, counts = Target.load(demo_path / "draft"), {name: [0, 0] for name in paired(demo.target, demo.target)}
+    for question in PROMPTS:
+        text, _ = stock_answer(demo, demo.target.encode([{"role": "user", "content": question}]), COUNT)
+        warm = Sampling(0.8, top_p=0.95, seed=1)
+        plain, _ = answer(demo.target, Autoregressive(), question, warm)
+        for name in counts:
+            drafter = paired(demo.target, small)[name]
+            ids, statistics = answer(demo.target, drafter, question, Sampling())
+            assert ids == text, name
+            counts[name][0] += len(ids)
+            counts[name][1] += statistics.steps
+            assert answer(demo.target, drafter, question, warm)[0] == plain, name
+    lengths = {name: tokens / steps for name, (tokens, steps) in counts.items()}
+    assert min(lengths.values()) > 1.7, lengths
+    assert lengths["beside"] > lengths["ouroboros"], "phrases serve where the draft model errs"
+
+
+@pytest.mark.slow
+def test_its_draft_model_changes_no_bit_of_int8(demo_path: Path) -> None:
+    target, small = Target.load(demo_path, quantize="int8", exact=True), Target.load(demo_path / "draft")
+    target.multiple = measure(target, 17, exact=True).multiple
+    for sampling in (Sampling(), Sampling(0.8, seed=3)):
+        plain, _ = answer(target, Autoregressive(), PROMPTS[1], sampling)
+        for name, drafter in paired(target, small).items():
+            assert answer(target, drafter, PROMPTS[1], sampling)[0] == plain, name
 
 
 def test_it_stops_by_itself(demo: Tiny) -> None:
