@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from localspec.drafters.base import Context, Drafter
+from localspec.drafters.base import Context, Drafter, Step
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ouroboros import Hyperparameters
 from localspec.engine.budget import Budget, Costs
@@ -19,6 +19,7 @@ from localspec.engine.tree import DraftTree
 # What is tried, in this order, one after the other; the paper's W of 15 to 20 would be forwards of 200 rows.
 RANGES = {"draft": (1, 2, 3, 4, 6, 8, 11), "window": (0, 1, 2, 3, 5), "phrase": (3, 4, 5, 7), "phrases": (1, 2, 3, 4)}
 START = Hyperparameters()
+CONTEXT = 256  # tokens behind which forwards are counted
 
 Said = tuple[Sequence[int], Sequence[int]]  # a prompt, and what the target says to it
 Build = Callable[[Hyperparameters], tuple[Drafter, DraftModel]]  # the drafter, and the draft model in it
@@ -58,27 +59,39 @@ class Replay(Target):
         return self._text.device
 
 
+class Predicted(Budget):
+    """Cuts drafts as in use, and adds up the `seconds` that both models' forwards would take by their costs."""
+
+    def __init__(self, nodes: int, costs: Costs, small: DraftModel, own: Costs) -> None:
+        super().__init__(nodes, costs)
+        self.seconds = 0.0
+        self._target, self._small, self._own, self._before = costs, small, own, small.forwards.copy()
+
+    def observe(self, step: Step) -> None:
+        """As of `Budget`; drafting took what the small model's forwards cost, whatever else the machine did."""
+        made, self._before = self._small.forwards - self._before, self._small.forwards.copy()
+        drafting = sum(times * self._own.at(rows, CONTEXT) for rows, times in made.items())
+        self.seconds += drafting + self._target.at(step.tree.size if step.tree else 1, CONTEXT)
+        super().observe(replace(step, draft_seconds=drafting))
+
+
 def predicted(
     drafter: Drafter, small: DraftModel, said: Sequence[Said], vocabulary: int, nodes: int, costs: Costs, own: Costs
 ) -> float:
-    """Seconds that these replies would take with trees of `nodes`, by the costs of both models' forwards."""
+    """Seconds that these replies would take with trees of up to `nodes`, by the costs of both models' forwards."""
     seconds = 0.0
     for prompt, reply in said:
         text = [*prompt, *reply]
-        target, tokens, budget = Replay(text, vocabulary), list(prompt), Budget(nodes)
+        target, tokens = Replay(text, vocabulary), list(prompt)
         cache = target.cache(len(text) + nodes + 1)
         drafter.rewind(0)
         tokens += prefill_step(target, cache, drafter, prompt, Sampling(), last=True).committed[-1:]
         small.draft(Context(tokens, cache, 1, Sampling()))  # reads the prompt, which takes the same time for all
+        budget = Predicted(nodes, costs, small, own)
         while len(tokens) < len(text):
             cache.reserve(len(tokens) + nodes + 1)
-            before = small.forwards.copy()
-            step = decode_step(target, cache, drafter, tokens, budget, Sampling())
-            tokens += step.committed
-            rows = step.tree.size if step.tree else 1
-            seconds += costs.at(rows, len(tokens))
-            made = small.forwards - before
-            seconds += sum(times * own.at(count, len(tokens)) for count, times in made.items())
+            tokens += decode_step(target, cache, drafter, tokens, budget, Sampling()).committed
+        seconds += budget.seconds
     return seconds
 
 

@@ -84,7 +84,7 @@ def hyperparameters(
 
     names = ["draft"]
     names += ["window"] if "accelerating" in choice.parts else []
-    names += ["phrase", "phrases"] if choice.parts else []
+    names += ["phrase", "phrases"] if {"accelerating", "lengthening"} & {*choice.parts} else []
     said = _replies(target, choice.nodes, costs)
     found = search(build, said, vocabulary, choice.nodes, costs, small.costs, names)
     measured.remember(name, found.as_json())

@@ -99,7 +99,7 @@ class Engine:
             self.hyperparameters = beside.hyperparameters
         elif self.small:
             self.hyperparameters = hyperparameters(choice, self.target, self.small, self._measured, self.costs, tune)
-        history = phrases and (not choice.parts or "history" in choice.parts)
+        history = phrases and (choice.drafter != "ouroboros" or "history" in choice.parts)
         self._pool_id = None if store is None or not history else self._open_pool(store, choice.target.path)
         self.pool = self._pool()
         drafter = drafter_of(choice, self.target, self.pool, self._trained, self.small, self.hyperparameters)

@@ -694,8 +694,13 @@ class Flat:
 
 
 class ByRow:
+    """A forward takes so many seconds, and one for each of its rows."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
     def at(self, rows: int, context: int) -> float:
-        return float(rows)
+        return self.seconds + rows
 
 
 def said_by(model: Tiny, count: int = 30) -> list[tuple[list[int], list[int]]]:
@@ -716,31 +721,24 @@ def builder(target: Target, small: Target, **form: Any) -> Callable[[Hyperparame
 @pytest.mark.slow
 @pytest.mark.parametrize("small", [LLAMA, "qwen2-one-key-head"])
 def test_predicted_seconds_are_those_of_a_real_session(tiny: Make, small: str) -> None:
-    """With forwards of one second of the one model and none of the other, seconds count forwards."""
+    """Forwards of so many seconds that nothing else counts in what is cut: seconds are steps, rows and forwards."""
     model = tiny(LLAMA)
     said = [(prompt, text) for prompt, text in said_by(model) if len(text) == 30]
     assert said
     build = builder(model.target, tiny(small).target, accelerating=False)
-    steps, rows, forwards = 0, 0, 0
-    for prompt, text in said:
-        drafter, inner = build(SMALL)
-        seen = Seen(drafter)
-        ids, statistics = reply(Session(model.target, seen, Budget(NODES)), prompt, 30)
-        assert ids == text
-        steps += statistics.steps
-        rows += sum(tree.size for tree in seen.trees)
-        forwards += sum(inner.forwards.values()) - 1  # the prompt is read before the clock starts
-    for costs, own, seconds in (
-        (Flat(1), Flat(0), steps),
-        (ByRow(), Flat(0), rows),
-        (Flat(0), Flat(1), forwards),
-        (Flat(3), Flat(2), 3 * steps + 2 * forwards),
+    for costs, own, row, forward in (
+        (Flat(1e6), Flat(0), 0, 0),
+        (ByRow(1e6), Flat(0), 1, 0),
+        (Flat(1e6), Flat(1), 0, 1),
     ):
-        total = 0.0
-        for one in said:  # a drafter each, as above
+        for prompt, text in said:
             drafter, inner = build(SMALL)
-            total += predicted(drafter, inner, [one], VOCABULARY, NODES, costs, own)
-        assert total == pytest.approx(seconds)
+            ids, statistics = reply(Session(model.target, drafter, Budget(NODES, costs)), prompt, 30)
+            assert ids == text
+            rows = statistics.drafted + statistics.steps
+            forwards = sum(inner.forwards.values()) - 1  # the prompt is read before the clock starts
+            seconds = 1e6 * statistics.steps + row * rows + forward * forwards
+            assert predicted(*build(SMALL), [(prompt, text)], VOCABULARY, NODES, costs, own) == seconds
 
 
 def test_what_a_drafter_read_of_one_reply_does_not_disturb_the_next(tiny: Make) -> None:
