@@ -254,9 +254,10 @@ def _from_text(name: str, text: str) -> object:
         if not text.startswith("["):
             return [text]
         try:
-            return tomllib.loads(f"list = {text}")["list"]
-        except tomllib.TOMLDecodeError:
+            found = tomllib.loads(f"list = {text}")
+        except (tomllib.TOMLDecodeError, RecursionError):
             return text
+        return found["list"] if len(found) == 1 else text
     if _CHECKS[name] is _switch:
         return _WORDS.get(text.lower(), text)
     if name in _NUMBERS:

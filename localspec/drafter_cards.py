@@ -114,7 +114,7 @@ def read_drafter(path: Path) -> DrafterCard:
     if not file.is_file():
         raise NotHere(
             f"{path} holds no drafter.json, so it is no trained drafter; give a directory that `localspec train` "
-            f"wrote, or a kind: {', '.join(TRAINED)}."
+            f"wrote, a kind ({', '.join(TRAINED)}), or draft_model:MODEL for a small model."
         )
     content = _content(file)
     kind, options, target = content.get("kind"), content.get("options"), content.get("target")

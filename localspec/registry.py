@@ -97,8 +97,8 @@ def _entries(file: Path) -> Iterator[TargetCard]:
         else:
             path = file.parent / os.path.expanduser(place)
         draft = entry.get("draft", "")
-        beside = file.parent / os.path.expanduser(draft)  # as a path it is relative to the file it stands in
-        draft = str(beside) if draft and beside.is_dir() else draft
+        if re.match(r"[.~/\\]", draft):  # a path, relative to the file it stands in
+            draft = os.path.normpath(file.parent / os.path.expanduser(draft))
         yield TargetCard(name, path, entry.get("license") or _license(path), entry.get("description", ""), draft)
 
 

@@ -93,9 +93,15 @@ def choose(card: TargetCard, settings: Settings, parameters: int, embedding: int
 def _draft(card: TargetCard, settings: Settings, device: str) -> Choice:
     """The small model, in the precision that suits its own size."""
     found = inspect(card.path)
+    device = device if settings.draft_device == "auto" else settings.draft_device
+    if ("cuda:0" if device == "cuda" else device) not in hardware.devices():
+        raise UsageMistake(
+            f"There is no device '{device}' here for a draft model; set draft_device to one of "
+            f"{', '.join(hardware.devices())}, or auto."
+        )
     own = replace(
         settings, drafter="none", draft_max="auto", dtype="auto", quantize="auto", exact=False, context=None,
-        accept="exact", device=device if settings.draft_device == "auto" else settings.draft_device,
+        accept="exact", device=device,
     )  # fmt: skip
     return choose(card, own, found.parameters, found.embedding)
 
@@ -113,7 +119,9 @@ def _drafter(name: str, card: TargetCard) -> tuple[str, DrafterCard | None, Targ
     if kind in DRAFTERS:
         return name, None, None
     if paired in PAIRED:
-        return paired + phrases, None, _small(paired, small or card.draft, card)
+        if kind.endswith(":"):
+            raise UsageMistake(f"'{name}' names no model; write {paired}:MODEL, or {paired} for the model's own.")
+        return paired + phrases, None, resolve(small) if small else _own_draft(paired, card)
     known = ["auto", *DRAFTERS, *TRAINED, *PAIRED]
     directory = any(mark in kind for mark in "/\\.~") or (kind not in known and os.path.isdir(kind))
     if small and re.fullmatch(r"\w{2,}", paired):  # no letter of a drive: some other word stands before a model
@@ -127,13 +135,16 @@ def _drafter(name: str, card: TargetCard) -> tuple[str, DrafterCard | None, Targ
     return trained.kind + phrases, trained, None
 
 
-def _small(kind: str, name: str, card: TargetCard) -> TargetCard:
-    if not name:
+def _own_draft(kind: str, card: TargetCard) -> TargetCard:
+    if not card.draft:
         raise NotHere(
             f"No draft model is known for {card.name}; name one, a small model with the same tokenizer: "
             f"--drafter {kind}:MODEL."
         )
-    return resolve(name)
+    try:
+        return resolve(card.draft)
+    except NotHere as missing:
+        raise NotHere(f"draft = {card.draft!r} of {card.name} in models.toml cannot be used: {missing}") from None
 
 
 def _precision(settings: Settings, device: str, parameters: int) -> tuple[str, str, str]:

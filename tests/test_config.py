@@ -81,6 +81,19 @@ def test_variables_have_forms_of_their_own(paths):
     assert "list" in mistake(paths, {"LOCALSPEC_STOP": "[oops"})
 
 
+def test_parts_of_ouroboros_come_in_one_order_and_once_each(paths):
+    def parts(value: str) -> tuple[str, ...]:
+        return load(paths, {"LOCALSPEC_OUROBOROS": value}).ouroboros
+
+    assert load(paths, {}).ouroboros == ("accelerating", "lengthening", "beside", "verification", "history")
+    assert parts('["history", "accelerating"]') == ("accelerating", "history")
+    assert parts("history") == ("history",)
+    assert parts("[]") == ()
+    for wrong in ('["history", "history"]', "histori", '["beside", "history"]', "[" * 3000, "[]\nx = 1", "[3]"):
+        assert "LOCALSPEC_OUROBOROS" in mistake(paths, {"LOCALSPEC_OUROBOROS": wrong})
+    assert "lengthening" in mistake(paths, {"LOCALSPEC_OUROBOROS": "beside"})
+
+
 def test_unknown_keys_name_the_nearest(paths):
     write(paths, "temperatur = 1")
     message = mistake(paths)

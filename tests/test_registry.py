@@ -46,12 +46,25 @@ def test_the_users_own_models(paths, model):
     assert list(cards(paths)) == ["demo", "demo-draft", "mine"]
 
 
+def test_a_draft_model_by_its_path_is_looked_for_beside_the_file_alone(paths, model, monkeypatch):
+    paths.user_models_file.write_text(
+        '[mine]\npath = "../model"\ndraft = "./small"\n[far]\npath = "x"\ndraft = "~/small"\n'
+    )
+    monkeypatch.chdir(model.parent)
+    monkeypatch.setenv("HOME", str(model.parent))
+    (model.parent / "small").mkdir()
+    assert resolve("mine", paths).draft == str(paths.user_models_file.parent / "small")
+    assert resolve("far", paths).draft == str(model.parent / "small")
+
+
 def test_a_draft_model_is_named_or_lies_beside_the_file(paths, model):
     assert resolve("demo", paths).draft == "demo-draft"
     told = '[mine]\npath = "../model"\ndraft = "../model"\n[other]\npath = "../model"\ndraft = "mine"\n'
     paths.user_models_file.write_text(told)
     assert resolve(resolve("mine", paths).draft, paths).path.samefile(model)
     assert resolve("other", paths).draft == "mine"
+    (paths.user_models_file.parent / "mine").mkdir()
+    assert resolve("other", paths).draft == "mine", "a name is a name, whatever lies beside the file"
     assert resolve(str(model), paths).draft == ""
 
 

@@ -157,8 +157,12 @@ def test_a_draft_model_has_a_precision_and_a_device_of_its_own(machine, tmp_path
     apart = drafting(draft_device="cpu")
     assert (apart.device, apart.draft.device) == ("cuda:0", "cpu")
     assert apart.bytes == drafting().bytes - drafting().draft.bytes, "bytes are those of the device"
-    with pytest.raises(UsageMistake, match="no device 'mps'"):
-        drafting(draft_device="mps")
+    for wrong in ("mps", "cuda:7"):
+        with pytest.raises(UsageMistake, match=f"no device '{wrong}' here for a draft model; set draft_device"):
+            drafting(draft_device=wrong)
+    assert drafting(draft_device="cuda").draft.device == "cuda:0"
+    loose = choose(CARD, Settings(drafter=f"draft_model:{small}", accept="typical", temperature=1.0), BIG)
+    assert loose.draft is not None, "the rule is the target's affair"
 
 
 def test_a_busy_machine_leaves_fewer_cores_but_always_one(monkeypatch):

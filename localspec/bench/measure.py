@@ -79,7 +79,7 @@ def _bench(
     texts, categories = [prompt.text for prompt in fitting], [prompt.category for prompt in fitting]
     room = max(peers.CONTEXT + max(peers.ROWS), *(lengths[text] for text in texts))
     peers.check(beside, engine, room)
-    firsts = [(paired if row.choice.draft else load)(row.choice, beside=engine) for row in rows]
+    firsts = _firsts(load, paired, [row.choice for row in rows], engine)
     engines = [partial(load, row.choice, beside=first) for row, first in zip(rows, firsts, strict=True)]
     exactness = ["bitwise" if first.exactness.bitwise else "numerical" for first in firsts]
     rules = [replace(sampling, rule=row.accept) for row in rows]
@@ -125,15 +125,30 @@ def _bench(
     return report
 
 
+def _firsts(
+    load: Callable[..., Engine], paired: Callable[..., Engine], choices: Sequence[Choice], engine: Engine
+) -> list[Engine]:
+    """An engine for each choice; those with the same draft model share it, and what was searched for the pair."""
+    made: dict[int, Engine] = {}
+    # What is fixed comes last: it has the window and the phrases that a search finds.
+    for number, choice in sorted(enumerate(choices), key=lambda one: one[1].fixed):
+        alike = [one for one in made.values() if one.choice.draft == choice.draft]
+        same = [one for one in alike if one.choice.drafter == choice.drafter]
+        if choice.draft is None:
+            made[number] = load(choice, beside=engine)
+        elif same:
+            made[number] = load(choice, beside=same[0])
+        else:
+            made[number] = paired(choice, beside=alike[0] if alike else engine)
+    return [made[number] for number in range(len(choices))]
+
+
 def _paired(engine: Engine) -> dict[str, Any]:
-    """The draft model of a row, and how it drafts where that is not fixed; nothing where there is none."""
-    choice = engine.choice
-    if choice.draft is None:
+    """The draft model of a row, and how it drafts; nothing where there is none."""
+    draft = engine.choice.draft
+    if draft is None:
         return {}
-    return {
-        "draft_model": choice.draft.target.name,
-        "hyperparameters": None if choice.fixed else engine.hyperparameters.as_json(),
-    }
+    return {"draft_model": draft.target.name, "hyperparameters": engine.hyperparameters.as_json()}
 
 
 def in_turns(contenders: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:

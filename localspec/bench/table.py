@@ -39,14 +39,17 @@ def of(report: dict[str, Any]) -> str:
 
 
 def _hyperparameters(row: dict[str, Any]) -> str:
-    chosen = row["hyperparameters"]
-    if chosen is None:
-        return ""
-    if row["drafter"] != "ouroboros":
-        return f", {chosen['draft']} tokens at a time"
-    return f", {chosen['draft']} tokens at a time; {chosen['phrases']} phrases of {chosen['phrase']} tokens; " + (
-        f"a window of {chosen['window']} columns" if chosen["window"] else "no window"
-    )
+    chosen, parts = row["hyperparameters"], []
+    if row["nodes"] == "auto":
+        parts.append(f"drafts of {_count(chosen['draft'], 'token')}")
+    if row["drafter"] == "ouroboros":
+        parts.append(f"{_count(chosen['phrases'], 'phrase')} of {chosen['phrase']} tokens")
+        parts.append(f"a window of {_count(chosen['window'], 'column')}" if chosen["window"] else "no window")
+    return "".join(f", {part}" for part in parts)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 _ROW_HEADS = ("drafter", "nodes", "tokens/s", "", "speedup", "", "τ", "draft", "verify", "host", "limit", "M", "same")

@@ -77,10 +77,10 @@ def bench(
         own = replace(settings, drafter=name, draft_max=size or "auto", accept=rule)
         choice = choose(card, own, checkpoint.parameters, checkpoint.embedding)
         choices[choice.drafter, choice.draft, size] = choice  # "auto" and the drafter it stands for are one
+    if tune and not any(choice.draft for choice in choices.values()):
+        raise UsageMistake(f"--tune has no effect without a draft model; name one of {', '.join(PAIRED)}.")
     if tune and not any(choice.draft and not choice.fixed for choice in choices.values()):
-        raise UsageMistake(
-            f"--tune has no effect without a draft model and --nodes auto; name one of {', '.join(PAIRED)}."
-        )
+        raise UsageMistake(f"--tune has no effect with --nodes {nodes}, which fixes drafts; add auto.")
 
     from localspec.bench import measure, peers  # they need torch, which takes a second to import
 

@@ -6,11 +6,19 @@ from typing import Annotated
 import typer
 
 from localspec.drafter_cards import drafters
+from localspec.errors import LocalspecError
 from localspec.registry import inspect, resolve, revision
 from localspec.selection import DRAFTERS, PAIRED
 from localspec.text import one_line
 
 app = typer.Typer()
+
+
+def _is_here(draft: str) -> bool:
+    try:
+        return bool(draft) and bool(inspect(resolve(draft).path))
+    except LocalspecError:
+        return False
 
 
 @app.command()
@@ -33,7 +41,7 @@ def show(
         "drafters": [
             *DRAFTERS,
             *(drafter.kind for drafter in drafters(card)),
-            *(f"{kind}:{card.draft}" for kind in PAIRED if card.draft),
+            *(f"{kind}:{card.draft}" for kind in PAIRED if _is_here(card.draft)),
         ],
         "revision": revision(card.path),
     }

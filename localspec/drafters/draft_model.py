@@ -11,6 +11,7 @@ from localspec.engine.decode import CHUNK, decode_step, prefill_step
 from localspec.engine.sampling import Sampling
 from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
+from localspec.errors import LocalspecError
 
 SOURCE = "draft_model"
 UNSEEN = 0.5  # how often a token is believed to be right at first
@@ -34,6 +35,7 @@ class DraftModel:
         self.forwards: Counter[int] = Counter()  # of the small model, by their rows
         self._vocabulary, self._budget, self._cache = vocabulary, budget, small.cache(0)
         self._tokens: list[int] = []  # the text, and behind it the draft; the first ones are in the cache
+        self._fails = False
         self._agreed = 0  # so many of them are known to be the text's
         self._drafted: list[int] = []  # by the last draft, to be judged
         self._right: list[float] = []  # by depth: how often a token was right of late, where all before it were
@@ -57,19 +59,28 @@ class DraftModel:
         self._cut(length)
         self._agreed = min(self._agreed, length)
         self._budget.begin()
+        if self._fails:
+            self._cut(0)  # what it has read may hold what made it fail
+            self._agreed, self._fails = 0, False
 
     def draft(self, context: Context) -> DraftTree:
-        """The chain, up to a token that ends a reply. Where the small model's context is full, the root alone."""
+        """The chain, up to a token that ends a reply. The root alone where the small model's context is full, and for
+        the rest of a reply in which it gave no numbers: that costs speed, and never text.
+        """
         count = len(context.committed)
         wanted = min(context.nodes, self.length or context.nodes, self.small.context - count)
-        if wanted < 1:
+        if wanted < 1 or self._fails:
             return DraftTree((context.root,), (-1,))
         self._follow(context.committed)
         sampling = replace(context.sampling, rule="exact")
         drafted: list[int] = []
         while len(drafted) < wanted:
             if len(self._tokens) == count + len(drafted):
-                self._go_on(sampling)
+                try:
+                    self._go_on(sampling)
+                except (LocalspecError, IndexError):  # from logits that are no numbers nothing can be picked
+                    self._fails = True
+                    break
             token = self._tokens[count + len(drafted)]
             if token >= self._vocabulary:  # where its vocabulary is filled up further than the target's
                 break
@@ -105,6 +116,8 @@ class DraftModel:
         if len(unread) == 1:
             step = decode_step(self.small, self._cache, self.inner, self._tokens, self._budget, sampling)
             self.forwards[step.tree.size if step.tree else 1] += 1
+            if not step.hidden.isfinite().all():
+                raise LocalspecError("The draft model's answer is not a number.")
             self._tokens += step.committed
             return
         self.inner.rewind(self._cache.length)

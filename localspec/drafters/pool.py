@@ -227,7 +227,7 @@ class PhrasePool:
     def nbytes(self) -> int:
         """A rough count: eight bytes a token and a place, a hundred an entry of a dictionary."""
         return 24 * len(self.tokens) + 100 * (
-            len(self._places) + len(self._singles) + len(self._won) + len(self._fetched)
+            len(self._places) + len(self._singles) + sum(map(len, self._won.values())) + len(self._fetched)
         )
 
 

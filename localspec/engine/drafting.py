@@ -63,20 +63,36 @@ def drafter_of(
     return Lengthened(drafter, pool, anywhere=small is not None) if phrases or kind == "phrases" else drafter
 
 
+def learns(choice: Choice) -> bool:
+    """Whether phrases are won from verification."""
+    return choice.drafter != "ouroboros" or "verification" in choice.parts
+
+
 def hyperparameters(
     choice: Choice, target: Target, small: Small, measured: Measured, costs: ForwardCosts | None, again: bool = False
 ) -> Hyperparameters:
-    """Those found before for this pair, else, or `again`, those that a search finds; without costs the usual ones."""
+    """Those found before for this pair, else, or `again`, those that a search finds.
+
+    The usual ones where trees are fixed, and where what a search finds could not be kept: a busy moment, whose costs
+    are not kept either, no store, or a context in which no reply has room.
+    """
     name = f"hyperparameters of {choice.drafter} {'+'.join(choice.parts)} with {small.measured.subject}"
     found = Hyperparameters.from_json(measured.recall(name))
-    if costs is None or small.costs is None or (found and not again):
+    kept = measured.recall("costs") is not None and small.measured.recall("costs") is not None
+    if costs is None or small.costs is None or (not again and (found or not kept)):
         return found or Hyperparameters()
     measured.progress("searching how long drafts should be for these two models, once")
+    said = _replies(target, choice.nodes, costs)
+    if not said:
+        measured.notice(
+            f"in a context of {target.context} tokens there is no room to search how long drafts should be."
+        )
+        return found or Hyperparameters()
     vocabulary = target.transformer.shape.vocabulary
 
     def build(tried: Hyperparameters) -> tuple[Drafter, DraftModel]:
         known = min(vocabulary, small.target.transformer.shape.vocabulary)
-        pool = PhrasePool(target.special_tokens, None, known, verification="verification" in choice.parts)
+        pool = PhrasePool(target.special_tokens, None, known, verification=learns(choice))
         drafter = drafter_of(choice, target, pool, None, small, tried)
         drafting = drafter.inner if isinstance(drafter, Lengthened) else drafter
         assert isinstance(drafting, DraftModel)
@@ -85,7 +101,6 @@ def hyperparameters(
     names = ["draft"]
     names += ["window"] if "accelerating" in choice.parts else []
     names += ["phrase", "phrases"] if {"accelerating", "lengthening"} & {*choice.parts} else []
-    said = _replies(target, choice.nodes, costs)
     found = search(build, said, vocabulary, choice.nodes, costs, small.costs, names)
     measured.remember(name, found.as_json())
     return found

@@ -18,7 +18,7 @@ from localspec.drafters.ouroboros import Hyperparameters
 from localspec.drafters.pool import PhrasePool
 from localspec.engine.budget import Budget
 from localspec.engine.calibration import Calibration
-from localspec.engine.drafting import Small, drafter_of, hyperparameters
+from localspec.engine.drafting import Small, drafter_of, hyperparameters, learns
 from localspec.engine.exactness import Exactness
 from localspec.engine.measured import Measured
 from localspec.engine.sampling import Sampling
@@ -264,7 +264,7 @@ class Engine:
             self.target.special_tokens,
             None if store is None or number is None else partial(store.phrases, number),
             min(model.transformer.shape.vocabulary for model in models),
-            verification=self.choice.drafter != "ouroboros" or "verification" in self.choice.parts,
+            verification=learns(self.choice),
         )
 
     def _open_pool(self, store: Store, path: Path) -> int | None:

@@ -84,6 +84,8 @@ def test_the_draft_model_of_an_entry_needs_no_name(home, model, small):
         (["--drafter", "ouroboros:{damaged}"], 1, "draft model"),
         (["--drafter", "ouroboros:{small}+phrases"], 2, "nothing more than"),
         (["--drafter", "ouroborus:{small}"], 2, "did you mean 'ouroboros'"),
+        (["--drafter", "ouroboros:"], 2, "names no model"),
+        (["--drafter", "{small}"], 3, "draft_model:MODEL"),
         (["--drafter", "lookahed"], 2, "did you mean 'lookahead'"),
         (["--drafter", "draft_model:{small}", "--accept", "rejection", "--temp", "1"], 2, "known distribution"),
         (["--drafter", "draft_model:{small}", "--draft-max", "65"], 2, "64 nodes"),
@@ -104,6 +106,29 @@ def test_what_cannot_be_meant_is_refused(home, model, small, tmp_path, arguments
     result = called(home, "run", "-m", str(model), *ASK, "hello", *given)
     assert result.returncode == code, result.stderr
     assert said in sentence(result)
+
+
+def test_a_draft_model_that_is_gone_is_told_by_its_entry(home, model):
+    (home / "config").mkdir(exist_ok=True)
+    (home / "config" / "models.toml").write_text(f'[mine]\npath = "{model}"\ndraft = "gone"\n')
+    result = called(home, "run", "-m", "mine", *ASK, "hello", "--drafter", "ouroboros")
+    assert result.returncode == 3 and "draft = 'gone' of mine in models.toml" in sentence(result)
+    assert json.loads(called(home, "show", "mine", "--json").stdout)["drafters"] == ["none", "phrases", "lookahead"]
+
+
+def test_a_draft_model_that_fails_in_a_reply_costs_no_text(home, model, small, tmp_path):
+    """One row of its embedding is damaged: it is loaded, and fails when that token comes."""
+    rotten = shutil.copytree(small, tmp_path / "rotten")
+    plain = reply(home, model, "--no-spec")
+    weights = load_file(rotten / "model.safetensors")
+    for token in {*plain["token_ids"][4:8]}:
+        weights["model.embed_tokens.weight"][token] = float("nan")
+    save_file(weights, rotten / "model.safetensors", {"format": "pt"})
+    for kind in ("draft_model", "ouroboros"):
+        for more in ([], ["--temp", "0.8", "--seed", "3", "--top-k", "5"]):
+            wanted = reply(home, model, "--no-spec", *more)
+            found = reply(home, model, "--drafter", f"{kind}:{rotten}", "--draft-max", "6", *more)
+            assert found["token_ids"] == wanted["token_ids"]
 
 
 def engine(store: Store, model: Path, drafter: str, **more) -> Engine:
@@ -161,5 +186,22 @@ def test_bench_tells_how_a_pair_drafts_and_tune_keeps_what_it_finds(home, model,
     with Store.open(Paths(home).database, pytest.fail) as store:
         kept = engine(store, model, f"ouroboros:{small}")
     assert kept.hyperparameters.as_json() == paired["hyperparameters"]
-    refused = called(home, "bench", "-m", str(model), "--drafter", "phrases", "--tune")
-    assert refused.returncode == 2 and "--tune has no effect" in sentence(refused)
+    both = [
+        "--drafter",
+        f"ouroboros:{small},ouroboros:{model}",
+        "--nodes",
+        "3,auto",
+        "--prompts",
+        str(prompts),
+        "-n",
+        "6",
+    ]
+    again = called(home, "bench", "-m", str(model), *both, "--json")
+    rows = json.loads(again.stdout)["rows"][1:]
+    assert [(row["draft_model"], row["nodes"]) for row in rows] == [
+        (str(one), nodes) for one in (small, model) for nodes in (3, "auto")
+    ]
+    assert all(row["hyperparameters"] == paired["hyperparameters"] for row in rows[:2]), "what was kept serves both"
+    for drafter, nodes, said in (("phrases", "auto", "a draft model"), (f"ouroboros:{small}", "8", "add auto")):
+        refused = called(home, "bench", "-m", str(model), "--drafter", drafter, "--nodes", nodes, "--tune")
+        assert refused.returncode == 2 and "--tune has no effect" in sentence(refused) and said in sentence(refused)

@@ -1,0 +1,142 @@
+"""Which drafter a choice becomes, and what is searched for it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_models import Tiny, byte_tokenizer, read, write
+from transformers import LlamaConfig
+
+from localspec.config import Settings
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.draft_model import DraftModel
+from localspec.drafters.lookahead import Lookahead
+from localspec.drafters.ouroboros import Hyperparameters
+from localspec.drafters.phrases import Lengthened
+from localspec.drafters.pool import PhrasePool
+from localspec.engine import drafting
+from localspec.engine.drafting import Small, drafter_of, hyperparameters, learns
+from localspec.engine.measured import Measured
+from localspec.hardware import ForwardCosts
+from localspec.registry import TargetCard
+from localspec.selection import PAIRED, Choice, choose
+from localspec.store import Store
+
+LLAMA = "llama-grouped-dynamic"
+COSTS = ForwardCosts((1, 64), (256,), ((1.0, 1.5),))
+CHOSEN = Hyperparameters(3, 2, 4, 2)
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
+        yield store
+
+
+def asked(drafter: str, **settings: object) -> Choice:
+    """A choice of this drafter; its small model is put in by hand."""
+    kind, _, _ = drafter.partition("+")
+    plain = choose(TargetCard("tiny", Path("nowhere"), None, ""), Settings(drafter="phrases", **settings), 1000)
+    return replace(plain, drafter=drafter, parts=plain.parts or (Settings().ouroboros if kind == "ouroboros" else ()))
+
+
+def small(model: Tiny, store: Store | None = None, subject: str = "small") -> Small:
+    return Small(model.target, Measured(store, subject, pytest.fail, lambda _: None), COSTS)
+
+
+def of(model: Tiny, choice: Choice, pool: PhrasePool) -> object:
+    pair = small(model) if choice.drafter.startswith(PAIRED) else None
+    return drafter_of(choice, model.target, pool, None, pair, CHOSEN)
+
+
+def test_every_name_is_another_drafter(tiny) -> None:
+    model, pool = tiny(LLAMA), PhrasePool()
+    assert isinstance(of(model, asked("none"), pool), Autoregressive)
+    phrases = of(model, asked("phrases"), pool)
+    assert isinstance(phrases, Lengthened) and phrases.pool is pool
+    alone, beside = of(model, asked("lookahead"), pool), of(model, asked("lookahead+phrases"), pool)
+    assert isinstance(alone, Lengthened) and isinstance(alone.inner, Lookahead)
+    assert alone.pool is not pool, "the window alone looks up nothing but what it won"
+    assert isinstance(beside, Lengthened) and isinstance(beside.inner, Lookahead) and beside.pool is pool
+    drafted = of(model, asked("draft_model"), pool)
+    assert isinstance(drafted, DraftModel) and isinstance(drafted.inner, Autoregressive) and drafted.length == 3
+    with_phrases = of(model, asked("draft_model+phrases"), pool)
+    assert isinstance(with_phrases, Lengthened) and with_phrases._anywhere and with_phrases.pool is pool
+    fixed = of(model, asked("draft_model", draft_max=5), pool)
+    assert isinstance(fixed, DraftModel) and fixed.length is None
+
+
+@pytest.mark.parametrize("left_out", Settings().ouroboros)
+def test_each_part_of_ouroboros_can_be_left_out(tiny, left_out: str) -> None:
+    model, pool = tiny(LLAMA), PhrasePool()
+    parts = tuple(part for part in Settings().ouroboros if part != left_out)
+    choice = replace(asked("ouroboros"), parts=parts)
+    drafter = of(model, choice, pool)
+    drafted = drafter.inner if isinstance(drafter, Lengthened) else drafter
+    assert isinstance(drafted, DraftModel)
+    assert isinstance(drafter, Lengthened) == (left_out != "lengthening")
+    assert isinstance(drafted.inner, Lengthened) == (left_out != "accelerating")
+    if isinstance(drafter, Lengthened):
+        assert drafter._anywhere == (left_out != "beside")
+    assert learns(choice) == (left_out != "verification")
+
+
+def test_what_is_found_belongs_to_the_pair_and_to_what_is_searched(tiny, store: Store, monkeypatch) -> None:
+    model, found = tiny(LLAMA), iter([replace(CHOSEN, draft=number) for number in range(1, 9)])
+    monkeypatch.setattr(drafting, "search", lambda *_: next(found))
+    own = Measured(store, "target", pytest.fail, lambda _: None)
+    choice, one, other = asked("ouroboros"), small(model, store), small(model, store, "another small one")
+    for measured in (own, one.measured, other.measured):
+        measured.remember("costs", COSTS.as_list())
+
+    def chosen(choice: Choice, pair: Small, **more: bool) -> int:
+        return hyperparameters(choice, model.target, pair, own, COSTS, **more).draft
+
+    assert [chosen(choice, one), chosen(choice, one)] == [1, 1]
+    assert chosen(choice, other) == 2, "another draft model is another pair"
+    assert chosen(replace(choice, parts=("lengthening",)), one) == 3
+    assert chosen(choice, one, again=True) == 4
+    assert [chosen(choice, one), chosen(choice, other)] == [4, 2]
+    assert hyperparameters(choice, model.target, one, own, None).draft == 4, "a fixed tree uses what was found"
+
+
+def test_nothing_is_searched_that_could_not_be_kept(tiny, store: Store, monkeypatch) -> None:
+    """Costs that a busy moment gave are not kept, and what follows from them must not be either."""
+    model, usual = tiny(LLAMA), Hyperparameters()
+    monkeypatch.setattr(drafting, "search", lambda *_: pytest.fail("it was searched"))
+    own, nowhere = Measured(store, "t", pytest.fail, print), Measured(None, "t", pytest.fail, print)
+    choice = asked("ouroboros")
+    assert hyperparameters(choice, model.target, small(model), nowhere, COSTS) == usual
+    own.remember("costs", COSTS.as_list())
+    assert hyperparameters(choice, model.target, small(model, store), own, COSTS) == usual
+    told: list[str] = []
+    monkeypatch.setattr(model.target, "context", 30)
+    own = Measured(store, "t", told.append, lambda _: None)
+    assert hyperparameters(choice, model.target, small(model, store), own, COSTS, again=True) == usual
+    assert len(told) == 1 and "context of 30 tokens" in told[0]
+
+
+def test_phrases_of_a_search_hold_no_id_that_the_small_model_lacks(
+    tiny, store: Store, monkeypatch, tmp_path: Path
+) -> None:
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+        vocab_size=300, max_position_embeddings=256, bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    model, little = tiny(LLAMA), read(write(tmp_path / "small", config, byte_tokenizer(), seed=5))
+    pools: list[PhrasePool] = []
+
+    def search(build, said, vocabulary, nodes, costs, own, names) -> Hyperparameters:
+        assert all(
+            len(reply) <= drafting.REPLY and len(prompt) + len(reply) <= model.target.context for prompt, reply in said
+        )
+        pools.append(build(CHOSEN)[0].pool)
+        return CHOSEN
+
+    monkeypatch.setattr(drafting, "search", search)
+    measured = Measured(store, "target", pytest.fail, lambda _: None)
+    for parts in (Settings().ouroboros, ("lengthening",)):
+        choice = replace(asked("ouroboros"), parts=parts)
+        hyperparameters(choice, model.target, small(little, store), measured, COSTS, again=True)
+    assert [pool._vocabulary for pool in pools] == [300, 300]
+    assert [pool._verification for pool in pools] == [True, False]
