@@ -9,7 +9,8 @@ from localspec.engine.tree import DraftTree
 
 DECAY = 0.85  # of what is known about a guess, each time one like it is judged: about seven are remembered
 PRIOR = 0.5  # how many guesses the first estimate counts for
-PATIENCE = 16  # drafts in a row that do not pay before speculation is switched off
+PATIENCE = 16  # drafts in a row that do not pay before speculation is switched off,
+LOSS = 1.5  # or plain steps that they cost together: a draft model costs much more than a look at phrases
 SOONEST, LATEST = 16, 512  # plain steps until it is tried again: twice as many each time it still does not pay
 
 
@@ -44,6 +45,7 @@ class Budget:
         self.nodes = self.most  # what the drafter may propose next: `most`, or 0 while speculation is off
         self.off_reason: str | None = None  # a sentence for the user, from switching off until drafts pay again
         self._cut = self._wait = 0  # drafts in a row that did not pay; plain steps still to go
+        self._lost = 0.0  # plain steps that those drafts cost
         self._interval = SOONEST
 
     def prune(self, tree: DraftTree, context: int) -> DraftTree:
@@ -58,12 +60,13 @@ class Budget:
         if not self.nodes:
             self._wait -= 1
             if self._wait == 0:
-                self.nodes, self._cut = self.most, 0
+                self.nodes, self._cut, self._lost = self.most, 0, 0.0
         chances = self._chances(tree)
         plain, drafting = self._costs.at(1, context), median(self._drafting)
         if len(chances) == 1:
             if tree.size > 1:  # of probes alone
-                self._refuse(0.0, (drafting + self._costs.at(tree.size, context)) / plain - 1)
+                price = (drafting + self._costs.at(tree.size, context)) / plain - 1
+                self._refuse(0.0, price, price)
             return tree
         hosts = _hosts(tree, chances)
         order = sorted(chances, key=chances.__getitem__, reverse=True)  # a stable sort: parents before their children
@@ -75,11 +78,13 @@ class Budget:
         best = max(range(len(sizes)), key=lambda size: sizes[size][0] / sizes[size][1])
         expected, seconds = sizes[best]
         if expected * plain <= seconds:
-            self._refuse(expected - 1, seconds / plain - 1)
-            if expected * (drafting + plain) <= seconds:  # now that the draft is there, its rows may be worth theirs
+            worth_its_rows = expected * (drafting + plain) > seconds  # now that the draft is there
+            lost = seconds / plain - expected if worth_its_rows else drafting / plain
+            self._refuse(expected - 1, seconds / plain - 1, lost)
+            if not worth_its_rows:
                 return tree.only([0])
         else:
-            self._cut, self._interval, self.off_reason = 0, SOONEST, None
+            self._cut, self._lost, self._interval, self.off_reason = 0, 0.0, SOONEST, None
         kept = set(order[: best + 2])
         nodes = [node for node in range(tree.size) if node in kept or hosts[node] in kept]
         return tree if len(nodes) == tree.size else tree.only(nodes)
@@ -123,10 +128,11 @@ class Budget:
         source = tree.source[node] if tree.source else "drafter"
         return (None, tree.depth[node], rank), (source, tree.depth[node], rank)
 
-    def _refuse(self, saved: float, price: float) -> None:
-        """One draft more that does not pay even at its best size; both figures in units of a plain step."""
+    def _refuse(self, saved: float, price: float, lost: float) -> None:
+        """One draft more that does not pay even at its best size, and what it cost; all in units of a plain step."""
         self._cut += 1
-        if self._cut >= PATIENCE:
+        self._lost += lost
+        if self._cut >= PATIENCE or self._lost >= LOSS:
             self.nodes, self._wait = 0, self._interval
             self._interval = min(2 * self._interval, LATEST)
             self.off_reason = (

@@ -5,6 +5,7 @@ import itertools
 import random
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -383,13 +384,32 @@ def test_probes_have_their_price_and_go_where_nothing_pays() -> None:
 def test_a_tree_of_nothing_but_probes_is_handed_on_and_is_a_draft_that_does_not_pay() -> None:
     """A window that wins nothing costs its rows in every step: it is given up like a draft that is always wrong."""
     tree = DraftTree([0, 5, 6], [-1, 0, 1], probe=[False, True, True])
-    budget = Budget(5, Costs(1.0, 9.0, 9.0))
+    budget = Budget(5, Costs(1.0, 1.05, 1.05))
     for _ in range(PATIENCE):
         assert budget.nodes == 5
         assert budget.prune(tree, 100) is tree
         budget.observe(step(tree, WRONG))
     assert budget.nodes == 0
     assert budget.off_reason and budget.off_reason.startswith("a draft saves 0.0 % of a plain step")
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.0, PATIENCE), (0.01, PATIENCE), (0.5, 3), (4.0, 1)])
+def test_what_is_dear_to_draft_is_given_up_sooner(seconds: float, steps: int) -> None:
+    """A look at phrases costs nothing and is taken sixteen times; a draft model that is always wrong may cost a few steps."""
+    budget, tree = Budget(4, Costs(1.0, 1.5, 2.0, 2.5, 3.0)), chain(4)
+
+    def once() -> None:
+        budget.observe(replace(step(budget.prune(tree, 100), WRONG), draft_seconds=seconds))
+
+    for _ in range(9):
+        once()
+    budget.begin()  # by now it is known to be wrong, and what it takes
+    taken = 0
+    while budget.nodes:
+        once()
+        taken += 1
+    assert taken == steps
+    assert budget.off_reason is not None
 
 
 def test_what_can_never_be_accepted_is_not_verified() -> None:
