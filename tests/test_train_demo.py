@@ -155,6 +155,7 @@ def test_a_draft_model_of_seconds_loads_beside_the_model_it_was_trained_towards(
     run(script, monkeypatch, data, work, "--towards", str(work / "target"), "--float32")  # nothing is left to train
 
 
+@pytest.mark.slow
 def test_a_model_is_no_distance_from_itself(script, monkeypatch):
     monkeypatch.setattr(script, "VOCABULARY", 512)
     torch.manual_seed(0)

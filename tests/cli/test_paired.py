@@ -116,6 +116,7 @@ def test_a_draft_model_that_is_gone_is_told_by_its_entry(home, model):
     assert json.loads(called(home, "show", "mine", "--json").stdout)["drafters"] == ["none", "phrases", "lookahead"]
 
 
+@pytest.mark.slow
 def test_a_draft_model_that_fails_in_a_reply_costs_no_text(home, model, small, tmp_path):
     """One row of its embedding is damaged: it is loaded, and fails when that token comes."""
     rotten = shutil.copytree(small, tmp_path / "rotten")

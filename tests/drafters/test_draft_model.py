@@ -237,6 +237,7 @@ def test_greedy_ids_are_those_of_the_stock_model_whatever_model_drafts(tiny: Mak
         assert ids == text and statistics.drafted > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(KIN, KIN[:1]))
 def test_a_kindred_model_drafts_what_it_would_say_alone_and_reads_every_token_once(
     tiny: Make, kin: Make, name: str
@@ -388,6 +389,7 @@ def test_a_reply_ends_at_a_stop_token_wherever_in_a_draft_it_stands(tiny: Make, 
         assert stock_reply(model.stock, prompt, 16, stops=(text[place],)) == text[:place]
 
 
+@pytest.mark.slow
 def test_turns_share_what_was_read_and_another_prompt_shares_nothing(tiny: Make, kin: Make) -> None:
     """A second and a third turn, back to the first one, and a prompt that begins otherwise; each token is read once."""
     model, small = tiny(LLAMA), kin(LLAMA)

@@ -397,6 +397,7 @@ def test_int8_and_exact_is_plain_decoding_bit_for_bit(tiny: Make, name: str) -> 
 # -- what it is good for -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_phrases_that_a_window_won_are_accepted_where_the_text_goes_in_circles(tiny: Make) -> None:
     """Nothing is looked up in the text, nothing learned from verification: all that is proposed comes from the window."""
     model, prompt = tiny(CIRCLES), prompt_ids(8, seed=1)

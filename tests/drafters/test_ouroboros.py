@@ -193,6 +193,7 @@ def test_where_both_budgets_cut_trees_the_text_is_the_same(tiny: Make) -> None:
         assert reply(Session(model.target, drafter, Budget(NODES, Dear())), prompt, 40)[0] == text
 
 
+@pytest.mark.slow
 def test_abandoned_streams_rewinds_and_stop_tokens(tiny: Make) -> None:
     model, prompt = tiny(LLAMA), prompt_ids(23, seed=1)
     text = stock_reply(model.stock, prompt, 24)
@@ -302,6 +303,7 @@ def test_three_tokens_have_the_stock_models_joint_distribution(tmp_path: Path) -
 # -- accelerating: phrases make the draft faster and leave it as it is --------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", [SMALL, replace(SMALL, window=0), Hyperparameters(11, 3, 5, 4)])
 @pytest.mark.parametrize("name", cases(["qwen2-one-key-head", CIRCLES, QWEN], [CIRCLES]))
 def test_an_accelerated_draft_is_what_the_small_model_says_alone_in_fewer_forwards(
@@ -488,6 +490,7 @@ def test_behind_a_phrase_that_matched_to_its_end_comes_the_targets_own_token(tin
     assert ids == text and statistics.sources.get("phrases", 0) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", cases([1, 2, 3, 7, 12, 20], [3, 12]))
 def test_fixed_trees_are_filled_up(tiny: Make, nodes: int) -> None:
     """Where phrases are lacking the small model goes on, unless a reply ends there."""
@@ -505,6 +508,7 @@ def test_fixed_trees_are_filled_up(tiny: Make, nodes: int) -> None:
                 assert any(source in PHRASES for tree in whole for source in tree.source or ()), "phrases have a share"
 
 
+@pytest.mark.slow
 def test_no_phrase_holds_a_special_token(tiny: Make) -> None:
     """Wherever it might come from: the text, the store, the window, what the target said of a draft."""
     model = tiny(LLAMA)
@@ -751,6 +755,7 @@ def test_what_a_drafter_read_of_one_reply_does_not_disturb_the_next(tiny: Make) 
     assert together == pytest.approx(sum(apart))
 
 
+@pytest.mark.slow
 def test_where_the_small_model_is_right_and_free_the_search_finds_long_drafts(tiny: Make) -> None:
     model = tiny(LLAMA)
     build = builder(model.target, model.target, accelerating=False, lengthening=False)
@@ -758,6 +763,7 @@ def test_where_the_small_model_is_right_and_free_the_search_finds_long_drafts(ti
     assert found == replace(START, draft=max(RANGES["draft"]))
 
 
+@pytest.mark.slow
 def test_where_the_small_model_is_always_wrong_the_search_finds_short_ones(tiny: Make) -> None:
     model, small = tiny(LLAMA), tiny("qwen2-one-key-head")
     build = builder(model.target, small.target, accelerating=False, lengthening=False)
