@@ -6,23 +6,20 @@ from textual.events import Key
 from textual.widgets import OptionList
 from tui.scripted_engine import PATIENCE, say, until
 
-from localspec.paths import Paths, private_directory
 from localspec_tui.screens import conversations
 from localspec_tui.screens.conversations import ConversationsScreen
 
 
-def test_down_and_enter_choose_the_next_model(chat, tmp_path):
+def test_down_and_enter_choose_the_next_model(chat):
     talk = chat()
-    own = private_directory(Paths(tmp_path).user_models_file.parent) / "models.toml"
-    own.write_text('[another]\npath = "package:demo"\n')
-    talk.models["another"] = talk.engine
+    talk.models["demo-draft"] = talk.engine
 
     async def story(pilot):
         await pilot.press("ctrl+o")
         await until(pilot, lambda: [lines.option_count for lines in talk.app.screen.query(OptionList)] == [2])
         talk.app.simulate_key("down")
         talk.app.simulate_key("enter")
-        await until(pilot, lambda: "another" in talk.loaded)
+        await until(pilot, lambda: "demo-draft" in talk.loaded)
 
     talk.play(story)
 
