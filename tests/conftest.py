@@ -106,9 +106,11 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
 
 
 def pytest_configure() -> None:
-    """A shell starts what it puts into the background with Ctrl+C ignored, and our children would inherit that."""
+    """A shell starts what it puts into the background with Ctrl+C ignored, `nohup` with hanging up; children inherit it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

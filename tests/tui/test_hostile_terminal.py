@@ -227,7 +227,7 @@ def test_hostile_names_titles_prompts_and_errors(tmp_path):
         terminal.until(lambda: on_the_screen(terminal, f"about {ARGUMENT}"))
         assert on_the_screen(terminal, f"There is no directory {tmp_path / NAME}")
         assert on_the_screen(terminal, f"evil{ARGUMENT}")
-        terminal.send("\x1b[B\r")
+        terminal.send("\x1b[B\x1b[B\r")  # behind the two that come with localspec
         terminal.until(lambda: on_the_screen(terminal, f"noticed {HOSTILE}evil{ARGUMENT}"))
 
         # Figures and errors.
