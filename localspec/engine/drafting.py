@@ -9,7 +9,7 @@ from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.ouroboros import Hyperparameters, Pair, draft_model, ouroboros
 from localspec.drafters.ouroboros_tuning import Said, search
 from localspec.drafters.phrases import Lengthened
-from localspec.drafters.pool import PhrasePool
+from localspec.drafters.pool import PhrasePool, PhraseReader
 from localspec.engine.budget import Budget
 from localspec.engine.measured import Measured
 from localspec.engine.sampling import Sampling
@@ -63,9 +63,15 @@ def drafter_of(
     return Lengthened(drafter, pool, anywhere=small is not None) if phrases or kind == "phrases" else drafter
 
 
-def learns(choice: Choice) -> bool:
-    """Whether phrases are won from verification."""
-    return choice.drafter != "ouroboros" or "verification" in choice.parts
+def pool_of(choice: Choice, target: Target, small: Small | None, reader: PhraseReader | None = None) -> PhrasePool:
+    """An empty pool for this drafter; it holds no id that one of its models does not know."""
+    models = [target] if small is None else [target, small.target]
+    return PhrasePool(
+        target.special_tokens,
+        reader,
+        min(model.transformer.shape.vocabulary for model in models),
+        verification=choice.drafter != "ouroboros" or "verification" in choice.parts,
+    )
 
 
 def hyperparameters(
@@ -91,9 +97,7 @@ def hyperparameters(
     vocabulary = target.transformer.shape.vocabulary
 
     def build(tried: Hyperparameters) -> tuple[Drafter, DraftModel]:
-        known = min(vocabulary, small.target.transformer.shape.vocabulary)
-        pool = PhrasePool(target.special_tokens, None, known, verification=learns(choice))
-        drafter = drafter_of(choice, target, pool, None, small, tried)
+        drafter = drafter_of(choice, target, pool_of(choice, target, small), None, small, tried)
         drafting = drafter.inner if isinstance(drafter, Lengthened) else drafter
         assert isinstance(drafting, DraftModel)
         return drafter, drafting

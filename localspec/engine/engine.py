@@ -15,10 +15,9 @@ from localspec.database import StoreTrouble
 from localspec.drafters import load
 from localspec.drafters.base import TrainedDrafter
 from localspec.drafters.ouroboros import Hyperparameters
-from localspec.drafters.pool import PhrasePool
 from localspec.engine.budget import Budget
 from localspec.engine.calibration import Calibration
-from localspec.engine.drafting import Small, drafter_of, hyperparameters, learns
+from localspec.engine.drafting import Small, drafter_of, hyperparameters, pool_of
 from localspec.engine.exactness import Exactness
 from localspec.engine.measured import Measured
 from localspec.engine.sampling import Sampling
@@ -101,7 +100,8 @@ class Engine:
             self.hyperparameters = hyperparameters(choice, self.target, self.small, self._measured, self.costs, tune)
         history = phrases and (choice.drafter != "ouroboros" or "history" in choice.parts)
         self._pool_id = None if store is None or not history else self._open_pool(store, choice.target.path)
-        self.pool = self._pool()
+        reader = None if store is None or self._pool_id is None else partial(store.phrases, self._pool_id)
+        self.pool = pool_of(choice, self.target, self.small, reader)
         drafter = drafter_of(choice, self.target, self.pool, self._trained, self.small, self.hyperparameters)
         self.session = Session(self.target, drafter, Budget(choice.nodes, self.costs))
         self.load_seconds = time.perf_counter() - began
@@ -256,16 +256,6 @@ class Engine:
         return Small(small, measured, measured.costs(small, self._idle_cores) if self.costs else None)
 
     # -- phrases of earlier sessions ----------------------------------------------------------------------------------
-
-    def _pool(self) -> PhrasePool:
-        store, number = self._store, self._pool_id
-        models = [self.target] if self.small is None else [self.target, self.small.target]
-        return PhrasePool(
-            self.target.special_tokens,
-            None if store is None or number is None else partial(store.phrases, number),
-            min(model.transformer.shape.vocabulary for model in models),
-            verification=learns(self.choice),
-        )
 
     def _open_pool(self, store: Store, path: Path) -> int | None:
         name = self.choice.target.name

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sessions import reply
 from tiers import cases
 from tiny_models import (
     CONFIGS,
@@ -37,7 +38,7 @@ from localspec.engine.small import compare_tokens
 from localspec.engine.target import Output, Target
 from localspec.engine.tree import DraftTree
 from localspec.errors import UsageMistake
-from localspec.events import Done, Statistics, Text
+from localspec.events import Text
 
 Make = Callable[[str], Tiny]
 
@@ -120,16 +121,6 @@ def drafting(small: Target, length: int | None = None, vocabulary: int = VOCABUL
 
 def context(drafter: DraftModel, tokens: Sequence[int], nodes: int, sampling: Sampling = GREEDY) -> Context:
     return Context(tokens, drafter.small.cache(0), nodes, sampling)
-
-
-def reply(
-    session: Session, prompt: Sequence[int], count: int, sampling: Sampling = GREEDY
-) -> tuple[list[int], Statistics]:
-    *events, done = session.generate(prompt, sampling, Limits(max_tokens=count))
-    assert isinstance(done, Done)
-    ids = [token for event in events if isinstance(event, Text) for token in event.tokens]
-    assert session.tokens == [*prompt, *ids] and session.cache.length == len(session.tokens) - 1
-    return ids, done.statistics
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from doubles import Witness
+from sessions import reply
 from tiers import cases
 from tiny_models import FAMILIES, Tiny, prompt_ids, stock_logits, stock_reply
 
@@ -20,10 +21,9 @@ from localspec.engine.budget import Budget
 from localspec.engine.cache import KVCache
 from localspec.engine.decode import decode_step, prefill_step
 from localspec.engine.sampling import Sampling
-from localspec.engine.session import Limits, Session
+from localspec.engine.session import Session
 from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
-from localspec.events import Done, Statistics, Text
 
 Make = Callable[[str], Tiny]
 
@@ -325,16 +325,6 @@ def lookahead(target: Target, columns: int = 3, phrase: int = 4, *, text: bool =
     """The drafter `lookahead`: a window, and what it wins, with what the conversation holds or without."""
     pool = PhrasePool(target.special_tokens, text=text, verification=text)
     return Lengthened(Lookahead(pool, target.special_tokens, columns, phrase), pool)
-
-
-def reply(
-    session: Session, prompt: Sequence[int], count: int, sampling: Sampling = GREEDY
-) -> tuple[list[int], Statistics]:
-    *events, done = session.generate(prompt, sampling, Limits(max_tokens=count))
-    assert isinstance(done, Done)
-    ids = [token for event in events if isinstance(event, Text) for token in event.tokens]
-    assert session.tokens == [*prompt, *ids] and session.cache.length == len(session.tokens) - 1
-    return ids, done.statistics
 
 
 @pytest.mark.parametrize("name", cases(FAMILIES, FAMILIES[:2]))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from doubles import RandomBranches, Witness
 from draws import assert_drawn_from
+from sessions import reply
 from tiers import cases
 from tiny_models import (
     END,
@@ -43,7 +44,7 @@ from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
 from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
-from localspec.events import Done, Statistics, Text
+from localspec.events import Text
 from localspec.store import Phrase, Store, pack_key, pack_tokens, unpack_key
 
 Make = Callable[[str], Tiny]
@@ -121,16 +122,6 @@ class Seen:
 
 def context(tokens: Sequence[int], nodes: int, sampling: Sampling = GREEDY) -> Context:
     return Context(tokens, cast(KVCache, None), nodes, sampling)  # the target's cache is not looked at
-
-
-def reply(
-    session: Session, prompt: Sequence[int], count: int, sampling: Sampling = GREEDY
-) -> tuple[list[int], Statistics]:
-    *events, done = session.generate(prompt, sampling, Limits(max_tokens=count))
-    assert isinstance(done, Done)
-    ids = [token for event in events if isinstance(event, Text) for token in event.tokens]
-    assert session.tokens == [*prompt, *ids] and session.cache.length == len(session.tokens) - 1
-    return ids, done.statistics
 
 
 def path_tokens(tree: DraftTree, node: int) -> list[int]:

@@ -15,7 +15,7 @@ from localspec.drafters.ouroboros import Hyperparameters
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
 from localspec.engine import drafting
-from localspec.engine.drafting import Small, drafter_of, hyperparameters, learns
+from localspec.engine.drafting import Small, drafter_of, hyperparameters, pool_of
 from localspec.engine.measured import Measured
 from localspec.hardware import ForwardCosts
 from localspec.registry import TargetCard
@@ -78,7 +78,7 @@ def test_each_part_of_ouroboros_can_be_left_out(tiny, left_out: str) -> None:
     assert isinstance(drafted.inner, Lengthened) == (left_out != "accelerating")
     if isinstance(drafter, Lengthened):
         assert drafter._anywhere == (left_out != "beside")
-    assert learns(choice) == (left_out != "verification")
+    assert pool_of(choice, model.target, small(model))._verification == (left_out != "verification")
 
 
 def test_what_is_found_belongs_to_the_pair_and_to_what_is_searched(tiny, store: Store, monkeypatch) -> None:
