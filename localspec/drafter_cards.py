@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localspec.checkpoint import inspect, read_config, read_json, revision, tensor_headers
 from localspec.config import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.paths import Paths
-from localspec.registry import TargetCard, inspect, read_config, read_json, reference, revision, tensor_headers
+from localspec.registry import TargetCard, reference
 
 TRAINED = ("medusa", "parallelspec", "s3d", "semi")  # the kinds that have weights
 FORMAT = 1  # of drafter.json

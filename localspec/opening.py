@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from typing import Literal, NamedTuple
 
 from localspec import config, registry
+from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.conversation import Conversation, saved
 from localspec.database import StoreTrouble
@@ -77,5 +78,5 @@ def _card(settings: Settings, found: Saved | None, notice: Callable[[str], None]
 def _here(name: str) -> TargetCard:
     """A mistake in the model's name or directory is told before anything is loaded."""
     card = registry.resolve(name)
-    registry.inspect(card.path)
+    inspect(card.path)
     return card

@@ -1,36 +1,18 @@
-"""Names of models -> TargetCard, and what lies in a model's directory. Reads headers, never weights."""
+"""Names of models -> TargetCard: models.toml, and the user's own."""
 
-import hashlib
-import json
-import math
 import os
 import re
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from localspec.checkpoint import Checkpoint, inspect
 from localspec.config import home, nearest, read_toml
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.paths import Paths
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Phi3ForCausalLM": "phi3",
-}  # and the model type that goes with each
-
 _PACKAGE = Path(__file__).parent
-FETCH = "fetch it again"  # what helps a damaged model
 _KEYS = ("path", "license", "description", "draft")
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_SAMPLES, _SAMPLE_BYTES = 64, 256
-_HEADER_LIMIT = 100_000_000  # bytes; what the safetensors library itself accepts
-_ITEM_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
-              "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,28 +24,6 @@ class TargetCard:
     license: str | None
     description: str
     draft: str = ""  # the name or directory of a small model with its tokenizer, if one is known
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A model's directory, as far as it can be known without reading the weights."""
-
-    path: Path
-    config: Mapping[str, Any]
-    architecture: str
-    weight_files: tuple[Path, ...]
-    parameters: int
-    bytes: int  # of the weight files
-    embedding: int = 0  # of the parameters, those of the input embedding
-
-    @property
-    def context(self) -> int | None:
-        """The most tokens the model was made for."""
-        longest = self.config.get("max_position_embeddings")
-        return longest if isinstance(longest, int) else None
-
-
-# -- names -------------------------------------------------------------------------------------------------------------
 
 
 def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
@@ -163,172 +123,3 @@ def _license(path: Path) -> str | None:
     except OSError:
         return None
     return f"see {files[0]}" if files else None
-
-
-# -- directories -------------------------------------------------------------------------------------------------------
-
-
-def inspect(path: Path) -> Checkpoint:
-    """What lies in a directory in the Hugging Face layout.
-
-    Raises NotHere where there is no model, LocalspecError where it is damaged or of a kind that cannot be served.
-    """
-    config = read_config(path)
-    named = config.get("architectures")
-    architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
-    if architecture not in ARCHITECTURES:
-        what = (
-            f"The architecture {architecture} in {path}"
-            if architecture
-            else f"The architecture that {path} does not name"
-        )
-        raise LocalspecError(f"{what} is not supported; supported are {', '.join(ARCHITECTURES)}.")
-    if config.get("model_type") != ARCHITECTURES[architecture]:
-        raise LocalspecError(
-            f"{path / 'config.json'} says model_type {config.get('model_type')!r}, and {architecture} is of type "
-            f"{ARCHITECTURES[architecture]!r}; fetch the model again, or choose another."
-        )
-    files = _weight_files(path)
-    counts = {name: math.prod(entry["shape"]) for file in files for name, entry in tensor_headers(file).items()}
-    size = sum(file.stat().st_size for file in files)
-    embedding = counts.get("model.embed_tokens.weight", 0)
-    return Checkpoint(path, config, architecture, files, sum(counts.values()), size, embedding)
-
-
-def revision(path: Path) -> str:
-    """40 hexadecimal digits that change with config.json, tokenizer.json, or a weight file, its name or its weights.
-
-    Of the weights a few thousand are looked at, all over the file: training changes all of them a little. Raises what
-    `inspect` raises.
-    """
-    read_config(path)
-    digest = hashlib.sha256()
-    for name in ("config.json", "tokenizer.json"):
-        content = _bytes(path / name) if os.path.isfile(path / name) else b""
-        digest.update(f"{name} {len(content)}\n".encode() + content)
-    for file in _weight_files(path):
-        header = _header(file)
-        digest.update(f"{file.name} {file.stat().st_size} {len(header)}\n".encode() + header)
-        digest.update(_samples(file, 8 + len(header)))
-    return digest.hexdigest()[:40]
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    file = path / "config.json"
-    if not os.path.isdir(path):
-        raise NotHere(f"There is no directory {path}; give one in the Hugging Face layout.")
-    if not os.path.isfile(file):
-        raise NotHere(
-            f"{path} holds no config.json, so it is not a model in the Hugging Face layout; give another directory."
-        )
-    config = read_json(file)
-    if not isinstance(config, dict):
-        raise LocalspecError(f"{file} does not hold a JSON object; fetch it again.")
-    return config
-
-
-def _weight_files(path: Path) -> tuple[Path, ...]:
-    """model.safetensors, or the files its index names."""
-    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
-    if single.is_file():
-        return (single,)
-    if not index.is_file():
-        pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
-        if pickles:
-            raise LocalspecError(
-                f"{path} holds its weights as pickle only ({pickles[0]}), which may run code when it is read; "
-                "save the model as safetensors."
-            )
-        raise NotHere(
-            f"{path} holds no weights; it needs model.safetensors, or model.safetensors.index.json and its files."
-        )
-    content = read_json(index)
-    table = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
-        raise LocalspecError(f"{index} holds no weight_map; fetch it again.")
-    names = sorted(set(table.values()))
-    for name in names:
-        if not re.fullmatch(r"[\w.-]+\.safetensors", name):  # nothing outside the directory, no pickle behind an index
-            raise LocalspecError(f"{index} names {name!r}, which is not a safetensors file beside it; fetch it again.")
-        if not (path / name).is_file():
-            raise NotHere(f"{path} lacks {name}, which its index names; fetch the missing file.")
-    return tuple(path / name for name in names)
-
-
-def _bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise LocalspecError(f"{file} cannot be read ({error.strerror}); correct its permissions.") from None
-
-
-def read_json(file: Path, remedy: str = FETCH) -> object:
-    """What a file says. Raises LocalspecError, which ends in the remedy, where it is damaged."""
-    try:
-        content: object = json.loads(_bytes(file).decode())
-    except (ValueError, RecursionError) as error:
-        what = (
-            error.msg
-            if isinstance(error, json.JSONDecodeError)
-            else "not UTF-8 text"
-            if isinstance(error, ValueError)
-            else "too deep"
-        )
-        line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise LocalspecError(f"{file}{line}: this is not JSON ({what}); {remedy}.") from None
-    return content
-
-
-def _header(file: Path, remedy: str = FETCH) -> bytes:
-    """The JSON in front of the tensors, whose length the first eight bytes tell."""
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            start = stream.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
-            if not 2 <= length <= min(size - 8, _HEADER_LIMIT):
-                raise LocalspecError(
-                    f"{file} is not a whole safetensors file (its header does not fit in {size} bytes); {remedy}."
-                )
-            return stream.read(length)
-    except OSError as error:
-        raise LocalspecError(f"{file} cannot be read ({error.strerror}); correct its permissions.") from None
-
-
-def _samples(file: Path, start: int) -> bytes:
-    """Pieces of a file behind `start`, evenly spaced."""
-    size = file.stat().st_size - start
-    with file.open("rb") as stream:
-        pieces = []
-        for piece in range(_SAMPLES):
-            stream.seek(start + size * piece // _SAMPLES)
-            pieces.append(stream.read(_SAMPLE_BYTES))
-    return b"".join(pieces)
-
-
-def tensor_headers(file: Path, remedy: str = FETCH) -> dict[str, Any]:
-    """The header's tensors: name -> dtype, shape, data_offsets; a cut download is told here.
-
-    Raises LocalspecError, which ends in the remedy, where the file is damaged.
-    """
-    header = _header(file, remedy)
-    present = file.stat().st_size - 8 - len(header)
-    try:
-        entries = json.loads(header)
-        entries.pop("__metadata__", None)
-        end = 0
-        for entry in entries.values():
-            first, last = entry["data_offsets"]
-            sound = all(type(n) is int and n >= 0 for n in (first, last, *entry["shape"])) and first <= last
-            bits = _ITEM_BITS.get(entry["dtype"])
-            if not sound or (bits and math.prod(entry["shape"]) * bits != (last - first) * 8):
-                raise ValueError
-            end = max(end, last)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise LocalspecError(f"{file} is not a safetensors file (its header is damaged); {remedy}.") from None
-    if end != present:
-        raise LocalspecError(
-            f"{file} is cut short or damaged: {present} bytes of tensors where {end} belong; {remedy}."
-        )
-    tensors: dict[str, Any] = entries
-    return tensors

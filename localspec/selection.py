@@ -5,10 +5,11 @@ import re
 from dataclasses import dataclass, replace
 
 from localspec import hardware
+from localspec.checkpoint import inspect
 from localspec.config import Settings, nearest
 from localspec.drafter_cards import TRAINED, DrafterCard, find_drafter
 from localspec.errors import NotHere, UsageMistake
-from localspec.registry import TargetCard, inspect, resolve
+from localspec.registry import TargetCard, resolve
 
 DRAFTERS = ("none", "phrases", "lookahead")  # those that work with every target
 PAIRED = ("draft_model", "ouroboros")  # those that take a small model

@@ -21,6 +21,7 @@ from drafter_table import figure, questions, table
 
 from localspec import config, drafter_cards, registry
 from localspec.bench import measure
+from localspec.checkpoint import inspect
 from localspec.selection import choose
 
 Variant = tuple[str, Mapping[str, object], Sequence[str]]  # kind, options, flags of `train`
@@ -120,7 +121,7 @@ def measured(group: str, directories: Mapping[str, Path], arguments: argparse.Na
     for together in filter(None, runs):
         name, path = next(iter(together.items()))
         card = registry.resolve(str(path) if name in own else arguments.model)
-        checkpoint = registry.inspect(card.path)
+        checkpoint = inspect(card.path)
 
         def row(drafter: str, size: int) -> measure.Row:
             chosen = replace(settings, drafter=drafter, draft_max=size or "auto")

@@ -16,6 +16,7 @@ from typing import Any
 
 from localspec import config, drafter_cards, registry
 from localspec.bench import measure, prompts
+from localspec.checkpoint import inspect
 from localspec.selection import choose
 
 NODES, TEMPERATURES = (1, 4, 8, 16, 32), (0.0, 0.7)
@@ -40,7 +41,7 @@ def measured(
     if file.exists():
         return dict(json.loads(file.read_text("utf-8")))
     settings = config.load(flags={"temperature": temperature, "seed": 0})
-    checkpoint = registry.inspect(card.path)
+    checkpoint = inspect(card.path)
 
     def row(name: str, size: int) -> measure.Row:
         own = replace(settings, drafter=name, draft_max=size or "auto")
@@ -115,7 +116,7 @@ def main() -> None:
     own = drafter_cards.drafters(card)
     names = ["phrases", *(f"{drafter.kind}{form}" for drafter in own for form in ("", "+phrases"))]
     parts = [f"# The drafters of `{card.name}`"]
-    parameters = registry.inspect(card.path).parameters
+    parameters = inspect(card.path).parameters
     parts.append(
         f"Made by `scripts/drafter_table.py`: {arguments.limit} prompts, replies of at most {arguments.max_tokens} tokens, "
         "fixed trees. A chain of one node is plain speculative decoding."

@@ -24,6 +24,7 @@ from drafter_table import figure, table
 
 from localspec import config, registry
 from localspec.bench import measure, peers, prompts
+from localspec.checkpoint import inspect
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Drafter
 from localspec.drafters.draft_model import DraftModel
@@ -216,7 +217,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     card = registry.resolve(arguments.model)
-    found = registry.inspect(card.path)
+    found = inspect(card.path)
     name = f"ouroboros:{arguments.draft}" if arguments.draft else "ouroboros"
     choice = choose(card, config.load(flags={"drafter": name, "temperature": 0.0}), found.parameters, found.embedding)
     with TemporaryDirectory() as place, ExitStack() as at_the_end:

@@ -7,11 +7,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from localspec.checkpoint import revision
 from localspec.config import Settings
 from localspec.drafter_cards import drafters, find_drafter, read_drafter
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.paths import Paths
-from localspec.registry import TargetCard, resolve, revision
+from localspec.registry import TargetCard, resolve
 from localspec.selection import choose
 
 

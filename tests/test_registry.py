@@ -4,9 +4,10 @@ import struct
 import pytest
 from checkpoints import CONFIG, safetensors, write_checkpoint
 
+from localspec.checkpoint import ARCHITECTURES, inspect, revision
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.paths import Paths
-from localspec.registry import ARCHITECTURES, cards, inspect, installed, resolve, revision
+from localspec.registry import cards, installed, resolve
 
 
 @pytest.fixture

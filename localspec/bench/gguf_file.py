@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from localspec.checkpoint import inspect
 from localspec.errors import LocalspecError
-from localspec.registry import inspect
 
 Kind = Literal["f16", "q8_0"]
 NAMES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "phi3": "PHI3"}

@@ -10,6 +10,7 @@ import typer
 
 from localspec import config, registry
 from localspec.bench import prompts, table
+from localspec.checkpoint import inspect
 from localspec.cli.options import Context, Device, Dtype, Quantize, number
 from localspec.cli.progress import Progress, tell
 from localspec.errors import UsageMistake
@@ -70,7 +71,7 @@ def bench(
     asked = prompts.spread(prompts.read(prompt_file) if prompt_file else prompts.BUILT_IN, limit)
     combinations = _combinations(drafter, nodes)
     card = registry.resolve(settings.model or "demo")
-    checkpoint = registry.inspect(card.path)
+    checkpoint = inspect(card.path)
     choices = {}
     for name, size in combinations:
         rule = settings.accept if size else "exact"

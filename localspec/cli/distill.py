@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from localspec import config, registry
+from localspec.checkpoint import inspect
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Device, Dtype, number
 from localspec.cli.progress import Progress
@@ -53,7 +54,7 @@ def distill(
     )
     asked = texts.questions(prompts)[:limit]
     card = registry.resolve(settings.model or "demo")
-    found = registry.inspect(card.path)
+    found = inspect(card.path)
     own = replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False, quantize="none")
     choice = choose(card, own, found.parameters, found.embedding)
     progress = Progress()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from localspec import config, hardware, registry
+from localspec.checkpoint import inspect
 from localspec.cli.options import Context, Device, Drafter, DraftMax, Dtype, Quantize
 from localspec.cli.progress import Progress
 from localspec.errors import LocalspecError, UsageMistake
@@ -117,7 +118,7 @@ class _Divergence:
 
 def _prove(model: str, settings: "Settings", prompts: int, max_tokens: int, as_json: bool) -> int:
     card = registry.resolve(model)
-    checkpoint = registry.inspect(card.path)
+    checkpoint = inspect(card.path)
     progress = Progress()
     with ExitStack() as at_the_end:
         at_the_end.callback(progress.clear)

@@ -7,6 +7,7 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 from localspec import registry
+from localspec.checkpoint import inspect
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Asked
 from localspec.cli.progress import Progress, tell
@@ -165,7 +166,7 @@ class _Talk:
                 tell(one_line(f"{card.name}: {found if isinstance(found, LocalspecError) else card.description}"))
             return
         card = registry.resolve(name)
-        registry.inspect(card.path)
+        inspect(card.path)
         self._engine = None  # if this one fails, the next prompt loads the one before
         gc.collect()  # two may not fit at once
         self._engine = self._load(card)

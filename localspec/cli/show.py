@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
+from localspec.checkpoint import inspect, revision
 from localspec.drafter_cards import drafters
 from localspec.errors import LocalspecError
-from localspec.registry import inspect, resolve, revision
+from localspec.registry import resolve
 from localspec.selection import DRAFTERS, PAIRED
 from localspec.text import one_line
 

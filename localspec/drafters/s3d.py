@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from localspec.drafters.base import Batch, Context, Former, Lesson, ParallelDrafter, Step
-from localspec.drafters.s3d_prediction import Acceptance, beside, fit, propose, share, symmetric
+from localspec.s3d_prediction import Acceptance, beside, fit, propose, share, symmetric
 from localspec.drafters.s3d_timing import head_weight, timings
 from localspec.engine.adapters import MOST_RANK, WHICH, Adapters
 from localspec.engine.cache import Behind

@@ -7,7 +7,7 @@ from statistics import median
 import torch
 
 from localspec.drafters.base import Context, Drafter
-from localspec.drafters.s3d_prediction import Timing, share, symmetric
+from localspec.s3d_prediction import Timing, share, symmetric
 from localspec.engine.sampling import Sampling
 from localspec.engine.target import Target
 

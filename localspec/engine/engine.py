@@ -10,6 +10,7 @@ from typing import Self
 
 import torch
 
+from localspec.checkpoint import inspect, revision
 from localspec.config import Settings
 from localspec.database import StoreTrouble
 from localspec.drafters import load
@@ -28,7 +29,7 @@ from localspec.engine.target import Message, Target, tokenizer_hash
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Event, Prefill
 from localspec.hardware import IdleCores, free_memory
-from localspec.registry import TargetCard, inspect, revision
+from localspec.registry import TargetCard
 from localspec.selection import AUTO_NODES, Choice, choose
 from localspec.store import Store
 

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, AutoTokenizer, PretrainedConfig
 from transformers.utils import logging
 
+from localspec.checkpoint import Checkpoint, inspect
 from localspec.engine.attention import LEAST_SLOTS, fastest, invariant, page
 from localspec.engine.cache import KVCache
 from localspec.engine.linear import Linear, RowScaled, outliers
@@ -22,7 +23,6 @@ from localspec.engine.transformer import Architecture, Rotary, Transformer, weig
 from localspec.engine.tree import DraftTree
 from localspec.engine.weights import Weights, first_line, own_head
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.registry import Checkpoint, inspect
 
 logging.set_verbosity_error()  # what a user can act on, we say ourselves
 

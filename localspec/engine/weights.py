@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from localspec.checkpoint import Checkpoint
 from localspec.engine.transformer import Architecture, weight_map
 from localspec.errors import LocalspecError
-from localspec.registry import Checkpoint
 
 
 def own_head(checkpoint: Checkpoint) -> bool:

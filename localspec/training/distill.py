@@ -17,10 +17,10 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from localspec.checkpoint import revision
 from localspec.engine.target import Target
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.hardware import free_memory
-from localspec.registry import revision
 from localspec.selection import Choice
 from localspec.training.texts import Question
 

@@ -12,8 +12,9 @@ from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
 from localspec import registry
+from localspec.checkpoint import Checkpoint
 from localspec.errors import LocalspecError
-from localspec.registry import Checkpoint, TargetCard
+from localspec.registry import TargetCard
 from localspec.text import one_line
 
 

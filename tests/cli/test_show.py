@@ -4,7 +4,7 @@ import pytest
 from checkpoints import write_checkpoint
 from command import called, sentence
 
-from localspec.registry import revision
+from localspec.checkpoint import revision
 
 KEYS = {
     "name",

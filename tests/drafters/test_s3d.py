@@ -31,7 +31,7 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Batch, Context, Drafter, Former, Step
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
-from localspec.drafters.s3d_prediction import Constants, acceptance_at
+from localspec.s3d_prediction import Constants, acceptance_at
 from localspec.engine.budget import Budget
 from localspec.engine.cache import KVCache
 from localspec.engine.exactness import measure

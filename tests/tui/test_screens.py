@@ -8,11 +8,11 @@ from textual.widgets import OptionList
 from tui.scripted_engine import ScriptedEngine, card, say, until
 
 from localspec import registry
+from localspec.checkpoint import Checkpoint
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Prefill
 from localspec.history import ConversationInfo, Found
-from localspec.registry import Checkpoint
 from localspec.store import Store
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.conversations import ConversationsScreen
