@@ -212,3 +212,8 @@ def tensor_headers(file: Path, remedy: str = FETCH) -> dict[str, Any]:
         )
     tensors: dict[str, Any] = entries
     return tensors
+
+
+def tensor_start(file: Path) -> int:
+    """The byte of a safetensors file that its tensors' data_offsets count from. Raises as `tensor_headers`."""
+    return 8 + len(_header(file))

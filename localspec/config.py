@@ -3,8 +3,8 @@
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
@@ -59,8 +59,12 @@ class Settings:
     """auto, cpu, cuda, cuda:0 and so on, or mps."""
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     """The number format of the weights."""
-    quantize: Literal["auto", "none", "int8", "nf4"] = "auto"
+    quantize: Literal["auto", "none", "int8", "int4", "nf4"] = "auto"
     """How the weights are packed."""
+    int8_threshold: float = 0.0
+    """Activations from here on are computed in full in int8 on NVIDIA, as in the S3D paper (6.0); 0 is none, faster."""
+    prefer: Literal["speed", "memory", "quality"] | None = None
+    """What a model is chosen by where none is named; without it, by quality at 8 tokens/s."""
     exact: bool = False
     """Whether every forward uses the form whose rows do not depend on each other, so that text with and without
     speculation is the same bit for bit."""
@@ -171,12 +175,14 @@ _CHECKS: Mapping[str, Callable[[object], object]] = {
     "pool": _one_of("user", "readonly", "off"),
     "device": _device,
     "dtype": _one_of("auto", "fp32", "fp16", "bf16"),
-    "quantize": _one_of("auto", "none", "int8", "nf4"),
+    "quantize": _one_of("auto", "none", "int8", "int4", "nf4"),
+    "int8_threshold": _number("a number from 0 up", lambda n: n >= 0),
+    "prefer": _one_of("speed", "memory", "quality"),
     "exact": _switch,
     "log": _switch,
 }
 
-_NUMBERS = {"max_tokens", "context", "temperature", "top_p", "top_k", "min_p", "seed", "draft_max"}
+_NUMBERS = {"max_tokens", "context", "temperature", "top_p", "top_k", "min_p", "seed", "draft_max", "int8_threshold"}
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -205,6 +211,43 @@ def kernel_settings(environ: Mapping[str, str] | None = None) -> list[str]:
         "ONEDNN_MAX_CPU_ISA",
     )
     return [f"{name}={environ[name]}" for name in names if environ.get(name)]
+
+
+@dataclass(frozen=True)
+class HubPlaces:
+    """Where the Hugging Face client looks, by the variables that all programs with this cache share."""
+
+    cache: Path
+    """The common cache of models."""
+    endpoint: str
+    """The server."""
+    offline: bool
+    """Whether the user forbids any request."""
+
+
+def hub_places(environ: Mapping[str, str] | None = None) -> HubPlaces:
+    """What the client would make of these variables; it reads them once, when it is imported."""
+    environ = os.environ if environ is None else environ
+
+    def place(*names: str, default: str) -> str:
+        found = next((environ[name] for name in names if environ.get(name)), default)
+        return os.path.expandvars(os.path.expanduser(found))
+
+    home = place("HF_HOME", default=os.path.join(place("XDG_CACHE_HOME", default="~/.cache"), "huggingface"))
+    cache = place("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", default=os.path.join(home, "hub"))
+    offline = environ.get("HF_HUB_OFFLINE") or environ.get("TRANSFORMERS_OFFLINE") or ""
+    return HubPlaces(
+        Path(cache).absolute(),
+        (environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
+        offline.upper() in ("1", "ON", "YES", "TRUE"),
+    )
+
+
+def quiet_hub(environ: MutableMapping[str, str] | None = None) -> None:
+    """Call it before the Hugging Face client is imported: no telemetry, no look for updates, no advice on links."""
+    environ = os.environ if environ is None else environ
+    for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK", "HF_HUB_DISABLE_SYMLINKS_WARNING"):
+        environ[name] = "1"
 
 
 def load(
@@ -267,6 +310,12 @@ def _from_text(name: str, text: str) -> object:
             except ValueError:
                 continue
     return text
+
+
+def narrowed(settings: Settings, device: str, dtype: str, quantize: str) -> Settings:
+    """The same settings where these were left open before. Raises ValueError for what none of them can be."""
+    found = {"device": device, "dtype": dtype, "quantize": quantize}
+    return replace(settings, **{name: _CHECKS[name](value) for name, value in found.items()})  # type: ignore[arg-type]
 
 
 def read_toml(file: Path) -> dict[str, object]:

@@ -10,6 +10,7 @@ from typing import Any
 from localspec.checkpoint import inspect, read_config, read_json, revision, tensor_headers
 from localspec.config import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.hub_cache import located
 from localspec.paths import Paths
 from localspec.registry import TargetCard, reference
 
@@ -47,6 +48,11 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
             trouble = trouble or found
         if trouble:
             raise trouble
+        if card.entry and any(one.kind == name and one.source for one in card.entry.drafters):
+            raise NotHere(
+                f"The drafter '{name}' of {card.name} is not here; fetch it with `localspec pull {card.name} --drafter "
+                f"{name}`."
+            )
         raise NotHere(
             f"There is no drafter '{name}' for {card.name} here; "
             f"make one with `localspec train {name} -m {reference(card, paths)} --data FILE`."
@@ -86,6 +92,13 @@ def _lying_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object,
             except LocalspecError as trouble:
                 found = trouble
             yield content.get("kind"), found
+    for one in card.entry.drafters if card.entry else ():
+        # A small model is a drafter as it was published; what is not one was made into one of ours.
+        if one.kind == "parallelspec" and one.source and (here := located(one.source, paths or Paths(home()))):
+            try:
+                yield one.kind, read_drafter(here)
+            except LocalspecError as trouble:
+                yield one.kind, trouble
 
 
 def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:

@@ -11,9 +11,12 @@ from localspec.conversation import Conversation, saved
 from localspec.database import StoreTrouble
 from localspec.errors import NotHere
 from localspec.history import History, Saved
+from localspec.machine import this_machine
+from localspec.measurements import Measurements
 from localspec.paths import Paths
 from localspec.registry import TargetCard
 from localspec.store import Store
+from localspec.survey import offers, preferred
 
 DEMO = "no model named, so the small demo model answers; choose one with -m."
 
@@ -39,9 +42,10 @@ def opened(
         if database.exists():
             store = at_the_end.enter_context(Store.open(database, notice))
         found = saved(store.history if store else None, resume)
-    card = _card(settings, found, notice)
+    card = _named(settings, found, notice)
     if store is None and (settings.log or database.exists()):  # what was measured here is kept there too
         store = at_the_end.enter_context(Store.open(database, notice))
+    card = card or _chosen(settings, store, notice)
     history = store.history if store is not None and settings.log and not store.read_only else None
     if history is not None and store is not None and store.path is not None and not _ever_kept(history):
         notice(
@@ -63,16 +67,26 @@ def _ever_kept(history: History) -> bool:
         return True
 
 
-def _card(settings: Settings, found: Saved | None, notice: Callable[[str], None]) -> TargetCard:
-    """The model of the flag, else that of the conversation, else that of the settings, else the demo model."""
+def _named(settings: Settings, found: Saved | None, notice: Callable[[str], None]) -> TargetCard | None:
+    """The model of the flag, else that of the conversation, else that of the settings."""
     if found is not None and not settings.origins.get("model", "").startswith("--"):
         try:
             return _here(found.info.model)
         except NotHere:
             notice(f"the model of this conversation, {found.info.model}, is no longer here.")
-    if settings.model is None:
+    return None if settings.model is None else _here(settings.model)
+
+
+def _chosen(settings: Settings, store: Store | None, notice: Callable[[str], None]) -> TargetCard:
+    """What `localspec doctor` would choose among the models that are here; the demo model where there is no other."""
+    found = []
+    if any(card.here and card.entry and not card.entry.toy for card in registry.cards().values()):
+        found = offers(this_machine(), Measurements(store), here=True)
+    chosen = preferred(found, settings.prefer)
+    if chosen is None or (chosen.card.entry is not None and chosen.card.entry.toy):
         notice(DEMO)
-    return _here(settings.model or "demo")
+        return _here("demo")
+    return chosen.card
 
 
 def _here(name: str) -> TargetCard:

@@ -45,6 +45,10 @@ class Paths:
         return self.data_dir / "drafters"
 
     @property
+    def pulled(self) -> Path:
+        return self.data_dir / "pulled"
+
+    @property
     def logs(self) -> Path:
         return self.state_dir / "logs"
 

@@ -7,65 +7,64 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.checkpoint import Checkpoint, inspect
-from localspec.config import home, nearest, read_toml
-from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.config import home, nearest
+from localspec.entries import PACKAGE, Entry, read_entries
+from localspec.errors import LocalspecError, NotHere
+from localspec.hub_cache import located
 from localspec.paths import Paths
+from localspec.sources import Source
 
-_PACKAGE = Path(__file__).parent
-_KEYS = ("path", "license", "description", "draft")
+NOWHERE = Path("not fetched")  # stands for the directory of a model that is not here
+
+KINDS = ("draft_model", "medusa", "ouroboros", "parallelspec", "s3d", "semi")  # of drafters that an entry may name
 
 
 @dataclass(frozen=True)
 class TargetCard:
-    """A model by its name, and where it lies."""
+    """A model by its name, and where it lies, or would lie once it is fetched."""
 
     name: str
     path: Path
     license: str | None
     description: str
     draft: str = ""  # the name or directory of a small model with its tokenizer, if one is known
+    entry: Entry | None = None  # what models.toml says of it; None of a directory
+
+    @property
+    def here(self) -> bool:
+        """Whether there is anything of it on this machine; what, `inspect` tells."""
+        return self.entry is None or self.entry.source is None or self.path.is_dir()
 
 
 def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
-    """Every registered model by name; an entry of the user's own models.toml replaces one of the same name.
+    """Every registered model by name, fetched or not; an entry of the user's own models.toml replaces one of its name.
 
     Raises UsageMistake for an entry that cannot be meant.
     """
-    shipped = _PACKAGE / "models.toml"
+    shipped = PACKAGE / "models.toml"
     if not shipped.exists():  # a source tree: the wheel is where it moves into the package
-        shipped = _PACKAGE.parent / "models.toml"
-    own = (paths or Paths(home())).user_models_file
-    return {card.name: card for file in (shipped, own) for card in _entries(file)}
+        shipped = PACKAGE.parent / "models.toml"
+    paths = paths or Paths(home())
+    entries = (entry for file in (shipped, paths.user_models_file) for entry in read_entries(file, KINDS))
+    return {entry.name: _card(entry, paths) for entry in entries}
 
 
-def _entries(file: Path) -> Iterator[TargetCard]:
-    for name, entry in read_toml(file).items():
-        if not isinstance(entry, dict):
-            raise UsageMistake(f"{name!r} in {file} is not a table; write [{name}] and a path below it.")
-        for key, value in entry.items():
-            if key not in _KEYS:
-                raise UsageMistake(
-                    f"Unknown key {key!r} of model {name!r} in {file}{nearest(key, _KEYS)}; correct or remove it."
-                )
-            if not isinstance(value, str) or not value or "\0" in value:
-                raise UsageMistake(f"{key} = {value!r} of model {name!r} in {file} must be a text; correct it.")
-        if "path" not in entry:
-            raise UsageMistake(f'Model {name!r} in {file} has no path; add path = "the model\'s directory".')
-        place = str(entry["path"])
-        if place.startswith("package:"):
-            path = _PACKAGE / place.removeprefix("package:")
-        else:
-            path = file.parent / os.path.expanduser(place)
-        draft = entry.get("draft", "")
-        if re.match(r"[.~/\\]", draft):  # a path, relative to the file it stands in
-            draft = os.path.normpath(file.parent / os.path.expanduser(draft))
-        yield TargetCard(name, path, entry.get("license") or _license(path), entry.get("description", ""), draft)
+def _card(entry: Entry, paths: Paths) -> TargetCard:
+    path = entry.path or located(entry.source, paths) or NOWHERE / entry.name  # type: ignore[arg-type]  # one of both
+    return TargetCard(entry.name, path, entry.license or _license(path), entry.description, entry.draft, entry)
+
+
+def named_card(name: str, paths: Paths | None = None) -> TargetCard:
+    """As `resolve`, but of a registered model that is not here, too."""
+    return cards(paths).get(name) or resolve(name, paths)
 
 
 def resolve(name: str, paths: Paths | None = None) -> TargetCard:
     """The model that `name` means: a registered one, else a local directory. Raises NotHere naming what there is."""
     known = cards(paths)
     if name in known:
+        if not known[name].here:
+            raise NotHere(f"{name} is not here; fetch it with `localspec pull {name}`.")
         return known[name]
     path = Path(os.path.abspath(os.path.expanduser(name)))
     if name and "\0" not in name and os.path.isdir(path):
@@ -82,10 +81,10 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
     if name.startswith((".", "/", "~")) or "\\" in name:
         raise NotHere(f"There is no directory {name!r}; give one in the Hugging Face layout, or a name out of: {here}.")
     if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", name):
-        raise NotHere(
-            f"{name!r} is not here: this version loads local directories in the Hugging Face layout "
-            f"and these names only: {here}."
-        )
+        source = Source.parse(name)
+        if found := located(source, paths or Paths(home())):
+            return TargetCard(str(source), found, _license(found), "")
+        raise NotHere(f"{name!r} is neither a directory nor fetched; fetch it with `localspec pull {name}`.")
     raise NotHere(
         f"There is no model {name!r}{nearest(name, known)}; give a local directory, or a name out of: {here}."
     )
@@ -97,8 +96,8 @@ def reference(card: TargetCard, paths: Paths | None = None) -> str:
 
 
 def installed(paths: Paths | None = None) -> Iterator[tuple[TargetCard, Checkpoint | LocalspecError]]:
-    """Every registered model with what lies in its directory, or with why it cannot be used."""
-    for card in cards(paths).values():
+    """Every registered model that is on this machine with what lies in its directory, or with why it cannot be used."""
+    for card in (card for card in cards(paths).values() if card.here):
         try:
             yield card, inspect(card.path)
         except LocalspecError as error:

@@ -1,27 +1,32 @@
-"""Policy, pure arithmetic: what was asked for and what this machine is -> the Choice the engine loads."""
+"""Policy: what was asked for, what this machine is and what was measured on it -> the Choice the engine loads."""
 
 import os
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from localspec import hardware
+from localspec.candidates import PAIRED, WITH_PHRASES, Candidate, Knowledge, Nothing
 from localspec.checkpoint import inspect
 from localspec.config import Settings, nearest
-from localspec.drafter_cards import TRAINED, DrafterCard, find_drafter
-from localspec.errors import NotHere, UsageMistake
-from localspec.registry import TargetCard, resolve
+from localspec.drafter_cards import TRAINED, DrafterCard, drafters, find_drafter
+from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
+from localspec.machine import Device, Machine, this_machine
+from localspec.precisions import lacking
+from localspec.prediction import PROGRAM
+from localspec.ranking import Form, Model, Way, best, explained, natural_forms, ways
+from localspec.registry import TargetCard, cards, named_card, resolve
+from localspec.shape import Shape
 
 DRAFTERS = ("none", "phrases", "lookahead")  # those that work with every target
-PAIRED = ("draft_model", "ouroboros")  # those that take a small model
-WITH_PHRASES = "+phrases"
-AUTO_NODES = 16  # at most, on a processor; how many pay is measured
+AUTO_NODES = 16  # at most; how many pay is measured
 MOST_NODES = 64
-SMALL = 64_000_000  # parameters: a quarter of a GB in fp32
+INVARIANT = ("none", "int8")  # the packings whose rows can be had to the bit
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is loaded, and the sentence that says why."""
+    """What is loaded, what it should take and bring, and the sentence that says why."""
 
     target: TargetCard
     drafter: str
@@ -32,97 +37,259 @@ class Choice:
     quantize: str
     exact: bool
     context: int | None  # tokens; None is the model's own
-    bytes: int  # of the target's weights and the drafter's, about
+    loaded: int  # bytes of the target's weights and the drafter's
+    bytes: int  # with cache, tree and workspace
     reason: str
+    tokens_per_second: float | None = None  # predicted, or measured in earlier replies
+    effectiveness: float | None = None  # M
     trained: DrafterCard | None = None  # the drafter's weights, where it has some
     draft: "Choice | None" = None  # the small model, where one drafts
     parts: tuple[str, ...] = ()  # of Ouroboros
+    threshold: float = 0.0  # of int8 on CUDA
 
 
-def choose(card: TargetCard, settings: Settings, parameters: int, embedding: int = 0) -> Choice:
-    """Fills in what was left to `auto`, for a model of so many parameters, of which `embedding` embed the input.
+def choose(
+    card: TargetCard, settings: Settings, machine: Machine | None = None, knowledge: Knowledge | None = None
+) -> Choice:
+    """Fills in what was left to `auto`, for a model that is here.
 
-    Raises UsageMistake for what was named and cannot run here.
+    Raises UsageMistake for what was named and cannot run here, DoesNotFit, and what `inspect` raises.
     """
-    devices = hardware.devices()
-    device = settings.device
-    if device == "auto":
-        device = devices[0]
-    elif device == "cuda":
-        device = "cuda:0"
-    if device not in devices:
-        raise UsageMistake(f"There is no device '{device}' here; use one of {', '.join(devices)}, or auto.")
-    dtype, quantize, reason = _precision(settings, device, parameters)
-    drafter, trained, small = _drafter("phrases" if settings.drafter == "auto" else settings.drafter, card)
-    if drafter == "none" and isinstance(settings.draft_max, int):
+    return choices(card, settings, machine, knowledge)[0]
+
+
+def choices(
+    card: TargetCard, settings: Settings, machine: Machine | None = None, knowledge: Knowledge | None = None
+) -> list[Choice]:
+    """The choice, and behind it those that take less memory, for where it turns out not to fit."""
+    machine, knowledge = machine or this_machine(), knowledge or Nothing()
+    if settings.drafter == "none" and isinstance(settings.draft_max, int):
         raise UsageMistake(f"--draft-max {settings.draft_max} has no effect without a drafter; leave one of them out.")
     nodes = AUTO_NODES if settings.draft_max == "auto" else settings.draft_max
     if nodes > MOST_NODES:
         raise UsageMistake(f"--draft-max {nodes} is more than the {MOST_NODES} nodes a tree may have; give fewer.")
-    if nodes == 0:
-        drafter, trained, small = "none", None, None
-    draft = _draft(small, settings, device) if small else None
-    if settings.accept == "rejection" and (trained is None or drafter.endswith(WITH_PHRASES)):
-        raise UsageMistake(
-            f"--accept rejection needs drafts that are drawn from a known distribution, and those of '{drafter}' are "
-            f"not; name one out of {', '.join(TRAINED)}, or leave it out."
+    named = _named(settings.drafter if nodes else "none", card)
+    devices = machine.devices if settings.device == "auto" else (_device(machine, settings.device),)
+    model = model_of(card)
+    found: list[tuple[Way, Sequence[Way]]] = []
+    least: list[Way] = []
+    refused: list[UsageMistake] = []
+    for device in devices:
+        try:
+            forms = _forms(settings, device, model.parameters)
+        except UsageMistake as mistake:  # another device may have what was named
+            refused.append(mistake)
+            continue
+        ranked = ways(model, forms, knowledge, nodes or AUTO_NODES, settings.context)
+        if settings.draft_device != "auto" and machine.device(settings.draft_device) != device:
+            ranked = [_beside(way, -way.candidate.bytes) if way.candidate.small else way for way in ranked]
+        draft = None
+        if named.small is not None:
+            with suppress(DoesNotFit):  # nor does the target then
+                draft = _draft(named.small, settings, device.name, machine, knowledge)
+        taken = _taken(named, ranked, settings.draft_max != "auto", draft)
+        least.append(min(taken or ranked, key=lambda way: way.bytes))
+        fitting = [way for way in taken if way.fits]
+        # The device on which it is fastest; of two as fast, the one that torch names first.
+        if fitting and (not found or fitting[0].speed > found[0][0].speed):
+            found = [(way, ranked) for way in (fitting[0], *_smaller(fitting))]
+    if not least:
+        raise refused[0]
+    if not found:
+        raise DoesNotFit(_too_large(card, least[0], machine, knowledge))
+    return [_choice(card, settings, named, nodes, way, ranked, machine, knowledge) for way, ranked in found]
+
+
+def model_of(card: TargetCard) -> Model:
+    """What ranking looks at, of a model that is here, or of a registered one whose sizes its entry tells.
+
+    Raises what `inspect` raises, and LocalspecError where its sizes are not known.
+    """
+    if card.here:
+        checkpoint = inspect(card.path)
+        shape, parameters, trained = Shape.of(checkpoint.config), checkpoint.parameters, tuple(drafters(card))
+    else:
+        shape, trained = card.entry.shape if card.entry else None, ()
+        parameters = shape.parameters if shape else 0
+    if shape is None:
+        raise LocalspecError(
+            f"How large the parts of {card.name} are, its config.json does not say; fetch the model again."
+            if card.here
+            else f"How large {card.name} is, models.toml does not say; add a shape to its entry."
         )
-    if settings.accept == "typical" and drafter == "none":
-        raise UsageMistake("--accept typical has no effect without a drafter; leave it out.")
-    size = 4 if dtype == "fp32" else 2
+    small = None
+    if card.draft:
+        with suppress(LocalspecError):  # a draft model that cannot be used is told to who names it
+            own = named_card(card.draft)
+            small = replace(model_of(replace(own, draft="")), card=own)
+    return Model(card, shape, parameters, trained, small, small is not None and small.card.here)
+
+
+@dataclass(frozen=True)
+class _Named:
+    """What `--drafter` says: a name without its weights or its small model, or `auto`."""
+
+    drafter: str
+    trained: DrafterCard | None = None
+    small: TargetCard | None = None
+
+
+def _taken(named: _Named, ranked: Sequence[Way], fixed: bool, draft: Choice | None) -> list[Way]:
+    """The ways that are in question, the one to take first, with the bytes of the drafter that was named."""
+    if named.drafter == "auto":
+        first = best(ranked, without=not fixed)
+        simple = [way for way in ranked if way.candidate.name in (("phrases",) if fixed else ("phrases", "none"))]
+        return simple if first is None else [first, *(way for way in simple if way is not first)]
+    same = [way for way in ranked if _same(named, way.candidate)]
+    if same:
+        return same
+    extra = 0
+    if named.trained is not None:
+        extra = named.trained.parameters * (4 if named.trained.revision else 2)
+    if draft is not None and draft.device == ranked[0].form.device.name:
+        extra = draft.bytes - PROGRAM
+    plain = [way for way in ranked if way.candidate.name == "none"]
+    return [_beside(way, extra) for way in plain]
+
+
+def _beside(way: Way, size: int) -> Way:
+    """With so many bytes more of a drafter."""
+    return replace(way, loaded=way.loaded + size, bytes=way.bytes + size)
+
+
+def _same(named: _Named, candidate: Candidate) -> bool:
+    """Whether this is what was named, with the same weights."""
+    kind = candidate.name.partition(":")[0]
+    return (named.drafter, named.trained, named.small) == (kind, candidate.trained, candidate.small)
+
+
+def _smaller(fitting: Sequence[Way]) -> list[Way]:
+    """The next way to try where the first turns out not to fit: the best that takes less."""
+    return [way for way in fitting[1:] if way.bytes < fitting[0].bytes][:1]
+
+
+def _choice(
+    card: TargetCard,
+    settings: Settings,
+    named: _Named,
+    nodes: int,
+    way: Way,
+    ranked: Sequence[Way],
+    machine: Machine,
+    knowledge: Knowledge,
+) -> Choice:
+    if named.drafter == "auto":
+        named = _Named(way.candidate.name.partition(":")[0], way.candidate.trained, way.candidate.small)
+    _check_rule(settings, named)
+    if settings.int8_threshold and (way.form.device.kind, way.form.quantize) != ("cuda", "int8"):
+        raise UsageMistake(
+            f"int8_threshold = {settings.int8_threshold} has no effect in {way.form} on {way.form.device.name}; remove "
+            "it, or give --quantize int8 and a device with CUDA."
+        )
+    form, foreseen = way.form, _same(named, way.candidate)
+    draft = _draft(named.small, settings, form.device.name, machine, knowledge) if named.small else None
     return Choice(
         target=card,
-        drafter=drafter,
-        nodes=nodes if drafter != "none" else 0,
+        drafter=named.drafter,
+        nodes=nodes if named.drafter != "none" else 0,
         fixed=settings.draft_max != "auto",
-        device=device,
-        dtype=dtype,
-        quantize=quantize,
+        device=form.device.name,
+        dtype=form.dtype,
+        quantize=form.quantize,
         exact=settings.exact,
         context=settings.context,
-        # An embedding is not packed; that of a tied model is there a second time, packed, as its head.
-        bytes=(parameters + embedding * size if quantize == "int8" else parameters * size)
-        + (trained.parameters * (4 if trained.revision else size) if trained else 0)
-        + (draft.bytes if draft and draft.device == device else 0),
-        reason=reason,
-        trained=trained,
+        loaded=way.loaded,
+        bytes=way.bytes,
+        reason=explained(way, ranked) if foreseen else f"{named.drafter} as asked, in {form}",
+        tokens_per_second=way.speed if foreseen else None,
+        effectiveness=way.effectiveness if foreseen else None,
+        trained=named.trained,
         draft=draft,
-        parts=settings.ouroboros if drafter == "ouroboros" else (),
+        parts=settings.ouroboros if named.drafter == "ouroboros" else (),
+        threshold=settings.int8_threshold,
     )
 
 
-def _draft(card: TargetCard, settings: Settings, device: str) -> Choice:
-    """The small model, in the precision that suits its own size."""
-    found = inspect(card.path)
-    device = device if settings.draft_device == "auto" else settings.draft_device
-    if ("cuda:0" if device == "cuda" else device) not in hardware.devices():
+def _check_rule(settings: Settings, named: _Named) -> None:
+    if settings.accept == "rejection" and (named.trained is None or named.drafter.endswith(WITH_PHRASES)):
         raise UsageMistake(
-            f"There is no device '{device}' here for a draft model; set draft_device to one of "
-            f"{', '.join(hardware.devices())}, or auto."
+            f"--accept rejection needs drafts that are drawn from a known distribution, and those of '{named.drafter}' "
+            f"are not; name one out of {', '.join(TRAINED)}, or leave it out."
+        )
+    if settings.accept == "typical" and named.drafter == "none":
+        raise UsageMistake("--accept typical has no effect without a drafter; leave it out.")
+
+
+def _too_large(card: TargetCard, least: Way, machine: Machine, knowledge: Knowledge) -> str:
+    """What is missing, and the best registered model that would fit."""
+    device, gib = least.form.device, 2.0**30
+    missing = (
+        f"{card.name} needs {least.bytes / gib:.1f} GiB of memory in {least.form} on {device.name}, and of "
+        f"{device.free / gib:.1f} GiB free {device.usable / gib:.1f} may be used"
+    )
+    others = sorted(
+        (other for other in cards().values() if other.entry and other.entry.shape),
+        key=lambda other: other.entry.quality if other.entry else 0,
+        reverse=True,
+    )
+    for other in others:
+        try:
+            model = model_of(other)
+        except LocalspecError:  # fetched, and damaged; told when it is named
+            continue
+        for place in machine.devices:
+            way = best(ways(model, natural_forms(place, model.parameters), knowledge, AUTO_NODES))
+            if way is not None and other.name != card.name:
+                return (
+                    f"{missing}; close other programs, or choose {other.name}, which takes {way.bytes / gib:.1f} GiB."
+                )
+    return f"{missing}; close other programs."
+
+
+def _draft(card: TargetCard, settings: Settings, device: str, machine: Machine, knowledge: Knowledge) -> Choice:
+    """The small model, in the precision that suits its own size."""
+    device = device if settings.draft_device == "auto" else settings.draft_device
+    if machine.device(device) is None:
+        raise UsageMistake(
+            f"There is no device '{device}' here for a draft model; set draft_device to one of {_names(machine)}, or "
+            "auto."
         )
     own = replace(
-        settings, drafter="none", draft_max="auto", dtype="auto", quantize="auto", exact=False, context=None,
-        accept="exact", device=device,
+        settings, drafter="none", draft_max="auto", dtype="auto", exact=False, context=None,
+        accept="exact", device=device, int8_threshold=0.0,
+        quantize="auto" if device == "cpu" else "none",  # as ranking has it
     )  # fmt: skip
-    return choose(card, own, found.parameters, found.embedding)
+    return choose(card, own, machine, knowledge)
 
 
-def _drafter(name: str, card: TargetCard) -> tuple[str, DrafterCard | None, TargetCard | None]:
+def _names(machine: Machine) -> str:
+    return ", ".join(device.name for device in machine.devices)
+
+
+def _device(machine: Machine, name: str) -> Device:
+    if (device := machine.device(name)) is None:
+        raise UsageMistake(f"There is no device '{name}' here; use one of {_names(machine)}, or auto.")
+    return device
+
+
+def _named(name: str, card: TargetCard) -> _Named:
     """What is named, by its kind, its weights, and the small model it takes.
 
     Raises UsageMistake for a drafter that there is not, NotHere where a small model is not here.
     """
+    if name == "auto":
+        return _Named(name)
     kind = name.removesuffix(WITH_PHRASES)
     phrases = name.removeprefix(kind)
     paired, _, small = kind.partition(":")
     if phrases and (kind in ("none", "phrases") or paired == "ouroboros"):
         raise UsageMistake(f"'{name}' is nothing more than '{'phrases' if kind == 'none' else kind}'; say so.")
     if kind in DRAFTERS:
-        return name, None, None
+        return _Named(name)
     if paired in PAIRED:
         if kind.endswith(":"):
             raise UsageMistake(f"'{name}' names no model; write {paired}:MODEL, or {paired} for the model's own.")
-        return paired + phrases, None, resolve(small) if small else _own_draft(paired, card)
+        return _Named(paired + phrases, small=resolve(small) if small else _own_draft(paired, card))
     known = ["auto", *DRAFTERS, *TRAINED, *PAIRED]
     directory = any(mark in kind for mark in "/\\.~") or (kind not in known and os.path.isdir(kind))
     if small and re.fullmatch(r"\w{2,}", paired):  # no letter of a drive: some other word stands before a model
@@ -133,7 +300,7 @@ def _drafter(name: str, card: TargetCard) -> tuple[str, DrafterCard | None, Targ
             "`localspec train` wrote."
         )
     trained = find_drafter(kind, card)
-    return trained.kind + phrases, trained, None
+    return _Named(trained.kind + phrases, trained)
 
 
 def _own_draft(kind: str, card: TargetCard) -> TargetCard:
@@ -148,31 +315,22 @@ def _own_draft(kind: str, card: TargetCard) -> TargetCard:
         raise NotHere(f"draft = {card.draft!r} of {card.name} in models.toml cannot be used: {missing}") from None
 
 
-def _precision(settings: Settings, device: str, parameters: int) -> tuple[str, str, str]:
-    """(dtype, quantisation, why)."""
-    if settings.quantize == "nf4":
-        raise UsageMistake("The quantisation 'nf4' is not in this version; use int8, none, or auto.")
-    if settings.quantize == "int8" and device != "cpu":
-        raise UsageMistake(f"int8 is for processors in this version, and the device is {device}; leave it out.")
-    if settings.quantize == "int8" and not hardware.cpu_multiplies_int8():
-        raise UsageMistake("This build of torch has no int8 kernels for this processor; use --quantize none.")
-    dtype, reason = _dtype(settings.dtype, device, parameters)
-    if settings.quantize == "int8":
-        return dtype, "int8", "int8 as asked"
-    left_to_us = settings.quantize == settings.dtype == "auto" and device == "cpu"
-    if left_to_us and parameters > SMALL and hardware.cpu_multiplies_int8():
-        return dtype, "int8", "int8 takes half the time and memory of bf16 on a processor, and costs little quality"
-    return dtype, "none", reason
-
-
-def _dtype(asked: str, device: str, parameters: int) -> tuple[str, str]:
-    if device != "cpu":
-        return ("bf16", f"{device}: bf16") if asked == "auto" else (asked, f"{device}: {asked} as asked")
-    if asked == "fp16":
+def _forms(settings: Settings, device: Device, parameters: int) -> list[Form]:
+    """The forms that the settings leave open on a device. Raises UsageMistake for what was named and cannot be had."""
+    dtype: str = settings.dtype
+    quantize: str = settings.quantize
+    if quantize not in ("auto", "none", *device.packings):
+        missing = lacking(quantize, device.name) or "its kernels are missing"
+        raise UsageMistake(
+            f"--quantize {quantize} cannot be had on {device.name}: {missing}; use another, none, or auto."
+        )
+    if dtype == "fp16" and device.kind == "cpu":
         raise UsageMistake("fp16 is many times slower than fp32 on a processor; use bf16, fp32 or auto there.")
-    if asked == "auto" and parameters <= SMALL:
-        return "fp32", "a model so small costs little in fp32, and speculation changes no token there"
-    bf16 = hardware.cpu_computes_bf16()
-    if asked == "auto":
-        return ("bf16", "processor with bf16 instructions") if bf16 else ("fp32", "processor without bf16 instructions")
-    return asked, f"{asked} as asked"
+    natural = natural_forms(device, parameters)
+    if dtype == "auto":
+        dtype = natural[0].dtype
+    elif quantize == "auto":
+        quantize = "none"  # who names a format of numbers wants those
+    if quantize != "auto":
+        return [Form(device, dtype, quantize)]
+    return [form for form in natural if not settings.exact or form.quantize in INVARIANT]

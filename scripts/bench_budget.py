@@ -8,7 +8,6 @@ import sys
 from statistics import median, quantiles
 
 from localspec import Done, Engine, Limits, Sampling, config, registry
-from localspec.checkpoint import inspect
 from localspec.drafters.base import Context, Step
 from localspec.engine.budget import Budget
 from localspec.engine.session import Session
@@ -42,7 +41,7 @@ class Wrong:
 def main() -> None:
     """Prints the median of the pairs' ratios, and their quartiles."""
     card = registry.resolve(sys.argv[1] if len(sys.argv) > 1 else "demo")
-    engine = Engine(choose(card, config.load(), inspect(card.path).parameters))
+    engine = Engine(choose(card, config.load()))
     plain = Session(engine.target, Wrong(1), Budget(0))
     prompt, sampling = engine.target.encode([{"role": "user", "content": "Tell me a long story."}]), Sampling()
     engine.target.stop_tokens = frozenset()  # every reply is as long as is allowed

@@ -19,7 +19,6 @@ from drafter_table import questions
 
 from localspec import config, registry
 from localspec.bench import peers
-from localspec.checkpoint import inspect
 from localspec.engine.engine import Engine
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits
@@ -55,8 +54,7 @@ def main() -> None:
     parser.add_argument("--pool", default="user", choices=("user", "readonly"))
     arguments = parser.parse_args()
     card = registry.resolve(arguments.model)
-    found = inspect(card.path)
-    choice = choose(card, config.load(flags={"drafter": arguments.drafter}), found.parameters, found.embedding)
+    choice = choose(card, config.load(flags={"drafter": arguments.drafter}))
     asked = [question.text for question in questions(arguments.prompts, None)]
     with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", print) as store:
         engine = Engine(choice, store=store, learn=arguments.pool == "user", notice=print)

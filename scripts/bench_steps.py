@@ -15,7 +15,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from localspec import Engine, Limits, config, registry
 from localspec.bench import measure, peers
-from localspec.checkpoint import inspect
 from localspec.selection import choose
 
 DEMO = Path(__file__).resolve().parent.parent / "localspec" / "demo"
@@ -49,7 +48,7 @@ def load(path: Path, flags: dict[str, str], exact: bool) -> Engine:
     """A plain engine."""
     card = registry.resolve(str(path))
     settings = config.load(flags={**flags, "exact": exact, "context": 10000})
-    choice = choose(card, settings, inspect(card.path).parameters)
+    choice = choose(card, settings)
     return Engine(replace(choice, drafter="none", nodes=0))
 
 

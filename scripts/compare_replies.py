@@ -9,7 +9,6 @@ from pathlib import Path
 
 from localspec import Done, Engine, Limits, Sampling, config, registry
 from localspec.bench.prompts import read, spread
-from localspec.checkpoint import inspect
 from localspec.selection import choose
 
 TEMPERATURE = 0.8
@@ -37,7 +36,7 @@ def main() -> None:
     options = parser.parse_args()
     card = registry.resolve(options.model)
     flags = {"exact": options.exact, "dtype": options.dtype, "quantize": options.quantize}
-    choice = choose(card, config.load(flags=flags), inspect(card.path).parameters)
+    choice = choose(card, config.load(flags=flags))
     plain = Engine(replace(choice, drafter="none", nodes=0))
     prompts = spread([prompt for file in options.prompts for prompt in read(file)], None)
     room = plain.target.context - options.max_tokens

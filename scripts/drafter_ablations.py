@@ -21,7 +21,6 @@ from drafter_table import figure, questions, table
 
 from localspec import config, drafter_cards, registry
 from localspec.bench import measure
-from localspec.checkpoint import inspect
 from localspec.selection import choose
 
 Variant = tuple[str, Mapping[str, object], Sequence[str]]  # kind, options, flags of `train`
@@ -121,11 +120,10 @@ def measured(group: str, directories: Mapping[str, Path], arguments: argparse.Na
     for together in filter(None, runs):
         name, path = next(iter(together.items()))
         card = registry.resolve(str(path) if name in own else arguments.model)
-        checkpoint = inspect(card.path)
 
         def row(drafter: str, size: int) -> measure.Row:
             chosen = replace(settings, drafter=drafter, draft_max=size or "auto")
-            return measure.Row(choose(card, chosen, checkpoint.parameters, checkpoint.embedding), size)
+            return measure.Row(choose(card, chosen), size)
 
         rows = [row("none", 0), *(row(str(path), NODES) for path in together.values())]
         report = measure.bench(rows, settings, asked, arguments.max_tokens, 1, [], lambda _: None)

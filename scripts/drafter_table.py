@@ -41,11 +41,10 @@ def measured(
     if file.exists():
         return dict(json.loads(file.read_text("utf-8")))
     settings = config.load(flags={"temperature": temperature, "seed": 0})
-    checkpoint = inspect(card.path)
 
     def row(name: str, size: int) -> measure.Row:
         own = replace(settings, drafter=name, draft_max=size or "auto")
-        return measure.Row(choose(card, own, checkpoint.parameters, checkpoint.embedding), size)
+        return measure.Row(choose(card, own), size)
 
     rows = [row("none", 0), *(row(name, nodes) for name in names)]
     asked = questions(arguments.prompts, arguments.limit)

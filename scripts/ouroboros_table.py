@@ -24,7 +24,6 @@ from drafter_table import figure, table
 
 from localspec import config, registry
 from localspec.bench import measure, peers, prompts
-from localspec.checkpoint import inspect
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Drafter
 from localspec.drafters.draft_model import DraftModel
@@ -217,9 +216,8 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     card = registry.resolve(arguments.model)
-    found = inspect(card.path)
     name = f"ouroboros:{arguments.draft}" if arguments.draft else "ouroboros"
-    choice = choose(card, config.load(flags={"drafter": name, "temperature": 0.0}), found.parameters, found.embedding)
+    choice = choose(card, config.load(flags={"drafter": name, "temperature": 0.0}))
     with TemporaryDirectory() as place, ExitStack() as at_the_end:
         store = at_the_end.enter_context(Store.open(arguments.work / "localspec.db", print))
         engine = Engine(choice, store=store, phrases=False)

@@ -9,6 +9,10 @@ CONFIG = {
     "model_type": "llama",
     "max_position_embeddings": 512,
     "vocab_size": 32,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
 }
 
 

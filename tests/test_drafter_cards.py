@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from checkpoints import CONFIG
 from safetensors.torch import save_file
 
 from localspec.checkpoint import revision
@@ -26,7 +27,7 @@ def model(tmp_path):
     """A directory that passes for a model."""
     path = tmp_path / "model"
     path.mkdir()
-    (path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}))
+    (path / "config.json").write_text(json.dumps(CONFIG))
     save_file({"model.embed_tokens.weight": torch.arange(1000.0)}, path / "model.safetensors")
     return TargetCard("mine", path, None, "")
 
@@ -142,14 +143,14 @@ def test_the_choice_knows_the_weights(paths, model, monkeypatch):
     path = written(paths.drafters / "a" / "drafter", model)
 
     def chosen(name, **settings):
-        return choose(model, Settings(drafter=name, device="cpu", **settings), 1000)
+        return choose(model, Settings(drafter=name, device="cpu", **settings))
 
     assert (chosen("medusa").drafter, chosen("medusa").trained.path) == ("medusa", path)
     assert chosen(str(path)).drafter == "medusa"
     with_phrases = chosen("medusa+phrases")
     assert (with_phrases.drafter, with_phrases.trained.path) == ("medusa+phrases", path)
     assert chosen(f"{path}+phrases").drafter == "medusa+phrases"
-    assert chosen("medusa").bytes == chosen("none").bytes + 4 * 12
+    assert chosen("medusa").loaded == chosen("none").loaded + 4 * 12
     assert chosen("medusa", draft_max=0).trained is None
     assert chosen("phrases").trained is None
     monkeypatch.chdir(paths.drafters)
@@ -178,5 +179,5 @@ def test_a_rule_that_cannot_be_followed_is_refused(paths, model, monkeypatch, se
     monkeypatch.setenv("LOCALSPEC_HOME", str(paths.home))
     written(paths.drafters / "a" / "drafter", model)
     with pytest.raises(UsageMistake, match=said):
-        choose(model, Settings(device="cpu", **settings), 1000)
-    assert choose(model, Settings(device="cpu", drafter="medusa", accept="rejection"), 1000).drafter == "medusa"
+        choose(model, Settings(device="cpu", **settings))
+    assert choose(model, Settings(device="cpu", drafter="medusa", accept="rejection")).drafter == "medusa"

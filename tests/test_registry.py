@@ -40,11 +40,12 @@ def test_the_demo_is_registered(paths):
 
 
 def test_the_users_own_models(paths, model):
+    shipped = list(cards(paths))
     paths.user_models_file.write_text('[mine]\npath = "../model"\ndescription = "My own."\n[demo]\npath = "../model"\n')
     assert inspect(resolve("mine", paths).path).parameters == 44
     assert resolve("mine", paths).description == "My own."
     assert inspect(resolve("demo", paths).path).parameters == 44
-    assert list(cards(paths)) == ["demo", "demo-draft", "mine"]
+    assert list(cards(paths)) == [*shipped, "mine"]
 
 
 def test_a_draft_model_by_its_path_is_looked_for_beside_the_file_alone(paths, model, monkeypatch):
@@ -105,8 +106,8 @@ def test_a_directory_by_its_path(paths, model, monkeypatch):
         ("./nowhere", "directory"),
         ("/nowhere/at/all", "directory"),
         ("~nobody-here/x", "directory"),
-        ("Qwen/Qwen3-0.6B", "local directories"),
-        ("Qwen/Qwen3-0.6B@main", "local directories"),
+        ("Qwen/Qwen3-0.6B", "localspec pull Qwen/Qwen3-0.6B"),
+        ("Qwen/Qwen3-0.6B@main", "localspec pull Qwen/Qwen3-0.6B"),
         ("a\0b", "no model"),
         ("x" * 5000, "no model"),
     ],

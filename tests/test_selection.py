@@ -1,171 +1,407 @@
-"""What is loaded for what was asked, and what is refused."""
+"""What is loaded for what was asked, and what is refused, on machines that nobody has."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from checkpoints import write_checkpoint
+from checkpoints import CONFIG, write_checkpoint
+from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, flat, gpu, machine, processor, unfetched
 
-from localspec import hardware
+from localspec import hardware, selection
+from localspec.candidates import PHRASES, Known, Replies
 from localspec.config import Settings
-from localspec.errors import UsageMistake
-from localspec.registry import TargetCard
-from localspec.selection import AUTO_NODES, MOST_NODES, Choice, choose
+from localspec.entries import Accepted, Published
+from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
+from localspec.machine import Machine
+from localspec.registry import NOWHERE, TargetCard
+from localspec.selection import AUTO_NODES, MOST_NODES, Choice, choices, choose
 
-CARD, BIG = TargetCard("demo", Path("nowhere"), None, ""), 500_000_000
+CARD = unfetched(SEVEN)
+HERE = machine(processor(48))
+NF4 = machine(processor(32, packings=("int8", "nf4")))
+
+
+def taken(machine: Machine, card: TargetCard = CARD, **settings: object) -> tuple[str, str, str]:
+    choice = choose(card, Settings(**settings), machine)
+    return choice.device, choice.dtype, choice.quantize
 
 
 @pytest.fixture
-def machine(monkeypatch):
-    """A machine with these devices, with bf16 instructions and int8 kernels or without."""
-
-    def made_of(*devices: str, bf16: bool = True, int8: bool = True) -> None:
-        monkeypatch.setattr(hardware, "devices", lambda: [*devices, "cpu"])
-        monkeypatch.setattr(hardware, "cpu_computes_bf16", lambda: bf16)
-        monkeypatch.setattr(hardware, "cpu_multiplies_int8", lambda: int8)
-
-    made_of()
-    return made_of
+def old_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a device lacks is asked of torch, which has no GPU here."""
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 0))
 
 
-def test_auto_takes_phrases_on_the_fastest_device_in_its_own_format(machine):
-    choice = choose(CARD, Settings(), BIG)
-    assert (choice.drafter, choice.nodes, choice.device, choice.dtype) == ("phrases", AUTO_NODES, "cpu", "bf16")
-    machine(bf16=False)
-    assert choose(CARD, Settings(), BIG).dtype == "fp32"
-    machine("cuda:0", "cuda:1", bf16=False)
-    assert (choose(CARD, Settings(), BIG).device, choose(CARD, Settings(), BIG).dtype) == ("cuda:0", "bf16")
-    assert choose(CARD, Settings(device="cuda"), BIG).device == "cuda:0"
-    assert choose(CARD, Settings(device="cuda:1", dtype="fp16"), BIG).dtype == "fp16"
-    assert choose(CARD, Settings(device="cpu"), BIG).device == "cpu"
+# -- auto ----------------------------------------------------------------------------------------------------------------
 
 
-def test_auto_is_int8_on_a_processor_that_has_it_unless_the_model_is_small_or_a_format_is_named(machine):
-    def taken(parameters: int = BIG, **settings) -> tuple[str, str]:
-        choice = choose(CARD, Settings(**settings), parameters)
-        return choice.dtype, choice.quantize
-
-    assert taken() == ("bf16", "int8")
-    assert taken(7_000_000) == ("fp32", "none")
-    assert taken(quantize="none") == taken(dtype="bf16") == ("bf16", "none")
-    assert taken(dtype="fp32") == ("fp32", "none")
-    assert taken(7_000_000, quantize="int8") == ("fp32", "int8")
-    assert taken(dtype="fp32", quantize="int8") == ("fp32", "int8")
-    machine(int8=False)
-    assert taken() == ("bf16", "none")
-    machine("cuda:0")
-    assert taken() == ("bf16", "none")
-    assert taken(device="cpu") == ("bf16", "int8")
-    machine(bf16=False)
-    assert taken() == ("fp32", "int8")
+def test_auto_takes_phrases_in_the_precision_whose_m_is_best() -> None:
+    choice = choose(CARD, Settings(), HERE)
+    assert (choice.drafter, choice.nodes, choice.device, choice.quantize) == ("phrases", AUTO_NODES, "cpu", "int8")
+    assert (choice.fixed, choice.exact, choice.context, choice.draft, choice.trained) == (
+        False,
+        False,
+        None,
+        None,
+        None,
+    )
+    assert choice.effectiveness is not None and choice.effectiveness > 1
+    assert taken(machine(processor(32, packings=()))) == ("cpu", "bf16", "none")
+    assert taken(machine(processor(48, packings=(), bf16=False))) == ("cpu", "fp32", "none")
+    assert taken(NF4) == ("cpu", "bf16", "nf4")
 
 
-def test_the_reason_is_a_sentence_about_what_is_taken(machine):
-    assert "int8" in choose(CARD, Settings(), BIG).reason
-    assert "int8" in choose(CARD, Settings(quantize="int8"), BIG).reason
-    assert "int8" not in choose(CARD, Settings(quantize="none"), BIG).reason
+@pytest.mark.parametrize("where", [processor(), processor(packings=("int8", "nf4")), processor(bf16=False)])
+def test_a_small_model_on_a_processor_is_exact_rather_than_a_little_faster(where) -> None:
+    little = unfetched(LITTLE)
+    assert taken(machine(where), little) == ("cpu", "fp32", "none")
+    assert taken(machine(where), little, dtype="bf16") == ("cpu", "bf16", "none")
+    assert taken(machine(where), little, quantize="int8")[2] == "int8"
+    assert taken(machine(gpu(), where), little)[:2] == ("cuda:0", "bf16")
 
 
-def test_exact_is_as_asked(machine):
-    assert not choose(CARD, Settings(), BIG).exact
-    assert choose(CARD, Settings(exact=True), BIG).exact
+def test_who_names_a_format_of_numbers_gets_it_unpacked() -> None:
+    assert taken(HERE, dtype="bf16") == taken(HERE, quantize="none") == ("cpu", "bf16", "none")
+    assert taken(HERE, dtype="fp32") == ("cpu", "fp32", "none")
+    assert taken(HERE, dtype="fp32", quantize="int8") == ("cpu", "fp32", "int8")
+    assert taken(machine(gpu()), dtype="fp16") == ("cuda:0", "fp16", "none")
+    assert taken(machine(gpu()), dtype="fp16", quantize="int8") == ("cuda:0", "fp16", "int8")
 
 
-def test_bytes_are_those_of_the_precision(machine):
-    for settings, size in (
-        (Settings(), 1), (Settings(quantize="none"), 2), (Settings(dtype="fp32"), 4),
-        (Settings(dtype="fp32", quantize="int8"), 1),
-    ):  # fmt: skip
-        assert choose(CARD, settings, BIG).bytes == size * BIG
+@pytest.mark.parametrize("where", [machine(gpu(16, packings=("nf4",))), NF4, machine(apple(48), processor(8))])
+def test_exact_leaves_out_what_cannot_be_had_to_the_bit(where) -> None:
+    assert taken(where)[2] in ("nf4", "int4")
+    assert taken(where, exact=True)[2] in ("none", "int8")
+    assert choose(CARD, Settings(exact=True), where).exact
 
 
-def test_an_embedding_keeps_its_precision_in_int8(machine):
-    def taken(**settings) -> int:
-        return choose(CARD, Settings(**settings), BIG, 100).bytes
-
-    assert taken(dtype="fp32", quantize="int8") == BIG + 400
-    assert taken() == taken(dtype="bf16", quantize="int8") == BIG + 200
-    assert taken(dtype="fp32") == 4 * BIG and taken(dtype="bf16") == 2 * BIG
-
-
-def test_a_small_model_on_a_processor_is_exact_rather_than_a_little_faster(machine):
-    assert choose(CARD, Settings(), 7_000_000).dtype == "fp32"
-    assert choose(CARD, Settings(dtype="bf16"), 7_000_000).dtype == "bf16"
-    machine("cuda:0")
-    assert choose(CARD, Settings(), 7_000_000).dtype == "bf16"
+def test_a_number_of_nodes_is_a_fixed_experiment_and_none_of_them_is_plain_decoding() -> None:
+    for nodes in (3, AUTO_NODES):
+        choice = choose(CARD, Settings(draft_max=nodes), HERE)
+        assert (choice.nodes, choice.fixed, choice.drafter) == (nodes, True, "phrases")
+    for settings in (Settings(draft_max=0), Settings(drafter="none"), Settings(draft_max=0, drafter="lookahead")):
+        assert (choose(CARD, settings, HERE).drafter, choose(CARD, settings, HERE).nodes) == ("none", 0)
 
 
-def test_a_number_of_nodes_is_a_fixed_experiment_and_none_of_them_is_plain_decoding(machine):
-    assert (choose(CARD, Settings(draft_max=3), BIG).nodes, choose(CARD, Settings(draft_max=3), BIG).fixed) == (3, True)
-    assert not choose(CARD, Settings(), BIG).fixed
-    assert choose(CARD, Settings(draft_max=AUTO_NODES), BIG).fixed, "as many as auto has are a number all the same"
-    for settings in (Settings(draft_max=0), Settings(drafter="none")):
-        assert (choose(CARD, settings, BIG).drafter, choose(CARD, settings, BIG).nodes) == ("none", 0)
+def test_a_tree_has_as_many_nodes_as_may_be_and_no_forecast_counts_more() -> None:
+    assert choose(CARD, Settings(draft_max=MOST_NODES), HERE).nodes == MOST_NODES
+    one = choose(CARD, Settings(draft_max=1), machine(gpu(24)))
+    assert f"{PHRASES.length(1):.2f} tokens/step" in one.reason
+
+
+def test_a_fixed_experiment_drafts_also_where_that_does_not_pay() -> None:
+    dear = Told({("cpu", "int8"): Known(flat(0.1, slope=5.0))})
+    assert choose(CARD, Settings(quantize="int8", draft_max=4), HERE, dear).drafter == "phrases"
+    assert choose(CARD, Settings(draft_max=4), machine(apple(48))).drafter == "phrases"
+
+
+def test_what_was_asked_for_is_in_the_choice() -> None:
+    choice = choose(CARD, Settings(exact=True, context=256, quantize="int8"), HERE)
+    assert (choice.exact, choice.context, choice.target) == (True, 256, CARD)
+
+
+# -- bytes and reasons -----------------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_those_of_the_precision_and_all_of_it_is_more_than_the_weights() -> None:
+    for settings, size in ((Settings(quantize="none"), 2), (Settings(dtype="fp32"), 4)):
+        choice = choose(CARD, settings, HERE)
+        assert choice.loaded == size * SEVEN.parameters
+        assert choice.loaded + 2 * GIB * size // 2 < choice.bytes < choice.loaded + 6 * GIB
+    assert SEVEN.parameters < choose(CARD, Settings(), HERE).loaded < 1.1 * SEVEN.parameters
+
+
+def test_a_context_that_was_asked_for_takes_its_bytes_and_no_more_than_the_model_holds() -> None:
+    short, full, beyond = (choose(CARD, Settings(context=context), HERE).bytes for context in (256, 4096, 10**6))
+    own = choose(CARD, Settings(), HERE).bytes
+    assert short < full == own == beyond, "the target refuses what it cannot hold, and says so"
+    long = choose(unfetched(BILLION), Settings(context=32768), HERE).bytes
+    assert long - choose(unfetched(BILLION), Settings(), HERE).bytes == BILLION.cached(32768 - 4096, 2)
+
+
+def test_the_reason_is_a_sentence_about_what_is_taken() -> None:
+    reason = choose(CARD, Settings(), HERE).reason
+    assert re.fullmatch(
+        r"phrases in int8: [\d.]+ tokens/s, M \d\.\d\d \(predicted; \d\.\d\d tokens/step as .*\)", reason
+    )
+    assert " in bf16: " in choose(CARD, Settings(quantize="none"), HERE).reason
+    assert choose(CARD, Settings(drafter="lookahead"), HERE).reason == "lookahead as asked, in int8"
+
+
+def test_plain_decoding_as_asked_does_not_call_a_drafter_that_pays_left_out() -> None:
+    assert "left out" not in choose(CARD, Settings(drafter="none"), HERE).reason
+
+
+def test_a_drafter_that_does_not_pay_is_left_out_and_it_is_said() -> None:
+    said = {"phrases": Replies(1.05, 8, 0.5)}
+    choice = choose(CARD, Settings(quantize="int8"), HERE, Told({("cpu", "int8"): Known(flat(0.1), said)}))
+    assert (choice.drafter, choice.nodes) == ("none", 0)
+    assert re.search(r"phrases would have 0\.\d\d of its M here, so it is left out$", choice.reason)
+
+
+# -- which device ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_device_is_the_fastest_on_which_it_fits() -> None:
+    assert taken(machine(gpu(24), HERE.devices[0]))[0] == "cuda:0"
+    assert taken(machine(gpu(24, free=9), HERE.devices[0]))[0] == "cuda:0", "nf4 fits beside what others hold"
+    assert taken(machine(gpu(24, free=6), HERE.devices[0]))[0] == "cpu", "a tenth of all stays free"
+    assert taken(machine(gpu(4), HERE.devices[0]))[0] == "cpu"
+    assert taken(machine(gpu(24, free=3), gpu(24, index=1)))[0] == "cuda:1"
+    assert taken(machine(gpu(24), gpu(24, index=1)))[0] == "cuda:0", "of equals the first"
+    assert taken(machine(gpu(24), gpu(24, index=1, bandwidth=900e9)))[0] == "cuda:1"
+
+
+def test_the_precision_gives_way_to_what_is_free() -> None:
+    fast8 = machine(gpu(24, packings=("int8",)))
+    assert taken(fast8)[2] == "none", "int8 saves memory there, and no time"
+    assert taken(machine(gpu(24, free=14, packings=("int8",))))[1:] == ("bf16", "int8")
+
+
+def test_a_named_device_is_taken_though_another_is_faster() -> None:
+    both = machine(gpu(24), gpu(24, index=1), HERE.devices[0])
+    assert taken(both, device="cpu")[0] == "cpu"
+    assert taken(both, device="cuda")[0] == "cuda:0"
+    assert taken(both, device="cuda:1")[0] == "cuda:1"
+    with pytest.raises(DoesNotFit, match="on cuda:0"):
+        taken(machine(gpu(4), HERE.devices[0]), device="cuda")
+
+
+def test_what_only_one_device_can_do_is_done_there(old_gpus: None) -> None:
+    """The processor has no NF4 and no fast fp16, which is no reason to refuse them on a GPU."""
+    both = machine(gpu(24), processor(64))
+    assert taken(both, quantize="nf4") == ("cuda:0", "bf16", "nf4")
+    assert taken(both, dtype="fp16") == ("cuda:0", "fp16", "none")
+    assert taken(machine(gpu(24, packings=()), processor(64)), quantize="int8") == ("cpu", "bf16", "int8")
+
+
+# -- Apple -------------------------------------------------------------------------------------------------------------------
+
+
+def measured_on_apple(speedup: float) -> Told:
+    """Plain decoding in int4 at 10 tokens/s, and phrases so many times as fast."""
+    return Told({("mps", "int4"): Known(flat(0.1), {"phrases": Replies(speedup, 8, 0.0)})})
+
+
+def test_apple_decodes_plainly_until_it_is_measured_that_a_drafter_pays() -> None:
+    mac = machine(apple(48))
+    choice = choose(CARD, Settings(), mac)
+    assert (choice.device, choice.drafter, choice.nodes) == ("mps", "none", 0)
+    assert "speculation is off on Apple's GPUs until" in choice.reason
+    for speedup, drafter in ((1.04, "none"), (1.06, "phrases")):
+        told = measured_on_apple(speedup)
+        assert choose(CARD, Settings(quantize="int4", device="mps"), mac, told).drafter == drafter
+    assert choose(CARD, Settings(drafter="phrases"), mac).drafter == "phrases", "who names it, gets it"
+
+
+# -- what does not fit -------------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_names_what_is_missing_and_what_would_fit(fresh_home: Path) -> None:
+    with pytest.raises(DoesNotFit) as caught:
+        choose(CARD, Settings(), machine(processor(8)))
+    said = re.fullmatch(
+        r"big needs ([\d.]+) GiB of memory in int8 on cpu, and of 8.0 GiB free 7.2 may be used; "
+        r"close other programs, or choose (\S+), which takes ([\d.]+) GiB\.",
+        str(caught.value),
+    )
+    assert said and float(said[1]) == pytest.approx(8.8, abs=0.1)
+    assert said[2] == "qwen3-4b" and float(said[3]) < 7.2
+    with pytest.raises(DoesNotFit, match=r"close other programs\.$"):
+        choose(CARD, Settings(), machine(processor(8, free=0.9)))
+    with pytest.raises(DoesNotFit, match="in fp32 on cuda:0, .* 22.0 GiB free 19.6 may be used"):
+        choose(CARD, Settings(dtype="fp32"), machine(gpu(24, free=22), processor(8)))
+
+
+def test_it_never_offers_the_very_model_that_does_not_fit() -> None:
+    named = unfetched(SEVEN, name="qwen3-4b")
+    with pytest.raises(DoesNotFit, match="choose phi3-s3d"):
+        choose(named, Settings(), machine(processor(8)))
+
+
+def test_a_damaged_model_is_not_offered_and_does_not_hide_what_was_wrong(tmp_path: Path, monkeypatch) -> None:
+    bad = replace(unfetched(BILLION, name="damaged"), path=tmp_path)
+    monkeypatch.setattr(selection, "cards", lambda: {"damaged": bad, "sound": unfetched(BILLION, name="sound")})
+    with pytest.raises(DoesNotFit, match="choose sound"):
+        choose(CARD, Settings(), machine(processor(8)))
+
+
+@pytest.mark.parametrize("where", [HERE, NF4, machine(gpu(24)), machine(gpu(16), processor(64))])
+@pytest.mark.parametrize("settings", [{}, {"drafter": "phrases"}, {"drafter": "lookahead"}, {"drafter": "none"}])
+def test_behind_the_choice_stands_one_that_takes_less(where, settings) -> None:
+    found = choices(CARD, Settings(**settings), where)
+    assert choose(CARD, Settings(**settings), where) == found[0]
+    assert len({choice.device for choice in found}) == 1
+    assert [choice.bytes for choice in found] == sorted({choice.bytes for choice in found}, reverse=True)
+
+
+def test_the_second_choice_is_another_precision_and_there_is_none_below_the_smallest() -> None:
+    fast8 = machine(gpu(24, packings=("int8",)))
+    assert [choice.quantize for choice in choices(CARD, Settings(drafter="phrases"), fast8)] == ["none", "int8"]
+    assert len(choices(CARD, Settings(quantize="none", drafter="phrases"), fast8)) == 1
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("settings", "said"),
     [
-        (Settings(device="cuda:3"), "cuda:3"),
-        (Settings(device="mps"), "mps"),
-        (Settings(dtype="fp16"), "fp16"),
-        (Settings(drafter="medusaa"), "medusa"),
-        (Settings(drafter="none", draft_max=4), "4"),
-        (Settings(draft_max=MOST_NODES + 1), str(MOST_NODES + 1)),
-        (Settings(quantize="nf4"), "nf4"),
-        (Settings(quantize="int8", dtype="fp16"), "fp16"),
+        ({"device": "cuda:3"}, "no device 'cuda:3' here; use one of cuda:0, cpu, or auto"),
+        ({"device": "mps"}, "no device 'mps' here"),
+        ({"quantize": "int4"}, "int4 cannot be had on cuda:0: int4 is for Apple's GPUs"),
+        ({"quantize": "int4", "device": "cpu"}, "int4 cannot be had on cpu: int4 is for Apple's GPUs"),
+        ({"quantize": "nf4", "device": "cpu"}, "nf4 cannot be had on cpu"),
+        ({"dtype": "fp16", "device": "cpu"}, "fp16 is many times slower than fp32 on a processor"),
+        ({"drafter": "none", "draft_max": 4}, "--draft-max 4 has no effect without a drafter"),
+        ({"drafter": "none", "draft_max": 0}, "--draft-max 0 has no effect without a drafter"),
+        ({"draft_max": MOST_NODES + 1}, "--draft-max 65 is more than the 64 nodes"),
+        ({"drafter": "medusaa"}, "did you mean 'medusa'"),
+        ({"drafter": "phrases+phrases"}, "'phrases.phrases' is nothing more than 'phrases'; say so"),
+        ({"drafter": "none+phrases"}, "'none.phrases' is nothing more than 'phrases'; say so"),
+        ({"drafter": "ouroboros+phrases"}, "'ouroboros.phrases' is nothing more than 'ouroboros'; say so"),
+        ({"drafter": "ouroboros:demo+phrases"}, "nothing more than 'ouroboros:demo'; say so"),
+        ({"drafter": "draft_model:"}, "'draft_model:' names no model; write draft_model:MODEL"),
+        ({"drafter": "ourobors:demo"}, "did you mean 'ouroboros'"),
+        ({"accept": "rejection"}, "those of 'phrases' are not; name one out of medusa, parallelspec, s3d, semi"),
+        ({"accept": "rejection", "drafter": "none"}, "those of 'none' are not"),
+        ({"accept": "rejection", "drafter": "lookahead+phrases"}, "those of 'lookahead.phrases' are not"),
+        ({"accept": "typical", "drafter": "none"}, "typical has no effect without a drafter"),
+        ({"accept": "typical", "draft_max": 0}, "typical has no effect without a drafter"),
     ],
-)
-def test_what_is_named_and_cannot_run_is_refused_with_its_value(machine, settings, named):
-    with pytest.raises(UsageMistake, match=named):
-        choose(CARD, settings, BIG)
+)  # fmt: skip
+def test_what_is_named_and_cannot_be_had_is_refused_in_a_sentence(settings, said) -> None:
+    with pytest.raises(UsageMistake, match=said) as caught:
+        choose(CARD, Settings(**settings), machine(gpu(24, packings=()), processor(64)))
+    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
 
 
-def test_int8_where_it_cannot_run_is_refused(machine):
-    machine("cuda:0")
-    for device in ("auto", "cuda"):
-        with pytest.raises(UsageMistake, match="int8.*cuda:0"):
-            choose(CARD, Settings(quantize="int8", device=device), BIG)
-    assert choose(CARD, Settings(quantize="int8", device="cpu"), BIG).quantize == "int8"
-    machine(int8=False)
-    with pytest.raises(UsageMistake, match="int8"):
-        choose(CARD, Settings(quantize="int8"), BIG)
+@pytest.mark.parametrize(("packing", "device"), [("int8", "cpu"), ("int8", "cuda:0"), ("nf4", "cuda:0")])
+def test_a_packing_without_kernels_is_refused_by_its_name(old_gpus: None, packing: str, device: str) -> None:
+    bare = machine(gpu(packings=()), processor(packings=()))
+    with pytest.raises(
+        UsageMistake, match=f"--quantize {packing} cannot be had on {device}: .*; use another, none, or"
+    ):
+        choose(CARD, Settings(quantize=packing, device=device), bare)
 
 
-def test_a_draft_model_has_a_precision_and_a_device_of_its_own(machine, tmp_path):
-    small = str(write_checkpoint(tmp_path / "small"))  # of 44 parameters
+def test_int8_on_apple_and_int4_too_where_they_are_there() -> None:
+    mac = machine(apple(48))
+    assert taken(mac, quantize="int8", device="mps") == ("mps", "bf16", "int8")
+    assert taken(mac, quantize="int4") == ("mps", "bf16", "int4")
 
-    def drafting(drafter: str = f"ouroboros:{small}", **settings) -> Choice:
-        return choose(CARD, Settings(drafter=drafter, **settings), BIG)
+
+def test_a_threshold_is_for_int8_on_a_gpu() -> None:
+    both = machine(gpu(24), processor(48))
+    choice = choose(CARD, Settings(quantize="int8", int8_threshold=6.0), both)
+    assert (choice.device, choice.threshold) == ("cuda:0", 6.0)
+    assert choose(CARD, Settings(quantize="int8"), both).threshold == 0
+    for settings in ({"device": "cpu", "quantize": "int8"}, {"quantize": "none"}):
+        with pytest.raises(UsageMistake, match=r"int8_threshold = 6\.0 has no effect in"):
+            choose(CARD, Settings(**settings, int8_threshold=6.0), both)
+
+
+def test_a_model_whose_sizes_nobody_tells_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LocalspecError, match=r"big is, models\.toml does not say; add a shape"):
+        choose(unfetched(None), Settings(), HERE)
+    path = write_checkpoint(tmp_path / "m", {name: CONFIG[name] for name in ("architectures", "model_type")})
+    with pytest.raises(LocalspecError, match=r"How large the parts of m are, its config\.json does not say"):
+        choose(TargetCard("m", path, None, ""), Settings(), HERE)
+    with pytest.raises(NotHere):
+        choose(TargetCard("m", NOWHERE, None, ""), Settings(), HERE)
+
+
+# -- drafters by name --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    """The directory of a model that says it is large and holds 44 parameters."""
+    return str(write_checkpoint(tmp_path / "small"))
+
+
+def test_a_named_drafter_that_cannot_be_predicted_is_taken_without_a_forecast(small: str) -> None:
+    for name in ("lookahead", "lookahead+phrases", f"ouroboros:{small}", f"draft_model:{small}+phrases"):
+        choice = choose(CARD, Settings(drafter=name), HERE)
+        assert (choice.tokens_per_second, choice.effectiveness) == (None, None)
+        assert "as asked" in choice.reason and choice.nodes == AUTO_NODES
+    assert choose(CARD, Settings(drafter="phrases"), HERE).tokens_per_second
+
+
+def test_a_published_pair_is_predicted_and_another_small_model_is_not(small: str) -> None:
+    pair = Published("draft_model", accepted=Accepted(3.0, 5, "a paper"))
+    card = unfetched(SEVEN, draft="demo-draft", drafters=(pair,))
+    own, other = (choose(card, Settings(drafter=f"draft_model{of}"), HERE) for of in ("", f":{small}"))
+    assert "a paper" in own.reason and own.effectiveness and own.draft and own.draft.target.name == "demo-draft"
+    assert other.effectiveness is None and other.draft and str(other.draft.target.path) == small
+    assert own.parts == ()
+
+
+def test_a_draft_model_has_a_precision_and_a_device_of_its_own(small: str) -> None:
+    def drafting(drafter: str = f"ouroboros:{small}", where: Machine = HERE, **settings) -> Choice:
+        return choose(CARD, Settings(drafter=drafter, **settings), where)
 
     choice = drafting()
+    assert choice.draft is not None
     assert (choice.drafter, choice.quantize, choice.draft.dtype, choice.draft.quantize) == (
-        "ouroboros",
-        "int8",
-        "fp32",
-        "none",
-    )
+        "ouroboros", "int8", "fp32", "none",
+    )  # fmt: skip
     assert choice.parts == Settings().ouroboros
-    assert choice.bytes == choose(CARD, Settings(), BIG).bytes + 44 * 4
+    assert choice.draft.loaded == 44 * 4
+    plain = choose(CARD, Settings(drafter="none"), HERE)
+    assert 44 * 4 <= choice.loaded - plain.loaded == choice.bytes - plain.bytes < 10**7, "it is counted"
     assert drafting(f"draft_model:{small}+phrases").drafter == "draft_model+phrases"
     assert drafting(f"draft_model:{small}").parts == ()
     assert drafting(ouroboros=("history",)).parts == ("history",)
     exact = drafting(exact=True, context=9, quantize="none", dtype="bf16")
+    assert exact.draft is not None
     assert (exact.draft.exact, exact.draft.context, exact.draft.dtype) == (False, None, "fp32"), "it changes no text"
     assert drafting(draft_max=0).draft is None
-    machine("cuda:0")
-    assert (drafting().device, drafting().draft.device) == ("cuda:0", "cuda:0")
-    apart = drafting(draft_device="cpu")
-    assert (apart.device, apart.draft.device) == ("cuda:0", "cpu")
-    assert apart.bytes == drafting().bytes - drafting().draft.bytes, "bytes are those of the device"
-    for wrong in ("mps", "cuda:7"):
-        with pytest.raises(UsageMistake, match=f"no device '{wrong}' here for a draft model; set draft_device"):
-            drafting(draft_device=wrong)
-    assert drafting(draft_device="cuda").draft.device == "cuda:0"
-    loose = choose(CARD, Settings(drafter=f"draft_model:{small}", accept="typical", temperature=1.0), BIG)
+    loose = drafting(accept="typical", temperature=1.0)
     assert loose.draft is not None, "the rule is the target's affair"
 
 
-def test_a_busy_machine_leaves_fewer_cores_but_always_one(monkeypatch):
+def test_a_draft_model_is_beside_its_target_unless_a_device_is_named(small: str) -> None:
+    both = machine(gpu(24), processor(64))
+
+    def drafting(**settings) -> Choice:
+        return choose(CARD, Settings(drafter=f"draft_model:{small}", **settings), both)
+
+    together, apart = drafting(), drafting(draft_device="cpu")
+    assert together.draft is not None and apart.draft is not None
+    assert (together.device, together.draft.device, together.draft.quantize) == ("cuda:0", "cuda:0", "none")
+    assert (apart.device, apart.draft.device) == ("cuda:0", "cpu")
+    assert apart.loaded < together.loaded and apart.bytes < together.bytes, "bytes are those of the device"
+    assert drafting(draft_device="cuda").bytes == together.bytes
+    for wrong in ("mps", "cuda:7"):
+        with pytest.raises(
+            UsageMistake, match=f"no device '{wrong}' here for a draft model; set draft_device to one of"
+        ):
+            drafting(draft_device=wrong)
+
+
+def test_a_predicted_pair_takes_no_memory_of_the_target_s_device_when_it_drafts_elsewhere() -> None:
+    card = unfetched(SEVEN, draft="demo", drafters=(Published("ouroboros", accepted=Accepted(3.0, 5, "a paper")),))
+    both, named = machine(gpu(24), processor(64)), {"drafter": "ouroboros", "quantize": "none"}
+    together, apart = choose(card, Settings(**named), both), choose(card, Settings(**named, draft_device="cpu"), both)
+    assert "a paper" in together.reason and "a paper" in apart.reason, "foreseen, though the small model has one itself"
+    assert apart.loaded == 2 * SEVEN.parameters < together.loaded
+
+
+def test_a_model_without_a_small_one_says_how_to_name_it() -> None:
+    for kind in ("draft_model", "ouroboros"):
+        with pytest.raises(NotHere, match=f"No draft model is known for big; .*--drafter {kind}:MODEL"):
+            choose(CARD, Settings(drafter=kind), HERE)
+        with pytest.raises(NotHere, match=r"draft = 'gone' of big in models\.toml cannot be used"):
+            choose(unfetched(SEVEN, draft="gone"), Settings(drafter=kind), HERE)
+    assert choose(unfetched(SEVEN, draft="gone"), Settings(), HERE).drafter == "phrases"
+
+
+# -- this machine ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_busy_machine_leaves_fewer_cores_but_always_one(monkeypatch) -> None:
     readings = iter([(0.0, 0.0, 0.0), (10.0, 20.0, 10.0), (20.0, 60.0, 20.0), (30.0, 60.5, 20.5), (30.01, 99.0, 20.5)])
     monkeypatch.setattr(hardware.IdleCores, "_read", staticmethod(lambda: next(readings)))
     monkeypatch.setattr(hardware, "physical_cores", lambda: 4)
@@ -176,35 +412,12 @@ def test_a_busy_machine_leaves_fewer_cores_but_always_one(monkeypatch):
     assert idle() == 4, "too short a time to tell"
 
 
-def test_this_machine_has_cores_memory_and_a_processor():
+def test_this_machine_has_cores_memory_and_a_processor() -> None:
     assert hardware.physical_cores() >= 1
     assert hardware.free_memory() > 0
     assert hardware.peak_memory() > 1_000_000
     assert hardware.devices()[-1] == "cpu"
 
 
-def test_int8_is_for_processors_and_their_default_beyond_small_models(machine, monkeypatch):
-    monkeypatch.setattr(hardware, "cpu_multiplies_int8", lambda: True)
-    big = choose(CARD, Settings(), BIG)
-    assert (big.quantize, big.dtype, big.bytes) == ("int8", "bf16", BIG)
-    assert choose(CARD, Settings(), 7_000_000).quantize == "none"
-    assert choose(CARD, Settings(quantize="int8"), 7_000_000).quantize == "int8"
-    assert choose(CARD, Settings(quantize="none"), BIG).quantize == "none"
-    named = choose(CARD, Settings(dtype="bf16"), BIG)
-    assert (named.quantize, named.bytes) == ("none", 2 * BIG)
-    monkeypatch.setattr(hardware, "cpu_multiplies_int8", lambda: False)
-    assert choose(CARD, Settings(), BIG).quantize == "none"
-    with pytest.raises(UsageMistake, match="no int8 kernels"):
-        choose(CARD, Settings(quantize="int8"), BIG)
-    machine("cuda:0")
-    assert choose(CARD, Settings(), BIG).quantize == "none"
-    with pytest.raises(UsageMistake, match="int8 is for processors.*cuda:0"):
-        choose(CARD, Settings(quantize="int8"), BIG)
-
-
-def test_what_was_asked_for_is_in_the_choice(machine):
-    assert choose(CARD, Settings(), BIG).fixed is False
-    assert choose(CARD, Settings(draft_max=8), BIG).fixed is True
-    assert choose(CARD, Settings(exact=True), BIG).exact is True
-    with pytest.raises(UsageMistake, match="nf4"):
-        choose(CARD, Settings(quantize="nf4"), BIG)
+def test_where_no_machine_is_given_it_is_this_one() -> None:
+    assert choose(unfetched(LITTLE), Settings(device="cpu")).device == "cpu"

@@ -10,12 +10,12 @@ import typer
 
 from localspec import config, registry
 from localspec.bench import prompts, table
-from localspec.checkpoint import inspect
+from localspec.candidates import PAIRED
 from localspec.cli.options import Context, Device, Dtype, Quantize, number
 from localspec.cli.progress import Progress, tell
 from localspec.errors import UsageMistake
 from localspec.paths import Paths
-from localspec.selection import MOST_NODES, PAIRED, choose
+from localspec.selection import MOST_NODES, Choice, choose
 from localspec.store import Store
 
 Size = int | Literal["auto"]
@@ -71,12 +71,12 @@ def bench(
     asked = prompts.spread(prompts.read(prompt_file) if prompt_file else prompts.BUILT_IN, limit)
     combinations = _combinations(drafter, nodes)
     card = registry.resolve(settings.model or "demo")
-    checkpoint = inspect(card.path)
-    choices = {}
-    for name, size in combinations:
+    choices: dict[tuple[str, Choice | None, Size], Choice] = {}
+    for name, size in combinations:  # plain decoding first, in whose precision and on whose device all are
         rule = settings.accept if size else "exact"
         own = replace(settings, drafter=name, draft_max=size or "auto", accept=rule)
-        choice = choose(card, own, checkpoint.parameters, checkpoint.embedding)
+        choice = choose(card, own)
+        settings = config.narrowed(settings, choice.device, choice.dtype, choice.quantize)
         choices[choice.drafter, choice.draft, size] = choice  # "auto" and the drafter it stands for are one
     if tune and not any(choice.draft for choice in choices.values()):
         raise UsageMistake(f"--tune has no effect without a draft model; name one of {', '.join(PAIRED)}.")
@@ -92,7 +92,7 @@ def bench(
     try:
         with ExitStack() as at_the_end:
             store = None
-            if tune or (database.exists() and any(choice.draft for choice in choices.values())):
+            if tune or database.exists():
                 store = at_the_end.enter_context(Store.open(database, progress.notice))
             report = measure.bench(rows, settings, asked, max_tokens, repeat, peer or [], progress.show, store, tune)
     finally:

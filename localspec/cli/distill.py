@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from localspec import config, registry
-from localspec.checkpoint import inspect
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Device, Dtype, number
 from localspec.cli.progress import Progress
@@ -54,9 +53,8 @@ def distill(
     )
     asked = texts.questions(prompts)[:limit]
     card = registry.resolve(settings.model or "demo")
-    found = inspect(card.path)
     own = replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False, quantize="none")
-    choice = choose(card, own, found.parameters, found.embedding)
+    choice = choose(card, own)
     progress = Progress()
     with Interrupt() as interrupt:
         progress.show(f"loading {card.name}")

@@ -3,52 +3,25 @@
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
-from itertools import zip_longest
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
-from localspec import config, hardware, registry
-from localspec.checkpoint import inspect
-from localspec.cli.options import Context, Device, Drafter, DraftMax, Dtype, Quantize
+from localspec import config, hardware
+from localspec.cli.options import Context, Drafter, DraftMax, Dtype, Quantize
+from localspec.cli.options import Device as DeviceOption
 from localspec.cli.progress import Progress
-from localspec.errors import LocalspecError, UsageMistake
-from localspec.text import one_line, safe
-
-if TYPE_CHECKING:
-    from localspec import Engine, Sampling, Statistics
-    from localspec.config import Settings
+from localspec.cli.proof import prove
+from localspec.config import Settings
+from localspec.engine.measuring import Measuring
+from localspec.errors import UsageMistake
+from localspec.machine import Device, Machine, this_machine, torch_trouble
+from localspec.paths import Paths
+from localspec.store import Store
+from localspec.survey import Offer, offers, preferred
+from localspec.text import one_line
 
 app = typer.Typer()
-
-TEMPERATURE = 0.8
-
-# Every kind of text that drafts from phrases do well with, and badly: both must leave the reply as it was.
-PROMPTS = (
-    "Who are you?",
-    "Tell me a short story about a lighthouse keeper and a storm.",
-    "Write a Python function that says whether a number is prime.",
-    "List ten animals that live in the sea, one on each line.",
-    'Repeat this sentence five times: "The quick brown fox jumps over the lazy dog."',
-    "Explain in three sentences why the sky is blue.",
-    "Was ist der Unterschied zwischen Wetter und Klima?",
-    "Escribe un poema corto sobre el mar.",
-    "用中文介绍一下长城。",
-    "日本の四季について短く説明してください。",
-    "Расскажи коротко о Пушкине.",
-    "اكتب جملة عن القمر.",
-    "Translate into emoji: a dog 🐶 and a cat 🐱 play in the rain 🌧️.",
-    "Count from 1 to 40, with commas between the numbers.",
-    "Write a table in Markdown of the planets and how far they are from the sun.",
-    "What is 17 times 23? Show every step.",
-    'Complete this JSON: {"name": "Ada", "born": 1815, "languages": [',
-    "Copy this, and change nothing:\nfor i in range(3):\n    for j in range(3):\n        print(i, j)\n",
-    "Say yes or no: is a tomato a fruit?",
-    "aaaa bbbb aaaa bbbb aaaa bbbb — go on with this.",
-)
 
 
 @app.command()
@@ -63,169 +36,169 @@ def doctor(
     ] = None,
     drafter: Drafter = None,
     draft_max: DraftMax = None,
-    device: Device = None,
+    device: DeviceOption = None,
     dtype: Dtype = None,
     quantize: Quantize = None,
     context: Context = None,
+    prefer: Annotated[
+        str | None,
+        typer.Option(metavar="speed|memory|quality", help="What to choose a model by; else quality at 8 tokens/s."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of text.")] = False,
 ) -> int:
-    """What this machine has; --exact MODEL proves that speculation changes no text on it."""
+    """What this machine has, what fits, what would be chosen and why; --exact MODEL proves losslessness on it."""
     options = {
         "drafter": drafter, "draft_max": draft_max, "device": device, "dtype": dtype, "quantize": quantize,
         "context": context,
     }  # fmt: skip
     if exact is not None:
+        if prefer is not None:
+            raise UsageMistake(f"--prefer {prefer} has no effect with --exact; leave one of them out.")
         settings = config.load(flags={"exact": True, **options})
-        return _prove(exact, settings, limit or 20, max_tokens or 64, as_json)
+        return prove(exact, settings, limit or 20, max_tokens or 64, as_json)
     for name, value in {"limit": limit, "max_tokens": max_tokens, **options}.items():
         if value is not None:
             flag = "--" + name.replace("_", "-")
             raise UsageMistake(f"{flag} {value} has no effect without --exact MODEL; add that, or leave {flag} out.")
-    return _facts(as_json)
+    return _survey(config.load(flags={"prefer": prefer}), as_json)
 
 
-def _facts(as_json: bool) -> int:
-    facts = [(device, hardware.free_memory(device), hardware.versions(device)) for device in hardware.devices()]
-    if as_json:
-        machine = {"processor": hardware.processor(), "cores": hardware.physical_cores()}
-        devices = [{"device": device, "free_bytes": free, "versions": versions} for device, free, versions in facts]
-        print(json.dumps({**machine, "capabilities": hardware.capabilities(), "devices": devices}))
-        return 0
-    for device, free, versions in facts:
-        print(one_line(f"{device}: {free / 2**30:.1f} GiB free; {versions}"))
-    return 0
-
-
-# -- the proof ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Divergence:
-    """The first place where two replies to the same prompt part; a text of None is the end of the reply.
-
-    `gap` is by how much the target's logit of the plain token exceeds that of the other. `repeatable`: plain decoding
-    gives the same reply again, so it is speculation that changed it.
-    """
-
-    prompt: int  # from 1
-    sampling: str
-    token: int  # of the reply, from 1
-    plain: str | None
-    speculative: str | None
-    gap: float
-    repeatable: bool
-
-
-def _prove(model: str, settings: "Settings", prompts: int, max_tokens: int, as_json: bool) -> int:
-    card = registry.resolve(model)
-    checkpoint = inspect(card.path)
+def _survey(settings: Settings, as_json: bool) -> int:
     progress = Progress()
     with ExitStack() as at_the_end:
         at_the_end.callback(progress.clear)
-        progress.show(f"loading {card.name}")
-
-        # From here on torch is needed, and takes a second to import.
-        from localspec import Engine
-        from localspec.selection import choose
-        from localspec.store import Store
-
-        choice = choose(card, settings, checkpoint.parameters, checkpoint.embedding)
-        choice = replace(choice, fixed=True)  # also where it does not pay
-        if choice.drafter == "none":
-            raise UsageMistake("Without a drafter there is nothing to compare; leave --drafter and --draft-max out.")
-        # A store of its own: phrases of this proof are used in it, and nothing of it is kept.
-        place = at_the_end.enter_context(TemporaryDirectory())
-        store = at_the_end.enter_context(Store.open(Path(place) / "localspec.db", progress.notice))
-        common: dict[str, Any] = {"store": store, "notice": progress.notice, "progress": progress.show}
-        plain = Engine(replace(choice, drafter="none", nodes=0), **common)
-        speculative = Engine(choice, beside=plain, **common)
-
-        replies, compared, drafted, accepted, divergence = 2 * prompts, 0, 0, 0, None
-        progress.show(f"reply 1 of {replies}")
-        for case, expected, found in _pairs(plain, speculative, prompts, max_tokens):
-            drafted, accepted = drafted + found.drafted, accepted + found.accepted
-            if found.token_ids != expected.token_ids:
-                divergence = _divergence(plain, case, expected, found, max_tokens)
-                break
-            compared += 1
-            progress.show(f"reply {min(compared // 2 + 1, replies)} of {replies}")
-
-    same, precision = compared // 2, choice.dtype if choice.quantize == "none" else choice.quantize
-    exactness, rows = "bitwise", choice.nodes + 1  # else the engine would have refused
+        progress.show("looking at this machine")
+        database = Paths(config.home()).database
+        store = None
+        if settings.log or database.exists():  # what is measured now is kept there
+            store = at_the_end.enter_context(Store.open(database, progress.notice))
+        knowledge = Measuring(store, progress.show, progress.notice)
+        machine = this_machine(knowledge.bandwidth)
+        installed, every = offers(machine, knowledge, here=True), offers(machine, knowledge, here=False)
+    chosen, recommended = preferred(installed, settings.prefer), preferred(every, settings.prefer)
     if as_json:
-        about = {"model": card.name, "revision": plain.revision, "drafter": choice.drafter, "device": choice.device}
-        about |= {"dtype": choice.dtype, "quantize": choice.quantize, "exactness": exactness}
-        counts = {"rows": rows, "replies": replies, "same": same, "drafted": drafted, "accepted": accepted}
-        print(json.dumps({**about, **counts, "divergence": asdict(divergence) if divergence else None}), flush=True)
-    if divergence:
-        raise LocalspecError(_sentence(divergence, f"{precision}, {exactness}"))
-    if not as_json:
-        how = f"{precision}, {exactness}; widths up to {rows} rows; {accepted} of {drafted} drafted tokens accepted"
-        print(f"✓ {same} of {replies} replies are the same, token for token ({how})")
+        print(json.dumps(_report(machine, installed, every, chosen, recommended)))
+    else:
+        print("\n".join(map(one_line, _page(machine, installed, every, chosen, recommended))))
     return 0
 
 
-class _Case(NamedTuple):
-    """One reply that is asked for: the number of its prompt, from 1, the prompt, and how tokens are drawn."""
-
-    number: int
-    prompt: str
-    sampling: "Sampling"
+# -- as JSON -----------------------------------------------------------------------------------------------------------
 
 
-def _pairs(
-    plain: "Engine", speculative: "Engine", prompts: int, max_tokens: int
-) -> Iterator[tuple[_Case, "Statistics", "Statistics"]]:
-    """Every reply, greedy and seeded, of plain decoding and of speculation; the latter twice, so as to know phrases."""
-    from localspec import Sampling
-
-    for index in range(prompts):
-        again, which = divmod(index, len(PROMPTS))
-        prompt = f"{PROMPTS[which]} ({again + 1})" if again else PROMPTS[which]
-        for sampling in (Sampling(), Sampling(temperature=TEMPERATURE, seed=index)):
-            case = _Case(index + 1, prompt, sampling)
-            expected = _reply(plain, case, max_tokens)
-            for _ in range(2):
-                yield case, expected, _reply(speculative, case, max_tokens)
-
-
-def _reply(engine: "Engine", case: _Case, max_tokens: int) -> "Statistics":
-    from localspec import Done, Limits
-
-    engine.session.rewind(0)  # both shall have read the same: what is compared is speculation alone
-    *_, done = engine.chat([{"role": "user", "content": case.prompt}], case.sampling, Limits(max_tokens))
-    assert isinstance(done, Done)
-    return done.statistics
+def _report(
+    machine: Machine, installed: list[Offer], every: list[Offer], chosen: Offer | None, recommended: Offer | None
+) -> dict[str, Any]:
+    # Of a model that is here: as it is, and with what could be fetched for it, where that is another way.
+    alike = {(offer.card.name, _drafter(offer)) for offer in installed}
+    more = [offer for offer in every if (offer.card.name, _drafter(offer)) not in alike]
+    return {
+        "processor": hardware.processor(),
+        "cores": machine.cores,
+        "capabilities": hardware.capabilities(),
+        "torch_trouble": torch_trouble(),
+        "devices": [_device(device) for device in machine.devices],
+        "choices": [_choice(offer) for offer in (*installed, *more)],
+        "chosen": chosen and _choice(chosen),
+        "recommended": recommended and _choice(recommended),
+    }
 
 
-def _divergence(
-    plain: "Engine", case: _Case, expected: "Statistics", found: "Statistics", max_tokens: int
-) -> _Divergence:
-    """Where they part; of plain decoding and itself, if it does not repeat itself."""
-    again = _reply(plain, case, max_tokens)
-    repeatable = again.token_ids == expected.token_ids
-    if not repeatable:
-        found = again
-    both = list(zip_longest(expected.token_ids, found.token_ids))
-    place = next(place for place, (ours, theirs) in enumerate(both) if ours != theirs)
-    ends = sorted(plain.target.stop_tokens)
-    ones, others = ([token] if token is not None else ends for token in both[place])
-    # Again's tokens are in the session; up to the place where they part they are those of both.
-    behind = plain.session.tokens[: expected.prompt_tokens + place]
-    gap = max(min(plain.gap(behind, ours, theirs) for theirs in others) for ours in ones)
-    one, other = (None if token is None else safe(plain.target.decode([token])) for token in both[place])
-    drawn = "greedy" if case.sampling.greedy else f"temperature {TEMPERATURE}, seed {case.sampling.seed}"
-    return _Divergence(case.number, drawn, place + 1, one, other, gap, repeatable)
+def _device(device: Device) -> dict[str, Any]:
+    return {
+        "device": device.name,
+        "title": device.title,
+        "total_bytes": device.total,
+        "free_bytes": device.free,
+        "usable_bytes": device.usable,
+        "bytes_per_second": device.bandwidth,
+        "dtypes": device.dtypes,
+        "quantize": ["none", *device.packings],
+        "capability": device.capability,
+        "versions": hardware.versions(device.name),
+    }
 
 
-def _sentence(divergence: _Divergence, precision: str) -> str:
-    one, other = (
-        "the end" if text is None else json.dumps(text, ensure_ascii=False)
-        for text in (divergence.plain, divergence.speculative)
-    )
-    where = f"prompt {divergence.prompt} ({divergence.sampling}), token {divergence.token} of the reply"
-    if divergence.repeatable:
-        what, remedy = f"Speculation changes the text at {where}: {one} becomes {other}", "use --no-spec"
-    else:
-        what, remedy = f"Plain decoding does not repeat itself at {where}: {one}, then {other}", "use another --dtype"
-    return f"{what}, with a logit gap of {divergence.gap:.2g} ({precision}); {remedy}, and report this line."
+def _choice(offer: Offer) -> dict[str, Any]:
+    way = offer.way
+    return {
+        "model": offer.card.name,
+        "drafter": _drafter(offer),
+        "quantize": way and way.form.quantize,
+        "dtype": way and way.form.dtype,
+        "device": way and way.form.device.name,
+        "installed": offer.card.here and (way is None or way.candidate.here),
+        "fits": offer.fits,
+        "bytes": way and way.bytes,
+        "tokens_per_second": way and round(way.speed, 2),
+        "M": way and round(way.effectiveness, 3),
+        "measured": way is not None and way.measured,
+        "quality": offer.quality,
+        "reason": offer.reason,
+    }
+
+
+def _drafter(offer: Offer) -> str | None:
+    return None if offer.way is None else offer.way.candidate.name
+
+
+# -- as a page ---------------------------------------------------------------------------------------------------------
+
+
+def _page(
+    machine: Machine, installed: list[Offer], every: list[Offer], chosen: Offer | None, recommended: Offer | None
+) -> Iterator[str]:
+    for device in machine.devices:
+        formats = ", ".join((*device.dtypes, *device.packings))
+        speed = f"{device.bandwidth / 1e9:.0f} GB/s" if device.bandwidth else "bandwidth unknown"
+        cores = f", {machine.cores} cores" if device.kind == "cpu" else ""
+        yield f"{device.name}: {device.title}{cores}, {device.capability}; computes in {formats}; reads {speed}"
+        yield (
+            f"{device.name}: memory {_gib(device.total)}, free {_gib(device.free)}, of which a model may take "
+            f"{_gib(device.usable)}"
+        )
+    if trouble := torch_trouble():
+        yield trouble
+    yield ""
+    here = {offer.card.name for offer in installed}
+    rows = [
+        ["MODEL", "HERE", "FITS", "AS", "MEMORY", "TOKENS/S", "M"],
+        *([offer.card.name, "yes" if offer.card.name in here else "no", *_cells(offer)] for offer in every),
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        left = (f"{cell:{width}}" for cell, width in zip(row[:4], widths, strict=False))
+        right = (f"{cell:>{width}}" for cell, width in zip(row[4:], widths[4:], strict=True))
+        yield "  ".join((*left, *right)).rstrip()
+    yield ""
+    yield "~ is predicted, the rest measured here. M is speedup over relative memory, against the fastest plain"
+    yield "decoding of the same model that fits."
+    yield ""
+    if chosen is not None:
+        yield f"Chosen among what is here: {chosen.card.name}: {chosen.reason}."
+    if recommended is None:
+        yield "No registered model fits here."
+    elif chosen is None or recommended.card.name != chosen.card.name:
+        yield f"Recommended: {recommended.card.name}: {recommended.reason}."
+        yield f"Fetch it with: localspec pull {recommended.card.name}"
+
+
+def _cells(offer: Offer) -> list[str]:
+    way = offer.way
+    if way is None:
+        return ["?", offer.reason, "", "", ""]
+    about = "" if way.measured else "~"
+    fits = "yes" if offer.fits else "no"
+    place = "" if way.form.device.name == "cpu" else f" on {way.form.device.name}"
+    speed = f"{about}{way.speed:.3g}" if offer.fits else ""
+    return [
+        fits,
+        f"{way.form}, {way.candidate.name}{place}",
+        _gib(way.bytes),
+        speed,
+        f"{about}{way.effectiveness:.2f}" if offer.fits else "",
+    ]
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"

@@ -26,9 +26,12 @@ from localspec.text import one_line
 COMMANDS = {
     "chat": "A conversation in the terminal.",
     "run": "One answer to standard output; for pipelines.",
+    "pull": "Fetch a model and its drafter, after a plan.",
     "list": "The models on this machine.",
     "show": "What is known about one model.",
-    "doctor": "What this machine has; --exact MODEL proves that speculation changes no text on it.",
+    "rm": "Delete a fetched model.",
+    "verify": "Compare a fetched model with its digests.",
+    "doctor": "What this machine has, what fits and what would be chosen; --exact MODEL proves losslessness.",
     "bench": "Plain and speculative decoding side by side, on this machine.",
     "distill": "Let a model answer prompts: training text in its own words.",
     "train": "Train a drafter for a model.",

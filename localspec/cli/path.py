@@ -23,6 +23,7 @@ def path(
         "models": paths.user_models_file,
         "database": paths.database,
         "drafters": paths.drafters,
+        "pulled": paths.pulled,
         "logs": paths.logs,
     }
     if as_json:

@@ -5,14 +5,19 @@ from typing import Annotated
 
 import typer
 
+from localspec.candidates import PAIRED
 from localspec.checkpoint import inspect, revision
 from localspec.drafter_cards import drafters
+from localspec.entries import Entry, Published
 from localspec.errors import LocalspecError
-from localspec.registry import resolve
-from localspec.selection import DRAFTERS, PAIRED
+from localspec.hub_records import record
+from localspec.registry import TargetCard, named_card, resolve
+from localspec.selection import DRAFTERS
 from localspec.text import one_line
 
 app = typer.Typer()
+
+Facts = dict[str, str | int | list[str] | None]
 
 
 def _is_here(draft: str) -> bool:
@@ -28,11 +33,24 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of lines.")] = False,
 ) -> None:
     """What is known about one model."""
-    card = resolve(name)
+    card = named_card(name)
+    facts = _found(card) if card.here else _promised(card)
+    if card.entry is not None:
+        facts |= _registered(card.entry)
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    for key, value in facts.items():
+        print(f"{key:13} {one_line(_shown(value)) or 'unknown'}")
+
+
+def _found(card: TargetCard) -> Facts:
+    """Of a model that is here: what its files say."""
     checkpoint = inspect(card.path)
-    facts: dict[str, str | int | list[str] | None] = {
+    return {
         "name": card.name,
         "description": card.description,
+        "installed": True,
         "path": str(card.path),
         "architecture": checkpoint.architecture,
         "parameters": checkpoint.parameters,
@@ -46,9 +64,51 @@ def show(
         ],
         "revision": revision(card.path),
     }
-    if as_json:
-        print(json.dumps(facts, indent=2))
-        return
-    for key, value in facts.items():
-        shown = ", ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else value
-        print(f"{key:13} {one_line(shown) if shown else 'unknown'}")
+
+
+def _promised(card: TargetCard) -> Facts:
+    """Of one that is not: what models.toml says."""
+    shape = card.entry.shape if card.entry else None
+    return {
+        "name": card.name,
+        "description": card.description,
+        "installed": False,
+        "path": None,
+        "parameters": shape.parameters if shape else None,
+        "bytes": 2 * shape.parameters if shape else None,  # published weights are bf16
+        "context": shape.context if shape else None,
+        "license": card.license,
+        "drafters": list(DRAFTERS),
+    }
+
+
+def _registered(entry: Entry) -> Facts:
+    """Where it comes from, and which drafters are known for it."""
+    pulled = record(entry.source) if entry.source else None
+    return {
+        "publisher": entry.publisher or None,
+        "quality": entry.quality or None,
+        "source": str(entry.source) if entry.source else None,
+        "commit": pulled.commit if pulled else None,
+        "gated": entry.gated,
+        "verified": entry.verified or pulled is not None or entry.source is None,
+        "published": [_published(one) for one in entry.drafters],
+    }
+
+
+def _published(one: Published) -> str:
+    """One drafter in words."""
+    where = f"{one.source}, by {one.publisher or 'unknown'}" if one.source else "a small model of its family"
+    if one.source is None and one.kind not in PAIRED:
+        where = f"nobody publishes one; `localspec train {one.kind}` makes it"
+    said = f", {one.accepted.length} tokens/step ({one.accepted.source})" if one.accepted else ""
+    license_ = f", license {one.license}" if one.license else ""
+    return f"{one.kind}: {where}{license_}{said}{'' if one.lossless else ', not lossless'}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return "; ".join(value) if any(", " in one for one in value) else ", ".join(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

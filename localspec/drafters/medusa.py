@@ -14,7 +14,6 @@ from torch import nn
 
 from localspec.drafters.base import Batch, Context, Lesson, ParallelDrafter, Step, refuse_without_joint
 from localspec.engine.adapters import MOST_RANK, Adapters
-from localspec.engine.linear import RowScaled
 from localspec.engine.losses import RANKS, Foresight, cross_entropy
 from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree, best_first
@@ -101,7 +100,7 @@ class Drafter(ParallelDrafter):
         if options.private:
             self.linears = nn.Parameter(transformer.head.weight.detach().float().repeat(options.heads, 1, 1))
         if options.joint:
-            if isinstance(transformer.head, RowScaled):
+            if transformer.packed:
                 raise UsageMistake(
                     "Joint training changes the target's weights, which int8 rounds; use --quantize none."
                 )

@@ -11,15 +11,14 @@ import torch
 from torch import nn
 
 from localspec.drafters.base import Batch, Context, Former, Lesson, ParallelDrafter, Step
-from localspec.s3d_prediction import Acceptance, beside, fit, propose, share, symmetric
 from localspec.drafters.s3d_timing import head_weight, timings
 from localspec.engine.adapters import MOST_RANK, WHICH, Adapters
 from localspec.engine.cache import Behind
-from localspec.engine.linear import RowScaled
 from localspec.engine.losses import cross_entropy
 from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.errors import UsageMistake
+from localspec.s3d_prediction import Acceptance, beside, fit, propose, share, symmetric
 
 MOST_DEPTH = 64  # no tree has more nodes
 SLOWER = 0.03  # how fast the target's own layers learn, of the usual 1e-3: the paper's 3e-5
@@ -292,7 +291,7 @@ class Drafter(ParallelDrafter):
     @property
     def _trainable(self) -> bool:
         transformer = self.target.transformer
-        return transformer.kind is not RowScaled and self.target.dtype == torch.float32
+        return not transformer.packed and self.target.dtype == torch.float32
 
     # -- files --------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from torch import nn
 
 from localspec.drafters.base import Batch, Context, Lesson, Step, TrainedDrafter, refuse_without_joint
 from localspec.engine.adapters import MOST_RANK, Adapters
-from localspec.engine.linear import RowScaled
 from localspec.engine.losses import Head, cross_entropy
 from localspec.engine.target import Target
 from localspec.engine.tree import Candidate, DraftTree, grown
@@ -167,7 +166,7 @@ class Drafter(TrainedDrafter):
             self.out = nn.Linear(2 * wide, outputs, bias=False)
             self.register_buffer("kept", torch.arange(options.vocabulary) if options.vocabulary else None)
         if options.joint:
-            if isinstance(target.transformer.head, RowScaled):
+            if target.transformer.packed:
                 raise UsageMistake(
                     "Joint training changes the target's weights, and int8 rounds them; load it without."
                 )
@@ -215,7 +214,7 @@ class Drafter(TrainedDrafter):
         """Takes the rows of the target's head that belong to the draft vocabulary, in the precision of that head."""
         transformer = self.target.transformer
         if self.options.shared and self.kept is not None:
-            rows = transformer.kind(transformer.head.weight.detach()[self.kept])
+            rows = type(transformer.head)(transformer.head.weight.detach()[self.kept])
             self._shared, self._copied = rows.forward, rows.nbytes
 
     @property

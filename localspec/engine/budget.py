@@ -30,7 +30,7 @@ class Budget:
     to nothing is still judged by its first guess. That costs no row, and nothing that has become right again stays
     hidden behind an old estimate.
 
-    Without costs it is a fixed experiment: trees of `most` nodes, no resizing, no switching off.
+    Without costs it is a fixed experiment: trees of `most` nodes, no resizing, no switching off as long as they fit.
     """
 
     def __init__(self, most: int, costs: Costs | None = None) -> None:
@@ -47,6 +47,11 @@ class Budget:
         self._cut = self._wait = 0  # drafts in a row that did not pay; plain steps still to go
         self._lost = 0.0  # plain steps that those drafts cost
         self._interval = SOONEST
+
+    def stop(self, reason: str) -> None:
+        """No tree for the rest of this reply, whatever it would save; nor in a fixed experiment."""
+        self.nodes, self._wait = 0, 0  # no wait that could end
+        self.off_reason = reason if self.most else None
 
     def prune(self, tree: DraftTree, context: int) -> DraftTree:
         """The part of a tree that is worth its rows behind `context` committed tokens; the root always is.

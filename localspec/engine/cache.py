@@ -38,12 +38,16 @@ class KVCache:
     def nbytes(self) -> int:
         return self._slots.nbytes
 
-    def reserve(self, slots: int) -> None:
-        """Makes room for `slots` tokens, tree included. Growing copies, so it grows by half at least."""
+    def reserve(self, slots: int, spare: bool = True) -> None:
+        """Makes room for `slots` tokens, tree included. Growing copies, so with `spare` it grows by half at least.
+
+        Where memory runs out, nothing has changed.
+        """
         if slots <= self.capacity:
             return
         layers, two, heads, capacity, width = self._slots.shape
-        grown = self._slots.new_zeros(layers, two, heads, _rounded(max(slots, capacity * 3 // 2)), width)
+        slots = max(slots, capacity * 3 // 2) if spare else slots
+        grown = self._slots.new_zeros(layers, two, heads, _rounded(slots), width)
         grown[:, :, :, : self.length] = self._slots[:, :, :, : self.length]
         self._slots = grown
 

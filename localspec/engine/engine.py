@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Self
 
 import torch
 
-from localspec.checkpoint import inspect, revision
+from localspec.checkpoint import revision
 from localspec.config import Settings
 from localspec.database import StoreTrouble
 from localspec.drafters import load
@@ -20,29 +21,33 @@ from localspec.engine.budget import Budget
 from localspec.engine.calibration import Calibration
 from localspec.engine.drafting import Small, drafter_of, hyperparameters, pool_of
 from localspec.engine.exactness import Exactness
+from localspec.engine.fitting import fitting
 from localspec.engine.measured import Measured
+from localspec.engine.memory import out_of_memory
+from localspec.engine.packing import DTYPES
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
 from localspec.engine.small import compare_tokens
 from localspec.engine.stats import peak_bytes
 from localspec.engine.target import Message, Target, tokenizer_hash
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
-from localspec.events import Event, Prefill
+from localspec.events import Event, Prefill, Statistics
 from localspec.hardware import IdleCores, free_memory
+from localspec.machine import this_machine
+from localspec.measurements import Measurements
 from localspec.registry import TargetCard
-from localspec.selection import AUTO_NODES, Choice, choose
+from localspec.selection import AUTO_NODES, Choice, choices
 from localspec.store import Store
 
-LONGEST_TOKEN = 256  # characters; what is longer than a context of these need not be cut into tokens to be refused
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+SUDDEN, FEW_STEPS = 4, 8  # times the usual cost of a step, in a reply of so many: memory has spilt
 
 
 def _load(choice: Choice) -> Target:
-    needed, free = choice.bytes, free_memory()
-    if choice.device == "cpu" and needed > free:  # else the system would end some process, likely this one
+    free = free_memory(choice.device)
+    if choice.loaded > free:  # else the system would end some process, likely this one
         raise DoesNotFit(
-            f"{choice.target.name} needs {needed / 2**30:.1f} GiB of memory and {free / 2**30:.1f} GiB are free; "
-            "close other programs, or choose a smaller model."
+            f"{choice.target.name} needs {choice.loaded / 2**30:.1f} GiB of memory and {free / 2**30:.1f} GiB are free "
+            f"on {choice.device}; close other programs, or choose a smaller model."
         )
     try:
         return Target.load(
@@ -52,8 +57,11 @@ def _load(choice: Choice) -> Target:
             context=choice.context,
             quantize=choice.quantize,
             exact=choice.exact,
+            threshold=choice.threshold,
         )
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
         raise DoesNotFit(
             f"{choice.target.name} does not fit in the memory of {choice.device}; choose a smaller model."
         ) from error
@@ -87,7 +95,7 @@ class Engine:
         self.target: Target = beside.target if beside else _load(choice)
         self.revision = revision(choice.target.path)
         self._store, self._learn = store, learn
-        self._measured = Measured.of(choice, self.revision, self.target, store, notice, progress)
+        self._measured = Measured.of(choice, self.revision, store, notice, progress)
         self.exactness = self._measured_exactness()
         auto = choice.nodes and not choice.fixed
         self.costs = self._measured.costs(self.target, self._idle_cores) if auto else None
@@ -105,6 +113,7 @@ class Engine:
         self.pool = pool_of(choice, self.target, self.small, reader)
         drafter = drafter_of(choice, self.target, self.pool, self._trained, self.small, self.hyperparameters)
         self.session = Session(self.target, drafter, Budget(choice.nodes, self.costs))
+        self._told_of_spilling = self._told_of_context = False
         self.load_seconds = time.perf_counter() - began
 
     @classmethod
@@ -121,10 +130,17 @@ class Engine:
 
         Raises what `choose` and the engine itself raise.
         """
-        checkpoint = inspect(card.path)
-        choice = choose(card, settings, checkpoint.parameters, checkpoint.embedding)
-        learn, phrases = settings.log and settings.pool == "user", settings.pool != "off" and choice.drafter != "none"
-        engine = cls(choice, store=store, learn=learn, phrases=phrases, notice=notice, progress=progress)
+        learn = settings.log and settings.pool == "user"
+        options = choices(card, settings, knowledge=Measurements(store))
+        for choice, smaller in zip_longest(options, options[1:]):
+            phrases = settings.pool != "off" and choice.drafter != "none"
+            try:
+                engine = cls(choice, store=store, learn=learn, phrases=phrases, notice=notice, progress=progress)
+                break
+            except DoesNotFit as trouble:
+                if smaller is None:
+                    raise
+                notice(f"{trouble} It is tried once more with less: {smaller.reason}.")
         if engine.sampling(settings).rule == "typical":
             notice("with --accept typical the text is not exactly what the model alone would have written.")
         return engine
@@ -175,37 +191,26 @@ class Engine:
         """
         torch.set_num_threads(self._idle_cores())
         limits = limits or Limits()
-        prompt, dropped = self._fitting(messages, limits)
+        prompt, dropped, least = fitting(self.target, messages, limits, holds := self._holds())
+        if least != limits and not self._told_of_context:
+            self._told_of_context = True
+            self._notice(f"the memory of {self.choice.device} holds {holds} tokens of context now; replies end there.")
+        limits = least
         stream = self.session.generate(prompt, sampling, limits)  # what refuses the prompt leaves nothing to keep
         try:
             with closing(stream):  # a reply that was stopped is settled before its phrases are kept
                 for event in stream:
                     yield Prefill(event.done, event.total, dropped) if isinstance(event, Prefill) else event
-        except torch.OutOfMemoryError as error:
-            raise DoesNotFit(
-                f"A context of {len(self.session.tokens)} tokens does not fit in the memory of {self.choice.device}; "
-                "give a smaller --context."
-            ) from error
         finally:
             self._keep(len(prompt))
 
-    def _fitting(self, messages: Sequence[Message], limits: Limits) -> tuple[list[int], int]:
-        """Token ids of the conversation, and how many of its oldest turns had to be left out."""
-        messages, dropped = list(messages), 0
-        if (length := len(messages[-1]["content"])) > LONGEST_TOKEN * self.target.context:
-            raise UsageMistake(
-                f"The prompt is {length} characters long, and the context holds {self.target.context} tokens; "
-                "shorten it."
-            )
-        while True:
-            prompt = self.target.encode(messages)
-            first = 1 if messages[0]["role"] == "system" else 0
-            # Room for an answer: what was asked for, but never more than a quarter of the context.
-            room = min(limits.max_tokens or self.target.context, self.target.context // 4)
-            if len(prompt) + room <= self.target.context or len(messages) - first < 3:
-                return prompt, dropped
-            del messages[first : first + 2]
-            dropped += 1
+    def _holds(self) -> int:
+        """Tokens of context that fit: the model's own, or fewer where memory is short."""
+        device, cache = this_machine().device(self.choice.device), self.session.cache
+        assert device is not None
+        one = self.target.cache(1)
+        held = max(cache.capacity, device.usable // (one.nbytes // one.capacity))
+        return min(self.target.context, held - self.choice.nodes - 1)
 
     def gap(self, tokens: Sequence[int], one: int, other: int) -> float:
         """By how much the target's logit of token `one` exceeds that of `other`, behind these tokens."""
@@ -253,7 +258,7 @@ class Engine:
                 f"The draft model {draft.target.name} gives no numbers ({small.dtype}); its weights are damaged, or "
                 "too large for this format: fetch it again."
             )
-        measured = Measured.of(draft, revision(draft.target.path), small, self._store, self._notice, self._progress)
+        measured = Measured.of(draft, revision(draft.target.path), self._store, self._notice, self._progress)
         return Small(small, measured, measured.costs(small, self._idle_cores) if self.costs else None)
 
     # -- phrases of earlier sessions ----------------------------------------------------------------------------------
@@ -270,12 +275,37 @@ class Engine:
 
     def _keep(self, start: int) -> None:
         """One transaction a reply. What cannot be kept costs the next session time and this one nothing."""
+        said = self.session.statistics if not self.choice.fixed else None
+        if said is not None:
+            self._look_for_spilling(said)
+        if not self._learned(start):
+            return  # one trouble is waited for, and told, once
         if self._trained is not None:
             self._measured.remember(self._calibration, self._trained.calibration.as_json())
+        if said is not None:
+            self._measured.reply(self.choice.drafter, said)
+
+    def _learned(self, start: int) -> bool:
+        """Keeps the phrases of a reply, if any are to be kept; whether the store gave no trouble."""
         if self._store is None or self._pool_id is None or not self._learn or self._store.read_only:
-            return
+            return True
         phrases, used = self.pool.harvest(start)
         try:
             self._store.learn(self._pool_id, phrases, used)
         except StoreTrouble as trouble:
             self._notice(str(trouble))
+            return False
+        return True
+
+    def _look_for_spilling(self, said: Statistics) -> None:
+        """Where a graphics card is full, Windows moves weights to main memory and says nothing; steps tell it."""
+        if self._told_of_spilling or self.costs is None or self.target.device.type != "cuda" or said.steps < FEW_STEPS:
+            return
+        usual = self.costs.at(round(1 + said.drafted / said.steps), len(self.session.tokens))
+        if said.verify_seconds / said.steps > SUDDEN * usual:
+            self._told_of_spilling = True
+            self._notice(
+                f"a step takes {said.verify_seconds / said.steps / usual:.0f} times what it took when it was measured: "
+                f"the memory of {self.choice.device} may be full, and part of it moved to main memory; close other "
+                "programs, or give a smaller --context or --quantize nf4."
+            )

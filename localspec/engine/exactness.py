@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from localspec.engine.cache import BUCKET, KVCache
-from localspec.engine.linear import Linear, RowScaled
+from localspec.engine.linear import Linear, Packed, RowScaled
 from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.hardware import physical_cores
@@ -62,7 +62,7 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
     widths = sorted({*range(1, widest + 1), *always})
     found, threads = Exactness(True, widest), torch.get_num_threads()
     try:
-        # A dense layer rounds one row otherwise than several, in bf16 so seldom that no short text is sure to show it.
+        # Any other rounds one row otherwise than several, in bf16 so seldom that no short text is sure to show it.
         least = 0 if isinstance(target.transformer.head, RowScaled) else 1
         for multiple in MULTIPLES[least:] if exact else (1,):
             target.multiple = multiple
@@ -153,7 +153,7 @@ def _difference(
 def _forward(target: Target, cache: KVCache, tree: DraftTree, nodes: Sequence[int]) -> Rows:
     """Logits of these nodes, their keys and values, and what each linear layer was given for them.
 
-    An int8 layer rounds most of what differs before it away, and what is seldom seen here would be seen in a long text.
+    A packed one rounds most of what differs before it away, and what is seldom seen here would be seen in a long text.
     """
     device, given = target.device, []
     positions = cache.length + torch.tensor(tree.depth, device=device)
@@ -161,7 +161,7 @@ def _forward(target: Target, cache: KVCache, tree: DraftTree, nodes: Sequence[in
     def look(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
         given.append(inputs[0].flatten(0, -2)[nodes])
 
-    layers = [layer for layer in target.transformer.modules() if isinstance(layer, Linear | RowScaled)]
+    layers = [layer for layer in target.transformer.modules() if isinstance(layer, Linear | Packed)]
     hooks = [layer.register_forward_pre_hook(look) for layer in layers]
     try:
         logits = target.forward(torch.tensor(tree.tokens, device=device), positions, tree.mask.to(device), cache).logits

@@ -1,4 +1,4 @@
-"""The kinds of linear layer: dense in the precision of its weight, and row-scaled int8 for processors.
+"""The kinds of linear layer: dense in the precision of its weight, and packed, of which row-scaled int8 is here.
 
 A forward may bring a low-rank adapter along, which acts in that forward and in no other.
 """
@@ -6,7 +6,7 @@ A forward may bring a low-rank adapter along, which acts in that forward and in 
 import warnings
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch import nn
 
 OUTLIER = 6.0  # an activation this many times the root mean square of its row (LLM.int8, §3.2)
 MOST_OUTLIERS = 32  # input channels of one layer
+PIECE = 2**18  # weights that are rounded at a time: what that takes is not to double a large weight
 
 
 class LowRank(nn.Module):
@@ -58,6 +59,7 @@ class LowRank(nn.Module):
 class Linear(nn.Module):
     """y = x Wᵀ + b with W [out, in]; gradients flow."""
 
+    computes_in: ClassVar[torch.dtype | None] = None  # None: what the weights are in
     bias: nn.Parameter | None
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -78,33 +80,75 @@ class Linear(nn.Module):
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
-class RowScaled(nn.Module):
-    """y = x Wᵀ + b in int8 on a processor: W with one scale an output channel, x with one scale a row.
+class Packed(nn.Module):
+    """y = x Wᵀ + b with W [out, in] rounded to a few bits when it is made. What the kinds of it share.
 
-    One scale for all rows, which torch's own dynamic layers use, would make a row depend on the rows beside it; here
-    what a row gives is bit for bit what it gives alone. fp32 in, fp32 out. Gradients flow through x, as through a dense
-    layer with the quantised weight. Input channels named by `protect` are computed in fp32.
+    Gradients flow through x, as through a dense layer with the rounded weight.
     """
 
+    computes_in: ClassVar[torch.dtype | None] = None  # None: what the weights were in
     bias: torch.Tensor | None
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__()
         self.shape = weight.shape
-        self.packed = _pack(weight.float())
-        self.bias = None if bias is None else bias.float()
-        self.outliers: torch.Tensor | None = None  # channels, and their columns of the quantised weight
-        self.columns: torch.Tensor | None = None
+        self.bias = bias
 
     def forward(self, x: torch.Tensor, adapter: LowRank | None = None) -> torch.Tensor:
         if x.requires_grad:
             y: torch.Tensor = _StraightThrough.apply(x, self)  # type: ignore[no-untyped-call]
         else:
             y = self.compute(x)
-        return y if adapter is None else y + adapter(x)
+        return y if adapter is None else y + adapter(x).to(y.dtype)
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
-        """The product itself, [..., in] -> [..., out]; no gradient."""
+        """The product itself, [..., in] -> [..., out] in the precision of x; no gradient."""
+        raise NotImplementedError
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The rounded weight [out, in], made anew each time."""
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the layer holds."""
+        raise NotImplementedError
+
+
+LinearKind = type[Linear] | type[Packed]
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Kernels for packed weights return no gradient, without complaint; this one is that of the rounded weight."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, layer: Packed) -> torch.Tensor:
+        context.layer = layer
+        return layer.compute(x)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient @ context.layer.weight.to(gradient.dtype), None
+
+
+class RowScaled(Packed):
+    """int8 on a processor: W with one scale an output channel, x with one scale a row.
+
+    One scale for all rows, which torch's own dynamic layers use, would make a row depend on the rows beside it; here
+    what a row gives is bit for bit what it gives alone. fp32 in, fp32 out. Input channels named by `protect` are
+    computed in fp32.
+    """
+
+    computes_in = torch.float32
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        super().__init__(weight, None if bias is None else bias.float())
+        self.packed = _pack(weight)
+        self.outliers: torch.Tensor | None = None  # channels, and their columns of the quantised weight
+        self.columns: torch.Tensor | None = None
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         rest = x if self.outliers is None else x.index_fill(-1, self.outliers, 0.0)
         # A row of zeros has no scale; any other than zero serves it.
         scale = rest.abs().amax(-1, keepdim=True).clamp_min_(1e-30)
@@ -123,7 +167,6 @@ class RowScaled(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The quantised weight as fp32 [out, in], made anew each time."""
         weight: torch.Tensor = torch.ops.quantized.linear_unpack(self.packed)[0].dequantize()
         return weight
 
@@ -132,19 +175,6 @@ class RowScaled(nn.Module):
         rows, columns = self.shape
         kept = [tensor.nbytes for tensor in (self.bias, self.columns) if tensor is not None]
         return rows * columns + 12 * rows + sum(kept)  # a row: scale, zero point and sum, four bytes each
-
-
-class _StraightThrough(torch.autograd.Function):
-    """int8 operators return no gradient, without complaint; this one is that of the de-quantised weight."""
-
-    @staticmethod
-    def forward(context: Any, x: torch.Tensor, layer: RowScaled) -> torch.Tensor:
-        context.layer = layer
-        return layer.compute(x)
-
-    @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient @ context.layer.weight, None
 
 
 def outliers(x: torch.Tensor) -> torch.Tensor:
@@ -176,18 +206,33 @@ def activation_steps() -> tuple[int, int]:
     return (127, 128) if bool((y - 256).abs().max() < 0.01) else (63, 64)
 
 
+@torch.no_grad()
+def per_channel(weight: torch.Tensor, precision: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight [out, in] as whole steps of one scale an output channel: int8 [out, in], and scales [out]."""
+    steps, scales = torch.empty_like(weight, dtype=torch.int8), weight.new_empty(len(weight), dtype=precision)
+    limits, channels = torch.finfo(precision), max(1, PIECE // weight.shape[1])
+    least = max(1e-30, limits.tiny * limits.eps)  # a channel of zeros has no scale; any other than zero serves it
+    for piece, its_steps, its_scales in zip(
+        *(torch.split(part, channels) for part in (weight, steps, scales)), strict=True
+    ):
+        piece = piece.float()
+        its_scales.copy_((piece.abs().amax(1) / 127).clamp_min_(least))
+        its_steps.copy_((piece / its_scales.float()[:, None]).round_().clamp_(-127, 127))
+    return steps, scales
+
+
 _multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
 
 
 def _pack(weight: torch.Tensor) -> Any:
     if torch.backends.quantized.engine != "x86" and "x86" in torch.backends.quantized.supported_engines:
         torch.backends.quantized.engine = "x86"
-    scale = weight.abs().amax(1).clamp_min(1e-30) / 127
-    steps = torch.round(weight / scale[:, None]).to(torch.int8)
+    steps, scale = per_channel(weight, torch.float32)
     zero = torch.zeros(len(scale), dtype=torch.long)
     with warnings.catch_warnings():  # that quantised tensors will go, which the developers know
         warnings.simplefilter("ignore", UserWarning)
         quantised = torch._make_per_channel_quantized_tensor(steps, scale.double(), zero, 0)
+        del steps  # copied, and to be copied once more
         return torch.ops.quantized.linear_prepack(quantised, None)
 
 

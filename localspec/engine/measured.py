@@ -1,16 +1,19 @@
 """What is measured once on this machine, for one model in one form, and kept: how exact it is, what its rows cost."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from localspec import __version__
 from localspec.database import StoreTrouble
 from localspec.engine.exactness import Exactness, measure
 from localspec.engine.target import Target
-from localspec.hardware import ForwardCosts, IdleCores, forward_costs, physical_cores, versions
+from localspec.events import Statistics
+from localspec.forward_costs import ForwardCosts, forward_costs
+from localspec.hardware import IdleCores, physical_cores
+from localspec.measurements import COSTS, REPLIES, subject, with_reply
 from localspec.selection import Choice
 from localspec.store import Store
 
@@ -32,15 +35,14 @@ class Measured:
         cls,
         choice: Choice,
         revision: str,
-        target: Target,
         store: Store | None,
         notice: Callable[[str], None],
         progress: Callable[[str], None],
     ) -> "Measured":
         """Those of this revision, precision, form, context, and of this machine and version."""
-        form = "exact" if choice.exact else "fastest"
-        parts = (revision, choice.dtype, choice.quantize, form, str(target.context), f"localspec {__version__}")
-        return cls(store, " · ".join((*parts, versions(choice.device))), notice, progress)
+        packing = f"{choice.quantize} above {choice.threshold}" if choice.threshold else choice.quantize
+        about = subject(revision, choice.device, choice.dtype, packing, choice.exact, choice.context)
+        return cls(store, about, notice, progress)
 
     def recall(self, name: str) -> Any:
         """What was kept by this name; None where nothing was."""
@@ -65,12 +67,18 @@ class Measured:
 
     def costs(self, target: Target, idle_cores: IdleCores) -> ForwardCosts:
         """What forwards cost."""
-        costs = ForwardCosts.from_list(self.recall("costs"))
+        costs = ForwardCosts.from_list(self.recall(COSTS))
         if costs is None:
             self.progress("measuring what a row costs here, once")
             cores = idle_cores()
             torch.set_num_threads(cores)
             costs = forward_costs(target)
             if cores == physical_cores():  # what a busy moment made of it is good for this session only
-                self.remember("costs", costs.as_list())
+                self.remember(COSTS, costs.as_list())
         return costs
+
+    def reply(self, drafter: str, said: Statistics) -> None:
+        """Adds one reply to what is kept of this drafter here."""
+        if said.steps and self.store is not None and not self.store.read_only:
+            with suppress(StoreTrouble):  # the next reply will tell as much, and no sentence is worth it
+                self.store.remember(REPLIES, self.subject, with_reply(self.recall(REPLIES), drafter, said))

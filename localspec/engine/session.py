@@ -1,20 +1,25 @@
 """One live conversation: committed tokens, their cache and a drafter. Streams events, ends a reply where it must."""
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from localspec.drafters.base import Drafter
+from localspec.drafters.base import Drafter, Step
 from localspec.engine.budget import Budget
 from localspec.engine.cache import shared
 from localspec.engine.decode import CHUNK, decode_step, prefill_step
 from localspec.engine.detokenize import Transcript
+from localspec.engine.memory import give_back, out_of_memory
 from localspec.engine.sampling import Sampling
 from localspec.engine.stats import Tally, count_sources, peak_bytes, step_sources
 from localspec.engine.target import Target
-from localspec.errors import UsageMistake
+from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Done, Event, Memory, Prefill, Reason, Statistics, Text
 from localspec.text import safe
+
+FEWER = CHUNK // 4  # prompt tokens a forward where CHUNK take too much memory
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,8 @@ class Session:
         """Answers a prompt of token ids. Stop asking for events and the session stands where the last event left it.
 
         What the new prompt shares with the tokens of the turns before is not read again. Raises UsageMistake for a
-        prompt that is empty or leaves no room for an answer.
+        prompt that is empty or leaves no room for an answer. Where memory runs out, the reply goes on in smaller steps
+        and without trees, which changes no token; raises DoesNotFit where not even that fits.
         """
         limits = limits or Limits()
         room = self.target.context - len(prompt)
@@ -78,6 +84,7 @@ class _Reply:
         self.prefilled = self.first = self.last = 0.0
         self.out = 0  # reply tokens the consumer has
         self.reused = 0
+        self.chunk, self.spare = CHUNK, True  # what memory allows
 
     def events(self) -> Generator[Event, None, None]:
         session = self.session
@@ -88,10 +95,7 @@ class _Reply:
             self.first = self.last = self._clock()
             yield from self._text(reason is not None)
             while reason is None:
-                session.cache.reserve(len(session.tokens) + session.budget.most)
-                step = decode_step(
-                    session.target, session.cache, session.drafter, session.tokens, session.budget, self.sampling
-                )
+                step = self._fitting(self._decode, self._without_trees)
                 session.tokens += step.committed
                 reason, taken = self._take(step.committed, step_sources(step))
                 self.tally.add(step, taken)
@@ -113,17 +117,73 @@ class _Reply:
         session.cache.truncate(self.reused)
         session.drafter.rewind(self.reused)
         session.budget.begin()
-        session.cache.reserve(len(prompt) + session.budget.most + 1)
+        self._fitting(lambda: self._reserve(len(prompt)), self._without_spare)
         yield Prefill(self.reused, len(prompt))
         while len(session.tokens) < len(prompt):
-            chunk = prompt[len(session.tokens) : len(session.tokens) + CHUNK]
-            last = len(session.tokens) + len(chunk) == len(prompt)
-            step = prefill_step(session.target, session.cache, session.drafter, chunk, self.sampling, last)
-            session.tokens += step.committed
-            if not last:
+            session.tokens += self._fitting(self._read, self._in_smaller_chunks).committed
+            if len(session.tokens) < len(prompt):
                 yield Prefill(len(session.tokens), len(prompt))
         self.prefilled = self._clock()
         yield Prefill(len(prompt), len(prompt))
+
+    def _read(self) -> Step:
+        """The next chunk of the prompt."""
+        session, start = self.session, len(self.session.tokens)
+        chunk = self.prompt[start : start + self.chunk]
+        last = start + len(chunk) == len(self.prompt)
+        return prefill_step(session.target, session.cache, session.drafter, chunk, self.sampling, last)
+
+    def _decode(self) -> Step:
+        session = self.session
+        self._reserve(len(session.tokens))
+        return decode_step(
+            session.target, session.cache, session.drafter, session.tokens, session.budget, self.sampling
+        )
+
+    def _reserve(self, tokens: int) -> None:
+        """Room for so many, a tree behind them, and the rows that the target fills it up with."""
+        session = self.session
+        session.cache.reserve(tokens + session.budget.nodes + session.target.multiple, self.spare)
+
+    # -- where memory runs out ----------------------------------------------------------------------------------------
+
+    def _fitting(self, work: Callable[[], Made], less: Callable[[], bool]) -> Made:
+        """What `work` gives. Where memory runs out it is tried once more, if `less` made it need less than before.
+
+        Raises DoesNotFit. The session then stands where it stood before.
+        """
+        length = self.session.cache.length
+        for _ in range(2):
+            try:
+                return work()
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+            # No longer in the handler: an error keeps alive all that its frames hold.
+            self.session.cache.truncate(length)
+            self.session.drafter.rewind(len(self.session.tokens))
+            give_back(self.session.target.device)
+            if not less():
+                break
+        raise DoesNotFit(
+            f"A text of {max(len(self.session.tokens), len(self.prompt))} tokens does not fit in the memory of "
+            f"{self.session.target.device}; give a smaller --context, or another --quantize."
+        )
+
+    def _without_spare(self) -> bool:
+        before, self.spare = self.spare, False
+        return before
+
+    def _in_smaller_chunks(self) -> bool:
+        before, self.chunk = self.chunk, FEWER
+        return before > FEWER
+
+    def _without_trees(self) -> bool:
+        fewer = self.session.budget.nodes > 0
+        self.session.budget.stop("memory ran out, so the rest of this reply is decoded without drafts")
+        return self._without_spare() or fewer
+
+    # -- what leaves --------------------------------------------------------------------------------------------------
 
     def _take(self, tokens: Sequence[int], sources: Sequence[str]) -> tuple[Reason | None, int]:
         """Commits tokens one by one; the reason to end the reply within them, if any, and how many were taken."""

@@ -18,10 +18,11 @@ from transformers.utils import logging
 from localspec.checkpoint import Checkpoint, inspect
 from localspec.engine.attention import LEAST_SLOTS, fastest, invariant, page
 from localspec.engine.cache import KVCache
-from localspec.engine.linear import Linear, RowScaled, outliers
+from localspec.engine.linear import Linear, Packed, RowScaled, outliers
+from localspec.engine.packing import head_kind, layer_kind
 from localspec.engine.transformer import Architecture, Rotary, Transformer, weight_map
 from localspec.engine.tree import DraftTree
-from localspec.engine.weights import Weights, first_line, own_head
+from localspec.engine.weights import Weights, first_line, freed_at_once, own_head
 from localspec.errors import LocalspecError, UsageMistake
 
 logging.set_verbosity_error()  # what a user can act on, we say ourselves
@@ -65,6 +66,7 @@ class Target:
         self.stop_tokens = _stop_tokens(config, generation, tokenizer)
 
     @classmethod
+    @freed_at_once()
     def load(
         cls,
         path: Path,
@@ -74,10 +76,12 @@ class Target:
         context: int | None = None,
         quantize: str = "none",
         exact: bool = False,
+        threshold: float = 0.0,
     ) -> "Target":
         """Reads a directory in the Hugging Face layout, safetensors only; `context` is the model's own by default.
 
-        `quantize` is none or int8 (processors only); `exact` asks for the form whose rows never depend on each other.
+        `quantize` is none, int8, int4 or nf4, as far as the device has them; `exact` asks for the form whose rows never
+        depend on each other; `threshold` is that of int8 on CUDA.
 
         Raises LocalspecError (broken, missing or unsupported files) and UsageMistake (a context the model cannot hold).
         """
@@ -94,8 +98,8 @@ class Target:
         if shape.tied and own_head(checkpoint):  # as the stock model does: what the file holds is what counts
             shape = replace(shape, tied=False)
         weights, rotary = Weights(checkpoint, shape, dtype, device), Rotary(config, context, torch.device(device))
-        kind, attend = RowScaled if quantize == "int8" else Linear, invariant if exact else fastest
-        transformer = Transformer(shape, rotary, weights, kind, attend)
+        kind, head = layer_kind(quantize, device, threshold), head_kind(quantize, device)
+        transformer = Transformer(shape, rotary, weights, kind, invariant if exact else fastest, head)
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # the tokenizers library raises bare Exception on a damaged file
@@ -200,7 +204,7 @@ class Target:
 
     @cached_property
     def nbytes(self) -> int:
-        packed = [layer.nbytes for layer in self.transformer.modules() if isinstance(layer, RowScaled)]
+        packed = [layer.nbytes for layer in self.transformer.modules() if isinstance(layer, Packed)]
         return sum(packed) + sum(parameter.nbytes for parameter in self.transformer.parameters())
 
     @property
@@ -275,9 +279,12 @@ class Target:
     # -- back to files ------------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Writes weights, config and tokenizer in the Hugging Face layout. Raises LocalspecError for an int8 model."""
-        if isinstance(self.transformer.head, RowScaled):
-            raise LocalspecError("An int8 model cannot be written back, for its weights are rounded; load it without.")
+        """Writes weights, config and tokenizer in the Hugging Face layout. Raises LocalspecError for a packed model."""
+        if self.transformer.packed:
+            raise LocalspecError(
+                "A model in int8, int4 or nf4 cannot be written back, for its weights are rounded; load it with "
+                "--quantize none."
+            )
         path.mkdir(parents=True, exist_ok=True)
         ours, tensors = dict(self.transformer.named_parameters()), {}
         for name, made_of in weight_map(self.transformer.shape).items():

@@ -16,7 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from localspec.engine.attention import Attention, fastest, invariant, silu
 from localspec.engine.cache import Behind, KVCache
-from localspec.engine.linear import Linear, LowRank, RowScaled
+from localspec.engine.linear import Linear, LinearKind, LowRank, Packed
 from localspec.errors import LocalspecError
 
 
@@ -142,7 +142,6 @@ class Rotary:
 
 WIDEST = 128  # rows: no draft tree has so many
 Turns = tuple[torch.Tensor, torch.Tensor]
-LinearKind = type[Linear] | type[RowScaled]
 Cache = KVCache | Behind
 LayerAdapters = Mapping[str, LowRank]
 _NONE: Mapping[Any, Any] = {}
@@ -166,7 +165,7 @@ class Layer(nn.Module):
         super().__init__()
         self.shape, self.index, self.attend = shape, index, attend
 
-        def linear(name: str) -> Linear | RowScaled:
+        def linear(name: str) -> Linear | Packed:
             return kind(weights[f"layers.{index}.{name}.weight"], weights.get(f"layers.{index}.{name}.bias"))
 
         def vector(name: str) -> nn.Parameter:
@@ -229,7 +228,8 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """Embedding, layers, final norm, head. Weights by our names, as `weight_map` lists them; each is read once.
 
-    With int8 linears all that lies between them is computed in fp32; embedding and cache keep the weights' precision.
+    With linears that compute in fp32 so is all that lies between them; embedding and cache keep the weights' precision.
+    `head` is the kind of the head, that of the other linears by default.
     """
 
     def __init__(
@@ -239,17 +239,23 @@ class Transformer(nn.Module):
         weights: Mapping[str, torch.Tensor],
         kind: LinearKind = Linear,
         attend: Attention = fastest,
+        head: LinearKind | None = None,
     ) -> None:
         super().__init__()
         self.shape, self.rotary, self.kind = shape, rotary, kind
         embedding = weights["embedding"]
         self.embedding = nn.Parameter(embedding, requires_grad=False)
-        self.computes_in = torch.float32 if kind is RowScaled else embedding.dtype
+        self.computes_in = kind.computes_in or embedding.dtype
         self.layers = nn.ModuleList(Layer(shape, index, weights, kind, attend) for index in range(len(shape.windows)))
         self.norm = nn.Parameter(_computed(weights["norm"], kind), requires_grad=False)
-        self.head = kind(embedding if shape.tied else weights["head.weight"])
+        self.head = (head or kind)(embedding if shape.tied else weights["head.weight"])
         if shape.tied and isinstance(self.head, Linear):
             self.head.weight = self.embedding
+
+    @property
+    def packed(self) -> bool:
+        """Whether weights are rounded to a few bits; a head of another kind than the other linears may be dense."""
+        return issubclass(self.kind, Packed)
 
     def forward(
         self,
@@ -294,7 +300,7 @@ class Transformer(nn.Module):
 
 
 def _computed(vector: torch.Tensor, kind: LinearKind) -> torch.Tensor:
-    return vector.float() if kind is RowScaled else vector
+    return vector.to(kind.computes_in or vector.dtype)
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

@@ -1,59 +1,133 @@
-"""Weights as they lie in a model's files, made into our parameters one at a time."""
+"""Weights as they lie in a model's files, made into our parameters one at a time.
 
+Each is read straight into memory of its own: mapped files would count as memory for as long as a part of them is held.
+"""
+
+import ctypes
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import FileIO
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from localspec.checkpoint import Checkpoint
+from localspec.checkpoint import Checkpoint, tensor_headers, tensor_start
 from localspec.engine.transformer import Architecture, weight_map
 from localspec.errors import LocalspecError
+
+PIECE = 2**18  # numbers that are read at a time where they change their type or device
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h names them
+TYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+class _Stored(NamedTuple):
+    """Where a tensor lies, and what it is."""
+
+    file: Path
+    start: int  # bytes
+    shape: list[int]
+    dtype: torch.dtype
+
+    def read(self, into: torch.Tensor, first: int = 0) -> None:
+        """Fills a contiguous tensor, of any type and on any device, with the numbers from the `first` on.
+
+        Raises LocalspecError where the file has changed since its header was read.
+        """
+        if into.device.type == "meta":  # which has shapes only
+            return
+        direct = into.device.type == "cpu" and into.dtype == self.dtype
+        pieces = torch.split(into.view(-1), PIECE)
+        between = None if direct else torch.empty(len(pieces[0]), dtype=self.dtype)
+        try:
+            with FileIO(self.file) as stream:
+                stream.seek(self.start + first * self.dtype.itemsize)
+                for piece in pieces:
+                    buffer = piece if between is None else between[: len(piece)]
+                    _fill(buffer, stream)
+                    if between is not None:
+                        piece.copy_(buffer)
+        except OSError as error:
+            raise _damaged(self.file, first_line(error)) from error
+
+
+def _fill(buffer: torch.Tensor, stream: FileIO) -> None:
+    left = buffer.view(torch.uint8).numpy().data
+    while left:
+        count = stream.readinto(left)
+        if not count:
+            raise OSError("it ends too early")
+        left = left[count:]
+
+
+def _stored(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, _Stored]:
+    """Those of the tensors that the files hold."""
+    found = {}
+    for file in checkpoint.weight_files:
+        start = tensor_start(file)
+        for name, entry in tensor_headers(file).items():
+            if name not in names:
+                continue
+            if entry["dtype"] not in TYPES:
+                raise _damaged(file, f"'{name}' is of the type {entry['dtype']}")
+            found[name] = _Stored(file, start + entry["data_offsets"][0], entry["shape"], TYPES[entry["dtype"]])
+    return found
 
 
 def own_head(checkpoint: Checkpoint) -> bool:
     """Whether the weights hold a head that is not the embedding, though config.json says that the two are one."""
-    found: dict[str, torch.Tensor] = {}
-    names = ("lm_head.weight", "model.embed_tokens.weight")
-    for file in checkpoint.weight_files:
-        with safe_open(file, framework="pt") as tensors:
-            found.update({name: tensors.get_tensor(name) for name in names if name in tensors.keys()})  # noqa: SIM118
-    return len(found) == len(names) and not torch.equal(*found.values())
+    found = list(_stored(checkpoint, frozenset(("lm_head.weight", "model.embed_tokens.weight"))).values())
+    if len(found) < 2:
+        return False
+    if found[0].shape != found[1].shape:
+        return True
+    count = prod(found[0].shape)
+    for first in range(0, count, PIECE):
+        both = torch.empty(2, min(PIECE, count - first), dtype=torch.float32)
+        for stored, piece in zip(found, both, strict=True):
+            stored.read(piece, first)
+        if not torch.equal(*both):
+            return True
+    return False
 
 
 class Weights(Mapping[str, torch.Tensor]):
     """Our parameters by name, each made of its Hugging Face tensors when it is asked for and not held here.
 
-    So a model that is packed while it is read never lies in memory whole. Raises LocalspecError for what is missing.
+    So a model that is packed while it is read never lies in memory whole, and no other twice. Raises LocalspecError for
+    what is missing.
     """
 
     def __init__(self, checkpoint: Checkpoint, shape: Architecture, dtype: torch.dtype, device: str) -> None:
-        self._made_of, self._dtype, self._device, self._path = weight_map(shape), dtype, device, checkpoint.path
-        names = {part for made_of in self._made_of.values() for part, _ in made_of}
-        self._file: dict[str, Any] = {}
-        for file in checkpoint.weight_files:
-            with self._told(file):
-                tensors: Any = safe_open(file, framework="pt")
-                self._file.update(dict.fromkeys(names & set(tensors.keys()), tensors))
-        if missing := sorted(names - self._file.keys()):
+        self._made_of, self._dtype, self._device = weight_map(shape), dtype, device
+        names = frozenset(part for made_of in self._made_of.values() for part, _ in made_of)
+        self._stored = _stored(checkpoint, names)
+        if missing := sorted(names - self._stored.keys()):
             raise LocalspecError(
-                f"The weights in {self._path} lack '{missing[0]}' and {len(missing) - 1} more; fetch the model again."
+                f"The weights in {checkpoint.path} lack '{missing[0]}' and {len(missing) - 1} more; fetch the model "
+                "again."
             )
         for name, made_of in self._made_of.items():
             for part, rows in made_of:
-                found, promised = self._file[part].get_slice(part).get_shape(), [rows, *_columns(name, shape)]
-                if list(found) != promised:
+                found, promised = self._stored[part].shape, [rows, *_columns(name, shape)]
+                if found != promised:
                     raise LocalspecError(
-                        f"'{part}' in {self._path} has the shape {list(found)} where config.json promises "
+                        f"'{part}' in {checkpoint.path} has the shape {found} where config.json promises "
                         f"{promised}; fetch the model again."
                     )
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        with self._told(self._path):
-            parts = [self._file[part].get_tensor(part) for part, _ in self._made_of[name]]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self._device, self._dtype)
+        made_of = self._made_of[name]
+        rows, columns = [count for _, count in made_of], self._stored[made_of[0][0]].shape[1:]
+        whole = torch.empty(sum(rows), *columns, dtype=self._dtype, device=self._device)
+        for (part, _), slot in zip(made_of, torch.split(whole, rows), strict=True):
+            self._stored[part].read(slot)
+        return whole
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._made_of)
@@ -61,13 +135,27 @@ class Weights(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self._made_of)
 
-    @staticmethod
-    @contextmanager
-    def _told(what: Path) -> Iterator[None]:
-        try:
-            yield
-        except (SafetensorError, OSError) as error:
-            raise LocalspecError(f"{what} is damaged ({first_line(error)}); fetch the model again.") from error
+
+@contextmanager
+def freed_at_once() -> Iterator[None]:
+    """Within, what is freed goes back to the system. Else holes stay between layers that are packed one after another,
+    as glibc allocates, and a model in int8 takes half as much again.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):  # another system, with another allocator
+        yield
+        return
+    mallopt(_MMAP_THRESHOLD, 2**20)
+    try:
+        yield
+    finally:  # what glibc comes to by itself where large tensors come and go
+        mallopt(_MMAP_THRESHOLD, 2**25)
+        mallopt(_TRIM_THRESHOLD, 2**26)
+
+
+def _damaged(file: Path, what: str) -> LocalspecError:
+    return LocalspecError(f"{file} is damaged ({what}); fetch the model again.")
 
 
 def _columns(name: str, shape: Architecture) -> list[int]:

@@ -18,13 +18,14 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from localspec.checkpoint import revision
+from localspec.engine.memory import out_of_memory
+from localspec.engine.packing import DTYPES
 from localspec.engine.target import Target
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.hardware import free_memory
 from localspec.selection import Choice
 from localspec.training.texts import Question
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PROBE = 16  # tokens that are generated to see how long it will take
 BEGINNING = b'{"asked": "'  # of every line that we write
 
@@ -128,7 +129,9 @@ class Distiller:
                 min_new_tokens=least or None, eos_token_id=stops or None, pad_token_id=stops[0] if stops else 0,
                 **sampling,
             )  # fmt: skip
-        except torch.OutOfMemoryError as error:
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
             raise DoesNotFit(
                 f"{len(names)} prompts at once do not fit in the memory of {self._model.device}; give a smaller "
                 "--batch."
@@ -212,7 +215,7 @@ def _mark(question: Question, wanted: Wanted, model: Sequence[str]) -> str:
 
 
 def _load(choice: Choice) -> Any:
-    needed, free = choice.bytes, free_memory(choice.device)
+    needed, free = choice.loaded, free_memory(choice.device)
     if needed > free:
         raise DoesNotFit(
             f"{choice.target.name} needs {needed / 2**30:.1f} GiB of memory and {free / 2**30:.1f} GiB are free; "
@@ -224,11 +227,11 @@ def _load(choice: Choice) -> Any:
             choice.target.path, dtype=DTYPES[choice.dtype], local_files_only=True, trust_remote_code=False
         )
         return model.to(choice.device).eval()
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise DoesNotFit(
-            f"{choice.target.name} does not fit in the memory of {choice.device}; choose a smaller model."
-        ) from error
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, MemoryError) as error:
+        if out_of_memory(error):
+            raise DoesNotFit(
+                f"{choice.target.name} does not fit in the memory of {choice.device}; choose a smaller model."
+            ) from error
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise LocalspecError(
             f"transformers cannot load {choice.target.path} ({first}); fetch the model again."

@@ -1,18 +1,29 @@
 """What a training will need, before anything is loaded: bytes of memory and disk, from headers and shapes alone."""
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from localspec import config, drafters
+from localspec.candidates import Knowledge
 from localspec.drafters.base import TrainedDrafter
 from localspec.engine.losses import HELD, ROWS
+from localspec.engine.packing import DTYPES
+from localspec.engine.target import Target
 from localspec.errors import DoesNotFit
 from localspec.hardware import free_memory
-from localspec.selection import Choice
+from localspec.machine import Machine
+from localspec.prediction import Rates, estimated_rates
+from localspec.registry import TargetCard
+from localspec.selection import Choice, choose
 from localspec.training.train import learning
 
+LENGTH = 1024  # tokens of a row, unless told, or the model's context
 STATES = 24  # vectors of a layer's width that one token leaves behind in it for the gradient, about
 LOGITS = 6  # copies of a few rows' logits: the drafter's, the teacher's, their logarithms, the gradient
+BESIDE = 1.5  # times the matrices alone: losses, the optimiser, checkpoints
 PROGRAM = 300 * 2**20  # libraries and what else a process holds
 
 
@@ -30,6 +41,38 @@ class Needs:
         return self.fixed + at_once * self.token
 
 
+def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choice) -> TrainedDrafter:
+    """The drafter that would be trained, on the meta device: shapes and no weights. Raises what `make` raises."""
+    target = Target.load(card.path, device="meta", dtype=DTYPES[choice.dtype])
+    return drafters.make(kind, target, options)
+
+
+def hours(drafter: TrainedDrafter, rates: Rates, tokens: int) -> float:
+    """Of training on so many tokens, about: the target reads them once, what learns is passed three times.
+
+    `rates` are those of the precision it computes in.
+    """
+    target = drafter.target.transformer
+    read = sum(parameter.numel() for parameter in target.parameters())
+    learn = sum(parameter.numel() for parameters, _ in learning(drafter) for parameter in parameters)
+    drawn = read / 2 if drafter.kind == "s3d" else learn + drafter.depth * target.shape.vocabulary * target.shape.width
+    rows = rates.rows[-1]
+    return BESIDE * tokens * rates.product(round(read + 3 * drawn), rows) / rows / 3600
+
+
+def outlook(kind: str, card: TargetCard, machine: Machine, knowledge: Knowledge, tokens: int) -> tuple[float, int]:
+    """(hours, bytes of memory) of training a drafter as `localspec train` does unasked, about."""
+    choice = choose(card, replace(config.Settings(), drafter="none"), machine, knowledge)
+    drafter = shadow(kind, card, {}, choice)
+    device = machine.device(choice.device)
+    assert device is not None
+    rates = knowledge.rates(choice.device, choice.dtype, choice.quantize)
+    rates = rates or estimated_rates(device, choice.dtype, choice.quantize)
+    length = min(LENGTH, drafter.target.context)
+    needed = needs(drafter, choice, length, drafter.owns_target)
+    return hours(drafter, rates, tokens), needed.memory(length)
+
+
 def needs(drafter: TrainedDrafter, choice: Choice, length: int, changes_target: bool) -> Needs:
     """`drafter` may be one without weights, on torch's meta device."""
     shape, item = drafter.target.transformer.shape, 2 if choice.dtype != "fp32" and choice.quantize == "none" else 4
@@ -40,10 +83,10 @@ def needs(drafter: TrainedDrafter, choice: Choice, length: int, changes_target: 
     drawn = 4 * drafter.depth * (STATES * shape.width + 2 * shape.inner + shape.heads * length)
     return Needs(
         # weights, gradient and two moments in fp32, beside the target
-        fixed=choice.bytes + 16 * count + LOGITS * 4 * ROWS * shape.vocabulary + drafter.depth * HELD + PROGRAM,
+        fixed=choice.loaded + 16 * count + LOGITS * 4 * ROWS * shape.vocabulary + drafter.depth * HELD + PROGRAM,
         token=read + learnt + drawn,
         # two checkpoints, for the former one stays until the next is whole; then the drafter, and perhaps a target
-        files=2 * 12 * count + 4 * count + (choice.bytes if changes_target else 0),
+        files=2 * 12 * count + 4 * count + (choice.loaded if changes_target else 0),
         learning=count,
     )
 

@@ -12,10 +12,12 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from localspec import drafters
-from localspec.checkpoint import Checkpoint, inspect, revision
+from localspec.checkpoint import revision
 from localspec.config import Settings
 from localspec.drafter_cards import drafters as trained_before
 from localspec.drafters.base import Former, TrainedDrafter
+from localspec.engine.memory import out_of_memory
+from localspec.engine.packing import DTYPES
 from localspec.engine.target import Target
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.registry import TargetCard
@@ -27,8 +29,6 @@ from localspec.training.result import Origin, Result, rounded
 from localspec.training.texts import Example
 from localspec.training.train import Plan, Seen, Training, perplexity
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-LENGTH = 1024  # tokens of a row, unless told, or the model's context
 SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -84,9 +84,8 @@ class Job:
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.request, self._say = request, say
-        found = inspect(request.card.path)
         self.own = revision(request.card.path)
-        self.choice, shadow = self._choose(settings, found)
+        self.choice, shadow = self._choose(settings)
         self.changes_target = shadow.owns_target
         AcceleratorState._reset_state(reset_partial_state=True)  # of a former one
         self.processes = processes(self.choice)
@@ -139,20 +138,20 @@ class Job:
         if self.main:
             self._say(sentence)
 
-    def _choose(self, settings: Settings, found: Checkpoint) -> tuple[Choice, TrainedDrafter]:
+    def _choose(self, settings: Settings) -> tuple[Choice, TrainedDrafter]:
         """Where and in which precision, and the drafter without weights, which tells what will learn.
 
-        A form that changes the target cannot do so in int8, nor directly in anything but fp32: `auto` follows, and
+        A form that changes the target cannot do so packed, nor directly in anything but fp32: `auto` follows, and
         what was named is refused.
         """
         request, plain = self.request, replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False)
-        choice = choose(request.card, plain, found.parameters, found.embedding)
-        shadow = _shadow(request, choice)
+        choice = choose(request.card, plain)
+        shadow = estimate.shadow(request.kind, request.card, request.options, choice)
         if shadow.owns_target:
-            if settings.quantize == "int8":
+            if settings.quantize not in ("auto", "none"):
                 raise UsageMistake(
-                    f"This form of {request.kind} changes the target's weights, and int8 rounds them; leave --quantize "
-                    "out, or choose a form that leaves the target as it is."
+                    f"This form of {request.kind} changes the target's weights, and {settings.quantize} rounds them; "
+                    "leave --quantize out, or choose a form that leaves the target as it is."
                 )
             directly = shadow.adapters is None
             if directly and settings.dtype not in ("auto", "fp32"):
@@ -162,12 +161,12 @@ class Job:
                 )
             dtype = "fp32" if directly else settings.dtype
             plain = replace(plain, quantize="none", dtype=dtype)
-            choice = choose(request.card, plain, found.parameters, found.embedding)
-            shadow = _shadow(request, choice)
+            choice = choose(request.card, plain)
+            shadow = estimate.shadow(request.kind, request.card, request.options, choice)
         return choice, shadow
 
     def _length(self, target: Target) -> int:
-        length = self.request.length or min(LENGTH, target.context)
+        length = self.request.length or min(estimate.LENGTH, target.context)
         if length > target.context:
             raise UsageMistake(
                 f"--length {length} is more than the context of {target.context} tokens that {self.request.card.name} "
@@ -282,18 +281,14 @@ def processes(choice: Choice) -> Accelerator:
     return Accelerator(cpu=choice.device == "cpu", mixed_precision=precision)
 
 
-def _shadow(request: Request, choice: Choice) -> TrainedDrafter:
-    """The drafter on the meta device: shapes and no weights."""
-    target = Target.load(request.card.path, device="meta", dtype=DTYPES[choice.dtype])
-    return drafters.make(request.kind, target, request.options)
-
-
 def _load(choice: Choice) -> Target:
     try:
         return Target.load(
             choice.target.path, device=choice.device, dtype=DTYPES[choice.dtype], quantize=choice.quantize
         )
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
         raise DoesNotFit(
             f"{choice.target.name} does not fit in the memory of {choice.device}; choose a smaller model."
         ) from error

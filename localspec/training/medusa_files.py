@@ -12,15 +12,21 @@ import pickle
 import re
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
-from localspec.drafters import make
+from localspec import drafters
+from localspec.checkpoint import inspect, revision
+from localspec.drafter_cards import read_drafter
 from localspec.drafters.base import TrainedDrafter
-from localspec.engine.target import Target
-from localspec.errors import LocalspecError, NotHere
+from localspec.engine.target import Target, tokenizer_hash
+from localspec.errors import DoesNotFit, LocalspecError, NotHere
+from localspec.paths import private_directory
+from localspec.training.checkpoint import full
 
 FILES = (
     "medusa_lm_head.safetensors",
@@ -37,11 +43,50 @@ _ONE_LINEAR, _TOKEN_MAP = "lm_head.weight", "token_map"  # vLLM: one matrix for 
 Tensors = Mapping[str, torch.Tensor]
 
 
-def read_published(path: Path, target: Target) -> TrainedDrafter:
+def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) -> None:
+    """Writes the heads of a file, or of a directory, as a drafter of ours for the model in `model`: directory/drafter.
+
+    Of the model only shapes and the vocabulary matrix are read. `about` is its `name`, and where the heads were
+    `published`; what was written before from the same heads for the same model stays. Raises what `read_published` and
+    `Target.load` do, DoesNotFit where the disk is full.
+    """
+    own, new = revision(model), directory / "drafter"
+    made_for = {"name": about["name"], "revision": own}
+    with suppress(LocalspecError):
+        former = read_drafter(new).about
+        if former.get("target") == made_for and former.get("published") == about["published"]:
+            return
+    target = Target.load(model, device="meta")
+    drafter = read_published(path, target, _vocabulary(model))
+    more = {"target": made_for, "tokenizer": tokenizer_hash(target.tokenizer), "published": about["published"]}
+    try:
+        private_directory(directory)
+        drafters.save(drafter, new, more)
+    except (OSError, SafetensorError) as error:
+        for left in new.glob("*.new"):
+            left.unlink()
+        kind, remedy = (DoesNotFit, "make room") if full(error) else (LocalspecError, "correct that")
+        raise kind(f"The drafter cannot be written to {new} ({error}); {remedy}, and try again.") from error
+
+
+def _vocabulary(model: Path) -> torch.Tensor:
+    """The matrix that makes logits of states, as the model's files hold it."""
+    found: dict[str, torch.Tensor] = {}
+    names = ("lm_head.weight", "model.embed_tokens.weight")
+    for file in inspect(model).weight_files:
+        with safe_open(file, framework="pt") as opened:
+            kept = opened.keys()
+            found.update({name: opened.get_tensor(name) for name in names if name in kept and names[0] not in found})
+    return next(found[name] for name in names if name in found)
+
+
+def read_published(path: Path, target: Target, vocabulary: torch.Tensor | None = None) -> TrainedDrafter:
     """The heads of a file, or of a directory, as a drafter for this target. Pickles are read as data, never run.
 
-    Vocabulary matrices that are the target's own are shared with it. Raises NotHere where there are no heads, and
-    LocalspecError for heads of another model, of a truncated vocabulary or inside a whole model, and damaged files.
+    Vocabulary matrices that are the target's own are shared with it; a target without weights, on torch's meta device,
+    takes `vocabulary` for its own, and its drafter keeps the precision of the file. Raises NotHere where there are no
+    heads, and LocalspecError for heads of another model, of a truncated vocabulary or inside a whole model, and damaged
+    files.
     """
     file = _find(path)
     tensors = _read(file)
@@ -66,15 +111,19 @@ def read_published(path: Path, target: Target) -> TrainedDrafter:
                 f"The heads in {file} {what}: their vocabulary matrix has the shape {list(linear.shape)} where the "
                 f"model has {[shape.vocabulary, shape.width]}; train some with `localspec train medusa`."
             )
-    private = not all(_is_own(linear, target) for linear in linears)
-    drafter = make("medusa", target, {"heads": heads, "layers": layers, "private": private})
+    private = not all(_is_own(linear, target, vocabulary) for linear in linears)
+    drafter = drafters.make("medusa", target, {"heads": heads, "layers": layers, "private": private})
     filled = {}
     for layer in range(layers):
-        filled[f"blocks.{layer}.weight"] = torch.stack([head[layer][0].float() for head in blocks])
-        filled[f"blocks.{layer}.bias"] = torch.stack([head[layer][1].float() for head in blocks])
+        filled[f"blocks.{layer}.weight"] = torch.stack([head[layer][0] for head in blocks])
+        filled[f"blocks.{layer}.bias"] = torch.stack([head[layer][1] for head in blocks])
     if private:
-        filled["linears"] = torch.stack([linear.float() for linear in linears])
-    drafter.fill(filled)
+        filled["linears"] = torch.stack(linears)
+    if vocabulary is None:
+        drafter.fill({name: tensor.float() for name, tensor in filled.items()})
+    else:
+        drafter.compare(filled)
+        drafter.load_state_dict(filled, strict=False, assign=True)
     return drafter.eval().requires_grad_(False)
 
 
@@ -158,7 +207,9 @@ def _linears(tensors: Tensors, file: Path, heads: int) -> list[torch.Tensor]:
     return [found[head] for head in range(heads)] if found else []
 
 
-def _is_own(linear: torch.Tensor, target: Target) -> bool:
+def _is_own(linear: torch.Tensor, target: Target, vocabulary: torch.Tensor | None) -> bool:
     """Whether this matrix is the target's, once it has the target's precision."""
+    if vocabulary is not None:
+        return torch.equal(linear.to(vocabulary.dtype), vocabulary)
     own = target.transformer.head
     return torch.equal(type(own)(linear.to(target.device, target.dtype)).weight, own.weight)

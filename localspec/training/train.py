@@ -18,6 +18,7 @@ from accelerate import Accelerator
 
 from localspec.drafters.base import Batch, TrainedDrafter
 from localspec.engine.losses import RANKS, cross_entropy
+from localspec.engine.memory import out_of_memory
 from localspec.engine.target import Target
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.training import checkpoint
@@ -166,7 +167,9 @@ class Training:
                 with self._processes.autocast():
                     lesson = self.drafter.loss(batch)
                 self._processes.backward(lesson.loss * share)
-            except torch.OutOfMemoryError as error:
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
                 raise DoesNotFit(
                     f"{batch_tokens(some)} tokens in one forward do not fit in the memory of {self.target.device}; "
                     "give a smaller --at-once."

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 from command import localspec
+from machines import GIB, Told, apple, machine, processor
 from replies import said
 from scripted import Script, random_model, scripted_model
 
 from localspec import Done, Engine, Text
-from localspec.cli import doctor as doctor_module
+from localspec.cli import proof
 from localspec.cli.main import main
 from localspec.store import Store
 
@@ -140,7 +141,7 @@ def test_every_reply_is_asked_for_once_plainly_and_twice_with_speculation():
 
         return SimpleNamespace(chat=chat, session=SimpleNamespace(rewind=afresh.append))
 
-    pairs = list(doctor_module._pairs(engine("plain"), engine("speculative"), 45, 7))
+    pairs = list(proof._pairs(engine("plain"), engine("speculative"), 45, 7))
     assert [name for name, *_ in asked] == ["plain", "speculative", "speculative"] * 90
     assert afresh == [0] * 270
     assert len(pairs) == 180 and {case.number for case, _, _ in pairs} == set(range(1, 46))
@@ -152,10 +153,8 @@ def test_every_reply_is_asked_for_once_plainly_and_twice_with_speculation():
 
 
 def test_prompts_are_of_many_kinds():
-    assert len(set(doctor_module.PROMPTS)) == 20
-    kinds = {
-        unicodedata.name(letter, "").split()[0] for prompt in doctor_module.PROMPTS for letter in prompt if letter > " "
-    }
+    assert len(set(proof.PROMPTS)) == 20
+    kinds = {unicodedata.name(letter, "").split()[0] for prompt in proof.PROMPTS for letter in prompt if letter > " "}
     assert kinds >= {"LATIN", "CJK", "HIRAGANA", "CYRILLIC", "ARABIC", "DIGIT", "DOG"}
 
 
@@ -267,25 +266,50 @@ def test_mistakes(doctor, arguments, code, said):
 # -- the machine -------------------------------------------------------------------------------------------------------
 
 
-def test_what_this_machine_has(doctor, home, monkeypatch):
-    monkeypatch.setattr("localspec.hardware.devices", lambda: ["mps", "cpu"])
-    monkeypatch.setattr("localspec.hardware.free_memory", lambda device: {"mps": 3, "cpu": 5}[device] * 2**30)
-    monkeypatch.setattr("localspec.hardware.versions", lambda device: f"torch 7, {device}\x1b[31m")
+@pytest.fixture
+def invented(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Mac of which nothing is measured, and whose processor has a hostile name."""
+    mac = machine(replace(apple(16, free=12), title="Apple\x1b[31m"), processor(24, free=20, bandwidth=None))
+    knowledge = SimpleNamespace(of=Told().of, rates=Told().rates, bandwidth=lambda device: None)
+    monkeypatch.setattr("localspec.cli.doctor.this_machine", lambda bandwidth: mac)
+    monkeypatch.setattr("localspec.cli.doctor.Measuring", lambda *_: knowledge)
+    monkeypatch.setattr("localspec.cli.doctor.torch_trouble", lambda: "A card is found: do this.\x07")
+    monkeypatch.setattr("localspec.hardware.versions", lambda device: f"torch 7, {device}")
+
+
+def test_what_this_machine_has_and_what_fits(doctor, invented):
     code, out, err = doctor()
-    assert (code, err) == (0, "") and "\x1b" not in out
-    assert [line.split(";")[0] for line in out.splitlines()] == ["mps: 3.0 GiB free", "cpu: 5.0 GiB free"]
-    assert "torch 7, cpu" in out
+    assert (code, err) == (0, "") and "\x1b" not in out and "\x07" not in out
+    lines = out.splitlines()
+    assert lines[1] == "mps: memory 16.0 GiB, free 12.0 GiB, of which a model may take 10.4 GiB"
+    assert lines[2].startswith("cpu: ") and "computes in bf16, fp32, int8; reads bandwidth unknown" in lines[2]
+    assert lines[3].startswith("cpu: memory 24.0 GiB, free 20.0 GiB")
+    assert "A card is found: do this." in out
+    rows = {line.split()[0]: line.split() for line in lines if line[:1].islower()}
+    assert rows["demo"][1:3] == ["yes", "yes"] and rows["qwen3-4b"][1:3] == ["no", "yes"]
+    assert any(line.startswith("Chosen among what is here: demo: ") for line in lines)
+    assert lines[-1] == "Fetch it with: localspec pull " + lines[-2].split(": ")[1]
+
+
+def test_what_this_machine_has_as_json(doctor, invented):
     code, out, err = doctor("--json")
-    machine = json.loads(out)
+    found = json.loads(out)
     assert (code, err) == (0, "") and out.count("\n") == 1
-    assert machine.keys() == {"processor", "cores", "capabilities", "devices"}
-    assert machine["devices"][1] == {"device": "cpu", "free_bytes": 5 * 2**30, "versions": "torch 7, cpu\x1b[31m"}
-    assert not home.exists()
+    assert found.keys() == {
+        "processor", "cores", "capabilities", "torch_trouble", "devices", "choices", "chosen", "recommended",
+    }  # fmt: skip
+    mac, cpu = found["devices"]
+    assert (mac["device"], mac["free_bytes"], mac["title"]) == ("mps", 12 * GIB, "Apple\x1b[31m")
+    assert (cpu["versions"], cpu["quantize"], cpu["bytes_per_second"]) == ("torch 7, cpu", ["none", "int8"], None)
+    assert found["chosen"]["model"] == "demo" and found["chosen"]["installed"]
+    assert not found["recommended"]["installed"] and found["recommended"]["fits"]
+    for choice in found["choices"]:
+        assert choice["reason"] and (choice["drafter"] == "none" or choice["device"] != "mps"), "nothing is measured"
 
 
 @pytest.mark.slow
 def test_as_its_user_runs_it(tmp_path):
     result = localspec(tmp_path, "doctor")
-    assert result.returncode == 0 and result.stderr == "" and result.stdout.splitlines()[-1].startswith("cpu: ")
+    assert result.returncode == 0 and result.stderr == "" and "\ncpu: " in f"\n{result.stdout}"
     page = localspec(tmp_path, "doctor", "--help")
     assert page.returncode == 0 and page.stdout.startswith("Usage: localspec doctor") and "--exact MODEL" in page.stdout

@@ -9,7 +9,23 @@ from command import called, environment, localspec, sentence
 
 import localspec as package
 
-ALL = ["chat", "run", "list", "show", "doctor", "bench", "distill", "train", "pool", "history", "config", "path"]
+ALL = [
+    "chat",
+    "run",
+    "pull",
+    "list",
+    "show",
+    "rm",
+    "verify",
+    "doctor",
+    "bench",
+    "distill",
+    "train",
+    "pool",
+    "history",
+    "config",
+    "path",
+]
 
 
 def test_version_and_help(tmp_path):

@@ -134,7 +134,7 @@ def test_a_draft_model_that_fails_in_a_reply_costs_no_text(home, model, small, t
 
 def engine(store: Store, model: Path, drafter: str, **more) -> Engine:
     settings = Settings(drafter=drafter, **{key: more.pop(key) for key in ("draft_max", "ouroboros") if key in more})
-    return Engine(choose(resolve(str(model)), settings, 10_000), store=store, **more)
+    return Engine(choose(resolve(str(model)), settings), store=store, **more)
 
 
 def test_a_pair_is_tuned_once_and_again_where_that_is_asked(home, model, small, monkeypatch):

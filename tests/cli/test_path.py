@@ -12,6 +12,7 @@ def test_json_and_lines(tmp_path):
         "models": str(paths.user_models_file),
         "database": str(paths.database),
         "drafters": str(paths.drafters),
+        "pulled": str(paths.pulled),
         "logs": str(paths.logs),
     }
     assert json.loads(called(tmp_path, "path", "--json").stdout) == wanted

@@ -22,10 +22,10 @@ from command import environment, what_is_kept
 from hostile import NAME, commands
 from scripted import Script, scripted_model
 
-from localspec import hardware
 from localspec.cli import plain
 from localspec.cli.main import main
 from localspec.conversation import saved
+from localspec.forward_costs import ForwardCosts
 from localspec.history import Saved
 from localspec.paths import Paths
 from localspec.store import Store
@@ -74,7 +74,7 @@ def home(lived_in: Callable[..., Path], fresh_home: Path, hello: Script, endless
 @pytest.fixture
 def talk(home: Path, hello: Script, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Callable[..., Result]:
     """talk(*lines): the chat with `hello` in this process. Rows cost next to nothing, on a busy machine too."""
-    cheap = hardware.ForwardCosts((1, 64), (256,), ((1.0, 1.1),))
+    cheap = ForwardCosts((1, 64), (256,), ((1.0, 1.1),))
     monkeypatch.setattr("localspec.engine.measured.forward_costs", lambda target: cheap)
 
     def call(
@@ -633,7 +633,7 @@ def test_an_interrupt_at_the_prompt_ends_nothing(talk, hello, messages, monkeypa
 
 
 def test_interrupted_while_the_first_model_is_loaded(talk, monkeypatch):
-    monkeypatch.setattr("localspec.engine.engine.choose", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("localspec.engine.engine.choices", lambda *_, **__: signal.raise_signal(signal.SIGINT))
     assert talk("one", terminal=True) == (130, "", "localspec: Interrupted.\n")
 
 

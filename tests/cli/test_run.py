@@ -29,6 +29,7 @@ from localspec.cli import run as run_module
 from localspec.cli.main import main
 from localspec.cli.texts import joined, read
 from localspec.conversation import saved
+from localspec.forward_costs import ForwardCosts
 from localspec.history import Saved
 from localspec.paths import Paths
 from localspec.store import Store, pack_tokens, unpack_key, unpack_tokens
@@ -94,7 +95,7 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtur
 
     Rows cost next to nothing: what a busy machine would make of them must not decide what these tests see.
     """
-    cheap = hardware.ForwardCosts((1, 64), (256,), ((1.0, 1.1),))
+    cheap = ForwardCosts((1, 64), (256,), ((1.0, 1.1),))
     monkeypatch.setattr("localspec.engine.measured.forward_costs", lambda target: cheap)
 
     def call(*arguments: object, piped: bytes = b"") -> Result:
@@ -221,7 +222,8 @@ def test_full_disks_behind_the_streams(home, hello):
     assert result.stderr.startswith(b"localspec: Standard output") and result.stderr.count(b"\n") == 1
 
 
-def test_notices(run, home, hello):
+def test_notices(run, home, hello, monkeypatch):
+    monkeypatch.setattr("localspec.entries.Entry.toy", True)  # as the demo model is, in whose place it stands
     (home / "config").mkdir(parents=True)
     (home / "config" / "models.toml").write_text(f'[demo]\npath = "{hello.path}"\n')
     result = run("hi")
@@ -777,7 +779,7 @@ def test_a_second_interrupt_does_not_wait(run, endless, monkeypatch):
 
 
 def test_interrupted_while_loading(run, hello, monkeypatch):
-    monkeypatch.setattr("localspec.engine.engine.choose", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("localspec.engine.engine.choices", lambda *_, **__: signal.raise_signal(signal.SIGINT))
     for form in ((), ("--json",), ("--stream-json",)):
         result = run("-m", hello.path, "hi", *form)
         assert result == (130, "", "localspec: Interrupted.\n")

@@ -9,6 +9,7 @@ from localspec.checkpoint import revision
 KEYS = {
     "name",
     "description",
+    "installed",
     "path",
     "architecture",
     "parameters",
@@ -27,6 +28,7 @@ def test_json(tmp_path):
     assert facts == {
         **facts,
         "name": "./model",
+        "installed": True,
         "path": str(model),
         "architecture": "LlamaForCausalLM",
         "parameters": 44,

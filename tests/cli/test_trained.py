@@ -187,7 +187,7 @@ def test_a_broken_directory_is_told_in_one_sentence(home, model, trained, tmp_pa
 def test_what_confidence_is_worth_is_remembered(tmp_path, model, trained, monkeypatch):
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     card = TargetCard("model", model, None, "")
-    choice = choose(card, Settings(drafter=str(trained["medusa"]), draft_max=6), 10_000)
+    choice = choose(card, Settings(drafter=str(trained["medusa"]), draft_max=6))
     assert choice.trained == find_drafter(str(trained["medusa"]), card)
     with Store.open(Paths(tmp_path).database, pytest.fail) as store:
         engine = Engine(choice, store=store, learn=False)

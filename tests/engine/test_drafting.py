@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from machines import LITTLE, machine, unfetched
 from tiny_models import Tiny, byte_tokenizer, read, write
 from transformers import LlamaConfig
 
@@ -17,8 +18,7 @@ from localspec.drafters.pool import PhrasePool
 from localspec.engine import drafting
 from localspec.engine.drafting import Small, drafter_of, hyperparameters, pool_of
 from localspec.engine.measured import Measured
-from localspec.hardware import ForwardCosts
-from localspec.registry import TargetCard
+from localspec.forward_costs import ForwardCosts
 from localspec.selection import PAIRED, Choice, choose
 from localspec.store import Store
 
@@ -36,7 +36,7 @@ def store(tmp_path: Path):
 def asked(drafter: str, **settings: object) -> Choice:
     """A choice of this drafter; its small model is put in by hand."""
     kind, _, _ = drafter.partition("+")
-    plain = choose(TargetCard("tiny", Path("nowhere"), None, ""), Settings(drafter="phrases", **settings), 1000)
+    plain = choose(unfetched(LITTLE), Settings(drafter="phrases", **settings), machine())
     return replace(plain, drafter=drafter, parts=plain.parts or (Settings().ouroboros if kind == "ouroboros" else ()))
 
 

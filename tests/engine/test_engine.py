@@ -8,6 +8,7 @@ import pytest
 import localspec
 from localspec.config import Settings
 from localspec.engine.engine import Engine
+from localspec.engine.fitting import fitting
 from localspec.engine.session import Limits
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Done, Prefill, Text
@@ -20,7 +21,7 @@ DEMO = Path(localspec.__file__).parent / "demo"
 
 def load(drafter: str = "phrases", context: int | None = None, **more) -> Engine:
     settings = Settings(drafter=drafter, context=context, draft_max="auto" if drafter == "none" else 8)
-    return Engine(choose(TargetCard("demo", DEMO, None, ""), settings, 7_600_000), **more)
+    return Engine(choose(TargetCard("demo", DEMO, None, ""), settings), **more)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_the_oldest_turns_are_left_out_where_the_context_is_full_and_it_is_said(
     _, events = say(engine, turns, Limits(4))
     first = next(event for event in events if isinstance(event, Prefill))
     assert first.dropped > 0
-    prompt, dropped = engine._fitting(turns, Limits(4))
+    prompt, dropped, _ = fitting(engine.target, turns, Limits(4), engine.context)
     assert dropped == first.dropped
     assert len(prompt) + 4 <= engine.target.context
     text = engine.target.tokenizer.decode(prompt)
@@ -179,7 +180,7 @@ def test_what_may_not_learn_writes_nothing(tmp_path):
 
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_read(monkeypatch):
-    monkeypatch.setattr("localspec.engine.engine.free_memory", lambda: 10_000_000)
+    monkeypatch.setattr("localspec.engine.engine.free_memory", lambda device: 10_000_000)
     with pytest.raises(DoesNotFit, match="0.0 GiB are free"):
         load()
 

@@ -23,7 +23,7 @@ def test_a_prompt_that_is_refused_leaves_nothing_of_the_conversation_before_it_i
     question = "hello there my friend"
     asked = set(pairwise(tokenizer(question)["input_ids"]))
     with Store.open(tmp_path / "store" / "localspec.db", pytest.fail) as store:
-        choice = choose(TargetCard("m", path, None, ""), Settings(draft_max=8), 10_000)
+        choice = choose(TargetCard("m", path, None, ""), Settings(draft_max=8))
         engine = Engine(choice, store=store)
         sampling = engine.sampling(Settings(temperature=0.0))
         list(engine.chat([{"role": "user", "content": question}], sampling, Limits(max_tokens=20)))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import localspec
-from localspec import hardware
+from localspec import hardware, measurements
 from localspec.config import Settings
 from localspec.database import StoreTrouble
 from localspec.engine import measured as measured_module
@@ -15,7 +15,7 @@ from localspec.engine.engine import Engine
 from localspec.engine.exactness import Exactness
 from localspec.errors import UsageMistake
 from localspec.events import Done
-from localspec.hardware import ForwardCosts
+from localspec.forward_costs import ForwardCosts
 from localspec.registry import TargetCard
 from localspec.selection import AUTO_NODES, Choice, choose
 from localspec.store import Store
@@ -50,7 +50,7 @@ def store(tmp_path):
 
 
 def choice(**settings) -> Choice:
-    return choose(CARD, Settings(**settings), 7_600_000)
+    return choose(CARD, Settings(**settings))
 
 
 def test_what_was_measured_once_is_not_measured_again(measured, store):
@@ -72,7 +72,7 @@ def test_another_precision_form_or_context_is_measured_by_itself(measured, store
 
 def test_another_torch_or_processor_is_measured_by_itself(measured, store, monkeypatch):
     Engine(choice(), store=store)
-    monkeypatch.setattr(measured_module, "versions", lambda device: "another")
+    monkeypatch.setattr(measurements, "versions", lambda device: "another")
     Engine(choice(), store=store)
     assert len(measured) == 4
 

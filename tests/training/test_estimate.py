@@ -10,7 +10,7 @@ from localspec.errors import DoesNotFit
 from localspec.selection import Choice
 from localspec.training.estimate import Needs, fitting, needs
 
-CHOICE = Choice(None, "none", 0, False, "cpu", "fp32", "none", False, None, 1000, "")  # type: ignore[arg-type]
+CHOICE = Choice(None, "none", 0, False, "cpu", "fp32", "none", False, None, 1000, 1000, "")  # type: ignore[arg-type]
 PEAK = (
     "import re, resource, sys; from localspec.cli.main import main; code = main(sys.argv[1:]); "
     "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, file=sys.stderr); sys.exit(code)"

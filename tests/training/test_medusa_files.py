@@ -7,14 +7,15 @@ from collections.abc import Callable
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_models import Tiny
+from tiny_models import SHARDED, Tiny
 
+from localspec.checkpoint import revision
 from localspec.drafter_cards import read_drafter
-from localspec.drafters import save
+from localspec.drafters import load, save
 from localspec.drafters.medusa import Drafter as Medusa
 from localspec.engine.target import Target
-from localspec.errors import LocalspecError, NotHere
-from localspec.training.medusa_files import read_published
+from localspec.errors import DoesNotFit, LocalspecError, NotHere
+from localspec.training.medusa_files import convert, read_published
 
 Make = Callable[[str], Tiny]
 Tensors = dict[str, torch.Tensor]
@@ -237,3 +238,69 @@ def test_files_that_are_broken_or_no_weights_or_not_there(tmp_path, target: Targ
         torch.save(content, tmp_path / "medusa_lm_head.pt")
         with pytest.raises(LocalspecError, match="other than tensors"):
             read_published(tmp_path / "medusa_lm_head.pt", target)
+
+
+# -- converted once, without the weights of the model -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["v0.1", "v2", "the target's own", "one is another"])
+@pytest.mark.parametrize("name", [LLAMA, "llama-one-key-head-tied-linear", SHARDED])
+def test_converted_heads_are_the_ones_that_are_read(tmp_path, tiny: Make, name: str, form: str) -> None:
+    """The same drafter as with the whole model in memory, byte for byte in what it computes."""
+    model, target = tiny(name).path, tiny(name).target
+    blocks, own = official(layers=2), target.transformer.head.weight.detach()
+    matrices = {
+        "v0.1": private("{}.2.weight"),
+        "v2": {},
+        "the target's own": {f"{head}.2.weight": own.clone() for head in range(HEADS)},
+        "one is another": {f"{head}.2.weight": own + 0.01 * (head == 1) for head in range(HEADS)},
+    }[form]
+    torch.save({key: tensor.half() if form == "v0.1" else tensor for key, tensor in {**blocks, **matrices}.items()},
+               tmp_path / "medusa_lm_head.pt")  # fmt: skip
+    convert(tmp_path, model, tmp_path / "ours", {"name": "tiny", "published": {"repo": "org/heads", "commit": "c"}})
+    card = read_drafter(tmp_path / "ours")
+    assert card.revision == revision(model) and card.about["published"]["repo"] == "org/heads"
+    assert card.options["private"] == (form in ("v0.1", "one is another"))
+    converted, read, state = load(card, target), read_published(tmp_path, target), random(1, WIDTH)
+    assert converted.options == read.options
+    assert torch.equal(logits(converted, state), logits(read, state))
+    assert card.bytes < 1.1 * (tmp_path / "medusa_lm_head.pt").stat().st_size + 4096  # in the precision of the file
+
+
+def test_what_was_converted_once_stays_until_heads_or_model_change(tmp_path, tiny: Make) -> None:
+    torch.save(official(), tmp_path / "medusa_lm_head.pt")
+    about = {"name": "tiny", "published": {"repo": "org/heads", "commit": "c"}}
+    weights = tmp_path / "ours" / "drafter" / "drafter.safetensors"
+
+    def made(model: str, about: dict) -> int:
+        convert(tmp_path, tiny(model).path, tmp_path / "ours", about)
+        return weights.stat().st_mtime_ns
+
+    first = made(LLAMA, about)
+    assert made(LLAMA, about) == first and weights.parent.parent.stat().st_mode & 0o777 == 0o700
+    second = made(LLAMA, {**about, "published": {"repo": "org/heads", "commit": "d"}})
+    third = made(SHARDED, {**about, "published": {"repo": "org/heads", "commit": "d"}})
+    assert len({first, second, third}) == 3
+    (weights.parent / "drafter.json").write_text("{")  # damaged: made again
+    assert made(SHARDED, about) != third and read_drafter(tmp_path / "ours")
+
+
+def test_converting_reads_no_weights_of_the_model_but_the_vocabulary(tmp_path, tiny: Make, monkeypatch) -> None:
+    torch.save(official(), tmp_path / "medusa_lm_head.pt")
+    model, asked = tiny(LLAMA).path, []
+    monkeypatch.setattr(Target, "load", lambda path, load=Target.load, **how: asked.append(how) or load(path, **how))
+    convert(tmp_path, model, tmp_path / "ours", {"name": "tiny", "published": {}})
+    assert [how["device"] for how in asked] == ["meta"]
+
+
+def test_a_full_disk_is_told_and_nothing_half_written_stays(tmp_path, tiny: Make, monkeypatch) -> None:
+    torch.save(official(), tmp_path / "medusa_lm_head.pt")
+
+    def full(self, target):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.replace", full)
+        with pytest.raises(DoesNotFit, match="make room"):
+            convert(tmp_path, tiny(LLAMA).path, tmp_path / "ours", {"name": "tiny", "published": {}})
+    assert list((tmp_path / "ours" / "drafter").iterdir()) == []

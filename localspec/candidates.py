@@ -1,0 +1,211 @@
+"""The drafters that a model could have on a machine, and what each should bring and cost. Pure arithmetic on cards."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from localspec.drafter_cards import DrafterCard
+from localspec.entries import Published
+from localspec.prediction import CONTEXT, ITEM, Acceptance, Costs, Rates
+from localspec.registry import TargetCard
+from localspec.s3d_prediction import Constants, acceptance_at, propose, share
+from localspec.shape import Shape
+
+WITH_PHRASES = "+phrases"
+PAIRED = ("draft_model", "ouroboros")  # those that take a small model
+
+# Prompt lookup, Vicuna 7B, Spec-Bench on an RTX 3090, greedy (published). Ours also knows what replies said before.
+PHRASES = Acceptance.of_length(1.73, 10, "as published for prompt lookup, Spec-Bench")
+A_PASS = 1.4  # tokens that a draft model accelerated by phrases drafts in one forward, as measured on the demo pair
+DEPTH = 5  # tokens a draft of a small model
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What replies with one drafter were like here: tokens a step, nodes a step, and drafting beside verification.
+
+    None of them depends on what else the machine did meanwhile, as tokens/s would.
+    """
+
+    length: float
+    nodes: float
+    drafting: float
+
+    def speed(self, costs: Costs) -> float:
+        """Tokens/s where forwards cost so much."""
+        return self.length / (costs.at(round(1 + self.nodes), CONTEXT) * (1 + self.drafting))
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was measured on this machine of one model in one precision: forwards, and replies by drafter."""
+
+    costs: Costs | None = None
+    replies: Mapping[str, Replies] = field(default_factory=dict)
+
+
+class Knowledge(Protocol):
+    """What was measured on a machine so far."""
+
+    def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> Known:
+        """About one model in one precision."""
+
+    def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
+        """Of a device in one precision; None where they were not measured."""
+
+
+class Nothing:
+    """Of a machine on which nothing was measured."""
+
+    def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> Known:
+        return Known()
+
+    def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A drafter by what `--drafter` would say. `bytes` is of its own weights; `drafting(nodes)` is seconds a draft.
+
+    Without an acceptance nobody knows what it brings. `trained` and `small` are here; `published` may be fetched.
+    """
+
+    name: str
+    bytes: int
+    acceptance: Acceptance | None
+    drafting: Callable[[int], float]
+    trained: DrafterCard | None = None
+    small: TargetCard | None = None
+    published: Published | None = None
+
+    @property
+    def here(self) -> bool:
+        """Whether it could be loaded now."""
+        return self.published is None
+
+
+@dataclass(frozen=True)
+class Small:
+    """A draft model: its card, its bytes as it would be loaded, and what its forwards cost."""
+
+    card: TargetCard
+    bytes: int
+    costs: Costs
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What drafting depends on: the target's shape and costs, the rates of its device unpacked, its dtype."""
+
+    shape: Shape
+    costs: Costs
+    rates: Rates
+    dtype: str
+    replies: Mapping[str, Replies]
+
+
+def plain() -> Candidate:
+    """No drafter at all."""
+    return Candidate("none", 0, Acceptance((), ""), _free)
+
+
+def candidates(
+    card: TargetCard, at: Setting, trained: list[DrafterCard], small: Small | None, small_here: bool
+) -> Iterator[Candidate]:
+    """Those that need no training, then those that are here, then those that could be fetched or made."""
+    yield Candidate("phrases", 0, _measured("phrases", at) or PHRASES, _free)
+    published = card.entry.drafters if card.entry else ()
+    said = {one.kind: one for one in published}
+    for drafter in trained:
+        yield from _both(_trained(drafter, said.get(drafter.kind), at), at)
+    if small is not None:
+        for one in (one for one in published if one.kind in PAIRED):
+            yield _paired(one, small, at, small_here)
+        if small_here and not any(one.kind == "ouroboros" for one in published):
+            yield _paired(Published("ouroboros"), small, at, True)
+    kinds = {drafter.kind for drafter in trained}
+    for one in (one for one in published if one.kind not in kinds and one.kind not in PAIRED):
+        yield from _both(_fetched(one, at), at)
+
+
+def _free(nodes: int) -> float:
+    """Looking at phrases takes a hundredth of a step."""
+    return 0.0
+
+
+def _measured(name: str, at: Setting) -> Acceptance | None:
+    found = at.replies.get(name)
+    return Acceptance.of_length(found.length, DEPTH, "as measured here") if found else None
+
+
+def _both(alone: Candidate, at: Setting) -> Iterator[Candidate]:
+    """A trained drafter alone, and lengthened with phrases."""
+    yield alone
+    name, phrases = alone.name + WITH_PHRASES, _measured("phrases", at) or PHRASES
+    both = _measured(name, at) or (alone.acceptance.beside(phrases) if alone.acceptance else None)
+    yield Candidate(name, alone.bytes, both, alone.drafting, alone.trained, alone.small, alone.published)
+
+
+def _trained(drafter: DrafterCard, said: Published | None, at: Setting) -> Candidate:
+    rates = [level[0] for level in drafter.about.get("accuracy_by_depth", [])]
+    own = Acceptance.chain(rates, "by what it foresaw of held-out text") if rates else _published(said)
+    size = drafter.parameters * (4 if drafter.revision else ITEM[at.dtype])
+    drafting = _drafting(drafter.kind, drafter.parameters, len(rates) or DEPTH, at)
+    return Candidate(drafter.kind, size, _measured(drafter.kind, at) or own, drafting, trained=drafter)
+
+
+def _published(one: Published | None) -> Acceptance | None:
+    said = one.accepted if one else None
+    return Acceptance.of_length(said.length, said.depth, f"as published, {said.source}") if said else None
+
+
+def _fetched(one: Published, at: Setting) -> Candidate:
+    own = _published(one)
+    if one.kind == "s3d" and own is None:
+        own = _s3d(at.shape)
+    parameters = one.parameters or (at.shape.layer if one.kind == "parallelspec" else at.shape.matrices // 20)
+    depth = one.accepted.depth if one.accepted else DEPTH
+    return Candidate(
+        one.kind, parameters * ITEM[at.dtype], own, _drafting(one.kind, parameters, depth, at), published=one
+    )
+
+
+def _paired(one: Published, small: Small, at: Setting, here: bool) -> Candidate:
+    accelerated, own = one.kind == "ouroboros", _published(one)
+    name = f"{one.kind}:{small.card.name}"
+    found = _measured(one.kind, at) or (own.beside(PHRASES) if own and accelerated else own)
+
+    def drafting(nodes: int) -> float:
+        passes = min(nodes, DEPTH)
+        return passes / A_PASS * small.costs.at(4, CONTEXT) if accelerated else passes * small.costs.at(1, CONTEXT)
+
+    return Candidate(name, small.bytes, found, drafting, small=small.card, published=None if here else one)
+
+
+def _s3d(shape: Shape) -> Acceptance:
+    """By the paper's own predictor (eq. 10 and 14), for the layers that it proposes."""
+    constants = Constants()
+    head = shape.embedding / shape.layer
+    proposal = propose(shape.layers, head, constants)
+    beta = share(shape.layers, len(proposal.kept), head)
+    chances = [acceptance_at(place, beta, constants) for place in range(1, proposal.gamma + 1)]
+    return Acceptance.chain(chances, "by the formula of the S3D paper")
+
+
+def _drafting(kind: str, parameters: int, depth: int, at: Setting) -> Callable[[int], float]:
+    """Seconds of one draft: the weights it reads, and what a layer takes beside them."""
+    beside = at.rates.layer[0]
+    if kind == "s3d":
+        half = share(at.shape.layers, -(-at.shape.layers // 2), at.shape.embedding / at.shape.layer)
+        seconds = half * at.costs.at(DEPTH, CONTEXT)
+    elif kind == "parallelspec":  # a small model has layers of its own; one layer borrows the target's head
+        whole = parameters > at.shape.layer
+        head = 0 if whole else at.shape.embedding
+        seconds = at.rates.product(parameters + head, 2 * DEPTH) + (at.shape.layers if whole else 1) * beside
+    elif kind == "semi":  # depth by depth, each with the target's head
+        seconds = depth * (at.rates.product(parameters + at.shape.embedding, 1) + 2 * beside)
+    else:  # heads, which share the target's vocabulary matrix or have one each
+        shared = 0.0 if parameters > at.shape.embedding else at.rates.product(at.shape.embedding, depth)
+        seconds = at.rates.product(parameters, 1) + shared + beside
+    return lambda nodes: seconds

@@ -1,0 +1,179 @@
+"""What `localspec doctor --exact MODEL` does: replies with and without speculation, compared token for token."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from localspec import registry
+from localspec.checkpoint import inspect
+from localspec.cli.progress import Progress
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.text import safe
+
+if TYPE_CHECKING:
+    from localspec import Engine, Sampling, Statistics
+    from localspec.config import Settings
+
+TEMPERATURE = 0.8
+
+# Every kind of text that drafts from phrases do well with, and badly: both must leave the reply as it was.
+PROMPTS = (
+    "Who are you?",
+    "Tell me a short story about a lighthouse keeper and a storm.",
+    "Write a Python function that says whether a number is prime.",
+    "List ten animals that live in the sea, one on each line.",
+    'Repeat this sentence five times: "The quick brown fox jumps over the lazy dog."',
+    "Explain in three sentences why the sky is blue.",
+    "Was ist der Unterschied zwischen Wetter und Klima?",
+    "Escribe un poema corto sobre el mar.",
+    "用中文介绍一下长城。",
+    "日本の四季について短く説明してください。",
+    "Расскажи коротко о Пушкине.",
+    "اكتب جملة عن القمر.",
+    "Translate into emoji: a dog 🐶 and a cat 🐱 play in the rain 🌧️.",
+    "Count from 1 to 40, with commas between the numbers.",
+    "Write a table in Markdown of the planets and how far they are from the sun.",
+    "What is 17 times 23? Show every step.",
+    'Complete this JSON: {"name": "Ada", "born": 1815, "languages": [',
+    "Copy this, and change nothing:\nfor i in range(3):\n    for j in range(3):\n        print(i, j)\n",
+    "Say yes or no: is a tomato a fruit?",
+    "aaaa bbbb aaaa bbbb aaaa bbbb — go on with this.",
+)
+
+
+@dataclass(frozen=True)
+class _Divergence:
+    """The first place where two replies to the same prompt part; a text of None is the end of the reply.
+
+    `gap` is by how much the target's logit of the plain token exceeds that of the other. `repeatable`: plain decoding
+    gives the same reply again, so it is speculation that changed it.
+    """
+
+    prompt: int  # from 1
+    sampling: str
+    token: int  # of the reply, from 1
+    plain: str | None
+    speculative: str | None
+    gap: float
+    repeatable: bool
+
+
+def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, as_json: bool) -> int:
+    """Prints what it finds. Raises LocalspecError where replies part, and what loading raises."""
+    card = registry.resolve(model)
+    inspect(card.path)
+    progress = Progress()
+    with ExitStack() as at_the_end:
+        at_the_end.callback(progress.clear)
+        progress.show(f"loading {card.name}")
+
+        # From here on torch is needed, and takes a second to import.
+        from localspec import Engine
+        from localspec.selection import choose
+        from localspec.store import Store
+
+        choice = choose(card, settings)
+        choice = replace(choice, fixed=True)  # also where it does not pay
+        if choice.drafter == "none":
+            raise UsageMistake("Without a drafter there is nothing to compare; leave --drafter and --draft-max out.")
+        # A store of its own: phrases of this proof are used in it, and nothing of it is kept.
+        place = at_the_end.enter_context(TemporaryDirectory())
+        store = at_the_end.enter_context(Store.open(Path(place) / "localspec.db", progress.notice))
+        common: dict[str, Any] = {"store": store, "notice": progress.notice, "progress": progress.show}
+        plain = Engine(replace(choice, drafter="none", nodes=0), **common)
+        speculative = Engine(choice, beside=plain, **common)
+
+        replies, compared, drafted, accepted, divergence = 2 * prompts, 0, 0, 0, None
+        progress.show(f"reply 1 of {replies}")
+        for case, expected, found in _pairs(plain, speculative, prompts, max_tokens):
+            drafted, accepted = drafted + found.drafted, accepted + found.accepted
+            if found.token_ids != expected.token_ids:
+                divergence = _divergence(plain, case, expected, found, max_tokens)
+                break
+            compared += 1
+            progress.show(f"reply {min(compared // 2 + 1, replies)} of {replies}")
+
+    same, precision = compared // 2, choice.dtype if choice.quantize == "none" else choice.quantize
+    exactness, rows = "bitwise", choice.nodes + 1  # else the engine would have refused
+    if as_json:
+        about = {"model": card.name, "revision": plain.revision, "drafter": choice.drafter, "device": choice.device}
+        about |= {"dtype": choice.dtype, "quantize": choice.quantize, "exactness": exactness}
+        counts = {"rows": rows, "replies": replies, "same": same, "drafted": drafted, "accepted": accepted}
+        print(json.dumps({**about, **counts, "divergence": asdict(divergence) if divergence else None}), flush=True)
+    if divergence:
+        raise LocalspecError(_sentence(divergence, f"{precision}, {exactness}"))
+    if not as_json:
+        how = f"{precision}, {exactness}; widths up to {rows} rows; {accepted} of {drafted} drafted tokens accepted"
+        print(f"✓ {same} of {replies} replies are the same, token for token ({how})")
+    return 0
+
+
+class _Case(NamedTuple):
+    """One reply that is asked for: the number of its prompt, from 1, the prompt, and how tokens are drawn."""
+
+    number: int
+    prompt: str
+    sampling: "Sampling"
+
+
+def _pairs(
+    plain: "Engine", speculative: "Engine", prompts: int, max_tokens: int
+) -> Iterator[tuple[_Case, "Statistics", "Statistics"]]:
+    """Every reply, greedy and seeded, of plain decoding and of speculation; the latter twice, so as to know phrases."""
+    from localspec import Sampling
+
+    for index in range(prompts):
+        again, which = divmod(index, len(PROMPTS))
+        prompt = f"{PROMPTS[which]} ({again + 1})" if again else PROMPTS[which]
+        for sampling in (Sampling(), Sampling(temperature=TEMPERATURE, seed=index)):
+            case = _Case(index + 1, prompt, sampling)
+            expected = _reply(plain, case, max_tokens)
+            for _ in range(2):
+                yield case, expected, _reply(speculative, case, max_tokens)
+
+
+def _reply(engine: "Engine", case: _Case, max_tokens: int) -> "Statistics":
+    from localspec import Done, Limits
+
+    engine.session.rewind(0)  # both shall have read the same: what is compared is speculation alone
+    *_, done = engine.chat([{"role": "user", "content": case.prompt}], case.sampling, Limits(max_tokens))
+    assert isinstance(done, Done)
+    return done.statistics
+
+
+def _divergence(
+    plain: "Engine", case: _Case, expected: "Statistics", found: "Statistics", max_tokens: int
+) -> _Divergence:
+    """Where they part; of plain decoding and itself, if it does not repeat itself."""
+    again = _reply(plain, case, max_tokens)
+    repeatable = again.token_ids == expected.token_ids
+    if not repeatable:
+        found = again
+    both = list(zip_longest(expected.token_ids, found.token_ids))
+    place = next(place for place, (ours, theirs) in enumerate(both) if ours != theirs)
+    ends = sorted(plain.target.stop_tokens)
+    ones, others = ([token] if token is not None else ends for token in both[place])
+    # Again's tokens are in the session; up to the place where they part they are those of both.
+    behind = plain.session.tokens[: expected.prompt_tokens + place]
+    gap = max(min(plain.gap(behind, ours, theirs) for theirs in others) for ours in ones)
+    one, other = (None if token is None else safe(plain.target.decode([token])) for token in both[place])
+    drawn = "greedy" if case.sampling.greedy else f"temperature {TEMPERATURE}, seed {case.sampling.seed}"
+    return _Divergence(case.number, drawn, place + 1, one, other, gap, repeatable)
+
+
+def _sentence(divergence: _Divergence, precision: str) -> str:
+    one, other = (
+        "the end" if text is None else json.dumps(text, ensure_ascii=False)
+        for text in (divergence.plain, divergence.speculative)
+    )
+    where = f"prompt {divergence.prompt} ({divergence.sampling}), token {divergence.token} of the reply"
+    if divergence.repeatable:
+        what, remedy = f"Speculation changes the text at {where}: {one} becomes {other}", "use --no-spec"
+    else:
+        what, remedy = f"Plain decoding does not repeat itself at {where}: {one}, then {other}", "use another --dtype"
+    return f"{what}, with a logit gap of {divergence.gap:.2g} ({precision}); {remedy}, and report this line."

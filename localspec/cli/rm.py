@@ -1,0 +1,89 @@
+"""localspec rm NAME"""
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from localspec.checkpoint import read_json
+from localspec.cli.kept import agreed
+from localspec.cli.pull import size, sources_of
+from localspec.config import home
+from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.hub_cache import Removal, removable, remove
+from localspec.hub_records import folder
+from localspec.paths import Paths
+from localspec.registry import cards
+from localspec.sources import Source
+from localspec.text import one_line
+
+app = typer.Typer()
+
+
+@app.command()
+def rm(
+    name: Annotated[str, typer.Argument(help="A registered name, or org/repo[@revision] of the hub.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a model from the common Hugging Face cache; what another revision uses stays."""
+    sources = sources_of(name)
+    if not sources:
+        raise UsageMistake(f"{name} was not fetched by `localspec pull`, so it cannot be deleted like that.")
+    removals, missing = [], []
+    for source in sources:
+        try:
+            removals.append(removable(source))
+        except NotHere as error:
+            missing.append(error)
+    if not removals:
+        raise missing[0]
+    for removal in removals:
+        for line in _lines(removal, name):
+            typer.echo(one_line(line))
+    freed = sum(removal.bytes for removal in removals)
+    if not agreed(f"{' and '.join(str(removal.source) for removal in removals)} ({size(freed)})", yes):
+        return
+    for removal in removals:
+        if drafter := _made_of(removal):
+            shutil.rmtree(drafter)
+        remove(removal)
+    typer.echo(f"Deleted; {size(freed)} are free again.")
+
+
+def _lines(removal: Removal, name: str) -> list[str]:
+    """What a person should know before it is gone."""
+    source = removal.source
+    lines = [f"{source} ({removal.commit[:12]}), {size(removal.bytes)}, in {removal.path}"]
+    if removal.also:
+        lines.append(f"This commit is also called {', '.join(removal.also)} here, and is gone under that name too.")
+    if removal.stay:
+        lines.append(f"{', '.join(removal.stay)} {'stays' if len(removal.stay) == 1 else 'stay'} as before.")
+    if drafter := _made_of(removal):
+        lines.append(f"The drafter that was made of it goes too: {drafter}.")
+    if users := _users(source, name):
+        lines.append(f"{', '.join(users)} {'uses' if len(users) == 1 else 'use'} it too.")
+    lines.append("Other programs share this cache, and would have to fetch it again.")
+    return lines
+
+
+def _made_of(removal: Removal) -> Path | None:
+    """The directory of the drafter that `pull` made of Medusa heads, if there is one."""
+    directory = Paths(home()).drafters / folder(removal.source)
+    with suppress(LocalspecError):
+        content = read_json(directory / "drafter" / "drafter.json")
+        published = content.get("published") if isinstance(content, dict) else None
+        if isinstance(published, dict) and published.get("commit") == removal.commit:
+            return directory
+    return None
+
+
+def _users(source: Source, name: str) -> list[str]:
+    """Other registered models that need this repository."""
+    entries = {card.name: card.entry for card in cards().values() if card.entry is not None and card.name != name}
+    return [
+        known
+        for known, entry in entries.items()
+        if source.repo in {one.repo for one in (entry.source, *(d.source for d in entry.drafters)) if one}
+    ]

@@ -1,0 +1,56 @@
+"""localspec verify NAME"""
+
+from typing import Annotated
+
+import typer
+
+from localspec.checkpoint import inspect
+from localspec.cli.progress import Progress
+from localspec.cli.pull import size, sources_of
+from localspec.errors import LocalspecError, NotHere
+from localspec.hub_cache import Verified, verify
+from localspec.registry import resolve
+from localspec.sources import Source
+from localspec.text import one_line
+
+app = typer.Typer()
+
+
+@app.command("verify")
+def verify_model(
+    name: Annotated[str, typer.Argument(help="A registered name, or org/repo[@revision] of the hub.")],
+) -> None:
+    """Compare every file of a model with its digest; needs no network."""
+    sources = sources_of(name)
+    if not sources:
+        found = inspect(resolve(name).path)
+        typer.echo(one_line(f"{name}: weights of {size(found.bytes)} are whole, as far as their own headers tell."))
+        return
+    problems: list[str] = []
+    missing: list[NotHere] = []
+    for source in sources:
+        try:
+            checked = _checked(source)
+        except NotHere as error:
+            missing.append(error)
+            continue
+        for problem in checked.problems:
+            typer.echo(one_line(f"{source}: {problem}"))
+        problems += checked.problems
+        if not checked.problems:
+            by = "what was recorded when it was pulled" if checked.recorded else "their names in the cache"
+            typer.echo(one_line(f"{source} ({checked.commit[:12]}): {checked.files} files agree with {by}."))
+    if len(missing) == len(sources):
+        raise missing[0]
+    if problems:
+        raise LocalspecError(f"{problems[0]}; fetch what is damaged or missing again with `localspec pull {name}`.")
+
+
+def _checked(source: Source) -> Verified:
+    progress = Progress()
+    try:
+        return verify(
+            source, progress=lambda done, total: progress.show(f"reading {source}: {size(done)} of {size(total)}")
+        )
+    finally:
+        progress.clear()

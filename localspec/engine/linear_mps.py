@@ -1,0 +1,100 @@
+"""Packed linear layers for Apple's GPUs: weights in eight or four bits, activations as they are.
+
+The operators are torch's own. A processor has them too, packed otherwise, so the same layers run there.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from localspec.engine.linear import PIECE, Packed, per_channel
+
+EDGE = 32  # the kernels take whole squares of this many channels
+GROUP = 32  # input channels that share a scale and a zero in four bits
+TILES = 2  # the least that may be packed together: other kernels than these look at it
+
+
+class WeightOnly(Packed):
+    """A weight [out, in] filled up with zeros to whole squares, with a kernel of torch's that multiplies by it."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        super().__init__(weight, bias)
+        self.precision = weight.dtype
+        rows, columns = weight.shape
+        self.packed, self.scales = self.pack(F.pad(weight, (0, -columns % EDGE, 0, -rows % EDGE)))
+
+    @staticmethod
+    def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the kernel takes: a packed weight, and scales in the precision of the weight."""
+        raise NotImplementedError
+
+    def multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """The kernel: [rows, in] -> [rows, out], both filled up, in the weight's precision."""
+        raise NotImplementedError
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        outputs, inputs = self.shape
+        rows = F.pad(x.reshape(-1, inputs).to(self.precision), (0, -inputs % EDGE)).contiguous()
+        y = self.multiply(rows)[:, :outputs]
+        if self.bias is not None:
+            y = y + self.bias
+        return y.reshape(*x.shape[:-1], outputs).to(x.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (self.packed, self.scales, self.bias) if tensor is not None)
+
+
+class WeightInt8(WeightOnly):
+    """One scale an output channel."""
+
+    @staticmethod
+    def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return per_channel(weight, weight.dtype)
+
+    def multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.ops.aten._weight_int8pack_mm(rows, self.packed, self.scales)
+        return y
+
+    @property
+    def weight(self) -> torch.Tensor:
+        outputs, inputs = self.shape
+        return self.packed[:outputs, :inputs].float() * self.scales[:outputs, None].float()
+
+
+class WeightInt4(WeightOnly):
+    """Sixteen levels, evenly spaced from the least to the largest of each group of input channels."""
+
+    @staticmethod
+    def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = [_levels(part) for part in torch.split(weight, max(1, PIECE // weight.shape[1]))]
+        levels, scales, zeros = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        scales_and_zeros = torch.stack([scales.T, zeros.T], -1).contiguous()  # [groups, out, 2]
+        if weight.device.type == "cpu":
+            return torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels.int(), TILES), scales_and_zeros
+        pairs = levels[:, ::2] * 16 + levels[:, 1::2]
+        return torch.ops.aten._convert_weight_to_int4pack(pairs, TILES), scales_and_zeros
+
+    def multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        on_cpu, operators = rows.device.type == "cpu", torch.ops.aten
+        kernel = operators._weight_int4pack_mm_for_cpu if on_cpu else operators._weight_int4pack_mm
+        y: torch.Tensor = kernel(rows, self.packed, GROUP, self.scales)
+        return y
+
+    @property
+    def weight(self) -> torch.Tensor:
+        outputs, inputs = self.shape
+        width = inputs + -inputs % EDGE
+        # Each device packs in an order of its own; its kernel tells what it takes each weight for.
+        identity = torch.eye(width, dtype=self.precision, device=self.packed.device)
+        return self.multiply(identity)[:inputs, :outputs].T
+
+
+def _levels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Levels uint8 [out, in], and of each group its scale and its zero, the value of level 8: [out, groups] each."""
+    groups, limits = weight.float().view(len(weight), -1, GROUP), torch.finfo(weight.dtype)
+    least, most = groups.amin(-1), groups.amax(-1)
+    scales = ((most - least) / 15).clamp_min_(max(1e-30, limits.tiny * limits.eps)).to(weight.dtype)
+    zeros = (least + 8 * scales.float()).to(weight.dtype)
+    first = zeros.float() - 8 * scales.float()  # the value of level 0 now that both are rounded
+    levels = ((groups - first[..., None]) / scales.float()[..., None]).round_().clamp_(0, 15)
+    return levels.to(torch.uint8).flatten(-2), scales, zeros

@@ -1,0 +1,75 @@
+"""What the policy asks about this machine: recalled, else measured and kept."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from localspec.database import StoreTrouble
+from localspec.hardware import IdleCores, devices, memory_bandwidth, physical_cores, versions
+from localspec.measurements import BANDWIDTH, BUSY, RATES, Measurements, place
+from localspec.prediction import Rates
+from localspec.store import Store
+
+LOOK_SECONDS = 0.3
+
+
+class Measuring(Measurements):
+    """What was measured here; what is asked for and was not, is measured, and kept.
+
+    What a busy moment made of it serves until there is a quiet one.
+    """
+
+    def __init__(self, store: Store | None, progress: Callable[[str], None], notice: Callable[[str], None]) -> None:
+        super().__init__(store)
+        self._progress, self._notice = progress, notice
+        self._found: dict[tuple[str, str], Any] = {}
+        self._idle_cores = IdleCores()
+        self._was_quiet: bool | None = None
+
+    def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
+        """Those of this device. Of one that this machine does not have, none."""
+        if device not in devices():
+            return None
+        what = f"what a row costs in {dtype if quantize == 'none' else quantize} on {device}"
+        return Rates.from_list(
+            self._known(RATES, place(device, dtype, quantize), what, lambda: _listed(device, dtype, quantize))
+        )
+
+    def bandwidth(self, device: str) -> float:
+        """Bytes a second."""
+        what = f"how fast the memory of {device} is"
+        return float(self._known(BANDWIDTH, versions(device), what, lambda: memory_bandwidth(device)))
+
+    def _known(self, name: str, about: str, what: str, measure: Callable[[], object]) -> Any:
+        if (name, about) not in self._found:
+            found = self.recall(name, about)
+            if found is None and (found := self.recall(name + BUSY, about)) is not None and self._quiet():
+                found = None
+            if found is None:
+                self._progress(f"measuring {what}, once")
+                self._idle_cores()
+                found = measure()
+                self._keep(name if self._idle_cores() == physical_cores() else name + BUSY, about, found)
+            self._found[name, about] = found
+        return self._found[name, about]
+
+    def _quiet(self) -> bool:
+        """Whether other programs leave all cores to us, looked at for a moment, once."""
+        if self._was_quiet is None:
+            self._idle_cores()
+            time.sleep(LOOK_SECONDS)
+            self._was_quiet = self._idle_cores() == physical_cores()
+        return self._was_quiet
+
+    def _keep(self, name: str, about: str, value: object) -> None:
+        if self.store is not None and not self.store.read_only:
+            try:
+                self.store.remember(name, about, value)
+            except StoreTrouble as trouble:
+                self._notice(str(trouble))
+
+
+def _listed(device: str, dtype: str, quantize: str) -> list[list[float]]:
+    from localspec.engine.rates import measured_rates  # transformers, which takes a second to import
+
+    return measured_rates(device, dtype, quantize).as_list()

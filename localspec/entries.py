@@ -1,0 +1,190 @@
+"""What a models.toml says, read strictly: one entry a model, with the drafters that are known for it."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localspec.config import nearest, read_toml
+from localspec.errors import UsageMistake
+from localspec.shape import NAMES, Shape, whole
+from localspec.sources import Source
+
+PACKAGE = Path(__file__).parent
+LONGEST = 10**12  # of any number in an entry; what is more is a slip
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A published acceptance length: tokens committed per forward, the most tokens a draft had, and who says so."""
+
+    length: float
+    depth: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Published:
+    """A drafter known for a model; without a repository nobody publishes one, and `localspec train` makes it."""
+
+    kind: str
+    source: Source | None = None
+    parameters: int | None = None
+    accepted: Accepted | None = None
+    license: str | None = None
+    publisher: str = ""
+    lossless: bool = True
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model as an entry describes it: it lies in a directory, or comes from a repository.
+
+    `quality` orders models, the best highest. `verified`: a pull of it is known to have worked.
+    """
+
+    name: str
+    path: Path | None = None
+    source: Source | None = None
+    license: str | None = None
+    description: str = ""
+    draft: str = ""
+    publisher: str = ""
+    quality: int = 0
+    gated: bool = False
+    verified: bool = False
+    shape: Shape | None = None
+    drafters: tuple[Published, ...] = ()
+
+    @property
+    def toy(self) -> bool:
+        """Whether it is there to see localspec work, and not for its answers: those that come inside."""
+        return self.path is not None and self.path.is_relative_to(PACKAGE)
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str) and bool(value) and "\0" not in value
+
+
+def _switch(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _count(value: object) -> bool:
+    return whole(value) and isinstance(value, int) and value <= LONGEST
+
+
+def _length(value: object) -> bool:
+    return type(value) in (int, float) and 1 <= value <= 100  # type: ignore[operator]
+
+
+_Keys = Mapping[str, tuple[Callable[[object], bool], str]]
+_TEXT, _SWITCH, _COUNT = (_text, "a text"), (_switch, "true or false"), (_count, "a whole number from 1 up")
+_TABLE = (lambda value: isinstance(value, dict), "a table")
+_SHAPE: _Keys = {name: _SWITCH if name == "tied" else _COUNT for name in NAMES}
+_ACCEPTED: _Keys = {"length": (_length, "a number from 1 to 100"), "depth": _COUNT, "source": _TEXT}
+_DRAFTER: _Keys = {
+    "kind": _TEXT, "repo": _TEXT, "revision": _TEXT, "license": _TEXT, "publisher": _TEXT, "parameters": _COUNT,
+    "accepted": _TABLE, "lossless": _SWITCH,
+}  # fmt: skip
+_ENTRY: _Keys = {
+    "path": _TEXT, "repo": _TEXT, "revision": _TEXT, "license": _TEXT, "description": _TEXT, "draft": _TEXT,
+    "publisher": _TEXT, "quality": _COUNT, "gated": _SWITCH, "verified": _SWITCH, "shape": _TABLE,
+    "drafters": (lambda value: isinstance(value, list) and all(isinstance(one, dict) for one in value), "tables"),
+}  # fmt: skip
+
+
+def read_entries(file: Path, kinds: tuple[str, ...]) -> Iterator[Entry]:
+    """Every entry of a file, in its order; drafters are of one of `kinds`.
+
+    Raises UsageMistake for what cannot be meant.
+    """
+    for name, entry in read_toml(file).items():
+        if not isinstance(entry, dict):
+            raise UsageMistake(f"{name!r} in {file} is not a table; write [{name}] and a path below it.")
+        of = f"model {name!r} in {file}"
+        _check(entry, _ENTRY, of)
+        if ("path" in entry) == ("repo" in entry):
+            raise UsageMistake(
+                f"M{of[1:]} has {'both a path and a repo' if 'path' in entry else 'no path'}; give it "
+                'path = "the model\'s directory", or repo = "org/name" of the hub.'
+            )
+        shape = entry.get("shape")
+        yield Entry(
+            name=name,
+            path=_place(file, entry["path"]) if "path" in entry else None,
+            source=_source(entry, of),
+            draft=_draft(file, entry.get("draft", "")),
+            shape=None if shape is None else _shape(shape, f"the shape of {of}"),
+            drafters=tuple(_published(one, kinds, f"a drafter of {of}") for one in entry.get("drafters", ())),
+            **{
+                key: entry[key]
+                for key in ("license", "description", "publisher", "quality", "gated", "verified")
+                if key in entry
+            },
+        )
+
+
+def _check(table: Mapping[str, Any], keys: _Keys, of: str) -> None:
+    for key, value in table.items():
+        if key not in keys:
+            raise UsageMistake(f"Unknown key {key!r} of {of}{nearest(key, keys)}; correct or remove it.")
+        possible, what = keys[key]
+        if not possible(value):
+            raise UsageMistake(f"{key} = {value!r} of {of} must be {what}; correct it.")
+
+
+def _place(file: Path, path: str) -> Path:
+    if path.startswith("package:"):
+        return PACKAGE / path.removeprefix("package:")
+    return file.parent / os.path.expanduser(path)
+
+
+def _draft(file: Path, name: str) -> str:
+    if re.match(r"[.~/\\]", name):  # a path, relative to the file it stands in
+        return os.path.normpath(file.parent / os.path.expanduser(name))
+    return name
+
+
+def _source(table: Mapping[str, Any], of: str) -> Source | None:
+    if "repo" not in table:
+        if "revision" in table:
+            raise UsageMistake(f"revision = {table['revision']!r} of {of} has no effect without a repo; remove it.")
+        return None
+    try:
+        return Source.parse(f"{table['repo']}@{table.get('revision', 'main')}")
+    except UsageMistake:
+        raise UsageMistake(
+            f'repo = {table["repo"]!r} of {of} names no repository; write repo = "org/name", and revision = "…" '
+            "for another than main."
+        ) from None
+
+
+def _shape(table: Mapping[str, Any], of: str) -> Shape:
+    _check(table, _SHAPE, of)
+    if missing := [name for name in NAMES if name not in table and name != "tied"]:
+        raise UsageMistake(f"{of[0].upper()}{of[1:]} lacks {missing[0]}; add it.")
+    return Shape(**table)
+
+
+def _published(table: Mapping[str, Any], kinds: tuple[str, ...], of: str) -> Published:
+    _check(table, _DRAFTER, of)
+    kind = table.get("kind")
+    if kind not in kinds:
+        guess = nearest(str(kind), kinds)
+        raise UsageMistake(f"kind = {kind!r} of {of} is no kind of drafter{guess}; use one of {', '.join(kinds)}.")
+    accepted = table.get("accepted")
+    if accepted is not None:
+        _check(accepted, _ACCEPTED, f"accepted of {of}")
+        if missing := [key for key in _ACCEPTED if key not in accepted]:
+            raise UsageMistake(f"accepted of {of} lacks {missing[0]}; add it.")
+    return Published(
+        kind=kind,
+        source=_source(table, of),
+        accepted=None
+        if accepted is None
+        else Accepted(float(accepted["length"]), accepted["depth"], accepted["source"]),
+        **{key: table[key] for key in ("parameters", "license", "publisher", "lossless") if key in table},
+    )

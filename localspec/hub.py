@@ -1,0 +1,212 @@
+"""What a pull would fetch: asked of the server before anything is fetched, and refused where it cannot be served."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from localspec.checkpoint import ARCHITECTURES
+from localspec.config import hub_places
+from localspec.errors import LocalspecError
+from localspec.hub_cache import HEADS, cached, damage
+from localspec.hub_client import PATIENCE, client, must_be_online, page, told
+from localspec.hub_records import COMMIT, NAME, FileFact, sound
+from localspec.sources import Source
+from localspec.text import one_line
+
+WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+_BESIDE = re.compile(
+    r"[\w.-]+\.json|[\w.-]+\.model|[\w.-]+\.jinja|merges\.txt|vocab\.txt"
+    r"|(?i:(licen[cs]e|notice|copying)([_-][\w-]*)?(\.(txt|md|rst))?)|(?i:readme\.md)",
+    re.ASCII,
+)
+_PICKLED = re.compile(r"[\w.-]+\.(bin|pt|pth|ckpt|pkl)", re.ASCII)
+_READ_FIRST = 2**25  # bytes of the longest config.json or index that is read for a plan
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is wanted of one revision of a repository; `heads` are Medusa heads, `here` the names that the cache has."""
+
+    source: Source
+    commit: str
+    files: tuple[FileFact, ...]
+    here: frozenset[str]
+    config: Mapping[str, Any]
+    heads: bool = False
+    license: str | None = None
+    gated: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the weight files."""
+        return sum(file.bytes for file in self.files if is_weights(file.name))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a pull would fetch; `disk_free` in bytes, where the cache lies."""
+
+    parts: tuple[Part, ...]
+    disk_free: int
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for part in self.parts for file in part.files)
+
+    @property
+    def cached_bytes(self) -> int:
+        return sum(file.bytes for part in self.parts for file in part.files if file.name in part.here)
+
+    @property
+    def fetch_bytes(self) -> int:
+        return self.bytes - self.cached_bytes
+
+    @property
+    def fits_on_disk(self) -> bool:
+        return self.fetch_bytes <= self.disk_free
+
+
+def is_weights(name: str) -> bool:
+    return name.endswith((".safetensors", ".pt"))
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
+def plan(sources: Sequence[Source]) -> Plan:
+    """Asks the server what these revisions are and hold; fetches nothing but config.json and the index of weights.
+
+    Raises NotHere (nothing of that name, or offline), NotAllowed (gated), and LocalspecError for what cannot be served
+    here, or where the server fails.
+    """
+    must_be_online(f"Fetching {sources[0] if sources else 'a model'}")
+    parts = []
+    for source in sources:
+        with told(source):
+            parts.append(_part(source))
+    cache = hub_places().cache
+    there = next(parent for parent in (cache, *cache.parents) if parent.exists())
+    return Plan(tuple(parts), shutil.disk_usage(there).free)
+
+
+def _part(source: Source) -> Part:
+    api = client().HfApi(endpoint=hub_places().endpoint)
+    info = api.model_info(source.repo, revision=source.revision, files_metadata=True, timeout=PATIENCE)
+    if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
+        raise ValueError("no commit")
+    # Only what lies beside config.json, by a harmless name: no directories, nothing outside of them, no commands.
+    known = {
+        file.rfilename: FileFact(
+            file.rfilename, file.lfs.size if file.lfs else file.size, file.lfs.sha256 if file.lfs else file.blob_id
+        )
+        for file in info.siblings or ()
+        if isinstance(file.rfilename, str) and NAME.fullmatch(file.rfilename)
+    }
+
+    def read(name: str) -> dict[str, Any]:
+        return _read(source, info.sha, known[name])
+
+    config = read(CONFIG) if CONFIG in known else {}
+    heads = config.get("architectures") == ["MedusaModel"] or config.get("model_type") == "medusa"
+    weights = _weight_names(source, known, read)
+    heads = heads or weights[0] in HEADS
+    notes = () if heads else _served(source, config)
+    beside = (name for name in known if _BESIDE.fullmatch(name) and not name.endswith(".index.json"))
+    names = [*sorted(beside), *([INDEX] if weights[0] != WEIGHTS and not heads else []), *weights]
+    files = tuple(known[name] for name in names)
+    if odd := next((file for file in files if not sound(file)), None):
+        raise ValueError(f"no length or digest of {odd.name}")
+    here = frozenset(file.name for file in files if cached(source, info.sha, file))
+    return Part(source, info.sha, files, here, config, heads, _license(info), bool(info.gated), notes)
+
+
+def _weight_names(source: Source, known: Mapping[str, FileFact], read: Callable[[str], Any]) -> list[str]:
+    """The files that the layout needs, and none of the copies in other formats beside them."""
+    if WEIGHTS in known:
+        return [WEIGHTS]
+    if INDEX in known:
+        table = read(INDEX).get("weight_map")
+        if not isinstance(table, dict) or not table:
+            raise LocalspecError(f"{INDEX} of {source} holds no weight_map; choose another model.")
+        names = sorted({str(name) for name in table.values()})
+        for name in names:
+            if not name.endswith(".safetensors") or name not in known:
+                raise LocalspecError(
+                    f"{INDEX} of {source} names {name[:100]!r}, which is no safetensors file beside it; choose another."
+                )
+        return names
+    for name in HEADS:
+        if name in known:
+            return [name]
+    if pickled := sorted(name for name in known if _PICKLED.fullmatch(name)):
+        raise LocalspecError(
+            f"{source} holds its weights as pickle only ({pickled[0]}), which may run code when it is read; choose a "
+            f"revision or a copy with safetensors, see {page(source)}."
+        )
+    raise LocalspecError(
+        f"{source} holds no weights that localspec reads; it needs {WEIGHTS}, or {INDEX} and its files."
+    )
+
+
+def _served(source: Source, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What to tell about a model of this config.json. Raises LocalspecError where it cannot be served here."""
+    if not config:
+        raise LocalspecError(
+            f"{source} has no config.json, so it is no model in the Hugging Face layout; choose another."
+        )
+    named = config.get("architectures")
+    architecture = str(named[0])[:80] if isinstance(named, list) and named else None
+    own_code = isinstance(config.get("auto_map"), dict)
+    if architecture not in ARCHITECTURES or config.get("model_type") != ARCHITECTURES[architecture]:
+        what = f"is of the architecture {architecture}" if architecture else "names no architecture"
+        code = " and brings code of its own (auto_map), which localspec never runs" if own_code else ""
+        raise LocalspecError(f"{source} {what}{code}; supported are {', '.join(ARCHITECTURES)}.")
+    if packed := config.get("quantization_config"):
+        method = str(packed.get("quant_method", "unknown") if isinstance(packed, dict) else packed)[:80]
+        raise LocalspecError(
+            f"The weights of {source} are packed ({method}), which localspec does not read; choose the model's bf16 or "
+            "fp16 weights."
+        )
+    # Many models of a supported architecture still name the code they came with before transformers knew them.
+    return ("It names code of its own (auto_map), which is neither fetched nor run.",) if own_code else ()
+
+
+def _read(source: Source, commit: str, file: FileFact) -> dict[str, Any]:
+    """What a small JSON file of a repository says, out of the cache if it is there."""
+    if not sound(file) or file.bytes > _READ_FIRST:
+        raise ValueError(f"no length that {file.name} can have")
+    content = b""
+    if (here := cached(source, commit, file)) and not damage(here, file):
+        content = here.read_bytes()
+    else:
+        hub = client()
+        url = hub.hf_hub_url(source.repo, file.name, revision=commit, endpoint=hub_places().endpoint)
+        headers = hub.utils.build_hf_headers()
+        with hub.get_session().stream("GET", url, headers=headers, timeout=PATIENCE) as response:
+            hub.utils.hf_raise_for_status(response)
+            for piece in response.iter_bytes():
+                content += piece
+                if len(content) > file.bytes:
+                    raise ValueError(f"{file.name} is longer than announced")
+    try:
+        found = json.loads(content)
+        if isinstance(found, dict):
+            return found
+    except (ValueError, RecursionError):
+        pass
+    raise LocalspecError(f"{file.name} of {source} is not a JSON object; choose another model, or try again.")
+
+
+def _license(info: Any) -> str | None:
+    """What the model card says, cut short."""
+    said = [getattr(info.card_data, name, None) for name in ("license", "license_name")] if info.card_data else []
+    chosen = (
+        next((one for one in reversed(said) if one), None) if said and said[0] == "other" else next(iter(said), None)
+    )
+    if isinstance(chosen, list):
+        chosen = ", ".join(map(str, chosen))
+    return one_line(str(chosen))[:100] if chosen else None

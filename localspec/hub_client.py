@@ -1,0 +1,171 @@
+"""The Hugging Face client, made quiet, and its errors made into sentences with an exit code each."""
+
+import errno
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from localspec.config import hub_places, nearest, quiet_hub
+from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere
+from localspec.sources import Source
+from localspec.text import one_line
+
+PATIENCE = 10.0  # seconds without an answer to a question about a repository
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@cache
+def client() -> Any:
+    """The module huggingface_hub. It reads its variables and makes its logger when it is first imported."""
+    quiet_hub()
+    import huggingface_hub
+
+    huggingface_hub.logging.set_verbosity(100)  # each warning of its own is told here as a sentence, or mended
+    huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = 2**20  # bytes; progress is told once a piece
+    huggingface_hub.set_client_factory(_session)
+    return huggingface_hub
+
+
+def _session() -> Any:
+    """How requests are made: with an end to patience, and with a look at what becomes the name of a file."""
+    import httpx2
+
+    def check(response: Any) -> None:
+        # The client joins these to the path of its cache as they come: a slash in them would lead out of it.
+        if "x-repo-commit" in response.headers:
+            for name in ("etag", "x-linked-etag", "x-repo-commit"):
+                if not re.fullmatch(r'(W/)?"?[\w=+:-]*"?', response.headers.get(name, ""), re.ASCII):
+                    raise ValueError(f"{name} is {response.headers[name][:80]!r}")
+
+    def online(request: Any) -> None:
+        must_be_online(str(request.url.host))
+
+    hooks: dict[str, list[Callable[..., Any]]] = {"request": [online], "response": [check]}
+    return httpx2.Client(event_hooks=hooks, follow_redirects=True, timeout=PATIENCE)
+
+
+def server() -> str:
+    """The server's address as it may be shown: without a password that somebody put into it."""
+    return re.sub(r"//[^/@]*@", "//", hub_places().endpoint)
+
+
+def page(source: Source) -> str:
+    """Where a person reads about a repository."""
+    return f"{server()}/{source.repo}"
+
+
+def must_be_online(what: str) -> None:
+    """Raises NotHere where the user forbids requests."""
+    if hub_places().offline:
+        raise NotHere(f"{what} needs the network, and HF_HUB_OFFLINE forbids it; unset that, and try again.")
+
+
+@contextmanager
+def told(source: Source, kept: Callable[[], str] = str) -> Iterator[None]:
+    """Makes what the client raises into a LocalspecError, with a sentence about what is not lost behind it."""
+    try:
+        yield
+    except Exception as error:  # the client, and what it is made of, raise of many kinds
+        made = error if isinstance(error, LocalspecError) else _made(source, error)
+        raise type(made)(one_line(f"{made} {kept()}")) from error
+
+
+def _made(source: Source, error: Exception) -> LocalspecError:
+    import httpx2
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        return _made(source, error.__cause__)  # the client says so of whatever keeps it from the network
+    where = server()
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return NotHere(f"{source} needs the network, and HF_HUB_OFFLINE forbids it; unset that, and try again.")
+    if isinstance(error, errors.HfHubHTTPError):
+        return _answered(source, error, errors)
+    if isinstance(error, httpx2.TooManyRedirects):
+        return LocalspecError(f"{where} sends requests for {source} round in circles; try again later.")
+    if isinstance(error, httpx2.TimeoutException):
+        return LocalspecError(f"{where} did not answer in time about {source}; try again, or later.")
+    if isinstance(error, httpx2.ConnectError):
+        return LocalspecError(f"{where} cannot be reached ({_first(error)}); check the network and try again.")
+    if isinstance(error, httpx2.HTTPError) and not isinstance(error, httpx2.UnsupportedProtocol):
+        return LocalspecError(
+            f"The connection to {where} broke off while {source} was fetched ({_first(error)}); try again."
+        )
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return DoesNotFit(f"The disk of {hub_places().cache} is full; make room, and try again.")
+    if isinstance(error, OSError) and error.errno is not None:
+        place = error.filename or hub_places().cache
+        return LocalspecError(f"{place} cannot be written ({error.strerror}); correct that, and try again.")
+    if isinstance(error, OSError) and "Consistency check" in str(error):
+        return LocalspecError(f"{where} sent a file of {source} of another length than it announced; try again.")
+    return LocalspecError(
+        f"{where} did not answer about {source} as a Hugging Face server does ({_first(error)}); check HF_ENDPOINT, "
+        "and whether a proxy or a log-in page of this network stands between."
+    )
+
+
+def _answered(source: Source, error: Any, errors: Any) -> LocalspecError:
+    """What a status means for the user."""
+    status, where = error.response.status_code, server()
+    if isinstance(error, errors.GatedRepoError):
+        if status == 401:
+            return NotAllowed(
+                f"{source.repo} is gated: visit {page(source)} to accept its terms, then log in here with "
+                "`hf auth login`."
+            )
+        return NotAllowed(
+            f"{source.repo} is gated, and the account that is logged in here has no access: visit {page(source)} to "
+            "ask for it, or log in as another with `hf auth login`."
+        )
+    if isinstance(error, errors.DisabledRepoError):
+        return NotAllowed(f"{source.repo} was disabled by {where}; choose another model.")
+    if isinstance(error, errors.RevisionNotFoundError):
+        guess = nearest(source.revision, _revisions(source))
+        return NotHere(
+            f"{source.repo} has no revision {source.revision!r}{guess}; {page(source)}/tree/main lists them."
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return NotHere(
+            f"There is no model {source.repo!r} on {where}{nearest(source.repo, _cached())}, or it is private; "
+            "check the spelling, or log in with `hf auth login`."
+        )
+    if isinstance(error, errors.RemoteEntryNotFoundError):
+        return NotHere(f"{source} lacks a file that it listed a moment ago; try again.")
+    if status == 401:
+        return NotAllowed(f"{where} does not accept the token of this user; log in again with `hf auth login`.")
+    if status == 403:
+        return NotAllowed(
+            f"{where} forbids access to {source.repo}; visit {page(source)}, and log in with `hf auth login` as "
+            "somebody who has it."
+        )
+    if status == 404:
+        return NotHere(f"There is no {source} on {where}; check the spelling.")
+    if status == 429:
+        return LocalspecError(f"{where} has had too many requests from here; wait a few minutes, and try again.")
+    return LocalspecError(f"{where} answered {status} about {source}; try again later.")
+
+
+def _revisions(source: Source) -> list[str]:
+    """The branches and tags of a repository, for a hint: nothing where they are not to be had."""
+    try:
+        refs = client().HfApi(endpoint=hub_places().endpoint).list_repo_refs(source.repo)
+        return [ref.name for ref in (*refs.branches, *refs.tags)]
+    except Exception:  # noqa: BLE001  # a hint must not cost the sentence
+        return []
+
+
+def _cached() -> list[str]:
+    """The repositories in the cache, for a hint."""
+    found = hub_places().cache.glob("models--*--*")
+    return [path.name.removeprefix("models--").replace("--", "/", 1) for path in found]
+
+
+def _first(error: Exception) -> str:
+    """What the error says in its first line, or what it is."""
+    if isinstance(error, json.JSONDecodeError):
+        return "no JSON"
+    line = (str(error).strip().splitlines() or [""])[0]
+    return line[:200] or type(error).__name__

@@ -1,0 +1,185 @@
+"""Fetching what was planned with the Hugging Face client: each file is compared with what the server said of it."""
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from localspec.config import hub_places
+from localspec.errors import DoesNotFit, LocalspecError
+from localspec.hub import Part, Plan, is_weights
+from localspec.hub_cache import cached, damage, discard, repository, size
+from localspec.hub_client import PATIENCE, client, server, told
+from localspec.hub_records import FileFact, folder, record, remember
+from localspec.paths import Paths
+from localspec.sources import Source
+
+_GIB = 2**30
+
+
+class Interrupted(KeyboardInterrupt):
+    """A pull was stopped by its user; says what is kept."""
+
+
+def fetch(
+    planned: Plan,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    paths: Paths | None = None,
+    force: bool = False,
+) -> list[str]:
+    """Fetches what is not there yet or damaged, compares all with its digests, records it; returns what to tell.
+
+    `progress` is told the bytes that are there and all that will be. Raises DoesNotFit before anything is
+    fetched (unless `force`), Interrupted, NotAllowed, NotHere, and LocalspecError; all say what is kept.
+    """
+    if not planned.fits_on_disk and not force:
+        raise DoesNotFit(too_large(planned))
+    under_way = _Fetching(planned, progress)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the client warns of a small disk, which the plan has said
+            for part in planned.parts:
+                with told(part.source, under_way.kept):
+                    under_way.part(part)
+                    under_way.notices += _finish(part, paths)
+    except KeyboardInterrupt:
+        raise Interrupted(under_way.kept()) from None
+    return under_way.notices
+
+
+def too_large(planned: Plan) -> str:
+    return (
+        f"{planned.fetch_bytes / _GIB:.2f} GiB are to be fetched, and {planned.disk_free / _GIB:.2f} GiB are free on "
+        f"the disk of {hub_places().cache}; make room, or set HF_HOME to another disk."
+    )
+
+
+@dataclass
+class _Fetching:
+    """How far a pull is: bytes that came, files that are whole, the file that is coming and how much of it there is."""
+
+    plan: Plan
+    progress: Callable[[int, int], None]
+    done: int = 0
+    whole: list[str] = field(default_factory=list)
+    coming: FileFact | None = None
+    of_coming: int = 0
+    notices: list[str] = field(default_factory=list)
+
+    def kept(self) -> str:
+        """A sentence about what is not lost; nothing before the first file."""
+        said = []
+        if self.whole:
+            names = ", ".join(self.whole) if len(self.whole) <= 6 else f"{len(self.whole)} files"
+            said.append(f"{names} {'is' if len(self.whole) == 1 else 'are'} kept")
+        if self.coming:
+            came = f" ({self.of_coming:,} of {self.coming.bytes:,} bytes had come)" if self.of_coming else ""
+            said.append(f"{self.coming.name}{came} is fetched again from its beginning")
+        return f"{'; '.join(said)}: the same command goes on from there." if said else ""
+
+    def part(self, part: Part) -> None:
+        """Small files first: what has no weights is never taken for a model. What is here already is compared too."""
+        hub, places = client(), hub_places()
+        for file in sorted(part.files, key=lambda file: (is_weights(file.name), file.bytes)):
+            before, here = self.done, cached(part.source, part.commit, file)
+            if here and damage(here, file, lambda read, before=before: self._show(before + read)):  # type: ignore[misc]
+                discard(part.source, part.commit, file)
+                here = None
+            self.coming, self.of_coming = file, 0
+            if not here:
+                self._clear(part.source, part.commit, file)
+            hub.hf_hub_download(
+                part.source.repo,
+                file.name,
+                revision=part.commit,
+                cache_dir=places.cache,
+                endpoint=places.endpoint,
+                etag_timeout=PATIENCE,
+                tqdm_class=self._bar(file),
+            )
+            pointer = repository(part.source) / "snapshots" / part.commit / file.name
+            if not here and (problem := damage(pointer, file)):
+                discard(part.source, part.commit, file)
+                self.of_coming = 0
+                raise LocalspecError(f"{problem}, as {server()} sent it for {part.source}; it was removed.")
+            self.whole.append(file.name)
+            self.coming, self.done = None, before + file.bytes
+            self._show(self.done)
+
+    def _show(self, done: int) -> None:
+        self.progress(done, self.plan.bytes)
+
+    def _clear(self, source: Source, commit: str, file: FileFact) -> None:
+        """Removes what is of the wrong length, which the client would take, and what a killed pull left behind."""
+        from filelock import Timeout
+
+        blob = repository(source) / "blobs" / file.digest
+        pointer = repository(source) / "snapshots" / commit / file.name
+        if any(os.path.lexists(path) and size(path) != file.bytes for path in (blob, pointer)):
+            discard(source, commit, file)
+        pattern = f"{file.digest}.*.incomplete"
+        lock = hub_places().cache / ".locks" / folder(source) / f"{file.digest}.lock"
+        if any(blob.parent.glob(pattern)) and lock.exists():
+            with suppress(Timeout, OSError), client().utils.WeakFileLock(lock, timeout=0.1):
+                left = list(blob.parent.glob(pattern))  # behind the lock: of no pull that still goes on
+                freed = sum(max(size(path), 0) for path in left)
+                for path in left:
+                    path.unlink(missing_ok=True)
+                if left:
+                    self.notices.append(
+                        f"Removed {freed:,} bytes of {file.name} that a pull which was killed left behind."
+                    )
+
+    def _bar(self, file: FileFact) -> type:
+        """What the client takes for a bar of tqdm: it draws nothing, and stops what is not what was planned."""
+        state = self
+
+        class Bar:
+            def __init__(self, *_: Any, total: int | None = None, **__: Any) -> None:
+                if total is not None and total != file.bytes:
+                    raise LocalspecError(
+                        f"{server()} now announces {total:,} bytes for {file.name}, and {file.bytes:,} "
+                        "were planned; try again."
+                    )
+
+            def __enter__(self) -> Self:
+                return self
+
+            def __exit__(self, *exception: object) -> None:
+                pass
+
+            def update(self, count: float | None = 1) -> None:
+                state.of_coming += int(count or 0)
+                if state.of_coming > file.bytes:
+                    raise LocalspecError(
+                        f"{server()} sends more of {file.name} than the {file.bytes:,} bytes it announced; try again."
+                    )
+                state._show(state.done + state.of_coming)
+
+            def _nothing(self, *_: Any, **__: Any) -> None:
+                pass
+
+            close = refresh = update_transfer = set_postfix_str = set_transfer_postfix_str = _nothing
+            set_description_str = set_description = reset = _nothing
+
+        return Bar
+
+
+def _finish(part: Part, paths: Paths | None) -> list[str]:
+    """Records the pull, and tells other programs what the revision means now. Returns what to tell."""
+    source, former = part.source, record(part.source, paths)
+    if source.revision != part.commit:
+        ref = repository(source) / "refs" / source.revision
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=ref.parent, prefix=f"{ref.name}.", delete=False) as stream:
+            stream.write(part.commit)
+        os.chmod(stream.name, 0o644)
+        os.replace(stream.name, ref)
+    told = remember(source, part.commit, part.files, paths)
+    if former and former.commit != part.commit and (repository(source) / "snapshots" / former.commit).exists():
+        old = Source(source.repo, former.commit)
+        return [*filter(None, [told]), f"What {source} was before is still there; `localspec rm {old}` deletes it."]
+    return [told] if told else []

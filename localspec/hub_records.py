@@ -1,0 +1,144 @@
+"""What was pulled: one small file a repository, so that it can be verified without a network."""
+
+import json
+import os
+import re
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from localspec.config import home
+from localspec.paths import Paths, private_directory
+from localspec.sources import Source
+
+FORMAT = 1  # of a record
+COMMIT = re.compile(r"[0-9a-f]{40}")
+DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")  # of a file that is fetched: beside the others, and harmless
+
+
+@dataclass(frozen=True)
+class FileFact:
+    """What a file of a repository must be. The digest is sha256 (64 digits), or what git calls a blob by (40)."""
+
+    name: str
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """One revision of a repository as it was pulled: what `source.revision` meant then."""
+
+    source: Source
+    commit: str
+    time: str
+    files: tuple[FileFact, ...]
+
+
+def folder(source: Source) -> str:
+    """The name that the cache has for a repository."""
+    return "models--" + source.repo.replace("/", "--")
+
+
+def _record_file(source: Source, paths: Paths | None) -> Path:
+    return (paths or Paths(home())).pulled / f"{folder(source)}.json"
+
+
+def record(source: Source, paths: Paths | None = None) -> Pulled | None:
+    """What was pulled under this revision; None where nothing was, or what says so cannot be read."""
+    return records(source, paths).get(source.revision)
+
+
+def records(source: Source, paths: Paths | None) -> dict[str, Pulled]:
+    """Every revision of this repository that was pulled. Nothing of a damaged file is believed."""
+    try:
+        content: Any = json.loads(_record_file(source, paths).read_bytes())
+        if content["format"] != FORMAT or content["repo"] != source.repo:
+            return {}
+        return {name: _pulled(Source(source.repo, name), entry) for name, entry in content["revisions"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def _pulled(source: Source, entry: Any) -> Pulled:
+    files = tuple(
+        FileFact(name, fact["bytes"], fact.get("sha256") or fact["git_sha1"]) for name, fact in entry["files"].items()
+    )
+    if not COMMIT.fullmatch(entry["commit"]) or not files or not all(map(sound, files)):
+        raise ValueError
+    return Pulled(source, entry["commit"], str(entry["time"]), files)
+
+
+def sound(file: FileFact) -> bool:
+    """Whether this can be fetched and lie beside the others, whoever says so."""
+    return bool(NAME.fullmatch(file.name) and type(file.bytes) is int and file.bytes >= 0) and bool(
+        isinstance(file.digest, str) and DIGEST.fullmatch(file.digest)
+    )
+
+
+def remember(source: Source, commit: str, files: tuple[FileFact, ...], paths: Paths | None = None) -> str | None:
+    """Records a pull that is finished. Returns what to tell where an unreadable record had to be set aside.
+
+    Raises OSError.
+    """
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    with _locked(source, paths):
+        file, known = _record_file(source, paths), records(source, paths)
+        told = None
+        if not known and file.exists():
+            aside = file.with_suffix(f".{int(datetime.now(UTC).timestamp())}.aside")
+            file.replace(aside)
+            told = f"{file} could not be read and was set aside as {aside.name}."
+        _write(file, source, {**known, source.revision: Pulled(source, commit, now, files)})
+    return told
+
+
+def forget(source: Source, commit: str, paths: Paths | None = None) -> None:
+    """Takes a commit out of the record. Raises OSError."""
+    with _locked(source, paths):
+        file, known = _record_file(source, paths), records(source, paths)
+        left = {name: pulled for name, pulled in known.items() if pulled.commit != commit}
+        if left:
+            _write(file, source, left)
+        elif known:
+            file.unlink(missing_ok=True)
+
+
+def _locked(source: Source, paths: Paths | None) -> Any:
+    """Two pulls of one repository do not lose each other's record."""
+    from filelock import FileLock
+
+    file = _record_file(source, paths)
+    private_directory(file.parent)
+    return FileLock(file.with_suffix(".lock"), mode=0o600)
+
+
+def _write(file: Path, source: Source, known: dict[str, Pulled]) -> None:
+    content = {
+        "format": FORMAT,
+        "repo": source.repo,
+        "revisions": {
+            name: {
+                "commit": pulled.commit,
+                "time": pulled.time,
+                "files": {
+                    fact.name: {"bytes": fact.bytes, "sha256" if len(fact.digest) == 64 else "git_sha1": fact.digest}
+                    for fact in pulled.files
+                },
+            }
+            for name, pulled in known.items()
+        },
+    }
+    handle, new = tempfile.mkstemp(dir=file.parent, prefix=file.name)  # mode 0600
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            json.dump(content, stream, indent=1)
+        os.replace(new, file)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(new)
+        raise

@@ -1,0 +1,139 @@
+"""What this machine is, as plain facts: its devices, what they compute in, and why torch uses no more."""
+
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from localspec import hardware
+from localspec.precisions import lacking
+
+LEAST_FREE = 600 * 10**6  # bytes of a device's memory that always stay free, or a tenth of it
+PACKINGS = ("int8", "int4", "nf4")
+
+# The oldest driver that each build of torch for NVIDIA runs with, the newest first.
+_CUDA_BUILDS = ((580, "cu130"), (570, "cu128"), (525, "cu126"))
+
+
+@dataclass(frozen=True)
+class Device:
+    """One place to compute: its memory in bytes, and what it computes in, the best first.
+
+    `bandwidth` is bytes a second that can be read from its memory; None where that was not measured.
+    """
+
+    name: str
+    title: str
+    total: int
+    free: int
+    dtypes: tuple[str, ...]
+    packings: tuple[str, ...] = ()
+    capability: str = ""
+    bandwidth: float | None = None
+
+    @property
+    def kind(self) -> str:
+        """cpu, cuda or mps."""
+        return self.name.partition(":")[0]
+
+    @property
+    def usable(self) -> int:
+        """Bytes that a model may take: Windows moves what is beyond to main memory, without a word."""
+        return max(0, self.free - max(self.total // 10, LEAST_FREE))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The devices that torch can use, the fastest first and the processor last."""
+
+    devices: tuple[Device, ...]
+    cores: int
+
+    def device(self, name: str) -> Device | None:
+        """The device of this name; `cuda` is the first of several."""
+        name = "cuda:0" if name == "cuda" else name
+        return next((device for device in self.devices if device.name == name), None)
+
+
+def this_machine(bandwidth: Callable[[str], float | None] = lambda device: None) -> Machine:
+    """The machine this runs on, its free memory as it is now. `bandwidth` tells that of a device, where it is known."""
+    devices = tuple(_device(name, bandwidth(name)) for name in hardware.devices())
+    return Machine(devices, hardware.physical_cores())
+
+
+def _device(name: str, bandwidth: float | None) -> Device:
+    title, dtypes, capability = _about(name)
+    packings = tuple(packing for packing in PACKINGS if not lacking(packing, name))
+    return Device(
+        name, title, hardware.total_memory(name), hardware.free_memory(name), dtypes, packings, capability, bandwidth
+    )
+
+
+def _about(name: str) -> tuple[str, tuple[str, ...], str]:
+    """(title, number formats that it computes in at full speed, what tells its generation)."""
+    if name.startswith("cuda"):
+        import torch
+
+        major, minor = torch.cuda.get_device_capability(name)
+        dtypes = ("bf16", "fp16", "fp32") if major >= 8 else ("fp16", "fp32")
+        return torch.cuda.get_device_name(name), dtypes, f"compute capability {major}.{minor}"
+    if name == "mps":
+        return hardware.processor(), ("bf16", "fp16", "fp32"), f"macOS {platform.mac_ver()[0]}"
+    formats = ("bf16", "fp32") if hardware.cpu_computes_bf16() else ("fp32",)
+    return hardware.processor(), formats, ", ".join(hardware.capabilities())
+
+
+# -- a build of torch that cannot use what is there --------------------------------------------------------------------
+
+
+def torch_trouble() -> str | None:
+    """A sentence with the command that mends it, where this build of torch cannot use a graphics card that is here."""
+    import torch
+
+    version = torch.__version__
+    plain = version.partition("+")[0]
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
+        return None
+    if sys.platform == "darwin":
+        if platform.machine() == "x86_64" and "Apple" in hardware.processor():
+            return (
+                "This Python is made for Intel and runs translated, so torch cannot use the graphics of this Mac: "
+                "install a Python for arm64, and localspec with it."
+            )
+        return None
+    if (driver := _nvidia_driver()) is not None:
+        build = next((build for oldest, build in _CUDA_BUILDS if driver >= oldest), None)
+        if build is None:
+            return f"NVIDIA driver {driver} found, and torch {version} needs {_CUDA_BUILDS[-1][0]} or newer: update it."
+        built_for = "a CPU build" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
+        return f"NVIDIA driver {driver} found, torch {version} is {built_for}: {_install(plain, build)}"
+    if torch.version.hip is None and Path("/dev/kfd").exists():
+        return f"An AMD graphics card is found, torch {version} is not built for it: {_install(plain, 'rocm6.4')}"
+    return None
+
+
+def _install(version: str, build: str) -> str:
+    index = f"https://download.pytorch.org/whl/{build}"
+    return f"{sys.executable} -m pip install --force-reinstall torch=={version} --index-url {index}"
+
+
+def _nvidia_driver() -> int | None:
+    """The first number of the driver's version; None where there is no driver or no card."""
+    try:
+        said = Path("/proc/driver/nvidia/version").read_text("utf-8", "replace")
+    except OSError:
+        program = shutil.which("nvidia-smi")
+        if program is None:
+            return None
+        question = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+        try:
+            answer = subprocess.run(question, capture_output=True, text=True, timeout=5, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        said = f"Kernel Module {answer.stdout}"
+    found = re.search(r"Kernel Module.*?\s(\d+)\.\d", said)
+    return int(found[1]) if found else None

@@ -1,0 +1,89 @@
+"""What was measured on this machine and kept: by what it is valid for, for the policy to read."""
+
+from typing import Any
+
+from localspec import __version__
+from localspec.candidates import Known, Replies
+from localspec.checkpoint import revision
+from localspec.errors import LocalspecError
+from localspec.events import Statistics
+from localspec.forward_costs import ForwardCosts
+from localspec.hardware import versions
+from localspec.prediction import Rates
+from localspec.registry import TargetCard
+from localspec.store import Store
+
+COSTS, REPLIES, RATES, BANDWIDTH = "costs", "replies", "rates", "bandwidth"
+BUSY = " of a busy moment"
+FADING = 0.95  # of what earlier replies say, with each new one
+LEAST_TOKENS = 100  # of replies, before their figures are believed
+
+
+def subject(revision: str, device: str, dtype: str, quantize: str, exact: bool, context: int | None) -> str:
+    """What a measurement of a model is valid for: its weights and form, this version, this machine."""
+    form, longest = "exact" if exact else "fastest", "own context" if context is None else str(context)
+    return " · ".join((revision, dtype, quantize, form, longest, f"localspec {__version__}", versions(device)))
+
+
+def place(device: str, dtype: str, quantize: str) -> str:
+    """What a measurement of a device in one precision is valid for."""
+    return " · ".join((dtype, quantize, f"localspec {__version__}", versions(device)))
+
+
+class Measurements:
+    """A store's, as the policy asks for them. Without a store nothing is known."""
+
+    def __init__(self, store: Store | None) -> None:
+        self.store = store
+
+    def recall(self, name: str, about: str) -> Any:
+        """What was kept; None where nothing was."""
+        return None if self.store is None else self.store.recall(name, about)
+
+    def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> Known:
+        """What replies of this model cost and gave here, in its usual form and context."""
+        if self.store is None or not card.here:
+            return Known()
+        try:
+            about = subject(revision(card.path), device, dtype, quantize, False, None)
+        except LocalspecError:  # damaged; told when it is loaded
+            return Known()
+        kept = self.recall(REPLIES, about)
+        found = {name: replies(sums) for name, sums in (kept if isinstance(kept, dict) else {}).items()}
+        known = {name: said for name, said in found.items() if said is not None}
+        return Known(ForwardCosts.from_list(self.recall(COSTS, about)), known)
+
+    def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
+        """Those that were measured."""
+        found = self.recall(RATES, place(device, dtype, quantize))
+        return Rates.from_list(found)
+
+    def bandwidth(self, device: str) -> float | None:
+        """Bytes a second, if that was measured."""
+        found = self.recall(BANDWIDTH, versions(device))
+        return float(found) if isinstance(found, int | float) and found > 0 else None
+
+
+def replies(sums: object) -> Replies | None:
+    """What kept sums say; None where they are of too few tokens, or something else."""
+    if (found := _sums(sums)) is None or found[0] < LEAST_TOKENS or not found[1] or not found[4]:
+        return None
+    tokens, steps, nodes, drafting, verifying = found
+    return Replies(tokens / steps, nodes / steps, drafting / verifying)
+
+
+def with_reply(kept: object, drafter: str, said: Statistics) -> dict[str, object]:
+    """The sums by drafter, with those of one more reply; earlier ones fade."""
+    # the first token belongs to prefill
+    new = (len(said.token_ids) - 1, said.steps, said.drafted, said.draft_seconds, said.verify_seconds)
+    sums: dict[str, object] = dict(kept) if isinstance(kept, dict) else {}
+    former = _sums(sums.get(drafter)) or [0.0] * len(new)
+    sums[drafter] = [FADING * old + one for old, one in zip(former, new, strict=True)]
+    return sums
+
+
+def _sums(value: object) -> list[float] | None:
+    """Tokens, steps, nodes, seconds of drafting and of verification."""
+    if isinstance(value, list) and len(value) == 5 and all(type(one) in (int, float) and one >= 0 for one in value):
+        return [float(one) for one in value]
+    return None

@@ -1,0 +1,194 @@
+"""What a model takes on a machine before it is loaded: bytes, seconds a forward, tokens a step. Pure arithmetic."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean
+from typing import Any, Protocol
+
+from localspec.forward_costs import linear
+from localspec.machine import Device
+from localspec.shape import Shape
+
+ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number
+CHUNK = 512  # tokens of a prompt that are read at once
+BUCKET = 256  # slots that a cache grows by
+PROGRAM = 100 * 2**20  # tokenizer, template, threads: what a loaded model holds beside its tensors, about
+CONTEXT = 512  # tokens of text at which speeds are compared
+
+
+class Costs(Protocol):
+    """What a forward of a model costs on a machine."""
+
+    def at(self, rows: int, context: int) -> float:
+        """Seconds of one forward of so many rows behind so many committed tokens."""
+
+
+def cost_effectiveness(speed: float, memory: float, plain_speed: float, plain_memory: float) -> float:
+    """M = (v₁ / v₀) / (m₁ / m₀): speedup over relative memory (S3D, eq. 13). Any baseline, any units."""
+    return (speed / plain_speed) / (memory / plain_memory)
+
+
+def overall(effectivenesses: Sequence[float]) -> float:
+    """Of several tasks: the mean of their M, as the tables of the S3D paper have it."""
+    return fmean(effectivenesses)
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+
+def packed(weights: int, rows: int, quantize: str, kind: str) -> int:
+    """Bytes of matrices with so many weights and output channels together, packed on a kind of device."""
+    if quantize == "int8":
+        # a channel: scale, zero point and sum on a processor, a scale elsewhere
+        return weights + rows * {"cpu": 12, "cuda": 4, "mps": 2}[kind]
+    if quantize == "nf4":  # 64 weights share a scale of a byte, 256 of those another one
+        return weights // 2 + weights // 64 + weights // (64 * 256) * 4
+    return weights // 2 + weights // 32 * 4  # int4: a scale and a zero for 32 weights
+
+
+def weights(shape: Shape, dtype: str, quantize: str, kind: str, parameters: int | None = None) -> int:
+    """Bytes of a model's weights; of an embedding that is the head too there are two where the head is packed.
+
+    `parameters` is their true number, where it is known.
+    """
+    item, parameters = ITEM[dtype], parameters or shape.parameters
+    if quantize == "none":
+        return parameters * item
+    if kind == "cuda":  # the head stays as it is
+        matrices, rows, heads = shape.layers * shape.layer, shape.layers * shape.rows, 1 if shape.tied else 2
+    else:
+        matrices, rows, heads = shape.matrices, shape.layers * shape.rows + shape.vocabulary, 1
+    rest = parameters - shape.parameters + (2 * shape.layers + 1) * shape.width  # norms, biases
+    return packed(matrices, rows, quantize, kind) + (heads * shape.embedding + max(0, rest)) * item
+
+
+def cache(shape: Shape, tokens: int, dtype: str) -> int:
+    """Bytes of keys and values of so many tokens, tree included, in whole buckets."""
+    return shape.cached(-(-tokens // BUCKET) * BUCKET, ITEM[dtype])
+
+
+def workspace(shape: Shape, dtype: str, quantize: str, kind: str, nodes: int) -> int:
+    """Bytes of what a forward holds for a moment at most: of a chunk of a prompt, or of a tree's logits."""
+    item = 4 if kind == "cpu" and quantize == "int8" else ITEM[dtype]
+    layer = shape.head_width * (2 * shape.heads + 2 * shape.key_heads) + 4 * shape.width + 4 * shape.inner
+    return max(CHUNK * layer * item, (nodes + 1) * shape.vocabulary * (item + 4))
+
+
+# -- seconds -----------------------------------------------------------------------------------------------------------
+
+# Before anything was measured: the share of its bandwidth that a device reaches with a packing, what more rows cost,
+# and the seconds that a layer takes beside its matrices. Figures of others and of this program on other machines.
+_SHARES = {
+    "cpu": {"none": 0.6, "int8": 0.5, "nf4": 0.27},
+    "cuda": {"none": 0.8, "int8": 0.2, "nf4": 0.5},
+    "mps": {"none": 0.75, "int8": 0.65, "int4": 0.55},
+}
+_ROWS = (1, 8, 16, 32, 64)
+_GROWTH = {
+    ("cpu", "fp32"): (1.0, 2.4, 2.9, 4.0, 6.2), ("cpu", "bf16"): (1.0, 1.2, 1.6, 2.4, 4.0),
+    ("cpu", "int8"): (1.0, 1.6, 2.5, 4.2, 7.4), ("cpu", "nf4"): (1.0, 2.7, 5.1, 10.0, 31.0),
+    ("cuda", "nf4"): (1.0, 1.2, 1.4, 1.8, 2.5), ("cuda", "none"): (1.0, 1.05, 1.1, 1.3, 1.6),
+    ("cuda", "int8"): (1.0, 1.1, 1.1, 1.2, 1.3), ("mps", "none"): (1.0, 1.6, 1.8, 2.5, 4.0),
+    ("mps", "int8"): (1.0, 3.0, 6.0, 12.0, 24.0), ("mps", "int4"): (1.0, 3.0, 6.0, 12.0, 24.0),
+}  # fmt: skip
+_LAYER = {"cpu": 1e-4, "cuda": 1.5e-4, "mps": 2.5e-4}
+_BANDWIDTH = {"cpu": 20e9, "cuda": 300e9, "mps": 100e9}  # where even that was not measured
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device takes by the number of rows: seconds for one weight of a matrix, and for a layer beside those."""
+
+    rows: tuple[int, ...]
+    weight: tuple[float, ...]
+    layer: tuple[float, ...]
+
+    @classmethod
+    def from_list(cls, value: Any) -> "Rates | None":
+        """Those that `as_list` wrote; None for anything else."""
+        try:
+            rows, weight, layer = value
+            rates = cls(tuple(map(int, rows)), tuple(map(float, weight)), tuple(map(float, layer)))
+        except (TypeError, ValueError, OverflowError):
+            return None
+        whole = len(rates.rows) == len(rates.weight) == len(rates.layer) > 0
+        ascending = sorted({*rates.rows}) == [*rates.rows]
+        return rates if whole and ascending and all(0 < one < 1 for one in rates.weight + rates.layer) else None
+
+    def as_list(self) -> list[list[float]]:
+        """What `from_list` reads."""
+        return [[*self.rows], [*self.weight], [*self.layer]]
+
+    def forward(self, shape: Shape, rows: int, context: int) -> float:
+        """Seconds of one forward; keys and values are read like weights."""
+        read = shape.matrices + shape.cached(context, 1)
+        return read * linear(self.rows, self.weight, rows) + shape.layers * linear(self.rows, self.layer, rows)
+
+    def product(self, weights: int, rows: int) -> float:
+        """Seconds of matrices with so many weights."""
+        return weights * linear(self.rows, self.weight, rows)
+
+
+def estimated_rates(device: Device, dtype: str, quantize: str) -> Rates:
+    """From the bandwidth of a device's memory alone."""
+    kind, bandwidth = device.kind, device.bandwidth or _BANDWIDTH[device.kind]
+    matrix = Shape(1, 4096, 4096, 32, 32, 128, 1, 1)
+    size = weights(matrix, dtype, quantize, kind) / matrix.parameters
+    share = _SHARES[kind][quantize]
+    form = dtype if (kind, quantize) == ("cpu", "none") else quantize
+    growth = _GROWTH[kind, "bf16" if form == "fp16" else form]
+    return Rates(_ROWS, tuple(size / (bandwidth * share) * times for times in growth), (_LAYER[kind],) * len(_ROWS))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Costs of a model's forwards by the rates of a device."""
+
+    shape: Shape
+    rates: Rates
+
+    def at(self, rows: int, context: int) -> float:
+        return self.rates.forward(self.shape, rows, context)
+
+
+# -- tokens a step -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What each further node of a draft should bring, in tokens, the most first; and where that is known from."""
+
+    gains: tuple[float, ...]
+    origin: str
+
+    @classmethod
+    def chain(cls, chances: Sequence[float], origin: str) -> "Acceptance":
+        """Of a chain whose token at each depth is accepted with a chance, given the one before it."""
+        return cls(tuple(accumulate(chances, lambda reached, chance: reached * chance)), origin)
+
+    @classmethod
+    def of_length(cls, length: float, depth: int, origin: str) -> "Acceptance":
+        """Of an acceptance length with so many tokens a draft: the chance at each depth is taken to be the same."""
+        low, high = 0.0, 1.0
+        for _ in range(40):
+            chance = (low + high) / 2
+            low, high = (chance, high) if cls.chain([chance] * depth, "").length(depth) < length else (low, chance)
+        return cls.chain([low] * depth, origin)
+
+    def length(self, nodes: int) -> float:
+        """Tokens a step with so many nodes, the bonus token counted."""
+        return 1 + sum(self.gains[:nodes])
+
+    def beside(self, other: "Acceptance") -> "Acceptance":
+        """Of two drafters in one tree. That they add up is what was measured (docs/drafter-table.md)."""
+        return Acceptance(tuple(sorted(self.gains + other.gains, reverse=True)), f"{self.origin} and {other.origin}")
+
+
+def speed(costs: Costs, acceptance: Acceptance, drafting: Callable[[int], float], most: int) -> tuple[float, int]:
+    """(tokens/s, nodes) of the size of a draft that gives the most, 0 included; `drafting(nodes)` is seconds.
+
+    A drafter that reads weights reads them for a draft of any size.
+    """
+    sizes = range(min(most, len(acceptance.gains)) + 1)
+    return max((acceptance.length(nodes) / (drafting(nodes) + costs.at(nodes + 1, CONTEXT)), nodes) for nodes in sizes)

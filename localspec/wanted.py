@@ -1,0 +1,96 @@
+"""What `pull` fetches for a name: the model, and the drafter that would be chosen for it on this machine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from localspec.candidates import PAIRED, Knowledge
+from localspec.config import nearest
+from localspec.drafter_cards import drafters
+from localspec.entries import Entry
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.machine import Machine
+from localspec.ranking import Model
+from localspec.registry import NOWHERE, TargetCard, named_card
+from localspec.selection import model_of
+from localspec.shape import Shape
+from localspec.sources import Source
+from localspec.survey import Offer, offer
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Repositories, the model first; and why this drafter, in a sentence."""
+
+    sources: tuple[Source, ...]
+    why: str
+
+
+def wanted(card: TargetCard, drafter: str | None, machine: Machine, knowledge: Knowledge) -> Wanted:
+    """What to fetch for a registered model: it and the published drafter that pays most, or the one that is named.
+
+    Nothing where the model came with localspec. Raises UsageMistake for a drafter that is not published for it.
+    """
+    entry = card.entry
+    if entry is None or entry.source is None:
+        return Wanted((), f"{card.name} is here already")
+    if drafter is None:
+        try:
+            found = offer(model_of(card), machine, knowledge, here=False)
+        except LocalspecError:  # an entry without sizes
+            return Wanted((entry.source,), "without sizes in its entry no drafter can be chosen for it")
+        sources = _sources_of(found)
+        return Wanted((entry.source, *sources), found.reason)
+    if drafter == "none":
+        return Wanted((entry.source,), "the model alone, as asked")
+    return Wanted((entry.source, *_named(entry, card, drafter)), f"{drafter} as asked")
+
+
+def _sources_of(found: Offer) -> tuple[Source, ...]:
+    candidate = found.way.candidate if found.way else None
+    if candidate is None or candidate.here:
+        return ()
+    if candidate.small is not None:
+        return _of_card(candidate.small)
+    assert candidate.published is not None
+    return (candidate.published.source,) if candidate.published.source else ()
+
+
+def _of_card(card: TargetCard) -> tuple[Source, ...]:
+    return (card.entry.source,) if card.entry and card.entry.source else ()
+
+
+def _named(entry: Entry, card: TargetCard, kind: str) -> tuple[Source, ...]:
+    published = [one for one in entry.drafters if one.kind == kind]
+    if kind in PAIRED and card.draft:
+        return _of_card(named_card(card.draft))
+    if published and published[0].source is not None:
+        return (published[0].source,)
+    known = [one.kind for one in entry.drafters if one.source is not None or one.kind in PAIRED]
+    made = f"; `localspec train {kind} -m {card.name} --data FILE` makes one" if published else ""
+    offered = f"choose one of {', '.join(known)}, or none" if known else "none is published; leave --drafter out"
+    raise UsageMistake(f"Nobody publishes a drafter {kind!r} for {card.name}{nearest(kind, known)}: {offered}{made}.")
+
+
+def to_make(card: TargetCard) -> str | None:
+    """The kind of drafter that its entry is about, nobody publishes and is not here either."""
+    if card.entry is None:
+        return None
+    kinds = {drafter.kind for drafter in drafters(card)} if card.here else set()
+    missing = (one.kind for one in card.entry.drafters if one.source is None and one.kind not in (*PAIRED, *kinds))
+    return next(missing, None)
+
+
+def fit(name: str, config: Mapping[str, Any], machine: Machine, knowledge: Knowledge) -> tuple[bool | None, str]:
+    """Whether a model with this config.json fits here, and a sentence about it; None where its sizes are not told."""
+    shape = Shape.of(config)
+    if shape is None:
+        return None, "whether it fits cannot be told, for its config.json does not say how large it is"
+    found = offer(Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters), machine, knowledge, here=True)
+    if found.way is None or not found.fits:
+        return False, f"{name} {found.reason}"
+    device = found.way.form.device
+    return True, (
+        f"{found.way.bytes / 2**30:.1f} GiB in {found.way.form} on {device.name}, of {device.usable / 2**30:.1f} GiB "
+        f"that may be taken; {found.reason}"
+    )

@@ -1,0 +1,107 @@
+"""What is chosen on machines that are not here: docs/selection.md.
+
+Usage: python scripts/selection_table.py > docs/selection.md
+"""
+
+from dataclasses import replace
+
+from localspec.candidates import Nothing
+from localspec.machine import Device, Machine
+from localspec.survey import Offer, offers, preferred
+
+GIB = 2**30
+
+
+def gpu(name: str, gib: float, bandwidth: float, free: float | None = None, turing: bool = False) -> Device:
+    """An NVIDIA card whose screen takes half a GiB, unless `free` says how much is left."""
+    dtypes = ("fp16", "fp32") if turing else ("bf16", "fp16", "fp32")
+    capability = "compute capability 7.5" if turing else "compute capability 8.6 or newer"
+    left = gib - 0.5 if free is None else free
+    return Device("cuda:0", name, int(gib * GIB), int(left * GIB), dtypes, ("int8", "nf4"), capability, bandwidth * 1e9)
+
+
+def processor(gib: float, bandwidth: float, modern: bool = True) -> Device:
+    """With AVX512-BF16 and VNNI, or with AVX2 alone; a third of the memory is taken."""
+    dtypes, packings = (("bf16", "fp32"), ("int8", "nf4")) if modern else (("fp32",), ("int8",))
+    kernels = "avx512_vnni, avx512_bf16" if modern else "avx2"
+    return Device(
+        "cpu", "processor", int(gib * GIB), int(gib * 2 / 3 * GIB), dtypes, packings, kernels, bandwidth * 1e9
+    )
+
+
+HOST = processor(32, 50)
+
+
+MACHINES = {
+    "GPU 4 GB (GTX 1650)": Machine((gpu("GTX 1650", 4, 128, turing=True), HOST), 8),
+    "GPU 6 GB (RTX 2060)": Machine((gpu("RTX 2060", 6, 336, turing=True), HOST), 8),
+    "GPU 8 GB (RTX 4060)": Machine((gpu("RTX 4060", 8, 272), HOST), 8),
+    "GPU 12 GB (RTX 3060)": Machine((gpu("RTX 3060", 12, 360), HOST), 8),
+    "GPU 16 GB (RTX 4080)": Machine((gpu("RTX 4080", 16, 717), HOST), 8),
+    "GPU 24 GB (RTX 4090)": Machine((gpu("RTX 4090", 24, 1008), HOST), 8),
+    "two GPUs, 8 GB and 12 GB": Machine(
+        (gpu("RTX 4060", 8, 272), replace(gpu("RTX 3060", 12, 360, 11.8), name="cuda:1"), HOST), 8
+    ),
+    "GPU 12 GB, half of it taken": Machine((gpu("RTX 3060", 12, 360, 6.0), HOST), 8),
+    "GPU 8 GB, all of it taken": Machine((gpu("RTX 4060", 8, 272, 0.8), HOST), 8),
+    "Apple M2, 16 GB": Machine(
+        (
+            Device(
+                "mps",
+                "Apple M2",
+                int(10.7 * GIB),
+                int(9.5 * GIB),
+                ("bf16", "fp16", "fp32"),
+                ("int8", "int4"),
+                "",
+                100e9,
+            ),
+            Device("cpu", "Apple M2", 16 * GIB, 10 * GIB, ("fp32",), (), "", 80e9),
+        ),
+        8,
+    ),
+    "processor, 8 GB": Machine((processor(8, 40),), 4),
+    "processor, 8 GB, older (AVX2)": Machine((processor(8, 25, modern=False),), 4),
+    "processor, 24 GB": Machine((processor(24, 60),), 8),
+}
+
+HEAD = """# What is chosen where
+
+Made by `scripts/selection_table.py` with the registry's sizes and no measurement: speeds are estimated from a memory
+bandwidth alone, acceptance is as published or by S3D's formula, so the figures are worth what estimates are worth.
+Every drafter that is registered counts, fetched or not. On a machine of yours, `localspec doctor` measures.
+
+Between precisions and drafters of one model M decides (S3D, eq. 13); between models, the registry's order of quality
+among those that fit and reach 8 tokens/s. What may be taken leaves a tenth of a device's memory or 600 MB free.
+
+| machine | may take | chosen | where | as | memory | tokens/s | M |
+| --- | ---: | --- | --- | --- | ---: | ---: | ---: |"""
+
+
+def line(name: str, machine: Machine, offer: Offer | None) -> str:
+    if offer is None or offer.way is None:
+        return f"| {name} | | nothing fits | | | | | |"
+    way = offer.way
+    return (
+        f"| {name} | {way.form.device.usable / GIB:.1f} GiB | {offer.card.name} | {way.form.device.name} | "
+        f"{way.form}, {way.candidate.name} | {way.bytes / GIB:.1f} GiB | {way.speed:.0f} | {way.effectiveness:.2f} |"
+    )
+
+
+def main() -> None:
+    chosen = {name: preferred(offers(machine, Nothing(), here=False)) for name, machine in MACHINES.items()}
+    print(HEAD)
+    for name, offer in chosen.items():
+        print(line(name, MACHINES[name], offer))
+    print("\n## Why\n")
+    for name, offer in chosen.items():
+        print(f"- **{name}.** {offer.card.name if offer else 'Nothing'}: {offer.reason if offer else 'nothing fits'}.")
+    print("\n## By `--prefer`\n\n| machine | speed | memory | quality |\n| --- | --- | --- | --- |")
+    for name, machine in MACHINES.items():
+        found = offers(machine, Nothing(), here=False)
+        cells = [preferred(found, prefer) for prefer in ("speed", "memory", "quality")]
+        print(f"| {name} | " + " | ".join(cell.card.name if cell else "" for cell in cells) + " |")
+
+
+if __name__ == "__main__":
+    main()

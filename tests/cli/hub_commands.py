@@ -1,0 +1,63 @@
+"""What the tests of pull, rm and verify share: a model to serve, and the program beside a hub."""
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+from checkpoints import write_checkpoint
+from command import called, environment
+from hub_server import Hub, Repository, model_repository
+
+WEIGHTS = "model.safetensors"
+NUMBERS = 900_000  # of four bytes each: some pieces of a download
+
+
+def repository(directory: Path, numbers: int = NUMBERS, **more: object) -> Repository:
+    """A model whose weights are no zeros, so that every piece of them is another."""
+    write_checkpoint(directory, shapes={"a": [numbers]})
+    (directory / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    repository = model_repository(directory, **more)
+    content = repository.files[WEIGHTS]
+    repository.files[WEIGHTS] = content[: -4 * numbers] + _counted(numbers)
+    return repository
+
+
+@cache
+def _counted(numbers: int) -> bytes:
+    return b"".join(b"%07d\n" % number for number in range(numbers // 2))
+
+
+def variables(home: Path, hub: Hub) -> dict[str, str]:
+    return {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home / "hf"), "HF_TOKEN": "hf_secretsecret"}
+
+
+def at(home: Path, hub: Hub, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """`localspec ARGUMENTS` in this process."""
+    return called(home, *arguments, **variables(home, hub), **more)
+
+
+def started(home: Path, hub: Hub, *arguments: str, **how: object) -> subprocess.Popen[str]:
+    """`localspec ARGUMENTS` in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "localspec", *arguments], cwd=home, env=environment(home, **variables(home, hub)),
+        **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **how},
+    )  # fmt: skip
+
+
+def common_cache(home: Path) -> Path:
+    return home / "hf" / "hub"
+
+
+def stray(home: Path) -> list[str]:
+    """Files in the cache that no whole pull leaves: unfinished ones, and links that lead nowhere."""
+    found = [path for path in common_cache(home).rglob("*") if path.name.endswith((".incomplete", ".tmp"))]
+    return [
+        str(path) for path in [*found, *(p for p in common_cache(home).rglob("*") if p.is_symlink() and not p.exists())]
+    ]
+
+
+def blobs(home: Path) -> dict[str, int]:
+    """The contents in the cache, and the mtime of each: one that was fetched again has another."""
+    return {path.name: os.stat(path).st_mtime_ns for path in common_cache(home).glob("models--*/blobs/*")}

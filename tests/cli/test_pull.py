@@ -1,0 +1,499 @@
+"""`pull` with the real client against a hub on this machine: messages, exit codes, and what is left in the cache."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli.hub_commands import WEIGHTS, at, blobs, common_cache, repository, started, stray
+from command import ROOT, localspec, sentence
+from hub_server import Hub, Repository, model_repository, served
+
+from localspec.hub_cache import located
+from localspec.machine import Device, Machine
+from localspec.paths import Paths
+from localspec.sources import Source
+
+SOURCE = Source("org/name")
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repository:
+    return repository(tmp_path / "model")
+
+
+@pytest.fixture
+def hub(repo: Repository):
+    with served(org__name=repo) as hub:
+        yield hub
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home" / "hf"))
+    return tmp_path / "home"
+
+
+def found(home: Path, source: Source = SOURCE) -> Path | None:
+    return located(source, Paths(home))
+
+
+def is_whole(home: Path, repo: Repository) -> bool:
+    path = found(home)
+    assert path is not None and stray(home) == []
+    return {file.name: file.read_bytes() for file in path.iterdir()} == repo.files
+
+
+def test_fresh_then_everything_is_cached(home, hub, repo):
+    result = at(home, hub, "pull", "org/name")
+    assert result.returncode == 0 and result.stderr == "" and is_whole(home, repo)
+    assert "apache-2.0" in result.stdout and "0 bytes cached already, 3.4 MiB to fetch" in result.stdout
+    assert result.stdout.splitlines()[-1] == f"org/name is here: {found(home)}"
+    record = home / "data" / "pulled" / "models--org--name.json"
+    assert record.stat().st_mode & 0o777 == 0o600 and record.parent.stat().st_mode & 0o777 == 0o700
+    said = json.loads(record.read_text())["revisions"]["main"]
+    assert said["commit"] == repo.revisions["main"] and set(said["files"]) == set(repo.files)
+    assert "sha256" in said["files"][WEIGHTS] and "git_sha1" in said["files"]["config.json"]
+    assert (common_cache(home) / "models--org--name" / "refs" / "main").read_text() == said["commit"]
+
+    before, hub.requests[:] = blobs(home), []
+    result = at(home, hub, "pull", "org/name")
+    assert result.returncode == 0 and "0 bytes to fetch" in result.stdout and blobs(home) == before
+    assert [request for request in hub.requests if "resolve" in request] == []  # nothing is even asked for
+
+
+def test_dry_run_fetches_nothing_and_is_one_value_as_json(home, hub, repo):
+    result = at(home, hub, "pull", "org/name", "--dry-run", "--json")
+    value = json.loads(result.stdout)
+    assert result.returncode == 0 and result.stderr == "" and not common_cache(home).exists()
+    total = sum(map(len, repo.files.values()))
+    assert (value["bytes"], value["cached_bytes"], value["fetch_bytes"]) == (total, 0, total)
+    assert value["name"] == "org/name" and value["fits"] is True and value["disk_free_bytes"] > 0 and value["memory"]
+    (source,) = value["sources"]
+    assert {key: source[key] for key in ("repo", "revision", "commit", "license", "gated")} == {
+        "repo": "org/name", "revision": "main", "commit": repo.revisions["main"], "license": "apache-2.0",
+        "gated": False,
+    }  # fmt: skip
+    assert {file["name"]: file["bytes"] for file in source["files"]} == {n: len(c) for n, c in repo.files.items()}
+    assert not any(file["cached"] for file in source["files"])
+    assert at(home, hub, "pull", "org/name", "--dry-run").returncode == 0 and not common_cache(home).exists()
+    assert "--dry-run" in sentence(at(home, hub, "pull", "org/name", "--json"))
+    at(home, hub, "pull", "org/name")
+    assert json.loads(at(home, hub, "pull", "org/name", "--dry-run", "--json").stdout)["fetch_bytes"] == 0
+
+
+def test_a_tag_and_a_commit_are_revisions_and_share_what_is_alike(home, hub, repo):
+    commit = repo.revisions["main"]
+    repo.revisions |= {"v1.0": commit, "refs/pr/1": commit}
+    for revision in ("v1.0", commit, "refs/pr/1"):
+        assert at(home, hub, "pull", f"org/name@{revision}").returncode == 0
+        assert found(home, Source("org/name", revision)) is not None
+    assert found(home) is None  # nobody pulled main
+    assert len([request for request in hub.requests if request.startswith("GET") and WEIGHTS in request]) == 1
+
+
+def test_what_was_pulled_stays_what_it_was(home, hub, repo):
+    """Another program moves `main` on: the revision that was pulled is the commit that it meant then."""
+    at(home, hub, "pull", "org/name")
+    (common_cache(home) / "models--org--name" / "refs" / "main").write_text("0" * 40)
+    assert found(home) is not None
+
+
+def test_as_the_real_server_sends_files(home, hub: Hub, repo):
+    """Small ones compressed, large ones from another host, which must not see the token."""
+    hub.gzip = hub.elsewhere = True
+    result = at(home, hub, "pull", "org/name")
+    assert result.returncode == 0 and result.stderr == "" and is_whole(home, repo)
+    assert hub.tokens == {"Bearer hf_secretsecret"} and hub.tokens_elsewhere == {None}
+
+
+def test_what_a_branch_meant_before_is_told(home, hub: Hub, repo):
+    at(home, hub, "pull", "org/name")
+    former = repo.revisions["main"]
+    repo.files["README.md"] += b"more"
+    repo.revisions["main"] = "e" * 40
+    result = at(home, hub, "pull", "org/name")
+    assert result.returncode == 0 and f"`localspec rm org/name@{former}` deletes it" in result.stderr
+    assert found(home).name == "e" * 40 and at(home, hub, "rm", f"org/name@{former}", "--yes").returncode == 0
+    assert at(home, hub, "verify", "org/name").returncode == 0
+
+
+# -- interrupted --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_interrupted_at_half_and_gone_on_with(home, hub: Hub, repo, sent):
+    hub.hold = 2_000_000
+    process = started(home, hub, "pull", "org/name")
+    assert hub.waiting.wait(60)
+    time.sleep(0.3)  # what was sent arrives
+    process.send_signal(sent)
+    out, errors = process.communicate(timeout=60)
+    assert found(home) is None and "is here" not in out and not (home / "data" / "pulled").exists()
+    if sent == signal.SIGINT:
+        assert process.returncode == 130 and stray(home) == []
+        lines = errors.splitlines()
+        assert lines[-1] == "localspec: Interrupted." and len(lines) == 2
+        assert re.search(r"tokenizer\.json, .* are kept; model\.safetensors \(1,048,576 of 3,600,\d+ bytes", lines[0])
+        assert "is fetched again from its beginning" in lines[0] and "the same command goes on" in lines[0]
+    else:
+        assert process.returncode == -sent and len(stray(home)) == 1
+    kept = blobs(home)
+
+    hub.hold = None
+    hub.requests.clear()
+    result = at(home, hub, "pull", "org/name")
+    assert result.returncode == 0 and is_whole(home, repo)
+    assert ("Removed" in result.stderr and "killed left behind" in result.stderr) == (sent != signal.SIGINT)
+    assert [r.rpartition("/")[2] for r in hub.requests if r.startswith("GET /org")] == [WEIGHTS]
+    small = {name: when for name, when in kept.items() if "incomplete" not in name}
+    assert len(small) == 3 and small.items() <= blobs(home).items()
+
+
+@pytest.mark.slow
+def test_the_server_dies_midway(home, hub: Hub, repo):
+    """In a process of its own, where the client's own warnings would be seen."""
+    hub.die_after = 2_000_000
+    process = started(home, hub, "pull", "org/name")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1 and found(home) is None and stray(home) == []
+    assert errors.count("\n") == 1 and hub.endpoint in errors
+    assert "config.json" in errors and "are kept; model.safetensors" in errors
+    hub.dead, hub.die_after = False, None
+    assert at(home, hub, "pull", "org/name").returncode == 0 and is_whole(home, repo)
+
+
+def test_a_connection_that_breaks_once_is_resumed(home, hub: Hub, repo, monkeypatch):
+    """By the client, which asks for the rest."""
+    monkeypatch.setattr("time.sleep", lambda seconds: setattr(hub, "dead", False) if seconds >= 1 else None)
+    hub.die_after = 2_000_000
+
+    def revive(path: str) -> None:
+        if hub.sent_bytes:
+            hub.die_after = None
+
+    hub.answer = revive
+    result = at(home, hub, "pull", "org/name")
+    assert result.returncode == 0 and result.stderr == "" and is_whole(home, repo)
+    assert hub.sent_bytes < 1.5 * len(repo.files[WEIGHTS])
+
+
+@pytest.mark.slow
+def test_two_pulls_at_once(home, hub: Hub, repo):
+    hub.hold = 2_000_000
+    processes = [started(home, hub, "pull", "org/name") for _ in range(2)]
+    assert hub.waiting.wait(60)
+    time.sleep(1.5)  # the other one waits for its turn
+    hub.go.set()
+    for process in processes:
+        out, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors) == (0, "") and "is here" in out
+    assert is_whole(home, repo) and at(home, hub, "verify", "org/name").returncode == 0
+    assert hub.sent_bytes == len(repo.files[WEIGHTS])  # it came once
+
+
+# -- damaged ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "tokenizer.json"])
+def test_a_wrong_hash_is_removed_and_nothing_counts_as_installed(home, hub: Hub, repo, name):
+    content = repo.files[name]
+    repo.sent[name] = content[:-1] + b"!"
+    result = at(home, hub, "pull", "org/name")
+    assert result.returncode == 1 and result.stderr.count("\n") == 1
+    assert f"{name} is damaged: its {'sha256' if name == WEIGHTS else 'git' + chr(39) + 's sha1'}" in result.stderr
+    assert "it was removed." in result.stderr and f"{name} is fetched again from its beginning" in result.stderr
+    assert found(home) is None and stray(home) == []
+    assert not any(path.read_bytes() == repo.sent[name] for path in common_cache(home).glob("models--*/blobs/*"))
+    repo.sent.clear()
+    assert at(home, hub, "pull", "org/name").returncode == 0 and is_whole(home, repo)
+
+
+def test_a_file_that_is_damaged_in_the_cache_is_fetched_again(home, hub: Hub, repo):
+    """Of the right length, cut short, and with nothing behind its link: what `verify` reports `pull` mends."""
+    at(home, hub, "pull", "org/name")
+    file = found(home) / WEIGHTS
+    for damage in (
+        lambda blob: blob.write_bytes(blob.read_bytes()[:-1] + b"!"),
+        lambda blob: blob.write_bytes(b"short"),
+        Path.unlink,
+    ):
+        damage(file.resolve())
+        assert at(home, hub, "verify", "org/name").returncode == 1
+        assert at(home, hub, "pull", "org/name").returncode == 0
+        assert is_whole(home, repo) and at(home, hub, "verify", "org/name").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [(lambda c: c + b"more", "now announces"), (lambda c: c[:-5], "now announces"), (lambda c: b"", "announce")],
+    ids=["longer", "shorter", "empty"],
+)
+def test_another_length_than_was_planned(home, hub: Hub, repo, sent, said):
+    repo.sent[WEIGHTS] = sent(repo.files[WEIGHTS])
+    result = at(home, hub, "pull", "org/name")
+    assert result.returncode == 1 and said in result.stderr and "are kept" in result.stderr
+    assert found(home) is None and stray(home) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("tokenizer.json", "sends more of tokenizer.json than the 2 bytes"), ("config.json", "longer than announced")],
+)
+def test_a_file_that_unfolds_to_more_than_was_announced(home, hub: Hub, repo, name, said):
+    """Compressed it has the length of anything."""
+    hub.gzip = True
+    repo.sent[name] = b" " * 30_000_000
+    result = at(home, hub, "pull", "org/name")
+    assert result.returncode == 1 and said in result.stderr and found(home) is None and stray(home) == []
+
+
+# -- refused ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("closed", "said"),
+    [
+        ((401, "GatedRepo"), "accept its terms, then log in here with `hf auth login`"),
+        ((403, "GatedRepo"), "the account that is logged in here has no access"),
+        ((401, ""), "does not accept the token"),
+        ((403, ""), "forbids access"),
+    ],
+)
+@pytest.mark.parametrize(
+    "late", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["at once", "behind the plan"]
+)
+def test_gated(home, hub: Hub, repo, closed, said, late):
+    if late:
+        at(home, hub, "pull", "org/name")
+        (found(home) / "tokenizer.json").resolve().unlink()
+    repo.closed, repo.gated = closed, "manual"
+    result = at(home, hub, "pull", "org/name")
+    assert result.returncode == 5 and said in result.stderr and result.stderr.count("\n") == 1
+    assert f"{hub.endpoint}/org/name" in result.stderr or closed == (401, "")
+    assert "hf auth login" in result.stderr and "hf_secret" not in result.stdout + result.stderr
+    assert found(home) is None
+    hub.token = "hf_secretsecret"
+    result = at(home, hub, "pull", "org/name")
+    assert result.returncode == 0 and ", gated" in result.stdout and is_whole(home, repo)
+
+
+def test_a_repository_and_a_revision_that_are_not_there(home, hub):
+    result = at(home, hub, "pull", "org/nam")
+    assert result.returncode == 3 and "There is no model 'org/nam'" in sentence(result)
+    result = at(home, hub, "pull", "org/name@mian")
+    assert result.returncode == 3 and "(did you mean 'main'?)" in sentence(result)
+    at(home, hub, "pull", "org/name")
+    assert "(did you mean 'org/name'?)" in sentence(at(home, hub, "pull", "org/nam"))
+    result = at(home, hub, "pull", "dem")
+    assert result.returncode == 3 and "(did you mean 'demo'?)" in sentence(result)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x", "org/../x", "/etc/passwd", "org/name@../..", "org/na me", "org/name@", "a/b/c", "org/\x1b[2J",
+             "org/name\n", "o--rg/name", "org/name.git", "org/" + "n" * 100, "-org/name", "org/name@-x", ".a/b"]
+)  # fmt: skip
+def test_names_that_are_none_are_refused_without_a_request(home, hub: Hub, name):
+    result = at(home, hub, "pull", "--", name)
+    assert result.returncode in (2, 3) and "\x1b" not in sentence(result)
+    assert hub.requests == [] and not common_cache(home).exists() and not (home / "data").exists()
+
+
+def test_a_disk_that_is_too_small(home, hub: Hub, repo, monkeypatch):
+    usage = type("usage", (), {"free": 3_000_000})
+    monkeypatch.setattr("localspec.hub.shutil.disk_usage", lambda path: usage)
+    result = at(home, hub, "pull", "org/name")
+    assert result.returncode == 4 and "0.00 GiB are to be fetched" in result.stderr and "--force" in result.stderr
+    assert not common_cache(home).exists()
+    assert json.loads(at(home, hub, "pull", "org/name", "--dry-run", "--json").stdout)["fits"] is False
+    result = at(home, hub, "pull", "org/name", "--force")
+    assert result.returncode == 0 and result.stderr == "" and is_whole(home, repo)
+
+
+def test_what_will_not_fit_into_memory(home, hub: Hub, repo, monkeypatch):
+    small = Machine((Device("cpu", "a processor", 10**9, 600 * 10**6 + 1000, ("fp32",)),), 1)
+    monkeypatch.setattr("localspec.cli.pull.this_machine", lambda: small)
+    result = at(home, hub, "pull", "org/name")
+    assert result.returncode == 4 and "org/name does not fit" in result.stderr and "--force" in result.stderr
+    assert json.loads(at(home, hub, "pull", "org/name", "--dry-run", "--json").stdout)["fits"] is False
+    assert not common_cache(home).exists()
+    assert at(home, hub, "pull", "org/name", "--force").returncode == 0 and is_whole(home, repo)
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+def test_offline(home, hub: Hub, variable):
+    result = at(home, hub, "pull", "org/name", **{variable: "1"})
+    assert result.returncode == 3 and "HF_HUB_OFFLINE" in sentence(result) and hub.requests == []
+
+
+def test_nobody_listens(home):
+    result = at(home, Hub(endpoint="http://127.0.0.1:9"), "pull", "org/name")
+    assert result.returncode == 1 and "http://127.0.0.1:9 cannot be reached" in sentence(result)
+
+
+def test_a_cache_that_cannot_be_written(home, hub: Hub, repo):
+    (home / "hf").write_text("a file where a directory belongs")
+    result = at(home, hub, "pull", "org/name")
+    assert result.returncode == 1 and str(home / "hf") in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_disk_that_fills_up_meanwhile(home, hub: Hub, repo, monkeypatch):
+    from huggingface_hub import file_download
+
+    def write(url: str, *more: object, get=file_download.http_get, **named: object) -> None:
+        if url.endswith(WEIGHTS):
+            raise OSError(28, "No space left on device")
+        get(url, *more, **named)
+
+    monkeypatch.setattr(file_download, "http_get", write)
+    result = at(home, hub, "pull", "org/name")
+    assert result.returncode == 4 and "is full; make room" in result.stderr and "config.json are kept" in result.stderr
+    assert found(home) is None and stray(home) == []
+
+
+def test_a_password_in_the_address_is_not_shown(home):
+    result = at(home, Hub(endpoint="http://me:hunter2@127.0.0.1:9"), "pull", "org/name")
+    assert result.returncode == 1 and "http://127.0.0.1:9 cannot be reached" in sentence(result)
+    assert "hunter2" not in result.stderr
+    assert "HF_ENDPOINT" in sentence(at(home, Hub(endpoint="ftp://x"), "pull", "org/name"))
+
+
+# -- Medusa heads -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def heads() -> Repository:
+    import io
+
+    import torch
+
+    blocks = {f"{head}.0.linear.weight": torch.ones(48, 48) for head in range(2)}
+    stream = io.BytesIO()
+    torch.save({**blocks, **{f"{head}.0.linear.bias": torch.zeros(48) for head in range(2)}}, stream)
+    config = {"base_model_name_or_path": "org/base", "medusa_num_heads": 5}
+    return Repository({"config.json": json.dumps(config).encode(), "medusa_lm_head.pt": stream.getvalue()})
+
+
+@pytest.mark.slow
+def test_heads_become_a_drafter_beside_their_model(home, tiny, heads):
+    """With the model that an entry names, and alone: beside the one that their own config names, once it is here."""
+    base = model_repository(tiny("llama-grouped-dynamic").path)
+    with served(org__base=base, org__heads=heads) as hub:
+        result = at(home, hub, "pull", "org/heads")
+        assert result.returncode == 0 and "`localspec pull org/base`, then this again" in result.stderr
+        assert at(home, hub, "pull", "org/base").returncode == 0
+        result = at(home, hub, "pull", "org/heads")
+        assert result.returncode == 0 and "are a drafter of org/base" in result.stderr
+        shown = json.loads(at(home, hub, "show", "org/base", "--json").stdout)
+        assert "medusa" in shown["drafters"]
+
+        (home / "config").mkdir()
+        entry = '[mine]\nrepo = "org/base"\n[[mine.drafters]]\nkind = "medusa"\nrepo = "org/heads"\n'
+        (home / "config" / "models.toml").write_text(entry)
+        (directory,) = (home / "data" / "drafters").iterdir()
+        (directory / "drafter" / "drafter.json").unlink()
+        assert at(home, hub, "pull", "mine").returncode == 0
+        result = at(home, hub, "run", "-m", "mine", "--drafter", "medusa", "-n", "8", "--json", "--no-log", "the cat")
+        assert result.returncode == 0 and json.loads(result.stdout)["drafter"] == "medusa", result.stderr
+        result = at(home, hub, "rm", "mine", "--yes")
+        assert result.returncode == 0 and f"goes too: {directory}" in result.stdout and not directory.exists()
+
+
+@pytest.mark.slow
+def test_heads_that_would_run_code_do_not(home, tiny, heads):
+    import pickle
+
+    class Malicious:
+        def __reduce__(self):
+            return os.system, (f"touch {home / 'ran'}",)
+
+    heads.files["medusa_lm_head.pt"] = pickle.dumps({"0.0.linear.weight": Malicious()})
+    with served(org__base=model_repository(tiny("llama-grouped-dynamic").path), org__heads=heads) as hub:
+        at(home, hub, "pull", "org/base")
+        result = at(home, hub, "pull", "org/heads")
+    assert result.returncode == 1 and "would run code" in result.stderr and not (home / "ran").exists()
+    assert not (home / "data" / "drafters" / "models--org--heads").exists()
+
+
+# -- on a terminal ------------------------------------------------------------------------------------------------------
+
+
+def on_terminal(home: Path, hub: Hub, *arguments: str, types: bytes = b"") -> tuple[int, str, str]:
+    """Exit code, standard output, and what the terminal got as standard error."""
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    process = started(home, hub, *arguments, stdin=theirs, stderr=theirs, text=False)
+    os.close(theirs)
+    os.write(ours, types)
+    errors = b""
+    out, _ = process.communicate(timeout=60)
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        errors += part
+    os.close(ours)
+    return process.returncode, out.decode(), errors.decode()
+
+
+@pytest.mark.slow
+def test_a_slow_server_shows_rate_and_time_left(home, hub: Hub, repo):
+    hub.pause, hub.piece = 0.04, 2**16  # some 1.5 MB/s
+    code, out, errors = on_terminal(home, hub, "pull", "org/name", "--yes")
+    assert code == 0 and "Fetch?" not in out and is_whole(home, repo)
+    lines = [line for line in errors.split("\r\x1b[K") if "MiB" in line]
+    assert len(lines) >= 3 and all("fetching org/name: " in line for line in lines)
+    assert re.search(r"of 3\.4 MiB, [\d.,]+ [KM]iB/s, \d+ s left", "".join(lines))
+    assert errors.endswith("\r\x1b[K")  # and is gone at the end
+
+
+@pytest.mark.slow
+def test_somebody_is_asked_and_may_say_no(home, hub: Hub, repo):
+    code, out, _ = on_terminal(home, hub, "pull", "org/name", types=b"n\n")
+    assert (
+        code == 0
+        and "Fetch? [Y/n]" in out
+        and out.endswith("Nothing was fetched.\n")
+        and not common_cache(home).exists()
+    )
+    code, out, _ = on_terminal(home, hub, "pull", "org/name", types=b"\n")
+    assert code == 0 and "Fetch? [Y/n]" in out and is_whole(home, repo)
+
+
+# -- and then without a network -----------------------------------------------------------------------------------------
+
+FORBIDDEN = """
+import socket
+class Socket(socket.socket):
+    def __init__(self, family=-1, *more, **named):
+        assert family not in (-1, socket.AF_INET, socket.AF_INET6), "a network connection"
+        super().__init__(family, *more, **named)
+def refuse(*_, **__):
+    raise AssertionError("a look-up of a name")
+socket.socket, socket.getaddrinfo = Socket, refuse
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [["run"], ["chat", "--plain"]])
+def test_after_a_pull_nothing_needs_a_network(home, tiny, command):
+    with served(org__name=model_repository(tiny("llama-grouped-dynamic").path)) as hub:
+        assert at(home, hub, "pull", "org/name").returncode == 0
+    (home / "sitecustomize.py").write_text(FORBIDDEN)
+    check = [sys.executable, "-c", "import socket; socket.create_connection(('127.0.0.1', 9))"]
+    path = {"PYTHONPATH": f"{home}{os.pathsep}{ROOT}"}
+    assert b"AssertionError" in subprocess.run(check, env={**os.environ, **path}, capture_output=True).stderr
+    model = ["-m", "org/name", "--no-log", "-n", "5", "the cat"]
+    result = localspec(home, *command, *model, HF_HOME=str(home / "hf"), HF_ENDPOINT="http://127.0.0.1:9", **path)
+    assert result.returncode == 0 and result.stdout.strip(), result.stderr

@@ -1,0 +1,123 @@
+"""Registered models from the plan to the answer: pulled by name, chosen without one, shown, removed."""
+
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+from cli.hub_commands import at
+from hub_server import Hub, model_repository, served
+
+from localspec.registry import resolve
+
+ENTRIES = """
+[mine]
+repo = "org/name"
+license = "Apache-2.0"
+quality = 30
+draft = "small"
+[[mine.drafters]]
+kind = "medusa"
+[[mine.drafters]]
+kind = "draft_model"
+accepted = { length = 4.5, depth = 5, source = "a test" }
+
+[small]
+repo = "org/small"
+quality = 20
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path / "home"
+    (home / "config").mkdir(parents=True, mode=0o700)
+    (home / "config" / "models.toml").write_text(ENTRIES)
+    monkeypatch.setenv("HF_HOME", str(home / "hf"))
+    return home
+
+
+@pytest.fixture
+def hub():
+    demo = resolve("demo").path
+    with served(org__name=model_repository(demo), org__small=model_repository(demo / "draft")) as hub:
+        yield hub
+
+
+def pulled(home: Path, hub: Hub, *arguments: str) -> list[str]:
+    """The repositories that a plan names."""
+    result = at(home, hub, "pull", *arguments, "--dry-run", "--json")
+    assert result.returncode == 0, result.stderr
+    return [source["repo"] for source in json.loads(result.stdout)["sources"]]
+
+
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError(f"the network was asked: {arguments}")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def test_what_comes_along(home, hub):
+    assert pulled(home, hub, "mine", "--drafter", "none") == ["org/name"]
+    assert pulled(home, hub, "mine", "--drafter", "draft_model") == ["org/name", "org/small"]
+    assert pulled(home, hub, "mine")[0] == "org/name"
+    result = at(home, hub, "pull", "mine", "--drafter", "medusa")
+    assert result.returncode == 2 and "localspec train medusa -m mine" in result.stderr
+    result = at(home, hub, "pull", "mine", "--drafter", "draft-model")
+    assert result.returncode == 2 and "did you mean 'draft_model'?" in result.stderr
+    result = at(home, hub, "pull", "org/name", "--drafter", "medusa")
+    assert result.returncode == 2 and "no effect" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_name_from_the_plan_to_the_answer(home, hub, monkeypatch):
+    result = at(home, hub, "run", "hi", "-m", "mine")
+    assert result.returncode == 3 and "localspec pull mine" in result.stderr
+    assert json.loads(at(home, hub, "show", "mine", "--json").stdout)["installed"] is False
+
+    result = at(home, hub, "pull", "mine", "--drafter", "draft_model")
+    assert result.returncode == 0, result.stderr
+    last = result.stdout.splitlines()[-1]
+    assert "localspec train medusa -m mine --data FILE" in last and "hours" in last and "GiB" in last
+
+    listed = {row["name"] for row in json.loads(at(home, hub, "list", "--json").stdout)}
+    assert listed == {"demo", "demo-draft", "mine", "small"}
+    shown = json.loads(at(home, hub, "show", "mine", "--json").stdout)
+    assert shown["installed"] and shown["verified"] and shown["parameters"] == 7_606_528 and len(shown["commit"]) == 40
+    assert "draft_model:small" in shown["drafters"]
+    assert at(home, hub, "verify", "mine").returncode == 0
+
+    no_network(monkeypatch)
+    for arguments in (("-m", "mine"), ("-m", "mine", "--drafter", "draft_model"), ("-m", "org/name"), ()):
+        result = at(home, hub, "run", "Who are you?", "--temp", "0", "-n", "8", "--json", "--no-log", *arguments)
+        assert result.returncode == 0, result.stderr
+        said = json.loads(result.stdout)
+        # without a name it is the best that is here, and nothing is said of the demo model
+        assert said["model"] == (arguments[1] if arguments else "mine") and "demo" not in result.stderr
+        assert said["text"].startswith("I'm localspec")
+    doctor = json.loads(at(home, hub, "doctor", "--json").stdout)
+    assert doctor["chosen"]["model"] == "mine" and doctor["chosen"]["installed"]
+
+    result = at(home, hub, "rm", "mine", "--yes")
+    assert result.returncode == 0
+    assert at(home, hub, "run", "hi", "-m", "mine").returncode == 3
+
+
+def test_another_revision_than_main_is_pinned(home, hub):
+    hub.repositories["org/name"].revisions["v1"] = hub.repositories["org/name"].revisions["main"]
+    (home / "config" / "models.toml").write_text('[mine]\nrepo = "org/name"\nrevision = "v1"\n')
+    result = at(home, hub, "pull", "mine")
+    assert result.returncode == 0 and "org/name@v1" in result.stdout
+    assert json.loads(at(home, hub, "show", "mine", "--json").stdout)["source"] == "org/name@v1"
+
+
+@pytest.mark.slow
+def test_a_damaged_model_is_not_chosen(home, hub):
+    assert at(home, hub, "pull", "mine", "--drafter", "none").returncode == 0
+    shutil.rmtree(home / "hf" / "hub" / "models--org--name" / "blobs")
+    result = at(home, hub, "run", "hi", "-n", "2", "--no-log")
+    assert result.returncode == 0 and "no model named, so the small demo model answers" in result.stderr

@@ -1,0 +1,115 @@
+"""`rm` deletes one revision, says what else is touched, and asks."""
+
+import os
+from pathlib import Path
+
+import pytest
+from cli.hub_commands import WEIGHTS, at, common_cache, repository, stray
+from command import sentence
+from hub_server import Hub, Repository, served
+
+from localspec.cli.pull import size
+from localspec.hub_cache import located
+from localspec.paths import Paths
+from localspec.sources import Source
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repository:
+    return repository(tmp_path / "model", numbers=10_000)
+
+
+@pytest.fixture
+def hub(repo: Repository):
+    with served(org__name=repo, org__other=Repository({**repo.files, "LICENSE": b"other"})) as hub:
+        yield hub
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home" / "hf"))
+    return tmp_path / "home"
+
+
+def found(home: Path, name: str = "org/name", revision: str = "main") -> Path | None:
+    return located(Source(name, revision), Paths(home))
+
+
+def test_asks_and_nobody_can_answer(home, hub: Hub):
+    at(home, hub, "pull", "org/name")
+    result = at(home, hub, "rm", "org/name")
+    assert result.returncode == 2 and "--yes" in result.stderr and found(home)
+    assert str(found(home)) in result.stdout and "Other programs share this cache" in result.stdout
+
+
+def test_yes_deletes_it_and_its_record_and_nothing_else(home, hub: Hub, repo):
+    at(home, hub, "pull", "org/name")
+    at(home, hub, "pull", "org/other")
+    total = sum(map(len, repo.files.values()))
+    result = at(home, hub, "rm", "org/name", "--yes")
+    assert result.returncode == 0 and result.stderr == "" and f"Deleted; {size(total)} are free again." in result.stdout
+    assert found(home) is None and not (common_cache(home) / "models--org--name").exists()
+    assert sorted(path.name for path in (home / "data" / "pulled").glob("*.json")) == ["models--org--other.json"]
+    assert at(home, hub, "verify", "org/other").returncode == 0
+    result = at(home, hub, "rm", "org/name", "--yes")
+    assert result.returncode == 3 and "org/name is not here" in sentence(result)
+
+
+def test_what_another_revision_uses_stays(home, hub: Hub, repo):
+    """Both have the same weights; only what is of one alone goes."""
+    at(home, hub, "pull", "org/name")
+    old = found(home)
+    repo.files["README.md"] += b"changed"
+    repo.revisions["dev"] = "d" * 40
+    at(home, hub, "pull", "org/name@dev")
+    assert os.path.samefile(old / WEIGHTS, found(home, revision="dev") / WEIGHTS)
+    result = at(home, hub, "rm", "org/name", "--yes")
+    assert "org/name@dev stays as before" in result.stdout and "28 bytes are free again" in result.stdout
+    assert found(home) is None and at(home, hub, "verify", "org/name@dev").returncode == 0 and stray(home) == []
+    result = at(home, hub, "rm", "org/name", "--yes")
+    assert result.returncode == 3 and "of it there is org/name@dev" in sentence(result)
+
+
+def test_other_names_of_the_same_commit_are_told(home, hub: Hub, repo):
+    repo.revisions["v1.0"] = repo.revisions["main"]
+    at(home, hub, "pull", "org/name")
+    at(home, hub, "pull", "org/name@v1.0")
+    result = at(home, hub, "rm", "org/name@v1.0", "--yes")
+    assert "also called main here" in result.stdout and found(home) is None and found(home, revision="v1.0") is None
+    assert not (home / "data" / "pulled" / "models--org--name.json").exists()
+
+
+def test_registered_models_that_use_it_are_told(home, hub: Hub):
+    (home / "config").mkdir()
+    (home / "config" / "models.toml").write_text('[mine]\nrepo = "org/name"\n["o\\u001b[2Jther"]\nrepo = "org/name"\n')
+    assert at(home, hub, "pull", "mine").returncode == 0
+    result = at(home, hub, "rm", "mine", "--yes")
+    assert result.returncode == 0 and "o␛[2Jther uses it too." in result.stdout and found(home) is None
+
+
+def test_what_was_never_pulled(home, hub: Hub):
+    result = at(home, hub, "rm", "org/name")
+    assert result.returncode == 3 and "no cache" in sentence(result)
+    result = at(home, hub, "rm", "demo", "--yes")
+    assert result.returncode == 2 and "not fetched by `localspec pull`" in sentence(result)
+    assert at(home, hub, "rm", "../../x", "--yes").returncode == 2
+    assert hub.requests == []
+
+
+def test_a_cache_that_is_damaged(home, hub: Hub):
+    """A link that leads nowhere hides the repository from the client."""
+    at(home, hub, "pull", "org/name")
+    (found(home) / "config.json").resolve().unlink()
+    result = at(home, hub, "rm", "org/name", "--yes")
+    assert result.returncode == 1 and "is damaged" in result.stderr and "localspec pull org/name" in result.stderr
+    assert at(home, hub, "pull", "org/name").returncode == 0
+    assert at(home, hub, "rm", "org/name", "--yes").returncode == 0
+
+
+def test_what_an_interrupted_pull_left_can_be_deleted(home, hub: Hub, repo):
+    repo.sent[WEIGHTS] = b"x" * len(repo.files[WEIGHTS])
+    at(home, hub, "pull", "org/name")
+    assert found(home) is None
+    result = at(home, hub, "rm", f"org/name@{repo.revisions['main']}", "--yes")
+    assert result.returncode == 0 and not (common_cache(home) / "models--org--name").exists()

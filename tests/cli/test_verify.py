@@ -1,0 +1,90 @@
+"""`verify` compares files with what was recorded, or with their names in the cache, and needs no network."""
+
+from pathlib import Path
+
+import pytest
+from cli.hub_commands import WEIGHTS, at, repository
+from command import sentence
+from hub_server import Hub, served
+
+from localspec.hub_cache import located
+from localspec.paths import Paths
+from localspec.sources import Source
+
+GONE = Hub(endpoint="http://127.0.0.1:9")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a user who pulled org/name; the server is gone since."""
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home" / "hf"))
+    with served(org__name=repository(tmp_path / "model", numbers=10_000)) as hub:
+        assert at(tmp_path / "home", hub, "pull", "org/name").returncode == 0
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def path(home: Path) -> Path:
+    found = located(Source("org/name"), Paths(home))
+    assert found is not None
+    return found
+
+
+@pytest.fixture(params=["recorded", "by its names"])
+def recorded(request, home: Path) -> bool:
+    if request.param != "recorded":
+        (home / "data" / "pulled" / "models--org--name.json").unlink()
+    return request.param == "recorded"
+
+
+def test_whole(home, recorded: bool):
+    result = at(home, GONE, "verify", "org/name", HF_HUB_OFFLINE="1")
+    assert result.returncode == 0 and result.stderr == ""
+    assert ("recorded when it was pulled" if recorded else "their names in the cache") in result.stdout
+    assert "4 files agree" in result.stdout
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "tokenizer.json", "config.json"])
+def test_one_changed_bit(home, path: Path, recorded: bool, name: str):
+    content = bytearray((path / name).read_bytes())
+    content[-1] ^= 1
+    (path / name).resolve().write_bytes(content)
+    result = at(home, GONE, "verify", "org/name")
+    assert result.returncode == 1 and f"{name} is damaged" in result.stdout
+    assert f"{name} is damaged" in result.stderr and "`localspec pull org/name`" in result.stderr
+
+
+def test_cut_short_missing_and_leading_nowhere(home, path: Path, recorded: bool):
+    (path / WEIGHTS).resolve().write_bytes((path / WEIGHTS).read_bytes()[:-1])
+    result = at(home, GONE, "verify", "org/name")
+    assert result.returncode == 1 and WEIGHTS in result.stdout
+    (path / WEIGHTS).resolve().unlink()
+    result = at(home, GONE, "verify", "org/name")
+    assert result.returncode == 1 and f"{WEIGHTS} is missing" in result.stdout
+    (path / WEIGHTS).unlink()
+    result = at(home, GONE, "verify", "org/name")
+    assert result.returncode == 1 and "missing" in result.stderr
+    assert located(Source("org/name"), Paths(home)) is None
+
+
+def test_what_is_not_here(home):
+    result = at(home, GONE, "verify", "org/nothing")
+    assert result.returncode == 3 and "`localspec pull org/nothing`" in sentence(result)
+    assert at(home, GONE, "verify", "org/name@v2").returncode == 3
+    assert at(home, GONE, "verify", "../../x").returncode == 2
+
+
+def test_the_demo_has_no_digests(home):
+    result = at(home, GONE, "verify", "demo")
+    assert result.returncode == 0 and "whole, as far as their own headers tell" in result.stdout
+
+
+def test_repositories_of_other_programs(home, path: Path):
+    """Without a record, and with a file that is no link: as on systems without them."""
+    (home / "data" / "pulled" / "models--org--name.json").unlink()
+    copy = (path / "config.json").read_bytes()
+    (path / "config.json").unlink()
+    (path / "config.json").write_bytes(copy)
+    result = at(home, GONE, "verify", "org/name")
+    assert result.returncode == 0 and "3 files agree with their names" in result.stdout

@@ -1,0 +1,252 @@
+"""LLM.int8 and NF4 as bitsandbytes computes them on a processor: the same operators, in its own reference kernels.
+
+The kernels for NVIDIA and those for AVX512-BF16 run nowhere here; what is packed for the latter is unpacked again.
+"""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from localspec.engine import linear_bitsandbytes
+from localspec.engine.linear import LowRank, Packed
+from localspec.engine.linear_bitsandbytes import NF4, Int8
+
+if find_spec("bitsandbytes") is None:  # importing it takes seconds, which other tests should not wait for
+    pytest.skip("bitsandbytes is not installed", allow_module_level=True)
+
+OUT, IN = 96, 128
+ERRORS = {Int8: (0.002, 0.02), NF4: (0.05, 0.13)}  # of Gaussian weights and activations: more than nothing, less than
+kinds = pytest.mark.parametrize("kind", [Int8, NF4])
+biases = pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+precisions = pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+
+
+def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def made(
+    kind: type[Packed], bias: bool = False, precision: torch.dtype = torch.float32, out: int = OUT, inner: int = IN
+) -> Packed:
+    return kind(gaussian(out, inner, seed=1).to(precision), gaussian(out, seed=2).to(precision) if bias else None)
+
+
+def error(ours: torch.Tensor, right: torch.Tensor) -> float:
+    return float((ours.float() - right.float()).norm() / right.float().norm())
+
+
+@kinds
+@biases
+@precisions
+@pytest.mark.parametrize(("out", "inner"), [(OUT, IN), (64, 48), (301, 254), (3, 64)])
+def test_the_product_is_the_dense_one_as_near_as_so_few_bits_come(
+    kind: type[Packed], bias: bool, precision: torch.dtype, out: int, inner: int
+) -> None:
+    layer, x = made(kind, bias, precision, out, inner), gaussian(40, inner).to(precision)
+    dense = F.linear(x.float(), gaussian(out, inner, seed=1), gaussian(out, seed=2) if bias else None)
+    least, most = ERRORS[kind]
+    y = layer(x)
+    assert least < error(y, dense) < most
+    assert (y.dtype, y.shape) == (precision, (40, out))
+    assert layer(x.view(2, 4, 5, inner)).shape == (2, 4, 5, out)
+    assert torch.equal(layer(x.view(2, 20, inner)).view(40, out), y)
+
+
+@kinds
+@biases
+def test_the_weight_is_what_the_kernel_multiplies_by(kind: type[Packed], bias: bool) -> None:
+    layer, weight = made(kind, bias), gaussian(OUT, IN, seed=1)
+    assert layer.weight.shape == layer.shape == (OUT, IN)
+    least, most = ERRORS[kind]
+    assert least < error(layer.weight, weight) < most
+    ours = layer(torch.eye(IN)) - (0.0 if layer.bias is None else layer.bias)
+    assert torch.allclose(ours, layer.weight.T, rtol=2e-3, atol=2e-3)
+
+
+def test_int8_has_one_scale_an_output_channel() -> None:
+    steps = made(Int8).weight / (gaussian(OUT, IN, seed=1).half().float().abs().amax(1, keepdim=True) / 127)
+    assert torch.allclose(steps, steps.round(), atol=2e-3)
+    assert torch.equal(steps.abs().amax(1).round(), torch.full((OUT,), 127.0))
+
+
+def test_nf4_has_sixteen_levels_of_one_scale_a_block() -> None:
+    weight = made(NF4).weight.view(-1, 64)
+    levels = weight / weight.abs().amax(1, keepdim=True)
+    assert len(torch.unique(levels.mul(1e4).round())) <= 2 * 16, "either end of the levels is the largest of its block"
+    largest = gaussian(OUT, IN, seed=1).view(-1, 64).abs().amax(1)
+    assert error(weight.abs().amax(1), largest) < 0.02, "scales in eight bits"
+    assert not torch.equal(weight.abs().amax(1), largest)
+
+
+def test_what_it_takes_in_memory() -> None:
+    assert made(Int8).nbytes == OUT * IN + 4 * OUT
+    assert made(Int8, True, torch.bfloat16).nbytes == made(Int8).nbytes + 2 * OUT
+    blocks = 1024 * 1024 // 64
+    codes = 4 * (16 + 256 + 1)  # levels of the weights, levels of the scales, and the mean of these
+    layer = made(NF4, out=1024, inner=1024)
+    assert layer.nbytes == 1024 * 1024 // 2 + blocks + 4 * blocks // 256 + codes
+    assert layer.nbytes * 8 / 1024**2 < 4.2, "bits a weight"
+    held = [tensor for tensor in [*vars(layer).values(), *vars(layer.state).values()] if torch.is_tensor(tensor)]
+    held += [tensor for tensor in vars(layer.state.state2).values() if torch.is_tensor(tensor)]
+    assert layer.nbytes == sum(tensor.nbytes for tensor in held), "nothing else is held"
+    assert made(NF4, True).nbytes == made(NF4).nbytes + 4 * OUT
+
+
+def test_channels_of_zeros_give_zeros() -> None:
+    weight = gaussian(OUT, IN, seed=1)
+    weight[3] = 0.0
+    for kind in (Int8, NF4):
+        y = kind(weight)(gaussian(5, IN))
+        assert y.isfinite().all() and float(y[:, 3].abs().max()) < 1e-3
+
+
+# -- outliers ----------------------------------------------------------------------------------------------------------
+
+
+@biases
+def test_a_threshold_computes_input_channels_with_outliers_as_they_are(bias: bool) -> None:
+    layer, x = made(Int8, bias), gaussian(9, IN)
+    x[:, [5, 77]] = 60.0 * x[:, [5, 77]].sign()
+    right = F.linear(x, layer.weight, layer.bias)
+    rest = F.linear(x.index_fill(1, torch.tensor([5, 77]), 0.0), layer.weight).norm()
+    without = (layer(x) - right).norm() / rest
+    layer.threshold = 6.0
+    assert (layer(x) - right).norm() / rest < min(0.02, without / 5)
+    assert layer(x.view(3, 3, IN)).shape == (3, 3, OUT)
+    few = gaussian(9, IN).clamp(-5, 5)
+    assert torch.allclose(layer(few), made(Int8, bias)(few), rtol=1e-4, atol=1e-3), (
+        "where there are none, nothing changes"
+    )
+    assert Int8.threshold == 0.0, "others are not touched"
+
+
+def test_by_default_no_outliers_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking makes the processor wait for the device."""
+    asked = []
+    quantise = torch.ops.bitsandbytes.int8_vectorwise_quant
+
+    class Watched:
+        def __getattr__(self, name: str) -> object:
+            return getattr(torch.ops.bitsandbytes, name) if name != "int8_vectorwise_quant" else self.quantise
+
+        def quantise(self, x: torch.Tensor, threshold: float) -> object:
+            asked.append((threshold, x.is_contiguous()))
+            return quantise(x, threshold)
+
+    layer, watched = made(Int8), Watched()
+
+    class Torch:
+        class ops:  # noqa: N801
+            bitsandbytes = watched
+
+    monkeypatch.setattr(linear_bitsandbytes, "torch", Torch)
+    layer(gaussian(3, IN))
+    layer(gaussian(IN, 3).T)
+    assert asked == [(0.0, True)] * 2, "and the kernel for NVIDIA reads rows one behind the other"
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+@kinds
+@biases
+@pytest.mark.parametrize("shape", [(7, IN), (2, 5, IN)], ids=["2-D", "3-D"])
+def test_the_gradient_is_that_of_a_dense_layer_with_the_rounded_weight(
+    kind: type[Packed], shape: tuple[int, ...], bias: bool
+) -> None:
+    layer, direction = made(kind, bias), gaussian(*shape[:-1], OUT, seed=4)
+    ours, dense = (gaussian(*shape).requires_grad_() for _ in range(2))
+    y = layer(ours)
+    assert torch.equal(y.detach(), layer(gaussian(*shape))), "asking for a gradient changes no value"
+    (y * direction).sum().backward()
+    (F.linear(dense, layer.weight, layer.bias) * direction).sum().backward()
+    assert dense.grad is not None and ours.grad is not None
+    assert torch.allclose(ours.grad, dense.grad, rtol=1e-5, atol=1e-5)
+
+
+@kinds
+def test_a_gradient_has_the_precision_of_what_it_is_for(kind: type[Packed]) -> None:
+    layer, x = made(kind, True, torch.bfloat16), gaussian(3, IN).bfloat16().requires_grad_()
+    layer(x).float().sum().backward()
+    assert x.grad is not None and x.grad.dtype == torch.bfloat16
+    assert error(x.grad, layer.weight.float().sum(0).expand(3, -1)) < 0.02
+
+
+@kinds
+def test_an_adapter_acts_in_its_own_forward_alone_and_learns(kind: type[Packed]) -> None:
+    layer, x, adapter = made(kind), gaussian(3, IN), LowRank(IN, OUT, [(0, OUT)], 4, 8.0)
+    torch.nn.init.normal_(adapter.up)
+    assert torch.allclose(layer(x, adapter), layer(x) + adapter(x))
+    layer(x, adapter).sum().backward()
+    assert adapter.down.grad is not None and adapter.down.grad.abs().sum() > 0
+    assert made(kind, precision=torch.bfloat16)(x.bfloat16(), adapter).dtype == torch.bfloat16
+
+
+# -- for processors ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("out", "inner", "fits"), [(96, 128, True), (90, 128, False), (96, 96, False)])
+def test_weights_that_lie_as_the_kernel_for_processors_reads_them_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, out: int, inner: int, fits: bool
+) -> None:
+    plain = made(NF4, True, torch.bfloat16, out, inner)
+    monkeypatch.setattr(linear_bitsandbytes._functional(), "has_avx512bf16", lambda: 1)
+    layer = made(NF4, True, torch.bfloat16, out, inner)
+    assert layer.for_processor == fits
+    assert torch.equal(layer.packed.flatten(), plain.packed.flatten()) != fits
+    assert error(layer.weight, plain.weight) < 0.004, "its scales are bf16"
+    assert torch.equal(layer.weight, layer.weight), "and looking changes nothing"
+    if fits:
+        assert layer.nbytes == out * inner // 2 + 2 * out * inner // 64 + 4 * 16 + 2 * out
+
+
+@biases
+def test_the_kernel_for_processors_gives_the_product(bias: bool) -> None:
+    if not linear_bitsandbytes._functional().has_avx512bf16():
+        pytest.skip("processors with AVX512-BF16 only")
+    layer, x = made(NF4, bias, torch.bfloat16, 128, 256), gaussian(9, 256).bfloat16()
+    assert layer.for_processor
+    right = F.linear(x.float(), layer.weight.float(), None if layer.bias is None else layer.bias.float())
+    assert error(layer(x), right) < 0.02
+    assert error(layer(x.view(3, 3, 256)).view(9, 128), right) < 0.02
+
+
+# -- the library -------------------------------------------------------------------------------------------------------
+
+LOADS = """
+import sys, types
+own = sys.modules["kernels"] = types.ModuleType("kernels")
+seen = []
+
+class Watcher:
+    def find_spec(self, name, path=None, target=None):
+        if name == "bitsandbytes.backends.cpu.ops":  # which would look for it
+            seen.append(sys.modules["kernels"])
+
+sys.meta_path.insert(0, Watcher())
+import torch
+from localspec.engine import packing
+assert "bitsandbytes" not in sys.modules, "before any layer is made"
+packing.NF4(torch.randn(64, 64))
+assert "bitsandbytes" in sys.modules and sys.modules["kernels"] is own and seen == [None], seen
+"""
+
+
+@pytest.mark.slow
+def test_the_library_is_loaded_with_the_first_layer_and_may_fetch_nothing() -> None:
+    """On a processor with AVX512-BF16 it would look for a kernel in the network, where `kernels` is installed."""
+    result = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_module_that_is_hidden_is_there_again_afterwards() -> None:
+    for name in ("json", "nowhere_at_all"):
+        before = sys.modules.get(name)
+        with linear_bitsandbytes._without(name), pytest.raises(ImportError):
+            __import__(name)
+        assert sys.modules.get(name) is before
+        assert (name in sys.modules) == (before is not None)

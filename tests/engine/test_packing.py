@@ -1,0 +1,180 @@
+"""Models in each packing: near the stock model, trainable through, true to the byte, and never written back."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sessions import reply
+from tiny_models import VOCABULARY, Tiny, prompt_ids, stock_logits
+
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.engine import exactness, packing, target
+from localspec.engine.budget import Budget
+from localspec.engine.linear import Linear, LinearKind, Packed, RowScaled
+from localspec.engine.linear_bitsandbytes import NF4, Int8
+from localspec.engine.linear_mps import WeightInt4, WeightInt8
+from localspec.engine.packing import head_kind, layer_kind
+from localspec.engine.session import Session
+from localspec.engine.target import Target
+from localspec.engine.tree import DraftTree
+from localspec.errors import LocalspecError, UsageMistake
+
+Make = Callable[[str], Tiny]
+TIED, UNTIED = "qwen2-many-heads-mixed-window-tied", "qwen2-grouped-yarn"
+ERRORS = {RowScaled: 0.15, Int8: 0.08, NF4: 0.5, WeightInt8: 0.05, WeightInt4: 0.4}  # of logits, at most
+library = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+kinds = pytest.mark.parametrize(
+    "kind", [RowScaled, pytest.param(Int8, marks=library), pytest.param(NF4, marks=library), WeightInt8, WeightInt4]
+)
+precisions = pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Target]:
+    """Loads a model on this processor with linear layers of a kind that is another device's."""
+
+    def made(path: Path, kind: LinearKind, head: LinearKind | None = None, **named: object) -> Target:
+        monkeypatch.setitem(packing._KINDS, ("int8", "cpu"), kind)
+        if head is not None:
+            monkeypatch.setattr(target, "head_kind", lambda quantize, device: head)
+        return Target.load(path, quantize="int8", **named)
+
+    return made
+
+
+def causal(count: int) -> torch.Tensor:
+    return torch.ones(count, count, dtype=torch.bool).tril()
+
+
+def error(ours: torch.Tensor, right: torch.Tensor) -> float:
+    return float((ours.float() - right.float()).norm() / right.float().norm())
+
+
+@pytest.mark.parametrize(
+    ("quantize", "device", "layers", "head"),
+    [
+        ("none", "cpu", Linear, Linear),
+        ("none", "cuda:0", Linear, Linear),
+        ("none", "mps", Linear, Linear),
+        ("int8", "cpu", RowScaled, RowScaled),
+        ("nf4", "cpu", NF4, NF4),
+        ("int8", "cuda:0", Int8, Linear),
+        ("nf4", "cuda", NF4, Linear),
+        ("int8", "mps", WeightInt8, WeightInt8),
+        ("int4", "mps", WeightInt4, WeightInt4),
+    ],
+)
+def test_each_device_has_its_kinds_and_on_cuda_the_head_is_dense(
+    quantize: str, device: str, layers: LinearKind, head: LinearKind
+) -> None:
+    assert layer_kind(quantize, device) is layers
+    assert head_kind(quantize, device) is head
+
+
+@pytest.mark.parametrize(("quantize", "device"), [("int4", "cpu"), ("int4", "cuda:0"), ("nf4", "mps"), ("int3", "cpu")])
+def test_a_pair_without_a_kind_is_refused_by_name(quantize: str, device: str) -> None:
+    with pytest.raises(UsageMistake, match=f"{quantize} for {device}"):
+        layer_kind(quantize, device)
+
+
+@kinds
+@precisions
+@pytest.mark.parametrize("name", [TIED, UNTIED, "llama-many-heads-biases-llama3"])
+def test_a_packed_model_is_the_stock_model_as_near_as_its_bits_come(
+    tiny: Make, load: Callable[..., Target], kind: LinearKind, precision: torch.dtype, name: str
+) -> None:
+    model, tokens = tiny(name), prompt_ids(60)
+    packed = load(model.path, kind, dtype=precision)
+    assert packed.transformer.packed and not model.target.transformer.packed
+    layers = [layer for layer in packed.transformer.modules() if isinstance(layer, Linear | Packed)]
+    assert {type(layer) for layer in layers} == {kind} and len(layers) == 4 * 3 + 1
+    with torch.no_grad():
+        ours = packed.forward(torch.tensor(tokens), torch.arange(60), causal(60)).logits
+    assert ours.dtype == (torch.float32 if kind is RowScaled else precision)
+    assert packed.transformer.norm.dtype == packed.transformer.computes_in == ours.dtype
+    assert packed.dtype == precision
+    assert 1e-4 < error(ours, stock_logits(model.stock, tokens)) < ERRORS[kind]
+
+
+@kinds
+def test_it_answers_and_a_reply_is_the_same_however_it_is_read(
+    tiny: Make, load: Callable[..., Target], kind: LinearKind
+) -> None:
+    packed, prompt = load(tiny(UNTIED).path, kind), prompt_ids(30, seed=5)
+    packed.stop_tokens = frozenset()
+    assert packed.answers()
+    ids, statistics = reply(Session(packed, Autoregressive(), Budget(0)), prompt, 10)
+    again, _ = reply(Session(packed, Autoregressive(), Budget(0)), [*prompt, *ids[:4]], 6)
+    assert ids[4:] == again
+    assert statistics.memory.target == packed.nbytes
+
+
+@kinds
+@pytest.mark.parametrize("dense_head", [False, True])
+@pytest.mark.parametrize(("name", "tied"), [(TIED, True), (UNTIED, False)])
+def test_its_bytes_are_those_of_all_it_holds_and_a_step_reads_all_but_an_embedding_of_its_own(
+    tiny: Make, load: Callable[..., Target], kind: LinearKind, name: str, tied: bool, dense_head: bool
+) -> None:
+    precision = torch.float32 if kind is RowScaled and dense_head else torch.bfloat16  # as it computes
+    packed = load(tiny(name).path, kind, Linear if dense_head else kind, dtype=precision)
+    transformer = packed.transformer
+    linears = [layer for layer in transformer.modules() if isinstance(layer, Linear | Packed)]
+    vectors = sum(parameter.nbytes for parameter in transformer.parameters() if parameter.ndim == 1)
+    biases = sum(layer.bias.nbytes for layer in linears if isinstance(layer, Linear) and layer.bias is not None)
+    embedding = precision.itemsize * 320 * 48
+    shared = tied and dense_head
+    layers = sum(layer.nbytes for layer in linears)
+    assert packed.nbytes == layers + vectors - biases + (0 if shared else embedding)
+    assert packed.read_bytes == layers + vectors - biases
+    assert (transformer.head.weight is transformer.embedding) == shared
+
+
+@kinds
+def test_it_cannot_be_written_back_and_says_so(
+    tiny: Make, load: Callable[..., Target], kind: LinearKind, tmp_path: Path
+) -> None:
+    for head in (kind, Linear):
+        with pytest.raises(LocalspecError, match="int8, int4 or nf4 cannot be written back"):
+            load(tiny(UNTIED).path, kind, head).save(tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+@kinds
+def test_gradients_flow_through_it_as_through_a_float_model_of_its_weights(
+    tiny: Make, load: Callable[..., Target], kind: LinearKind
+) -> None:
+    path = tiny("llama-many-heads-biases-llama3").path
+    packed, dense = load(path, kind), Target.load(path)
+    for name, module in packed.transformer.named_modules():
+        if isinstance(module, Packed):
+            dense.transformer.get_submodule(name).weight.data = module.weight.float()
+    tokens, direction = torch.tensor([prompt_ids(18, seed=seed) for seed in (7, 8)]), torch.randn(2, 18, VOCABULARY)
+    for model in (packed, dense):
+        model.transformer.requires_grad_(True)
+        (model.forward(tokens, torch.arange(18), causal(18)).logits * direction).sum().backward()
+    theirs = dict(dense.transformer.named_parameters())
+    for name, parameter in packed.transformer.named_parameters():
+        assert parameter.grad is not None, name
+        assert F.cosine_similarity(parameter.grad.flatten(), theirs[name].grad.flatten(), dim=0) > 0.99, name
+
+
+@kinds
+def test_its_exactness_is_measured_like_any_others(tiny: Make, load: Callable[..., Target], kind: LinearKind) -> None:
+    """Only row-scaled int8 was built so that one row is what it is among others: others are never fewer than four."""
+    packed = load(tiny(UNTIED).path, kind, exact=True)
+    cache = packed.cache(8)
+    with torch.inference_mode():
+        looked_at = exactness._forward(packed, cache, DraftTree.chain([5, 6]), [0, 1])
+    assert len(looked_at) == 2 + 4 * 3 + 1, "logits, the cache, and what every linear layer was given"
+    found = exactness.measure(packed, 4, exact=True)
+    assert found.multiple >= (1 if kind is RowScaled else 4)
+    assert found.bitwise or 0 < found.largest < 1e-3
+
+
+def test_a_threshold_is_that_of_the_layers_made_with_it_and_of_no_others():
+    assert layer_kind("int8", "cuda:0", 6.0).threshold == 6.0
+    assert layer_kind("int8", "cuda:0").threshold == Int8.threshold == 0.0
+    assert layer_kind("int8", "cpu", 6.0) is RowScaled and layer_kind("nf4", "cuda", 6.0) is NF4

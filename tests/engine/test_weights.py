@@ -1,0 +1,244 @@
+"""Weights are read number for number into memory of their own, once; files that changed meanwhile are told by name."""
+
+import ctypes
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from command import ROOT
+from safetensors.torch import load_file, save_file
+from tiny_models import SHARDED, Tiny
+
+from localspec.checkpoint import inspect, tensor_headers, tensor_start
+from localspec.engine import weights
+from localspec.engine.target import Target, _config
+from localspec.engine.transformer import Architecture, weight_map
+from localspec.engine.weights import Weights, freed_at_once, own_head
+from localspec.errors import LocalspecError
+
+Make = Callable[[str], Tiny]
+NAME = "qwen2-grouped-yarn"
+
+
+def reading(path: Path, dtype: torch.dtype = torch.float32) -> Weights:
+    checkpoint = inspect(path)
+    return Weights(checkpoint, Architecture.of(_config(checkpoint)), dtype, "cpu")
+
+
+def copied(model: Tiny, path: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Path:
+    """The model's directory with other tensors."""
+    path.mkdir()
+    for file in model.path.iterdir():
+        if file.suffix != ".safetensors":
+            (path / file.name).write_bytes(file.read_bytes())
+    save_file(
+        change(load_file(model.path / "model.safetensors")), path / "model.safetensors", metadata={"format": "pt"}
+    )
+    return path
+
+
+@pytest.mark.parametrize("piece", [weights.PIECE, 7, 1000])
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        (SHARDED, torch.float32),
+        *((NAME, stored) for stored in (torch.float32, torch.bfloat16, torch.float16, torch.float64)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_each_parameter_is_what_the_files_hold(
+    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, stored: torch.dtype, dtype: torch.dtype,
+    piece: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(weights, "PIECE", piece)
+    model = tiny(name)
+    path = model.path
+    if stored != torch.float32:
+        path = copied(model, tmp_path / "model", lambda tensors: {n: t.to(stored) for n, t in tensors.items()})
+    files = {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    ours = reading(path, dtype)
+    assert [*ours] == [*weight_map(model.target.transformer.shape)] and len(ours) == len([*ours])
+    for parameter, made_of in weight_map(model.target.transformer.shape).items():
+        right = torch.cat([files[part] for part, _ in made_of]).to(dtype)
+        read = ours[parameter]
+        assert read.dtype == dtype and torch.equal(read, right), parameter
+        assert read.is_contiguous() and read.untyped_storage().nbytes() == read.nbytes, "memory of its own, no more"
+
+
+def test_tensors_start_where_the_header_ends(tiny: Make) -> None:
+    file = tiny(NAME).path / "model.safetensors"
+    end = max(entry["data_offsets"][1] for entry in tensor_headers(file).values())
+    assert tensor_start(file) + end == file.stat().st_size
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where a process can look at its maps")
+def test_no_file_stays_open_or_mapped(tiny: Make, tmp_path: Path) -> None:
+    path = copied(tiny(NAME), tmp_path / "model", lambda tensors: tensors)  # the stock model holds its own mapped
+    target = Target.load(path)
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    assert not any(
+        str(path) in str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()
+    )
+    assert target.nbytes
+
+
+def test_a_device_without_numbers_is_given_none(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training asks so for shapes alone, of models that are large."""
+    monkeypatch.setattr(weights, "FileIO", None)
+    shadow, target = Target.load(tiny(NAME).path, device="meta"), tiny(NAME).target
+    assert shadow.device.type == "meta" and shadow.nbytes == target.nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_file_that_was_cut_after_its_header_was_read_is_told_by_name(
+    tiny: Make, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    path = copied(tiny(NAME), tmp_path / "model", lambda tensors: tensors)
+    ours, file = reading(path, dtype), path / "model.safetensors"
+    last = max(tensor_headers(file).items(), key=lambda entry: entry[1]["data_offsets"])[0]
+    name = next(name for name, parts in weight_map(tiny(NAME).target.transformer.shape).items() if last in dict(parts))
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(LocalspecError, match=r"model\.safetensors is damaged \(it ends too early\); fetch"):
+        ours[name]
+    file.unlink()
+    with pytest.raises(LocalspecError, match=r"model\.safetensors is damaged .*; fetch"):
+        ours[name]
+
+
+def test_a_tensor_of_a_type_nobody_knows_is_named(tiny: Make, tmp_path: Path) -> None:
+    path = copied(tiny(NAME), tmp_path / "model", lambda tensors: tensors)
+    file = path / "model.safetensors"
+    content, start = file.read_bytes(), tensor_start(file)
+    header = json.loads(content[8:start])
+    header["model.norm.weight"]["dtype"] = "F4"
+    changed = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(changed)) + changed + content[start:])
+    with pytest.raises(LocalspecError, match=r"'model\.norm\.weight' is of the type F4"):
+        reading(path)
+
+
+# -- a head that is the embedding, or is not ---------------------------------------------------------------------------
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize("piece", [weights.PIECE, 100])
+@pytest.mark.parametrize(
+    ("head", "own"),
+    [
+        (lambda embedding: embedding.clone(), False),
+        (lambda embedding: embedding.double(), False),
+        (lambda embedding: torch.cat([embedding[:-1], embedding[-1:] + 1]), True),
+        (lambda embedding: embedding[:-1].clone(), True),
+        (lambda embedding: -embedding, True),
+    ],
+    ids=["the same", "the same in another type", "the last row differs", "shorter", "another"],
+)
+def test_a_head_is_its_own_where_a_number_differs(
+    tiny: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    head: Callable[..., torch.Tensor],
+    own: bool,
+    piece: int,
+) -> None:
+    monkeypatch.setattr(weights, "PIECE", piece)
+    path = copied(tiny(NAME), tmp_path / "model", lambda t: {**t, HEAD: head(t[EMBEDDING]).contiguous()})
+    assert own_head(inspect(path)) == own
+
+
+def test_without_a_head_there_is_none_of_its_own(tiny: Make, tmp_path: Path) -> None:
+    path = copied(tiny(NAME), tmp_path / "model", lambda t: {n: tensor for n, tensor in t.items() if n != HEAD})
+    assert not own_head(inspect(path))
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [OSError, AttributeError, TypeError])
+def test_another_systems_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    def missing(name: str | None) -> None:
+        raise error
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    passed = []
+    with freed_at_once():
+        passed.append(1)
+    with pytest.raises(ValueError, match="inside"), freed_at_once():
+        raise ValueError("inside")
+    assert passed
+
+
+PEAK = """
+import json, sys
+from pathlib import Path
+import torch
+from localspec.engine.target import Target
+
+path, dtype, quantize = Path(sys.argv[1]), getattr(torch, sys.argv[2]), sys.argv[3]
+torch.set_num_threads(1)
+Target.load(Path(sys.argv[4]), dtype=dtype, quantize=quantize)  # what the first use of anything takes is not the model's
+status = lambda name: next(int(l.split()[1]) << 10 for l in open("/proc/self/status") if l.startswith(name))
+before = status("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the highest so far is forgotten
+target = Target.load(path, dtype=dtype, quantize=quantize)
+json.dump({"nbytes": target.nbytes, "held": status("VmRSS") - before, "peak": status("VmHWM") - before}, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model of 60 million parameters, of which 8 are its head, in both formats."""
+    from tiny_models import byte_tokenizer
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        hidden_size=512, intermediate_size=2048, num_hidden_layers=10, num_attention_heads=8, num_key_value_heads=8,
+        vocab_size=16384, max_position_embeddings=512, bos_token_id=None, eos_token_id=4, pad_token_id=0,
+        architectures=["LlamaForCausalLM"],
+    )  # fmt: skip
+    shape, paths = Architecture.of(config), {}
+    for name in ("float32", "bfloat16"):
+        path = paths[name] = tmp_path_factory.mktemp("model") / name
+        byte_tokenizer().save_pretrained(path)
+        config.save_pretrained(path)
+        tensors = {
+            part: torch.full([rows, *weights._columns(ours, shape)], 0.01, dtype=getattr(torch, name))
+            for ours, made_of in weight_map(shape).items()
+            for part, rows in made_of
+        }
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return paths
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="where a process can look at its peak")
+@pytest.mark.parametrize(
+    ("stored", "dtype", "quantize"),
+    [
+        ("float32", "float32", "none"),
+        ("bfloat16", "bfloat16", "none"),
+        ("bfloat16", "float32", "none"),
+        ("float32", "bfloat16", "none"),
+        ("bfloat16", "bfloat16", "int8"),
+        ("float32", "float32", "int8"),
+    ],
+)
+def test_loading_takes_the_model_and_at_most_one_parameter_more(
+    tiny: Make, large: dict[str, Path], stored: str, dtype: str, quantize: str
+) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", PEAK, large[stored], dtype, quantize, tiny(NAME).path],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    told, slack = json.loads(result.stdout), 16 << 20  # the tokenizer, a piece of a weight, what a forward takes
+    # Of the largest parameter: itself, its steps, and a copy of them that the kernel has not taken yet.
+    one = 16384 * 512 * (getattr(torch, dtype).itemsize + 2) if quantize == "int8" else 0
+    assert told["nbytes"] < told["held"] + slack, "the figure that is shown is no more than what is held"
+    assert told["held"] < told["nbytes"] + slack
+    assert told["peak"] < told["nbytes"] + one + slack

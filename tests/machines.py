@@ -1,0 +1,99 @@
+"""Machines, models and measurements that nobody has, for the policy, which is pure arithmetic."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from localspec.candidates import Known, Nothing
+from localspec.drafter_cards import DrafterCard
+from localspec.entries import Entry, Published
+from localspec.forward_costs import ForwardCosts
+from localspec.machine import Device, Machine
+from localspec.prediction import Rates
+from localspec.registry import TargetCard
+from localspec.shape import Shape
+from localspec.sources import Source
+
+GIB = 2**30
+LITTLE = Shape(4, 320, 864, 5, 5, 64, 8192, 1024)  # 11 M parameters
+BILLION = Shape(16, 2048, 8192, 32, 8, 64, 128256, 131072, tied=True)  # 1.2 B: Llama-3.2-1B
+SEVEN = Shape(32, 4096, 11008, 32, 32, 128, 32000, 4096)  # 6.7 B: Llama-2-7B
+PHI = Shape(32, 3072, 8192, 32, 32, 96, 32064, 4096)  # 3.8 B: Phi-3-mini
+
+
+def processor(
+    gib: float = 24,
+    free: float | None = None,
+    packings: tuple[str, ...] = ("int8",),
+    bf16: bool = True,
+    bandwidth: float | None = 20e9,
+) -> Device:
+    """A processor with main memory, of which `free` GiB are free; all of it unless told."""
+    return _device("cpu", gib, free, ("bf16", "fp32") if bf16 else ("fp32",), packings, bandwidth)
+
+
+def gpu(
+    gib: float = 24,
+    free: float | None = None,
+    index: int = 0,
+    packings: tuple[str, ...] = ("int8", "nf4"),
+    bandwidth: float | None = 600e9,
+) -> Device:
+    """A graphics card by NVIDIA."""
+    return _device(f"cuda:{index}", gib, free, ("bf16", "fp16", "fp32"), packings, bandwidth)
+
+
+def apple(gib: float = 16, free: float | None = None, bandwidth: float | None = 100e9) -> Device:
+    """The graphics of a Mac."""
+    return _device("mps", gib, free, ("bf16", "fp16", "fp32"), ("int8", "int4"), bandwidth)
+
+
+def _device(
+    name: str,
+    gib: float,
+    free: float | None,
+    dtypes: tuple[str, ...],
+    packings: tuple[str, ...],
+    bandwidth: float | None,
+) -> Device:
+    left = gib if free is None else free
+    return Device(name, f"invented {name}", int(gib * GIB), int(left * GIB), dtypes, packings, "", bandwidth=bandwidth)
+
+
+def machine(*devices: Device) -> Machine:
+    """Of these devices, and of a usual processor where none of them is one."""
+    own = () if any(device.kind == "cpu" for device in devices) else (processor(),)
+    return Machine((*devices, *own), 8)
+
+
+def unfetched(
+    shape: Shape | None = SEVEN, name: str = "big", draft: str = "", drafters: tuple[Published, ...] = ()
+) -> TargetCard:
+    """A registered model that is not here, so that its entry alone tells its sizes."""
+    entry = Entry(name, source=Source("org/model"), draft=draft, shape=shape, drafters=drafters)
+    return TargetCard(name, Path("not fetched") / name, None, "", draft, entry)
+
+
+def trained(kind: str, parameters: int, *rates: float, revision: str = "0" * 40) -> DrafterCard:
+    """A drafter that lies here; `rates` tell how often it foresaw each further token of held-out text."""
+    about = {"accuracy_by_depth": [[rate] for rate in rates]}
+    return DrafterCard(kind, Path("drafters") / kind, {}, revision, "big", parameters, parameters * 4, about)
+
+
+def flat(seconds: float, slope: float = 0.0) -> ForwardCosts:
+    """Forwards that take so long, and so much of that longer with each further row."""
+    return ForwardCosts((1, 65), (256,), ((seconds, seconds * (1 + 64 * slope)),))
+
+
+@dataclass(frozen=True)
+class Told(Nothing):
+    """What somebody says was measured: models by (device, packing), devices by (device, dtype, packing)."""
+
+    models: Mapping[tuple[str, str], Known] = field(default_factory=dict)
+    devices: Mapping[tuple[str, str, str], Rates] = field(default_factory=dict)
+
+    def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> Known:
+        return self.models.get((device, quantize), Known())
+
+    def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
+        return self.devices.get((device, dtype, quantize))

@@ -1,0 +1,179 @@
+"""Which drafters a model could have, and what each should bring and cost."""
+
+from dataclasses import replace
+
+import pytest
+from machines import LITTLE, SEVEN, Told, flat, trained, unfetched
+
+from localspec.candidates import A_PASS, DEPTH, PHRASES, Candidate, Nothing, Replies, Setting, Small, candidates, plain
+from localspec.drafter_cards import DrafterCard
+from localspec.entries import Accepted, Published
+from localspec.prediction import CONTEXT, Acceptance, Rates
+from localspec.s3d_prediction import Constants, propose, share
+
+RATES = Rates((1, 64), (1e-12, 4e-12), (1e-4, 1e-4))
+AT = Setting(SEVEN, flat(0.05), RATES, "bf16", {})
+SAID = Accepted(2.32, 4, "a paper")
+SMALL = Small(unfetched(LITTLE, name="small"), 10**7, flat(0.004, slope=0.25))
+
+
+def found(
+    *published: Published,
+    here: tuple[DrafterCard, ...] = (),
+    small: Small | None = None,
+    at: Setting = AT,
+    **more: bool,
+) -> dict[str, Candidate]:
+    card = unfetched(SEVEN, drafters=published)
+    return {one.name: one for one in candidates(card, at, list(here), small, more.get("small_here", False))}
+
+
+def seconds(kind: str, parameters: int | None = None) -> float:
+    return found(Published(kind, parameters=parameters, accepted=SAID))[kind].drafting(3)
+
+
+# -- which there are -------------------------------------------------------------------------------------------------------
+
+
+def test_every_model_has_phrases_which_weigh_nothing_and_cost_nothing() -> None:
+    phrases = found()["phrases"]
+    assert [*found()] == ["phrases"]
+    assert (phrases.bytes, phrases.here, phrases.acceptance, phrases.drafting(16)) == (0, True, PHRASES, 0.0)
+    assert PHRASES.length(10) == pytest.approx(1.73) and "published" in PHRASES.origin
+
+
+def test_no_drafter_is_a_candidate_too() -> None:
+    assert (plain().name, plain().bytes, plain().here, plain().drafting(0)) == ("none", 0, True, 0.0)
+    assert plain().acceptance == Acceptance((), "")
+
+
+def test_a_trained_drafter_comes_alone_and_with_phrases_and_before_what_is_published() -> None:
+    heads = trained("medusa", 10**8, 0.8)
+    published = Published("medusa", accepted=SAID)
+    assert [*found(published, Published("semi"), here=(heads,))] == [
+        "phrases", "medusa", "medusa+phrases", "semi", "semi+phrases",
+    ]  # fmt: skip
+    assert found(published, here=(heads,))["medusa"].trained == heads
+    assert found(published, here=(heads,))["medusa"].here and not found(published)["medusa"].here
+    assert found(published)["medusa"].published == found(published)["medusa+phrases"].published == published
+
+
+def test_a_pair_needs_a_small_model() -> None:
+    pair = Published("draft_model")
+    assert [*found(pair)] == ["phrases"]
+    assert [*found(pair, small=SMALL)] == ["phrases", "draft_model:small"]
+    assert [*found(pair, small=SMALL, small_here=True)] == ["phrases", "draft_model:small", "ouroboros:small"]
+    assert [*found(Published("ouroboros"), small=SMALL, small_here=True)] == ["phrases", "ouroboros:small"], "once"
+    assert not found(pair, small=SMALL)["draft_model:small"].here
+    assert found(pair, small=SMALL, small_here=True)["draft_model:small"].here
+
+
+# -- what they bring -------------------------------------------------------------------------------------------------------
+
+
+def test_held_out_text_tells_by_depth_what_a_trained_drafter_brings() -> None:
+    heads = trained("medusa", 10**8, 0.8, 0.5)
+    own = found(here=(heads,))["medusa"].acceptance
+    assert own is not None and own.gains == pytest.approx((0.8, 0.4)) and "held-out" in own.origin
+
+
+def test_without_that_the_figure_of_its_publisher_and_without_any_nobody_knows() -> None:
+    heads = trained("medusa", 10**8)
+    said = found(Published("medusa", accepted=SAID), here=(heads,))["medusa"].acceptance
+    assert said is not None and said.length(4) == pytest.approx(2.32) and said.origin == "as published, a paper"
+    assert found(here=(heads,))["medusa"].acceptance is None is found(here=(heads,))["medusa+phrases"].acceptance
+    assert found(Published("medusa"))["medusa"].acceptance is None
+
+
+def test_what_was_measured_here_comes_before_all_figures() -> None:
+    at = replace(AT, replies={"medusa": Replies(3.0, 8, 0.1), "phrases": Replies(2.0, 8, 0.0)})
+    told = found(Published("medusa", accepted=SAID), here=(trained("medusa", 10**8, 0.8),), at=at)
+    for name, length in (("medusa", 3.0), ("phrases", 2.0)):
+        own = told[name].acceptance
+        assert own is not None and own.length(DEPTH) == pytest.approx(length) and own.origin == "as measured here"
+    both = told["medusa+phrases"].acceptance
+    assert both is not None and both.length(99) == pytest.approx(4.0), "together they are as measured apart"
+    at = replace(at, replies={**at.replies, "medusa+phrases": Replies(3.2, 8, 0.1)})
+    both = found(here=(trained("medusa", 10**8, 0.8),), at=at)["medusa+phrases"].acceptance
+    assert both is not None and both.length(99) == pytest.approx(3.2), "until that is measured too"
+
+
+def test_s3d_is_foreseen_by_the_formula_of_its_paper() -> None:
+    own = found(Published("s3d"))["s3d"].acceptance
+    head = SEVEN.embedding / SEVEN.layer
+    assert own is not None and len(own.gains) == propose(32, head, Constants()).gamma
+    assert own.origin == "by the formula of the S3D paper" and 2 < own.length(5) < 4
+    said = found(Published("s3d", accepted=SAID))["s3d"].acceptance
+    assert said is not None and said.origin == "as published, a paper"
+
+
+def test_ouroboros_brings_phrases_beside_what_its_small_model_does() -> None:
+    own = Published("ouroboros", accepted=SAID), Published("draft_model", accepted=SAID)
+    both = found(*own, small=SMALL)
+    lengths = [both[f"{kind}:small"].acceptance.length(99) for kind in ("draft_model", "ouroboros")]  # type: ignore[union-attr]
+    assert lengths == pytest.approx([2.32, 2.32 + 0.73])
+    assert found(Published("ouroboros"), small=SMALL)["ouroboros:small"].acceptance is None
+
+
+# -- what they cost --------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_those_of_its_own_weights() -> None:
+    ours = trained("medusa", 10**8, 0.8)
+    assert found(here=(ours,))["medusa"].bytes == found(here=(ours,))["medusa+phrases"].bytes == 4 * 10**8
+    model = replace(ours, kind="parallelspec", revision="")
+    assert found(here=(model,))["parallelspec"].bytes == 2 * 10**8, "one that is a model is in the target's format"
+    assert found(here=(model,), at=replace(AT, dtype="fp32"))["parallelspec"].bytes == 4 * 10**8
+    assert found(Published("medusa", parameters=10**9))["medusa"].bytes == 2 * 10**9
+    assert found(Published("parallelspec"))["parallelspec"].bytes == 2 * SEVEN.layer, "one layer of the target"
+    assert found(Published("s3d"))["s3d"].bytes == 2 * (SEVEN.matrices // 20)
+    assert found(Published("draft_model"), small=SMALL)["draft_model:small"].bytes == 10**7
+
+
+def test_a_draft_of_s3d_reads_half_of_the_target_and_its_head() -> None:
+    half = share(32, 16, SEVEN.embedding / SEVEN.layer)
+    assert seconds("s3d") == pytest.approx(half * AT.costs.at(DEPTH, CONTEXT)) and 0.5 < half < 0.53
+
+
+def test_a_draft_of_heads_reads_them_and_the_vocabulary_that_they_share() -> None:
+    small, large = 10**7, 10**9
+    assert seconds("medusa", large) == pytest.approx(RATES.product(large, 1) + 1e-4)
+    assert seconds("medusa", small) == pytest.approx(RATES.product(small, 1) + RATES.product(SEVEN.embedding, 4) + 1e-4)
+
+
+def test_a_draft_of_one_layer_borrows_the_head_and_one_of_a_model_has_its_own_layers() -> None:
+    layer = RATES.product(SEVEN.layer + SEVEN.embedding, 2 * DEPTH) + 1e-4
+    assert seconds("parallelspec") == seconds("parallelspec", SEVEN.layer) == pytest.approx(layer)
+    assert seconds("parallelspec", 10**9) == pytest.approx(RATES.product(10**9, 2 * DEPTH) + 32e-4)
+
+
+def test_semi_goes_depth_by_depth_with_the_head_each_time() -> None:
+    assert seconds("semi", 10**6) == pytest.approx(4 * (RATES.product(10**6 + SEVEN.embedding, 1) + 2e-4))
+
+
+def test_a_pair_drafts_a_forward_a_token_and_an_accelerated_one_fewer() -> None:
+    both = found(Published("draft_model"), Published("ouroboros"), small=SMALL)
+    plainly, accelerated = both["draft_model:small"].drafting, both["ouroboros:small"].drafting
+    assert [plainly(nodes) for nodes in (0, 1, 3, 5, 16)] == pytest.approx([0, 0.004, 0.012, 0.02, 0.02])
+    four = SMALL.costs.at(4, CONTEXT)
+    assert [accelerated(nodes) for nodes in (0, 7)] == pytest.approx([0, 5 / A_PASS * four])
+
+
+@pytest.mark.parametrize("kind", ["s3d", "medusa", "parallelspec", "semi"])
+def test_what_reads_weights_reads_them_for_a_draft_of_any_size(kind: str) -> None:
+    drafting = found(Published(kind, accepted=SAID))[kind].drafting
+    assert drafting(0) == drafting(16) > 0
+
+
+# -- replies ---------------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_a_second_are_a_steps_tokens_over_its_verification_and_drafting() -> None:
+    assert Replies(3.0, 7.0, 0.25).speed(flat(0.1, slope=0.5)) == pytest.approx(3.0 / (0.1 * 4.5 * 1.25))
+    assert Replies(1.5, 0.4, 0.0).speed(flat(0.1, slope=0.5)) == pytest.approx(15.0), "of rows there is a whole number"
+
+
+def test_where_nothing_was_measured_nothing_is_known() -> None:
+    known = Nothing().of(unfetched(), "cpu", "bf16", "none")
+    assert (known.costs, known.replies, Nothing().rates("cpu", "bf16", "none")) == (None, {}, None)
+    assert Told().of(unfetched(), "cpu", "bf16", "none") == known

@@ -1,0 +1,257 @@
+"""models.toml, read strictly; and that the one which comes with localspec is sound."""
+
+from pathlib import Path
+
+import pytest
+
+from localspec.entries import PACKAGE, Accepted, Entry, Published, read_entries
+from localspec.errors import NotHere, UsageMistake
+from localspec.paths import Paths
+from localspec.registry import KINDS, cards, installed, named_card, resolve
+from localspec.shape import Shape
+from localspec.sources import Source
+
+SHAPE = "{ layers = 2, width = 8, inner = 16, heads = 4, key_heads = 2, head_width = 2, vocabulary = 32, context = 64 }"
+EVERYTHING = f"""
+[all]
+repo = "org/name"
+revision = "v1.0"
+license = "MIT"
+description = "Everything."
+publisher = "Somebody"
+quality = 40
+draft = "small"
+gated = true
+verified = true
+shape = {SHAPE[:-2]}, tied = true }}
+[[all.drafters]]
+kind = "medusa"
+repo = "org/heads"
+revision = "abc"
+license = "Apache-2.0"
+publisher = "Somebody else"
+parameters = 1000
+lossless = false
+accepted = {{ length = 2.5, depth = 4, source = "a paper" }}
+[[all.drafters]]
+kind = "s3d"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "models.toml"
+
+
+def read(file: Path, text: str) -> list[Entry]:
+    file.write_text(text)
+    return list(read_entries(file, KINDS))
+
+
+# -- what can be said ------------------------------------------------------------------------------------------------------
+
+
+def test_everything_that_an_entry_can_say(file: Path) -> None:
+    (entry,) = read(file, EVERYTHING)
+    heads = Published(
+        "medusa", Source("org/heads", "abc"), 1000, Accepted(2.5, 4, "a paper"), "Apache-2.0", "Somebody else", False
+    )
+    assert entry == Entry(
+        name="all", source=Source("org/name", "v1.0"), license="MIT", description="Everything.", draft="small",
+        publisher="Somebody", quality=40, gated=True, verified=True, shape=Shape(2, 8, 16, 4, 2, 2, 32, 64, tied=True),
+        drafters=(heads, Published("s3d")),
+    )  # fmt: skip
+
+
+def test_what_is_left_out_has_a_value_that_promises_nothing(file: Path) -> None:
+    (entry,) = read(file, '[m]\nrepo = "org/name"\n')
+    assert entry == Entry("m", source=Source("org/name", "main"))
+    assert (entry.gated, entry.verified, entry.quality, entry.shape, entry.drafters) == (False, False, 0, None, ())
+    drafter = Published("s3d")
+    assert (drafter.source, drafter.parameters, drafter.accepted, drafter.lossless) == (None, None, None, True)
+
+
+def test_paths_are_relative_to_their_file_to_the_home_or_to_the_package(file: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    text = '[a]\npath = "x"\n[b]\npath = "/y"\n[c]\npath = "~/z"\n[d]\npath = "package:demo"\ndraft = "./s"\n'
+    entries = read(file, text)
+    assert [entry.path for entry in entries] == [file.parent / "x", Path("/y"), Path("/home/me/z"), PACKAGE / "demo"]
+    assert [entry.draft for entry in entries] == ["", "", "", str(file.parent / "s")]
+
+
+def test_entries_come_in_the_order_of_the_file_and_no_file_has_none(file: Path) -> None:
+    assert [entry.name for entry in read(file, '[z]\npath = "x"\n[a]\npath = "x"\n')] == ["z", "a"]
+    assert read(file, "") == [] == list(read_entries(file.parent / "missing.toml", KINDS))
+
+
+# -- mistakes --------------------------------------------------------------------------------------------------------------
+
+M = '[m]\nrepo = "org/name"\n'
+D = M + '[[m.drafters]]\nkind = "medusa"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        # neither a place nor two
+        ("[m]\n", "Model 'm' in {file} has no path; give it path = \"the model's directory\", or repo = "),
+        (M + 'path = "x"\n', "Model 'm' in {file} has both a path and a repo; give it path"),
+        ('m = "x"\n', "'m' in {file} is not a table; write [m] and a path below it"),
+        ("[m\n", "line 1"),
+        # unknown keys, with the nearest
+        ('[m]\nreop = "org/name"\n', "Unknown key 'reop' of model 'm' in {file} (did you mean 'repo'?)"),
+        (M + 'licence = "MIT"\n', "did you mean 'license'"),
+        (M + "qualty = 3\n", "did you mean 'quality'"),
+        (M + "zzzzzz = 3\n", "Unknown key 'zzzzzz' of model 'm' in {file}; correct or remove it"),
+        (M + 'name = "x"\n', "Unknown key 'name'"),
+        (M + 'source = "x"\n', "Unknown key 'source'"),
+        (D + 'paramters = 3\n', "Unknown key 'paramters' of a drafter of model 'm' in {file} (did you mean 'parameters'?)"),
+        (D + 'accepted = { length = 2, depth = 4, sorce = "x" }\n', "of accepted of a drafter of model 'm' .*'source'"),
+        (M + f"shape = {SHAPE.replace('inner', 'iner')}\n", "'iner' of the shape of model 'm' .*'inner'"),
+        # values of another kind
+        (M + "description = 3\n", "description = 3 of model 'm' in {file} must be a text; correct it"),
+        (M + 'license = ""\n', "license = '' of .* must be a text"),
+        (M + 'publisher = "a\\u0000b"\n', "publisher = .* must be a text"),
+        (M + 'quality = "best"\n', "quality = 'best' of .* must be a whole number from 1 up"),
+        (M + "quality = 0\n", "quality = 0 of .* must be a whole number from 1 up"),
+        (M + "quality = true\n", "quality = True of .* must be a whole number from 1 up"),
+        (M + "quality = 2.0\n", "quality = 2.0 of .* must be a whole number from 1 up"),
+        (M + "quality = 9999999999999\n", "must be a whole number from 1 up"),
+        (M + "gated = 1\n", "gated = 1 of .* must be true or false"),
+        (M + 'verified = "no"\n', "verified = 'no' of .* must be true or false"),
+        (M + "shape = 3\n", "shape = 3 of .* must be a table"),
+        (M + "drafters = 3\n", "drafters = 3 of .* must be tables"),
+        (M + 'drafters = ["medusa"]\n', "must be tables"),
+        (M + f"shape = {SHAPE.replace('layers = 2', 'layers = 0')}\n", "layers = 0 of the shape of .* a whole number"),
+        (M + f"shape = {SHAPE[:-2]}, tied = 1 }}\n", "tied = 1 of the shape of .* must be true or false"),
+        (M + "shape = { layers = 2 }\n", "The shape of model 'm' in {file} lacks width; add it"),
+        # where from
+        ('[m]\nrepo = "name"\n', "repo = 'name' of model 'm' in {file} names no repository; write repo = \"org/name\""),
+        ('[m]\nrepo = "org/na me"\n', "names no repository"),
+        ('[m]\nrepo = "org/name"\nrevision = "a b"\n', "names no repository"),
+        ('[m]\nrepo = "https://huggingface.co/org/name"\n', "names no repository"),
+        ('[m]\npath = "x"\nrevision = "v1"\n', "revision = 'v1' of model 'm' in {file} has no effect without a repo"),
+        (D + 'revision = "v1"\n', "revision = 'v1' of a drafter of model 'm' in {file} has no effect without a repo"),
+        (D + 'repo = "heads"\n', "repo = 'heads' of a drafter of model 'm' in {file} names no repository"),
+        # drafters
+        (M + '[[m.drafters]]\nkind = "medusaa"\n', "kind = 'medusaa' of a drafter of .*(did you mean 'medusa'?)"),
+        (M + '[[m.drafters]]\nrepo = "org/heads"\n', "kind = None of a drafter of .*; use one of draft_model, medusa"),
+        (M + '[[m.drafters]]\nkind = "phrases"\n', "is no kind of drafter"),
+        (M + "[[m.drafters]]\nkind = 3\n", "kind = 3 of a drafter of .* must be a text"),
+        (D + "parameters = 0\n", "parameters = 0 of a drafter of .* must be a whole number"),
+        (D + "lossless = 1\n", "lossless = 1 of a drafter of .* must be true or false"),
+        (D + "accepted = 2.3\n", "accepted = 2.3 of a drafter of .* must be a table"),
+        (D + "accepted = { length = 2.3, depth = 4 }\n", "accepted of a drafter of model 'm' in {file} lacks source; add"),
+        (D + 'accepted = { length = 0.5, depth = 4, source = "x" }\n', "length = 0.5 .* must be a number from 1 to 100"),
+        (D + 'accepted = { length = 101, depth = 4, source = "x" }\n', "must be a number from 1 to 100"),
+        (D + 'accepted = { length = nan, depth = 4, source = "x" }\n', "must be a number from 1 to 100"),
+        (D + 'accepted = { length = "2", depth = 4, source = "x" }\n', "must be a number from 1 to 100"),
+        (D + 'accepted = { length = 2, depth = 0, source = "x" }\n', "depth = 0 of accepted .* whole number"),
+        (D + 'accepted = { length = 2, depth = 4, source = "" }\n', "source = '' of accepted .* must be a text"),
+    ],
+)  # fmt: skip
+def test_every_mistake_is_one_sentence_that_names_it(file: Path, text: str, said: str) -> None:
+    with pytest.raises(UsageMistake) as caught:
+        read(file, text)
+    message = str(caught.value)
+    assert all(part in message for part in said.replace("{file}", str(file)).split(".*")), message
+    assert message.endswith(".") and "\n" not in message and str(file) in message
+
+
+# -- the user's own --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch) -> Paths:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    (tmp_path / "config").mkdir()
+    return Paths(tmp_path)
+
+
+def test_the_users_file_adds_models_and_replaces_those_of_a_name(paths: Paths) -> None:
+    shipped = cards(paths)
+    paths.user_models_file.write_text('[qwen3-8b]\nrepo = "me/mine"\n[mine]\nrepo = "me/other"\nquality = 99\n')
+    both = cards(paths)
+    assert [*both] == [*shipped, "mine"], "what is replaced keeps its place"
+    mine = both["qwen3-8b"].entry
+    assert mine == Entry("qwen3-8b", source=Source("me/mine")), "all of it, no mixture of both"
+    assert all(both[name] == shipped[name] for name in shipped if name != "qwen3-8b")
+
+
+def test_a_mistake_in_the_users_file_is_told_whatever_is_asked_for(paths: Paths) -> None:
+    paths.user_models_file.write_text('[mine]\nreop = "x"\n')
+    with pytest.raises(UsageMistake, match=r"'reop' .*models\.toml \(did you mean 'repo'"):
+        resolve("demo", paths)
+
+
+def test_a_model_that_is_not_fetched_is_known_and_not_here(paths: Paths) -> None:
+    card = named_card("qwen3-8b", paths)
+    assert not card.here and card.license == "Apache-2.0"
+    with pytest.raises(NotHere, match=r"^qwen3-8b is not here; fetch it with `localspec pull qwen3-8b`\.$"):
+        resolve("qwen3-8b", paths)
+    with pytest.raises(NotHere, match="did you mean 'qwen3-8b'"):
+        named_card("qwen3-8", paths)
+    assert [card.name for card, _ in installed(paths)] == ["demo", "demo-draft"]
+
+
+# -- the one that comes with localspec -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shipped(paths: Paths) -> dict[str, Entry]:
+    return {name: card.entry for name, card in cards(paths).items() if card.entry}
+
+
+def test_every_shipped_entry_says_what_a_user_wants_to_know(shipped: dict[str, Entry]) -> None:
+    for name, entry in shipped.items():
+        assert entry.license and entry.publisher and entry.description.endswith("."), name
+        assert (entry.source is None) == (entry.shape is None) == name.startswith("demo"), name
+        assert not entry.verified or entry.source is None, "nobody has fetched it yet"
+
+
+def test_every_draft_is_registered_and_smaller_with_the_same_vocabulary(shipped: dict[str, Entry]) -> None:
+    for name, entry in shipped.items():
+        if entry.draft:
+            small, large = shipped[entry.draft].shape, entry.shape
+            assert entry.draft in shipped and not shipped[entry.draft].draft, name
+            if small and large:
+                assert small.parameters < large.parameters / 2, name
+                # Qwen2.5-7B and 0.5B share a tokenizer, and pad it to unlike lengths
+                assert abs(small.vocabulary - large.vocabulary) <= 128, name
+
+
+def test_a_pair_has_a_small_model_and_a_published_drafter_a_licence_and_size(shipped: dict[str, Entry]) -> None:
+    for name, entry in shipped.items():
+        kinds = [drafter.kind for drafter in entry.drafters]
+        assert len({*kinds}) == len(kinds) and {*kinds} <= {*KINDS}, name
+        for drafter in entry.drafters:
+            assert drafter.kind not in ("ouroboros", "draft_model") or entry.draft, name
+            assert drafter.source is None or (drafter.license and drafter.publisher and drafter.parameters), name
+            assert drafter.accepted is None or drafter.accepted.source, name
+            assert drafter.lossless, name
+
+
+def test_no_two_different_models_are_of_the_same_quality(shipped: dict[str, Entry]) -> None:
+    qualities = [entry.quality for entry in shipped.values()]
+    assert len({*qualities}) == len(qualities) and min(qualities) >= 1
+    assert shipped["demo"].quality < min(entry.quality for entry in shipped.values() if entry.source)
+    families = [
+        ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b"],
+        ["qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b"],
+        ["llama3.2-1b", "llama3.2-3b"],
+    ]
+    for family in families:
+        ordered = [shipped[name].quality for name in family]
+        assert ordered == sorted(ordered), "within a family more parameters are better"
+
+
+def test_gated_models_are_those_whose_terms_must_be_accepted(shipped: dict[str, Entry]) -> None:
+    assert {name for name, entry in shipped.items() if entry.gated} == {"llama3.2-1b", "llama3.2-3b", "mistral-7b"}
+
+
+def test_the_models_of_the_issue_are_registered(shipped: dict[str, Entry]) -> None:
+    for name in ("phi3-s3d", "phi3-medusa"):
+        assert shipped[name].source == Source("microsoft/Phi-3-mini-4k-instruct")
+        assert [drafter.kind for drafter in shipped[name].drafters] == [name.removeprefix("phi3-")]
+    heads = shipped["vicuna-7b-medusa"].drafters[0]
+    assert heads.kind == "medusa" and heads.source == Source("FasterDecoding/medusa-vicuna-7b-v1.3")

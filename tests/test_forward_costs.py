@@ -1,0 +1,184 @@
+"""What a forward costs, measured on a clock of our own."""
+
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from localspec import forward_costs as measuring
+from localspec.engine.cache import KVCache
+from localspec.forward_costs import ROWS, ForwardCosts, forward_costs
+
+
+class Clock:
+    """Seconds that pass only when somebody says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(measuring, "time", clock)
+    return clock
+
+
+class Model:
+    """A target that answers nothing; `cost(rows, context, how often so far)` is how long that takes."""
+
+    device = torch.device("cpu")
+    transformer = SimpleNamespace(shape=SimpleNamespace(vocabulary=3))
+
+    def __init__(self, clock: Clock, cost: Callable[[int, int, int], float], context: int = 4096) -> None:
+        self.clock, self.cost, self.context = clock, cost, context
+        self.calls: list[tuple[int, int]] = []
+
+    def cache(self, slots: int) -> KVCache:
+        return KVCache(1, 1, 2, slots, torch.float32, self.device)
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: KVCache) -> None:
+        n, context = len(tokens), cache.length
+        assert torch.is_inference_mode_enabled()
+        assert context + n <= min(cache.capacity, self.context), "behind the end"
+        assert tokens.max() < 3 and positions.tolist() == list(range(context, context + n))
+        assert mask.dtype == torch.bool and mask.equal(torch.ones(n, n).tril().bool())
+        self.clock.now += self.cost(n, context, self.calls.count((n, context)))
+        self.calls.append((n, context))
+
+
+def measured(model: Model) -> ForwardCosts:
+    return forward_costs(model)  # type: ignore[arg-type]
+
+
+def flat_then_linear(rows: int, context: int, _: int = 0) -> float:
+    return 0.002 + 0.0001 * max(rows, 8) + 1e-7 * context
+
+
+# -- the measurement ---------------------------------------------------------------------------------------------------
+
+
+def test_costs_are_what_the_clock_says(clock: Clock) -> None:
+    model = Model(clock, flat_then_linear)
+    costs = measured(model)
+    assert (costs.rows, costs.contexts) == (ROWS, (256, 2048))
+    for n in ROWS:
+        for context in costs.contexts:
+            assert costs.at(n, context) == pytest.approx(flat_then_linear(n, context))
+    assert 0.5 < clock.now - 100 < 1.2, "about a second"
+
+
+@pytest.mark.parametrize(("scale", "times"), [(0.01, 16), (1, 16), (5, 4), (10, 3), (20, 3), (45, 2), (60, 1)])
+def test_a_small_model_is_measured_more_often_than_a_large_one(clock: Clock, scale: float, times: int) -> None:
+    model = Model(clock, lambda *how: scale * flat_then_linear(*how))
+    costs = measured(model)
+    assert {model.calls.count((n, context)) for n in (2, 4, 8) for context in (256, 2048)} == {times}
+    assert clock.now - 100 < 6
+    assert costs.at(8, 256) == pytest.approx(scale * flat_then_linear(8, 256)), "the same at any speed"
+
+
+def test_the_numbers_of_rows_take_turns(clock: Clock) -> None:
+    model = Model(clock, flat_then_linear)
+    measured(model)
+    assert model.calls[1:29] == [(n, context) for n in ROWS for context in (256, 2048)] * 2
+
+
+def test_the_first_time_and_a_disturbed_one_do_not_count(clock: Clock) -> None:
+    def disturbed(rows: int, context: int, before: int) -> float:
+        return flat_then_linear(rows, context) + (0.2 if before == 0 or (rows, before) == (8, 2) else 0)
+
+    costs = measured(Model(clock, disturbed))
+    assert all(costs.at(n, c) == pytest.approx(flat_then_linear(n, c)) for n in ROWS for c in costs.contexts)
+
+
+def test_more_rows_and_longer_contexts_never_cost_less(clock: Clock) -> None:
+    figures = {1: 0.005, 2: 0.009, 4: 0.004, 8: 0.006, 16: 0.008, 32: 0.010, 64: 0.012}
+    costs = measured(
+        Model(clock, lambda rows, context, _: figures[rows] - (0.003 if (rows, context) == (16, 2048) else 0))
+    )
+    assert costs.seconds[0] == pytest.approx((0.004, 0.004, 0.004, 0.005, 0.005, 0.010, 0.012))
+    assert costs.seconds[1] == pytest.approx((0.004, 0.004, 0.004, 0.005, 0.005, 0.010, 0.012))
+
+
+def test_a_huge_model_is_not_measured_again_and_again(clock: Clock) -> None:
+    model = Model(clock, lambda rows, context, _: 0.3 * rows)
+    costs = measured(model)
+    assert costs.rows == (1, 2, 4, 8, 16), "16 rows took more than three seconds"
+    assert model.calls == [(1, 256), *((n, context) for n in costs.rows for context in (256, 2048))]
+    assert costs.at(64, 256) == pytest.approx(0.3 * 64)
+
+
+@pytest.mark.parametrize(
+    ("context", "contexts", "most"),
+    [(1, (0,), 1), (20, (0,), 16), (64, (0,), 64), (100, (36,), 64), (320, (256,), 64), (575, (256,), 64),
+     (576, (256, 512), 64), (1024, (256, 960), 64), (100_000, (256, 2048), 64)],
+)  # fmt: skip
+def test_what_is_measured_fits_the_model(clock: Clock, context: int, contexts: tuple[int, ...], most: int) -> None:
+    costs = measured(Model(clock, flat_then_linear, context))
+    assert costs.contexts == contexts and costs.rows == tuple(n for n in ROWS if n <= most)
+
+
+def test_a_long_context_that_would_take_the_memory_is_left_out(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Model(clock, flat_then_linear).cache(1).nbytes
+    for free, contexts in ((17 * bucket, (256,)), (19 * bucket, (256, 2048))):
+        monkeypatch.setattr(measuring, "free_memory", lambda device, free=free: free)
+        assert measured(Model(clock, flat_then_linear)).contexts == contexts
+
+
+def test_a_real_model_on_a_real_clock(tiny: Callable[[str], Any]) -> None:
+    target = tiny("llama-grouped-dynamic").target
+    costs = forward_costs(target)
+    assert costs.contexts == (64,) and costs.rows == ROWS
+    assert all(0 < figure < 60 for figure in costs.seconds[0])
+
+
+# -- what it says ------------------------------------------------------------------------------------------------------
+
+COSTS = ForwardCosts((1, 4, 8), (256, 2048), ((1.0, 2.0, 4.0), (2.0, 3.0, 7.0)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "context", "seconds"),
+    [
+        (1, 256, 1.0), (4, 256, 2.0), (8, 2048, 7.0),  # the points
+        (2, 256, 4 / 3), (6, 256, 3.0), (6, 2048, 5.0),  # between rows
+        (4, 1152, 2.5), (6, 1152, 4.0),  # between contexts
+        (10, 256, 5.0), (10, 2048, 9.0), (8, 3840, 10.0), (10, 3840, 13.0),  # beyond the last
+        (1, 0, 1.0), (4, 100, 2.0), (6, 0, 3.0),  # before the first
+    ],
+)  # fmt: skip
+def test_costs_between_and_beyond_what_was_measured(rows: int, context: int, seconds: float) -> None:
+    assert COSTS.at(rows, context) == pytest.approx(seconds, rel=1e-12)
+
+
+def test_costs_at_the_points_are_the_very_figures() -> None:
+    odd = ForwardCosts((1, 3, 7), (10, 17), ((0.0194, 0.4231, 0.9), (0.0197, 1.1, 1.3)))
+    for line, context in zip(odd.seconds, odd.contexts, strict=True):
+        assert [odd.at(n, context) for n in odd.rows] == list(line)
+
+
+def test_one_point_is_a_constant() -> None:
+    assert ForwardCosts((1,), (0,), ((0.5,),)).at(64, 10_000) == 0.5
+
+
+def test_costs_go_through_json() -> None:
+    assert ForwardCosts.from_list(json.loads(json.dumps(COSTS.as_list()))) == COSTS
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        None, 5, "abc", [], {}, [[1], [0]], [[], [], []], [[1, 2], [0], [[1.0]]], [[1], [0, 5], [[1.0]]],
+        [[1], [0], [["x"]]], [[1], [0], [[-1.0]]], [[1], [0], [[0]]], [[1], [0], [[float("nan")]]],
+        [[1], [0], [[float("inf")]]], [[2, 1], [0], [[1.0, 2.0]]], [[1, 1], [0], [[1.0, 2.0]]], [[1], [0], [None]],
+        [[float("inf")], [0], [[1.0]]], [[1], [5, 0], [[1.0], [1.0]]],
+    ],
+)  # fmt: skip
+def test_anything_else_is_no_costs(damaged: object) -> None:
+    assert ForwardCosts.from_list(damaged) is None

@@ -1,0 +1,176 @@
+"""What is found in the cache without a network, and what is not taken for a model; records that are damaged."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from checkpoints import safetensors, write_checkpoint
+from hub_server import git_sha1
+
+from localspec.hub_cache import discard, located, verify
+from localspec.hub_records import FileFact, forget, record, remember
+from localspec.paths import Paths
+from localspec.sources import Source
+
+SOURCE, COMMIT = Source("org/name"), "c" * 40
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    return Paths(tmp_path / "home")
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path, paths: Paths) -> Path:
+    """As another program leaves it."""
+    root = tmp_path / "hf" / "hub" / "models--org--name"
+    path = write_checkpoint(root / "snapshots" / COMMIT)
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text(COMMIT)
+    return path
+
+
+def facts(path: Path) -> tuple[FileFact, ...]:
+    return tuple(
+        FileFact(file.name, file.stat().st_size, git_sha1(file.read_bytes())) for file in sorted(path.iterdir())
+    )
+
+
+def test_what_another_program_fetched(paths, snapshot):
+    assert located(SOURCE, paths) == snapshot == located(Source("org/name", COMMIT), paths)
+    for other in (Source("org/name", "dev"), Source("org/name", "d" * 40), Source("org/other")):
+        assert located(other, paths) is None
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_what_is_not_whole_is_not_here(paths, snapshot, missing):
+    (snapshot / missing).unlink()
+    assert located(SOURCE, paths) is None
+    (snapshot / missing).symlink_to(snapshot / "nowhere")
+    assert located(SOURCE, paths) is None
+
+
+def test_weights_that_are_cut_or_lack_a_shard(paths, snapshot):
+    weights = (snapshot / "model.safetensors").read_bytes()
+    (snapshot / "model.safetensors").write_bytes(weights[:-1])
+    assert located(SOURCE, paths) is None
+    (snapshot / "model.safetensors").unlink()
+    shards = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    (snapshot / shards["a"]).write_bytes(safetensors({"a": [4]}))
+    assert located(SOURCE, paths) is None
+    (snapshot / shards["b"]).write_bytes(safetensors({"b": [4]}))
+    assert located(SOURCE, paths) == snapshot
+
+
+def test_heads_of_medusa_need_no_tokenizer(paths, snapshot):
+    (snapshot / "tokenizer.json").unlink()
+    (snapshot / "medusa_lm_head.pt").write_bytes(b"x")
+    assert located(SOURCE, paths) == snapshot
+
+
+@pytest.mark.parametrize("said", ["", "main", "../../x", COMMIT[:-1], COMMIT + "\n", "\xff"])
+def test_refs_that_are_none(paths, snapshot, said):
+    (snapshot.parent.parent / "refs" / "main").write_bytes(said.encode("latin-1"))
+    assert located(SOURCE, paths) == (snapshot if said.strip() == COMMIT else None)
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({"HF_HOME": "a"}, "a/hub"),
+        ({"HF_HOME": "a", "HF_HUB_CACHE": "b"}, "b"),
+        ({"HUGGINGFACE_HUB_CACHE": "c"}, "c"),
+        ({"XDG_CACHE_HOME": "d"}, "d/huggingface/hub"),
+        ({"HOME": "e"}, "e/.cache/huggingface/hub"),
+        ({"HF_HOME": "$PLACE/f", "PLACE": "g"}, "g/f/hub"),
+        ({"HF_HUB_CACHE": "~/h", "HOME": "i"}, "i/h"),
+    ],
+)
+def test_the_cache_is_where_the_client_has_it(tmp_path, monkeypatch, variables, place):
+    """By our reading, and by the client's own."""
+    import subprocess
+    import sys
+
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value if value[0] in "$~" else str(tmp_path / value))
+    code = "import huggingface_hub.constants as c; from localspec.config import hub_places as p; print(c.HF_HUB_CACHE, p().cache)"
+    theirs, ours = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert theirs == ours == str(tmp_path / place)
+
+
+def test_a_ref_leads_nowhere_but_to_a_commit(paths, snapshot):
+    root = snapshot.parent.parent
+    write_checkpoint(root / "elsewhere")
+    (root / "refs" / "main").write_text("../elsewhere")
+    assert located(SOURCE, paths) is None
+
+
+# -- records ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_says_what_was_pulled(paths, snapshot):
+    assert remember(SOURCE, COMMIT, facts(snapshot), paths) is None
+    pulled = record(SOURCE, paths)
+    assert (pulled.commit, pulled.files) == (COMMIT, facts(snapshot)) and pulled.time
+    file = paths.pulled / "models--org--name.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    remember(Source("org/name", "dev"), "d" * 40, facts(snapshot), paths)
+    assert record(SOURCE, paths) == pulled and record(Source("org/name", "dev"), paths).commit == "d" * 40
+    forget(SOURCE, COMMIT, paths)
+    assert record(SOURCE, paths) is None and record(Source("org/name", "dev"), paths)
+    forget(SOURCE, "d" * 40, paths)
+    assert not file.exists()
+
+
+def test_a_recorded_revision_is_whole_or_not_here(paths, snapshot):
+    remember(SOURCE, COMMIT, facts(snapshot), paths)
+    assert located(SOURCE, paths) == snapshot
+    with (snapshot / "tokenizer.json").open("ab") as file:
+        file.write(b" ")
+    assert located(SOURCE, paths) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{", '{"format": 2}', '{"format": 1, "repo": "org/other", "revisions": {}}', "[" * 10_000,
+     '{"format": 1, "repo": "org/name", "revisions": {"main": {"commit": "../x", "time": "", "files": {}}}}',
+     json.dumps({"format": 1, "repo": "org/name", "revisions": {"main": {
+         "commit": COMMIT, "time": "", "files": {"../../../etc/passwd": {"bytes": 1, "git_sha1": "0" * 40}}}}}),
+     json.dumps({"format": 1, "repo": "org/other", "revisions": {"main": {
+         "commit": COMMIT, "time": "", "files": {"config.json": {"bytes": 1, "git_sha1": "0" * 40}}}}}),
+     json.dumps({"format": 2, "repo": "org/name", "revisions": {"main": {
+         "commit": COMMIT, "time": "", "files": {"config.json": {"bytes": 1, "git_sha1": "0" * 40}}}}})],
+)  # fmt: skip
+def test_a_damaged_record_is_not_believed_and_set_aside_when_a_new_one_comes(paths, snapshot, content):
+    paths.pulled.mkdir(parents=True)
+    file = paths.pulled / "models--org--name.json"
+    file.write_text(content)
+    assert record(SOURCE, paths) is None and located(SOURCE, paths) == snapshot
+    told = remember(SOURCE, COMMIT, facts(snapshot), paths)
+    assert told and str(file) in told and "set aside" in told
+    (aside,) = paths.pulled.glob("*.aside")
+    assert aside.read_text() == content and record(SOURCE, paths).commit == COMMIT
+
+
+def test_discarding_touches_nothing_outside_the_cache(paths, snapshot, tmp_path):
+    """Somebody linked a file of theirs into the cache."""
+    own = tmp_path / "own.safetensors"
+    (snapshot / "model.safetensors").rename(own)
+    (snapshot / "model.safetensors").symlink_to(own)
+    discard(SOURCE, COMMIT, FileFact("model.safetensors", 1, "0" * 40))
+    assert own.exists() and not os.path.lexists(snapshot / "model.safetensors")
+
+
+def test_progress_of_verifying_counts_bytes(paths, snapshot):
+    remember(SOURCE, COMMIT, facts(snapshot), paths)
+    seen: list[tuple[int, int]] = []
+    assert verify(SOURCE, paths, lambda done, total: seen.append((done, total))).problems == ()
+    total = sum(file.bytes for file in facts(snapshot))
+    assert seen[-1] == (total, total) and seen == sorted(seen)

@@ -1,0 +1,202 @@
+"""What a machine is, and the command that mends a build of torch which cannot use it."""
+
+import re
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+from machines import GIB, apple, gpu, machine, processor
+
+from localspec import hardware
+from localspec import machine as facts
+from localspec.machine import LEAST_FREE, Device, this_machine, torch_trouble
+
+# -- memory --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "usable"),
+    [
+        (24 * GIB, 24 * GIB, 24 * GIB - 24 * GIB // 10),
+        (24 * GIB, 12 * GIB, 12 * GIB - 24 * GIB // 10),
+        (4 * GIB, 4 * GIB, 4 * GIB - 600_000_000),
+        (6_000_000_000, 6_000_000_000, 5_400_000_000),
+        (8 * GIB, 500_000_000, 0),
+        (24 * GIB, 0, 0),
+    ],
+)
+def test_a_tenth_of_all_memory_stays_free_or_600_mb(total: int, free: int, usable: int) -> None:
+    assert Device("cuda:0", "", total, free, ("bf16",)).usable == usable
+    assert LEAST_FREE == 600_000_000
+
+
+# -- devices -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_device_is_found_by_its_name_and_cuda_is_the_first_of_several() -> None:
+    both = machine(gpu(), gpu(index=1))
+    assert [device.kind for device in both.devices] == ["cuda", "cuda", "cpu"]
+    assert both.device("cuda") == both.device("cuda:0") == both.devices[0]
+    assert both.device("cuda:1") == both.devices[1] and both.device("cpu") == both.devices[2]
+    assert both.device("mps") is both.device("cuda:2") is both.device("cud") is None
+    assert machine(apple()).devices[0].kind == "mps" and machine(processor()).device("cuda") is None
+
+
+def test_this_machine_has_a_processor_with_memory() -> None:
+    here = this_machine(lambda device: 7.0)
+    cpu = here.devices[-1]
+    assert (cpu.name, cpu.bandwidth, here.cores) == ("cpu", 7.0, hardware.physical_cores())
+    assert 0 < cpu.free <= cpu.total and cpu.dtypes[-1] == "fp32" and cpu.title
+    assert "int4" not in cpu.packings and "none" not in cpu.packings
+    assert this_machine().devices[-1].bandwidth is None
+
+
+@pytest.mark.parametrize(
+    ("generation", "dtypes", "packings"),
+    [
+        ((9, 0), ("bf16", "fp16", "fp32"), ("int8", "nf4")),
+        ((8, 0), ("bf16", "fp16", "fp32"), ("int8", "nf4")),
+        ((7, 5), ("fp16", "fp32"), ("int8", "nf4")),
+        ((7, 0), ("fp16", "fp32"), ("nf4",)),
+    ],
+)
+def test_a_gpu_is_told_by_its_generation(monkeypatch, generation, dtypes, packings) -> None:
+    monkeypatch.setattr(hardware, "devices", lambda: ["cuda:1", "cpu"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: generation)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device}")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7 * GIB, 8 * GIB))
+    monkeypatch.setattr("localspec.precisions.find_spec", lambda name: object())
+    device = this_machine().devices[0]
+    assert (device.name, device.title, device.free, device.total) == ("cuda:1", "GPU cuda:1", 7 * GIB, 8 * GIB)
+    assert (device.dtypes, device.packings) == (dtypes, packings)
+    assert device.capability == f"compute capability {generation[0]}.{generation[1]}"
+
+
+@pytest.mark.parametrize(("bf16", "dtypes"), [(True, ("bf16", "fp32")), (False, ("fp32",))])
+def test_a_processor_without_bf16_instructions_computes_in_fp32(monkeypatch, bf16, dtypes) -> None:
+    monkeypatch.setattr(hardware, "cpu_computes_bf16", lambda: bf16)
+    assert this_machine().devices[-1].dtypes == dtypes
+
+
+# -- a build of torch that cannot use what is there ------------------------------------------------------------------------
+
+MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Sun Jul 27 07:17:14 UTC 2025\nGCC version:  gcc 12.3.0\n"
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (dvs-builder@U22-I3)\nGCC: 13.2.0\n"
+
+
+@pytest.fixture
+def computer(monkeypatch: pytest.MonkeyPatch):
+    """computer(...): a machine whose kernel says this, with this build of torch, which finds no GPU."""
+
+    def be(
+        kernel: str | None = None,
+        smi: str | None = None,
+        version: str = "2.9.0+cpu",
+        cuda: str | None = None,
+        hip: str | None = None,
+        amd: bool = False,
+        platform: str = "linux",
+        arch: str = "x86_64",
+        name: str = "Some CPU",
+    ) -> None:
+        class Files:
+            def __init__(self, path: str) -> None:
+                self.path = path
+
+            def read_text(self, *how: str) -> str:
+                if kernel is None or self.path != "/proc/driver/nvidia/version":
+                    raise FileNotFoundError
+                return kernel
+
+            def exists(self) -> bool:
+                return amd and self.path == "/dev/kfd"
+
+        def ask(command: list[str], **how: object) -> SimpleNamespace:
+            assert command[0] == "/bin/nvidia-smi" and how["timeout"]
+            if smi == "fails":
+                raise subprocess.CalledProcessError(9, command)
+            return SimpleNamespace(stdout=smi)
+
+        monkeypatch.setattr(facts, "Path", Files)
+        monkeypatch.setattr(facts.shutil, "which", lambda program: None if smi is None else f"/bin/{program}")
+        monkeypatch.setattr(facts.subprocess, "run", ask)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+        monkeypatch.setattr(torch, "__version__", version)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(facts.sys, "platform", platform)
+        monkeypatch.setattr(facts.sys, "executable", "/venv/bin/python")
+        monkeypatch.setattr(facts.platform, "machine", lambda: arch)
+        monkeypatch.setattr(hardware, "processor", lambda: name)
+
+    return be
+
+
+def test_a_machine_without_a_graphics_card_has_no_trouble(computer) -> None:
+    computer()
+    assert torch_trouble() is None
+
+
+@pytest.mark.parametrize("said", [MODULE, OPEN])
+@pytest.mark.parametrize(
+    ("driver", "build"),
+    [("580.65.06", "cu130"), ("595.10", "cu130"), ("579.99", "cu128"), ("570.26", "cu128"), ("525.60.13", "cu126")],
+)
+def test_a_cpu_build_beside_an_nvidia_driver_is_named_with_the_command_that_mends_it(
+    computer, said: str, driver: str, build: str
+) -> None:
+    computer(kernel=said.format(driver))
+    assert torch_trouble() == (
+        f"NVIDIA driver {driver[:3]} found, torch 2.9.0+cpu is a CPU build: /venv/bin/python -m pip install "
+        f"--force-reinstall torch==2.9.0 --index-url https://download.pytorch.org/whl/{build}"
+    )
+
+
+def test_a_build_for_a_newer_driver_is_named(computer) -> None:
+    computer(kernel=MODULE.format("535.1"), version="2.9.0+cu130", cuda="13.0")
+    said = torch_trouble()
+    assert said and said.startswith("NVIDIA driver 535 found, torch 2.9.0+cu130 is built for CUDA 13.0: ")
+    assert said.endswith("/cu126")
+
+
+def test_a_driver_that_is_too_old_for_every_build_is_to_be_updated(computer) -> None:
+    computer(kernel=MODULE.format("470.2"))
+    assert torch_trouble() == "NVIDIA driver 470 found, and torch 2.9.0+cpu needs 525 or newer: update it."
+
+
+@pytest.mark.parametrize(("smi", "driver"), [("580.65\n", "580"), ("571.96\n571.96\n", "571")])
+def test_where_the_kernel_says_nothing_nvidia_smi_is_asked(computer, smi: str, driver: str) -> None:
+    computer(smi=smi, platform="win32")
+    said = torch_trouble()
+    assert said and said.startswith(f"NVIDIA driver {driver} found")
+
+
+@pytest.mark.parametrize("smi", ["fails", "", "NVIDIA-SMI has failed because it couldn't communicate\n"])
+def test_a_driver_that_does_not_answer_is_none(computer, smi: str) -> None:
+    computer(smi=smi)
+    assert torch_trouble() is None
+
+
+def test_an_amd_card_wants_a_build_of_its_own(computer) -> None:
+    computer(amd=True)
+    said = torch_trouble()
+    assert said and said.startswith("An AMD graphics card is found, torch 2.9.0+cpu is not built for it: ")
+    assert re.search(r"torch==2\.9\.0 --index-url https://download\.pytorch\.org/whl/rocm[\d.]+$", said)
+    computer(amd=True, version="2.9.0+rocm6.4", hip="6.4")
+    assert torch_trouble() is None, "the build is right, and something else is wrong"
+
+
+def test_a_translated_python_on_a_mac_cannot_use_its_graphics(computer) -> None:
+    computer(platform="darwin", arch="x86_64", name="Apple M2")
+    assert "install a Python for arm64" in (torch_trouble() or "")
+    for arch, name in (("x86_64", "Intel(R) Core(TM) i7"), ("arm64", "Apple M2")):
+        computer(platform="darwin", arch=arch, name=name)
+        assert torch_trouble() is None
+
+
+def test_where_torch_uses_the_card_nothing_is_said(computer, monkeypatch) -> None:
+    computer(kernel=MODULE.format("580.65"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert torch_trouble() is None

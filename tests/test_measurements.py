@@ -1,0 +1,163 @@
+"""What was measured is kept by what it is valid for, and nothing else is believed."""
+
+from pathlib import Path
+
+import pytest
+from checkpoints import write_checkpoint
+from machines import flat, unfetched
+from replies import said
+
+from localspec import measurements
+from localspec.candidates import Known, Replies
+from localspec.checkpoint import revision
+from localspec.measurements import (
+    BANDWIDTH,
+    COSTS,
+    FADING,
+    LEAST_TOKENS,
+    RATES,
+    REPLIES,
+    Measurements,
+    place,
+    replies,
+    subject,
+    with_reply,
+)
+from localspec.prediction import Rates
+from localspec.registry import TargetCard
+from localspec.store import Store
+
+SUMS = [200.0, 100.0, 400.0, 2.0, 10.0]  # tokens, steps, nodes, seconds of drafting, of verification
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
+        yield store
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> TargetCard:
+    return TargetCard("mine", write_checkpoint(tmp_path / "model"), None, "")
+
+
+def about(card: TargetCard, quantize: str = "none") -> str:
+    return subject(revision(card.path), "cpu", "bf16", quantize, False, None)
+
+
+# -- what it is valid for --------------------------------------------------------------------------------------------------
+
+
+def test_a_measurement_of_a_model_is_of_its_weights_form_context_version_and_machine(monkeypatch) -> None:
+    usual = ("a" * 40, "cpu", "bf16", "none", False, None)
+    others = [
+        ("b" * 40, *usual[1:]), (*usual[:2], "fp32", *usual[3:]), (*usual[:3], "int8", *usual[4:]),
+        (*usual[:4], True, None), (*usual[:5], 512),
+    ]  # fmt: skip
+    found = {subject(*usual), *(subject(*other) for other in others)}
+    monkeypatch.setattr(measurements, "__version__", "99")
+    found.add(subject(*usual))
+    monkeypatch.setattr(measurements, "versions", lambda device: f"{device} of another machine")
+    found |= {subject(*usual), subject(usual[0], "cuda:0", *usual[2:])}
+    assert len(found) == 9 and all("\n" not in one for one in found)
+    assert "exact" in subject(*usual[:4], True, None) and "512" in subject(*usual[:5], 512)
+
+
+def test_a_measurement_of_a_device_is_of_its_precision_version_and_machine(monkeypatch) -> None:
+    found = {place("cpu", "bf16", "none"), place("cpu", "fp32", "none"), place("cpu", "bf16", "int8")}
+    monkeypatch.setattr(measurements, "__version__", "99")
+    found.add(place("cpu", "bf16", "none"))
+    monkeypatch.setattr(measurements, "versions", lambda device: f"{device} of another machine")
+    found |= {place("cpu", "bf16", "none"), place("cuda:0", "bf16", "none")}
+    assert len(found) == 6
+
+
+# -- a store ---------------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_store_nothing_is_known(card: TargetCard) -> None:
+    nothing = Measurements(None)
+    assert nothing.of(card, "cpu", "bf16", "none") == Known()
+    assert nothing.rates("cpu", "bf16", "none") is None is nothing.bandwidth("cpu")
+
+
+def test_what_was_kept_of_a_model_is_found_in_the_same_form_only(store: Store, card: TargetCard) -> None:
+    costs = flat(0.05)
+    store.remember(COSTS, about(card), costs.as_list())
+    store.remember(REPLIES, about(card), {"phrases": SUMS, "s3d": [1.0, 1.0, 1.0, 1.0, 1.0], "medusa": "odd"})
+    known = Measurements(store).of(card, "cpu", "bf16", "none")
+    assert known == Known(costs, {"phrases": Replies(2.0, 4.0, 0.2)})
+    assert Measurements(store).of(card, "cpu", "bf16", "int8") == Known()
+    assert Measurements(store).of(card, "cpu", "fp32", "none") == Known()
+    write_checkpoint(card.path, shapes={"a": [4, 11]})
+    assert Measurements(store).of(card, "cpu", "bf16", "none") == Known(), "other weights are another model"
+
+
+def test_of_a_model_that_is_not_here_or_damaged_nothing_is_known(store: Store, card: TargetCard) -> None:
+    assert Measurements(store).of(unfetched(), "cpu", "bf16", "none") == Known()
+    (card.path / "model.safetensors").write_bytes(b"damaged")
+    assert Measurements(store).of(card, "cpu", "bf16", "none") == Known()
+
+
+@pytest.mark.parametrize("kept", [None, 7, "x", [], [1, 2], {"phrases": None}, {"phrases": {}}])
+def test_nonsense_in_the_store_is_nothing(store: Store, card: TargetCard, kept: object) -> None:
+    store.remember(REPLIES, about(card), kept)
+    store.remember(COSTS, about(card), kept)
+    store.remember(RATES, place("cpu", "bf16", "none"), kept)
+    found = Measurements(store)
+    assert found.of(card, "cpu", "bf16", "none") == Known()
+    assert found.rates("cpu", "bf16", "none") is None
+
+
+def test_rates_and_bandwidth_of_a_device_are_found(store: Store) -> None:
+    rates = Rates((1, 8), (1e-10, 2e-10), (1e-4, 1e-4))
+    store.remember(RATES, place("cpu", "bf16", "int8"), rates.as_list())
+    found = Measurements(store)
+    assert found.rates("cpu", "bf16", "int8") == rates and found.rates("cpu", "bf16", "none") is None
+    for kept, told in ((5e9, 5e9), (7, 7.0), (0, None), (-1.0, None), ("fast", None), (None, None), ([5e9], None)):
+        store.remember(BANDWIDTH, measurements.versions("cpu"), kept)
+        assert found.bandwidth("cpu") == told
+
+
+# -- sums of replies -------------------------------------------------------------------------------------------------------
+
+
+def test_sums_say_tokens_and_nodes_a_step_and_drafting_beside_verification() -> None:
+    assert replies(SUMS) == Replies(length=2.0, nodes=4.0, drafting=0.2)
+    assert replies([LEAST_TOKENS, 100, 0, 0, 10]) == Replies(1.0, 0.0, 0.0), "drafts that were cut to nothing count"
+
+
+@pytest.mark.parametrize(
+    "sums",
+    [
+        None, 7, {}, [], SUMS[:4], [*SUMS, 1.0], [LEAST_TOKENS - 1, *SUMS[1:]], [200.0, 0, *SUMS[2:]], [*SUMS[:4], 0],
+        [*SUMS[:4], "10"], [*SUMS[:4], True], [200.0, 100.0, -1.0, 2.0, 10.0], [*SUMS[:3], float("nan"), 10.0], tuple(SUMS),
+    ],
+)  # fmt: skip
+def test_too_few_tokens_or_anything_else_say_nothing(sums: object) -> None:
+    assert replies(sums) is None
+
+
+def test_a_reply_is_added_to_its_own_drafter_and_earlier_ones_fade() -> None:
+    one = said(range(41), steps=20, drafted=60, draft=0.5, verify=2.0)
+    first = with_reply(None, "phrases", one)
+    assert first == {"phrases": [40, 20, 60, 0.5, 2.0]}, "the first token belongs to prefill"
+    second = with_reply({**first, "s3d": SUMS}, "phrases", one)
+    assert second["s3d"] == SUMS and second["phrases"] == pytest.approx(
+        [(1 + FADING) * new for new in (40, 20, 60, 0.5, 2)]
+    )
+    assert first == {"phrases": [40, 20, 60, 0.5, 2.0]}, "what was given is left as it was"
+    for nonsense in ("x", [1], {"phrases": "x"}, {"phrases": [1]}):
+        assert with_reply(nonsense, "phrases", one)["phrases"] == first["phrases"]
+
+
+def test_after_many_replies_alike_the_figures_are_those_of_one() -> None:
+    one = said(range(41), steps=20, drafted=60, draft=0.5, verify=2.0)
+    kept: object = None
+    for count in range(200):
+        kept = with_reply(kept, "phrases", one)
+        assert isinstance(kept, dict) and (replies(kept["phrases"]) is None) == (count < 2), "two are 78 tokens"
+    assert isinstance(kept, dict) and replies(kept["phrases"]) == Replies(
+        pytest.approx(2.0), pytest.approx(3.0), pytest.approx(0.25)
+    )
+    assert kept["phrases"][0] == pytest.approx(40 / (1 - FADING), rel=1e-3), "it does not grow for ever"

@@ -1,0 +1,97 @@
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from localspec import hardware, precisions
+from localspec.precisions import lacking
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine with these: bitsandbytes, int8 kernels, AVX512-BF16, operators for Apple's GPUs, a GPU's capability."""
+
+    def made_of(library=True, int8=True, bf16=True, apple=("int8", "int4"), capability=(8, 9)):
+        names = {f"aten::_weight_{name}pack_mm" for name in apple}
+        monkeypatch.setattr(precisions, "find_spec", lambda name: SimpleNamespace() if library else None)
+        monkeypatch.setattr(hardware, "cpu_multiplies_int8", lambda: int8)
+        monkeypatch.setattr(hardware, "capabilities", lambda: ["avx512", *(["avx512_bf16"] if bf16 else [])])
+        monkeypatch.setattr(
+            torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda name, key: key == "MPS" and name in names
+        )
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+    return made_of
+
+
+@pytest.mark.parametrize(
+    ("quantize", "device", "clause"),
+    [
+        *(("none", device, "") for device in ("cpu", "mps", "cuda:1", "xpu")),
+        ("int8", "cpu", ""),
+        ("nf4", "cpu", ""),
+        ("int8", "cuda:0", ""),
+        ("nf4", "cuda:0", ""),
+        ("nf4", "cuda", ""),
+        ("int8", "mps", ""),
+        ("int4", "mps", ""),
+        ("int4", "cpu", "int4 is for Apple's GPUs"),
+        ("int4", "cuda:0", "int4 is for Apple's GPUs"),
+        ("nf4", "mps", "nf4 is not for mps"),
+        ("int8", "xpu:0", "int8 is not for xpu"),
+    ],
+)
+def test_where_nothing_is_missing_each_device_has_its_own(machine, quantize, device, clause):
+    machine()
+    assert lacking(quantize, device) == clause
+
+
+@pytest.mark.parametrize(
+    ("missing", "quantize", "device", "clause"),
+    [
+        ({"library": False}, "nf4", "cpu", "bitsandbytes is not installed; pip install bitsandbytes"),
+        ({"library": False}, "nf4", "cuda:0", "bitsandbytes is not installed; pip install bitsandbytes"),
+        ({"library": False}, "int8", "cuda:0", "bitsandbytes is not installed; pip install bitsandbytes"),
+        ({"library": False}, "int8", "cpu", ""),
+        ({"library": False}, "int8", "mps", ""),
+        ({"int8": False}, "int8", "cpu", "this build of torch has no int8 kernels for this processor"),
+        ({"int8": False}, "nf4", "cpu", ""),
+        ({"int8": False}, "int8", "cuda:0", ""),
+        ({"bf16": False}, "nf4", "cpu", "NF4 on a processor needs AVX512-BF16 instructions, which this one lacks"),
+        ({"bf16": False}, "nf4", "cuda:0", ""),
+        ({"bf16": False}, "int8", "cpu", ""),
+        ({"apple": ["int8"]}, "int4", "mps", "this build of torch has no int4 kernels for Apple's GPUs"),
+        ({"apple": ["int4"]}, "int8", "mps", "this build of torch has no int8 kernels for Apple's GPUs"),
+        ({"capability": (7, 0)}, "int8", "cuda:0", "int8 on cuda:0 needs a GPU of compute capability 7.5 or more"),
+        ({"capability": (7, 5)}, "int8", "cuda:0", ""),
+        ({"capability": (6, 1)}, "nf4", "cuda:0", ""),
+    ],
+)
+def test_what_is_missing_is_named(machine, missing, quantize, device, clause):
+    machine(**missing)
+    assert lacking(quantize, device) == clause
+
+
+def test_it_asks_the_library_by_its_name(monkeypatch):
+    asked = []
+    monkeypatch.setattr(precisions, "find_spec", asked.append)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    lacking("nf4", "cuda:0")
+    assert asked == ["bitsandbytes"]
+
+
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="machines without Apple's GPU")
+def test_a_build_without_apples_operators_says_so():
+    for quantize in ("int8", "int4"):
+        assert quantize in lacking(quantize, "mps")
+
+
+def test_it_loads_neither_torch_at_import_nor_bitsandbytes_at_all():
+    code = (
+        "import sys; from localspec import precisions; assert 'torch' not in sys.modules; "
+        "[precisions.lacking(q, d) for q in ('none', 'int8', 'int4', 'nf4') for d in ('cpu', 'mps')]; "
+        "assert 'bitsandbytes' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

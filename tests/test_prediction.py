@@ -1,0 +1,258 @@
+"""Bytes, seconds and tokens a step, before anything is loaded; M, as the S3D paper computes it."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from machines import BILLION, PHI, SEVEN, apple, flat, gpu, processor
+from s3d_tables import TABLES, Line
+
+from localspec import prediction
+from localspec.machine import Device
+from localspec.prediction import (
+    BUCKET,
+    CHUNK,
+    CONTEXT,
+    Acceptance,
+    Estimate,
+    Rates,
+    cost_effectiveness,
+    estimated_rates,
+    overall,
+    packed,
+    speed,
+    weights,
+)
+from localspec.shape import Shape
+
+# -- M -------------------------------------------------------------------------------------------------------------------
+
+MISPRINTED = (2, "S3D (Phi-3, fp16)")
+LINES = [(table, name) for table, lines in TABLES.items() for name in lines]
+
+
+def recomputed(table: int, name: str) -> tuple[list[float], list[float], float, float]:
+    """(M of each task, those that are printed, the overall M, the one that is printed)."""
+    *tasks, printed = TABLES[table][name]
+    baseline: Line = next(iter(TABLES[table].values()))
+    found = [
+        cost_effectiveness(tokens, peak, plain, plain_peak)
+        for (peak, tokens, _), (plain_peak, plain, _) in zip(tasks, baseline[:3], strict=True)
+    ]
+    return found, [column[2] for column in tasks], overall(found), printed
+
+
+@pytest.mark.parametrize(("table", "name"), [line for line in LINES if line != MISPRINTED])
+def test_every_m_of_the_s3d_paper_follows_from_its_speeds_and_memories(table: int, name: str) -> None:
+    found, printed, mean, printed_mean = recomputed(table, name)
+    assert found == pytest.approx(printed, abs=0.02)
+    assert mean == pytest.approx(printed_mean, abs=0.02), "overall is the mean of the three columns"
+
+
+def test_one_line_of_the_s3d_paper_does_not_follow_from_its_own_numbers() -> None:
+    """Two of its three M, and the overall one, which is not even the mean of those that are printed (3.02)."""
+    found, printed, mean, printed_mean = recomputed(*MISPRINTED)
+    assert (printed, printed_mean) == ([3.23, 3.18, 2.65], 3.23)
+    assert found == pytest.approx([3.81, 4.54, 2.65], abs=0.005)
+    assert mean == pytest.approx(3.67, abs=0.005) and overall(printed) == pytest.approx(3.02, abs=0.005)
+
+
+def test_m_has_no_unit_and_any_baseline() -> None:
+    assert cost_effectiveness(20.0, 4, 10.0, 8) == 4.0
+    assert cost_effectiveness(20.0, 8, 10.0, 4) == 1.0
+    assert cost_effectiveness(20.0, 4 * 2**30, 10.0, 8 * 2**30) == 4.0
+    assert cost_effectiveness(3.0, 5, 3.0, 5) == 1.0
+
+
+# -- bytes ---------------------------------------------------------------------------------------------------------------
+
+TIED = Shape(2, 64, 192, 4, 2, 16, 1000, 512, tied=True)
+APART = Shape(2, 64, 192, 4, 2, 16, 1000, 512)
+NORMS = 5 * 64
+
+
+@pytest.mark.parametrize(("dtype", "item"), [("fp32", 4), ("bf16", 2), ("fp16", 2)])
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "mps"])
+def test_unpacked_weights_take_an_item_each(dtype: str, item: int, kind: str) -> None:
+    assert weights(TIED, dtype, "none", kind) == TIED.parameters * item
+    assert weights(TIED, dtype, "none", kind, 7_000_000) == 7_000_000 * item, "their true number, where it is known"
+
+
+def test_packed_weights_take_half_or_all_of_a_byte_and_their_scales() -> None:
+    assert packed(64 * 1024, 100, "int8", "cpu") == 64 * 1024 + 1200
+    assert packed(64 * 1024, 100, "int8", "cuda") == 64 * 1024 + 400
+    assert packed(64 * 1024, 100, "int8", "mps") == 64 * 1024 + 200
+    assert packed(64 * 1024, 100, "nf4", "cuda") == 32 * 1024 + 1024 + 16
+    assert packed(64 * 1024, 100, "int4", "mps") == 32 * 1024 + 2048 * 4
+
+
+def test_on_a_processor_the_head_is_packed_and_the_embedding_is_not() -> None:
+    """A tied one is there twice then: as it is, and packed as the head."""
+    for shape in (TIED, APART):
+        known = packed(shape.matrices, 2 * shape.rows + 1000, "int8", "cpu")
+        assert weights(shape, "fp32", "int8", "cpu") == known + (shape.embedding + NORMS) * 4
+        assert weights(shape, "bf16", "int8", "cpu") == known + (shape.embedding + NORMS) * 2
+
+
+def test_on_a_gpu_the_head_stays_as_it_is() -> None:
+    for shape, heads in ((TIED, 1), (APART, 2)):
+        known = packed(2 * shape.layer, 2 * shape.rows, "nf4", "cuda")
+        assert weights(shape, "bf16", "nf4", "cuda") == known + (heads * shape.embedding + NORMS) * 2
+
+
+def test_biases_that_the_sizes_do_not_tell_are_never_packed() -> None:
+    for quantize, kind in (("int8", "cpu"), ("nf4", "cuda"), ("int4", "mps")):
+        plain = weights(TIED, "bf16", quantize, kind)
+        assert weights(TIED, "bf16", quantize, kind, TIED.parameters + 1000) == plain + 2000
+        assert weights(TIED, "bf16", quantize, kind, 44) <= plain, "a damaged file makes no negative bytes"
+
+
+def test_a_cache_grows_by_whole_buckets() -> None:
+    token = TIED.cached(1, 1)
+    for tokens, buckets in ((1, 1), (BUCKET, 1), (BUCKET + 1, 2), (4 * BUCKET, 4)):
+        assert prediction.cache(TIED, tokens, "bf16") == buckets * BUCKET * token * 2
+        assert prediction.cache(TIED, tokens, "fp32") == buckets * BUCKET * token * 4
+
+
+def test_a_workspace_holds_a_chunk_of_a_prompt_or_the_logits_of_a_tree() -> None:
+    slim = Shape(1, 8, 8, 1, 1, 8, 100_000, 512)
+    assert prediction.workspace(slim, "bf16", "none", "cpu", 15) == 16 * 100_000 * 6
+    wide = Shape(1, 512, 1024, 8, 8, 64, 10, 512)
+    layer = 64 * 32 + 4 * 512 + 4 * 1024
+    assert prediction.workspace(wide, "bf16", "none", "cuda", 15) == CHUNK * layer * 2
+    assert prediction.workspace(wide, "bf16", "int8", "cuda", 15) == CHUNK * layer * 2
+    assert prediction.workspace(wide, "bf16", "int8", "cpu", 15) == CHUNK * layer * 4, "int8 computes in fp32 there"
+
+
+# -- seconds -------------------------------------------------------------------------------------------------------------
+
+RATES = Rates((1, 8, 16), (1e-9, 2e-9, 4e-9), (1e-5, 1e-5, 3e-5))
+
+
+def test_a_forward_reads_all_matrices_keys_and_values_and_goes_through_every_layer() -> None:
+    read = APART.matrices + APART.cached(100, 1)
+    for rows, weight, layer in ((1, 1e-9, 1e-5), (8, 2e-9, 1e-5), (12, 3e-9, 2e-5), (24, 6e-9, 5e-5)):
+        assert RATES.forward(APART, rows, 100) == pytest.approx(read * weight + 2 * layer)
+        assert Estimate(APART, RATES).at(rows, 100) == RATES.forward(APART, rows, 100)
+        assert RATES.product(1000, rows) == pytest.approx(1000 * weight)
+
+
+def test_rates_go_through_json() -> None:
+    assert Rates.from_list(json.loads(json.dumps(RATES.as_list()))) == RATES
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        None, 5, "abc", [], {}, [[1], [1e-9]], [[], [], []], [[1, 2], [1e-9], [1e-5]], [[1], [1e-9, 1e-9], [1e-5]],
+        [[1], [1e-9], []], [[2, 1], [1e-9, 1e-9], [1e-5, 1e-5]], [[1, 1], [1e-9, 1e-9], [1e-5, 1e-5]],
+        [[1], [0], [1e-5]], [[1], [-1e-9], [1e-5]], [[1], [1e-9], [1]], [[1], [float("nan")], [1e-5]],
+        [[1], ["x"], [1e-5]], [[float("inf")], [1e-9], [1e-5]], [[1], [None], [1e-5]],
+    ],
+)  # fmt: skip
+def test_anything_else_is_no_rates(damaged: object) -> None:
+    assert Rates.from_list(damaged) is None
+
+
+FORMS = [
+    (device, dtype, quantize)
+    for device in (processor(), gpu(), apple())
+    for dtype in ("bf16", "fp32", "fp16")
+    for quantize in ("none", "int8", {"mps": "int4"}.get(device.kind, "nf4"))
+]
+
+
+@pytest.mark.parametrize(("device", "dtype", "quantize"), FORMS)
+def test_every_form_has_an_estimate_before_anything_was_measured(device, dtype: str, quantize: str) -> None:
+    rates = estimated_rates(device, dtype, quantize)
+    assert Rates.from_list(rates.as_list()) == rates
+    assert all(few <= many for few, many in pairwise(rates.weight)), "more rows never cost less"
+    unknown = estimated_rates(type(device)(**{**vars(device), "bandwidth": None}), dtype, quantize)
+    faster = estimated_rates(type(device)(**{**vars(device), "bandwidth": 10 * device.bandwidth}), dtype, quantize)
+    assert unknown.weight[0] > 0 and faster.weight[0] == pytest.approx(rates.weight[0] / 10)
+
+
+def test_an_estimate_is_bytes_over_a_share_of_the_bandwidth() -> None:
+    def share(device: Device, dtype: str, quantize: str, size: float) -> float:
+        """Of the bandwidth, that bytes of this size a weight are read with."""
+        return size / estimated_rates(device, dtype, quantize).weight[0] / (device.bandwidth or 1)
+
+    for device in (processor(), gpu(), apple()):
+        plain = share(device, "bf16", "none", 2)
+        assert 0.5 < plain < 0.9
+        assert share(device, "fp32", "none", 4) == pytest.approx(plain), "another item, the same share"
+        for quantize, size in (("int8", 1.0), ("int4" if device.kind == "mps" else "nf4", 0.55)):
+            assert 0.1 < share(device, "bf16", quantize, size) < plain, "to unpack takes time"
+    bf16 = 1 / Estimate(SEVEN, estimated_rates(gpu(bandwidth=600e9), "bf16", "none")).at(1, CONTEXT)
+    assert 30 < bf16 < 40, "a 7B in bf16 on a GPU of 600 GB/s"
+
+
+def test_int8_on_a_gpu_is_slower_than_bf16_and_nf4_faster() -> None:
+    """bitsandbytes, as in the paper: Phi-3 in 8 bit has about half the speed of fp16."""
+    plain, eight, four = (
+        Estimate(PHI, estimated_rates(gpu(), "bf16", quantize)).at(1, CONTEXT) for quantize in ("none", "int8", "nf4")
+    )
+    assert eight > 1.5 * plain and four < plain
+
+
+# -- tokens a step -------------------------------------------------------------------------------------------------------
+
+
+def test_a_chain_reaches_each_depth_only_through_those_before_it() -> None:
+    chain = Acceptance.chain([0.8, 0.5, 0.5], "x")
+    assert chain.gains == pytest.approx((0.8, 0.4, 0.2)) and chain.origin == "x"
+    assert [chain.length(nodes) for nodes in (0, 1, 2, 3, 9)] == pytest.approx([1, 1.8, 2.2, 2.4, 2.4])
+
+
+@pytest.mark.parametrize(("length", "depth"), [(1.73, 10), (2.32, 4), (3.99, 12), (1.0, 5), (5.9, 5)])
+def test_an_acceptance_length_is_given_back(length: float, depth: int) -> None:
+    found = Acceptance.of_length(length, depth, "x")
+    assert found.length(depth) == pytest.approx(length, abs=1e-6) and len(found.gains) == depth
+    chances = [later / before for before, later in pairwise(found.gains) if before]
+    assert all(chance == pytest.approx(found.gains[0], abs=1e-9) for chance in chances), "the same at every depth"
+
+
+def test_a_length_that_no_draft_of_that_depth_can_have_is_all_of_it() -> None:
+    assert Acceptance.of_length(9.0, 5, "x").length(5) == pytest.approx(6.0, abs=1e-6)
+
+
+def test_two_drafters_in_one_tree_add_up_and_the_best_nodes_come_first() -> None:
+    both = Acceptance((0.8, 0.3), "one").beside(Acceptance((0.5, 0.4), "other"))
+    assert both == Acceptance((0.8, 0.5, 0.4, 0.3), "one and other")
+
+
+def test_a_draft_has_the_size_that_gives_the_most() -> None:
+    chain = Acceptance.chain([0.5] * 8, "x")
+
+    def most(slope: float, limit: int = 16, drafting: float = 0.0) -> tuple[float, int]:
+        return speed(flat(0.1, slope), chain, lambda nodes: drafting, limit)
+
+    assert most(0.0)[1] == 8 and most(0.0)[0] == pytest.approx(chain.length(8) / 0.1)
+    assert most(0.0, limit=3) == pytest.approx((chain.length(3) / 0.1, 3))
+    found, nodes = most(0.3)
+    assert nodes == 1 and found == pytest.approx(1.5 / 0.13), "each node is a row"
+    assert most(1.0) == pytest.approx((10.0, 0)), "a draft that does not pay is none at all"
+    assert most(0.0, drafting=0.02)[0] == pytest.approx(chain.length(8) / 0.12)
+
+
+def test_a_drafter_that_reads_weights_reads_them_for_a_draft_of_any_size() -> None:
+    nothing = Acceptance.chain([0.0], "x")
+    assert speed(flat(0.1), nothing, lambda nodes: 0.1, 16)[0] == pytest.approx(5.0), "half the speed, for nothing"
+
+
+def test_speeds_are_compared_at_one_length_of_text() -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Costs:
+        def at(self, rows: int, context: int) -> float:
+            asked.append((rows, context))
+            return 1.0
+
+    speed(Costs(), Acceptance((0.5,), "x"), lambda nodes: 0.0, 16)
+    assert asked == [(1, CONTEXT), (2, CONTEXT)]
+
+
+def test_a_real_model_takes_what_is_known_of_it() -> None:
+    assert weights(BILLION, "bf16", "none", "cpu") == 2_471_628_800, "the file of Llama-3.2-1B, without its header"
+    assert weights(PHI, "bf16", "none", "cuda") == 7_642_159_104
+    assert weights(SEVEN, "bf16", "nf4", "cuda") / 2**30 == pytest.approx(3.6, abs=0.1)

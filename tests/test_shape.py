@@ -1,0 +1,98 @@
+"""How large a model is, by its config.json."""
+
+from typing import Any
+
+import pytest
+from tiny_models import CONFIGS
+from transformers import AutoModelForCausalLM
+
+from localspec.paths import Paths
+from localspec.registry import cards
+from localspec.shape import NAMES, Shape
+
+LLAMA = {
+    "num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256, "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+# What the hub's pages, papers and safetensors headers give.
+PUBLISHED = {
+    "phi3-s3d": 3_821_079_552, "phi3-medusa": 3_821_079_552, "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824, "mistral-7b": 7_248_023_552, "vicuna-7b-medusa": 6_738_415_616,
+    "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512, "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parameters_are_those_of_the_stock_model_but_for_biases_and_norms_of_heads(name: str) -> None:
+    config = CONFIGS[name]()
+    shape = Shape.of(config.to_dict())
+    assert shape is not None
+    stock = AutoModelForCausalLM.from_config(config)
+    small = ("bias", "q_norm.weight", "k_norm.weight")
+    counted = sum(part.numel() for name, part in stock.named_parameters() if not name.endswith(small))
+    assert shape.parameters == counted
+    matrices = sum(part.numel() for name, part in stock.named_parameters() if part.ndim == 2 and ".layers." in name)
+    assert shape.layers * shape.layer == matrices
+    assert shape.matrices == matrices + stock.get_output_embeddings().weight.numel()
+    assert shape.embedding == stock.get_input_embeddings().weight.numel()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_are_the_output_channels_of_the_stock_models_matrices(name: str) -> None:
+    config = CONFIGS[name]()
+    shape = Shape.of(config.to_dict())
+    assert shape is not None
+    parts = AutoModelForCausalLM.from_config(config).named_parameters()
+    channels = sum(len(part) for name, part in parts if part.ndim == 2 and ".layers." in name)
+    assert shape.layers * shape.rows == channels
+
+
+def test_a_config_json_is_read_by_its_own_names() -> None:
+    shape = Shape.of(LLAMA)
+    assert shape == Shape(16, 2048, 8192, 32, 8, 64, 128256, 131072, tied=True)
+    assert shape.parameters == 1_235_814_400
+
+
+def test_what_a_config_json_may_leave_out_follows_from_the_rest() -> None:
+    bare = {name: value for name, value in LLAMA.items() if name not in ("head_dim", "num_key_value_heads")}
+    del bare["tie_word_embeddings"]
+    assert Shape.of(bare) == Shape(16, 2048, 8192, 32, 32, 64, 128256, 131072, tied=False)
+    wide = Shape.of({**LLAMA, "head_dim": 128})
+    assert wide is not None and wide.head_width == 128, "what it says comes first"
+    assert Shape.of({**LLAMA, "head_dim": None}) == Shape.of(LLAMA)
+
+
+@pytest.mark.parametrize("name", [name for name in LLAMA if name not in ("tie_word_embeddings", "head_dim")])
+@pytest.mark.parametrize("wrong", [0, -1, 2.0, True, "8", [8]])
+def test_what_cannot_be_a_size_makes_no_shape(name: str, wrong: Any) -> None:
+    assert Shape.of({**LLAMA, name: wrong}) is None
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"])
+def test_what_is_missing_makes_no_shape(name: str) -> None:
+    assert Shape.of({key: value for key, value in LLAMA.items() if key != name}) is None
+    assert Shape.of({}) is None
+
+
+def test_keys_and_values_take_two_numbers_a_channel_of_every_key_head() -> None:
+    shape = Shape.of(LLAMA)
+    assert shape is not None
+    assert shape.cached(1, 1) == 2 * 16 * 8 * 64
+    assert shape.cached(4096, 2) == 128 * 2**20, "Llama-3.2-1B: 32 KiB a token in bf16"
+
+
+def test_every_size_has_a_name() -> None:
+    assert NAMES == ("layers", "width", "inner", "heads", "key_heads", "head_width", "vocabulary", "context", "tied")
+
+
+def test_registered_sizes_are_the_published_ones(tmp_path: Any) -> None:
+    shapes = {name: card.entry.shape for name, card in cards(Paths(tmp_path)).items() if card.entry}
+    found = {name: shape.parameters for name, shape in shapes.items() if shape}
+    assert found.keys() == PUBLISHED.keys()
+    for name, parameters in found.items():
+        within = 1e-4 if name.startswith("qwen") else 0  # which have biases, or norms inside of attention
+        assert parameters == pytest.approx(PUBLISHED[name], rel=within, abs=0), name
