@@ -31,7 +31,6 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Batch, Context, Drafter, Former, Step
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
-from localspec.s3d_prediction import Constants, acceptance_at
 from localspec.engine.budget import Budget
 from localspec.engine.cache import KVCache
 from localspec.engine.exactness import measure
@@ -42,6 +41,7 @@ from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Statistics
+from localspec.s3d_prediction import Constants, acceptance_at
 
 Make = Callable[[str], Tiny]
 Load = Callable[..., Target]

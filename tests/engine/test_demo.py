@@ -9,7 +9,6 @@ from tiny_models import Tiny, read, stock_logits
 
 import localspec
 from localspec import drafters
-from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.drafter_cards import TRAINED, read_drafter
 from localspec.drafters.autoregressive import Autoregressive
@@ -72,7 +71,7 @@ def test_the_logits_of_a_prompt_are_the_stock_models(demo: Tiny) -> None:
 )
 def test_its_bytes_are_known_before_it_is_loaded(demo_path: Path, dtype: str, quantize: str, within: float) -> None:
     """int8 has besides a scale, a zero point and a sum for each output channel."""
-    found, card = inspect(demo_path), TargetCard("demo", demo_path, None, "")
+    card = TargetCard("demo", demo_path, None, "")
     settings = Settings(device="cpu", dtype=dtype, quantize=quantize)
     known = choose(card, settings).loaded
     assert Target.load(demo_path, dtype=DTYPES[dtype], quantize=quantize).nbytes == pytest.approx(known, rel=within)
