@@ -1,7 +1,7 @@
 """The drafters that a model could have on a machine, and what each should bring and cost. Pure arithmetic on cards."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from localspec.drafter_cards import DrafterCard
@@ -84,6 +84,20 @@ class Candidate:
         """Whether it could be loaded now."""
         return self.published is None
 
+    @property
+    def key(self) -> str:
+        """What replies with it are kept by."""
+        return reply_key(self.name.partition(":")[0], self.trained, self.small)
+
+
+def reply_key(drafter: str, trained: DrafterCard | None, small: TargetCard | None) -> str:
+    """What replies are kept by: the drafter, and which weights or which small model it had."""
+    if trained is not None:
+        weights = trained.path / "drafter.safetensors"
+        written = weights.stat().st_mtime_ns if weights.is_file() else 0
+        return f"{drafter} of {trained.path}, {trained.bytes} bytes, {written}"
+    return drafter if small is None else f"{drafter} of {small.path}"
+
 
 @dataclass(frozen=True)
 class Small:
@@ -114,19 +128,20 @@ def candidates(
     card: TargetCard, at: Setting, trained: list[DrafterCard], small: Small | None, small_here: bool
 ) -> Iterator[Candidate]:
     """Those that need no training, then those that are here, then those that could be fetched or made."""
-    yield Candidate("phrases", 0, _measured("phrases", at) or PHRASES, _free)
+    phrases = _told(Candidate("phrases", 0, PHRASES, _free), at)
+    yield phrases
     published = card.entry.drafters if card.entry else ()
     said = {one.kind: one for one in published}
     for drafter in trained:
-        yield from _both(_trained(drafter, said.get(drafter.kind), at), at)
+        yield from _both(_trained(drafter, said.get(drafter.kind), at), phrases, at)
     if small is not None:
         for one in (one for one in published if one.kind in PAIRED):
-            yield _paired(one, small, at, small_here)
+            yield _told(_paired(one, small, at, small_here), at)
         if small_here and not any(one.kind == "ouroboros" for one in published):
-            yield _paired(Published("ouroboros"), small, at, True)
+            yield _told(_paired(Published("ouroboros"), small, at, True), at)
     kinds = {drafter.kind for drafter in trained}
     for one in (one for one in published if one.kind not in kinds and one.kind not in PAIRED):
-        yield from _both(_fetched(one, at), at)
+        yield from _both(_fetched(one, at), phrases, at)
 
 
 def _free(nodes: int) -> float:
@@ -134,17 +149,21 @@ def _free(nodes: int) -> float:
     return 0.0
 
 
-def _measured(name: str, at: Setting) -> Acceptance | None:
-    found = at.replies.get(name)
-    return Acceptance.of_length(found.length, DEPTH, "as measured here") if found else None
+def _told(candidate: Candidate, at: Setting) -> Candidate:
+    """With the acceptance that replies had here, where there were enough."""
+    found = at.replies.get(candidate.key)
+    if found is None:
+        return candidate
+    return replace(candidate, acceptance=Acceptance.of_length(found.length, DEPTH, "as measured here"))
 
 
-def _both(alone: Candidate, at: Setting) -> Iterator[Candidate]:
+def _both(alone: Candidate, phrases: Candidate, at: Setting) -> Iterator[Candidate]:
     """A trained drafter alone, and lengthened with phrases."""
+    alone = _told(alone, at)
     yield alone
-    name, phrases = alone.name + WITH_PHRASES, _measured("phrases", at) or PHRASES
-    both = _measured(name, at) or (alone.acceptance.beside(phrases) if alone.acceptance else None)
-    yield Candidate(name, alone.bytes, both, alone.drafting, alone.trained, alone.small, alone.published)
+    assert phrases.acceptance is not None
+    both = alone.acceptance.beside(phrases.acceptance) if alone.acceptance else None
+    yield _told(replace(alone, name=alone.name + WITH_PHRASES, acceptance=both), at)
 
 
 def _trained(drafter: DrafterCard, said: Published | None, at: Setting) -> Candidate:
@@ -152,7 +171,7 @@ def _trained(drafter: DrafterCard, said: Published | None, at: Setting) -> Candi
     own = Acceptance.chain(rates, "by what it foresaw of held-out text") if rates else _published(said)
     size = drafter.parameters * (4 if drafter.revision else ITEM[at.dtype])
     drafting = _drafting(drafter.kind, drafter.parameters, len(rates) or DEPTH, at)
-    return Candidate(drafter.kind, size, _measured(drafter.kind, at) or own, drafting, trained=drafter)
+    return Candidate(drafter.kind, size, own, drafting, trained=drafter)
 
 
 def _published(one: Published | None) -> Acceptance | None:
@@ -174,7 +193,7 @@ def _fetched(one: Published, at: Setting) -> Candidate:
 def _paired(one: Published, small: Small, at: Setting, here: bool) -> Candidate:
     accelerated, own = one.kind == "ouroboros", _published(one)
     name = f"{one.kind}:{small.card.name}"
-    found = _measured(one.kind, at) or (own.beside(PHRASES) if own and accelerated else own)
+    found = own.beside(PHRASES) if own and accelerated else own
 
     def drafting(nodes: int) -> float:
         passes = min(nodes, DEPTH)

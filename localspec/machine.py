@@ -5,8 +5,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from localspec import hardware
@@ -23,7 +23,8 @@ _CUDA_BUILDS = ((580, "cu130"), (570, "cu128"), (525, "cu126"))
 class Device:
     """One place to compute: its memory in bytes, and what it computes in, the best first.
 
-    `bandwidth` is bytes a second that can be read from its memory; None where that was not measured.
+    `missing` says of the packings that it has not what they lack here. `bandwidth` is bytes a second that can be read
+    from its memory; None where that was not measured.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Device:
     packings: tuple[str, ...] = ()
     capability: str = ""
     bandwidth: float | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -67,10 +69,10 @@ def this_machine(bandwidth: Callable[[str], float | None] = lambda device: None)
 
 def _device(name: str, bandwidth: float | None) -> Device:
     title, dtypes, capability = _about(name)
-    packings = tuple(packing for packing in PACKINGS if not lacking(packing, name))
-    return Device(
-        name, title, hardware.total_memory(name), hardware.free_memory(name), dtypes, packings, capability, bandwidth
-    )
+    missing = {packing: what for packing in PACKINGS if (what := lacking(packing, name))}
+    packings = tuple(packing for packing in PACKINGS if packing not in missing)
+    total, free = hardware.total_memory(name), hardware.free_memory(name)
+    return Device(name, title, total, free, dtypes, packings, capability, bandwidth, missing)
 
 
 def _about(name: str) -> tuple[str, tuple[str, ...], str]:
@@ -109,8 +111,17 @@ def torch_trouble() -> str | None:
         build = next((build for oldest, build in _CUDA_BUILDS if driver >= oldest), None)
         if build is None:
             return f"NVIDIA driver {driver} found, and torch {version} needs {_CUDA_BUILDS[-1][0]} or newer: update it."
-        built_for = "a CPU build" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
-        return f"NVIDIA driver {driver} found, torch {version} is {built_for}: {_install(plain, build)}"
+        if torch.version.cuda is None:
+            return f"NVIDIA driver {driver} found, torch {version} is a CPU build: {_install(plain, build)}"
+        if "cu" + torch.version.cuda.replace(".", "") <= build:
+            return (
+                f"NVIDIA driver {driver} found, and torch {version} sees no card: CUDA_VISIBLE_DEVICES or a container "
+                "may hide it."
+            )
+        return (
+            f"NVIDIA driver {driver} found, torch {version} is built for CUDA {torch.version.cuda} and needs a newer "
+            f"one: {_install(plain, build)}"
+        )
     if torch.version.hip is None and Path("/dev/kfd").exists():
         return f"An AMD graphics card is found, torch {version} is not built for it: {_install(plain, 'rocm6.4')}"
     return None

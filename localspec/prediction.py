@@ -75,6 +75,15 @@ def workspace(shape: Shape, dtype: str, quantize: str, kind: str, nodes: int) ->
     return max(CHUNK * layer * item, (nodes + 1) * shape.vocabulary * (item + 4))
 
 
+def loading(shape: Shape, dtype: str, quantize: str, kind: str) -> int:
+    """Bytes beside the packed weights while the largest matrix is packed: it, and what becomes of it."""
+    if quantize == "none":
+        return 0
+    if kind == "cuda":  # the head is not packed
+        return 2 * shape.width * shape.inner * (ITEM[dtype] + 1)
+    return shape.embedding * ((0 if shape.tied else ITEM[dtype]) + 1)
+
+
 # -- seconds -----------------------------------------------------------------------------------------------------------
 
 # Before anything was measured: the share of its bandwidth that a device reaches with a packing, what more rows cost,

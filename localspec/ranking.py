@@ -13,10 +13,9 @@ from localspec.candidates import (
     candidates,
     plain,
 )
-from localspec.drafter_cards import DrafterCard
 from localspec.machine import Device
+from localspec.model import Model
 from localspec.prediction import CONTEXT, Costs, Estimate, Rates, cost_effectiveness, estimated_rates
-from localspec.registry import TargetCard
 from localspec.shape import Shape
 
 SMALL = 64_000_000  # parameters: a quarter of a GB in fp32
@@ -24,21 +23,6 @@ PLANNED = 4096  # tokens of context that must fit where none was asked for
 CLEARLY = 1.05  # so much better a drafter must be than a simpler one
 DOUBT = 1.15  # and so much more where what it costs and brings was not measured here
 ON_APPLE = 1.05  # and so much faster than plain decoding, as measured, on Apple's GPUs
-
-
-@dataclass(frozen=True)
-class Model:
-    """A target as far as ranking looks at it: its card, sizes, and the drafters that are here.
-
-    `parameters` is their true number. `small` is its draft model.
-    """
-
-    card: TargetCard
-    shape: Shape
-    parameters: int
-    trained: tuple[DrafterCard, ...] = ()
-    small: "Model | None" = None
-    small_here: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,10 +141,14 @@ def _of_form(model: Model, form: Form, knowledge: Knowledge, most: int, context:
                 return None
             speed, nodes = prediction.speed(costs, candidate.acceptance, candidate.drafting, most)
         loaded = weights + candidate.bytes
-        size = loaded + prediction.cache(model.shape, planned + nodes + 1, form.dtype) + prediction.PROGRAM
-        size += prediction.workspace(model.shape, form.dtype, form.quantize, form.device.kind, nodes)
-        replies = known.replies.get(candidate.name.partition(":")[0]) if known.costs else None
+        how = form.dtype, form.quantize, form.device.kind
+        working = prediction.cache(model.shape, planned + nodes + 1, form.dtype)
+        working += prediction.workspace(model.shape, *how, nodes)
+        size = loaded + prediction.PROGRAM + max(working, prediction.loading(model.shape, *how))
+        replies = known.replies.get(candidate.key) if known.costs else None
         told = speed if replies is None else replies.speed(costs)
+        if candidate.name == "phrases":  # drafts of them that do not pay are cut to nothing
+            told = max(told, 1 / costs.at(1, CONTEXT))
         sure = known.costs is not None if candidate.name == "none" else replies is not None
         return Way(form, candidate, nodes, loaded, size, told, sure)
 
@@ -203,14 +191,12 @@ def explained(way: Way, ranked: Sequence[Way]) -> str:
 
 
 def _others(way: Way, ranked: Sequence[Way]) -> str:
-    """What was refused beside it: the best drafter of this form that does not pay."""
-    if way.candidate.name != "none":
-        return ""
-    if way.form.device.kind == "mps":
+    """What was refused beside it: the best drafter of this form that is here and does not pay."""
+    if way.candidate.name == "none" and way.form.device.kind == "mps":
         return "; speculation is off on Apple's GPUs until `localspec bench` has measured that it pays"
     refused = [other for other in ranked if other.form == way.form and other.candidate.here and not pays(other, ranked)]
     if not refused:
         return ""
-    other = refused[0]
-    relative = other.effectiveness / way.effectiveness
-    return f"; {other.candidate.name} would have {relative:.2f} of its M here, so it is left out"
+    other, without = refused[0], _without(way, ranked)
+    relative = other.effectiveness / without.effectiveness
+    return f"; {other.candidate.name} would have {relative:.2f} of plain decoding's M here, so it is left out"

@@ -1,27 +1,23 @@
 """Policy: what was asked for, what this machine is and what was measured on it -> the Choice the engine loads."""
 
-import os
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from localspec.candidates import PAIRED, WITH_PHRASES, Candidate, Knowledge, Nothing
-from localspec.checkpoint import inspect
-from localspec.config import Settings, nearest
-from localspec.drafter_cards import TRAINED, DrafterCard, drafters, find_drafter
-from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
+from localspec.candidates import WITH_PHRASES, Candidate, Knowledge, Nothing
+from localspec.config import Settings
+from localspec.drafter_cards import TRAINED, DrafterCard
+from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.machine import Device, Machine, this_machine
-from localspec.precisions import lacking
+from localspec.model import model_of
+from localspec.named import Named, named_drafter
 from localspec.prediction import PROGRAM
-from localspec.ranking import Form, Model, Way, best, explained, natural_forms, ways
-from localspec.registry import TargetCard, cards, named_card, resolve
-from localspec.shape import Shape
+from localspec.ranking import Form, Way, best, explained, natural_forms, ways
+from localspec.registry import TargetCard, cards
 
-DRAFTERS = ("none", "phrases", "lookahead")  # those that work with every target
 AUTO_NODES = 16  # at most; how many pay is measured
 MOST_NODES = 64
-INVARIANT = ("none", "int8")  # the packings whose rows can be had to the bit
+INVARIANT = (("cpu", "none"), ("cpu", "int8"), ("cuda", "none"), ("mps", "none"))  # whose rows can be had to the bit
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ def choices(
     nodes = AUTO_NODES if settings.draft_max == "auto" else settings.draft_max
     if nodes > MOST_NODES:
         raise UsageMistake(f"--draft-max {nodes} is more than the {MOST_NODES} nodes a tree may have; give fewer.")
-    named = _named(settings.drafter if nodes else "none", card)
+    named = named_drafter(settings.drafter if nodes else "none", card)
     devices = machine.devices if settings.device == "auto" else (_device(machine, settings.device),)
     model = model_of(card)
     found: list[tuple[Way, Sequence[Way]]] = []
@@ -87,7 +83,8 @@ def choices(
         if named.small is not None:
             with suppress(DoesNotFit):  # nor does the target then
                 draft = _draft(named.small, settings, device.name, machine, knowledge)
-        taken = _taken(named, ranked, settings.draft_max != "auto", draft)
+        needed = settings.draft_max != "auto" or settings.accept != "exact"  # some drafter, whether it pays or not
+        taken = _taken(named, ranked, needed, draft)
         least.append(min(taken or ranked, key=lambda way: way.bytes))
         fitting = [way for way in taken if way.fits]
         # The device on which it is fastest; of two as fast, the one that torch names first.
@@ -100,45 +97,11 @@ def choices(
     return [_choice(card, settings, named, nodes, way, ranked, machine, knowledge) for way, ranked in found]
 
 
-def model_of(card: TargetCard) -> Model:
-    """What ranking looks at, of a model that is here, or of a registered one whose sizes its entry tells.
-
-    Raises what `inspect` raises, and LocalspecError where its sizes are not known.
-    """
-    if card.here:
-        checkpoint = inspect(card.path)
-        shape, parameters, trained = Shape.of(checkpoint.config), checkpoint.parameters, tuple(drafters(card))
-    else:
-        shape, trained = card.entry.shape if card.entry else None, ()
-        parameters = shape.parameters if shape else 0
-    if shape is None:
-        raise LocalspecError(
-            f"How large the parts of {card.name} are, its config.json does not say; fetch the model again."
-            if card.here
-            else f"How large {card.name} is, models.toml does not say; add a shape to its entry."
-        )
-    small = None
-    if card.draft:
-        with suppress(LocalspecError):  # a draft model that cannot be used is told to who names it
-            own = named_card(card.draft)
-            small = replace(model_of(replace(own, draft="")), card=own)
-    return Model(card, shape, parameters, trained, small, small is not None and small.card.here)
-
-
-@dataclass(frozen=True)
-class _Named:
-    """What `--drafter` says: a name without its weights or its small model, or `auto`."""
-
-    drafter: str
-    trained: DrafterCard | None = None
-    small: TargetCard | None = None
-
-
-def _taken(named: _Named, ranked: Sequence[Way], fixed: bool, draft: Choice | None) -> list[Way]:
+def _taken(named: Named, ranked: Sequence[Way], needed: bool, draft: Choice | None) -> list[Way]:
     """The ways that are in question, the one to take first, with the bytes of the drafter that was named."""
     if named.drafter == "auto":
-        first = best(ranked, without=not fixed)
-        simple = [way for way in ranked if way.candidate.name in (("phrases",) if fixed else ("phrases", "none"))]
+        first = best(ranked, without=not needed)
+        simple = [way for way in ranked if way.candidate.name in (("phrases",) if needed else ("phrases", "none"))]
         return simple if first is None else [first, *(way for way in simple if way is not first)]
     same = [way for way in ranked if _same(named, way.candidate)]
     if same:
@@ -157,7 +120,7 @@ def _beside(way: Way, size: int) -> Way:
     return replace(way, loaded=way.loaded + size, bytes=way.bytes + size)
 
 
-def _same(named: _Named, candidate: Candidate) -> bool:
+def _same(named: Named, candidate: Candidate) -> bool:
     """Whether this is what was named, with the same weights."""
     kind = candidate.name.partition(":")[0]
     return (named.drafter, named.trained, named.small) == (kind, candidate.trained, candidate.small)
@@ -171,7 +134,7 @@ def _smaller(fitting: Sequence[Way]) -> list[Way]:
 def _choice(
     card: TargetCard,
     settings: Settings,
-    named: _Named,
+    named: Named,
     nodes: int,
     way: Way,
     ranked: Sequence[Way],
@@ -179,7 +142,7 @@ def _choice(
     knowledge: Knowledge,
 ) -> Choice:
     if named.drafter == "auto":
-        named = _Named(way.candidate.name.partition(":")[0], way.candidate.trained, way.candidate.small)
+        named = Named(way.candidate.name.partition(":")[0], way.candidate.trained, way.candidate.small)
     _check_rule(settings, named)
     if settings.int8_threshold and (way.form.device.kind, way.form.quantize) != ("cuda", "int8"):
         raise UsageMistake(
@@ -210,7 +173,7 @@ def _choice(
     )
 
 
-def _check_rule(settings: Settings, named: _Named) -> None:
+def _check_rule(settings: Settings, named: Named) -> None:
     if settings.accept == "rejection" and (named.trained is None or named.drafter.endswith(WITH_PHRASES)):
         raise UsageMistake(
             f"--accept rejection needs drafts that are drawn from a known distribution, and those of '{named.drafter}' "
@@ -272,55 +235,12 @@ def _device(machine: Machine, name: str) -> Device:
     return device
 
 
-def _named(name: str, card: TargetCard) -> _Named:
-    """What is named, by its kind, its weights, and the small model it takes.
-
-    Raises UsageMistake for a drafter that there is not, NotHere where a small model is not here.
-    """
-    if name == "auto":
-        return _Named(name)
-    kind = name.removesuffix(WITH_PHRASES)
-    phrases = name.removeprefix(kind)
-    paired, _, small = kind.partition(":")
-    if phrases and (kind in ("none", "phrases") or paired == "ouroboros"):
-        raise UsageMistake(f"'{name}' is nothing more than '{'phrases' if kind == 'none' else kind}'; say so.")
-    if kind in DRAFTERS:
-        return _Named(name)
-    if paired in PAIRED:
-        if kind.endswith(":"):
-            raise UsageMistake(f"'{name}' names no model; write {paired}:MODEL, or {paired} for the model's own.")
-        return _Named(paired + phrases, small=resolve(small) if small else _own_draft(paired, card))
-    known = ["auto", *DRAFTERS, *TRAINED, *PAIRED]
-    directory = any(mark in kind for mark in "/\\.~") or (kind not in known and os.path.isdir(kind))
-    if small and re.fullmatch(r"\w{2,}", paired):  # no letter of a drive: some other word stands before a model
-        directory = False
-    if kind not in TRAINED and not directory:
-        raise UsageMistake(
-            f"There is no drafter '{kind}'{nearest(paired, known)}; use one of {', '.join(known)}, or a directory that "
-            "`localspec train` wrote."
-        )
-    trained = find_drafter(kind, card)
-    return _Named(trained.kind + phrases, trained)
-
-
-def _own_draft(kind: str, card: TargetCard) -> TargetCard:
-    if not card.draft:
-        raise NotHere(
-            f"No draft model is known for {card.name}; name one, a small model with the same tokenizer: "
-            f"--drafter {kind}:MODEL."
-        )
-    try:
-        return resolve(card.draft)
-    except NotHere as missing:
-        raise NotHere(f"draft = {card.draft!r} of {card.name} in models.toml cannot be used: {missing}") from None
-
-
 def _forms(settings: Settings, device: Device, parameters: int) -> list[Form]:
     """The forms that the settings leave open on a device. Raises UsageMistake for what was named and cannot be had."""
     dtype: str = settings.dtype
     quantize: str = settings.quantize
     if quantize not in ("auto", "none", *device.packings):
-        missing = lacking(quantize, device.name) or "its kernels are missing"
+        missing = device.missing.get(quantize, "its kernels are missing")
         raise UsageMistake(
             f"--quantize {quantize} cannot be had on {device.name}: {missing}; use another, none, or auto."
         )
@@ -333,4 +253,4 @@ def _forms(settings: Settings, device: Device, parameters: int) -> list[Form]:
         quantize = "none"  # who names a format of numbers wants those
     if quantize != "auto":
         return [Form(device, dtype, quantize)]
-    return [form for form in natural if not settings.exact or form.quantize in INVARIANT]
+    return [form for form in natural if not settings.exact or (device.kind, form.quantize) in INVARIANT]

@@ -7,9 +7,10 @@ from typing import Literal
 from localspec.candidates import Knowledge
 from localspec.errors import LocalspecError
 from localspec.machine import Machine
-from localspec.ranking import Model, Way, best, explained, natural_forms, ways
+from localspec.model import Model, model_of
+from localspec.ranking import Way, best, explained, natural_forms, ways
 from localspec.registry import TargetCard, cards
-from localspec.selection import AUTO_NODES, model_of
+from localspec.selection import AUTO_NODES
 
 LEAST_SPEED = 8.0  # tokens/s: somewhat faster than one reads
 Prefer = Literal["speed", "memory", "quality"]

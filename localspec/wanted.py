@@ -10,9 +10,8 @@ from localspec.drafter_cards import drafters
 from localspec.entries import Entry
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.machine import Machine
-from localspec.ranking import Model
+from localspec.model import Model, model_of
 from localspec.registry import NOWHERE, TargetCard, named_card
-from localspec.selection import model_of
 from localspec.shape import Shape
 from localspec.sources import Source
 from localspec.survey import Offer, offer

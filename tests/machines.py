@@ -57,7 +57,10 @@ def _device(
     bandwidth: float | None,
 ) -> Device:
     left = gib if free is None else free
-    return Device(name, f"invented {name}", int(gib * GIB), int(left * GIB), dtypes, packings, "", bandwidth=bandwidth)
+    missing = {
+        packing: "its kernels are not invented" for packing in ("int8", "int4", "nf4") if packing not in packings
+    }
+    return Device(name, f"invented {name}", int(gib * GIB), int(left * GIB), dtypes, packings, "", bandwidth, missing)
 
 
 def machine(*devices: Device) -> Machine:

@@ -5,7 +5,19 @@ from dataclasses import replace
 import pytest
 from machines import LITTLE, SEVEN, Told, flat, trained, unfetched
 
-from localspec.candidates import A_PASS, DEPTH, PHRASES, Candidate, Nothing, Replies, Setting, Small, candidates, plain
+from localspec.candidates import (
+    A_PASS,
+    DEPTH,
+    PHRASES,
+    Candidate,
+    Nothing,
+    Replies,
+    Setting,
+    Small,
+    candidates,
+    plain,
+    reply_key,
+)
 from localspec.drafter_cards import DrafterCard
 from localspec.entries import Accepted, Published
 from localspec.prediction import CONTEXT, Acceptance, Rates
@@ -86,16 +98,21 @@ def test_without_that_the_figure_of_its_publisher_and_without_any_nobody_knows()
 
 
 def test_what_was_measured_here_comes_before_all_figures() -> None:
-    at = replace(AT, replies={"medusa": Replies(3.0, 8, 0.1), "phrases": Replies(2.0, 8, 0.0)})
-    told = found(Published("medusa", accepted=SAID), here=(trained("medusa", 10**8, 0.8),), at=at)
+    own = trained("medusa", 10**8, 0.8)
+    at = replace(AT, replies={reply_key("medusa", own, None): Replies(3.0, 8, 0.1), "phrases": Replies(2.0, 8, 0.0)})
+    told = found(Published("medusa", accepted=SAID), here=(own,), at=at)
     for name, length in (("medusa", 3.0), ("phrases", 2.0)):
-        own = told[name].acceptance
-        assert own is not None and own.length(DEPTH) == pytest.approx(length) and own.origin == "as measured here"
+        measured = told[name].acceptance
+        assert measured is not None and measured.length(DEPTH) == pytest.approx(length)
+        assert measured.origin == "as measured here"
     both = told["medusa+phrases"].acceptance
     assert both is not None and both.length(99) == pytest.approx(4.0), "together they are as measured apart"
-    at = replace(at, replies={**at.replies, "medusa+phrases": Replies(3.2, 8, 0.1)})
-    both = found(here=(trained("medusa", 10**8, 0.8),), at=at)["medusa+phrases"].acceptance
+    at = replace(at, replies={**at.replies, reply_key("medusa+phrases", own, None): Replies(3.2, 8, 0.1)})
+    both = found(here=(own,), at=at)["medusa+phrases"].acceptance
     assert both is not None and both.length(99) == pytest.approx(3.2), "until that is measured too"
+    another = replace(own, bytes=own.bytes + 1)
+    both = found(here=(another,), at=at)["medusa"].acceptance
+    assert both is not None and both.origin != "as measured here", "of one that was trained again nothing is known"
 
 
 def test_s3d_is_foreseen_by_the_formula_of_its_paper() -> None:

@@ -157,8 +157,16 @@ def test_a_cpu_build_beside_an_nvidia_driver_is_named_with_the_command_that_mend
 def test_a_build_for_a_newer_driver_is_named(computer) -> None:
     computer(kernel=MODULE.format("535.1"), version="2.9.0+cu130", cuda="13.0")
     said = torch_trouble()
-    assert said and said.startswith("NVIDIA driver 535 found, torch 2.9.0+cu130 is built for CUDA 13.0: ")
+    assert said and said.startswith(
+        "NVIDIA driver 535 found, torch 2.9.0+cu130 is built for CUDA 13.0 and needs a newer one: "
+    )
     assert said.endswith("/cu126")
+
+
+def test_a_card_that_a_right_build_does_not_see_is_hidden(computer) -> None:
+    computer(kernel=MODULE.format("580.65"), version="2.9.0+cu128", cuda="12.8")
+    said = torch_trouble()
+    assert said and "sees no card" in said and "CUDA_VISIBLE_DEVICES" in said and "pip" not in said
 
 
 def test_a_driver_that_is_too_old_for_every_build_is_to_be_updated(computer) -> None:

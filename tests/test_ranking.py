@@ -6,12 +6,13 @@ import pytest
 from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, flat, gpu, processor, trained, unfetched
 
 from localspec import ranking
-from localspec.candidates import Candidate, Known, Nothing, Replies, plain
+from localspec.candidates import Candidate, Known, Nothing, Replies, plain, reply_key
 from localspec.drafter_cards import DrafterCard
 from localspec.entries import Accepted, Published
 from localspec.machine import Device
+from localspec.model import Model
 from localspec.prediction import CONTEXT, Acceptance, Rates
-from localspec.ranking import SMALL, Form, Model, Way, best, explained, natural_forms, pays, ways
+from localspec.ranking import SMALL, Form, Way, best, explained, natural_forms, pays, ways
 
 GPU = gpu(24, packings=("int8",))
 FORM = Form(GPU, "bf16", "none")
@@ -114,8 +115,9 @@ def test_replies_are_worth_nothing_without_what_their_rows_cost() -> None:
 
 def test_replies_of_a_pair_are_found_though_its_way_names_the_small_model() -> None:
     small = Model(unfetched(LITTLE, name="small"), LITTLE, LITTLE.parameters)
+    key = reply_key("ouroboros", None, small.card)
     pair = replace(model(), small=small, small_here=True)
-    told = Told({("cuda:0", "none"): Known(flat(0.05), {"ouroboros": Replies(3.0, 5, 0.5)})})
+    told = Told({("cuda:0", "none"): Known(flat(0.05), {key: Replies(3.0, 5, 0.5)})})
     way = one(ways(pair, [FORM], told, 16), "ouroboros:small")
     assert (way.measured, way.speed) == (True, pytest.approx(3.0 / 0.05 / 1.5))
     assert way.candidate.here and way.loaded > 2 * SEVEN.parameters + LITTLE.parameters
@@ -259,7 +261,9 @@ def test_a_reason_tells_form_speed_m_and_what_they_rest_on() -> None:
 
 def test_a_reason_for_plain_decoding_tells_what_does_not_pay() -> None:
     ranked = [way("none", 1.0), way("medusa", 0.8), way("phrases", 0.7)]
-    assert explained(ranked[0], ranked).endswith("; medusa would have 0.80 of its M here, so it is left out")
+    assert explained(ranked[0], ranked).endswith(
+        "; medusa would have 0.80 of plain decoding's M here, so it is left out"
+    )
     better = [way("medusa", 2.0), way("none", 1.0)]
     assert "left out" not in explained(better[1], better)
     elsewhere = [way("none", 1.0), way("medusa", 0.8, here=False), way("s3d", 0.5, form=Form(GPU, "bf16", "int8"))]

@@ -11,6 +11,7 @@ from typing import Self
 
 import torch
 
+from localspec.candidates import reply_key
 from localspec.checkpoint import revision
 from localspec.config import Settings
 from localspec.database import StoreTrouble
@@ -283,7 +284,8 @@ class Engine:
         if self._trained is not None:
             self._measured.remember(self._calibration, self._trained.calibration.as_json())
         if said is not None:
-            self._measured.reply(self.choice.drafter, said)
+            small = self.choice.draft.target if self.choice.draft else None
+            self._measured.reply(reply_key(self.choice.drafter, self.choice.trained, small), said)
 
     def _learned(self, start: int) -> bool:
         """Keeps the phrases of a reply, if any are to be kept; whether the store gave no trouble."""

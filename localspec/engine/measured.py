@@ -77,8 +77,8 @@ class Measured:
                 self.remember(COSTS, costs.as_list())
         return costs
 
-    def reply(self, drafter: str, said: Statistics) -> None:
-        """Adds one reply to what is kept of this drafter here."""
-        if said.steps and self.store is not None and not self.store.read_only:
+    def reply(self, key: str, said: Statistics) -> None:
+        """Adds one reply to what is kept of a drafter here, by its `reply_key`."""
+        if said.steps and said.token_ids and self.store is not None and not self.store.read_only:
             with suppress(StoreTrouble):  # the next reply will tell as much, and no sentence is worth it
-                self.store.remember(REPLIES, self.subject, with_reply(self.recall(REPLIES), drafter, said))
+                self.store.remember(REPLIES, self.subject, with_reply(self.recall(REPLIES), key, said))

@@ -1,0 +1,50 @@
+"""A model as the policy looks at it: its card, its sizes, and the drafters that are here."""
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from localspec.checkpoint import inspect
+from localspec.drafter_cards import DrafterCard, drafters
+from localspec.errors import LocalspecError
+from localspec.registry import TargetCard, named_card
+from localspec.shape import Shape
+
+
+@dataclass(frozen=True)
+class Model:
+    """A target, and what could draft for it.
+
+    `parameters` is their true number. `small` is its draft model.
+    """
+
+    card: TargetCard
+    shape: Shape
+    parameters: int
+    trained: tuple[DrafterCard, ...] = ()
+    small: "Model | None" = None
+    small_here: bool = False
+
+
+def model_of(card: TargetCard) -> Model:
+    """What ranking looks at, of a model that is here, or of a registered one whose sizes its entry tells.
+
+    Raises what `inspect` raises, and LocalspecError where its sizes are not known.
+    """
+    if card.here:
+        checkpoint = inspect(card.path)
+        shape, parameters, trained = Shape.of(checkpoint.config), checkpoint.parameters, tuple(drafters(card))
+    else:
+        shape, trained = card.entry.shape if card.entry else None, ()
+        parameters = shape.parameters if shape else 0
+    if shape is None:
+        raise LocalspecError(
+            f"How large the parts of {card.name} are, its config.json does not say; fetch the model again."
+            if card.here
+            else f"How large {card.name} is, models.toml does not say; add a shape to its entry."
+        )
+    small = None
+    if card.draft:
+        with suppress(LocalspecError):  # a draft model that cannot be used is told to who names it
+            own = named_card(card.draft)
+            small = replace(model_of(replace(own, draft="")), card=own)
+    return Model(card, shape, parameters, trained, small, small is not None and small.card.here)
