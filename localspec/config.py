@@ -244,10 +244,14 @@ def hub_places(environ: Mapping[str, str] | None = None) -> HubPlaces:
 
 
 def quiet_hub(environ: MutableMapping[str, str] | None = None) -> None:
-    """Call it before the Hugging Face client is imported: no telemetry, no look for updates, no advice on links."""
+    """Call it before the Hugging Face client is imported: no telemetry, no look for updates, no advice on links.
+
+    Files come over HTTP, where a break is resumed and every byte passes our checks; HF_HUB_DISABLE_XET=0 allows Xet.
+    """
     environ = os.environ if environ is None else environ
     for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK", "HF_HUB_DISABLE_SYMLINKS_WARNING"):
         environ[name] = "1"
+    environ.setdefault("HF_HUB_DISABLE_XET", "1")
 
 
 def load(

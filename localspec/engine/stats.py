@@ -64,4 +64,4 @@ def count_sources(sources: Sequence[str]) -> dict[str, int]:
 
 def peak_bytes(device: torch.device) -> int:
     """The most memory this process ever held: on the device, or of main memory where that is the device."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else hardware.peak_memory()
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else hardware.peak_memory()

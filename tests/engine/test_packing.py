@@ -161,6 +161,7 @@ def test_gradients_flow_through_it_as_through_a_float_model_of_its_weights(
         assert F.cosine_similarity(parameter.grad.flatten(), theirs[name].grad.flatten(), dim=0) > 0.99, name
 
 
+@pytest.mark.slow
 @kinds
 def test_its_exactness_is_measured_like_any_others(tiny: Make, load: Callable[..., Target], kind: LinearKind) -> None:
     """Only row-scaled int8 was built so that one row is what it is among others: others are never fewer than four."""
