@@ -1,0 +1,97 @@
+"""Memory that is short: one more try with less, a context that ends earlier, and weights that have moved away."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from machines import flat, machine, processor
+
+from localspec.config import Settings
+from localspec.engine import engine as module
+from localspec.engine.engine import SUDDEN, Engine
+from localspec.engine.session import Limits
+from localspec.errors import DoesNotFit
+from localspec.events import Done
+from localspec.registry import resolve
+from localspec.selection import choose
+
+DEMO = resolve("demo")
+USER = [{"role": "user", "content": "Who are you?"}]
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Two choices, of which the first never fits in memory; what is loaded is listed."""
+    first = choose(DEMO, Settings())
+    second, loaded, load = replace(first, drafter="none", nodes=0, reason="plain decoding"), [], module._load
+
+    def short(choice):
+        loaded.append(choice.drafter)
+        if choice == first:
+            raise DoesNotFit("demo does not fit in the memory of cpu; choose a smaller model.")
+        return load(choice)
+
+    monkeypatch.setattr(module, "choices", lambda *arguments, **named: [first, second])
+    monkeypatch.setattr(module, "_load", short)
+    return loaded
+
+
+def test_what_does_not_fit_is_tried_once_more_with_less_and_it_is_said(two) -> None:
+    told: list[str] = []
+    engine = Engine.open(Settings(), DEMO, notice=told.append)
+    assert two == ["phrases", "none"] and engine.choice.drafter == "none"
+    assert told == [
+        "demo does not fit in the memory of cpu; choose a smaller model. It is tried once more with less: plain decoding."
+    ]
+
+
+def test_where_there_is_no_less_it_is_refused(two, monkeypatch) -> None:
+    monkeypatch.setattr(module, "choices", lambda *arguments, **named: [choose(DEMO, Settings())])
+    with pytest.raises(DoesNotFit):
+        Engine.open(Settings(), DEMO)
+    assert two == ["phrases"]
+
+
+@pytest.mark.slow
+def test_a_memory_that_is_nearly_full_ends_replies_earlier_and_says_so_once(monkeypatch) -> None:
+    told: list[str] = []
+    engine = Engine.open(Settings(drafter="none", temperature=0.0), DEMO, notice=told.append)
+    short = engine.target.cache(1).nbytes // engine.target.cache(1).capacity * 40  # bytes of forty tokens
+    whole = machine(processor(1000))
+    full = processor(1)
+    monkeypatch.setattr(module, "this_machine", lambda: whole)
+    *_, done = engine.chat(USER, engine.sampling(Settings(temperature=0.0)), Limits(8))
+    assert isinstance(done, Done) and len(done.statistics.token_ids) == 8 and told == []
+    monkeypatch.setattr(
+        module, "this_machine", lambda: machine(replace(full, free=max(full.total // 10, 600 * 10**6) + short))
+    )
+    room = engine.session.cache.capacity
+    open_end = [{"role": "user", "content": "Tell me a long story of a king. " * (room // 24)}]
+    for _ in range(2):
+        *_, done = engine.chat(open_end, engine.sampling(Settings(temperature=0.0)))
+        assert isinstance(done, Done) and engine.session.cache.capacity == room
+    assert len(told) == 1 and f"holds {room - 1} tokens of context now" in told[0]
+    with pytest.raises(DoesNotFit, match="the memory of cpu holds"):
+        list(engine.chat([{"role": "user", "content": "king " * room}], engine.sampling(Settings(temperature=0.0))))
+
+
+@pytest.mark.parametrize(
+    ("device", "times", "steps", "tells"),
+    [("cuda", 6, 10, True), ("cuda", SUDDEN - 1, 10, False), ("cuda", 6, 3, False), ("cpu", 6, 10, False)],
+)
+def test_steps_that_suddenly_take_many_times_as_long_are_told_on_a_graphics_card(device, times, steps, tells) -> None:
+    told: list[str] = []
+    engine = SimpleNamespace(
+        _told_of_spilling=False,
+        costs=flat(0.01),
+        target=SimpleNamespace(device=torch.device(device)),
+        session=SimpleNamespace(tokens=[1, 2]),
+        choice=SimpleNamespace(device=device),
+        _notice=told.append,
+    )
+    said = SimpleNamespace(steps=steps, drafted=0, verify_seconds=0.01 * times * steps)
+    for _ in range(2):
+        Engine._look_for_spilling(engine, said)
+    assert len(told) == (1 if tells else 0)
+    assert not tells or "6 times" in told[0]

@@ -1,0 +1,80 @@
+"""What the policy asks about this machine is measured once, and again where the moment was a busy one."""
+
+from pathlib import Path
+
+import pytest
+
+from localspec.engine import measuring
+from localspec.engine.measuring import Measuring
+from localspec.engine.rates import WIDE, measured_rates
+from localspec.hardware import physical_cores
+from localspec.prediction import CONTEXT, Estimate, Rates
+from localspec.shape import Shape
+from localspec.store import Store
+
+RATES = [[1, 8], [1e-12, 2e-12], [1e-4, 2e-4]]
+
+
+class Counted:
+    """Stands for the measurements, and for how many cores others leave."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times, self.idle = 0, physical_cores()
+        monkeypatch.setattr(measuring, "memory_bandwidth", lambda device: self.measure(5e9))
+        monkeypatch.setattr(measuring, "_listed", lambda *form: self.measure(RATES))
+        monkeypatch.setattr(measuring, "IdleCores", lambda: lambda: self.idle)
+        monkeypatch.setattr(measuring, "LOOK_SECONDS", 0.0)
+
+    def measure(self, value: object) -> object:
+        self.times += 1
+        return value
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
+
+
+def ask(path: Path | None) -> tuple[Rates | None, float]:
+    told: list[str] = []
+    if path is None:
+        knowledge = Measuring(None, told.append, told.append)
+        return knowledge.rates("cpu", "fp32", "int8"), knowledge.bandwidth("cpu")
+    with Store.open(path, told.append) as store:
+        knowledge = Measuring(store, told.append, told.append)
+        return knowledge.rates("cpu", "fp32", "int8"), knowledge.bandwidth("cpu")
+
+
+def test_it_is_measured_once_and_kept(counted, tmp_path) -> None:
+    first = ask(tmp_path / "localspec.db")
+    assert first == (Rates((1, 8), (1e-12, 2e-12), (1e-4, 2e-4)), 5e9) and counted.times == 2
+    assert ask(tmp_path / "localspec.db") == first and counted.times == 2
+
+
+def test_without_a_store_it_is_measured_each_time(counted) -> None:
+    assert ask(None) == ask(None) and counted.times == 4
+
+
+def test_a_busy_moment_serves_until_there_is_a_quiet_one(counted, tmp_path) -> None:
+    counted.idle = physical_cores() - 1
+    ask(tmp_path / "localspec.db")
+    ask(tmp_path / "localspec.db")
+    assert counted.times == 2, "as long as it is busy nothing better is to be had"
+    counted.idle = physical_cores()
+    ask(tmp_path / "localspec.db")
+    ask(tmp_path / "localspec.db")
+    assert counted.times == 4
+
+
+def test_a_device_that_this_machine_does_not_have_is_not_measured(counted) -> None:
+    assert Measuring(None, print, print).rates("cuda:7", "bf16", "nf4") is None and counted.times == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_rates_of_this_machine_foretell_the_model_they_were_measured_with(quantize) -> None:
+    rates = measured_rates("cpu", "fp32", quantize)
+    wide = Shape(WIDE["num_hidden_layers"], WIDE["hidden_size"], WIDE["intermediate_size"], 16, 4, 128, 2048, 512)
+    one, many = (Estimate(wide, rates).at(rows, CONTEXT) for rows in (1, 64))
+    assert 1e-4 < one < many < 60 and rates.rows[0] == 1
+    assert Rates.from_list(rates.as_list()) == rates

@@ -1,0 +1,98 @@
+"""Which of the registered models a machine should run, on machines that nobody has."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from machines import BILLION, GIB, LITTLE, PHI, SEVEN, gpu, machine, processor, unfetched
+
+from localspec import survey
+from localspec.candidates import Nothing
+from localspec.entries import PACKAGE, Entry
+from localspec.registry import NOWHERE, TargetCard
+from localspec.shape import Shape
+from localspec.survey import LEAST_SPEED, Offer, offers, preferred
+
+TOY = TargetCard("toy", PACKAGE / "demo", None, "", "", Entry("toy", path=PACKAGE / "demo", quality=99))
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch):
+    """Registers models of these shapes and qualities, none of them here."""
+
+    def register(**models: tuple[Shape | None, int]) -> None:
+        cards = {}
+        for name, (shape, quality) in models.items():
+            card = unfetched(shape, name)
+            assert card.entry is not None
+            cards[name] = replace(card, entry=replace(card.entry, quality=quality))
+        monkeypatch.setattr(survey, "cards", lambda: cards)
+
+    return register
+
+
+def taken(registered: list[Offer], prefer: survey.Prefer | None = None) -> str | None:
+    found = preferred(registered, prefer)
+    return found and found.card.name
+
+
+def test_the_best_that_fits_and_is_read_as_fast_as_it_comes(registry) -> None:
+    registry(small=(LITTLE, 10), middle=(BILLION, 20), good=(PHI, 30), best=(SEVEN, 40))
+    found = offers(machine(gpu(24)), Nothing(), here=False)
+    assert [one.card.name for one in found] == ["best", "good", "middle", "small"], "the best first"
+    assert taken(found) == "best"
+    assert taken(offers(machine(gpu(4.5), processor(8)), Nothing(), here=False)) == "good"
+    slow = offers(machine(processor(64, bandwidth=30e9)), Nothing(), here=False)
+    speeds = {one.card.name: one.way.speed for one in slow if one.way}
+    assert speeds["good"] < LEAST_SPEED < speeds["middle"] and taken(slow) == "middle"
+
+
+def test_what_is_preferred_changes_that_and_nothing_else(registry) -> None:
+    registry(small=(LITTLE, 10), middle=(BILLION, 20), good=(PHI, 30), best=(SEVEN, 40))
+    slow = offers(machine(processor(64, bandwidth=30e9)), Nothing(), here=False)
+    assert [taken(slow, prefer) for prefer in ("speed", "memory", "quality")] == ["small", "small", "best"]
+    assert len({id(one.way) for one in slow}) == 4
+
+
+def test_where_nothing_is_fast_the_fastest_of_those_that_fit(registry) -> None:
+    registry(good=(PHI, 30), best=(SEVEN, 40))
+    assert taken(offers(machine(processor(64, bandwidth=2e9)), Nothing(), here=False)) == "good"
+
+
+def test_what_does_not_fit_is_listed_with_what_is_missing_and_never_taken(registry) -> None:
+    registry(best=(SEVEN, 40))
+    (found,) = offers(machine(processor(4)), Nothing(), here=False)
+    assert not found.fits and found.way is not None and found.way.bytes > 4 * GIB
+    assert found.reason.startswith("does not fit: ") and "GiB" in found.reason
+    assert taken([found]) is None and taken([]) is None
+
+
+def test_an_entry_without_sizes_costs_the_others_nothing(registry) -> None:
+    registry(odd=(None, 50), good=(PHI, 30))
+    found = offers(machine(gpu(24)), Nothing(), here=False)
+    assert {one.card.name: one.way is None for one in found} == {"odd": True, "good": False}
+    assert taken(found) == "good" and "add a shape" in next(one.reason for one in found if one.way is None)
+
+
+def test_a_toy_is_taken_only_where_nothing_else_fits() -> None:
+    def offered(card: TargetCard, quality: int) -> Offer:
+        way = offers_of(card)
+        return Offer(card, way, "", quality)
+
+    def offers_of(card: TargetCard):
+        return survey.offer(survey.Model(card, LITTLE, LITTLE.parameters), machine(), Nothing(), here=True).way
+
+    real = TargetCard("real", NOWHERE, None, "", "", Entry("real", path=Path("somewhere")))
+    assert taken([offered(TOY, 99), offered(real, 1)]) == "real"
+    assert taken([offered(TOY, 99)]) == "toy"
+
+
+def test_a_model_of_the_users_own_has_the_quality_of_its_size(registry) -> None:
+    registry(own=(SEVEN, 0), ours=(PHI, 30), theirs=(BILLION, 20))
+    qualities = {one.card.name: one.quality for one in offers(machine(gpu(24)), Nothing(), here=False)}
+    assert qualities["theirs"] < qualities["ours"] < qualities["own"]
+
+
+def test_only_what_is_here_where_that_is_asked(registry) -> None:
+    registry(best=(SEVEN, 40))
+    assert offers(machine(gpu(24)), Nothing(), here=True) == []
