@@ -1,12 +1,14 @@
 """The drafters that a model could have on a machine, and what each should bring and cost. Pure arithmetic on cards."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Protocol
 
 from localspec.drafter_cards import DrafterCard
 from localspec.entries import Published
-from localspec.prediction import CONTEXT, ITEM, Acceptance, Costs, Rates
+from localspec.prediction import CONTEXT, ITEM, Acceptance, Costs, Rates, cache
 from localspec.registry import TargetCard
 from localspec.s3d_prediction import Constants, acceptance_at, propose, share
 from localspec.shape import Shape
@@ -15,7 +17,7 @@ WITH_PHRASES = "+phrases"
 PAIRED = ("draft_model", "ouroboros")  # those that take a small model
 
 # Prompt lookup, Vicuna 7B, Spec-Bench on an RTX 3090, greedy (published). Ours also knows what replies said before.
-PHRASES = Acceptance.of_length(1.73, 10, "as published for prompt lookup, Spec-Bench")
+PHRASES = Acceptance.of_length(1.73, 10, "from 1.73 as published for prompt lookup, Spec-Bench")
 A_PASS = 1.4  # tokens that a draft model accelerated by phrases drafts in one forward, as measured on the demo pair
 DEPTH = 5  # tokens a draft of a small model
 
@@ -85,6 +87,13 @@ class Candidate:
         return self.published is None
 
     @property
+    def obtainable(self) -> bool:
+        """Whether somebody publishes what is missing of it."""
+        if self.small is not None:
+            return self.small.here or (self.small.entry is not None and self.small.entry.source is not None)
+        return self.published is None or self.published.source is not None
+
+    @property
     def key(self) -> str:
         """What replies with it are kept by."""
         return reply_key(self.name.partition(":")[0], self.trained, self.small)
@@ -116,6 +125,7 @@ class Setting:
     costs: Costs
     rates: Rates
     dtype: str
+    planned: int  # tokens of context
     replies: Mapping[str, Replies]
 
 
@@ -154,7 +164,8 @@ def _told(candidate: Candidate, at: Setting) -> Candidate:
     found = at.replies.get(candidate.key)
     if found is None:
         return candidate
-    return replace(candidate, acceptance=Acceptance.of_length(found.length, DEPTH, "as measured here"))
+    depth = max(DEPTH, round(found.nodes), math.ceil(found.length))
+    return replace(candidate, acceptance=Acceptance.of_length(found.length, depth, "as measured here"))
 
 
 def _both(alone: Candidate, phrases: Candidate, at: Setting) -> Iterator[Candidate]:
@@ -169,14 +180,18 @@ def _both(alone: Candidate, phrases: Candidate, at: Setting) -> Iterator[Candida
 def _trained(drafter: DrafterCard, said: Published | None, at: Setting) -> Candidate:
     rates = [level[0] for level in drafter.about.get("accuracy_by_depth", [])]
     own = Acceptance.chain(rates, "by what it foresaw of held-out text") if rates else _published(said)
-    size = drafter.parameters * (4 if drafter.revision else ITEM[at.dtype])
+    size = drafter.parameters * (4 if drafter.revision else ITEM[at.dtype]) + _cache(
+        drafter.kind, drafter.parameters, at
+    )
     drafting = _drafting(drafter.kind, drafter.parameters, len(rates) or DEPTH, at)
     return Candidate(drafter.kind, size, own, drafting, trained=drafter)
 
 
 def _published(one: Published | None) -> Acceptance | None:
-    said = one.accepted if one else None
-    return Acceptance.of_length(said.length, said.depth, f"as published, {said.source}") if said else None
+    if one is None or one.accepted is None:
+        return None
+    said = one.accepted
+    return Acceptance.of_length(said.length, said.depth, f"from {said.length:.3g} as published, {said.source}")
 
 
 def _fetched(one: Published, at: Setting) -> Candidate:
@@ -186,7 +201,11 @@ def _fetched(one: Published, at: Setting) -> Candidate:
     parameters = one.parameters or (at.shape.layer if one.kind == "parallelspec" else at.shape.matrices // 20)
     depth = one.accepted.depth if one.accepted else DEPTH
     return Candidate(
-        one.kind, parameters * ITEM[at.dtype], own, _drafting(one.kind, parameters, depth, at), published=one
+        one.kind,
+        parameters * ITEM[at.dtype] + _cache(one.kind, parameters, at),
+        own,
+        _drafting(one.kind, parameters, depth, at),
+        published=one,
     )
 
 
@@ -204,20 +223,30 @@ def _paired(one: Published, small: Small, at: Setting, here: bool) -> Candidate:
 
 def _s3d(shape: Shape) -> Acceptance:
     """By the paper's own predictor (eq. 10 and 14), for the layers that it proposes."""
-    constants = Constants()
-    head = shape.embedding / shape.layer
-    proposal = propose(shape.layers, head, constants)
-    beta = share(shape.layers, len(proposal.kept), head)
-    chances = [acceptance_at(place, beta, constants) for place in range(1, proposal.gamma + 1)]
+    beta, gamma = _proposed(shape)
+    chances = [acceptance_at(place, beta, Constants()) for place in range(1, gamma + 1)]
     return Acceptance.chain(chances, "by the formula of the S3D paper")
+
+
+@lru_cache
+def _proposed(shape: Shape) -> tuple[float, int]:
+    """(β, γ) that the paper's predictor proposes for a model of this shape (§5.3)."""
+    head = shape.embedding / shape.layer
+    proposal = propose(shape.layers, head, Constants())
+    return share(shape.layers, len(proposal.kept), head), proposal.gamma
+
+
+def _cache(kind: str, parameters: int, at: Setting) -> int:
+    """Bytes that a drafter with layers of its own keeps of the text: no more than the target, if it is a model."""
+    model = kind == "parallelspec" and parameters > 2 * at.shape.layer
+    return cache(at.shape, at.planned, at.dtype) if model else 0
 
 
 def _drafting(kind: str, parameters: int, depth: int, at: Setting) -> Callable[[int], float]:
     """Seconds of one draft: the weights it reads, and what a layer takes beside them."""
     beside = at.rates.layer[0]
     if kind == "s3d":
-        half = share(at.shape.layers, -(-at.shape.layers // 2), at.shape.embedding / at.shape.layer)
-        seconds = half * at.costs.at(DEPTH, CONTEXT)
+        seconds = _proposed(at.shape)[0] * at.costs.at(DEPTH, CONTEXT)
     elif kind == "parallelspec":  # a small model has layers of its own; one layer borrows the target's head
         whole = parameters > at.shape.layer
         head = 0 if whole else at.shape.embedding

@@ -55,7 +55,7 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
             )
         raise NotHere(
             f"There is no drafter '{name}' for {card.name} here; "
-            f"make one with `localspec train {name} -m {reference(card, paths)} --data FILE`."
+            f"make one with `localspec train {name} -m {reference(card)} --data FILE`."
         )
     named = read_drafter(Path(os.path.abspath(os.path.expanduser(name))))
     if named.revision and named.revision != (own := revision(card.path)):

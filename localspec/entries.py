@@ -13,6 +13,7 @@ from localspec.shape import NAMES, Shape, whole
 from localspec.sources import Source
 
 PACKAGE = Path(__file__).parent
+DEEPEST = 64  # tokens of a draft
 LONGEST = 10**12  # of any number in an entry; what is more is a slip
 
 
@@ -84,7 +85,8 @@ _Keys = Mapping[str, tuple[Callable[[object], bool], str]]
 _TEXT, _SWITCH, _COUNT = (_text, "a text"), (_switch, "true or false"), (_count, "a whole number from 1 up")
 _TABLE = (lambda value: isinstance(value, dict), "a table")
 _SHAPE: _Keys = {name: _SWITCH if name == "tied" else _COUNT for name in NAMES}
-_ACCEPTED: _Keys = {"length": (_length, "a number from 1 to 100"), "depth": _COUNT, "source": _TEXT}
+_DEPTH = (lambda value: whole(value) and value <= DEEPEST, f"a whole number from 1 to {DEEPEST}")
+_ACCEPTED: _Keys = {"length": (_length, "a number from 1 to 100"), "depth": _DEPTH, "source": _TEXT}
 _DRAFTER: _Keys = {
     "kind": _TEXT, "repo": _TEXT, "revision": _TEXT, "license": _TEXT, "publisher": _TEXT, "parameters": _COUNT,
     "accepted": _TABLE, "lossless": _SWITCH,

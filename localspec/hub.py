@@ -10,8 +10,8 @@ from typing import Any
 from localspec.checkpoint import ARCHITECTURES
 from localspec.config import hub_places
 from localspec.errors import LocalspecError
-from localspec.hub_cache import HEADS, cached, damage
-from localspec.hub_client import PATIENCE, client, must_be_online, page, told
+from localspec.hub_cache import HEADS, cached, damage, has_tokenizer
+from localspec.hub_client import PATIENCE, client, must_be_online, page, server, told
 from localspec.hub_records import COMMIT, NAME, FileFact, sound
 from localspec.sources import Source
 from localspec.text import one_line
@@ -23,6 +23,7 @@ _BESIDE = re.compile(
     re.ASCII,
 )
 _PICKLED = re.compile(r"[\w.-]+\.(bin|pt|pth|ckpt|pkl)", re.ASCII)
+_LONGEST = 2**50  # bytes of a file; no server means more
 _READ_FIRST = 2**25  # bytes of the longest config.json or index that is read for a plan
 
 
@@ -115,11 +116,21 @@ def _part(source: Source) -> Part:
     weights = _weight_names(source, known, read)
     heads = heads or weights[0] in HEADS
     notes = () if heads else _served(source, config)
+    if not heads and not has_tokenizer(known):
+        raise LocalspecError(
+            f"{source} has no tokenizer that localspec reads (tokenizer.json, tokenizer.model, or vocab.json with "
+            "merges.txt); choose another model."
+        )
     beside = (name for name in known if _BESIDE.fullmatch(name) and not name.endswith(".index.json"))
     names = [*sorted(beside), *([INDEX] if weights[0] != WEIGHTS and not heads else []), *weights]
     files = tuple(known[name] for name in names)
     if odd := next((file for file in files if not sound(file)), None):
         raise ValueError(f"no length or digest of {odd.name}")
+    if endless := next((file for file in files if file.bytes > _LONGEST), None):
+        raise LocalspecError(
+            f"{server()} announces more than a million GiB for {endless.name} of {source}, which cannot be; choose "
+            "another model, or try again."
+        )
     here = frozenset(file.name for file in files if cached(source, info.sha, file))
     return Part(source, info.sha, files, here, config, heads, _license(info), bool(info.gated), notes)
 

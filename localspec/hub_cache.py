@@ -6,20 +6,21 @@ The cache belongs to every program of this user: <cache>/models--org--name/snaps
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from localspec.checkpoint import inspect
 from localspec.config import hub_places
 from localspec.errors import LocalspecError, NotHere
-from localspec.hub_records import COMMIT, DIGEST, FileFact, Pulled, folder, forget, record, records
+from localspec.hub_records import COMMIT, DIGEST, FileFact, Pulled, folder, forget, pulls, record, records
 from localspec.paths import Paths
 from localspec.sources import Source
 
 HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # Medusa heads, the first that is there
+TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))  # one of these is needed
 _PIECE = 2**22  # bytes read at once
 
 
@@ -67,6 +68,11 @@ def located(source: Source, paths: Paths | None = None) -> Path | None:
     return path if _whole(path) else None
 
 
+def pulled_sources(paths: Paths | None = None) -> list[Source]:
+    """Every revision of a repository that was pulled and is here whole, by name; Medusa heads are among them."""
+    return sorted((one.source for one in pulls(paths) if located(one.source, paths) is not None), key=str)
+
+
 def resolved(source: Source) -> str | None:
     """The commit that this cache takes a revision for."""
     if COMMIT.fullmatch(source.revision):
@@ -82,12 +88,17 @@ def _whole(path: Path) -> bool:
     """Whether a directory that another program fetched is a model with its tokenizer, or Medusa heads."""
     if any((path / name).is_file() for name in HEADS) and (path / "config.json").is_file():
         return True
-    if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+    if not has_tokenizer({name for names in TOKENIZERS for name in names if (path / name).is_file()}):
         return False
     try:
         return bool(inspect(path))
     except LocalspecError:
         return False
+
+
+def has_tokenizer(names: Container[str]) -> bool:
+    """Whether files of these names are enough to make a tokenizer of."""
+    return any(all(name in names for name in needed) for needed in TOKENIZERS)
 
 
 def size(file: Path) -> int:
@@ -185,8 +196,8 @@ def removable(source: Source, paths: Paths | None = None) -> Removal:
     known = records(source, paths)
     pulled = known.get(source.revision)
     commit = pulled.commit if pulled else resolved(source)
-    info = _scanned()
-    repo = next((repo for repo in info.repos if repo.repo_type == "model" and repo.repo_id == source.repo), None)
+    info = _scanned(source)
+    repo = next(iter(info.repos), None)
     here = {revision.commit_hash: revision for revision in repo.revisions} if repo else {}
     if commit is None or commit not in here:
         if trouble := next((str(one) for one in info.warnings if folder(source) in str(one)), None):
@@ -215,17 +226,34 @@ def _called(source: Source, commit: str, refs: frozenset[str], records: dict[str
 
 def remove(removal: Removal, paths: Paths | None = None) -> None:
     """Deletes what no other revision uses, and the record of it. Raises OSError."""
-    _scanned().delete_revisions(removal.commit).execute()
+    _scanned(removal.source).delete_revisions(removal.commit).execute()
     forget(removal.source, removal.commit, paths)
     if os.path.lexists(removal.path):
         raise LocalspecError(f"{removal.path} could not be deleted; correct its permissions.")
 
 
-def _scanned() -> Any:
-    """The client's own view of the whole cache."""
+def _scanned(source: Source) -> Any:
+    """The client's own view of the cache, with this repository alone in it, and with no file that lies outside of it.
+
+    The client deletes a commit wherever it finds it first, and two repositories may have the same: one that was moved,
+    or copied. It also deletes what somebody linked in from elsewhere.
+    """
     from localspec.hub_client import client
 
     try:
-        return client().scan_cache_dir(hub_places().cache)
+        info = client().scan_cache_dir(hub_places().cache)
     except client().CacheNotFound:
         raise NotHere(f"There is no cache in {hub_places().cache}, so nothing is removed.") from None
+    found = (repo for repo in info.repos if repo.repo_type == "model" and repo.repo_id == source.repo)
+    return replace(info, repos=frozenset(map(_only_its_own, found)))
+
+
+def _only_its_own(repo: Any) -> Any:
+    """The client's view of a repository without the files whose content lies outside of its directory."""
+    root = os.path.realpath(repo.repo_path)
+
+    def own(revision: Any) -> Any:
+        files = (file for file in revision.files if Path(os.path.realpath(file.blob_path.parent)).is_relative_to(root))
+        return replace(revision, files=frozenset(files))
+
+    return replace(repo, revisions=frozenset(map(own, repo.revisions)))

@@ -13,7 +13,7 @@ from localspec.errors import DoesNotFit, LocalspecError
 from localspec.hub import Part, Plan, is_weights
 from localspec.hub_cache import cached, damage, discard, repository, size
 from localspec.hub_client import PATIENCE, client, server, told
-from localspec.hub_records import FileFact, folder, record, remember
+from localspec.hub_records import FileFact, folder, must_be_writable, record, remember
 from localspec.paths import Paths
 from localspec.sources import Source
 
@@ -32,11 +32,14 @@ def fetch(
 ) -> list[str]:
     """Fetches what is not there yet or damaged, compares all with its digests, records it; returns what to tell.
 
-    `progress` is told the bytes that are there and all that will be. Raises DoesNotFit before anything is
-    fetched (unless `force`), Interrupted, NotAllowed, NotHere, and LocalspecError; all say what is kept.
+    `progress` is told the bytes that are there and all that will be. Raises DoesNotFit (unless `force`), and
+    LocalspecError where no record can be written, before anything is fetched; then Interrupted, NotAllowed, NotHere,
+    and LocalspecError, which all say what is kept.
     """
     if not planned.fits_on_disk and not force:
         raise DoesNotFit(too_large(planned))
+    if planned.parts:
+        must_be_writable(paths)
     under_way = _Fetching(planned, progress)
     try:
         with warnings.catch_warnings():
@@ -84,10 +87,10 @@ class _Fetching:
         """Small files first: what has no weights is never taken for a model. What is here already is compared too."""
         hub, places = client(), hub_places()
         for file in sorted(part.files, key=lambda file: (is_weights(file.name), file.bytes)):
-            before, here = self.done, cached(part.source, part.commit, file)
+            before, here, damaged = self.done, cached(part.source, part.commit, file), False
             if here and damage(here, file, lambda read, before=before: self._show(before + read)):  # type: ignore[misc]
                 discard(part.source, part.commit, file)
-                here = None
+                here, damaged = None, True
             self.coming, self.of_coming = file, 0
             if not here:
                 self._clear(part.source, part.commit, file)
@@ -105,6 +108,8 @@ class _Fetching:
                 discard(part.source, part.commit, file)
                 self.of_coming = 0
                 raise LocalspecError(f"{problem}, as {server()} sent it for {part.source}; it was removed.")
+            if damaged:
+                self.notices.append(f"{file.name} of {part.source} was damaged in the cache and was fetched again.")
             self.whole.append(file.name)
             self.coming, self.done = None, before + file.bytes
             self._show(self.done)

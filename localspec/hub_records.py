@@ -5,12 +5,13 @@ import os
 import re
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from localspec.config import home
+from localspec.errors import LocalspecError, UsageMistake
 from localspec.paths import Paths, private_directory
 from localspec.sources import Source
 
@@ -42,6 +43,31 @@ class Pulled:
 def folder(source: Source) -> str:
     """The name that the cache has for a repository."""
     return "models--" + source.repo.replace("/", "--")
+
+
+def pulls(paths: Paths | None = None) -> list[Pulled]:
+    """Every revision of every repository that was pulled; what cannot be read, or names no repository, is skipped."""
+    directory, found = (paths or Paths(home())).pulled, []
+    with suppress(OSError):
+        for file in sorted(directory.glob("models--*.json")):
+            repo = file.stem.removeprefix("models--").replace("--", "/", 1)
+            for pulled in records(Source(repo), paths).values():
+                with suppress(UsageMistake):
+                    found.append(replace(pulled, source=Source.parse(f"{repo}@{pulled.source.revision}")))
+    return found
+
+
+def must_be_writable(paths: Paths | None = None) -> None:
+    """Makes the directory of the records. Raises LocalspecError where none can be written."""
+    directory = (paths or Paths(home())).pulled
+    try:
+        with tempfile.TemporaryFile(dir=private_directory(directory)):
+            pass
+    except OSError as error:
+        raise LocalspecError(
+            f"What is fetched is recorded in {directory}, which cannot be written ({error.strerror}); correct that, or "
+            "set LOCALSPEC_HOME to another directory."
+        ) from None
 
 
 def _record_file(source: Source, paths: Paths | None) -> Path:

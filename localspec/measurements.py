@@ -40,6 +40,11 @@ class Measurements:
         """What was kept; None where nothing was."""
         return None if self.store is None else self.store.recall(name, about)
 
+    def either(self, name: str, about: str) -> Any:
+        """What was kept of a quiet moment, else of a busy one."""
+        found = self.recall(name, about)
+        return self.recall(name + BUSY, about) if found is None else found
+
     def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> Known:
         """What replies of this model cost and gave here, in its usual form and context."""
         if self.store is None or not card.here:
@@ -51,16 +56,16 @@ class Measurements:
         kept = self.recall(REPLIES, about)
         found = {name: replies(sums) for name, sums in (kept if isinstance(kept, dict) else {}).items()}
         known = {name: said for name, said in found.items() if said is not None}
-        return Known(ForwardCosts.from_list(self.recall(COSTS, about)), known)
+        return Known(ForwardCosts.from_list(self.either(COSTS, about)), known)
 
     def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
         """Those that were measured."""
-        found = self.recall(RATES, place(device, dtype, quantize))
+        found = self.either(RATES, place(device, dtype, quantize))
         return Rates.from_list(found)
 
     def bandwidth(self, device: str) -> float | None:
         """Bytes a second, if that was measured."""
-        found = self.recall(BANDWIDTH, versions(device))
+        found = self.either(BANDWIDTH, versions(device))
         return float(found) if isinstance(found, int | float) and found > 0 else None
 
 

@@ -9,10 +9,10 @@ from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.conversation import Conversation, saved
 from localspec.database import StoreTrouble
+from localspec.engine.measuring import Measuring
 from localspec.errors import NotHere
 from localspec.history import History, Saved
 from localspec.machine import this_machine
-from localspec.measurements import Measurements
 from localspec.paths import Paths
 from localspec.registry import TargetCard
 from localspec.store import Store
@@ -34,6 +34,7 @@ def opened(
     resume: int | Literal["last"] | None,
     at_the_end: ExitStack,
     notice: Callable[[str], None],
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Opened:
     """Opens the store, which `at_the_end` closes. Raises NotHere, UsageMistake, LocalspecError for a broken model."""
     database = Paths(config.home()).database
@@ -45,7 +46,7 @@ def opened(
     card = _named(settings, found, notice)
     if store is None and (settings.log or database.exists()):  # what was measured here is kept there too
         store = at_the_end.enter_context(Store.open(database, notice))
-    card = card or _chosen(settings, store, notice)
+    card = card or _chosen(settings, store, notice, progress)
     history = store.history if store is not None and settings.log and not store.read_only else None
     if history is not None and store is not None and store.path is not None and not _ever_kept(history):
         notice(
@@ -77,11 +78,14 @@ def _named(settings: Settings, found: Saved | None, notice: Callable[[str], None
     return None if settings.model is None else _here(settings.model)
 
 
-def _chosen(settings: Settings, store: Store | None, notice: Callable[[str], None]) -> TargetCard:
+def _chosen(
+    settings: Settings, store: Store | None, notice: Callable[[str], None], progress: Callable[[str], None]
+) -> TargetCard:
     """What `localspec doctor` would choose among the models that are here; the demo model where there is no other."""
     found = []
-    if any(card.here and card.entry and not card.entry.toy for card in registry.cards().values()):
-        found = offers(this_machine(), Measurements(store), here=True)
+    if any(card.here and card.entry and not card.entry.toy for card in registry.known().values()):
+        knowledge = Measuring(store, progress, notice)
+        found = offers(this_machine(knowledge.bandwidth), knowledge, here=True)
     chosen = preferred(found, settings.prefer)
     if chosen is None or (chosen.card.entry is not None and chosen.card.entry.toy):
         notice(DEMO)

@@ -88,7 +88,8 @@ def best(ranked: Sequence[Way], here: bool = True, without: bool = True) -> Way 
     possible = [
         way
         for way in ranked
-        if way.fits and (way.candidate.here or not here) and (without or way.candidate.name != "none")
+        if way.fits and (way.candidate.here or (not here and way.candidate.obtainable))
+        if without or way.candidate.name != "none"
         if pays(way, ranked)
     ]
     if not possible:
@@ -130,9 +131,9 @@ def _of_form(model: Model, form: Form, knowledge: Knowledge, most: int, context:
     known = knowledge.of(model.card, form.device.name, form.dtype, form.quantize)
     costs = known.costs or _estimate(model.shape, form, knowledge)
     weights = prediction.weights(model.shape, form.dtype, form.quantize, form.device.kind, model.parameters)
-    setting = Setting(model.shape, costs, _rates(form, knowledge, "none"), form.dtype, known.replies)
-    small = _small(model, form, knowledge)
     planned = min(context or PLANNED, model.shape.context)  # more than it holds is refused when it is loaded
+    setting = Setting(model.shape, costs, _rates(form, knowledge, "none"), form.dtype, planned, known.replies)
+    small = _small(model, form, knowledge, planned)
 
     def way(candidate: Candidate) -> Way | None:
         nodes, speed = 0, 1 / costs.at(1, CONTEXT)
@@ -156,8 +157,8 @@ def _of_form(model: Model, form: Form, knowledge: Knowledge, most: int, context:
     yield from (found for found in map(way, (plain(), *every)) if found is not None)
 
 
-def _small(model: Model, form: Form, knowledge: Knowledge) -> Small | None:
-    """The draft model in the form that its own size asks for."""
+def _small(model: Model, form: Form, knowledge: Knowledge, planned: int) -> Small | None:
+    """The draft model in the form that its own size asks for; it reads the whole text, as the target does."""
     if model.small is None:
         return None
     own = natural_forms(form.device, model.small.parameters)
@@ -166,7 +167,7 @@ def _small(model: Model, form: Form, knowledge: Knowledge) -> Small | None:
     shape, parameters = model.small.shape, model.small.parameters
     chosen = min(own, key=lambda one: _estimate(shape, one, knowledge).at(1, CONTEXT))
     size = prediction.weights(shape, chosen.dtype, chosen.quantize, chosen.device.kind, parameters)
-    size += prediction.cache(shape, min(shape.context, PLANNED), chosen.dtype)
+    size += prediction.cache(shape, min(shape.context, planned), chosen.dtype)
     known: Known = knowledge.of(model.small.card, chosen.device.name, chosen.dtype, chosen.quantize)
     return Small(model.small.card, size, known.costs or _estimate(shape, chosen, knowledge))
 
@@ -191,12 +192,19 @@ def explained(way: Way, ranked: Sequence[Way]) -> str:
 
 
 def _others(way: Way, ranked: Sequence[Way]) -> str:
-    """What was refused beside it: the best drafter of this form that is here and does not pay."""
+    """What was left out beside it: the best other drafter of this form, and why."""
     if way.candidate.name == "none" and way.form.device.kind == "mps":
         return "; speculation is off on Apple's GPUs until `localspec bench` has measured that it pays"
-    refused = [other for other in ranked if other.form == way.form and other.candidate.here and not pays(other, ranked)]
-    if not refused:
+    others = [
+        other
+        for other in ranked
+        if other.form == way.form and other.candidate.name not in ("none", "phrases", way.candidate.name)
+    ]
+    if not others or _weight(way.candidate)[0] == 2:
         return ""
-    other, without = refused[0], _without(way, ranked)
-    relative = other.effectiveness / without.effectiveness
-    return f"; {other.candidate.name} would have {relative:.2f} of plain decoding's M here, so it is left out"
+    other = others[0]
+    where = "" if other.candidate.here else ", which is not here," if other.candidate.obtainable else ", once made,"
+    if not pays(other, ranked):
+        relative = other.effectiveness / _without(way, ranked).effectiveness
+        return f"; {other.candidate.name}{where} would have {relative:.2f} of plain decoding's M, so it is left out"
+    return f"; {other.candidate.name}{where} would have M {other.effectiveness:.2f}"

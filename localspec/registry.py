@@ -10,10 +10,11 @@ from localspec.checkpoint import Checkpoint, inspect
 from localspec.config import home, nearest
 from localspec.entries import PACKAGE, Entry, read_entries
 from localspec.errors import LocalspecError, NotHere
-from localspec.hub_cache import located
+from localspec.hub_cache import located, pulled_sources
 from localspec.paths import Paths
 from localspec.sources import Source
 
+WEIGHTS = "model.safetensors"
 NOWHERE = Path("not fetched")  # stands for the directory of a model that is not here
 
 KINDS = ("draft_model", "medusa", "ouroboros", "parallelspec", "s3d", "semi")  # of drafters that an entry may name
@@ -47,6 +48,24 @@ def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
     paths = paths or Paths(home())
     entries = (entry for file in (shipped, paths.user_models_file) for entry in read_entries(file, KINDS))
     return {entry.name: _card(entry, paths) for entry in entries}
+
+
+def known(paths: Paths | None = None) -> dict[str, TargetCard]:
+    """Every registered model, and those that were pulled by the name of their repository."""
+    paths = paths or Paths(home())
+    registered = cards(paths)
+    entries = [card.entry for card in registered.values() if card.entry]
+    taken = {
+        source.repo for entry in entries for source in (entry.source, *(one.source for one in entry.drafters)) if source
+    }
+    others = (source for source in pulled_sources(paths) if source.repo not in taken and _is_model(source, paths))
+    return {**registered, **{str(source): _card(Entry(str(source), source=source), paths) for source in others}}
+
+
+def _is_model(source: Source, paths: Paths) -> bool:
+    """And not heads for another model."""
+    path = located(source, paths)
+    return path is not None and any((path / name).is_file() for name in (WEIGHTS, f"{WEIGHTS}.index.json"))
 
 
 def _card(entry: Entry, paths: Paths) -> TargetCard:
@@ -83,21 +102,21 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
     if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", name):
         source = Source.parse(name)
         if found := located(source, paths or Paths(home())):
-            return TargetCard(str(source), found, _license(found), "")
+            return TargetCard(str(source), found, _license(found), "", entry=Entry(str(source), source=source))
         raise NotHere(f"{name!r} is neither a directory nor fetched; fetch it with `localspec pull {name}`.")
     raise NotHere(
         f"There is no model {name!r}{nearest(name, known)}; give a local directory, or a name out of: {here}."
     )
 
 
-def reference(card: TargetCard, paths: Paths | None = None) -> str:
+def reference(card: TargetCard) -> str:
     """What `resolve` finds this model by from anywhere: its name, or the absolute path of its directory."""
-    return card.name if cards(paths).get(card.name) == card else str(card.path)
+    return str(card.path) if card.entry is None else card.name
 
 
 def installed(paths: Paths | None = None) -> Iterator[tuple[TargetCard, Checkpoint | LocalspecError]]:
-    """Every registered model that is on this machine with what lies in its directory, or with why it cannot be used."""
-    for card in (card for card in cards(paths).values() if card.here):
+    """Every model that is on this machine by a name, with what lies in its directory, or with why it cannot be used."""
+    for card in (card for card in known(paths).values() if card.here):
         try:
             yield card, inspect(card.path)
         except LocalspecError as error:

@@ -184,29 +184,29 @@ def _check_rule(settings: Settings, named: Named) -> None:
 
 
 def _too_large(card: TargetCard, least: Way, machine: Machine, knowledge: Knowledge) -> str:
-    """What is missing, and the best registered model that would fit."""
+    """What is missing, and the best model that would fit: one that is here rather than one to be fetched."""
     device, gib = least.form.device, 2.0**30
     missing = (
         f"{card.name} needs {least.bytes / gib:.1f} GiB of memory in {least.form} on {device.name}, and of "
         f"{device.free / gib:.1f} GiB free {device.usable / gib:.1f} may be used"
     )
-    others = sorted(
-        (other for other in cards().values() if other.entry and other.entry.shape),
-        key=lambda other: other.entry.quality if other.entry else 0,
+    order = sorted(
+        (other for other in cards().values() if other.entry and other.name != card.name),
+        key=lambda other: (other.here and not other.entry.toy, other.entry.quality) if other.entry else (False, 0),
         reverse=True,
     )
-    for other in others:
-        try:
+    for other in order:
+        with suppress(LocalspecError):  # without sizes, or damaged; told when it is named
             model = model_of(other)
-        except LocalspecError:  # fetched, and damaged; told when it is named
-            continue
-        for place in machine.devices:
-            way = best(ways(model, natural_forms(place, model.parameters), knowledge, AUTO_NODES))
-            if way is not None and other.name != card.name:
-                return (
-                    f"{missing}; close other programs, or choose {other.name}, which takes {way.bytes / gib:.1f} GiB."
-                )
-    return f"{missing}; close other programs."
+            for place in machine.devices:
+                way = best(ways(model, natural_forms(place, model.parameters), knowledge, AUTO_NODES))
+                if way is not None:
+                    fetch = "" if other.here else f" (`localspec pull {other.name}`)"
+                    return (
+                        f"{missing}; close other programs, give a smaller --context, or choose {other.name}{fetch}, "
+                        f"which takes {way.bytes / gib:.1f} GiB."
+                    )
+    return f"{missing}; close other programs, or give a smaller --context."
 
 
 def _draft(card: TargetCard, settings: Settings, device: str, machine: Machine, knowledge: Knowledge) -> Choice:

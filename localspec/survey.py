@@ -9,10 +9,11 @@ from localspec.errors import LocalspecError
 from localspec.machine import Machine
 from localspec.model import Model, model_of
 from localspec.ranking import Way, best, explained, natural_forms, ways
-from localspec.registry import TargetCard, cards
+from localspec.registry import TargetCard, known
 from localspec.selection import AUTO_NODES
 
 LEAST_SPEED = 8.0  # tokens/s: somewhat faster than one reads
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 Prefer = Literal["speed", "memory", "quality"]
 
 
@@ -32,11 +33,13 @@ class Offer:
 
 def offers(machine: Machine, knowledge: Knowledge, here: bool) -> list[Offer]:
     """Every registered model, the best first: as it could be loaded now, or with all that could be fetched for it."""
-    found = [_offer(card, machine, knowledge, here) for card in cards().values() if card.here or not here]
+    found = [_offer(card, machine, knowledge, here) for card in known().values() if card.here or not here]
     return sorted(found, key=lambda one: one.quality, reverse=True)
 
 
 def _offer(card: TargetCard, machine: Machine, knowledge: Knowledge, here: bool) -> Offer:
+    if card.here and not any((card.path / name).is_file() for name in TOKENIZERS):
+        return Offer(card, None, "it has no tokenizer, and cannot be talked to")
     try:
         return offer(model_of(card), machine, knowledge, here)
     except LocalspecError as trouble:

@@ -16,6 +16,8 @@ from localspec.shape import Shape
 from localspec.sources import Source
 from localspec.survey import Offer, offer
 
+WIDEST, SLACK = 4.5, 64 * 2**20  # bytes of a published weight at most, and of what else a file may hold
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -37,7 +39,8 @@ def wanted(card: TargetCard, drafter: str | None, machine: Machine, knowledge: K
         try:
             found = offer(model_of(card), machine, knowledge, here=False)
         except LocalspecError:  # an entry without sizes
-            return Wanted((entry.source,), "without sizes in its entry no drafter can be chosen for it")
+            first = [one.source for one in entry.drafters if one.source is not None][:1]
+            return Wanted((entry.source, *first), "the first that is published, for its entry tells no sizes")
         sources = _sources_of(found)
         return Wanted((entry.source, *sources), found.reason)
     if drafter == "none":
@@ -80,11 +83,21 @@ def to_make(card: TargetCard) -> str | None:
     return next(missing, None)
 
 
-def fit(name: str, config: Mapping[str, Any], machine: Machine, knowledge: Knowledge) -> tuple[bool | None, str]:
-    """Whether a model with this config.json fits here, and a sentence about it; None where its sizes are not told."""
+def fit(
+    name: str, config: Mapping[str, Any], weights: int, machine: Machine, knowledge: Knowledge
+) -> tuple[bool | None, str]:
+    """Whether a model with this config.json and so many bytes of weights fits here, and a sentence about it.
+
+    None where its sizes are not told, or config.json promises another model than the weights are.
+    """
     shape = Shape.of(config)
     if shape is None:
         return None, "whether it fits cannot be told, for its config.json does not say how large it is"
+    if weights > WIDEST * shape.parameters + SLACK:
+        return None, (
+            f"whether it fits cannot be told, for its config.json speaks of {shape.parameters:,} parameters, and its "
+            f"weights are {weights:,} bytes"
+        )
     found = offer(Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters), machine, knowledge, here=True)
     if found.way is None or not found.fits:
         return False, f"{name} {found.reason}"

@@ -116,6 +116,9 @@ def test_license(hub, card, said):
         ({**{k: v for k, v in MODEL.items() if k != "model.safetensors"}, "pytorch_model.bin": b"x"}, "pickle only"),
         ({"config.json": MODEL["config.json"], "model.gguf": b"x"}, "no weights that localspec reads"),
         ({}, "no weights"),
+        ({k: v for k, v in MODEL.items() if k != "tokenizer.json"}, "org/name has no tokenizer that localspec reads"),
+        ({**{k: v for k, v in MODEL.items() if k != "tokenizer.json"}, "vocab.json": b"{}"}, "has no tokenizer"),
+        ({**{k: v for k, v in MODEL.items() if k != "tokenizer.json"}, "merges.txt": b""}, "has no tokenizer"),
         ({k: v for k, v in MODEL.items() if k != "config.json"}, "no config.json"),
         (changed(architectures=["GPT2LMHeadModel"], model_type="gpt2"), "of the architecture GPT2LMHeadModel; supp"),
         (changed(architectures=["Own"], auto_map={"AutoModel": "own.Own"}), r"code of its own \(auto_map\), which loc"),
@@ -133,6 +136,36 @@ def test_what_cannot_be_served_is_refused_before_anything_is_fetched(hub, tmp_pa
     with pytest.raises(LocalspecError, match=said) as raised:
         planned(hub, files)
     assert raised.value.exit_code == 1 and "org/name" in str(raised.value) and not (tmp_path / "hf").exists()
+
+
+@pytest.mark.parametrize("names_", [["tokenizer.json"], ["tokenizer.model"], ["vocab.json", "merges.txt"]])
+def test_each_kind_of_tokenizer_is_one(hub, names_):
+    files = {k: v for k, v in MODEL.items() if k != "tokenizer.json"} | dict.fromkeys(names_, b"{}")
+    assert names(planned(hub, files)) == files.keys()
+
+
+@pytest.mark.parametrize("size", [2**50 + 1, 10**300])
+@pytest.mark.parametrize("name", ["model.safetensors", "LICENSE"])
+def test_files_longer_than_any_disk(hub, tmp_path, name, size):
+    """However it is announced; a file that is not wanted may be as long as it likes."""
+    files = {k: v for k, v in MODEL.items() if k != name}
+    entry = {"rfilename": name, "size": size, "lfs": {"size": size, "sha256": "0" * 64, "pointerSize": 1}}
+    with pytest.raises(LocalspecError, match=f"more than a million GiB for {name} of org/name") as raised:
+        planned(hub, files, listed=[entry])
+    assert raised.value.exit_code == 1 and len(str(raised.value)) < 200 and not (tmp_path / "hf").exists()
+    assert planned(hub, MODEL, listed=[{**entry, "rfilename": "model.gguf"}]).files
+
+
+def test_a_pull_that_cannot_be_recorded_is_not_begun(hub, tmp_path):
+    planned(hub, MODEL)
+    made = plan([SOURCE])
+    hub.requests.clear()
+    (tmp_path / "file").write_text("")
+    for home in (Path("/proc/nope"), tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(LocalspecError, match="cannot be written") as raised:
+            fetch(made, paths=Paths(home))
+        assert str(home) in str(raised.value) and "LOCALSPEC_HOME" in str(raised.value)
+    assert hub.requests == [] and not (tmp_path / "hf").exists()
 
 
 def test_what_a_config_says_is_made_safe_and_cut_short(hub):

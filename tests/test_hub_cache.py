@@ -8,7 +8,7 @@ import pytest
 from checkpoints import safetensors, write_checkpoint
 from hub_server import git_sha1
 
-from localspec.hub_cache import discard, located, verify
+from localspec.hub_cache import discard, located, pulled_sources, verify
 from localspec.hub_records import FileFact, forget, record, remember
 from localspec.paths import Paths
 from localspec.sources import Source
@@ -112,6 +112,13 @@ def test_a_ref_leads_nowhere_but_to_a_commit(paths, snapshot):
     assert located(SOURCE, paths) is None
 
 
+def test_half_a_tokenizer_is_none(paths, snapshot):
+    (snapshot / "tokenizer.json").rename(snapshot / "vocab.json")
+    assert located(SOURCE, paths) is None
+    (snapshot / "merges.txt").write_text("")
+    assert located(SOURCE, paths) == snapshot
+
+
 # -- records ------------------------------------------------------------------------------------------------------------
 
 
@@ -127,6 +134,24 @@ def test_a_record_says_what_was_pulled(paths, snapshot):
     assert record(SOURCE, paths) is None and record(Source("org/name", "dev"), paths)
     forget(SOURCE, "d" * 40, paths)
     assert not file.exists()
+
+
+def test_what_was_pulled_and_is_whole(paths, snapshot, tmp_path):
+    assert pulled_sources(paths) == []  # here, and nobody pulled it
+    other = write_checkpoint(tmp_path / "hf" / "hub" / "models--an--other" / "snapshots" / COMMIT)
+    wanted = [Source("an/other"), SOURCE, Source("org/name", "refs/pr/1"), Source("org/name", "v1.0")]
+    for source in reversed(wanted):
+        remember(source, COMMIT, facts(snapshot if source.repo == SOURCE.repo else other), paths)
+    remember(Source("org/name", "gone"), "d" * 40, facts(snapshot), paths)
+    remember(Source("org/name", "-\x1b[2J"), COMMIT, facts(snapshot), paths)
+    for name, content in {"models--a--b": "{", "models--..--..": "{}", "models--x": "[" * 10_000, "y": "{}"}.items():
+        (paths.pulled / f"{name}.json").write_text(content)
+    (paths.pulled / "models--org--copy.json").write_text((paths.pulled / "models--org--name.json").read_text())
+    assert pulled_sources(paths) == wanted
+    (other / "tokenizer.json").unlink()
+    assert pulled_sources(paths) == wanted[1:]
+    (paths.pulled / "models--org--name.json").write_text("cut")
+    assert pulled_sources(paths) == [] == pulled_sources(Paths(Path("/proc/nope")))
 
 
 def test_a_recorded_revision_is_whole_or_not_here(paths, snapshot):

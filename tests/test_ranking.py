@@ -13,6 +13,7 @@ from localspec.machine import Device
 from localspec.model import Model
 from localspec.prediction import CONTEXT, Acceptance, Rates
 from localspec.ranking import SMALL, Form, Way, best, explained, natural_forms, pays, ways
+from localspec.sources import Source
 
 GPU = gpu(24, packings=("int8",))
 FORM = Form(GPU, "bf16", "none")
@@ -135,7 +136,8 @@ def test_rates_of_the_device_make_the_prediction() -> None:
 def way(name: str, effectiveness: float, *, measured: bool = False, size: int = 0, **more: object) -> Way:
     """A way whose M is said, on a GPU with room."""
     form = more.pop("form", FORM)
-    published = None if more.pop("here", True) else Published("medusa")
+    source = more.pop("source", Source("org/medusa"))
+    published = None if more.pop("here", True) else Published("medusa", source=source)  # type: ignore[arg-type]
     drafter = plain() if name == "none" else Candidate(
         name, size, Acceptance((0.5,), "by guess"), lambda nodes: 0.0, published=published
     )  # fmt: skip
@@ -173,6 +175,7 @@ def test_what_does_not_fit_is_not_here_or_is_left_out_is_not_taken() -> None:
     assert taken(plain_way, way("medusa", 3.0, fits=False)) == "none"
     assert taken(plain_way, way("medusa", 3.0, here=False)) == "none"
     assert taken(plain_way, way("medusa", 3.0, here=False), here=False) == "medusa"
+    assert taken(plain_way, way("medusa", 3.0, here=False, source=None), here=False) == "none", "nobody publishes it"
     assert taken(way("none", 1.0, fits=False), way("phrases", 1.4, fits=False)) is None
     assert taken(plain_way, way("phrases", 1.2), without=False) == "phrases"
     assert taken(plain_way, way("phrases", 0.9), without=False) is None
@@ -201,8 +204,10 @@ def test_under_a_cap_a_drafter_without_weights_of_its_own_needs_no_quantisation(
     S3D stays in half precision; what needs gigabytes beside the target has to be quantised, and loses. Where there is
     room for both, the larger drafter may win.
     """
-    large = Published("parallelspec", parameters=1_500_000_000, accepted=Accepted(3.5, 10, "a paper"))
-    target = model(Published("s3d"), large)
+    large = Published(
+        "parallelspec", source=Source("org/large"), parameters=1_500_000_000, accepted=Accepted(3.8, 10, "a paper")
+    )
+    target = model(Published("s3d", source=Source("org/s3d")), large)
 
     def slower(times: float) -> Rates:
         weight = times * 2 / 480e9
@@ -261,13 +266,13 @@ def test_a_reason_tells_form_speed_m_and_what_they_rest_on() -> None:
 
 def test_a_reason_for_plain_decoding_tells_what_does_not_pay() -> None:
     ranked = [way("none", 1.0), way("medusa", 0.8), way("phrases", 0.7)]
-    assert explained(ranked[0], ranked).endswith(
-        "; medusa would have 0.80 of plain decoding's M here, so it is left out"
-    )
+    assert explained(ranked[0], ranked).endswith("; medusa would have 0.80 of plain decoding's M, so it is left out")
     better = [way("medusa", 2.0), way("none", 1.0)]
     assert "left out" not in explained(better[1], better)
     elsewhere = [way("none", 1.0), way("medusa", 0.8, here=False), way("s3d", 0.5, form=Form(GPU, "bf16", "int8"))]
-    assert "left out" not in explained(elsewhere[0], elsewhere[:2])
+    assert explained(elsewhere[0], elsewhere[:2]).endswith(
+        "; medusa, which is not here, would have 0.80 of plain decoding's M, so it is left out"
+    )
     mac = way("none", 1.0, form=Form(apple(), "bf16", "int4"))
     assert "speculation is off on Apple's GPUs until `localspec bench`" in explained(mac, [mac])
 
@@ -276,3 +281,13 @@ def test_a_trained_drafter_that_is_here_takes_part() -> None:
     heads = trained("medusa", 10**8, 0.9, 0.8, 0.7)
     chosen = best(ways(model(here=(heads,)), [FORM], Nothing(), 16))
     assert chosen is not None and chosen.candidate.trained == heads
+
+
+def test_a_draft_model_keeps_the_whole_text_too() -> None:
+    small = Model(unfetched(LITTLE, name="small"), LITTLE, LITTLE.parameters)
+    pair = replace(model(Published("draft_model", accepted=Accepted(3, 5, "x"))), small=small, small_here=True)
+    short, long = (
+        one(ways(pair, [FORM], Nothing(), 16, context=tokens), "draft_model:small") for tokens in (256, 1024)
+    )
+    assert long.candidate.bytes - short.candidate.bytes == LITTLE.cached(1024 - 256, 2)
+    assert long.bytes - short.bytes == LITTLE.cached(1024 - 256, 2) + SEVEN.cached(1024 - 256, 2)

@@ -123,9 +123,7 @@ def test_a_context_that_was_asked_for_takes_its_bytes_and_no_more_than_the_model
 
 def test_the_reason_is_a_sentence_about_what_is_taken() -> None:
     reason = choose(CARD, Settings(), HERE).reason
-    assert re.fullmatch(
-        r"phrases in int8: [\d.]+ tokens/s, M \d\.\d\d \(predicted; \d\.\d\d tokens/step as .*\)", reason
-    )
+    assert re.fullmatch(r"phrases in int8: [\d.]+ tokens/s, M \d\.\d\d \(predicted; \d\.\d\d tokens/step .*\)", reason)
     assert " in bf16: " in choose(CARD, Settings(quantize="none"), HERE).reason
     assert choose(CARD, Settings(drafter="lookahead"), HERE).reason == "lookahead as asked, in int8"
 
@@ -140,7 +138,7 @@ def test_a_drafter_that_does_not_pay_is_left_out_and_it_is_said(monkeypatch) -> 
     said = {reply_key(f"medusa{more}", own, None): Replies(1.05, 8, 0.5) for more in ("", "+phrases")}
     choice = choose(CARD, Settings(quantize="int8"), HERE, Told({("cpu", "int8"): Known(flat(0.1), said)}))
     assert choice.drafter == "phrases"
-    assert re.search(r"medusa\S* would have 0\.\d\d of plain decoding's M here, so it is left out$", choice.reason)
+    assert re.search(r"medusa\S* would have 0\.\d\d of plain decoding's M, so it is left out$", choice.reason)
 
 
 def test_phrases_that_do_not_pay_now_may_pay_again() -> None:
@@ -212,13 +210,15 @@ def test_what_does_not_fit_names_what_is_missing_and_what_would_fit(fresh_home: 
         choose(CARD, Settings(), machine(processor(8)))
     said = re.fullmatch(
         r"big needs ([\d.]+) GiB of memory in int8 on cpu, and of 8.0 GiB free 7.2 may be used; "
-        r"close other programs, or choose (\S+), which takes ([\d.]+) GiB\.",
+        r"close other programs, give a smaller --context, or choose (\S+) \(`localspec pull \2`\), which takes ([\d.]+) GiB\.",
         str(caught.value),
     )
     assert said and float(said[1]) == pytest.approx(8.8, abs=0.1)
     assert said[2] == "qwen3-4b" and float(said[3]) < 7.2
-    with pytest.raises(DoesNotFit, match=r"close other programs\.$"):
-        choose(CARD, Settings(), machine(processor(8, free=0.9)))
+    with pytest.raises(DoesNotFit, match=r"or choose demo, which takes 0\.1 GiB\.$"):
+        choose(CARD, Settings(), machine(processor(8, free=1)))
+    with pytest.raises(DoesNotFit, match=r"close other programs, or give a smaller --context\.$"):
+        choose(CARD, Settings(), machine(processor(8, free=0.8)))
     with pytest.raises(DoesNotFit, match="in fp32 on cuda:0, .* 22.0 GiB free 19.6 may be used"):
         choose(CARD, Settings(dtype="fp32"), machine(gpu(24, free=22), processor(8)))
 

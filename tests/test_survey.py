@@ -26,7 +26,7 @@ def registry(monkeypatch: pytest.MonkeyPatch):
             card = unfetched(shape, name)
             assert card.entry is not None
             cards[name] = replace(card, entry=replace(card.entry, quality=quality))
-        monkeypatch.setattr(survey, "cards", lambda: cards)
+        monkeypatch.setattr(survey, "known", lambda: cards)
 
     return register
 

@@ -160,10 +160,12 @@ def _page(
     if trouble := torch_trouble():
         yield trouble
     yield ""
-    here = {offer.card.name for offer in installed}
+    here = {(offer.card.name, _drafter(offer)) for offer in installed}
+    shown = [*installed, *(offer for offer in every if (offer.card.name, _drafter(offer)) not in here)]
+    shown.sort(key=lambda offer: offer.quality, reverse=True)
     rows = [
         ["MODEL", "HERE", "FITS", "AS", "MEMORY", "TOKENS/S", "M"],
-        *([offer.card.name, "yes" if offer.card.name in here else "no", *_cells(offer)] for offer in every),
+        *([offer.card.name, _here(offer), *_cells(offer)] for offer in shown),
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
@@ -178,9 +180,15 @@ def _page(
         yield f"Chosen among what is here: {chosen.card.name}: {chosen.reason}."
     if recommended is None:
         yield "No registered model fits here."
-    elif chosen is None or recommended.card.name != chosen.card.name:
+    elif chosen is None or (recommended.card.name, _drafter(recommended)) != (chosen.card.name, _drafter(chosen)):
         yield f"Recommended: {recommended.card.name}: {recommended.reason}."
         yield f"Fetch it with: localspec pull {recommended.card.name}"
+
+
+def _here(offer: Offer) -> str:
+    if not offer.card.here:
+        return "no"
+    return "yes" if offer.way is None or offer.way.candidate.here else "drafter not"
 
 
 def _cells(offer: Offer) -> list[str]:

@@ -39,7 +39,8 @@ def converse(asked: Asked, prompt: str | None) -> int:
     if isinstance(sys.stdin, TextIOWrapper):  # what is no text is no reason to stop
         sys.stdin.reconfigure(encoding=None if sys.stdin.isatty() else "utf-8", errors="replace")
     with ExitStack() as at_the_end:
-        talk = _Talk(asked, opened(asked.settings, asked.resume, at_the_end, progress.notice), progress)
+        begun = opened(asked.settings, asked.resume, at_the_end, progress.notice, progress.show)
+        talk = _Talk(asked, begun, progress)
         talk.greet()
         talk.listen(prompt)
     return 0

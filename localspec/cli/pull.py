@@ -10,6 +10,7 @@ import typer
 from localspec.cli.kept import at_a_terminal, print_json
 from localspec.cli.progress import Progress
 from localspec.config import home, hub_places, nearest
+from localspec.engine.measuring import Measuring
 from localspec.errors import DoesNotFit, NotHere, UsageMistake
 from localspec.hub import Part, Plan, plan
 from localspec.hub_cache import located, repository
@@ -74,14 +75,16 @@ def pull(
             progress.show("looking at this machine")
             database = Paths(home()).database
             store = at_the_end.enter_context(Store.open(database, progress.notice)) if database.exists() else None
-            knowledge, machine = Measurements(store), this_machine()
+            # A drafter is chosen as `doctor` does; that a model fits needs no measurement.
+            knowledge = Measurements(store) if card is None else Measuring(store, progress.show, progress.notice)
+            machine = this_machine()
             chosen = Wanted(tuple(found), "") if card is None else wanted(card, drafter, machine, knowledge)
             progress.show(f"asking {server()} about {name}")
             planned = plan(chosen.sources)
             fits, memory = (
                 (None, "not known for a drafter alone")
                 if planned.parts[0].heads
-                else fit(name, planned.parts[0].config, machine, knowledge)
+                else fit(name, planned.parts[0].config, planned.parts[0].weights, machine, knowledge)
             )
     finally:
         progress.clear()

@@ -1,6 +1,7 @@
 """localspec rm NAME"""
 
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ from localspec.checkpoint import read_json
 from localspec.cli.kept import agreed
 from localspec.cli.pull import size, sources_of
 from localspec.config import home
+from localspec.entries import Entry
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub_cache import Removal, removable, remove
 from localspec.hub_records import folder
@@ -81,9 +83,19 @@ def _made_of(removal: Removal) -> Path | None:
 
 def _users(source: Source, name: str) -> list[str]:
     """Other registered models that need this repository."""
-    entries = {card.name: card.entry for card in cards().values() if card.entry is not None and card.name != name}
-    return [
-        known
-        for known, entry in entries.items()
-        if source.repo in {one.repo for one in (entry.source, *(d.source for d in entry.drafters)) if one}
-    ]
+    entries = {card.name: card.entry for card in cards().values() if card.entry is not None}
+
+    def needs(entry: Entry) -> bool:
+        needed = (entry.source, _small(entry.draft, entries), *(one.source for one in entry.drafters))
+        return source.repo in {one.repo for one in needed if one is not None}
+
+    return [known for known, entry in entries.items() if known != name and needs(entry)]
+
+
+def _small(draft: str, entries: Mapping[str, Entry]) -> Source | None:
+    """Where the small model comes from that an entry drafts with: a registered one, or org/repo."""
+    if draft in entries:
+        return entries[draft].source
+    with suppress(UsageMistake):
+        return Source.parse(draft)
+    return None

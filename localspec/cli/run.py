@@ -49,7 +49,7 @@ def _answer(asked: Asked, question: str, output: "_Output", stats: bool) -> int:
     settings, progress = asked.settings, Progress()
     with ExitStack() as at_the_end, Interrupt() as interrupt:
         at_the_end.callback(progress.clear)
-        card, store, conversation = opened(asked.settings, asked.resume, at_the_end, progress.notice)
+        card, store, conversation = opened(asked.settings, asked.resume, at_the_end, progress.notice, progress.show)
         progress.show(f"loading {card.name}")
         began = time.perf_counter()
 

@@ -13,7 +13,7 @@ from localspec.engine.target import Target
 from localspec.events import Statistics
 from localspec.forward_costs import ForwardCosts, forward_costs
 from localspec.hardware import IdleCores, physical_cores
-from localspec.measurements import COSTS, REPLIES, subject, with_reply
+from localspec.measurements import BUSY, COSTS, REPLIES, subject, with_reply
 from localspec.selection import Choice
 from localspec.store import Store
 
@@ -66,15 +66,16 @@ class Measured:
         return found
 
     def costs(self, target: Target, idle_cores: IdleCores) -> ForwardCosts:
-        """What forwards cost."""
-        costs = ForwardCosts.from_list(self.recall(COSTS))
+        """What forwards cost; what a busy moment made of it serves until there is a quiet one."""
+        costs, cores = ForwardCosts.from_list(self.recall(COSTS)), idle_cores()
+        quiet = cores == physical_cores()
+        if costs is None and not quiet:
+            costs = ForwardCosts.from_list(self.recall(COSTS + BUSY))
         if costs is None:
             self.progress("measuring what a row costs here, once")
-            cores = idle_cores()
             torch.set_num_threads(cores)
             costs = forward_costs(target)
-            if cores == physical_cores():  # what a busy moment made of it is good for this session only
-                self.remember(COSTS, costs.as_list())
+            self.remember(COSTS if quiet else COSTS + BUSY, costs.as_list())
         return costs
 
     def reply(self, key: str, said: Statistics) -> None:

@@ -137,7 +137,7 @@ def test_interrupted_at_half_and_gone_on_with(home, hub: Hub, repo, sent):
     time.sleep(0.3)  # what was sent arrives
     process.send_signal(sent)
     out, errors = process.communicate(timeout=60)
-    assert found(home) is None and "is here" not in out and not (home / "data" / "pulled").exists()
+    assert found(home) is None and "is here" not in out and not list((home / "data" / "pulled").glob("*.json"))
     if sent == signal.SIGINT:
         assert process.returncode == 130 and stray(home) == []
         lines = errors.splitlines()
@@ -221,14 +221,17 @@ def test_a_file_that_is_damaged_in_the_cache_is_fetched_again(home, hub: Hub, re
     """Of the right length, cut short, and with nothing behind its link: what `verify` reports `pull` mends."""
     at(home, hub, "pull", "org/name")
     file = found(home) / WEIGHTS
-    for damage in (
-        lambda blob: blob.write_bytes(blob.read_bytes()[:-1] + b"!"),
-        lambda blob: blob.write_bytes(b"short"),
-        Path.unlink,
+    for damage, cached in (
+        (lambda blob: blob.write_bytes(blob.read_bytes()[:-1] + b"!"), True),
+        (lambda blob: blob.write_bytes(b"short"), False),
+        (Path.unlink, False),
     ):
         damage(file.resolve())
         assert at(home, hub, "verify", "org/name").returncode == 1
-        assert at(home, hub, "pull", "org/name").returncode == 0
+        result = at(home, hub, "pull", "org/name")
+        assert result.returncode == 0 and ("0 bytes to fetch" in result.stdout) == cached
+        again = f"{WEIGHTS} of org/name was damaged in the cache and was fetched again."
+        assert (again in result.stderr) == cached  # of the others the plan said that they would be fetched
         assert is_whole(home, repo) and at(home, hub, "verify", "org/name").returncode == 0
 
 
@@ -343,6 +346,12 @@ def test_a_cache_that_cannot_be_written(home, hub: Hub, repo):
     (home / "hf").write_text("a file where a directory belongs")
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 1 and str(home / "hf") in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_home_that_cannot_be_written(home, hub: Hub, repo):
+    result = at(home, hub, "pull", "org/name", LOCALSPEC_HOME="/proc/nope")
+    assert result.returncode == 1 and result.stderr.count("\n") == 1 and "LOCALSPEC_HOME" in result.stderr
+    assert "/proc/nope/data/pulled, which cannot be written" in result.stderr and not common_cache(home).exists()
 
 
 def test_a_disk_that_fills_up_meanwhile(home, hub: Hub, repo, monkeypatch):

@@ -121,3 +121,14 @@ def test_a_damaged_model_is_not_chosen(home, hub):
     shutil.rmtree(home / "hf" / "hub" / "models--org--name" / "blobs")
     result = at(home, hub, "run", "hi", "-n", "2", "--no-log")
     assert result.returncode == 0 and "no model named, so the small demo model answers" in result.stderr
+
+
+@pytest.mark.slow
+def test_what_was_pulled_by_its_repository_is_here_like_any_other(home, hub):
+    (home / "config" / "models.toml").unlink()
+    assert at(home, hub, "pull", "org/small").returncode == 0
+    assert "org/small" in {row["name"] for row in json.loads(at(home, hub, "list", "--json").stdout)}
+    result = at(home, hub, "run", "hi", "-n", "2", "--json", "--no-log")
+    assert json.loads(result.stdout)["model"] == "org/small" and "demo model" not in result.stderr
+    (Path(json.loads(at(home, hub, "show", "org/small", "--json").stdout)["path"]) / "tokenizer.json").unlink()
+    assert at(home, hub, "run", "hi", "-n", "2", "--no-log").returncode == 0, "it is passed over"

@@ -80,6 +80,53 @@ def test_other_names_of_the_same_commit_are_told(home, hub: Hub, repo):
     assert not (home / "data" / "pulled" / "models--org--name.json").exists()
 
 
+@pytest.mark.parametrize("name", ["org/name", "org/moved"])
+def test_another_repository_with_the_same_commit_stays(home, hub: Hub, repo, name):
+    """One that was moved or copied: the client alone deletes the first that it finds."""
+    alike = ("org/name", "org/moved", "org/copied")
+    hub.repositories |= dict.fromkeys(alike, repo)
+    for one in alike:
+        assert at(home, hub, "pull", one).returncode == 0
+    hub.repositories[name] = Repository({**repo.files, "LICENSE": b"four"})
+    hub.repositories[name].revisions["main"] = "d" * 40
+    assert at(home, hub, "pull", name).returncode == 0
+    assert found(home, name) != found(home, name, repo.revisions["main"])
+    result = at(home, hub, "rm", f"{name}@{repo.revisions['main']}", "--yes")  # shares all with what it is now
+    assert result.returncode == 0 and "Deleted; 0 bytes are free again." in result.stdout
+    total = sum(map(len, hub.repositories[name].files.values()))
+    result = at(home, hub, "rm", name, "--yes")
+    assert result.returncode == 0 and f"Deleted; {size(total)} are free again." in result.stdout
+    assert not (common_cache(home) / f"models--{name.replace('/', '--')}").exists()
+    for one in alike:
+        assert at(home, hub, "verify", one).returncode == (3 if one == name else 0)
+
+
+def test_what_was_linked_in_from_elsewhere_stays(home, hub: Hub, repo, tmp_path):
+    """With another revision that stays, the client deletes each file that this one alone links to, wherever it is."""
+    at(home, hub, "pull", "org/name")
+    old = found(home)
+    own = tmp_path / "own.safetensors"
+    own.write_bytes((old / WEIGHTS).read_bytes())
+    (old / WEIGHTS).unlink()
+    (old / WEIGHTS).symlink_to(own)
+    repo.files["README.md"] += b"changed"
+    repo.revisions["dev"] = "d" * 40
+    at(home, hub, "pull", "org/name@dev")
+    result = at(home, hub, "rm", "org/name", "--yes")
+    assert result.returncode == 0 and "28 bytes are free again" in result.stdout and found(home) is None
+    assert own.stat().st_size == len(repo.files[WEIGHTS]) and at(home, hub, "verify", "org/name@dev").returncode == 0
+
+
+def test_registered_models_that_draft_with_it_are_told(home, hub: Hub):
+    (home / "config").mkdir()
+    entries = '[small]\nrepo = "org/name"\n[large]\nrepo = "org/large"\ndraft = "small"\n'
+    entries += '[huge]\nrepo = "org/huge"\ndraft = "org/name"\n[none]\nrepo = "org/none"\ndraft = "demo-draft"\n'
+    (home / "config" / "models.toml").write_text(entries)
+    assert at(home, hub, "pull", "small").returncode == 0
+    result = at(home, hub, "rm", "small", "--yes")
+    assert result.returncode == 0 and "large, huge use it too." in " ".join(result.stdout.split())
+
+
 def test_registered_models_that_use_it_are_told(home, hub: Hub):
     (home / "config").mkdir()
     (home / "config" / "models.toml").write_text('[mine]\nrepo = "org/name"\n["o\\u001b[2Jther"]\nrepo = "org/name"\n')

@@ -1,0 +1,62 @@
+"""What a pull fetches for a name, and what is said of its memory."""
+
+import pytest
+from machines import BILLION, LITTLE, gpu, machine, processor, unfetched
+
+from localspec import wanted as module
+from localspec.candidates import Nothing
+from localspec.entries import Accepted, Published
+from localspec.errors import UsageMistake
+from localspec.sources import Source
+from localspec.wanted import fit, to_make, wanted
+
+HEADS = Published("medusa", Source("org/heads"), 10**6, Accepted(3.0, 4, "a paper"))
+CONFIG = {
+    "num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256, "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+MODEL, GPU = Source("org/model"), machine(gpu(24))
+
+
+def fetched(*published: Published, drafter: str | None = None) -> list[str]:
+    card = unfetched(BILLION, drafters=published)
+    return [source.repo for source in wanted(card, drafter, GPU, Nothing()).sources]
+
+
+def test_the_published_drafter_that_pays_comes_along() -> None:
+    assert fetched(HEADS) == ["org/model", "org/heads"]
+    weak = Published("medusa", Source("org/heads"), 10**9, Accepted(1.1, 4, "a paper"))
+    assert fetched(weak) == ["org/model"]
+    assert fetched(Published("s3d")) == ["org/model"], "what nobody publishes cannot be fetched"
+    assert fetched(HEADS, drafter="none") == ["org/model"] and fetched(weak, drafter="medusa")[1:] == ["org/heads"]
+
+
+def test_what_is_not_published_is_refused_with_what_is() -> None:
+    with pytest.raises(UsageMistake, match="did you mean 'medusa'"):
+        fetched(HEADS, drafter="medus")
+    with pytest.raises(UsageMistake, match="localspec train s3d -m big --data FILE"):
+        fetched(Published("s3d"), drafter="s3d")
+
+
+def test_with_an_entry_without_sizes_the_first_that_is_published_comes_along() -> None:
+    found = wanted(unfetched(None, drafters=(Published("s3d"), HEADS)), None, GPU, Nothing())
+    assert found.sources == (MODEL, Source("org/heads")) and "no sizes" in found.why
+
+
+def test_what_is_left_to_make() -> None:
+    assert to_make(unfetched(BILLION, drafters=(HEADS, Published("s3d")))) == "s3d"
+    assert to_make(unfetched(BILLION, drafters=(HEADS, Published("ouroboros")))) is None
+
+
+def test_whether_it_fits() -> None:
+    fits, said = fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, Nothing())
+    assert fits and "GiB that may be taken" in said
+    fits, said = fit("org/name", CONFIG, 2 * BILLION.parameters, machine(processor(2)), Nothing())
+    assert fits is False and said.startswith("org/name does not fit: ")
+
+
+def test_a_config_that_promises_another_model_than_its_weights_are_is_not_believed() -> None:
+    assert fit("org/name", CONFIG, 40 * 2**30, GPU, Nothing())[0] is None
+    assert fit("org/name", {**CONFIG, "hidden_size": "wide"}, 1, GPU, Nothing())[0] is None
+    assert LITTLE.parameters < module.SLACK
