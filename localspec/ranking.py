@@ -207,4 +207,5 @@ def _others(way: Way, ranked: Sequence[Way]) -> str:
     if not pays(other, ranked):
         relative = other.effectiveness / _without(way, ranked).effectiveness
         return f"; {other.candidate.name}{where} would have {relative:.2f} of plain decoding's M, so it is left out"
-    return f"; {other.candidate.name}{where} would have M {other.effectiveness:.2f}"
+    room = "" if other.fits else f", and takes {other.bytes / 2**30:.1f} GiB"
+    return f"; {other.candidate.name}{where} would have M {other.effectiveness:.2f}{room}"
