@@ -7,20 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from clocks import Clock
 
 from localspec import forward_costs as measuring
 from localspec.engine.cache import KVCache
 from localspec.forward_costs import ROWS, ForwardCosts, forward_costs
-
-
-class Clock:
-    """Seconds that pass only when somebody says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -2,19 +2,10 @@
 
 import pytest
 import torch
+from clocks import Clock
 
 from localspec import hardware
 from localspec.hardware import memory_bandwidth, versions
-
-
-class Clock:
-    """Seconds that pass only when somebody says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
 
 
 @pytest.fixture
