@@ -13,6 +13,7 @@ from localspec.engine.measuring import Measuring
 from localspec.errors import NotHere
 from localspec.history import History, Saved
 from localspec.machine import this_machine
+from localspec.measurements import Measurements
 from localspec.paths import Paths
 from localspec.registry import TargetCard
 from localspec.store import Store
@@ -83,9 +84,12 @@ def _chosen(
 ) -> TargetCard:
     """What `localspec doctor` would choose among the models that are here; the demo model where there is no other."""
     found = []
-    if any(card.here and card.entry and not card.entry.toy for card in registry.known().values()):
+    real = [card for card in registry.known().values() if card.here and card.entry and not card.entry.toy]
+    if len(real) > 1:
         knowledge = Measuring(store, progress, notice)
         found = offers(this_machine(knowledge.bandwidth), knowledge, here=True)
+    elif real:  # how fast it is does not matter, only whether it fits
+        found = offers(this_machine(), Measurements(store), here=True)
     chosen = preferred(found, settings.prefer)
     if chosen is None or (chosen.card.entry is not None and chosen.card.entry.toy):
         notice(DEMO)

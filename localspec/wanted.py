@@ -41,8 +41,11 @@ def wanted(card: TargetCard, drafter: str | None, machine: Machine, knowledge: K
         except LocalspecError:  # an entry without sizes
             first = [one.source for one in entry.drafters if one.source is not None][:1]
             return Wanted((entry.source, *first), "the first that is published, for its entry tells no sizes")
-        sources = _sources_of(found)
-        return Wanted((entry.source, *sources), found.reason)
+        sources, why = _sources_of(found), found.reason
+        unknown = [one.kind for one in entry.drafters if one.source and not one.accepted and one.source not in sources]
+        if unknown:
+            why += f"; what {unknown[0]} brings is not known, and --drafter {unknown[0]} fetches it"
+        return Wanted((entry.source, *sources), why)
     if drafter == "none":
         return Wanted((entry.source,), "the model alone, as asked")
     return Wanted((entry.source, *_named(entry, card, drafter)), f"{drafter} as asked")

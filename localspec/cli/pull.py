@@ -75,8 +75,9 @@ def pull(
             progress.show("looking at this machine")
             database = Paths(home()).database
             store = at_the_end.enter_context(Store.open(database, progress.notice)) if database.exists() else None
-            # A drafter is chosen as `doctor` does; that a model fits needs no measurement.
-            knowledge = Measurements(store) if card is None else Measuring(store, progress.show, progress.notice)
+            # Between drafters it chooses as `doctor` does; that a model fits needs no measurement.
+            several = drafter is None and card is not None and card.entry is not None and card.entry.drafters
+            knowledge = Measuring(store, progress.show, progress.notice) if several else Measurements(store)
             machine = this_machine()
             chosen = Wanted(tuple(found), "") if card is None else wanted(card, drafter, machine, knowledge)
             progress.show(f"asking {server()} about {name}")
