@@ -88,12 +88,17 @@ def _whole(path: Path) -> bool:
     """Whether a directory that another program fetched is a model with its tokenizer, or Medusa heads."""
     if any((path / name).is_file() for name in HEADS) and (path / "config.json").is_file():
         return True
-    if not has_tokenizer({name for names in TOKENIZERS for name in names if (path / name).is_file()}):
+    if not tokenized(path):
         return False
     try:
         return bool(inspect(path))
     except LocalspecError:
         return False
+
+
+def tokenized(path: Path) -> bool:
+    """Whether a directory holds what a tokenizer is made of."""
+    return has_tokenizer({name for names in TOKENIZERS for name in names if (path / name).is_file()})
 
 
 def has_tokenizer(names: Container[str]) -> bool:

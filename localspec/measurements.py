@@ -1,5 +1,6 @@
 """What was measured on this machine and kept: by what it is valid for, for the policy to read."""
 
+from pathlib import Path
 from typing import Any
 
 from localspec import __version__
@@ -35,6 +36,7 @@ class Measurements:
 
     def __init__(self, store: Store | None) -> None:
         self.store = store
+        self._revisions: dict[Path, str] = {}  # every precision asks for it, and it reads all over the files
 
     def recall(self, name: str, about: str) -> Any:
         """What was kept; None where nothing was."""
@@ -50,9 +52,11 @@ class Measurements:
         if self.store is None or not card.here:
             return Known()
         try:
-            about = subject(revision(card.path), device, dtype, quantize, False, None)
+            if card.path not in self._revisions:
+                self._revisions[card.path] = revision(card.path)
         except LocalspecError:  # damaged; told when it is loaded
             return Known()
+        about = subject(self._revisions[card.path], device, dtype, quantize, False, None)
         kept = self.recall(REPLIES, about)
         found = {name: replies(sums) for name, sums in (kept if isinstance(kept, dict) else {}).items()}
         known = {name: said for name, said in found.items() if said is not None}

@@ -1,7 +1,7 @@
 """Which precision and drafter of one model pay on a machine: every way to run it, ranked by M. Pure arithmetic."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from localspec import prediction
 from localspec.candidates import (
@@ -18,6 +18,7 @@ from localspec.model import Model
 from localspec.prediction import CONTEXT, Costs, Estimate, Rates, cost_effectiveness, estimated_rates
 from localspec.shape import Shape
 
+AUTO_NODES = 16  # of a tree at most, unless told; how many pay is measured
 SMALL = 64_000_000  # parameters: a quarter of a GB in fp32
 PLANNED = 4096  # tokens of context that must fit where none was asked for
 CLEARLY = 1.05  # so much better a drafter must be than a simpler one
@@ -124,7 +125,7 @@ def _weight(candidate: Candidate) -> tuple[int, int]:
 
 
 def _rated(way: Way, base: Way) -> Way:
-    return Way(**{**way.__dict__, "effectiveness": cost_effectiveness(way.speed, way.bytes, base.speed, base.bytes)})
+    return replace(way, effectiveness=cost_effectiveness(way.speed, way.bytes, base.speed, base.bytes))
 
 
 def _of_form(model: Model, form: Form, knowledge: Knowledge, most: int, context: int | None) -> Iterator[Way]:

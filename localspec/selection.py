@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from localspec.candidates import WITH_PHRASES, Candidate, Knowledge, Nothing
 from localspec.config import Settings
 from localspec.drafter_cards import TRAINED, DrafterCard
-from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
+from localspec.errors import DoesNotFit, UsageMistake
 from localspec.machine import Device, Machine, this_machine
 from localspec.model import model_of
 from localspec.named import Named, named_drafter
 from localspec.prediction import PROGRAM
-from localspec.ranking import Form, Way, best, explained, natural_forms, ways
-from localspec.registry import TargetCard, cards
+from localspec.ranking import AUTO_NODES, Form, Way, best, explained, natural_forms, ways
+from localspec.registry import TargetCard
+from localspec.survey import offers
 
-AUTO_NODES = 16  # at most; how many pay is measured
 MOST_NODES = 64
 INVARIANT = (("cpu", "none"), ("cpu", "int8"), ("cuda", "none"), ("mps", "none"))  # whose rows can be had to the bit
 
@@ -190,22 +190,16 @@ def _too_large(card: TargetCard, least: Way, machine: Machine, knowledge: Knowle
         f"{card.name} needs {least.bytes / gib:.1f} GiB of memory in {least.form} on {device.name}, and of "
         f"{device.free / gib:.1f} GiB free {device.usable / gib:.1f} may be used"
     )
-    order = sorted(
-        (other for other in cards().values() if other.entry and other.name != card.name),
-        key=lambda other: (other.here and not other.entry.toy, other.entry.quality) if other.entry else (False, 0),
-        reverse=True,
-    )
-    for other in order:
-        with suppress(LocalspecError):  # without sizes, or damaged; told when it is named
-            model = model_of(other)
-            for place in machine.devices:
-                way = best(ways(model, natural_forms(place, model.parameters), knowledge, AUTO_NODES))
-                if way is not None:
-                    fetch = "" if other.here else f" (`localspec pull {other.name}`)"
-                    return (
-                        f"{missing}; close other programs, give a smaller --context, or choose {other.name}{fetch}, "
-                        f"which takes {way.bytes / gib:.1f} GiB."
-                    )
+    others = [one for one in offers(machine, knowledge, here=False) if one.fits and one.card.name != card.name]
+    # The best of those that are here; a toy only where there is nothing else.
+    others.sort(key=lambda one: one.card.here and not (one.card.entry and one.card.entry.toy), reverse=True)
+    for one in others[:1]:
+        assert one.way is not None
+        fetch = "" if one.card.here else f" (`localspec pull {one.card.name}`)"
+        return (
+            f"{missing}; close other programs, give a smaller --context, or choose {one.card.name}{fetch}, which takes "
+            f"{one.way.bytes / gib:.1f} GiB."
+        )
     return f"{missing}; close other programs, or give a smaller --context."
 
 

@@ -6,14 +6,13 @@ from typing import Literal
 
 from localspec.candidates import Knowledge
 from localspec.errors import LocalspecError
+from localspec.hub_cache import tokenized
 from localspec.machine import Machine
 from localspec.model import Model, model_of
-from localspec.ranking import Way, best, explained, natural_forms, ways
+from localspec.ranking import AUTO_NODES, Way, best, explained, natural_forms, ways
 from localspec.registry import TargetCard, known
-from localspec.selection import AUTO_NODES
 
 LEAST_SPEED = 8.0  # tokens/s: somewhat faster than one reads
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 Prefer = Literal["speed", "memory", "quality"]
 
 
@@ -38,7 +37,7 @@ def offers(machine: Machine, knowledge: Knowledge, here: bool) -> list[Offer]:
 
 
 def _offer(card: TargetCard, machine: Machine, knowledge: Knowledge, here: bool) -> Offer:
-    if card.here and not any((card.path / name).is_file() for name in TOKENIZERS):
+    if card.here and not tokenized(card.path):
         return Offer(card, None, "it has no tokenizer, and cannot be talked to")
     try:
         return offer(model_of(card), machine, knowledge, here)

@@ -12,7 +12,8 @@ from localspec.drafters.base import Context, Step
 from localspec.engine.budget import Budget
 from localspec.engine.session import Session
 from localspec.engine.tree import DraftTree
-from localspec.selection import AUTO_NODES, choose
+from localspec.ranking import AUTO_NODES
+from localspec.selection import choose
 
 PAIRS, TOKENS = 21, 200
 

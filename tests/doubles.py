@@ -115,3 +115,26 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
     while path[-1]:
         path.append(tree.parents[path[-1]])
     return path[::-1]
+
+
+class Breaking(Oracle):
+    """Fails at its n-th call of one kind, and only then."""
+
+    def __init__(self, *texts: Sequence[int], method: str, call: int, error: Exception) -> None:
+        super().__init__(*texts)
+        self.method, self.calls, self.error = method, call, error
+
+    def _count(self, method: str) -> None:
+        if method == self.method:
+            self.calls -= 1
+            if self.calls == 0:
+                raise self.error
+
+    def observe(self, step: Step) -> None:
+        self._count("observe before")
+        super().observe(step)
+        self._count("observe behind")
+
+    def draft(self, context: Context) -> DraftTree:
+        self._count("draft")
+        return super().draft(context)

@@ -8,15 +8,16 @@ import pytest
 from checkpoints import CONFIG, write_checkpoint
 from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, flat, gpu, machine, processor, trained, unfetched
 
-from localspec import hardware, selection
+from localspec import hardware, selection, survey
 from localspec.candidates import PHRASES, Known, Replies, reply_key
 from localspec.config import Settings
 from localspec.entries import Accepted, Published
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.machine import Machine
 from localspec.model import Model
+from localspec.ranking import AUTO_NODES
 from localspec.registry import NOWHERE, TargetCard
-from localspec.selection import AUTO_NODES, MOST_NODES, Choice, choices, choose
+from localspec.selection import MOST_NODES, Choice, choices, choose
 
 CARD = unfetched(SEVEN)
 HERE = machine(processor(48))
@@ -230,8 +231,9 @@ def test_it_never_offers_the_very_model_that_does_not_fit() -> None:
 
 
 def test_a_damaged_model_is_not_offered_and_does_not_hide_what_was_wrong(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "tokenizer.json").touch()
     bad = replace(unfetched(BILLION, name="damaged"), path=tmp_path)
-    monkeypatch.setattr(selection, "cards", lambda: {"damaged": bad, "sound": unfetched(BILLION, name="sound")})
+    monkeypatch.setattr(survey, "known", lambda: {"damaged": bad, "sound": unfetched(BILLION, name="sound")})
     with pytest.raises(DoesNotFit, match="choose sound"):
         choose(CARD, Settings(), machine(processor(8)))
 

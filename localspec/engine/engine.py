@@ -36,8 +36,9 @@ from localspec.events import Event, Prefill, Statistics
 from localspec.hardware import IdleCores, free_memory
 from localspec.machine import this_machine
 from localspec.measurements import Measurements
+from localspec.ranking import AUTO_NODES
 from localspec.registry import TargetCard
-from localspec.selection import AUTO_NODES, Choice, choices
+from localspec.selection import Choice, choices
 from localspec.store import Store
 
 SUDDEN, FEW_STEPS = 4, 8  # times the usual cost of a step, in a reply of so many: memory has spilt

@@ -6,6 +6,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import pytest
 from checkpoints import write_checkpoint
 from command import called, environment
 from hub_server import Hub, Repository, model_repository
@@ -27,6 +28,13 @@ def repository(directory: Path, numbers: int = NUMBERS, **more: object) -> Repos
 @cache
 def _counted(numbers: int) -> bytes:
     return b"".join(b"%07d\n" % number for number in range(numbers // 2))
+
+
+def home_with_cache(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home that has the common cache in it, also for what is asked in this process."""
+    (directory / "home").mkdir()
+    monkeypatch.setenv("HF_HOME", str(directory / "home" / "hf"))
+    return directory / "home"
 
 
 def variables(home: Path, hub: Hub) -> dict[str, str]:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli.hub_commands import WEIGHTS, at, blobs, common_cache, repository, started, stray
+from cli.hub_commands import WEIGHTS, at, blobs, common_cache, home_with_cache, repository, started, stray
 from command import ROOT, localspec, sentence
 from hub_server import Hub, Repository, model_repository, served
 
@@ -35,9 +35,7 @@ def hub(repo: Repository):
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "home").mkdir()
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home" / "hf"))
-    return tmp_path / "home"
+    return home_with_cache(tmp_path, monkeypatch)
 
 
 def found(home: Path, source: Source = SOURCE) -> Path | None:

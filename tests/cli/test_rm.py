@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from cli.hub_commands import WEIGHTS, at, common_cache, repository, stray
+from cli.hub_commands import WEIGHTS, at, common_cache, home_with_cache, repository, stray
 from command import sentence
 from hub_server import Hub, Repository, served
 
@@ -27,9 +27,7 @@ def hub(repo: Repository):
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "home").mkdir()
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home" / "hf"))
-    return tmp_path / "home"
+    return home_with_cache(tmp_path, monkeypatch)
 
 
 def found(home: Path, name: str = "org/name", revision: str = "main") -> Path | None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from cli.hub_commands import WEIGHTS, at, repository
+from cli.hub_commands import WEIGHTS, at, home_with_cache, repository
 from command import sentence
 from hub_server import Hub, served
 
@@ -17,11 +17,10 @@ GONE = Hub(endpoint="http://127.0.0.1:9")
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a user who pulled org/name; the server is gone since."""
-    (tmp_path / "home").mkdir()
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home" / "hf"))
+    home = home_with_cache(tmp_path, monkeypatch)
     with served(org__name=repository(tmp_path / "model", numbers=10_000)) as hub:
-        assert at(tmp_path / "home", hub, "pull", "org/name").returncode == 0
-    return tmp_path / "home"
+        assert at(home, hub, "pull", "org/name").returncode == 0
+    return home
 
 
 @pytest.fixture

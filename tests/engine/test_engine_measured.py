@@ -16,8 +16,9 @@ from localspec.engine.exactness import Exactness
 from localspec.errors import UsageMistake
 from localspec.events import Done
 from localspec.forward_costs import ForwardCosts
+from localspec.ranking import AUTO_NODES
 from localspec.registry import TargetCard
-from localspec.selection import AUTO_NODES, Choice, choose
+from localspec.selection import Choice, choose
 from localspec.store import Store
 
 CARD = TargetCard("demo", Path(localspec.__file__).parent / "demo", None, "")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from layers import error, gaussian, gradient_is_that_of_a_dense_layer
 from safetensors.torch import load_file, save_file
 from tiny_models import VOCABULARY, Tiny, byte_tokenizer, prompt_ids, write
 from transformers import LlamaConfig
@@ -24,19 +25,11 @@ OUT, IN = 301, 255  # no multiples of what a kernel works on at once
 PROTECTED = torch.tensor([3, 7, 100])
 
 
-def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def layer(bias: bool = False, protected: torch.Tensor | None = None, out: int = OUT, inner: int = IN) -> RowScaled:
     made = RowScaled(gaussian(out, inner, seed=1), gaussian(out, seed=2) if bias else None)
     if protected is not None:
         made.protect(protected)
     return made
-
-
-def error(ours: torch.Tensor, right: torch.Tensor) -> float:
-    return float((ours - right).norm() / right.norm())
 
 
 kinds = pytest.mark.parametrize("protected", [None, PROTECTED], ids=["plain", "outliers"])
@@ -151,14 +144,7 @@ def test_a_row_does_not_see_its_neighbours(bias: bool, protected: torch.Tensor |
 def test_the_gradient_is_that_of_a_dense_layer_with_the_quantised_weight(
     shape: tuple[int, ...], bias: bool, protected: torch.Tensor | None
 ) -> None:
-    made, direction = layer(bias, protected), gaussian(*shape[:-1], OUT, seed=4)
-    ours, dense = (gaussian(*shape).requires_grad_() for _ in range(2))
-    y = made(ours)
-    assert torch.equal(y.detach(), made(gaussian(*shape))), "asking for a gradient changes no value"
-    (y * direction).sum().backward()
-    (F.linear(dense, made.weight, made.bias) * direction).sum().backward()
-    assert dense.grad is not None
-    assert torch.allclose(ours.grad, dense.grad, rtol=1e-5, atol=1e-5)
+    gradient_is_that_of_a_dense_layer(layer(bias, protected), shape)
 
 
 def test_no_gradient_is_made_where_none_is_asked_for() -> None:

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 import torch.nn.functional as F
+from layers import adapter_acts_in_its_own_forward_alone, error, gaussian, gradient_is_that_of_a_dense_layer
 
 from localspec.engine import linear_bitsandbytes
 from localspec.engine.linear import LowRank, Packed
@@ -25,18 +26,10 @@ biases = pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 precisions = pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 
 
-def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def made(
     kind: type[Packed], bias: bool = False, precision: torch.dtype = torch.float32, out: int = OUT, inner: int = IN
 ) -> Packed:
     return kind(gaussian(out, inner, seed=1).to(precision), gaussian(out, seed=2).to(precision) if bias else None)
-
-
-def error(ours: torch.Tensor, right: torch.Tensor) -> float:
-    return float((ours.float() - right.float()).norm() / right.float().norm())
 
 
 @kinds
@@ -158,14 +151,7 @@ def test_by_default_no_outliers_are_looked_for(monkeypatch: pytest.MonkeyPatch) 
 def test_the_gradient_is_that_of_a_dense_layer_with_the_rounded_weight(
     kind: type[Packed], shape: tuple[int, ...], bias: bool
 ) -> None:
-    layer, direction = made(kind, bias), gaussian(*shape[:-1], OUT, seed=4)
-    ours, dense = (gaussian(*shape).requires_grad_() for _ in range(2))
-    y = layer(ours)
-    assert torch.equal(y.detach(), layer(gaussian(*shape))), "asking for a gradient changes no value"
-    (y * direction).sum().backward()
-    (F.linear(dense, layer.weight, layer.bias) * direction).sum().backward()
-    assert dense.grad is not None and ours.grad is not None
-    assert torch.allclose(ours.grad, dense.grad, rtol=1e-5, atol=1e-5)
+    gradient_is_that_of_a_dense_layer(made(kind, bias), shape)
 
 
 @kinds
@@ -178,12 +164,9 @@ def test_a_gradient_has_the_precision_of_what_it_is_for(kind: type[Packed]) -> N
 
 @kinds
 def test_an_adapter_acts_in_its_own_forward_alone_and_learns(kind: type[Packed]) -> None:
-    layer, x, adapter = made(kind), gaussian(3, IN), LowRank(IN, OUT, [(0, OUT)], 4, 8.0)
-    torch.nn.init.normal_(adapter.up)
-    assert torch.allclose(layer(x, adapter), layer(x) + adapter(x))
-    layer(x, adapter).sum().backward()
-    assert adapter.down.grad is not None and adapter.down.grad.abs().sum() > 0
-    assert made(kind, precision=torch.bfloat16)(x.bfloat16(), adapter).dtype == torch.bfloat16
+    adapter_acts_in_its_own_forward_alone(made(kind))
+    adapter = LowRank(IN, OUT, [(0, OUT)], 4, 8.0)
+    assert made(kind, precision=torch.bfloat16)(gaussian(3, IN).bfloat16(), adapter).dtype == torch.bfloat16
 
 
 # -- for processors ----------------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ What is given to Apple's own operators is looked at here; that they run was not 
 import pytest
 import torch
 import torch.nn.functional as F
+from layers import adapter_acts_in_its_own_forward_alone, error, gaussian, gradient_is_that_of_a_dense_layer
 
 from localspec.engine import linear, linear_mps
-from localspec.engine.linear import LowRank
 from localspec.engine.linear_mps import WeightInt4, WeightInt8, WeightOnly, _levels
 
 OUT, IN = 96, 128
@@ -19,18 +19,10 @@ precisions = pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16
 shapes = pytest.mark.parametrize(("out", "inner"), [(OUT, IN), (48, 40), (301, 255), (3, 5)])
 
 
-def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def made(
     kind: type[WeightOnly], bias: bool = False, precision: torch.dtype = torch.float32, out: int = OUT, inner: int = IN
 ) -> WeightOnly:
     return kind(gaussian(out, inner, seed=1).to(precision), gaussian(out, seed=2).to(precision) if bias else None)
-
-
-def error(ours: torch.Tensor, right: torch.Tensor) -> float:
-    return float((ours.float() - right.float()).norm() / right.float().norm())
 
 
 @kinds
@@ -189,20 +181,9 @@ def test_kernels_are_given_whole_squares_in_one_precision(
 def test_the_gradient_is_that_of_a_dense_layer_with_the_rounded_weight(
     kind: type[WeightOnly], shape: tuple[int, ...], bias: bool
 ) -> None:
-    layer, direction = made(kind, bias), gaussian(*shape[:-1], OUT, seed=4)
-    ours, dense = (gaussian(*shape).requires_grad_() for _ in range(2))
-    y = layer(ours)
-    assert torch.equal(y.detach(), layer(gaussian(*shape))), "asking for a gradient changes no value"
-    (y * direction).sum().backward()
-    (F.linear(dense, layer.weight, layer.bias) * direction).sum().backward()
-    assert dense.grad is not None and ours.grad is not None
-    assert torch.allclose(ours.grad, dense.grad, rtol=1e-5, atol=1e-5)
+    gradient_is_that_of_a_dense_layer(made(kind, bias), shape)
 
 
 @kinds
 def test_an_adapter_acts_in_its_own_forward_alone_and_learns(kind: type[WeightOnly]) -> None:
-    layer, x, adapter = made(kind), gaussian(3, IN), LowRank(IN, OUT, [(0, OUT)], 4, 8.0)
-    torch.nn.init.normal_(adapter.up)
-    assert torch.allclose(layer(x, adapter), layer(x) + adapter(x))
-    layer(x, adapter).sum().backward()
-    assert adapter.down.grad is not None and adapter.down.grad.abs().sum() > 0
+    adapter_acts_in_its_own_forward_alone(made(kind))

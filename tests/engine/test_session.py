@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import pytest
-from doubles import OffChain, Oracle, RandomBranches, Witness
+from doubles import Breaking, OffChain, Oracle, RandomBranches, Witness
 from tiers import cases
 from tiny_models import Tiny, prompt_ids, read, stock_reply, word_tokenizer, write
 from tokenizers import decoders
@@ -390,36 +390,13 @@ def test_an_abandoned_stream_that_is_closed_late_does_not_cut_the_reply_after_it
     assert_whole(session)
 
 
-class Breaking(Oracle):
-    """Fails at its n-th call of one kind, and only then."""
-
-    def __init__(self, *texts: Sequence[int], method: str, call: int) -> None:
-        super().__init__(*texts)
-        self.method, self.calls = method, call
-
-    def _count(self, method: str) -> None:
-        if method == self.method:
-            self.calls -= 1
-            if self.calls == 0:
-                raise RuntimeError("broken drafter")
-
-    def observe(self, step: Step) -> None:
-        self._count("observe before")
-        super().observe(step)
-        self._count("observe behind")
-
-    def draft(self, context: Context) -> DraftTree:
-        self._count("draft")
-        return super().draft(context)
-
-
 @pytest.mark.parametrize("method", ["observe before", "observe behind", "draft"])
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_an_exception_inside_a_drafter_leaves_a_usable_session(tiny: Make, method: str, call: int) -> None:
     model, prompt = tiny(NAME), prompt_ids(10, seed=13)
     target = stopping(model)
     text = stock_reply(model.stock, prompt, 30, stops=())
-    drafter = Breaking(prompt + text, method=method, call=call)
+    drafter = Breaking(prompt + text, method=method, call=call, error=RuntimeError("broken drafter"))
     session, events = Session(target, drafter, Budget(NODES)), []
     with pytest.raises(RuntimeError, match="broken drafter"):
         events.extend(session.generate(prompt, GREEDY, Limits(max_tokens=30)))

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import OffChain, Oracle
+from doubles import Breaking, OffChain, Oracle
 from sessions import reply
 from tiny_models import Tiny, prompt_ids, stock_reply
 
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Context, Drafter, Step
+from localspec.drafters.base import Drafter
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
 from localspec.engine.budget import Budget
@@ -113,29 +113,6 @@ def test_plain_decoding_has_no_reason_for_speculation_to_be_off(tiny: Make) -> N
     assert statistics.off_reason is None
 
 
-class Greedy(Oracle):
-    """A drafter whose own memory runs out, at its n-th call of one kind."""
-
-    def __init__(self, text: Sequence[int], method: str, call: int) -> None:
-        super().__init__(text)
-        self.method, self.calls = method, call
-
-    def _count(self, method: str) -> None:
-        if method == self.method:
-            self.calls -= 1
-            if self.calls == 0:
-                raise MemoryError
-
-    def observe(self, step: Step) -> None:
-        self._count("observe before")
-        super().observe(step)
-        self._count("observe behind")
-
-    def draft(self, context: Context) -> DraftTree:
-        self._count("draft")
-        return super().draft(context)
-
-
 @pytest.mark.parametrize("method", ["observe before", "observe behind", "draft"])
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_a_drafter_whose_memory_runs_out_costs_no_token(tiny: Make, method: str, call: int) -> None:
@@ -143,7 +120,9 @@ def test_a_drafter_whose_memory_runs_out_costs_no_token(tiny: Make, method: str,
     model, prompt = tiny(NAME), prompt_ids(20, seed=3)
     text = stock_reply(model.stock, prompt, COUNT, stops=())
     short = Short(model.target, never)
-    session = Session(short.target, Greedy(prompt + text, method, call), Budget(NODES))
+    session = Session(
+        short.target, Breaking(prompt + text, method=method, call=call, error=MemoryError()), Budget(NODES)
+    )
     assert reply(session, prompt, COUNT)[0] == text
     assert reply(session, prompt, COUNT)[0] == text
 

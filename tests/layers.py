@@ -1,0 +1,38 @@
+"""Packed linear layers: numbers for them, and what every kind of them must do."""
+
+import torch
+import torch.nn.functional as F
+
+from localspec.engine.linear import LowRank, Packed
+
+
+def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
+    """The same each time."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def error(ours: torch.Tensor, right: torch.Tensor) -> float:
+    """Relative."""
+    return float((ours.float() - right.float()).norm() / right.float().norm())
+
+
+def gradient_is_that_of_a_dense_layer(layer: Packed, inputs: tuple[int, ...]) -> None:
+    """With the rounded weight, for x of this shape."""
+    direction = gaussian(*inputs[:-1], layer.shape[0], seed=4)
+    ours, dense = (gaussian(*inputs).requires_grad_() for _ in range(2))
+    y = layer(ours)
+    assert torch.equal(y.detach(), layer(gaussian(*inputs))), "asking for a gradient changes no value"
+    (y * direction).sum().backward()
+    (F.linear(dense, layer.weight, layer.bias) * direction).sum().backward()
+    assert dense.grad is not None and ours.grad is not None
+    assert torch.allclose(ours.grad, dense.grad, rtol=1e-5, atol=1e-5)
+
+
+def adapter_acts_in_its_own_forward_alone(layer: Packed) -> None:
+    """And learns there."""
+    outputs, inputs = layer.shape
+    x, adapter = gaussian(3, inputs), LowRank(inputs, outputs, [(0, outputs)], 4, 8.0)
+    torch.nn.init.normal_(adapter.up)
+    assert torch.allclose(layer(x, adapter), layer(x) + adapter(x))
+    layer(x, adapter).sum().backward()
+    assert adapter.down.grad is not None and adapter.down.grad.abs().sum() > 0
