@@ -139,14 +139,14 @@ class Weights(Mapping[str, torch.Tensor]):
 @contextmanager
 def freed_at_once() -> Iterator[None]:
     """Within, what is freed goes back to the system. Else holes stay between layers that are packed one after another,
-    as glibc allocates, and a model in int8 takes half as much again.
+    as glibc allocates, and a model in int8 takes half as much again; pieces that are read leave holes as well.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # another system, with another allocator
         yield
         return
-    mallopt(_MMAP_THRESHOLD, 2**20)
+    mallopt(_MMAP_THRESHOLD, 2**17)  # as glibc begins; by itself it goes up with what is freed
     try:
         yield
     finally:  # what glibc comes to by itself where large tensors come and go

@@ -237,7 +237,7 @@ def test_loading_takes_the_model_and_at_most_one_parameter_more(
         [sys.executable, "-c", PEAK, large[stored], dtype, quantize, tiny("llama-grouped-dynamic").path],
         capture_output=True, text=True, check=True, cwd=ROOT,
     )  # fmt: skip
-    told, slack = json.loads(result.stdout), 24 << 20  # the tokenizer, a piece of a weight, what a forward takes
+    told, slack = json.loads(result.stdout), 8 << 20  # the tokenizer, a piece of a weight, what a forward takes
     # Of the largest parameter: itself, its steps, and a copy of them that the kernel has not taken yet.
     one = 16384 * 512 * (getattr(torch, dtype).itemsize + 2) if quantize == "int8" else 0
     assert told["nbytes"] < told["held"] + slack, "the figure that is shown is no more than what is held"
