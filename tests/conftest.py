@@ -1,5 +1,6 @@
 """Fixtures of the whole suite. Models are made once a session, and only those that a test asks for."""
 
+import gc
 import os
 import shutil
 import signal
@@ -111,6 +112,10 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is imported by now stays: no collection need look through it again
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -88,6 +88,7 @@ def test_a_build_without_apples_operators_says_so():
         assert quantize in lacking(quantize, "mps")
 
 
+@pytest.mark.slow
 def test_it_loads_neither_torch_at_import_nor_bitsandbytes_at_all():
     code = (
         "import sys; from localspec import precisions; assert 'torch' not in sys.modules; "

@@ -103,6 +103,7 @@ def test_json_is_one_line_and_the_table_goes_to_standard_error(bench, noise, pro
     assert not (tmp_path / "home").exists(), "a bench leaves nothing behind"
 
 
+@pytest.mark.slow
 def test_the_table_alone(bench, words, prompts):
     code, out, errors = bench("-m", words, "--nodes", 4, "--prompts", prompts, "--limit", 2, "--repeat", 2, "-n", 24)
     assert code == 0 and errors == ""

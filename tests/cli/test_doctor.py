@@ -89,6 +89,7 @@ def sentence(result: Result) -> str:
 # -- the proof holds ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_proof_ends_in_a_tick_and_keeps_nothing(doctor, noise, home):
     code, out, err = prove(doctor, noise)
     assert (code, err) == (0, "")

@@ -137,6 +137,7 @@ def engine(store: Store, model: Path, drafter: str, **more) -> Engine:
     return Engine(choose(resolve(str(model)), settings), store=store, **more)
 
 
+@pytest.mark.slow
 def test_a_pair_is_tuned_once_and_again_where_that_is_asked(home, model, small, monkeypatch):
     found = [Hyperparameters(2, 0, 3, 1), Hyperparameters(5, 1, 3, 2), Hyperparameters(1, 1, 4, 4)]
     asked: list[str] = []

@@ -61,6 +61,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
+@pytest.mark.slow
 def test_what_comes_along(home, hub):
     assert pulled(home, hub, "mine", "--drafter", "none") == ["org/name"]
     assert pulled(home, hub, "mine", "--drafter", "draft_model") == ["org/name", "org/small"]

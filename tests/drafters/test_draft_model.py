@@ -404,6 +404,7 @@ def test_turns_share_what_was_read_and_another_prompt_shares_nothing(tiny: Make,
     assert watched.rows[0] == 21
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heard", [1, 4, 9])
 def test_a_stream_that_is_closed_and_a_session_that_is_rewound_go_on_as_if_nothing_had_been(
     tiny: Make, kin: Make, heard: int

@@ -176,6 +176,7 @@ ALL_FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", cases(ALL_FORMS, ["usual"]))
 @pytest.mark.parametrize("name", cases([LLAMA, "mistral-one-key-head-window-tied-yarn", QWEN3, PHI3], [QWEN3]))
 def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str, options: str) -> None:

@@ -82,6 +82,7 @@ def test_each_part_of_ouroboros_can_be_left_out(tiny, left_out: str) -> None:
     assert pool_of(choice, model.target, small(model))._verification == (left_out != "verification")
 
 
+@pytest.mark.slow
 def test_what_is_found_belongs_to_the_pair_and_to_what_is_searched(tiny, store: Store, monkeypatch) -> None:
     model, found = tiny(LLAMA), iter([replace(CHOSEN, draft=number) for number in range(1, 9)])
     monkeypatch.setattr(drafting, "search", lambda *_: next(found))

@@ -150,6 +150,7 @@ def test_engines_that_share_a_target_take_turns(measured):
     assert replies[0] == replies[1] == replies[2]
 
 
+@pytest.mark.slow
 def test_the_gap_is_that_of_the_logits(measured):
     engine, tokens = Engine(choice(draft_max=8)), [5, 300, 301, 302]
     with torch.inference_mode():

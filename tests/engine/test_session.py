@@ -87,6 +87,7 @@ def speller(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 # -- where a reply ends ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_stop_token_inside_an_accepted_path_ends_the_reply_there(tiny: Make) -> None:
     model, prompt = tiny(NAME), prompt_ids(11, seed=1)
     text = stock_reply(model.stock, prompt, 30, stops=())

@@ -9,8 +9,6 @@ from tiny_models import prompt_ids, read
 
 from localspec.engine.adapters import Adapters
 
-peft = pytest.importorskip("peft")
-
 CASES = [
     ("llama-many-heads-biases-llama3", "all"),
     ("llama-grouped-dynamic", "vko"),
@@ -24,6 +22,7 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "which"), CASES)
 def test_peft_gives_the_same_logits(tiny, tmp_path, name, which):
+    peft = pytest.importorskip("peft")  # seconds, which only this slow test need pay
     model = read(tiny(name).path)  # one of its own: peft changes the stock model
     torch.manual_seed(0)
     adapters = Adapters(model.target.transformer, [0, 2], rank=3, alpha=7.0, which=which)

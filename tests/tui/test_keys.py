@@ -71,7 +71,6 @@ def test_a_paste_keeps_its_lines_does_not_send_and_commands_nothing(chat):
     talk.play(story)
 
 
-@pytest.mark.quick
 def test_arrow_keys_go_through_earlier_prompts_and_keep_the_draft(chat):
     talk = chat()
 

@@ -25,7 +25,6 @@ def back(talk):
 # -- conversations -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick
 def test_ctrl_n_begins_anew(chat):
     talk = chat(["One."], ["Two."])
 
@@ -59,7 +58,6 @@ def test_ctrl_n_in_mid_reply_stops_and_keeps_it(chat):
     assert talk.kept() == [("first", "Half", "interrupted")]
 
 
-@pytest.mark.quick
 def test_ctrl_r_goes_on_with_an_earlier_one(chat):
     talk = chat(["Reply about [cats]."], ["Reply about dogs."], ["More on cats."])
 
