@@ -13,7 +13,8 @@ from localspec.shape import Shape
 ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number
 CHUNK = 512  # tokens of a prompt that are read at once
 BUCKET = 256  # slots that a cache grows by
-PROGRAM = 100 * 2**20  # tokenizer, template, threads: what a loaded model holds beside its tensors, about
+PROGRAM = 40 * 2**20  # what a loaded model holds beside its tensors and its tokenizer: template, threads
+TOKEN = 830  # bytes of each token that a tokenizer knows, as measured with 8 and 151 thousand of them
 CONTEXT = 512  # tokens of text at which speeds are compared
 
 
@@ -66,6 +67,11 @@ def weights(shape: Shape, dtype: str, quantize: str, kind: str, parameters: int 
 def cache(shape: Shape, tokens: int, dtype: str) -> int:
     """Bytes of keys and values of so many tokens, tree included, in whole buckets."""
     return shape.cached(-(-tokens // BUCKET) * BUCKET, ITEM[dtype])
+
+
+def tokenizer(shape: Shape) -> int:
+    """Bytes of the tokenizer while it is loaded."""
+    return TOKEN * shape.vocabulary
 
 
 def workspace(shape: Shape, dtype: str, quantize: str, kind: str, nodes: int) -> int:

@@ -146,7 +146,8 @@ def _of_form(model: Model, form: Form, knowledge: Knowledge, most: int, context:
         how = form.dtype, form.quantize, form.device.kind
         working = prediction.cache(model.shape, planned + nodes + 1, form.dtype)
         working += prediction.workspace(model.shape, *how, nodes)
-        size = loaded + prediction.PROGRAM + max(working, prediction.loading(model.shape, *how))
+        beside = prediction.PROGRAM + prediction.tokenizer(model.shape)
+        size = loaded + beside + max(working, prediction.loading(model.shape, *how))
         replies = known.replies.get(candidate.key) if known.costs else None
         told = speed if replies is None else replies.speed(costs)
         if candidate.name == "phrases":  # drafts of them that do not pay are cut to nothing
@@ -168,7 +169,7 @@ def _small(model: Model, form: Form, knowledge: Knowledge, planned: int) -> Smal
     shape, parameters = model.small.shape, model.small.parameters
     chosen = min(own, key=lambda one: _estimate(shape, one, knowledge).at(1, CONTEXT))
     size = prediction.weights(shape, chosen.dtype, chosen.quantize, chosen.device.kind, parameters)
-    size += prediction.cache(shape, min(shape.context, planned), chosen.dtype)
+    size += prediction.cache(shape, min(shape.context, planned), chosen.dtype) + prediction.tokenizer(shape)
     known: Known = knowledge.of(model.small.card, chosen.device.name, chosen.dtype, chosen.quantize)
     return Small(model.small.card, size, known.costs or _estimate(shape, chosen, knowledge))
 

@@ -3,7 +3,8 @@
 python scripts/prediction_table.py --work DIRECTORY [--forms fp32,bf16,int8] [--repeat 3]
 
 Each run is a process of its own. Bytes are its peak minus what it held before the model was loaded. Tokens/s are
-predicted twice: from rates of the device, before the model is there, and from its own forward costs.
+predicted twice: from rates of the device, which need no model, and from its own forward costs. Both are measured in that
+process between two replies, and rates on both sides of costs, for a machine may change its pace within a minute.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 CONTEXT, PROMPT, REPLY = 640, 512, 64  # tokens
 MODELS = {
@@ -56,24 +57,41 @@ def run(path: Path, form: str) -> dict[str, float]:
     import torch
 
     from localspec import Engine, Limits, Sampling, registry
-    from localspec.engine.rates import measured_rates  # noqa: F401  # all that is imported counts as there before
+    from localspec.engine.rates import measured_rates  # all that is imported counts as there before
     from localspec.forward_costs import forward_costs
     from localspec.hardware import peak_memory, physical_cores
+    from localspec.prediction import Estimate
     from localspec.selection import choose
+    from localspec.shape import Shape
 
     torch.set_num_threads(physical_cores())
     torch.ones(64, 64) @ torch.ones(64, 64)
     before = psutil.Process().memory_info().rss
-    engine = Engine(choose(registry.resolve(str(path)), settings(form)))
+    choice = choose(registry.resolve(str(path)), settings(form))
+    engine = Engine(choice)
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(300, 2000, (PROMPT,), generator=generator).tolist()
     engine.target.stop_tokens = frozenset()
-    for _ in engine.session.generate(prompt, Sampling(), Limits(REPLY)):
-        pass
-    peak = peak_memory()
-    said = engine.session.statistics
-    costs = forward_costs(engine.target)
-    return {"bytes": peak - before, "speed": said.tokens_per_second, "by_costs": 1 / costs.at(1, PROMPT)}
+    shape = Shape.of(json.loads((path / "config.json").read_text()))
+    assert shape is not None
+
+    def speed() -> float:
+        for _ in engine.session.generate(prompt, Sampling(), Limits(REPLY)):
+            pass
+        return engine.session.statistics.tokens_per_second
+
+    def by_rates() -> float:
+        return 1 / Estimate(shape, measured_rates("cpu", choice.dtype, choice.quantize)).at(1, PROMPT)
+
+    speeds, peak = [speed()], peak_memory()
+    rates = [by_rates()]
+    by_costs = 1 / forward_costs(engine.target).at(1, PROMPT)
+    rates.append(by_rates())
+    speeds.append(speed())
+    return {
+        "promised": choice.bytes, "bytes": peak - before,
+        "speed": mean(speeds), "by_costs": by_costs, "by_rates": mean(rates),
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -86,13 +104,9 @@ def main() -> None:
     if options.run:
         print(json.dumps(run(Path(options.run[0]), options.run[1])))
         return
-    from localspec import registry
-    from localspec.engine.measuring import Measuring
-    from localspec.machine import this_machine
-    from localspec.selection import choose
-
     print(
-        "| model | form | bytes predicted | measured | off | tokens/s by rates | by its costs | measured | off | off |"
+        "| model | form | bytes predicted | measured | off | tokens/s by rates | by its costs | measured "
+        "| rates off | costs off |"
     )
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for name, shape in MODELS.items():
@@ -100,15 +114,17 @@ def main() -> None:
         for form in options.forms.split(","):
             found: dict[str, list[float]] = {}
             for _ in range(options.repeat):
-                knowledge = Measuring(None, lambda _: None, print)  # measured anew, right beside the run
-                choice = choose(registry.resolve(str(path)), settings(form), this_machine(), knowledge)
                 command = [sys.executable, __file__, "--work", str(options.work), "--run", str(path), form]
                 said = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-                for key, value in {**said, "by_rates": choice.tokens_per_second, "promised": choice.bytes}.items():
+                for key, value in said.items():
                     found.setdefault(key, []).append(value)
             middle = {key: median(values) for key, values in found.items()}
             off = middle["promised"] - middle["bytes"]
-            parts = [middle[key] / middle["speed"] - 1 for key in ("by_rates", "by_costs")]
+            # each run against itself: what is measured minutes apart does not compare
+            parts = [
+                median(told / seen - 1 for told, seen in zip(found[key], found["speed"], strict=True))
+                for key in ("by_rates", "by_costs")
+            ]
             print(
                 f"| {name} | {form} | {middle['promised'] / 2**20:.0f} MiB | {middle['bytes'] / 2**20:.0f} MiB | "
                 f"{off / 2**20:+.0f} MiB ({off / middle['bytes']:+.1%}) | {middle['by_rates']:.1f} | "

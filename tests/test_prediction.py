@@ -1,7 +1,12 @@
 """Bytes, seconds and tokens a step, before anything is loaded; M, as the S3D paper computes it."""
 
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from string import ascii_letters
 
 import pytest
 from machines import BILLION, PHI, SEVEN, apple, flat, gpu, processor
@@ -112,6 +117,41 @@ def test_a_cache_grows_by_whole_buckets() -> None:
     for tokens, buckets in ((1, 1), (BUCKET, 1), (BUCKET + 1, 2), (4 * BUCKET, 4)):
         assert prediction.cache(TIED, tokens, "bf16") == buckets * BUCKET * token * 2
         assert prediction.cache(TIED, tokens, "fp32") == buckets * BUCKET * token * 4
+
+
+HELD = """
+import sys
+import psutil
+from transformers import AutoTokenizer
+
+AutoTokenizer.from_pretrained(sys.argv[1])  # what the first one imports is not the second one's
+before = psutil.Process().memory_info().rss
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[2])
+print(len(tokenizer), psutil.Process().memory_info().rss - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_tokenizer_takes_what_is_predicted(tmp_path: Path) -> None:
+    from tiny_models import byte_tokenizer
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = [*ascii_letters]
+    for length in (2, 3):
+        words += [word + letter for word in words if len(word) == length - 1 for letter in ascii_letters]
+    words = words[:100_000]
+    merges = [(word[:-1], word[-1]) for word in words if len(word) > 1]
+    known = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, merges))
+    PreTrainedTokenizerFast(tokenizer_object=known).save_pretrained(tmp_path / "large")
+    byte_tokenizer().save_pretrained(tmp_path / "small")
+    result = subprocess.run(
+        [sys.executable, "-c", HELD, tmp_path / "small", tmp_path / "large"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    count, held = map(int, result.stdout.split())
+    assert count == len(words)
+    assert held == pytest.approx(prediction.tokenizer(replace(SEVEN, vocabulary=count)), rel=0.3)
 
 
 def test_a_workspace_holds_a_chunk_of_a_prompt_or_the_logits_of_a_tree() -> None:

@@ -15,9 +15,10 @@ from localspec.hardware import physical_cores
 from localspec.prediction import Rates
 
 # Two models with layers alike but for their matrices: of the one nearly all time goes into those, which no cache of a
-# processor holds, of the other nearly none.
+# processor holds, of the other much less. Its matrices are no toys either, for a product of those is quicker than any
+# that a real model has.
 WIDE = {"num_hidden_layers": 2, "hidden_size": 2048, "intermediate_size": 5632, "vocab_size": 2048}
-SLIM = {"num_hidden_layers": 12, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 64}
+SLIM = {"num_hidden_layers": 8, "hidden_size": 512, "intermediate_size": 1536, "vocab_size": 512}
 HEADS = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
 CONTEXT = 512
 
@@ -31,13 +32,19 @@ def measured_rates(device: str, dtype: str, quantize: str) -> Rates:
         wide, slim = (forward_costs(_model(sizes, device, dtype, quantize)) for sizes in (WIDE, SLIM))
     finally:
         torch.set_num_threads(threads)
-    layer = [seconds / SLIM["num_hidden_layers"] for seconds in slim.seconds[0]]
-    weights = _matrices(WIDE)
-    weight = [
-        max(seconds - WIDE["num_hidden_layers"] * beside, seconds / 10) / weights
-        for seconds, beside in zip(wide.seconds[0], layer, strict=True)
-    ]
-    return Rates(wide.rows, tuple(weight), tuple(layer))
+    found = [apart(*seconds) for seconds in zip(wide.seconds[0], slim.seconds[0], strict=True)]
+    return Rates(wide.rows, *map(tuple, zip(*found, strict=True)))
+
+
+def apart(wide: float, slim: float) -> tuple[float, float]:
+    """(seconds for one weight, for a layer beside its weights) of what a forward of both models takes.
+
+    Each is a tenth of what it could be at most where a disturbed measurement would make it less.
+    """
+    layers, share = SLIM["num_hidden_layers"], WIDE["num_hidden_layers"] / SLIM["num_hidden_layers"]
+    weight = (wide - share * slim) / (_matrices(WIDE) - share * _matrices(SLIM))
+    weight = max(weight, wide / _matrices(WIDE) / 10)
+    return weight, max(slim - weight * _matrices(SLIM), slim / 10) / layers
 
 
 def _model(sizes: dict[str, int], device: str, dtype: str, quantize: str) -> Target:

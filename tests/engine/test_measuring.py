@@ -6,7 +6,7 @@ import pytest
 
 from localspec.engine import measuring
 from localspec.engine.measuring import Measuring
-from localspec.engine.rates import WIDE, measured_rates
+from localspec.engine.rates import SLIM, WIDE, apart, measured_rates
 from localspec.hardware import physical_cores
 from localspec.prediction import CONTEXT, Estimate, Rates
 from localspec.shape import Shape
@@ -70,11 +70,27 @@ def test_a_device_that_this_machine_does_not_have_is_not_measured(counted) -> No
     assert Measuring(None, print, print).rates("cuda:7", "bf16", "nf4") is None and counted.times == 0
 
 
+def shape(sizes: dict[str, int]) -> Shape:
+    """That of one of the two models that are timed."""
+    layers, width, inner = (sizes[name] for name in ("num_hidden_layers", "hidden_size", "intermediate_size"))
+    return Shape(layers, width, inner, 16, 4, 128, sizes["vocab_size"], 512)
+
+
+@pytest.mark.parametrize(("weight", "layer"), [(4e-11, 7e-4), (3e-10, 5e-4), (2e-12, 1.5e-4)])
+def test_what_weights_and_layers_take_is_told_apart(weight: float, layer: float) -> None:
+    taken = (sizes["num_hidden_layers"] * layer + shape(sizes).matrices * weight for sizes in (WIDE, SLIM))
+    assert apart(*taken) == pytest.approx((weight, layer))
+
+
+@pytest.mark.parametrize(("wide", "slim"), [(0.03, 0.2), (0.3, 1e-4), (1e-3, 1.0)])
+def test_a_disturbed_measurement_never_says_that_something_takes_no_time(wide: float, slim: float) -> None:
+    assert all(one > 0 for one in apart(wide, slim))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["none", "int8"])
 def test_rates_of_this_machine_foretell_the_model_they_were_measured_with(quantize) -> None:
     rates = measured_rates("cpu", "fp32", quantize)
-    wide = Shape(WIDE["num_hidden_layers"], WIDE["hidden_size"], WIDE["intermediate_size"], 16, 4, 128, 2048, 512)
-    one, many = (Estimate(wide, rates).at(rows, CONTEXT) for rows in (1, 64))
+    one, many = (Estimate(shape(WIDE), rates).at(rows, CONTEXT) for rows in (1, 64))
     assert 1e-4 < one < many < 60 and rates.rows[0] == 1
     assert Rates.from_list(rates.as_list()) == rates
