@@ -68,9 +68,10 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A drafter by what `--drafter` would say. `bytes` is of its own weights; `drafting(nodes)` is seconds a draft.
+    """A drafter by what `--drafter` would say. `bytes` is all it holds, its cache too.
 
-    Without an acceptance nobody knows what it brings. `trained` and `small` are here; `published` may be fetched.
+    `drafting(nodes)` is seconds a draft. Without an acceptance nobody knows what it brings. `trained` and `small` are
+    here; `published` may be fetched.
     """
 
     name: str
@@ -180,11 +181,15 @@ def _both(alone: Candidate, phrases: Candidate, at: Setting) -> Iterator[Candida
 def _trained(drafter: DrafterCard, said: Published | None, at: Setting) -> Candidate:
     rates = [level[0] for level in drafter.about.get("accuracy_by_depth", [])]
     own = Acceptance.chain(rates, "by what it foresaw of held-out text") if rates else _published(said)
-    size = drafter.parameters * (4 if drafter.revision else ITEM[at.dtype]) + _cache(
-        drafter.kind, drafter.parameters, at
-    )
+    size = held(drafter, at.shape, at.dtype, at.planned)
     drafting = _drafting(drafter.kind, drafter.parameters, len(rates) or DEPTH, at)
     return Candidate(drafter.kind, size, own, drafting, trained=drafter)
+
+
+def held(drafter: DrafterCard, shape: Shape, dtype: str, planned: int) -> int:
+    """Bytes of a drafter that is here, its cache for so many tokens included, beside a target of this shape."""
+    weights = drafter.parameters * (4 if drafter.revision else ITEM[dtype])  # ours are made in fp32, and then settle
+    return weights + _cache(drafter.kind, drafter.parameters, shape, dtype, planned)
 
 
 def _published(one: Published | None) -> Acceptance | None:
@@ -202,7 +207,7 @@ def _fetched(one: Published, at: Setting) -> Candidate:
     depth = one.accepted.depth if one.accepted else DEPTH
     return Candidate(
         one.kind,
-        parameters * ITEM[at.dtype] + _cache(one.kind, parameters, at),
+        parameters * ITEM[at.dtype] + _cache(one.kind, parameters, at.shape, at.dtype, at.planned),
         own,
         _drafting(one.kind, parameters, depth, at),
         published=one,
@@ -236,10 +241,10 @@ def _proposed(shape: Shape) -> tuple[float, int]:
     return share(shape.layers, len(proposal.kept), head), proposal.gamma
 
 
-def _cache(kind: str, parameters: int, at: Setting) -> int:
+def _cache(kind: str, parameters: int, shape: Shape, dtype: str, planned: int) -> int:
     """Bytes that a drafter with layers of its own keeps of the text: no more than the target, if it is a model."""
-    model = kind == "parallelspec" and parameters > 2 * at.shape.layer
-    return cache(at.shape, at.planned, at.dtype) if model else 0
+    model = kind == "parallelspec" and parameters > 2 * shape.layer
+    return cache(shape, planned, dtype) if model else 0
 
 
 def _drafting(kind: str, parameters: int, depth: int, at: Setting) -> Callable[[int], float]:

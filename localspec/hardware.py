@@ -13,6 +13,7 @@ from localspec import config
 
 # Instructions that decide which matrix kernels are taken.
 KERNELS = ("avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "dot", "i8mm", "bf16", "sve")
+CONTAINER = Path("/sys/fs/cgroup")  # as a container with a group of its own sees it (version 2)
 
 
 @cache
@@ -52,7 +53,7 @@ def free_memory(device: str = "cpu") -> int:
         import torch
 
         return int(torch.cuda.mem_get_info(device)[0])
-    available = int(psutil.virtual_memory().available)
+    available = min(int(psutil.virtual_memory().available), _container()[1])
     if device == "mps":
         import torch
 
@@ -67,7 +68,21 @@ def total_memory(device: str = "cpu") -> int:
 
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(device)[1])
-    return torch.mps.recommended_max_memory() if device == "mps" else int(psutil.virtual_memory().total)
+    if device == "mps":
+        return torch.mps.recommended_max_memory()
+    return min(int(psutil.virtual_memory().total), _container()[0])
+
+
+def _container() -> tuple[int, int]:
+    """(bytes of main memory that a container may have, and may still take); whatever there is where none is set."""
+    try:
+        limit = int((CONTAINER / "memory.max").read_text())
+        held = int((CONTAINER / "memory.current").read_text())
+        counts = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
+        # pages of files are given back when memory is asked for
+        return limit, max(0, limit - held + int(counts["inactive_file"]))
+    except (OSError, ValueError, KeyError):  # another system, the root group, or "max"
+        return sys.maxsize, sys.maxsize
 
 
 def peak_memory() -> int:

@@ -14,7 +14,7 @@ from localspec.prediction import Rates
 from localspec.registry import TargetCard
 from localspec.store import Store
 
-COSTS, REPLIES, RATES, BANDWIDTH = "costs", "replies", "rates", "bandwidth"
+COSTS, REPLIES, RATES, BANDWIDTH = "costs", "replies", "rates by a wide and a slim model", "bandwidth"
 BUSY = " of a busy moment"
 FADING = 0.95  # of what earlier replies say, with each new one
 LEAST_TOKENS = 100  # of replies, before their figures are believed

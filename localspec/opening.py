@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from localspec import config, registry
@@ -12,7 +13,7 @@ from localspec.database import StoreTrouble
 from localspec.engine.measuring import Measuring
 from localspec.errors import NotHere
 from localspec.history import History, Saved
-from localspec.machine import this_machine
+from localspec.machine import Machine, this_machine
 from localspec.measurements import Measurements
 from localspec.paths import Paths
 from localspec.registry import TargetCard
@@ -87,14 +88,20 @@ def _chosen(
     real = [card for card in registry.known().values() if card.here and card.entry and not card.entry.toy]
     if len(real) > 1:
         knowledge = Measuring(store, progress, notice)
-        found = offers(this_machine(knowledge.bandwidth), knowledge, here=True)
+        found = offers(_meant(this_machine(knowledge.bandwidth), settings), knowledge, here=True)
     elif real:  # how fast it is does not matter, only whether it fits
-        found = offers(this_machine(), Measurements(store), here=True)
+        found = offers(_meant(this_machine(), settings), Measurements(store), here=True)
     chosen = preferred(found, settings.prefer)
     if chosen is None or (chosen.card.entry is not None and chosen.card.entry.toy):
         notice(DEMO)
         return _here("demo")
     return chosen.card
+
+
+def _meant(machine: Machine, settings: Settings) -> Machine:
+    """With the device alone that was named, if this machine has it; that it has not is told when a model is chosen."""
+    named = None if settings.device == "auto" else machine.device(settings.device)
+    return machine if named is None else replace(machine, devices=(named,))
 
 
 def _here(name: str) -> TargetCard:

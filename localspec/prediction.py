@@ -69,9 +69,9 @@ def cache(shape: Shape, tokens: int, dtype: str) -> int:
     return shape.cached(-(-tokens // BUCKET) * BUCKET, ITEM[dtype])
 
 
-def tokenizer(shape: Shape) -> int:
-    """Bytes of the tokenizer while it is loaded."""
-    return TOKEN * shape.vocabulary
+def tokenizer(shape: Shape, kind: str) -> int:
+    """Bytes of the tokenizer while it is loaded: in main memory, of which a graphics card has none."""
+    return 0 if kind == "cuda" else TOKEN * shape.vocabulary
 
 
 def workspace(shape: Shape, dtype: str, quantize: str, kind: str, nodes: int) -> int:

@@ -42,7 +42,7 @@ class Form:
 class Way:
     """One way to run a model: bytes it needs and tokens/s it should reach, and its M against plain decoding.
 
-    `loaded` are the bytes of weights alone, `effectiveness` is M; `nodes` promise most.
+    `loaded` are the bytes of the weights and of all that the drafter holds, `effectiveness` is M; `nodes` promise most.
     """
 
     form: Form
@@ -146,7 +146,7 @@ def _of_form(model: Model, form: Form, knowledge: Knowledge, most: int, context:
         how = form.dtype, form.quantize, form.device.kind
         working = prediction.cache(model.shape, planned + nodes + 1, form.dtype)
         working += prediction.workspace(model.shape, *how, nodes)
-        beside = prediction.PROGRAM + prediction.tokenizer(model.shape)
+        beside = prediction.PROGRAM + prediction.tokenizer(model.shape, form.device.kind)
         size = loaded + beside + max(working, prediction.loading(model.shape, *how))
         replies = known.replies.get(candidate.key) if known.costs else None
         told = speed if replies is None else replies.speed(costs)
@@ -169,7 +169,8 @@ def _small(model: Model, form: Form, knowledge: Knowledge, planned: int) -> Smal
     shape, parameters = model.small.shape, model.small.parameters
     chosen = min(own, key=lambda one: _estimate(shape, one, knowledge).at(1, CONTEXT))
     size = prediction.weights(shape, chosen.dtype, chosen.quantize, chosen.device.kind, parameters)
-    size += prediction.cache(shape, min(shape.context, planned), chosen.dtype) + prediction.tokenizer(shape)
+    size += prediction.cache(shape, min(shape.context, planned), chosen.dtype)
+    size += prediction.tokenizer(shape, chosen.device.kind)
     known: Known = knowledge.of(model.small.card, chosen.device.name, chosen.dtype, chosen.quantize)
     return Small(model.small.card, size, known.costs or _estimate(shape, chosen, knowledge))
 

@@ -1,18 +1,17 @@
 """Policy: what was asked for, what this machine is and what was measured on it -> the Choice the engine loads."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from localspec.candidates import WITH_PHRASES, Candidate, Knowledge, Nothing
+from localspec.candidates import WITH_PHRASES, Candidate, Knowledge, Nothing, held
 from localspec.config import Settings
 from localspec.drafter_cards import TRAINED, DrafterCard
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.machine import Device, Machine, this_machine
-from localspec.model import model_of
+from localspec.model import Model, model_of
 from localspec.named import Named, named_drafter
 from localspec.prediction import PROGRAM
-from localspec.ranking import AUTO_NODES, Form, Way, best, explained, natural_forms, ways
+from localspec.ranking import AUTO_NODES, PLANNED, Form, Way, best, explained, natural_forms, ways
 from localspec.registry import TargetCard
 from localspec.survey import offers
 
@@ -33,7 +32,7 @@ class Choice:
     quantize: str
     exact: bool
     context: int | None  # tokens; None is the model's own
-    loaded: int  # bytes of the target's weights and the drafter's
+    loaded: int  # bytes of the target's weights and of all that the drafter holds
     bytes: int  # with cache, tree and workspace
     reason: str
     tokens_per_second: float | None = None  # predicted, or measured in earlier replies
@@ -70,6 +69,7 @@ def choices(
     found: list[tuple[Way, Sequence[Way]]] = []
     least: list[Way] = []
     refused: list[UsageMistake] = []
+    alone: list[DoesNotFit] = []  # where the target fits, and the draft model that was named does not
     for device in devices:
         try:
             forms = _forms(settings, device, model.parameters)
@@ -79,25 +79,34 @@ def choices(
         ranked = ways(model, forms, knowledge, nodes or AUTO_NODES, settings.context)
         if settings.draft_device != "auto" and machine.device(settings.draft_device) != device:
             ranked = [_beside(way, -way.candidate.bytes) if way.candidate.small else way for way in ranked]
-        draft = None
+        draft, trouble = None, None
         if named.small is not None:
-            with suppress(DoesNotFit):  # nor does the target then
+            try:
                 draft = _draft(named.small, settings, device.name, machine, knowledge)
+            except DoesNotFit as error:
+                trouble = error
         needed = settings.draft_max != "auto" or settings.accept != "exact"  # some drafter, whether it pays or not
-        taken = _taken(named, ranked, needed, draft)
+        taken = _taken(named, model, ranked, needed, draft, settings.context)
         least.append(min(taken or ranked, key=lambda way: way.bytes))
         fitting = [way for way in taken if way.fits]
+        if fitting and trouble is not None:
+            alone.append(trouble)
+            continue
         # The device on which it is fastest; of two as fast, the one that torch names first.
         if fitting and (not found or fitting[0].speed > found[0][0].speed):
             found = [(way, ranked) for way in (fitting[0], *_smaller(fitting))]
     if not least:
         raise refused[0]
+    if not found and alone:
+        raise alone[0]
     if not found:
-        raise DoesNotFit(_too_large(card, least[0], machine, knowledge))
+        raise DoesNotFit(_too_large(card, least[0], settings, machine, knowledge))
     return [_choice(card, settings, named, nodes, way, ranked, machine, knowledge) for way, ranked in found]
 
 
-def _taken(named: Named, ranked: Sequence[Way], needed: bool, draft: Choice | None) -> list[Way]:
+def _taken(
+    named: Named, model: Model, ranked: Sequence[Way], needed: bool, draft: Choice | None, context: int | None
+) -> list[Way]:
     """The ways that are in question, the one to take first, with the bytes of the drafter that was named."""
     if named.drafter == "auto":
         first = best(ranked, without=not needed)
@@ -108,7 +117,8 @@ def _taken(named: Named, ranked: Sequence[Way], needed: bool, draft: Choice | No
         return same
     extra = 0
     if named.trained is not None:
-        extra = named.trained.parameters * (4 if named.trained.revision else 2)
+        planned = min(context or PLANNED, model.shape.context)
+        extra = held(named.trained, model.shape, ranked[0].form.dtype, planned)
     if draft is not None and draft.device == ranked[0].form.device.name:
         extra = draft.bytes - PROGRAM
     plain = [way for way in ranked if way.candidate.name == "none"]
@@ -183,14 +193,17 @@ def _check_rule(settings: Settings, named: Named) -> None:
         raise UsageMistake("--accept typical has no effect without a drafter; leave it out.")
 
 
-def _too_large(card: TargetCard, least: Way, machine: Machine, knowledge: Knowledge) -> str:
-    """What is missing, and the best model that would fit: one that is here rather than one to be fetched."""
+def _too_large(card: TargetCard, least: Way, settings: Settings, machine: Machine, knowledge: Knowledge) -> str:
+    """What is missing, and the best model that would fit there: one that is here rather than one to be fetched."""
     device, gib = least.form.device, 2.0**30
     missing = (
         f"{card.name} needs {least.bytes / gib:.1f} GiB of memory in {least.form} on {device.name}, and of "
         f"{device.free / gib:.1f} GiB free {device.usable / gib:.1f} may be used"
     )
-    others = [one for one in offers(machine, knowledge, here=False) if one.fits and one.card.name != card.name]
+    if settings.context is not None and settings.context > PLANNED:  # with which others take more as well
+        return f"{missing}; close other programs, or give a smaller --context."
+    there = replace(machine, devices=(device,))
+    others = [one for one in offers(there, knowledge, here=False) if one.fits and one.card.name != card.name]
     # The best of those that are here; a toy only where there is nothing else.
     others.sort(key=lambda one: one.card.here and not (one.card.entry and one.card.entry.toy), reverse=True)
     for one in others[:1]:

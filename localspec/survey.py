@@ -37,10 +37,11 @@ def offers(machine: Machine, knowledge: Knowledge, here: bool) -> list[Offer]:
 
 
 def _offer(card: TargetCard, machine: Machine, knowledge: Knowledge, here: bool) -> Offer:
-    if card.here and not tokenized(card.path):
-        return Offer(card, None, "it has no tokenizer, and cannot be talked to")
     try:
-        return offer(model_of(card), machine, knowledge, here)
+        model = model_of(card)
+        if card.here and not tokenized(card.path):
+            return Offer(card, None, "it has no tokenizer, and cannot be talked to")
+        return offer(model, machine, knowledge, here)
     except LocalspecError as trouble:
         return Offer(card, None, str(trouble))
 

@@ -1,7 +1,7 @@
 """What `pull` fetches for a name: the model, and the drafter that would be chosen for it on this machine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from localspec.candidates import PAIRED, Knowledge
@@ -87,11 +87,12 @@ def to_make(card: TargetCard) -> str | None:
 
 
 def fit(
-    name: str, config: Mapping[str, Any], weights: int, machine: Machine, knowledge: Knowledge
+    name: str, config: Mapping[str, Any], weights: int, machine: Machine, knowledge: Knowledge, beside: int = 0
 ) -> tuple[bool | None, str]:
     """Whether a model with this config.json and so many bytes of weights fits here, and a sentence about it.
 
-    None where its sizes are not told, or config.json promises another model than the weights are.
+    `beside` are bytes of a drafter that was asked for. None where its sizes are not told, or config.json promises
+    another model than the weights are.
     """
     shape = Shape.of(config)
     if shape is None:
@@ -101,7 +102,8 @@ def fit(
             f"whether it fits cannot be told, for its config.json speaks of {shape.parameters:,} parameters, and its "
             f"weights are {weights:,} bytes"
         )
-    found = offer(Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters), machine, knowledge, here=True)
+    left = replace(machine, devices=tuple(replace(one, free=max(0, one.free - beside)) for one in machine.devices))
+    found = offer(Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters), left, knowledge, here=True)
     if found.way is None or not found.fits:
         return False, f"{name} {found.reason}"
     device = found.way.form.device

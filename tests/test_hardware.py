@@ -68,3 +68,18 @@ def test_bandwidth_is_bytes_over_the_quickest_of_several(clock: Clock, monkeypat
 def test_bandwidth_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "free_memory", lambda device: 8 * 64 * 2**20)
     assert 1e8 < memory_bandwidth("cpu") < 1e13
+
+
+@pytest.mark.parametrize(
+    ("limit", "total", "free"), [("3000000\n", 3_000_000, 2_500_000), ("max\n", None, None), ("", None, None)]
+)
+def test_a_container_has_the_memory_that_it_was_given(monkeypatch, tmp_path, limit: str, total, free) -> None:
+    host = type("memory", (), {"total": 64_000_000, "available": 60_000_000})
+    monkeypatch.setattr(hardware.psutil, "virtual_memory", lambda: host)
+    monkeypatch.setattr(hardware, "CONTAINER", tmp_path)
+    (tmp_path / "memory.max").write_text(limit)
+    (tmp_path / "memory.current").write_text("1500000\n")
+    (tmp_path / "memory.stat").write_text("anon 500000\nactive_file 0\ninactive_file 1000000\n")
+    assert hardware.total_memory() == (total or 64_000_000) and hardware.free_memory() == (free or 60_000_000)
+    host.available = 1_000_000
+    assert hardware.free_memory() == 1_000_000, "no more than the host has"

@@ -4,18 +4,21 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command import what_is_kept
+from machines import BILLION, gpu, machine, processor, unfetched
 from test_conversation import Engine, talk
 
-from localspec import registry
+from localspec import opening, registry
 from localspec.config import load
 from localspec.database import StoreTrouble
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.history import History
+from localspec.machine import Machine
 from localspec.opening import Opened, opened
 from localspec.paths import Paths
 from localspec.store import Store
@@ -122,6 +125,21 @@ def test_the_store_is_closed_at_the_end(fresh_home, resume):
     assert opening.store is not None
     with pytest.raises(sqlite3.ProgrammingError):
         opening.store.history.latest()
+
+
+def test_the_model_is_chosen_for_the_device_that_was_named(begin, other, monkeypatch):
+    seen = []
+
+    def offers(where: Machine, *_: Any, **__: Any) -> list[Any]:
+        seen.append([device.name for device in where.devices])
+        return []
+
+    monkeypatch.setattr(opening, "this_machine", lambda *_: machine(gpu(24), processor(8)))
+    monkeypatch.setattr(opening, "offers", offers)
+    monkeypatch.setattr(opening.registry, "known", lambda: {"own": replace(unfetched(BILLION), path=other)})
+    for device in ("auto", "cpu", "cuda", "mps"):
+        begin(device=device)
+    assert seen == [["cuda:0", "cpu"], ["cpu"], ["cuda:0"], ["cuda:0", "cpu"]]
 
 
 # -- a new conversation --------------------------------------------------------------------------------------------

@@ -432,3 +432,43 @@ def test_this_machine_has_cores_memory_and_a_processor() -> None:
 
 def test_where_no_machine_is_given_it_is_this_one() -> None:
     assert choose(unfetched(LITTLE), Settings(device="cpu")).device == "cpu"
+
+
+def test_what_would_fit_instead_is_on_the_device_that_was_asked_for(fresh_home: Path) -> None:
+    both = machine(gpu(4), processor(64))
+    with pytest.raises(DoesNotFit) as caught:
+        choose(CARD, Settings(device="cuda:0", quantize="none"), both)
+    said = re.search(
+        r"on cuda:0, and of 4\.0 GiB free ([\d.]+) may be used; .* takes ([\d.]+) GiB\.$", str(caught.value)
+    )
+    assert said and float(said[2]) <= float(said[1])
+    long = unfetched(replace(SEVEN, context=10**6))
+    with pytest.raises(DoesNotFit, match=r"may be used; close other programs, or give a smaller --context\.$"):
+        choose(long, Settings(context=500_000), HERE)  # others would take more with it as well
+
+
+def test_where_the_draft_model_has_no_room_the_next_device_is_taken(small: str, monkeypatch) -> None:
+    usual = selection._draft
+
+    def full(card: TargetCard, settings: Settings, device: str, *rest: object) -> Choice:
+        if device == "cuda:0":
+            raise DoesNotFit("there is no room for it")
+        return usual(card, settings, device, *rest)
+
+    monkeypatch.setattr(selection, "_draft", full)
+    named = Settings(drafter=f"draft_model:{small}")
+    assert choose(CARD, named, machine(gpu(24), processor(64))).device == "cpu"
+    there = replace(named, device="cuda:0")
+    with pytest.raises(DoesNotFit, match="no room for it"):
+        choose(CARD, there, machine(gpu(24)))
+    with pytest.raises(DoesNotFit, match="^big needs"):
+        choose(CARD, there, machine(gpu(2)))
+
+
+def test_a_drafter_of_which_nobody_knows_what_it_brings_takes_its_bytes_all_the_same(monkeypatch) -> None:
+    own = trained("parallelspec", 10**9, revision="")  # a model as it is published, with a cache of its own
+    monkeypatch.setattr("localspec.named.find_drafter", lambda *_: own)
+    without = choose(CARD, Settings(drafter="none", quantize="none"), HERE)
+    beside = choose(CARD, Settings(drafter="parallelspec", quantize="none"), HERE)
+    assert beside.trained == own and without.loaded == 2 * SEVEN.parameters
+    assert beside.loaded - without.loaded == 2 * 10**9 + SEVEN.cached(4096, 2)

@@ -93,6 +93,13 @@ def test_a_model_of_the_users_own_has_the_quality_of_its_size(registry) -> None:
     assert qualities["theirs"] < qualities["ours"] < qualities["own"]
 
 
+def test_a_directory_that_is_gone_is_told_as_such(tmp_path, monkeypatch) -> None:
+    card = TargetCard("own", tmp_path / "gone", None, "", Entry("own", path=str(tmp_path / "gone")))
+    monkeypatch.setattr(survey, "known", lambda: {"own": card})
+    (found,) = offers(machine(gpu(24)), Nothing(), here=True)
+    assert found.way is None and "gone" in found.reason and "tokenizer" not in found.reason
+
+
 def test_only_what_is_here_where_that_is_asked(registry) -> None:
     registry(best=(SEVEN, 40))
     assert offers(machine(gpu(24)), Nothing(), here=True) == []

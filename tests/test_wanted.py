@@ -54,6 +54,9 @@ def test_whether_it_fits() -> None:
     assert fits and "GiB that may be taken" in said
     fits, said = fit("org/name", CONFIG, 2 * BILLION.parameters, machine(processor(2)), Nothing())
     assert fits is False and said.startswith("org/name does not fit: ")
+    beside = int(gpu(24).usable - 1.5 * BILLION.parameters)  # what is left holds the model in half its bytes at most
+    assert fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, Nothing(), beside)[0]
+    assert fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, Nothing(), gpu(24).usable)[0] is False
 
 
 def test_a_config_that_promises_another_model_than_its_weights_are_is_not_believed() -> None:

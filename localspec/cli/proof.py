@@ -74,10 +74,13 @@ def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, as_js
 
         # From here on torch is needed, and takes a second to import.
         from localspec import Engine
+        from localspec.ranking import AUTO_NODES
         from localspec.selection import choose
         from localspec.store import Store
 
         choice = choose(card, settings)
+        if (choice.drafter, settings.drafter, settings.draft_max) == ("none", "auto", "auto"):
+            choice = choose(card, replace(settings, draft_max=AUTO_NODES))
         choice = replace(choice, fixed=True)  # also where it does not pay
         if choice.drafter == "none":
             raise UsageMistake("Without a drafter there is nothing to compare; leave --drafter and --draft-max out.")

@@ -82,10 +82,13 @@ def pull(
             chosen = Wanted(tuple(found), "") if card is None else wanted(card, drafter, machine, knowledge)
             progress.show(f"asking {server()} about {name}")
             planned = plan(chosen.sources)
+            model, *others = planned.parts
+            # One that was chosen for this machine fits beside it.
+            beside = sum(part.weights for part in others) if drafter is not None else 0
             fits, memory = (
                 (None, "not known for a drafter alone")
-                if planned.parts[0].heads
-                else fit(name, planned.parts[0].config, planned.parts[0].weights, machine, knowledge)
+                if model.heads
+                else fit(name, model.config, model.weights, machine, knowledge, beside)
             )
     finally:
         progress.clear()

@@ -33,14 +33,13 @@ def rm(
     sources = sources_of(name)
     if not sources:
         raise UsageMistake(f"{name} was not fetched by `localspec pull`, so it cannot be deleted like that.")
-    removals, missing = [], []
+    removals = []
     for source in sources:
         try:
             removals.append(removable(source))
-        except NotHere as error:
-            missing.append(error)
-    if not removals:
-        raise missing[0]
+        except NotHere:
+            if source == sources[0]:  # the model; its drafters may be another one's too
+                raise
     for removal in removals:
         for line in _lines(removal, name):
             typer.echo(one_line(line))

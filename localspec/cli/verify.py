@@ -27,12 +27,12 @@ def verify_model(
         typer.echo(one_line(f"{name}: weights of {size(found.bytes)} are whole, as far as their own headers tell."))
         return
     problems: list[str] = []
-    missing: list[NotHere] = []
     for source in sources:
         try:
             checked = _checked(source)
-        except NotHere as error:
-            missing.append(error)
+        except NotHere:
+            if source == sources[0]:  # the model; its drafters may be another one's too
+                raise
             continue
         for problem in checked.problems:
             typer.echo(one_line(f"{source}: {problem}"))
@@ -40,8 +40,6 @@ def verify_model(
         if not checked.problems:
             by = "what was recorded when it was pulled" if checked.recorded else "their names in the cache"
             typer.echo(one_line(f"{source} ({checked.commit[:12]}): {checked.files} files agree with {by}."))
-    if len(missing) == len(sources):
-        raise missing[0]
     if problems:
         raise LocalspecError(f"{problems[0]}; fetch what is damaged or missing again with `localspec pull {name}`.")
 

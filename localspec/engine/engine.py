@@ -212,7 +212,7 @@ class Engine:
         assert device is not None
         one = self.target.cache(1)
         held = max(cache.capacity, device.usable // (one.nbytes // one.capacity))
-        return min(self.target.context, held - self.choice.nodes - 1)
+        return min(self.target.context, max(0, held - self.choice.nodes - 1))
 
     def gap(self, tokens: Sequence[int], one: int, other: int) -> float:
         """By how much the target's logit of token `one` exceeds that of `other`, behind these tokens."""

@@ -11,12 +11,13 @@ from localspec.prediction import Rates
 from localspec.store import Store
 
 LOOK_SECONDS = 0.3
+_FAILURES = (RuntimeError, OSError, ImportError)  # no memory, no kernel, no library: of torch and bitsandbytes
 
 
 class Measuring(Measurements):
     """What was measured here; what is asked for and was not, is measured, and kept.
 
-    What a busy moment made of it serves until there is a quiet one.
+    What a busy moment made of it serves until there is a quiet one. What cannot be measured is told, and not known.
     """
 
     def __init__(self, store: Store | None, progress: Callable[[str], None], notice: Callable[[str], None]) -> None:
@@ -27,7 +28,7 @@ class Measuring(Measurements):
         self._was_quiet: bool | None = None
 
     def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
-        """Those of this device. Of one that this machine does not have, none."""
+        """Those of this device. Of one that this machine does not have, and of one that fails, none."""
         if device not in devices():
             return None
         what = f"what a row costs in {dtype if quantize == 'none' else quantize} on {device}"
@@ -35,10 +36,11 @@ class Measuring(Measurements):
             self._known(RATES, place(device, dtype, quantize), what, lambda: _listed(device, dtype, quantize))
         )
 
-    def bandwidth(self, device: str) -> float:
-        """Bytes a second."""
+    def bandwidth(self, device: str) -> float | None:
+        """Bytes a second; None where it cannot be measured."""
         what = f"how fast the memory of {device} is"
-        return float(self._known(BANDWIDTH, versions(device), what, lambda: memory_bandwidth(device)))
+        found = self._known(BANDWIDTH, versions(device), what, lambda: memory_bandwidth(device))
+        return None if found is None else float(found)
 
     def _known(self, name: str, about: str, what: str, measure: Callable[[], object]) -> Any:
         if (name, about) not in self._found:
@@ -48,8 +50,11 @@ class Measuring(Measurements):
             if found is None:
                 self._progress(f"measuring {what}, once")
                 self._idle_cores()
-                found = measure()
-                self._keep(name if self._idle_cores() == physical_cores() else name + BUSY, about, found)
+                try:
+                    found = measure()
+                    self._keep(name if self._idle_cores() == physical_cores() else name + BUSY, about, found)
+                except _FAILURES as trouble:
+                    self._notice(f"{what} could not be measured ({_first_line(trouble)}); estimates serve instead.")
             self._found[name, about] = found
         return self._found[name, about]
 
@@ -67,6 +72,10 @@ class Measuring(Measurements):
                 self.store.remember(name, about, value)
             except StoreTrouble as trouble:
                 self._notice(str(trouble))
+
+
+def _first_line(trouble: Exception) -> str:
+    return next(iter(str(trouble).splitlines()), type(trouble).__name__)
 
 
 def _listed(device: str, dtype: str, quantize: str) -> list[list[float]]:

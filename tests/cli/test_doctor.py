@@ -17,7 +17,7 @@ from machines import GIB, Told, apple, machine, processor
 from replies import said
 from scripted import Script, random_model, scripted_model
 
-from localspec import Done, Engine, Text
+from localspec import Done, Engine, Text, selection
 from localspec.cli import proof
 from localspec.cli.main import main
 from localspec.store import Store
@@ -95,6 +95,19 @@ def test_a_proof_ends_in_a_tick_and_keeps_nothing(doctor, noise, home):
     assert (code, err) == (0, "")
     assert out.startswith("✓ 4 of 4 replies are the same, token for token (fp32, bitwise; widths up to 17 rows; ")
     assert out.count("\n") == 1 and not home.exists()
+
+
+@pytest.mark.slow
+def test_where_nothing_pays_it_is_proved_all_the_same(doctor, noise, monkeypatch):
+    """As on Apple's GPUs, where nothing drafts until it was measured."""
+    usual = selection.choose
+
+    def choose(card: Any, settings: Any, *rest: Any) -> Any:
+        return usual(card, settings if settings.draft_max != "auto" else replace(settings, drafter="none"), *rest)
+
+    monkeypatch.setattr(selection, "choose", choose)
+    assert prove(doctor, noise)[1].startswith("✓ 4 of 4 replies are the same")
+    assert prove(doctor, noise, "--drafter", "none")[0] == 2
 
 
 @pytest.mark.slow

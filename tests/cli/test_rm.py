@@ -133,6 +133,18 @@ def test_registered_models_that_use_it_are_told(home, hub: Hub):
     assert result.returncode == 0 and "o␛[2Jther uses it too." in result.stdout and found(home) is None
 
 
+def test_a_drafter_is_not_deleted_for_a_model_that_is_not_here(home, hub: Hub):
+    (home / "config").mkdir()
+    drafters = '[[{0}.drafters]]\nkind = "parallelspec"\nrepo = "org/name"\n'
+    entries = '[large]\nrepo = "org/large"\n' + drafters.format("large")
+    (home / "config" / "models.toml").write_text(entries)
+    assert at(home, hub, "pull", "org/name").returncode == 0
+    for command in (["rm", "large", "--yes"], ["verify", "large"]):
+        result = at(home, hub, *command)
+        assert result.returncode == 3 and "org/large" in sentence(result)
+    assert found(home) is not None
+
+
 def test_what_was_never_pulled(home, hub: Hub):
     result = at(home, hub, "rm", "org/name")
     assert result.returncode == 3 and "no cache" in sentence(result)

@@ -66,6 +66,24 @@ def test_a_busy_moment_serves_until_there_is_a_quiet_one(counted, tmp_path) -> N
     assert counted.times == 4
 
 
+@pytest.mark.parametrize("trouble", [RuntimeError("no room\nat all"), OSError("no kernel"), ImportError("")])
+def test_what_cannot_be_measured_is_told_once_and_estimates_serve(counted, monkeypatch, tmp_path, trouble) -> None:
+    def fail(*_: object) -> None:
+        raise trouble
+
+    for name in ("_listed", "memory_bandwidth"):
+        monkeypatch.setattr(measuring, name, fail)
+    told: list[str] = []
+    with Store.open(tmp_path / "localspec.db", told.append) as store:
+        knowledge = Measuring(store, lambda _: None, told.append)
+        for _ in range(2):
+            assert knowledge.rates("cpu", "fp32", "int8") is None and knowledge.bandwidth("cpu") is None
+        assert len(told) == 2 and all("could not be measured" in said and "\n" not in said for said in told)
+    monkeypatch.setattr(measuring, "_listed", lambda *_: RATES)
+    with Store.open(tmp_path / "localspec.db", told.append) as store:
+        assert Measuring(store, print, print).rates("cpu", "fp32", "int8") is not None, "nothing was kept of it"
+
+
 def test_a_device_that_this_machine_does_not_have_is_not_measured(counted) -> None:
     assert Measuring(None, print, print).rates("cuda:7", "bf16", "nf4") is None and counted.times == 0
 
