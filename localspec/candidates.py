@@ -120,12 +120,13 @@ class Small:
 
 @dataclass(frozen=True)
 class Setting:
-    """What drafting depends on: the target's shape and costs, the rates of its device unpacked, its dtype."""
+    """What drafting depends on: the target's shape and costs, the rates of its device unpacked, its numbers."""
 
     shape: Shape
     costs: Costs
     rates: Rates
     dtype: str
+    computing: int  # bytes of a number that its drafters compute with
     planned: int  # tokens of context
     replies: Mapping[str, Replies]
 
@@ -181,15 +182,14 @@ def _both(alone: Candidate, phrases: Candidate, at: Setting) -> Iterator[Candida
 def _trained(drafter: DrafterCard, said: Published | None, at: Setting) -> Candidate:
     rates = [level[0] for level in drafter.about.get("accuracy_by_depth", [])]
     own = Acceptance.chain(rates, "by what it foresaw of held-out text") if rates else _published(said)
-    size = held(drafter, at.shape, at.dtype, at.planned)
+    size = held(drafter, at.shape, at.dtype, at.computing, at.planned)
     drafting = _drafting(drafter.kind, drafter.parameters, len(rates) or DEPTH, at)
     return Candidate(drafter.kind, size, own, drafting, trained=drafter)
 
 
-def held(drafter: DrafterCard, shape: Shape, dtype: str, planned: int) -> int:
+def held(drafter: DrafterCard, shape: Shape, dtype: str, computing: int, planned: int) -> int:
     """Bytes of a drafter that is here, its cache for so many tokens included, beside a target of this shape."""
-    weights = drafter.parameters * (4 if drafter.revision else ITEM[dtype])  # ours are made in fp32, and then settle
-    return weights + _cache(drafter.kind, drafter.parameters, shape, dtype, planned)
+    return _size(drafter.kind, drafter.parameters, shape, dtype, computing, planned)
 
 
 def _published(one: Published | None) -> Acceptance | None:
@@ -207,7 +207,7 @@ def _fetched(one: Published, at: Setting) -> Candidate:
     depth = one.accepted.depth if one.accepted else DEPTH
     return Candidate(
         one.kind,
-        parameters * ITEM[at.dtype] + _cache(one.kind, parameters, at.shape, at.dtype, at.planned),
+        _size(one.kind, parameters, at.shape, at.dtype, at.computing, at.planned),
         own,
         _drafting(one.kind, parameters, depth, at),
         published=one,
@@ -241,10 +241,11 @@ def _proposed(shape: Shape) -> tuple[float, int]:
     return share(shape.layers, len(proposal.kept), head), proposal.gamma
 
 
-def _cache(kind: str, parameters: int, shape: Shape, dtype: str, planned: int) -> int:
-    """Bytes that a drafter with layers of its own keeps of the text: no more than the target, if it is a model."""
-    model = kind == "parallelspec" and parameters > 2 * shape.layer
-    return cache(shape, planned, dtype) if model else 0
+def _size(kind: str, parameters: int, shape: Shape, dtype: str, computing: int, planned: int) -> int:
+    """Bytes of weights. A small model has a cache too, no larger than the target's; others keep nothing of the text."""
+    if kind == "parallelspec" and parameters > 2 * shape.layer:
+        return parameters * ITEM[dtype] + cache(shape, planned, dtype)
+    return parameters * computing
 
 
 def _drafting(kind: str, parameters: int, depth: int, at: Setting) -> Callable[[int], float]:

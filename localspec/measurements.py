@@ -32,10 +32,14 @@ def place(device: str, dtype: str, quantize: str) -> str:
 
 
 class Measurements:
-    """A store's, as the policy asks for them. Without a store nothing is known."""
+    """A store's, as the policy asks for them. Without a store nothing is known.
 
-    def __init__(self, store: Store | None) -> None:
+    `exact` and `context` say how models are to be loaded; where one was not measured so, its usual form serves.
+    """
+
+    def __init__(self, store: Store | None, exact: bool = False, context: int | None = None) -> None:
         self.store = store
+        self._forms = dict.fromkeys(((exact, context), (exact, None), (False, None)))
         self._revisions: dict[Path, str] = {}  # every precision asks for it, and it reads all over the files
 
     def recall(self, name: str, about: str) -> Any:
@@ -48,7 +52,7 @@ class Measurements:
         return self.recall(name + BUSY, about) if found is None else found
 
     def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> Known:
-        """What replies of this model cost and gave here, in its usual form and context."""
+        """What replies of this model cost and gave here."""
         if self.store is None or not card.here:
             return Known()
         try:
@@ -56,7 +60,10 @@ class Measurements:
                 self._revisions[card.path] = revision(card.path)
         except LocalspecError:  # damaged; told when it is loaded
             return Known()
-        about = subject(self._revisions[card.path], device, dtype, quantize, False, None)
+        every = (self._about(subject(self._revisions[card.path], device, dtype, quantize, *one)) for one in self._forms)
+        return next((one for one in every if one != Known()), Known())
+
+    def _about(self, about: str) -> Known:
         kept = self.recall(REPLIES, about)
         found = {name: replies(sums) for name, sums in (kept if isinstance(kept, dict) else {}).items()}
         known = {name: said for name, said in found.items() if said is not None}

@@ -87,10 +87,12 @@ def _chosen(
     found = []
     real = [card for card in registry.known().values() if card.here and card.entry and not card.entry.toy]
     if len(real) > 1:
-        knowledge = Measuring(store, progress, notice)
+        knowledge = Measuring(store, progress, notice, settings.exact, settings.context)
         found = offers(_meant(this_machine(knowledge.bandwidth), settings), knowledge, here=True)
     elif real:  # how fast it is does not matter, only whether it fits
-        found = offers(_meant(this_machine(), settings), Measurements(store), here=True)
+        found = offers(
+            _meant(this_machine(), settings), Measurements(store, settings.exact, settings.context), here=True
+        )
     chosen = preferred(found, settings.prefer)
     if chosen is None or (chosen.card.entry is not None and chosen.card.entry.toy):
         notice(DEMO)

@@ -74,9 +74,14 @@ def tokenizer(shape: Shape, kind: str) -> int:
     return 0 if kind == "cuda" else TOKEN * shape.vocabulary
 
 
+def computing(dtype: str, quantize: str, kind: str) -> int:
+    """Bytes of a number between the matrices, and of a weight of what is made for the target and drafts for it."""
+    return 4 if kind == "cpu" and quantize == "int8" else ITEM[dtype]
+
+
 def workspace(shape: Shape, dtype: str, quantize: str, kind: str, nodes: int) -> int:
     """Bytes of what a forward holds for a moment at most: of a chunk of a prompt, or of a tree's logits."""
-    item = 4 if kind == "cpu" and quantize == "int8" else ITEM[dtype]
+    item = computing(dtype, quantize, kind)
     layer = shape.head_width * (2 * shape.heads + 2 * shape.key_heads) + 4 * shape.width + 4 * shape.inner
     return max(CHUNK * layer * item, (nodes + 1) * shape.vocabulary * (item + 4))
 

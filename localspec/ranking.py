@@ -133,7 +133,10 @@ def _of_form(model: Model, form: Form, knowledge: Knowledge, most: int, context:
     costs = known.costs or _estimate(model.shape, form, knowledge)
     weights = prediction.weights(model.shape, form.dtype, form.quantize, form.device.kind, model.parameters)
     planned = min(context or PLANNED, model.shape.context)  # more than it holds is refused when it is loaded
-    setting = Setting(model.shape, costs, _rates(form, knowledge, "none"), form.dtype, planned, known.replies)
+    computing = prediction.computing(form.dtype, form.quantize, form.device.kind)
+    setting = Setting(
+        model.shape, costs, _rates(form, knowledge, "none"), form.dtype, computing, planned, known.replies
+    )
     small = _small(model, form, knowledge, planned)
 
     def way(candidate: Candidate) -> Way | None:

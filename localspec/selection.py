@@ -10,7 +10,7 @@ from localspec.errors import DoesNotFit, UsageMistake
 from localspec.machine import Device, Machine, this_machine
 from localspec.model import Model, model_of
 from localspec.named import Named, named_drafter
-from localspec.prediction import PROGRAM
+from localspec.prediction import PROGRAM, computing
 from localspec.ranking import AUTO_NODES, PLANNED, Form, Way, best, explained, natural_forms, ways
 from localspec.registry import TargetCard
 from localspec.survey import offers
@@ -118,7 +118,9 @@ def _taken(
     extra = 0
     if named.trained is not None:
         planned = min(context or PLANNED, model.shape.context)
-        extra = held(named.trained, model.shape, ranked[0].form.dtype, planned)
+        form = ranked[0].form
+        numbers = computing(form.dtype, form.quantize, form.device.kind)
+        extra = held(named.trained, model.shape, form.dtype, numbers, planned)
     if draft is not None and draft.device == ranked[0].form.device.name:
         extra = draft.bytes - PROGRAM
     plain = [way for way in ranked if way.candidate.name == "none"]

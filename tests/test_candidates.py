@@ -24,7 +24,7 @@ from localspec.prediction import CONTEXT, Acceptance, Rates
 from localspec.s3d_prediction import Constants, propose, share
 
 RATES = Rates((1, 64), (1e-12, 4e-12), (1e-4, 1e-4))
-AT = Setting(SEVEN, flat(0.05), RATES, "bf16", 4096, {})
+AT = Setting(SEVEN, flat(0.05), RATES, "bf16", 2, 4096, {})
 SAID = Accepted(2.32, 4, "a paper")
 SMALL = Small(unfetched(LITTLE, name="small"), 10**7, flat(0.004, slope=0.25))
 
@@ -57,6 +57,16 @@ def test_every_model_has_phrases_which_weigh_nothing_and_cost_nothing() -> None:
 def test_no_drafter_is_a_candidate_too() -> None:
     assert (plain().name, plain().bytes, plain().here, plain().drafting(0)) == ("none", 0, True, 0.0)
     assert plain().acceptance == Acceptance((), "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters"), [("medusa", 7 * 10**8), ("parallelspec", 10**9), ("parallelspec", 10**8)]
+)
+def test_a_drafter_takes_as_much_before_it_is_fetched_as_afterwards(kind: str, parameters: int) -> None:
+    model = parameters == 10**9  # as it was published; else heads or a layer that were made for the target
+    here = trained(kind, parameters, 0.8, revision="" if model else "0" * 40)
+    published = Published(kind, parameters=parameters, accepted=SAID)
+    assert found(published)[kind].bytes == found(published, here=(here,))[kind].bytes
 
 
 def test_a_trained_drafter_comes_alone_and_with_phrases_and_before_what_is_published() -> None:
@@ -139,10 +149,12 @@ def test_ouroboros_brings_phrases_beside_what_its_small_model_does() -> None:
 
 def test_bytes_are_those_of_its_own_weights() -> None:
     ours = trained("medusa", 10**8, 0.8)
-    assert found(here=(ours,))["medusa"].bytes == found(here=(ours,))["medusa+phrases"].bytes == 4 * 10**8
+    assert found(here=(ours,))["medusa"].bytes == found(here=(ours,))["medusa+phrases"].bytes == 2 * 10**8
+    packed = found(here=(ours,), at=replace(AT, computing=4))
+    assert packed["medusa"].bytes == 4 * 10**8, "int8 on a processor computes in fp32"
     model = replace(ours, kind="parallelspec", revision="")
     assert found(here=(model,))["parallelspec"].bytes == 2 * 10**8, "one that is a model is in the target's format"
-    assert found(here=(model,), at=replace(AT, dtype="fp32"))["parallelspec"].bytes == 4 * 10**8
+    assert found(here=(model,), at=replace(AT, dtype="fp32", computing=4))["parallelspec"].bytes == 4 * 10**8
     assert found(Published("medusa", parameters=10**9))["medusa"].bytes == 2 * 10**9
     assert found(Published("parallelspec"))["parallelspec"].bytes == 2 * SEVEN.layer, "one layer of the target"
     assert found(Published("s3d"))["s3d"].bytes == 2 * (SEVEN.matrices // 20)

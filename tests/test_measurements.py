@@ -93,6 +93,21 @@ def test_what_was_kept_of_a_model_is_found_in_the_same_form_only(store: Store, c
     assert Measurements(store).of(card, "cpu", "bf16", "none") == Known(), "other weights are another model"
 
 
+def test_the_form_and_context_that_are_asked_for_come_first_and_the_usual_ones_serve(
+    store: Store, card: TargetCard
+) -> None:
+    def known(*asked: object) -> Known:
+        return Measurements(store, *asked).of(card, "cpu", "bf16", "none")
+
+    forms = {(False, None): flat(0.05), (False, 8192): flat(0.06), (True, None): flat(0.07), (True, 8192): flat(0.08)}
+    for number, (form, costs) in enumerate(forms.items()):
+        of = subject(revision(card.path), "cpu", "bf16", "none", *form)
+        store.remember(COSTS, of, costs.as_list())
+        assert known(*form).costs == costs
+        assert number or all(known(*other).costs == costs for other in forms), "the usual one serves them all"
+    assert known(True, 512).costs == forms[True, None] and known(False, 512).costs == forms[False, None]
+
+
 def test_of_a_model_that_is_not_here_or_damaged_nothing_is_known(store: Store, card: TargetCard) -> None:
     assert Measurements(store).of(unfetched(), "cpu", "bf16", "none") == Known()
     (card.path / "model.safetensors").write_bytes(b"damaged")

@@ -72,7 +72,7 @@ def _survey(settings: Settings, as_json: bool) -> int:
         store = None
         if settings.log or database.exists():  # what is measured now is kept there
             store = at_the_end.enter_context(Store.open(database, progress.notice))
-        knowledge = Measuring(store, progress.show, progress.notice)
+        knowledge = Measuring(store, progress.show, progress.notice, settings.exact, settings.context)
         machine = this_machine(knowledge.bandwidth)
         installed, every = offers(machine, knowledge, here=True), offers(machine, knowledge, here=False)
     chosen, recommended = preferred(installed, settings.prefer), preferred(every, settings.prefer)

@@ -48,7 +48,7 @@ def load(card: DrafterCard, target: "Target") -> "TrainedDrafter":
         return Drafter.from_model(card.path, target)
     file = card.path / WEIGHTS
     try:
-        with safe_open(file, framework="pt", device=str(target.device)) as stored:
+        with safe_open(file, framework="pt") as stored:  # a graphics card holds them once only, as they are filled in
             entries = {name: Entry.of(stored.get_slice(name)) for name in stored.keys()}  # noqa: SIM118
             # A few bytes of drafter.json can ask for any amount of memory: nothing is taken for what does not fit.
             make(card.kind, without_weights(target), card.options).compare(entries)

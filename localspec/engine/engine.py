@@ -133,7 +133,7 @@ class Engine:
         Raises what `choose` and the engine itself raise.
         """
         learn = settings.log and settings.pool == "user"
-        options = choices(card, settings, knowledge=Measurements(store))
+        options = choices(card, settings, knowledge=Measurements(store, settings.exact, settings.context))
         for choice, smaller in zip_longest(options, options[1:]):
             phrases = settings.pool != "off" and choice.drafter != "none"
             try:

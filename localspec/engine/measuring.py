@@ -20,8 +20,15 @@ class Measuring(Measurements):
     What a busy moment made of it serves until there is a quiet one. What cannot be measured is told, and not known.
     """
 
-    def __init__(self, store: Store | None, progress: Callable[[str], None], notice: Callable[[str], None]) -> None:
-        super().__init__(store)
+    def __init__(
+        self,
+        store: Store | None,
+        progress: Callable[[str], None],
+        notice: Callable[[str], None],
+        exact: bool = False,
+        context: int | None = None,
+    ) -> None:
+        super().__init__(store, exact, context)
         self._progress, self._notice = progress, notice
         self._found: dict[tuple[str, str], Any] = {}
         self._idle_cores = IdleCores()
