@@ -29,3 +29,8 @@ class NotAllowed(LocalspecError):
     """Gated, or not authorised."""
 
     exit_code = 5
+
+
+def first_line(error: Exception) -> str:
+    """What another library's error says in its first line, or what it is."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

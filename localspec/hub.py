@@ -89,9 +89,14 @@ def plan(sources: Sequence[Source]) -> Plan:
     for source in sources:
         with told(source):
             parts.append(_part(source))
+    return Plan(tuple(parts), room())
+
+
+def room() -> int:
+    """Bytes that are free where the cache lies."""
     cache = hub_places().cache
     there = next(parent for parent in (cache, *cache.parents) if parent.exists())
-    return Plan(tuple(parts), shutil.disk_usage(there).free)
+    return shutil.disk_usage(there).free
 
 
 def _part(source: Source) -> Part:

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from localspec.config import hub_places, nearest, quiet_hub
-from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere
+from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, first_line
 from localspec.sources import Source
 from localspec.text import one_line
 
@@ -167,5 +167,4 @@ def _first(error: Exception) -> str:
     """What the error says in its first line, or what it is."""
     if isinstance(error, json.JSONDecodeError):
         return "no JSON"
-    line = (str(error).strip().splitlines() or [""])[0]
-    return line[:200] or type(error).__name__
+    return first_line(error)[:200]

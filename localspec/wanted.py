@@ -30,25 +30,26 @@ class Wanted:
 def wanted(card: TargetCard, drafter: str | None, machine: Machine, knowledge: Knowledge) -> Wanted:
     """What to fetch for a registered model: it and the published drafter that pays most, or the one that is named.
 
-    Nothing where the model came with localspec. Raises UsageMistake for a drafter that is not published for it.
+    Of one that came with localspec, or that is a directory, only the drafter. Raises UsageMistake for a drafter that
+    is not published for it.
     """
     entry = card.entry
-    if entry is None or entry.source is None:
-        return Wanted((), f"{card.name} is here already")
+    assert entry is not None
+    own = _of_card(card)
     if drafter is None:
         try:
             found = offer(model_of(card), machine, knowledge, here=False)
         except LocalspecError:  # an entry without sizes
             first = [one.source for one in entry.drafters if one.source is not None][:1]
-            return Wanted((entry.source, *first), "the first that is published, for its entry tells no sizes")
+            return Wanted((*own, *first), "the first that is published, for its entry tells no sizes")
         sources, why = _sources_of(found), found.reason
         unknown = [one.kind for one in entry.drafters if one.source and not one.accepted and one.source not in sources]
         if unknown:
             why += f"; what {unknown[0]} brings is not known, and --drafter {unknown[0]} fetches it"
-        return Wanted((entry.source, *sources), why)
+        return Wanted((*own, *sources), why)
     if drafter == "none":
-        return Wanted((entry.source,), "the model alone, as asked")
-    return Wanted((entry.source, *_named(entry, card, drafter)), f"{drafter} as asked")
+        return Wanted(own, "the model alone, as asked")
+    return Wanted((*own, *_named(entry, card, drafter)), f"{drafter} as asked")
 
 
 def _sources_of(found: Offer) -> tuple[Source, ...]:

@@ -12,7 +12,7 @@ from localspec.cli.progress import Progress
 from localspec.config import home, hub_places, nearest
 from localspec.engine.measuring import Measuring
 from localspec.errors import DoesNotFit, NotHere, UsageMistake
-from localspec.hub import Part, Plan, plan
+from localspec.hub import Part, Plan, plan, room
 from localspec.hub_cache import located, repository
 from localspec.hub_client import server
 from localspec.hub_fetch import Interrupted, fetch, too_large
@@ -33,19 +33,26 @@ UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def sources_of(name: str) -> list[Source]:
-    """All that may have been fetched for a name: the model, and its drafters; nothing where it came with localspec."""
+    """All that may have been fetched for a name: the model, if it has a repository, and its published drafters."""
     known = cards()
     if name in known:
         entry = known[name].entry
-        if entry is None or entry.source is None:
-            return []
-        wanted = [entry.source, *(one.source for one in entry.drafters if one.source is not None)]
-        return list(dict.fromkeys(wanted))
+        assert entry is not None
+        every = (entry.source, *(one.source for one in entry.drafters))
+        return list(dict.fromkeys(one for one in every if one is not None))
     if "/" not in name:
         raise NotHere(
             f"There is no model {name!r}{nearest(name, known)}; give a name out of: {', '.join(known)}; or org/repo."
         )
     return [Source.parse(name)]
+
+
+def own_source(name: str) -> Source | None:
+    """The repository of the model itself; none where it came with localspec, or is a directory of the user's."""
+    card = cards().get(name)
+    if card is None:
+        return Source.parse(name)
+    return card.entry.source if card.entry else None
 
 
 @app.command()
@@ -65,7 +72,7 @@ def pull(
         raise UsageMistake("--json prints a plan as JSON and fetches nothing; give --dry-run with it.")
     found = sources_of(name)
     if not found:
-        typer.echo(one_line(f"{name} is here already."))
+        _nothing_to_fetch(name, "nothing is to be fetched for it", as_json)
         return
     card, progress = cards().get(name), Progress()
     if drafter is not None and card is None:
@@ -80,6 +87,10 @@ def pull(
             knowledge = Measuring(store, progress.show, progress.notice) if several else Measurements(store)
             machine = this_machine()
             chosen = Wanted(tuple(found), "") if card is None else wanted(card, drafter, machine, knowledge)
+            if not chosen.sources:
+                progress.clear()
+                _nothing_to_fetch(name, f"drafter: {chosen.why}", as_json)
+                return
             progress.show(f"asking {server()} about {name}")
             planned = plan(chosen.sources)
             model, *others = planned.parts
@@ -87,7 +98,7 @@ def pull(
             beside = sum(part.weights for part in others) if drafter is not None else 0
             fits, memory = (
                 (None, "not known for a drafter alone")
-                if model.heads
+                if model.heads or own_source(name) is None
                 else fit(name, model.config, model.weights, machine, knowledge, beside)
             )
     finally:
@@ -121,6 +132,14 @@ def pull(
         typer.echo(one_line(f"{part.source} is here: {repository(part.source) / 'snapshots' / part.commit}"))
     if card is not None and (kind := to_make(named_card(name))) is not None:
         typer.echo(one_line(_making(kind, name, machine, progress)))
+
+
+def _nothing_to_fetch(name: str, why: str, as_json: bool) -> None:
+    told = f"{name} is here already; {why}"
+    if as_json:
+        print_json(_value(name, Plan((), room()), None, told))
+    else:
+        typer.echo(one_line(f"{told}."))
 
 
 def _making(kind: str, name: str, machine: Machine, progress: Progress) -> str:

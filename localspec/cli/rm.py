@@ -10,7 +10,7 @@ import typer
 
 from localspec.checkpoint import read_json
 from localspec.cli.kept import agreed
-from localspec.cli.pull import size, sources_of
+from localspec.cli.pull import own_source, size, sources_of
 from localspec.config import home
 from localspec.entries import Entry
 from localspec.errors import LocalspecError, NotHere, UsageMistake
@@ -33,13 +33,16 @@ def rm(
     sources = sources_of(name)
     if not sources:
         raise UsageMistake(f"{name} was not fetched by `localspec pull`, so it cannot be deleted like that.")
-    removals = []
+    removals, missing = [], []
     for source in sources:
         try:
             removals.append(removable(source))
-        except NotHere:
-            if source == sources[0]:  # the model; its drafters may be another one's too
+        except NotHere as error:
+            if source == own_source(name):  # its drafters may be another one's too
                 raise
+            missing.append(error)
+    if not removals:
+        raise missing[0]
     for removal in removals:
         for line in _lines(removal, name):
             typer.echo(one_line(line))

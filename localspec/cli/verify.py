@@ -6,7 +6,7 @@ import typer
 
 from localspec.checkpoint import inspect
 from localspec.cli.progress import Progress
-from localspec.cli.pull import size, sources_of
+from localspec.cli.pull import own_source, size, sources_of
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub_cache import Verified, verify
 from localspec.registry import resolve
@@ -22,16 +22,15 @@ def verify_model(
 ) -> None:
     """Compare every file of a model with its digest; needs no network."""
     sources = sources_of(name)
-    if not sources:
+    if own_source(name) is None:
         found = inspect(resolve(name).path)
         typer.echo(one_line(f"{name}: weights of {size(found.bytes)} are whole, as far as their own headers tell."))
-        return
     problems: list[str] = []
     for source in sources:
         try:
             checked = _checked(source)
         except NotHere:
-            if source == sources[0]:  # the model; its drafters may be another one's too
+            if source == own_source(name):  # its drafters may be another one's too
                 raise
             continue
         for problem in checked.problems:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from localspec.database import StoreTrouble
+from localspec.errors import first_line
 from localspec.hardware import IdleCores, devices, memory_bandwidth, physical_cores, versions
 from localspec.measurements import BANDWIDTH, BUSY, RATES, Measurements, place
 from localspec.prediction import Rates
@@ -61,7 +62,7 @@ class Measuring(Measurements):
                     found = measure()
                     self._keep(name if self._idle_cores() == physical_cores() else name + BUSY, about, found)
                 except _FAILURES as trouble:
-                    self._notice(f"{what} could not be measured ({_first_line(trouble)}); estimates serve instead.")
+                    self._notice(f"{what} could not be measured ({first_line(trouble)}); estimates serve instead.")
             self._found[name, about] = found
         return self._found[name, about]
 
@@ -79,10 +80,6 @@ class Measuring(Measurements):
                 self.store.remember(name, about, value)
             except StoreTrouble as trouble:
                 self._notice(str(trouble))
-
-
-def _first_line(trouble: Exception) -> str:
-    return next(iter(str(trouble).splitlines()), type(trouble).__name__)
 
 
 def _listed(device: str, dtype: str, quantize: str) -> list[list[float]]:

@@ -12,8 +12,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from localspec.engine.target import Target
 from localspec.engine.transformer import Architecture, Rotary, Transformer, weight_map
-from localspec.engine.weights import first_line
-from localspec.errors import LocalspecError, UsageMistake
+from localspec.errors import LocalspecError, UsageMistake, first_line
 
 SPREAD = 0.02  # of a fresh layer's weights
 _MOST = {  # no small model has more, and each layer takes memory even without weights

@@ -22,8 +22,8 @@ from localspec.engine.linear import Linear, Packed, RowScaled, outliers
 from localspec.engine.packing import head_kind, layer_kind
 from localspec.engine.transformer import Architecture, Rotary, Transformer, weight_map
 from localspec.engine.tree import DraftTree
-from localspec.engine.weights import Weights, first_line, freed_at_once, own_head
-from localspec.errors import LocalspecError, UsageMistake
+from localspec.engine.weights import Weights, freed_at_once, own_head
+from localspec.errors import LocalspecError, UsageMistake, first_line
 
 logging.set_verbosity_error()  # what a user can act on, we say ourselves
 

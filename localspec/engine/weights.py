@@ -15,7 +15,7 @@ import torch
 
 from localspec.checkpoint import Checkpoint, tensor_headers, tensor_start
 from localspec.engine.transformer import Architecture, weight_map
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, first_line
 
 PIECE = 2**18  # numbers that are read at a time where they change their type or device
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h names them
@@ -164,7 +164,3 @@ def _columns(name: str, shape: Architecture) -> list[int]:
         return []
     kind = name.removesuffix(".weight").rpartition(".")[2]
     return [{"output": shape.heads * shape.head_width, "down": shape.inner}.get(kind, shape.width)]
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

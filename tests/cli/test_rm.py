@@ -1,5 +1,6 @@
 """`rm` deletes one revision, says what else is touched, and asks."""
 
+import json
 import os
 from pathlib import Path
 
@@ -143,6 +144,24 @@ def test_a_drafter_is_not_deleted_for_a_model_that_is_not_here(home, hub: Hub):
         result = at(home, hub, *command)
         assert result.returncode == 3 and "org/large" in sentence(result)
     assert found(home) is not None
+
+
+def test_a_published_drafter_of_a_directory_is_fetched_verified_and_deleted_by_its_name(home, hub: Hub, tmp_path):
+    (home / "config").mkdir()
+    own = tmp_path / "model"  # of which the repository was made
+    drafters = '[[own.drafters]]\nkind = "parallelspec"\nrepo = "org/name"\n'
+    (home / "config" / "models.toml").write_text(f"[own]\npath = '{own}'\n{drafters}")
+    assert at(home, hub, "rm", "own", "--yes").returncode == 3, "nothing was fetched yet"
+    result = at(home, hub, "pull", "own")
+    assert result.returncode == 0 and "own is here already; drafter: " in result.stdout and found(home) is None
+    planned = json.loads(at(home, hub, "pull", "own", "--dry-run", "--json").stdout)
+    assert (planned["sources"], planned["bytes"], planned["fits"]) == ([], 0, None)
+    assert at(home, hub, "pull", "own", "--drafter", "parallelspec").returncode == 0 and found(home) is not None
+    result = at(home, hub, "verify", "own")
+    assert "own: weights of" in result.stdout and "org/name" in result.stdout and result.returncode == 0
+    assert at(home, hub, "rm", "own", "--yes").returncode == 0 and found(home) is None and own.is_dir()
+    result = at(home, hub, "verify", "own")
+    assert result.returncode == 0 and "org/name" not in result.stdout
 
 
 def test_what_was_never_pulled(home, hub: Hub):
