@@ -151,7 +151,7 @@ def test_a_tokenizer_takes_what_is_predicted(tmp_path: Path) -> None:
     )  # fmt: skip
     count, held = map(int, result.stdout.split())
     assert count == len(words)
-    assert held == pytest.approx(prediction.tokenizer(replace(SEVEN, vocabulary=count)), rel=0.3)
+    assert held == pytest.approx(prediction.tokenizer(replace(SEVEN, vocabulary=count), "cpu"), rel=0.3)
 
 
 def test_a_workspace_holds_a_chunk_of_a_prompt_or_the_logits_of_a_tree() -> None:
