@@ -10,7 +10,7 @@ from typing import Any
 from localspec.checkpoint import inspect, read_config, read_json, revision, tensor_headers
 from localspec.config import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
-from localspec.hub_cache import located
+from localspec.hub.cache import located
 from localspec.paths import Paths
 from localspec.registry import TargetCard, reference
 

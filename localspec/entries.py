@@ -9,8 +9,8 @@ from typing import Any
 
 from localspec.config import nearest, read_toml
 from localspec.errors import UsageMistake
+from localspec.hub.sources import Source
 from localspec.shape import NAMES, Shape, whole
-from localspec.sources import Source
 
 PACKAGE = Path(__file__).parent
 DEEPEST = 64  # tokens of a draft

@@ -10,9 +10,9 @@ from localspec.checkpoint import Checkpoint, inspect
 from localspec.config import home, nearest
 from localspec.entries import PACKAGE, Entry, read_entries
 from localspec.errors import LocalspecError, NotHere
-from localspec.hub_cache import located, pulled_sources
+from localspec.hub.cache import located, pulled_sources
+from localspec.hub.sources import Source
 from localspec.paths import Paths
-from localspec.sources import Source
 
 WEIGHTS = "model.safetensors"
 NOWHERE = Path("not fetched")  # stands for the directory of a model that is not here

@@ -9,11 +9,11 @@ from localspec.config import nearest
 from localspec.drafter_cards import drafters
 from localspec.entries import Entry
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.hub.sources import Source
 from localspec.machine import Machine
 from localspec.model import Model, model_of
 from localspec.registry import NOWHERE, TargetCard, named_card
 from localspec.shape import Shape
-from localspec.sources import Source
 from localspec.survey import Offer, offer
 
 WIDEST, SLACK = 4.5, 64 * 2**20  # bytes of a published weight at most, and of what else a file may hold

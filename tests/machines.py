@@ -8,11 +8,11 @@ from localspec.candidates import Known, Nothing
 from localspec.drafter_cards import DrafterCard
 from localspec.entries import Entry, Published
 from localspec.forward_costs import ForwardCosts
+from localspec.hub.sources import Source
 from localspec.machine import Device, Machine
 from localspec.prediction import Rates
 from localspec.registry import TargetCard
 from localspec.shape import Shape
-from localspec.sources import Source
 
 GIB = 2**30
 LITTLE = Shape(4, 320, 864, 5, 5, 64, 8192, 1024)  # 11 M parameters

@@ -9,11 +9,11 @@ from localspec import ranking
 from localspec.candidates import Candidate, Known, Nothing, Replies, plain, reply_key
 from localspec.drafter_cards import DrafterCard
 from localspec.entries import Accepted, Published
+from localspec.hub.sources import Source
 from localspec.machine import Device
 from localspec.model import Model
 from localspec.prediction import CONTEXT, Acceptance, Rates
 from localspec.ranking import SMALL, Form, Way, best, explained, natural_forms, pays, ways
-from localspec.sources import Source
 
 GPU = gpu(24, packings=("int8",))
 FORM = Form(GPU, "bf16", "none")

@@ -12,16 +12,16 @@ from localspec.cli.progress import Progress
 from localspec.config import home, hub_places, nearest
 from localspec.engine.measuring import Measuring
 from localspec.errors import DoesNotFit, NotHere, UsageMistake
-from localspec.hub import Part, Plan, plan, room
-from localspec.hub_cache import located, repository
-from localspec.hub_client import server
-from localspec.hub_fetch import Interrupted, fetch, too_large
-from localspec.hub_records import folder
+from localspec.hub.cache import located, repository
+from localspec.hub.client import server
+from localspec.hub.fetch import Interrupted, fetch, too_large
+from localspec.hub.plan import Part, Plan, plan, room
+from localspec.hub.records import folder
+from localspec.hub.sources import Source
 from localspec.machine import Machine, this_machine
 from localspec.measurements import Measurements
 from localspec.paths import Paths, private_directory
 from localspec.registry import cards, named_card
-from localspec.sources import Source
 from localspec.store import Store
 from localspec.text import one_line
 from localspec.wanted import Wanted, fit, to_make, wanted

@@ -14,11 +14,11 @@ from localspec.cli.pull import own_source, size, sources_of
 from localspec.config import home
 from localspec.entries import Entry
 from localspec.errors import LocalspecError, NotHere, UsageMistake
-from localspec.hub_cache import Removal, removable, remove
-from localspec.hub_records import folder
+from localspec.hub.cache import Removal, removable, remove
+from localspec.hub.records import folder
+from localspec.hub.sources import Source
 from localspec.paths import Paths
 from localspec.registry import cards
-from localspec.sources import Source
 from localspec.text import one_line
 
 app = typer.Typer()

@@ -10,7 +10,7 @@ from localspec.checkpoint import inspect, revision
 from localspec.drafter_cards import drafters
 from localspec.entries import Entry, Published
 from localspec.errors import LocalspecError
-from localspec.hub_records import record
+from localspec.hub.records import record
 from localspec.named import DRAFTERS
 from localspec.registry import TargetCard, named_card, resolve
 from localspec.text import one_line

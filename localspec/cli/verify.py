@@ -8,9 +8,9 @@ from localspec.checkpoint import inspect
 from localspec.cli.progress import Progress
 from localspec.cli.pull import own_source, size, sources_of
 from localspec.errors import LocalspecError, NotHere
-from localspec.hub_cache import Verified, verify
+from localspec.hub.cache import Verified, verify
+from localspec.hub.sources import Source
 from localspec.registry import resolve
-from localspec.sources import Source
 from localspec.text import one_line
 
 app = typer.Typer()

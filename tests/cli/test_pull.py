@@ -14,10 +14,10 @@ from cli.hub_commands import WEIGHTS, at, blobs, common_cache, home_with_cache, 
 from command import ROOT, localspec, sentence
 from hub_server import Hub, Repository, model_repository, served
 
-from localspec.hub_cache import located
+from localspec.hub.cache import located
+from localspec.hub.sources import Source
 from localspec.machine import Device, Machine
 from localspec.paths import Paths
-from localspec.sources import Source
 
 SOURCE = Source("org/name")
 
@@ -310,7 +310,7 @@ def test_names_that_are_none_are_refused_without_a_request(home, hub: Hub, name)
 
 def test_a_disk_that_is_too_small(home, hub: Hub, repo, monkeypatch):
     usage = type("usage", (), {"free": 3_000_000})
-    monkeypatch.setattr("localspec.hub.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("localspec.hub.plan.shutil.disk_usage", lambda path: usage)
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 4 and "0.00 GiB are to be fetched" in result.stderr and "--force" in result.stderr
     assert not common_cache(home).exists()

@@ -10,9 +10,9 @@ from command import sentence
 from hub_server import Hub, Repository, served
 
 from localspec.cli.pull import size
-from localspec.hub_cache import located
+from localspec.hub.cache import located
+from localspec.hub.sources import Source
 from localspec.paths import Paths
-from localspec.sources import Source
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from cli.hub_commands import WEIGHTS, at, home_with_cache, repository
 from command import sentence
 from hub_server import Hub, served
 
-from localspec.hub_cache import located
+from localspec.hub.cache import located
+from localspec.hub.sources import Source
 from localspec.paths import Paths
-from localspec.sources import Source
 
 GONE = Hub(endpoint="http://127.0.0.1:9")
 

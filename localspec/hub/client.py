@@ -10,7 +10,7 @@ from typing import Any
 
 from localspec.config import hub_places, nearest, quiet_hub
 from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, first_line
-from localspec.sources import Source
+from localspec.hub.sources import Source
 from localspec.text import one_line
 
 PATIENCE = 10.0  # seconds without an answer to a question about a repository

@@ -10,10 +10,10 @@ from typing import Any
 from localspec.checkpoint import ARCHITECTURES
 from localspec.config import hub_places
 from localspec.errors import LocalspecError
-from localspec.hub_cache import HEADS, cached, damage, has_tokenizer
-from localspec.hub_client import PATIENCE, client, must_be_online, page, server, told
-from localspec.hub_records import COMMIT, NAME, FileFact, sound
-from localspec.sources import Source
+from localspec.hub.cache import HEADS, cached, damage, has_tokenizer
+from localspec.hub.client import PATIENCE, client, must_be_online, page, server, told
+from localspec.hub.records import COMMIT, NAME, FileFact, sound
+from localspec.hub.sources import Source
 from localspec.text import one_line
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"

@@ -10,12 +10,12 @@ from typing import Any, Self
 
 from localspec.config import hub_places
 from localspec.errors import DoesNotFit, LocalspecError
-from localspec.hub import Part, Plan, is_weights
-from localspec.hub_cache import cached, damage, discard, repository, size
-from localspec.hub_client import PATIENCE, client, server, told
-from localspec.hub_records import FileFact, folder, must_be_writable, record, remember
+from localspec.hub.cache import cached, damage, discard, repository, size
+from localspec.hub.client import PATIENCE, client, server, told
+from localspec.hub.plan import Part, Plan, is_weights
+from localspec.hub.records import FileFact, folder, must_be_writable, record, remember
+from localspec.hub.sources import Source
 from localspec.paths import Paths
-from localspec.sources import Source
 
 _GIB = 2**30
 

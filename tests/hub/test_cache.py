@@ -8,10 +8,10 @@ import pytest
 from checkpoints import safetensors, write_checkpoint
 from hub_server import git_sha1
 
-from localspec.hub_cache import discard, located, pulled_sources, verify
-from localspec.hub_records import FileFact, forget, record, remember
+from localspec.hub.cache import discard, located, pulled_sources, verify
+from localspec.hub.records import FileFact, forget, record, remember
+from localspec.hub.sources import Source
 from localspec.paths import Paths
-from localspec.sources import Source
 
 SOURCE, COMMIT = Source("org/name"), "c" * 40
 

@@ -15,9 +15,9 @@ from typing import Any
 from localspec.checkpoint import inspect
 from localspec.config import hub_places
 from localspec.errors import LocalspecError, NotHere
-from localspec.hub_records import COMMIT, DIGEST, FileFact, Pulled, folder, forget, pulls, record, records
+from localspec.hub.records import COMMIT, DIGEST, FileFact, Pulled, folder, forget, pulls, record, records
+from localspec.hub.sources import Source
 from localspec.paths import Paths
-from localspec.sources import Source
 
 HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # Medusa heads, the first that is there
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))  # one of these is needed
@@ -243,7 +243,7 @@ def _scanned(source: Source) -> Any:
     The client deletes a commit wherever it finds it first, and two repositories may have the same: one that was moved,
     or copied. It also deletes what somebody linked in from elsewhere.
     """
-    from localspec.hub_client import client
+    from localspec.hub.client import client
 
     try:
         info = client().scan_cache_dir(hub_places().cache)

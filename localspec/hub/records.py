@@ -12,8 +12,8 @@ from typing import Any
 
 from localspec.config import home
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.hub.sources import Source
 from localspec.paths import Paths, private_directory
-from localspec.sources import Source
 
 FORMAT = 1  # of a record
 COMMIT = re.compile(r"[0-9a-f]{40}")

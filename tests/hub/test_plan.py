@@ -10,11 +10,11 @@ from checkpoints import CONFIG, safetensors
 from hub_server import Hub, Repository, git_sha1, served
 
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
-from localspec.hub import Part, plan
-from localspec.hub_cache import located
-from localspec.hub_fetch import fetch
+from localspec.hub.cache import located
+from localspec.hub.fetch import fetch
+from localspec.hub.plan import Part, plan
+from localspec.hub.sources import Source
 from localspec.paths import Paths
-from localspec.sources import Source
 
 SOURCE = Source("org/name")
 WEIGHTS = safetensors({"a": [4, 10]})
@@ -301,7 +301,7 @@ def test_progress_is_told_as_the_transfer_by_chunks_tells_it(hub, tmp_path):
 
     from huggingface_hub.utils._xet_progress_reporting import XetDownloadProgressReporter
 
-    from localspec.hub_fetch import _Fetching
+    from localspec.hub.fetch import _Fetching
 
     part = planned(hub, MODEL)
     file = next(file for file in part.files if file.name == "model.safetensors")
