@@ -6,10 +6,10 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from localspec.database import StoreTrouble
 from localspec.errors import UsageMistake
 from localspec.events import Done, Event, Text
-from localspec.history import History, Saved, Turn
+from localspec.store.database import StoreTrouble
+from localspec.store.history import History, Saved, Turn
 
 if TYPE_CHECKING:
     from localspec.engine.engine import Engine

@@ -12,7 +12,7 @@ from localspec.forward_costs import ForwardCosts
 from localspec.hardware import versions
 from localspec.prediction import Rates
 from localspec.registry import TargetCard
-from localspec.store import Store
+from localspec.store.store import Store
 
 COSTS, REPLIES, RATES, BANDWIDTH = "costs", "replies", "rates by a wide and a slim model", "bandwidth"
 BUSY = " of a busy moment"

@@ -9,15 +9,15 @@ from localspec import config, registry
 from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.conversation import Conversation, saved
-from localspec.database import StoreTrouble
 from localspec.engine.measuring import Measuring
 from localspec.errors import NotHere
-from localspec.history import History, Saved
 from localspec.machine import Machine, this_machine
 from localspec.measurements import Measurements
 from localspec.paths import Paths
 from localspec.registry import TargetCard
-from localspec.store import Store
+from localspec.store.database import StoreTrouble
+from localspec.store.history import History, Saved
+from localspec.store.store import Store
 from localspec.survey import offers, preferred
 
 DEMO = "no model named, so the small demo model answers; choose one with -m."

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # what only this thread needs it imports itself: the first pa
     from localspec.live import Live
     from localspec.opening import Opened
     from localspec.registry import TargetCard
-    from localspec.store import Store
+    from localspec.store.store import Store
 
 PROMPTS = 500  # for the arrow keys
 

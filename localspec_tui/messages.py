@@ -9,7 +9,7 @@ from textual.message import Message
 from localspec.errors import LocalspecError
 
 if TYPE_CHECKING:
-    from localspec.history import History, Turn
+    from localspec.store.history import History, Turn
 
 
 @dataclass

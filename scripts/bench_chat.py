@@ -24,9 +24,9 @@ from pathlib import Path
 import pyte
 
 from localspec.conversation import saved
-from localspec.history import Saved
 from localspec.paths import Paths
-from localspec.store import Store
+from localspec.store.history import Saved
+from localspec.store.store import Store
 
 COLUMNS, LINES = 120, 40
 PROMPT = "Tell me a long story about a lighthouse keeper, a storm and a dog."

@@ -23,7 +23,7 @@ from localspec.engine.engine import Engine
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits
 from localspec.selection import choose
-from localspec.store import Store
+from localspec.store.store import Store
 
 
 class Timed:

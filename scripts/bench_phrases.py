@@ -19,7 +19,7 @@ from localspec.drafters.base import Context, Step
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
 from localspec.engine.sampling import Sampling, walk
-from localspec.store import Store
+from localspec.store.store import Store
 
 PHRASES, NODES, REPLIES, TOKENS = 100_000, 8, 20, 200
 

@@ -37,7 +37,7 @@ from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
 from localspec.events import Done
 from localspec.selection import choose
-from localspec.store import Store
+from localspec.store.store import Store
 
 TASKS = {
     "code": ("humaneval", "code"),

@@ -16,7 +16,7 @@ import pytest
 from localspec.config import Settings
 from localspec.paths import Paths, private_directory
 from localspec.registry import TargetCard
-from localspec.store import Store
+from localspec.store.store import Store
 
 if TYPE_CHECKING:
     from tiny_models import Tiny

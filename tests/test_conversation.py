@@ -8,10 +8,10 @@ import pytest
 
 from localspec import conversation as module
 from localspec.conversation import Conversation, saved
-from localspec.database import StoreTrouble
 from localspec.errors import UsageMistake
 from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
-from localspec.store import Store
+from localspec.store.database import StoreTrouble
+from localspec.store.store import Store
 
 SAMPLING: Any = SimpleNamespace(seed=7)
 

@@ -25,7 +25,7 @@ from localspec.measurements import (
 )
 from localspec.prediction import Rates
 from localspec.registry import TargetCard
-from localspec.store import Store
+from localspec.store.store import Store
 
 SUMS = [200.0, 100.0, 400.0, 2.0, 10.0]  # tokens, steps, nodes, seconds of drafting, of verification
 

@@ -15,13 +15,13 @@ from test_conversation import Engine, talk
 
 from localspec import opening, registry
 from localspec.config import load
-from localspec.database import StoreTrouble
 from localspec.errors import LocalspecError, NotHere, UsageMistake
-from localspec.history import History
 from localspec.machine import Machine
 from localspec.opening import Opened, opened
 from localspec.paths import Paths
-from localspec.store import Store
+from localspec.store.database import StoreTrouble
+from localspec.store.history import History
+from localspec.store.store import Store
 
 DEMO = "no model named, so the small demo model answers; choose one with -m."
 

@@ -16,7 +16,7 @@ from localspec.bench import figures, peers
 from localspec.bench.prompts import Prompt
 from localspec.config import Rule, Settings
 from localspec.errors import UsageMistake
-from localspec.store import Store
+from localspec.store.store import Store
 
 REPETITIONS = 11  # of each forward
 T = TypeVar("T")

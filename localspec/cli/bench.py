@@ -16,7 +16,7 @@ from localspec.cli.progress import Progress, tell
 from localspec.errors import UsageMistake
 from localspec.paths import Paths
 from localspec.selection import MOST_NODES, Choice, choose
-from localspec.store import Store
+from localspec.store.store import Store
 
 Size = int | Literal["auto"]
 

@@ -17,7 +17,7 @@ from localspec.engine.measuring import Measuring
 from localspec.errors import UsageMistake
 from localspec.machine import Device, Machine, this_machine, torch_trouble
 from localspec.paths import Paths
-from localspec.store import Store
+from localspec.store.store import Store
 from localspec.survey import Offer, offers, preferred
 from localspec.text import one_line
 

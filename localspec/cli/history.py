@@ -11,7 +11,7 @@ import typer
 from localspec.cli.kept import agreed, print_json, store_if_any, tell_what_was_set_aside
 from localspec.conversation import saved
 from localspec.errors import UsageMistake
-from localspec.history import ConversationInfo, History, Saved
+from localspec.store.history import ConversationInfo, History, Saved
 from localspec.text import one_line, safe
 
 app = typer.Typer(help="Saved conversations: list, search, show, export, rm.", no_args_is_help=True)

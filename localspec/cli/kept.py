@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import typer
 
 from localspec import config
-from localspec.database import StoreTrouble
 from localspec.errors import UsageMistake
 from localspec.paths import Paths
-from localspec.store import Store
+from localspec.store.database import StoreTrouble
+from localspec.store.store import Store
 from localspec.text import one_line
 
 

@@ -10,7 +10,7 @@ import typer
 
 from localspec.cli.kept import agreed, print_json, store_if_any, tell_what_was_set_aside
 from localspec.errors import NotHere
-from localspec.store import Phrase, PoolInfo, Store, unpack_key, unpack_tokens
+from localspec.store.store import Phrase, PoolInfo, Store, unpack_key, unpack_tokens
 from localspec.text import one_line, safe
 
 app = typer.Typer(help="The phrases learned here: list, show, clear, export.", no_args_is_help=True)

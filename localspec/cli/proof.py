@@ -76,7 +76,7 @@ def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, as_js
         from localspec import Engine
         from localspec.ranking import AUTO_NODES
         from localspec.selection import choose
-        from localspec.store import Store
+        from localspec.store.store import Store
 
         choice = choose(card, settings)
         if (choice.drafter, settings.drafter, settings.draft_max) == ("none", "auto", "auto"):

@@ -22,7 +22,7 @@ from localspec.machine import Machine, this_machine
 from localspec.measurements import Measurements
 from localspec.paths import Paths, private_directory
 from localspec.registry import cards, named_card
-from localspec.store import Store
+from localspec.store.store import Store
 from localspec.text import one_line
 from localspec.wanted import Wanted, fit, to_make, wanted
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from localspec.drafters.base import Step
-from localspec.store import Phrase, pack_key, pack_tokens, unpack_tokens
+from localspec.store.store import Phrase, pack_key, pack_tokens, unpack_tokens
 
 KEY = 2  # tokens a phrase is looked up by
 BACK = 8  # tokens back that a match may reach, the key included

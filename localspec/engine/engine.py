@@ -14,7 +14,6 @@ import torch
 from localspec.candidates import reply_key
 from localspec.checkpoint import revision
 from localspec.config import Settings
-from localspec.database import StoreTrouble
 from localspec.drafters import load
 from localspec.drafters.base import TrainedDrafter
 from localspec.drafters.ouroboros import Hyperparameters
@@ -39,7 +38,8 @@ from localspec.measurements import Measurements
 from localspec.ranking import AUTO_NODES
 from localspec.registry import TargetCard
 from localspec.selection import Choice, choices
-from localspec.store import Store
+from localspec.store.database import StoreTrouble
+from localspec.store.store import Store
 
 SUDDEN, FEW_STEPS = 4, 8  # times the usual cost of a step, in a reply of so many: memory has spilt
 

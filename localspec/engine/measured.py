@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from localspec.database import StoreTrouble
 from localspec.engine.exactness import Exactness, measure
 from localspec.engine.target import Target
 from localspec.events import Statistics
@@ -15,7 +14,8 @@ from localspec.forward_costs import ForwardCosts, forward_costs
 from localspec.hardware import IdleCores, physical_cores
 from localspec.measurements import BUSY, COSTS, REPLIES, subject, with_reply
 from localspec.selection import Choice
-from localspec.store import Store
+from localspec.store.database import StoreTrouble
+from localspec.store.store import Store
 
 
 @dataclass(frozen=True)

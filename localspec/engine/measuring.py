@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from localspec.database import StoreTrouble
 from localspec.errors import first_line
 from localspec.hardware import IdleCores, devices, memory_bandwidth, physical_cores, versions
 from localspec.measurements import BANDWIDTH, BUSY, RATES, Measurements, place
 from localspec.prediction import Rates
-from localspec.store import Store
+from localspec.store.database import StoreTrouble
+from localspec.store.store import Store
 
 LOOK_SECONDS = 0.3
 _FAILURES = (RuntimeError, OSError, ImportError)  # no memory, no kernel, no library: of torch and bitsandbytes

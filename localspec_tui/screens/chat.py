@@ -20,8 +20,8 @@ from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.spoken import Spoken
 
 if TYPE_CHECKING:
-    from localspec.history import History
     from localspec.registry import TargetCard
+    from localspec.store.history import History
 
 
 class _Asked(NamedTuple):

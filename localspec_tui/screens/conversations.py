@@ -15,7 +15,7 @@ from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from localspec.errors import LocalspecError
-from localspec.history import ConversationInfo, History
+from localspec.store.history import ConversationInfo, History
 from localspec.text import one_line
 
 LISTED = 100

@@ -10,7 +10,7 @@ from textual.widget import Widget
 from localspec_tui.widgets.spoken import NoticeView, PromptView, Spoken
 
 if TYPE_CHECKING:
-    from localspec.history import Turn
+    from localspec.store.history import Turn
     from localspec_tui.widgets.reply_view import ReplyView
 
 MOUNTED = 10  # turns; each mounted one makes every later frame cost more

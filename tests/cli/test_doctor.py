@@ -20,7 +20,7 @@ from scripted import Script, random_model, scripted_model
 from localspec import Done, Engine, Text, selection
 from localspec.cli import proof
 from localspec.cli.main import main
-from localspec.store import Store
+from localspec.store.store import Store
 
 Result = tuple[int, str, str]
 

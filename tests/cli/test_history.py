@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from localspec.cli import history as history_module
 from localspec.cli import kept as kept_module
 from localspec.cli.main import main
-from localspec.database import StoreTrouble
 from localspec.errors import UsageMistake
 from localspec.paths import Paths
-from localspec.store import Store
+from localspec.store.database import StoreTrouble
+from localspec.store.store import Store
 
 EVIL = "evil\x1b[2J \x9b31m\u202e\nline\r <b>"
 

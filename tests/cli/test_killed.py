@@ -15,7 +15,7 @@ from command import environment
 
 from localspec.conversation import saved
 from localspec.paths import Paths
-from localspec.store import Store
+from localspec.store.store import Store
 
 FIGURES = b"(", b" GiB"  # the line behind a finished reply begins and goes on like this
 

@@ -16,7 +16,7 @@ from localspec.engine.engine import Engine
 from localspec.paths import Paths
 from localspec.registry import resolve
 from localspec.selection import choose
-from localspec.store import Store
+from localspec.store.store import Store
 
 ASK = ("--temp", "0", "-n", "24", "--no-log")
 

@@ -26,9 +26,9 @@ from localspec.cli import plain
 from localspec.cli.main import main
 from localspec.conversation import saved
 from localspec.forward_costs import ForwardCosts
-from localspec.history import Saved
 from localspec.paths import Paths
-from localspec.store import Store
+from localspec.store.history import Saved
+from localspec.store.store import Store
 
 pty = pytest.importorskip("pty")
 fcntl = pytest.importorskip("fcntl")

@@ -13,7 +13,7 @@ from localspec.cli import kept as kept_module
 from localspec.cli import pool as pool_module
 from localspec.errors import NotHere, UsageMistake
 from localspec.paths import Paths
-from localspec.store import Store, pack_key, pack_tokens
+from localspec.store.store import Store, pack_key, pack_tokens
 
 WORDS = ["the", " quick", " brown", " fox", " jumps", "\x1b[2J", "\n", " straße", "\u202e"]
 

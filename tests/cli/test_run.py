@@ -30,9 +30,9 @@ from localspec.cli.main import main
 from localspec.cli.texts import joined, read
 from localspec.conversation import saved
 from localspec.forward_costs import ForwardCosts
-from localspec.history import Saved
 from localspec.paths import Paths
-from localspec.store import Store, pack_tokens, unpack_key, unpack_tokens
+from localspec.store.history import Saved
+from localspec.store.store import Store, pack_tokens, unpack_key, unpack_tokens
 from localspec.text import safe
 
 LONG = [f"{word} ".encode() for word in ("one", "two", "three", "four", "five", "six") * 30]

@@ -18,7 +18,7 @@ from localspec.engine.target import Target
 from localspec.paths import Paths
 from localspec.registry import TargetCard
 from localspec.selection import choose
-from localspec.store import Store
+from localspec.store.store import Store
 
 ASK = ("--temp", "0", "-n", "24", "--no-log")
 

@@ -45,7 +45,7 @@ from localspec.engine.session import Limits, Session
 from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.events import Text
-from localspec.store import Phrase, Store, pack_key, pack_tokens, unpack_key
+from localspec.store.store import Phrase, Store, pack_key, pack_tokens, unpack_key
 
 Make = Callable[[str], Tiny]
 

@@ -21,7 +21,7 @@ from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
 from localspec.engine.tree import DraftTree
 from localspec.events import Done, Statistics, Text
-from localspec.store import Phrase, Store, pack_key, pack_tokens, unpack_key, unpack_tokens
+from localspec.store.store import Phrase, Store, pack_key, pack_tokens, unpack_key, unpack_tokens
 
 Make = Callable[[str], Tiny]
 Stored = tuple[int, bytes, bytes]

@@ -21,7 +21,7 @@ from localspec.engine.drafting import Small, drafter_of, hyperparameters, pool_o
 from localspec.engine.measured import Measured
 from localspec.forward_costs import ForwardCosts
 from localspec.selection import Choice, choose
-from localspec.store import Store
+from localspec.store.store import Store
 
 LLAMA = "llama-grouped-dynamic"
 COSTS = ForwardCosts((1, 64), (256,), ((1.0, 1.5),))

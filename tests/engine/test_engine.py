@@ -14,7 +14,7 @@ from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Done, Prefill, Text
 from localspec.registry import TargetCard
 from localspec.selection import choose
-from localspec.store import Store
+from localspec.store.store import Store
 
 DEMO = Path(localspec.__file__).parent / "demo"
 
@@ -187,7 +187,7 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_read(monkeypatc
 
 @pytest.mark.slow
 def test_a_store_that_cannot_be_written_costs_a_sentence_and_no_text(tmp_path, monkeypatch):
-    from localspec.database import StoreTrouble
+    from localspec.store.database import StoreTrouble
 
     told: list[str] = []
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:

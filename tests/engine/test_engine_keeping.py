@@ -12,7 +12,7 @@ from localspec.engine.session import Limits
 from localspec.errors import UsageMistake
 from localspec.registry import TargetCard
 from localspec.selection import choose
-from localspec.store import Store, unpack_key
+from localspec.store.store import Store, unpack_key
 
 
 def test_a_prompt_that_is_refused_leaves_nothing_of_the_conversation_before_it_in_the_store(tmp_path: Path) -> None:

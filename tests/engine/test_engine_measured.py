@@ -9,7 +9,6 @@ import torch
 import localspec
 from localspec import hardware, measurements
 from localspec.config import Settings
-from localspec.database import StoreTrouble
 from localspec.engine import measured as measured_module
 from localspec.engine.engine import Engine
 from localspec.engine.exactness import Exactness
@@ -19,7 +18,8 @@ from localspec.forward_costs import ForwardCosts
 from localspec.ranking import AUTO_NODES
 from localspec.registry import TargetCard
 from localspec.selection import Choice, choose
-from localspec.store import Store
+from localspec.store.database import StoreTrouble
+from localspec.store.store import Store
 
 CARD = TargetCard("demo", Path(localspec.__file__).parent / "demo", None, "")
 COSTS = ForwardCosts((1, 2, 64), (256,), ((1.0, 1.1, 5.0),))

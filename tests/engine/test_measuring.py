@@ -10,7 +10,7 @@ from localspec.engine.rates import SLIM, WIDE, apart, measured_rates
 from localspec.hardware import physical_cores
 from localspec.prediction import CONTEXT, Estimate, Rates
 from localspec.shape import Shape
-from localspec.store import Store
+from localspec.store.store import Store
 
 RATES = [[1, 8], [1e-12, 2e-12], [1e-4, 2e-4]]
 

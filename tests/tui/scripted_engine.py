@@ -15,7 +15,7 @@ from localspec.conversation import Conversation
 from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
 from localspec.opening import Opened
 from localspec.registry import TargetCard
-from localspec.store import Store
+from localspec.store.store import Store
 from localspec_tui.app import ChatApp
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.widgets.fitting_line import LiveLine

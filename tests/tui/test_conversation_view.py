@@ -6,8 +6,8 @@ import pytest
 from tiers import cases
 from tui.scripted_engine import ScriptedChat, say, until
 
-from localspec.history import History
-from localspec.store import Store
+from localspec.store.history import History
+from localspec.store.store import Store
 from localspec_tui.widgets.conversation_view import BATCH, MOUNTED, ConversationView
 
 

@@ -17,9 +17,9 @@ from command import localspec
 from tui.terminal import LEAVE, Terminal, chat, scripted_chat
 
 from localspec.conversation import saved
-from localspec.history import Turn
 from localspec.paths import Paths
-from localspec.store import Store
+from localspec.store.history import Turn
+from localspec.store.store import Store
 
 pytestmark = pytest.mark.slow
 

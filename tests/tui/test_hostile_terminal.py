@@ -16,7 +16,7 @@ from tui.terminal import COMMANDING, LEAVE, Terminal, chat, scripted_chat
 
 from localspec.conversation import saved
 from localspec.paths import Paths, private_directory
-from localspec.store import Store
+from localspec.store.store import Store
 from localspec.text import safe
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from textual.binding import Binding
 from textual.events import Paste
 from tui.scripted_engine import say, until
 
-from localspec.store import Store
+from localspec.store.store import Store
 from localspec_tui.app import ChatApp
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.conversations import ConversationsScreen

@@ -12,8 +12,8 @@ from localspec.checkpoint import Checkpoint
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Prefill
-from localspec.history import ConversationInfo, Found
-from localspec.store import Store
+from localspec.store.history import ConversationInfo, Found
+from localspec.store.store import Store
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.conversations import ConversationsScreen
 

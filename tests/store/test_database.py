@@ -26,8 +26,8 @@ from database_files import (
     open_directory,
 )
 
-from localspec import database as database_module
-from localspec.database import Database, StoreTrouble
+from localspec.store import database as database_module
+from localspec.store.database import Database, StoreTrouble
 
 MARKER = b"PRIVATE-MARKER-0123456789"
 

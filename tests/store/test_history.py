@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 from database_files import damage_root, in_a_child, integrity, only_readable, open_directory
 
-from localspec import database as database_module
-from localspec import history as history_module
-from localspec import store as store_module
-from localspec.database import StoreTrouble
-from localspec.history import CANDIDATES, Found, History, Turn
-from localspec.store import Store
+from localspec.store import database as database_module
+from localspec.store import history as history_module
+from localspec.store import store as store_module
+from localspec.store.database import StoreTrouble
+from localspec.store.history import CANDIDATES, Found, History, Turn
+from localspec.store.store import Store
 
 # Each character of its own beginning in UTF-8, so that no trigram can hide behind a prefix it shares with another; of
 # one case, which is how the index has them too.
@@ -491,7 +491,7 @@ def talk(history: History, chance: random.Random, conversation: int | None = Non
 ANOTHER_PROCESS = """
 import sys
 from pathlib import Path
-from localspec.store import Store
+from localspec.store.store import Store
 store = Store.open(Path(sys.argv[1]), lambda sentence: sys.exit("notice: " + sentence))
 print(len(store.history.conversations()), store.history.say(None, "of another process", model="demo", system=None)[1])
 sys.stdout.flush()
@@ -532,7 +532,7 @@ def test_what_was_removed_is_in_no_file_while_another_process_has_them_open(path
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[1],
+            cwd=Path(__file__).parents[2],
         )
         assert process.stdout is not None
         assert process.stdout.readline() == f"1 {turn + 1}\n", process.communicate()[1]
@@ -604,7 +604,7 @@ def test_removing_says_so_when_another_process_keeps_the_bytes(
 WRITER = """
 import sys
 from pathlib import Path
-from localspec.store import Store
+from localspec.store.store import Store
 name, conversation = sys.argv[2], int(sys.argv[3])
 history = Store.open(Path(sys.argv[1]), lambda sentence: sys.exit("notice: " + sentence)).history
 print("ready", flush=True)
@@ -630,7 +630,7 @@ def test_two_processes_lose_nothing(path: Path, notices: list[str]) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[1],
+            cwd=Path(__file__).parents[2],
         )
         for name in ("anna", "berta")
     ]

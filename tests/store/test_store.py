@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from database_files import damage_leaves, damage_root, in_a_child, integrity, only_readable, open_directory
 
-from localspec import database as database_module
-from localspec import store as store_module
-from localspec.database import StoreTrouble
-from localspec.store import (
+from localspec.store import database as database_module
+from localspec.store import store as store_module
+from localspec.store.database import StoreTrouble
+from localspec.store.store import (
     BOUND_KEY,
     BOUND_POOL,
     Phrase,
@@ -363,7 +363,7 @@ def test_clear_says_so_when_another_process_keeps_the_bytes(
 WRITER = """
 import sys
 from pathlib import Path
-from localspec.store import Store, pack_tokens
+from localspec.store.store import Store, pack_tokens
 offset = int(sys.argv[2])
 store = Store.open(Path(sys.argv[1]), lambda sentence: sys.exit("notice: " + sentence))
 pool = store.pool("demo", "hash")
@@ -384,7 +384,7 @@ def test_two_processes_lose_nothing(path: Path, notices: list[str]) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[1],
+            cwd=Path(__file__).parents[2],
         )
         for offset in (1000, 2000)
     ]
@@ -618,6 +618,6 @@ def test_a_reader_in_trouble_is_told_once_and_gets_no_phrases(store: Store, noti
 
 def test_importing_the_store_imports_nothing_heavy() -> None:
     heavy = {"torch", "transformers", "tokenizers", "typer"}
-    code = f"import sys, localspec.store; print(sorted({heavy!r} & set(sys.modules)))"
-    root = Path(__file__).parents[1]
+    code = f"import sys, localspec.store.store; print(sorted({heavy!r} & set(sys.modules)))"
+    root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root).stdout == "[]\n"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from localspec import history
-from localspec.database import Database, StoreTrouble
+from localspec.store import history
+from localspec.store.database import Database, StoreTrouble
 
 PER_KEY = 16
 EXPORT_PAGE = 1000

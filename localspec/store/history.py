@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from localspec.database import Database, StoreTrouble
+from localspec.store.database import Database, StoreTrouble
 from localspec.text import one_line
 
 TITLE = 60

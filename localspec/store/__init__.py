@@ -1,0 +1,1 @@
+"""What is kept between sessions: conversations, phrases and measurements, in one SQLite file."""
