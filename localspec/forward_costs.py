@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
-from localspec.hardware import free_memory, wait_for
+from localspec.machine.hardware import free_memory, wait_for
 
 if TYPE_CHECKING:
     from localspec.engine.target import Target

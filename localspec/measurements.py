@@ -9,7 +9,7 @@ from localspec.checkpoint import revision
 from localspec.errors import LocalspecError
 from localspec.events import Statistics
 from localspec.forward_costs import ForwardCosts
-from localspec.hardware import versions
+from localspec.machine.hardware import versions
 from localspec.prediction import Rates
 from localspec.registry import TargetCard
 from localspec.store.store import Store

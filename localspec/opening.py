@@ -11,7 +11,7 @@ from localspec.config import Settings
 from localspec.conversation import Conversation, saved
 from localspec.engine.measuring import Measuring
 from localspec.errors import NotHere
-from localspec.machine import Machine, this_machine
+from localspec.machine.machine import Machine, this_machine
 from localspec.measurements import Measurements
 from localspec.paths import Paths
 from localspec.registry import TargetCard

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from localspec.forward_costs import linear
-from localspec.machine import Device
+from localspec.machine.machine import Device
 from localspec.shape import Shape
 
 ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number

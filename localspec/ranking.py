@@ -13,7 +13,7 @@ from localspec.candidates import (
     candidates,
     plain,
 )
-from localspec.machine import Device
+from localspec.machine.machine import Device
 from localspec.model import Model
 from localspec.prediction import CONTEXT, Costs, Estimate, Rates, cost_effectiveness, estimated_rates
 from localspec.shape import Shape

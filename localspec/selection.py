@@ -7,7 +7,7 @@ from localspec.candidates import WITH_PHRASES, Candidate, Knowledge, Nothing, he
 from localspec.config import Settings
 from localspec.drafter_cards import TRAINED, DrafterCard
 from localspec.errors import DoesNotFit, UsageMistake
-from localspec.machine import Device, Machine, this_machine
+from localspec.machine.machine import Device, Machine, this_machine
 from localspec.model import Model, model_of
 from localspec.named import Named, named_drafter
 from localspec.prediction import PROGRAM, computing

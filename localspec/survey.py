@@ -7,7 +7,7 @@ from typing import Literal
 from localspec.candidates import Knowledge
 from localspec.errors import LocalspecError
 from localspec.hub.cache import tokenized
-from localspec.machine import Machine
+from localspec.machine.machine import Machine
 from localspec.model import Model, model_of
 from localspec.ranking import AUTO_NODES, Way, best, explained, natural_forms, ways
 from localspec.registry import TargetCard, known

@@ -10,7 +10,7 @@ from localspec.drafter_cards import drafters
 from localspec.entries import Entry
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.sources import Source
-from localspec.machine import Machine
+from localspec.machine.machine import Machine
 from localspec.model import Model, model_of
 from localspec.registry import NOWHERE, TargetCard, named_card
 from localspec.shape import Shape

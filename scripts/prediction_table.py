@@ -59,7 +59,7 @@ def run(path: Path, form: str) -> dict[str, float]:
     from localspec import Engine, Limits, Sampling, registry
     from localspec.engine.rates import measured_rates  # all that is imported counts as there before
     from localspec.forward_costs import forward_costs
-    from localspec.hardware import peak_memory, physical_cores
+    from localspec.machine.hardware import peak_memory, physical_cores
     from localspec.prediction import Estimate
     from localspec.selection import choose
     from localspec.shape import Shape

@@ -6,7 +6,7 @@ Usage: python scripts/selection_table.py > docs/selection.md
 from dataclasses import replace
 
 from localspec.candidates import Nothing
-from localspec.machine import Device, Machine
+from localspec.machine.machine import Device, Machine
 from localspec.survey import Offer, offers, preferred
 
 GIB = 2**30

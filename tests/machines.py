@@ -9,7 +9,7 @@ from localspec.drafter_cards import DrafterCard
 from localspec.entries import Entry, Published
 from localspec.forward_costs import ForwardCosts
 from localspec.hub.sources import Source
-from localspec.machine import Device, Machine
+from localspec.machine.machine import Device, Machine
 from localspec.prediction import Rates
 from localspec.registry import TargetCard
 from localspec.shape import Shape

@@ -16,7 +16,7 @@ from test_conversation import Engine, talk
 from localspec import opening, registry
 from localspec.config import load
 from localspec.errors import LocalspecError, NotHere, UsageMistake
-from localspec.machine import Machine
+from localspec.machine.machine import Machine
 from localspec.opening import Opened, opened
 from localspec.paths import Paths
 from localspec.store.database import StoreTrouble

@@ -13,7 +13,7 @@ from machines import BILLION, PHI, SEVEN, apple, flat, gpu, processor
 from s3d_tables import TABLES, Line
 
 from localspec import prediction
-from localspec.machine import Device
+from localspec.machine.machine import Device
 from localspec.prediction import (
     BUCKET,
     CHUNK,

@@ -10,7 +10,7 @@ from localspec.candidates import Candidate, Known, Nothing, Replies, plain, repl
 from localspec.drafter_cards import DrafterCard
 from localspec.entries import Accepted, Published
 from localspec.hub.sources import Source
-from localspec.machine import Device
+from localspec.machine.machine import Device
 from localspec.model import Model
 from localspec.prediction import CONTEXT, Acceptance, Rates
 from localspec.ranking import SMALL, Form, Way, best, explained, natural_forms, pays, ways

@@ -8,12 +8,13 @@ import pytest
 from checkpoints import CONFIG, write_checkpoint
 from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, flat, gpu, machine, processor, trained, unfetched
 
-from localspec import hardware, selection, survey
+from localspec import selection, survey
 from localspec.candidates import PHRASES, Known, Replies, reply_key
 from localspec.config import Settings
 from localspec.entries import Accepted, Published
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
-from localspec.machine import Machine
+from localspec.machine import hardware
+from localspec.machine.machine import Machine
 from localspec.model import Model
 from localspec.ranking import AUTO_NODES
 from localspec.registry import NOWHERE, TargetCard

@@ -11,11 +11,12 @@ from typing import Any, Literal, TypeVar
 
 import psutil
 
-from localspec import Choice, Done, Engine, Limits, Sampling, Statistics, hardware
+from localspec import Choice, Done, Engine, Limits, Sampling, Statistics
 from localspec.bench import figures, peers
 from localspec.bench.prompts import Prompt
 from localspec.config import Rule, Settings
 from localspec.errors import UsageMistake
+from localspec.machine import hardware
 from localspec.store.store import Store
 
 REPETITIONS = 11  # of each forward

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from localspec import config, hardware
+from localspec import config
 from localspec.cli.options import Context, Drafter, DraftMax, Dtype, Quantize
 from localspec.cli.options import Device as DeviceOption
 from localspec.cli.progress import Progress
@@ -15,7 +15,8 @@ from localspec.cli.proof import prove
 from localspec.config import Settings
 from localspec.engine.measuring import Measuring
 from localspec.errors import UsageMistake
-from localspec.machine import Device, Machine, this_machine, torch_trouble
+from localspec.machine import hardware
+from localspec.machine.machine import Device, Machine, this_machine, torch_trouble
 from localspec.paths import Paths
 from localspec.store.store import Store
 from localspec.survey import Offer, offers, preferred

@@ -18,7 +18,7 @@ from localspec.hub.fetch import Interrupted, fetch, too_large
 from localspec.hub.plan import Part, Plan, plan, room
 from localspec.hub.records import folder
 from localspec.hub.sources import Source
-from localspec.machine import Machine, this_machine
+from localspec.machine.machine import Machine, this_machine
 from localspec.measurements import Measurements
 from localspec.paths import Paths, private_directory
 from localspec.registry import cards, named_card

@@ -32,8 +32,8 @@ from localspec.engine.stats import peak_bytes
 from localspec.engine.target import Message, Target, tokenizer_hash
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Event, Prefill, Statistics
-from localspec.hardware import IdleCores, free_memory
-from localspec.machine import this_machine
+from localspec.machine.hardware import IdleCores, free_memory
+from localspec.machine.machine import this_machine
 from localspec.measurements import Measurements
 from localspec.ranking import AUTO_NODES
 from localspec.registry import TargetCard

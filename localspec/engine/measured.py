@@ -11,7 +11,7 @@ from localspec.engine.exactness import Exactness, measure
 from localspec.engine.target import Target
 from localspec.events import Statistics
 from localspec.forward_costs import ForwardCosts, forward_costs
-from localspec.hardware import IdleCores, physical_cores
+from localspec.machine.hardware import IdleCores, physical_cores
 from localspec.measurements import BUSY, COSTS, REPLIES, subject, with_reply
 from localspec.selection import Choice
 from localspec.store.database import StoreTrouble

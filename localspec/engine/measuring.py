@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from localspec.errors import first_line
-from localspec.hardware import IdleCores, devices, memory_bandwidth, physical_cores, versions
+from localspec.machine.hardware import IdleCores, devices, memory_bandwidth, physical_cores, versions
 from localspec.measurements import BANDWIDTH, BUSY, RATES, Measurements, place
 from localspec.prediction import Rates
 from localspec.store.database import StoreTrouble

@@ -11,7 +11,7 @@ from localspec.engine.small import fresh
 from localspec.engine.target import Target
 from localspec.engine.transformer import Architecture, Rotary, Transformer
 from localspec.forward_costs import forward_costs
-from localspec.hardware import physical_cores
+from localspec.machine.hardware import physical_cores
 from localspec.prediction import Rates
 
 # Two models with layers alike but for their matrices: of the one nearly all time goes into those, which no cache of a

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from localspec import hardware
 from localspec.drafters.base import Step
+from localspec.machine import hardware
 
 
 class Tally:

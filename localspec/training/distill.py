@@ -22,7 +22,7 @@ from localspec.engine.memory import out_of_memory
 from localspec.engine.packing import DTYPES
 from localspec.engine.target import Target
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
-from localspec.hardware import free_memory
+from localspec.machine.hardware import free_memory
 from localspec.selection import Choice
 from localspec.training.texts import Question
 

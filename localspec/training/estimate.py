@@ -13,8 +13,8 @@ from localspec.engine.losses import HELD, ROWS
 from localspec.engine.packing import DTYPES
 from localspec.engine.target import Target
 from localspec.errors import DoesNotFit
-from localspec.hardware import free_memory
-from localspec.machine import Machine
+from localspec.machine.hardware import free_memory
+from localspec.machine.machine import Machine
 from localspec.prediction import Rates, estimated_rates
 from localspec.registry import TargetCard
 from localspec.selection import Choice, choose

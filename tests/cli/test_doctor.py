@@ -288,7 +288,7 @@ def invented(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localspec.cli.doctor.this_machine", lambda bandwidth: mac)
     monkeypatch.setattr("localspec.cli.doctor.Measuring", lambda *_: knowledge)
     monkeypatch.setattr("localspec.cli.doctor.torch_trouble", lambda: "A card is found: do this.\x07")
-    monkeypatch.setattr("localspec.hardware.versions", lambda device: f"torch 7, {device}")
+    monkeypatch.setattr("localspec.machine.hardware.versions", lambda device: f"torch 7, {device}")
 
 
 def test_what_this_machine_has_and_what_fits(doctor, invented):

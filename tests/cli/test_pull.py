@@ -16,7 +16,7 @@ from hub_server import Hub, Repository, model_repository, served
 
 from localspec.hub.cache import located
 from localspec.hub.sources import Source
-from localspec.machine import Device, Machine
+from localspec.machine.machine import Device, Machine
 from localspec.paths import Paths
 
 SOURCE = Source("org/name")

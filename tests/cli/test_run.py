@@ -24,12 +24,12 @@ import pytest
 from command import environment, what_is_kept
 from scripted import FRAME, Script, random_model, scripted_model
 
-from localspec import hardware
 from localspec.cli import run as run_module
 from localspec.cli.main import main
 from localspec.cli.texts import joined, read
 from localspec.conversation import saved
 from localspec.forward_costs import ForwardCosts
+from localspec.machine import hardware
 from localspec.paths import Paths
 from localspec.store.history import Saved
 from localspec.store.store import Store, pack_tokens, unpack_key, unpack_tokens

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import localspec
-from localspec import hardware, measurements
+from localspec import measurements
 from localspec.config import Settings
 from localspec.engine import measured as measured_module
 from localspec.engine.engine import Engine
@@ -15,6 +15,7 @@ from localspec.engine.exactness import Exactness
 from localspec.errors import UsageMistake
 from localspec.events import Done
 from localspec.forward_costs import ForwardCosts
+from localspec.machine import hardware
 from localspec.ranking import AUTO_NODES
 from localspec.registry import TargetCard
 from localspec.selection import Choice, choose

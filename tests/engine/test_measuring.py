@@ -7,7 +7,7 @@ import pytest
 from localspec.engine import measuring
 from localspec.engine.measuring import Measuring
 from localspec.engine.rates import SLIM, WIDE, apart, measured_rates
-from localspec.hardware import physical_cores
+from localspec.machine.hardware import physical_cores
 from localspec.prediction import CONTEXT, Estimate, Rates
 from localspec.shape import Shape
 from localspec.store.store import Store

@@ -4,8 +4,8 @@ import pytest
 import torch
 from clocks import Clock
 
-from localspec import hardware
-from localspec.hardware import memory_bandwidth, versions
+from localspec.machine import hardware
+from localspec.machine.hardware import memory_bandwidth, versions
 
 
 @pytest.fixture

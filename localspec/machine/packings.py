@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from localspec import hardware
+from localspec.machine import hardware
 
 _OPERATORS = {"int8": "aten::_weight_int8pack_mm", "int4": "aten::_weight_int4pack_mm"}  # on Apple's GPUs
 

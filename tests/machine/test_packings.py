@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from localspec import hardware, precisions
-from localspec.precisions import lacking
+from localspec.machine import hardware, packings
+from localspec.machine.packings import lacking
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def machine(monkeypatch):
 
     def made_of(library=True, int8=True, bf16=True, apple=("int8", "int4"), capability=(8, 9)):
         names = {f"aten::_weight_{name}pack_mm" for name in apple}
-        monkeypatch.setattr(precisions, "find_spec", lambda name: SimpleNamespace() if library else None)
+        monkeypatch.setattr(packings, "find_spec", lambda name: SimpleNamespace() if library else None)
         monkeypatch.setattr(hardware, "cpu_multiplies_int8", lambda: int8)
         monkeypatch.setattr(hardware, "capabilities", lambda: ["avx512", *(["avx512_bf16"] if bf16 else [])])
         monkeypatch.setattr(
@@ -76,7 +76,7 @@ def test_what_is_missing_is_named(machine, missing, quantize, device, clause):
 
 def test_it_asks_the_library_by_its_name(monkeypatch):
     asked = []
-    monkeypatch.setattr(precisions, "find_spec", asked.append)
+    monkeypatch.setattr(packings, "find_spec", asked.append)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     lacking("nf4", "cuda:0")
     assert asked == ["bitsandbytes"]
@@ -91,8 +91,8 @@ def test_a_build_without_apples_operators_says_so():
 @pytest.mark.slow
 def test_it_loads_neither_torch_at_import_nor_bitsandbytes_at_all():
     code = (
-        "import sys; from localspec import precisions; assert 'torch' not in sys.modules; "
-        "[precisions.lacking(q, d) for q in ('none', 'int8', 'int4', 'nf4') for d in ('cpu', 'mps')]; "
+        "import sys; from localspec.machine import packings; assert 'torch' not in sys.modules; "
+        "[packings.lacking(q, d) for q in ('none', 'int8', 'int4', 'nf4') for d in ('cpu', 'mps')]; "
         "assert 'bitsandbytes' not in sys.modules and 'transformers' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

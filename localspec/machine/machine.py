@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localspec import hardware
-from localspec.precisions import lacking
+from localspec.machine import hardware
+from localspec.machine.packings import lacking
 
 LEAST_FREE = 600 * 10**6  # bytes of a device's memory that always stay free, or a tenth of it
 PACKINGS = ("int8", "int4", "nf4")

@@ -8,9 +8,9 @@ import pytest
 import torch
 from machines import GIB, apple, gpu, machine, processor
 
-from localspec import hardware
-from localspec import machine as facts
-from localspec.machine import LEAST_FREE, Device, this_machine, torch_trouble
+from localspec.machine import hardware
+from localspec.machine import machine as facts
+from localspec.machine.machine import LEAST_FREE, Device, this_machine, torch_trouble
 
 # -- memory --------------------------------------------------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ def test_a_gpu_is_told_by_its_generation(monkeypatch, generation, dtypes, packin
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: generation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device}")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7 * GIB, 8 * GIB))
-    monkeypatch.setattr("localspec.precisions.find_spec", lambda name: object())
+    monkeypatch.setattr("localspec.machine.packings.find_spec", lambda name: object())
     device = this_machine().devices[0]
     assert (device.name, device.title, device.free, device.total) == ("cuda:1", "GPU cuda:1", 7 * GIB, 8 * GIB)
     assert (device.dtypes, device.packings) == (dtypes, packings)

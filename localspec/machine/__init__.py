@@ -1,0 +1,1 @@
+"""What this machine is: its devices, their memory, and what they can compute with."""
