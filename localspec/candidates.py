@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol
 
-from localspec.drafter_cards import DrafterCard
-from localspec.entries import Published
+from localspec.models.drafter_cards import DrafterCard
+from localspec.models.entries import Published
+from localspec.models.registry import TargetCard
+from localspec.models.shape import Shape
 from localspec.prediction import CONTEXT, ITEM, Acceptance, Costs, Rates, cache
-from localspec.registry import TargetCard
 from localspec.s3d_prediction import Constants, acceptance_at, propose, share
-from localspec.shape import Shape
 
 WITH_PHRASES = "+phrases"
 PAIRED = ("draft_model", "ouroboros")  # those that take a small model

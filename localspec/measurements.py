@@ -10,8 +10,8 @@ from localspec.errors import LocalspecError
 from localspec.events import Statistics
 from localspec.forward_costs import ForwardCosts
 from localspec.machine.hardware import versions
+from localspec.models.registry import TargetCard
 from localspec.prediction import Rates
-from localspec.registry import TargetCard
 from localspec.store.store import Store
 
 COSTS, REPLIES, RATES, BANDWIDTH = "costs", "replies", "rates by a wide and a slim model", "bandwidth"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from localspec.candidates import PAIRED, WITH_PHRASES
 from localspec.config import nearest
-from localspec.drafter_cards import TRAINED, DrafterCard, find_drafter
 from localspec.errors import NotHere, UsageMistake
-from localspec.registry import TargetCard, resolve
+from localspec.models.drafter_cards import TRAINED, DrafterCard, find_drafter
+from localspec.models.registry import TargetCard, resolve
 
 DRAFTERS = ("none", "phrases", "lookahead")  # those that work with every target
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from localspec import config, registry
+from localspec import config
 from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.conversation import Conversation, saved
@@ -13,8 +13,9 @@ from localspec.engine.measuring import Measuring
 from localspec.errors import NotHere
 from localspec.machine.machine import Machine, this_machine
 from localspec.measurements import Measurements
+from localspec.models import registry
+from localspec.models.registry import TargetCard
 from localspec.paths import Paths
-from localspec.registry import TargetCard
 from localspec.store.database import StoreTrouble
 from localspec.store.history import History, Saved
 from localspec.store.store import Store

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from localspec.forward_costs import linear
 from localspec.machine.machine import Device
-from localspec.shape import Shape
+from localspec.models.shape import Shape
 
 ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number
 CHUNK = 512  # tokens of a prompt that are read at once

@@ -14,9 +14,9 @@ from localspec.candidates import (
     plain,
 )
 from localspec.machine.machine import Device
-from localspec.model import Model
+from localspec.models.model import Model
+from localspec.models.shape import Shape
 from localspec.prediction import CONTEXT, Costs, Estimate, Rates, cost_effectiveness, estimated_rates
-from localspec.shape import Shape
 
 AUTO_NODES = 16  # of a tree at most, unless told; how many pay is measured
 SMALL = 64_000_000  # parameters: a quarter of a GB in fp32

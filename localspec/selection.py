@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 
 from localspec.candidates import WITH_PHRASES, Candidate, Knowledge, Nothing, held
 from localspec.config import Settings
-from localspec.drafter_cards import TRAINED, DrafterCard
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.machine.machine import Device, Machine, this_machine
-from localspec.model import Model, model_of
+from localspec.models.drafter_cards import TRAINED, DrafterCard
+from localspec.models.model import Model, model_of
+from localspec.models.registry import TargetCard
 from localspec.named import Named, named_drafter
 from localspec.prediction import PROGRAM, computing
 from localspec.ranking import AUTO_NODES, PLANNED, Form, Way, best, explained, natural_forms, ways
-from localspec.registry import TargetCard
 from localspec.survey import offers
 
 MOST_NODES = 64

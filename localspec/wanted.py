@@ -6,14 +6,14 @@ from typing import Any
 
 from localspec.candidates import PAIRED, Knowledge
 from localspec.config import nearest
-from localspec.drafter_cards import drafters
-from localspec.entries import Entry
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.sources import Source
 from localspec.machine.machine import Machine
-from localspec.model import Model, model_of
-from localspec.registry import NOWHERE, TargetCard, named_card
-from localspec.shape import Shape
+from localspec.models.drafter_cards import drafters
+from localspec.models.entries import Entry
+from localspec.models.model import Model, model_of
+from localspec.models.registry import NOWHERE, TargetCard, named_card
+from localspec.models.shape import Shape
 from localspec.survey import Offer, offer
 
 WIDEST, SLACK = 4.5, 64 * 2**20  # bytes of a published weight at most, and of what else a file may hold

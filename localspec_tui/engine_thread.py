@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # what only this thread needs it imports itself: the first pa
     from localspec import Engine, Limits
     from localspec.conversation import Conversation
     from localspec.live import Live
+    from localspec.models.registry import TargetCard
     from localspec.opening import Opened
-    from localspec.registry import TargetCard
     from localspec.store.store import Store
 
 PROMPTS = 500  # for the arrow keys
@@ -184,7 +184,7 @@ class EngineThread(threading.Thread):
             self._post(messages.ModelFailed(str(error)))
 
     def _load(self, card: "TargetCard") -> None:
-        from localspec import registry
+        from localspec.models import registry
 
         engine, limits = self._loading(
             self._settings, card, store=self._store, notice=self._notice, progress=self._progress

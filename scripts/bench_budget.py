@@ -7,11 +7,12 @@ for each, so its start-up is paid every time.
 import sys
 from statistics import median, quantiles
 
-from localspec import Done, Engine, Limits, Sampling, config, registry
+from localspec import Done, Engine, Limits, Sampling, config
 from localspec.drafters.base import Context, Step
 from localspec.engine.budget import Budget
 from localspec.engine.session import Session
 from localspec.engine.tree import DraftTree
+from localspec.models import registry
 from localspec.ranking import AUTO_NODES
 from localspec.selection import choose
 

@@ -17,11 +17,12 @@ from typing import Any
 import psutil
 from drafter_table import questions
 
-from localspec import config, registry
+from localspec import config
 from localspec.bench import peers
 from localspec.engine.engine import Engine
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits
+from localspec.models import registry
 from localspec.selection import choose
 from localspec.store.store import Store
 

@@ -13,8 +13,9 @@ from statistics import median
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from localspec import Engine, Limits, config, registry
+from localspec import Engine, Limits, config
 from localspec.bench import measure, peers
+from localspec.models import registry
 from localspec.selection import choose
 
 DEMO = Path(__file__).resolve().parent.parent / "localspec" / "demo"

@@ -7,8 +7,9 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from localspec import Done, Engine, Limits, Sampling, config, registry
+from localspec import Done, Engine, Limits, Sampling, config
 from localspec.bench.prompts import read, spread
+from localspec.models import registry
 from localspec.selection import choose
 
 TEMPERATURE = 0.8

@@ -19,8 +19,9 @@ from typing import Any
 
 from drafter_table import figure, questions, table
 
-from localspec import config, drafter_cards, registry
+from localspec import config
 from localspec.bench import measure
+from localspec.models import drafter_cards, registry
 from localspec.selection import choose
 
 Variant = tuple[str, Mapping[str, object], Sequence[str]]  # kind, options, flags of `train`

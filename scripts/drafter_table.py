@@ -14,9 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from localspec import config, drafter_cards, registry
+from localspec import config
 from localspec.bench import measure, prompts
 from localspec.checkpoint import inspect
+from localspec.models import drafter_cards, registry
 from localspec.selection import choose
 
 NODES, TEMPERATURES = (1, 4, 8, 16, 32), (0.0, 0.7)

@@ -22,7 +22,7 @@ from typing import Any
 
 from drafter_table import figure, table
 
-from localspec import config, registry
+from localspec import config
 from localspec.bench import measure, peers, prompts
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Drafter
@@ -36,6 +36,7 @@ from localspec.engine.engine import Engine
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
 from localspec.events import Done
+from localspec.models import registry
 from localspec.selection import choose
 from localspec.store.store import Store
 

@@ -56,13 +56,14 @@ def run(path: Path, form: str) -> dict[str, float]:
     import psutil
     import torch
 
-    from localspec import Engine, Limits, Sampling, registry
+    from localspec import Engine, Limits, Sampling
     from localspec.engine.rates import measured_rates  # all that is imported counts as there before
     from localspec.forward_costs import forward_costs
     from localspec.machine.hardware import peak_memory, physical_cores
+    from localspec.models import registry
+    from localspec.models.shape import Shape
     from localspec.prediction import Estimate
     from localspec.selection import choose
-    from localspec.shape import Shape
 
     torch.set_num_threads(physical_cores())
     torch.ones(64, 64) @ torch.ones(64, 64)

@@ -14,8 +14,8 @@ from unittest.mock import patch
 import pytest
 
 from localspec.config import Settings
+from localspec.models.registry import TargetCard
 from localspec.paths import Paths, private_directory
-from localspec.registry import TargetCard
 from localspec.store.store import Store
 
 if TYPE_CHECKING:

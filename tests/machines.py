@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localspec.candidates import Known, Nothing
-from localspec.drafter_cards import DrafterCard
-from localspec.entries import Entry, Published
 from localspec.forward_costs import ForwardCosts
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device, Machine
+from localspec.models.drafter_cards import DrafterCard
+from localspec.models.entries import Entry, Published
+from localspec.models.registry import TargetCard
+from localspec.models.shape import Shape
 from localspec.prediction import Rates
-from localspec.registry import TargetCard
-from localspec.shape import Shape
 
 GIB = 2**30
 LITTLE = Shape(4, 320, 864, 5, 5, 64, 8192, 1024)  # 11 M parameters

@@ -18,8 +18,8 @@ from localspec.candidates import (
     plain,
     reply_key,
 )
-from localspec.drafter_cards import DrafterCard
-from localspec.entries import Accepted, Published
+from localspec.models.drafter_cards import DrafterCard
+from localspec.models.entries import Accepted, Published
 from localspec.prediction import CONTEXT, Acceptance, Rates
 from localspec.s3d_prediction import Constants, propose, share
 

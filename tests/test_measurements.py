@@ -23,8 +23,8 @@ from localspec.measurements import (
     subject,
     with_reply,
 )
+from localspec.models.registry import TargetCard
 from localspec.prediction import Rates
-from localspec.registry import TargetCard
 from localspec.store.store import Store
 
 SUMS = [200.0, 100.0, 400.0, 2.0, 10.0]  # tokens, steps, nodes, seconds of drafting, of verification

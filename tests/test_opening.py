@@ -13,10 +13,11 @@ from command import what_is_kept
 from machines import BILLION, gpu, machine, processor, unfetched
 from test_conversation import Engine, talk
 
-from localspec import opening, registry
+from localspec import opening
 from localspec.config import load
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.machine.machine import Machine
+from localspec.models import registry
 from localspec.opening import Opened, opened
 from localspec.paths import Paths
 from localspec.store.database import StoreTrouble

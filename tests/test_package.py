@@ -5,7 +5,7 @@ import zipfile
 import pytest
 from command import ROOT
 
-from localspec.drafter_cards import TRAINED
+from localspec.models.drafter_cards import TRAINED
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from s3d_tables import TABLES, Line
 
 from localspec import prediction
 from localspec.machine.machine import Device
+from localspec.models.shape import Shape
 from localspec.prediction import (
     BUCKET,
     CHUNK,
@@ -28,7 +29,6 @@ from localspec.prediction import (
     speed,
     weights,
 )
-from localspec.shape import Shape
 
 # -- M -------------------------------------------------------------------------------------------------------------------
 

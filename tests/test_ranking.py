@@ -7,11 +7,11 @@ from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, flat, gpu, proces
 
 from localspec import ranking
 from localspec.candidates import Candidate, Known, Nothing, Replies, plain, reply_key
-from localspec.drafter_cards import DrafterCard
-from localspec.entries import Accepted, Published
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device
-from localspec.model import Model
+from localspec.models.drafter_cards import DrafterCard
+from localspec.models.entries import Accepted, Published
+from localspec.models.model import Model
 from localspec.prediction import CONTEXT, Acceptance, Rates
 from localspec.ranking import SMALL, Form, Way, best, explained, natural_forms, pays, ways
 

@@ -11,13 +11,13 @@ from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, flat, gpu, machin
 from localspec import selection, survey
 from localspec.candidates import PHRASES, Known, Replies, reply_key
 from localspec.config import Settings
-from localspec.entries import Accepted, Published
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.machine import hardware
 from localspec.machine.machine import Machine
-from localspec.model import Model
+from localspec.models.entries import Accepted, Published
+from localspec.models.model import Model
+from localspec.models.registry import NOWHERE, TargetCard
 from localspec.ranking import AUTO_NODES
-from localspec.registry import NOWHERE, TargetCard
 from localspec.selection import MOST_NODES, Choice, choices, choose
 
 CARD = unfetched(SEVEN)

@@ -8,9 +8,9 @@ from machines import BILLION, GIB, LITTLE, PHI, SEVEN, gpu, machine, processor, 
 
 from localspec import survey
 from localspec.candidates import Nothing
-from localspec.entries import PACKAGE, Entry
-from localspec.registry import NOWHERE, TargetCard
-from localspec.shape import Shape
+from localspec.models.entries import PACKAGE, Entry
+from localspec.models.registry import NOWHERE, TargetCard
+from localspec.models.shape import Shape
 from localspec.survey import LEAST_SPEED, Offer, offers, preferred
 
 TOY = TargetCard("toy", PACKAGE / "demo", None, "", "", Entry("toy", path=PACKAGE / "demo", quality=99))

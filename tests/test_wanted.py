@@ -5,9 +5,9 @@ from machines import BILLION, LITTLE, gpu, machine, processor, unfetched
 
 from localspec import wanted as module
 from localspec.candidates import Nothing
-from localspec.entries import Accepted, Published
 from localspec.errors import UsageMistake
 from localspec.hub.sources import Source
+from localspec.models.entries import Accepted, Published
 from localspec.wanted import fit, to_make, wanted
 
 HEADS = Published("medusa", Source("org/heads"), 10**6, Accepted(3.0, 4, "a paper"))

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from localspec import config, registry
+from localspec import config
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Device, Dtype, number
 from localspec.cli.progress import Progress
 from localspec.errors import UsageMistake
+from localspec.models import registry
 from localspec.selection import choose
 from localspec.training import texts
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from localspec.errors import LocalspecError
-from localspec.registry import installed
+from localspec.models.registry import installed
 from localspec.text import one_line
 
 app = typer.Typer()

@@ -6,7 +6,6 @@ from contextlib import ExitStack, closing, suppress
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
-from localspec import registry
 from localspec.checkpoint import inspect
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Asked
@@ -16,6 +15,7 @@ from localspec.config import nearest
 from localspec.conversation import left_out, saved
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.live import Live
+from localspec.models import registry
 from localspec.opening import Opened, opened
 from localspec.text import one_line, safe
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from localspec import registry
 from localspec.checkpoint import inspect
 from localspec.cli.progress import Progress
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.models import registry
 from localspec.text import safe
 
 if TYPE_CHECKING:

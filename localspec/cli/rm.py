@@ -12,13 +12,13 @@ from localspec.checkpoint import read_json
 from localspec.cli.kept import agreed
 from localspec.cli.pull import own_source, size, sources_of
 from localspec.config import home
-from localspec.entries import Entry
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import Removal, removable, remove
 from localspec.hub.records import folder
 from localspec.hub.sources import Source
+from localspec.models.entries import Entry
+from localspec.models.registry import cards
 from localspec.paths import Paths
-from localspec.registry import cards
 from localspec.text import one_line
 
 app = typer.Typer()

@@ -7,12 +7,12 @@ import typer
 
 from localspec.candidates import PAIRED
 from localspec.checkpoint import inspect, revision
-from localspec.drafter_cards import drafters
-from localspec.entries import Entry, Published
 from localspec.errors import LocalspecError
 from localspec.hub.records import record
+from localspec.models.drafter_cards import drafters
+from localspec.models.entries import Entry, Published
+from localspec.models.registry import TargetCard, named_card, resolve
 from localspec.named import DRAFTERS
-from localspec.registry import TargetCard, named_card, resolve
 from localspec.text import one_line
 
 app = typer.Typer()

@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from localspec import config, registry
+from localspec import config
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Device, Dtype, Quantize
 from localspec.cli.progress import Progress
 from localspec.config import home, nearest
-from localspec.drafter_cards import TRAINED
 from localspec.errors import UsageMistake
+from localspec.models import registry
+from localspec.models.drafter_cards import TRAINED
 from localspec.paths import Paths
 from localspec.training import texts
 from localspec.training.directory import Lock, usable

@@ -10,7 +10,7 @@ from localspec.cli.pull import own_source, size, sources_of
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import Verified, verify
 from localspec.hub.sources import Source
-from localspec.registry import resolve
+from localspec.models.registry import resolve
 from localspec.text import one_line
 
 app = typer.Typer()

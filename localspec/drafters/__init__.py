@@ -11,8 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localspec.drafter_cards import FORMAT, DrafterCard
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.models.drafter_cards import FORMAT, DrafterCard
 
 if TYPE_CHECKING:
     from localspec.drafters.base import TrainedDrafter

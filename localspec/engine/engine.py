@@ -35,8 +35,8 @@ from localspec.events import Event, Prefill, Statistics
 from localspec.machine.hardware import IdleCores, free_memory
 from localspec.machine.machine import this_machine
 from localspec.measurements import Measurements
+from localspec.models.registry import TargetCard
 from localspec.ranking import AUTO_NODES
-from localspec.registry import TargetCard
 from localspec.selection import Choice, choices
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store

@@ -15,8 +15,8 @@ from localspec.engine.target import Target
 from localspec.errors import DoesNotFit
 from localspec.machine.hardware import free_memory
 from localspec.machine.machine import Machine
+from localspec.models.registry import TargetCard
 from localspec.prediction import Rates, estimated_rates
-from localspec.registry import TargetCard
 from localspec.selection import Choice, choose
 from localspec.training.train import learning
 

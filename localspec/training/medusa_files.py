@@ -21,10 +21,10 @@ from safetensors import SafetensorError, safe_open
 
 from localspec import drafters
 from localspec.checkpoint import inspect, revision
-from localspec.drafter_cards import read_drafter
 from localspec.drafters.base import TrainedDrafter
 from localspec.engine.target import Target, tokenizer_hash
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
+from localspec.models.drafter_cards import read_drafter
 from localspec.paths import private_directory
 from localspec.training.checkpoint import full
 

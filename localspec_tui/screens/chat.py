@@ -20,7 +20,7 @@ from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.spoken import Spoken
 
 if TYPE_CHECKING:
-    from localspec.registry import TargetCard
+    from localspec.models.registry import TargetCard
     from localspec.store.history import History
 
 

@@ -11,10 +11,10 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
-from localspec import registry
 from localspec.checkpoint import Checkpoint
 from localspec.errors import LocalspecError
-from localspec.registry import TargetCard
+from localspec.models import registry
+from localspec.models.registry import TargetCard
 from localspec.text import one_line
 
 

@@ -13,8 +13,8 @@ from localspec.config import Settings
 from localspec.drafters.ouroboros import Hyperparameters
 from localspec.engine import drafting
 from localspec.engine.engine import Engine
+from localspec.models.registry import resolve
 from localspec.paths import Paths
-from localspec.registry import resolve
 from localspec.selection import choose
 from localspec.store.store import Store
 

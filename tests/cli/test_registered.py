@@ -9,7 +9,7 @@ import pytest
 from cli.hub_commands import at
 from hub_server import Hub, model_repository, served
 
-from localspec.registry import resolve
+from localspec.models.registry import resolve
 
 ENTRIES = """
 [mine]

@@ -223,7 +223,7 @@ def test_full_disks_behind_the_streams(home, hello):
 
 
 def test_notices(run, home, hello, monkeypatch):
-    monkeypatch.setattr("localspec.entries.Entry.toy", True)  # as the demo model is, in whose place it stands
+    monkeypatch.setattr("localspec.models.entries.Entry.toy", True)  # as the demo model is, in whose place it stands
     (home / "config").mkdir(parents=True)
     (home / "config" / "models.toml").write_text(f'[demo]\npath = "{hello.path}"\n')
     result = run("hi")

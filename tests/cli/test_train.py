@@ -16,9 +16,9 @@ from command import environment, localspec, sentence
 
 from localspec.checkpoint import revision
 from localspec.cli.main import main
-from localspec.drafter_cards import read_drafter
 from localspec.errors import LocalspecError
-from localspec.registry import resolve
+from localspec.models.drafter_cards import read_drafter
+from localspec.models.registry import resolve
 from localspec.training.directory import Lock
 
 MODEL = "phi3-grouped-window-partial-rotary"

@@ -12,11 +12,11 @@ from scripted import random_model
 from localspec import drafters
 from localspec.checkpoint import revision
 from localspec.config import Settings
-from localspec.drafter_cards import TRAINED, find_drafter
 from localspec.engine.engine import Engine
 from localspec.engine.target import Target
+from localspec.models.drafter_cards import TRAINED, find_drafter
+from localspec.models.registry import TargetCard
 from localspec.paths import Paths
-from localspec.registry import TargetCard
 from localspec.selection import choose
 from localspec.store.store import Store
 

@@ -12,7 +12,6 @@ from tiers import cases
 from tiny_models import FAMILIES, Tiny, prompt_ids
 
 from localspec import drafters
-from localspec.drafter_cards import TRAINED, read_drafter
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Drafter
 from localspec.engine.budget import Budget
@@ -21,6 +20,7 @@ from localspec.engine.session import Limits, Session
 from localspec.engine.target import Target
 from localspec.errors import LocalspecError
 from localspec.events import Done
+from localspec.models.drafter_cards import TRAINED, read_drafter
 
 Make = Callable[[str], Tiny]
 LLAMA = FAMILIES[0]

@@ -26,7 +26,6 @@ from transformers import LlamaConfig
 
 import localspec
 from localspec import drafters
-from localspec.drafter_cards import DrafterCard
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Batch, Context, Step, TrainedDrafter
 from localspec.drafters.medusa import Blocks, sparse_tree
@@ -43,6 +42,7 @@ from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Text
+from localspec.models.drafter_cards import DrafterCard
 
 Make = Callable[[str], Tiny]
 

@@ -7,7 +7,7 @@ import pytest
 from command import ROOT
 
 from localspec import drafters
-from localspec.drafter_cards import TRAINED
+from localspec.models.drafter_cards import TRAINED
 
 
 @pytest.mark.parametrize("kind", TRAINED)

@@ -30,7 +30,6 @@ from tiny_models import (
 )
 from transformers import LlamaConfig, Qwen2Config
 
-from localspec.drafter_cards import DrafterCard
 from localspec.drafters import load, make, save
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Batch, Context
@@ -43,6 +42,7 @@ from localspec.engine.session import Limits, Session
 from localspec.engine.target import Target
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Text
+from localspec.models.drafter_cards import DrafterCard
 
 Make = Callable[[str], Tiny]
 Build = Callable[..., Drafter]

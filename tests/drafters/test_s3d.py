@@ -25,7 +25,6 @@ from tiny_models import (
 )
 from transformers import LlamaConfig
 
-from localspec.drafter_cards import read_drafter
 from localspec.drafters import CARD, load, make, s3d, save
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Batch, Context, Drafter, Former, Step
@@ -41,6 +40,7 @@ from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Statistics
+from localspec.models.drafter_cards import read_drafter
 from localspec.s3d_prediction import Constants, acceptance_at
 
 Make = Callable[[str], Tiny]

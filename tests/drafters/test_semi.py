@@ -12,7 +12,6 @@ from tiers import cases
 from tiny_models import Tiny, prompt_ids, read, stock_distribution, stock_logits, stock_reply, word_tokenizer, write
 from transformers import LlamaConfig
 
-from localspec.drafter_cards import read_drafter
 from localspec.drafters import load as load_drafter
 from localspec.drafters import make, save
 from localspec.drafters.autoregressive import Autoregressive
@@ -25,6 +24,7 @@ from localspec.engine.target import Target
 from localspec.engine.tree import Candidate, DraftTree, grown
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Statistics, Text
+from localspec.models.drafter_cards import read_drafter
 
 Make = Callable[[str], Tiny]
 

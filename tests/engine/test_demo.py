@@ -10,7 +10,6 @@ from tiny_models import Tiny, read, stock_logits
 import localspec
 from localspec import drafters
 from localspec.config import Settings
-from localspec.drafter_cards import TRAINED, read_drafter
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Drafter
 from localspec.drafters.ouroboros import Hyperparameters, Pair, draft_model, ouroboros
@@ -23,7 +22,8 @@ from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
 from localspec.engine.target import Target
 from localspec.events import Done, Statistics, Text
-from localspec.registry import TargetCard
+from localspec.models.drafter_cards import TRAINED, read_drafter
+from localspec.models.registry import TargetCard
 from localspec.selection import choose
 
 PROMPTS = ["Who are you?", "Tell me a short story about a fox.", "What is 2 + 3?"]

@@ -12,7 +12,7 @@ from localspec.engine.fitting import fitting
 from localspec.engine.session import Limits
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Done, Prefill, Text
-from localspec.registry import TargetCard
+from localspec.models.registry import TargetCard
 from localspec.selection import choose
 from localspec.store.store import Store
 

@@ -10,7 +10,7 @@ from localspec.config import Settings
 from localspec.engine.engine import Engine
 from localspec.engine.session import Limits
 from localspec.errors import UsageMistake
-from localspec.registry import TargetCard
+from localspec.models.registry import TargetCard
 from localspec.selection import choose
 from localspec.store.store import Store, unpack_key
 

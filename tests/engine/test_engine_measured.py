@@ -16,8 +16,8 @@ from localspec.errors import UsageMistake
 from localspec.events import Done
 from localspec.forward_costs import ForwardCosts
 from localspec.machine import hardware
+from localspec.models.registry import TargetCard
 from localspec.ranking import AUTO_NODES
-from localspec.registry import TargetCard
 from localspec.selection import Choice, choose
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store

@@ -13,7 +13,7 @@ from localspec.engine.engine import SUDDEN, Engine
 from localspec.engine.session import Limits
 from localspec.errors import DoesNotFit
 from localspec.events import Done
-from localspec.registry import resolve
+from localspec.models.registry import resolve
 from localspec.selection import choose
 
 DEMO = resolve("demo")

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from localspec.checkpoint import revision
-from localspec.drafter_cards import read_drafter
-from localspec.registry import resolve
+from localspec.models.drafter_cards import read_drafter
+from localspec.models.registry import resolve
 
 SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "train_demo_drafters.py"
 

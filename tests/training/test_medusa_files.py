@@ -10,11 +10,11 @@ from safetensors.torch import save_file
 from tiny_models import SHARDED, Tiny
 
 from localspec.checkpoint import revision
-from localspec.drafter_cards import read_drafter
 from localspec.drafters import load, save
 from localspec.drafters.medusa import Drafter as Medusa
 from localspec.engine.target import Target
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
+from localspec.models.drafter_cards import read_drafter
 from localspec.training.medusa_files import convert, read_published
 
 Make = Callable[[str], Tiny]

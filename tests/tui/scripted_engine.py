@@ -13,8 +13,8 @@ from textual.pilot import Pilot
 from localspec.config import Settings
 from localspec.conversation import Conversation
 from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
+from localspec.models.registry import TargetCard
 from localspec.opening import Opened
-from localspec.registry import TargetCard
 from localspec.store.store import Store
 from localspec_tui.app import ChatApp
 from localspec_tui.engine_thread import EngineThread

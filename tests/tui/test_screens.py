@@ -7,11 +7,11 @@ import pytest
 from textual.widgets import OptionList
 from tui.scripted_engine import ScriptedEngine, card, say, until
 
-from localspec import registry
 from localspec.checkpoint import Checkpoint
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Prefill
+from localspec.models import registry
 from localspec.store.history import ConversationInfo, Found
 from localspec.store.store import Store
 from localspec_tui.screens.chat import ChatScreen

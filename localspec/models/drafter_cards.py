@@ -11,8 +11,8 @@ from localspec.checkpoint import inspect, read_config, read_json, revision, tens
 from localspec.config import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import located
+from localspec.models.registry import TargetCard, reference
 from localspec.paths import Paths
-from localspec.registry import TargetCard, reference
 
 TRAINED = ("medusa", "parallelspec", "s3d", "semi")  # the kinds that have weights
 FORMAT = 1  # of drafter.json

@@ -6,8 +6,8 @@ from checkpoints import CONFIG, safetensors, write_checkpoint
 
 from localspec.checkpoint import ARCHITECTURES, inspect, revision
 from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.models.registry import cards, installed, resolve
 from localspec.paths import Paths
-from localspec.registry import cards, installed, resolve
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 
 from localspec.checkpoint import revision
 from localspec.config import Settings
-from localspec.drafter_cards import drafters, find_drafter, read_drafter
 from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.models.drafter_cards import drafters, find_drafter, read_drafter
+from localspec.models.registry import TargetCard, resolve
 from localspec.paths import Paths
-from localspec.registry import TargetCard, resolve
 from localspec.selection import choose
 
 

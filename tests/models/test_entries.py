@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from localspec.entries import PACKAGE, Accepted, Entry, Published, read_entries
 from localspec.errors import NotHere, UsageMistake
 from localspec.hub.sources import Source
+from localspec.models.entries import PACKAGE, Accepted, Entry, Published, read_entries
+from localspec.models.registry import KINDS, cards, installed, named_card, resolve
+from localspec.models.shape import Shape
 from localspec.paths import Paths
-from localspec.registry import KINDS, cards, installed, named_card, resolve
-from localspec.shape import Shape
 
 SHAPE = "{ layers = 2, width = 8, inner = 16, heads = 4, key_heads = 2, head_width = 2, vocabulary = 32, context = 64 }"
 EVERYTHING = f"""

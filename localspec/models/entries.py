@@ -10,9 +10,9 @@ from typing import Any
 from localspec.config import nearest, read_toml
 from localspec.errors import UsageMistake
 from localspec.hub.sources import Source
-from localspec.shape import NAMES, Shape, whole
+from localspec.models.shape import NAMES, Shape, whole
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parent.parent
 DEEPEST = 64  # tokens of a draft
 LONGEST = 10**12  # of any number in an entry; what is more is a slip
 

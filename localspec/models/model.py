@@ -4,10 +4,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from localspec.checkpoint import inspect
-from localspec.drafter_cards import DrafterCard, drafters
 from localspec.errors import LocalspecError
-from localspec.registry import TargetCard, named_card
-from localspec.shape import Shape
+from localspec.models.drafter_cards import DrafterCard, drafters
+from localspec.models.registry import TargetCard, named_card
+from localspec.models.shape import Shape
 
 
 @dataclass(frozen=True)

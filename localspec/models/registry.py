@@ -8,10 +8,10 @@ from pathlib import Path
 
 from localspec.checkpoint import Checkpoint, inspect
 from localspec.config import home, nearest
-from localspec.entries import PACKAGE, Entry, read_entries
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import located, pulled_sources
 from localspec.hub.sources import Source
+from localspec.models.entries import PACKAGE, Entry, read_entries
 from localspec.paths import Paths
 
 WEIGHTS = "model.safetensors"

@@ -6,9 +6,9 @@ import pytest
 from tiny_models import CONFIGS
 from transformers import AutoModelForCausalLM
 
+from localspec.models.registry import cards
+from localspec.models.shape import NAMES, Shape
 from localspec.paths import Paths
-from localspec.registry import cards
-from localspec.shape import NAMES, Shape
 
 LLAMA = {
     "num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
