@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from localspec.engine.session import Limits
     from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, UsageMistake
     from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
-    from localspec.selection import Choice
+    from localspec.policy.selection import Choice
 
 __version__ = "0.1.0"
 
@@ -20,7 +20,7 @@ _HOME = {
     "Engine": "localspec.engine.engine",
     "Limits": "localspec.engine.session",
     "Sampling": "localspec.engine.sampling",
-    "Choice": "localspec.selection",
+    "Choice": "localspec.policy.selection",
     "DoesNotFit": "localspec.errors",
     "LocalspecError": "localspec.errors",
     "NotAllowed": "localspec.errors",

@@ -12,14 +12,14 @@ from localspec.conversation import Conversation, saved
 from localspec.engine.measuring import Measuring
 from localspec.errors import NotHere
 from localspec.machine.machine import Machine, this_machine
-from localspec.measurements import Measurements
 from localspec.models import registry
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
+from localspec.policy.measurements import Measurements
+from localspec.policy.survey import offers, preferred
 from localspec.store.database import StoreTrouble
 from localspec.store.history import History, Saved
 from localspec.store.store import Store
-from localspec.survey import offers, preferred
 
 DEMO = "no model named, so the small demo model answers; choose one with -m."
 

@@ -13,8 +13,8 @@ from localspec.engine.budget import Budget
 from localspec.engine.session import Session
 from localspec.engine.tree import DraftTree
 from localspec.models import registry
-from localspec.ranking import AUTO_NODES
-from localspec.selection import choose
+from localspec.policy.ranking import AUTO_NODES
+from localspec.policy.selection import choose
 
 PAIRS, TOKENS = 21, 200
 

@@ -23,7 +23,7 @@ from localspec.engine.engine import Engine
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits
 from localspec.models import registry
-from localspec.selection import choose
+from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from localspec import Engine, Limits, config
 from localspec.bench import measure, peers
 from localspec.models import registry
-from localspec.selection import choose
+from localspec.policy.selection import choose
 
 DEMO = Path(__file__).resolve().parent.parent / "localspec" / "demo"
 FORMS = {  # name -> (flags, invariant form)

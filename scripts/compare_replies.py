@@ -10,7 +10,7 @@ from pathlib import Path
 from localspec import Done, Engine, Limits, Sampling, config
 from localspec.bench.prompts import read, spread
 from localspec.models import registry
-from localspec.selection import choose
+from localspec.policy.selection import choose
 
 TEMPERATURE = 0.8
 

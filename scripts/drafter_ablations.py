@@ -22,7 +22,7 @@ from drafter_table import figure, questions, table
 from localspec import config
 from localspec.bench import measure
 from localspec.models import drafter_cards, registry
-from localspec.selection import choose
+from localspec.policy.selection import choose
 
 Variant = tuple[str, Mapping[str, object], Sequence[str]]  # kind, options, flags of `train`
 NODES, DEPTHS = 16, 4

@@ -18,7 +18,7 @@ from localspec import config
 from localspec.bench import measure, prompts
 from localspec.checkpoint import inspect
 from localspec.models import drafter_cards, registry
-from localspec.selection import choose
+from localspec.policy.selection import choose
 
 NODES, TEMPERATURES = (1, 4, 8, 16, 32), (0.0, 0.7)
 FOCUS = 16  # nodes of the table by depth

@@ -37,7 +37,7 @@ from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
 from localspec.events import Done
 from localspec.models import registry
-from localspec.selection import choose
+from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 TASKS = {

@@ -62,8 +62,8 @@ def run(path: Path, form: str) -> dict[str, float]:
     from localspec.machine.hardware import peak_memory, physical_cores
     from localspec.models import registry
     from localspec.models.shape import Shape
-    from localspec.prediction import Estimate
-    from localspec.selection import choose
+    from localspec.policy.prediction import Estimate
+    from localspec.policy.selection import choose
 
     torch.set_num_threads(physical_cores())
     torch.ones(64, 64) @ torch.ones(64, 64)

@@ -5,9 +5,9 @@ Usage: python scripts/selection_table.py > docs/selection.md
 
 from dataclasses import replace
 
-from localspec.candidates import Nothing
 from localspec.machine.machine import Device, Machine
-from localspec.survey import Offer, offers, preferred
+from localspec.policy.candidates import Nothing
+from localspec.policy.survey import Offer, offers, preferred
 
 GIB = 2**30
 

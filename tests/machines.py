@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localspec.candidates import Known, Nothing
 from localspec.forward_costs import ForwardCosts
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device, Machine
@@ -12,7 +11,8 @@ from localspec.models.drafter_cards import DrafterCard
 from localspec.models.entries import Entry, Published
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
-from localspec.prediction import Rates
+from localspec.policy.candidates import Known, Nothing
+from localspec.policy.prediction import Rates
 
 GIB = 2**30
 LITTLE = Shape(4, 320, 864, 5, 5, 64, 8192, 1024)  # 11 M parameters

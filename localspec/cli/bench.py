@@ -10,13 +10,13 @@ import typer
 
 from localspec import config
 from localspec.bench import prompts, table
-from localspec.candidates import PAIRED
 from localspec.cli.options import Context, Device, Dtype, Quantize, number
 from localspec.cli.progress import Progress, tell
 from localspec.errors import UsageMistake
 from localspec.models import registry
 from localspec.paths import Paths
-from localspec.selection import MOST_NODES, Choice, choose
+from localspec.policy.candidates import PAIRED
+from localspec.policy.selection import MOST_NODES, Choice, choose
 from localspec.store.store import Store
 
 Size = int | Literal["auto"]

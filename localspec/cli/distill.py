@@ -13,7 +13,7 @@ from localspec.cli.options import Device, Dtype, number
 from localspec.cli.progress import Progress
 from localspec.errors import UsageMistake
 from localspec.models import registry
-from localspec.selection import choose
+from localspec.policy.selection import choose
 from localspec.training import texts
 
 app = typer.Typer()

@@ -18,8 +18,8 @@ from localspec.errors import UsageMistake
 from localspec.machine import hardware
 from localspec.machine.machine import Device, Machine, this_machine, torch_trouble
 from localspec.paths import Paths
+from localspec.policy.survey import Offer, offers, preferred
 from localspec.store.store import Store
-from localspec.survey import Offer, offers, preferred
 from localspec.text import one_line
 
 app = typer.Typer()

@@ -74,8 +74,8 @@ def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, as_js
 
         # From here on torch is needed, and takes a second to import.
         from localspec import Engine
-        from localspec.ranking import AUTO_NODES
-        from localspec.selection import choose
+        from localspec.policy.ranking import AUTO_NODES
+        from localspec.policy.selection import choose
         from localspec.store.store import Store
 
         choice = choose(card, settings)

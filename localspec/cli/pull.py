@@ -19,12 +19,12 @@ from localspec.hub.plan import Part, Plan, plan, room
 from localspec.hub.records import folder
 from localspec.hub.sources import Source
 from localspec.machine.machine import Machine, this_machine
-from localspec.measurements import Measurements
 from localspec.models.registry import cards, named_card
 from localspec.paths import Paths, private_directory
+from localspec.policy.measurements import Measurements
+from localspec.policy.pull_set import Wanted, fit, to_make, wanted
 from localspec.store.store import Store
 from localspec.text import one_line
-from localspec.wanted import Wanted, fit, to_make, wanted
 
 app = typer.Typer()
 

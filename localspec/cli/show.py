@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from localspec.candidates import PAIRED
 from localspec.checkpoint import inspect, revision
 from localspec.errors import LocalspecError
 from localspec.hub.records import record
 from localspec.models.drafter_cards import drafters
 from localspec.models.entries import Entry, Published
 from localspec.models.registry import TargetCard, named_card, resolve
-from localspec.named import DRAFTERS
+from localspec.policy.candidates import PAIRED
+from localspec.policy.drafter_spec import DRAFTERS
 from localspec.text import one_line
 
 app = typer.Typer()

@@ -18,7 +18,7 @@ from localspec.engine.losses import cross_entropy
 from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.errors import UsageMistake
-from localspec.s3d_prediction import Acceptance, beside, fit, propose, share, symmetric
+from localspec.policy.s3d_prediction import Acceptance, beside, fit, propose, share, symmetric
 
 MOST_DEPTH = 64  # no tree has more nodes
 SLOWER = 0.03  # how fast the target's own layers learn, of the usual 1e-3: the paper's 3e-5

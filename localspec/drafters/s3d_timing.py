@@ -9,7 +9,7 @@ import torch
 from localspec.drafters.base import Context, Drafter
 from localspec.engine.sampling import Sampling
 from localspec.engine.target import Target
-from localspec.s3d_prediction import Timing, share, symmetric
+from localspec.policy.s3d_prediction import Timing, share, symmetric
 
 PARTS = (0.25, 0.5, 0.75)  # of the layers
 RUNS = 5

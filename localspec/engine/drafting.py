@@ -16,7 +16,7 @@ from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
 from localspec.engine.target import Target
 from localspec.forward_costs import ForwardCosts
-from localspec.selection import Choice
+from localspec.policy.selection import Choice
 
 COLUMNS, PHRASE = 8, 4  # of the window beside a target: columns at most, tokens of a phrase
 ASKED = (

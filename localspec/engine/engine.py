@@ -11,7 +11,6 @@ from typing import Self
 
 import torch
 
-from localspec.candidates import reply_key
 from localspec.checkpoint import revision
 from localspec.config import Settings
 from localspec.drafters import load
@@ -34,10 +33,11 @@ from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Event, Prefill, Statistics
 from localspec.machine.hardware import IdleCores, free_memory
 from localspec.machine.machine import this_machine
-from localspec.measurements import Measurements
 from localspec.models.registry import TargetCard
-from localspec.ranking import AUTO_NODES
-from localspec.selection import Choice, choices
+from localspec.policy.candidates import reply_key
+from localspec.policy.measurements import Measurements
+from localspec.policy.ranking import AUTO_NODES
+from localspec.policy.selection import Choice, choices
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 

@@ -12,8 +12,8 @@ from localspec.engine.target import Target
 from localspec.events import Statistics
 from localspec.forward_costs import ForwardCosts, forward_costs
 from localspec.machine.hardware import IdleCores, physical_cores
-from localspec.measurements import BUSY, COSTS, REPLIES, subject, with_reply
-from localspec.selection import Choice
+from localspec.policy.measurements import BUSY, COSTS, REPLIES, subject, with_reply
+from localspec.policy.selection import Choice
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from localspec.errors import first_line
 from localspec.machine.hardware import IdleCores, devices, memory_bandwidth, physical_cores, versions
-from localspec.measurements import BANDWIDTH, BUSY, RATES, Measurements, place
-from localspec.prediction import Rates
+from localspec.policy.measurements import BANDWIDTH, BUSY, RATES, Measurements, place
+from localspec.policy.prediction import Rates
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 

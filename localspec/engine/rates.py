@@ -12,7 +12,7 @@ from localspec.engine.target import Target
 from localspec.engine.transformer import Architecture, Rotary, Transformer
 from localspec.forward_costs import forward_costs
 from localspec.machine.hardware import physical_cores
-from localspec.prediction import Rates
+from localspec.policy.prediction import Rates
 
 # Two models with layers alike but for their matrices: of the one nearly all time goes into those, which no cache of a
 # processor holds, of the other much less. Its matrices are no toys either, for a product of those is quicker than any

@@ -23,7 +23,7 @@ from localspec.engine.packing import DTYPES
 from localspec.engine.target import Target
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.machine.hardware import free_memory
-from localspec.selection import Choice
+from localspec.policy.selection import Choice
 from localspec.training.texts import Question
 
 PROBE = 16  # tokens that are generated to see how long it will take

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from localspec import config, drafters
-from localspec.candidates import Knowledge
 from localspec.drafters.base import TrainedDrafter
 from localspec.engine.losses import HELD, ROWS
 from localspec.engine.packing import DTYPES
@@ -16,8 +15,9 @@ from localspec.errors import DoesNotFit
 from localspec.machine.hardware import free_memory
 from localspec.machine.machine import Machine
 from localspec.models.registry import TargetCard
-from localspec.prediction import Rates, estimated_rates
-from localspec.selection import Choice, choose
+from localspec.policy.candidates import Knowledge
+from localspec.policy.prediction import Rates, estimated_rates
+from localspec.policy.selection import Choice, choose
 from localspec.training.train import learning
 
 LENGTH = 1024  # tokens of a row, unless told, or the model's context

@@ -21,7 +21,7 @@ from localspec.engine.target import Target
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.models.drafter_cards import drafters as trained_before
 from localspec.models.registry import TargetCard
-from localspec.selection import Choice, choose
+from localspec.policy.selection import Choice, choose
 from localspec.training import checkpoint, estimate
 from localspec.training.data import Corpus
 from localspec.training.directory import Lock

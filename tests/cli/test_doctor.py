@@ -17,9 +17,10 @@ from machines import GIB, Told, apple, machine, processor
 from replies import said
 from scripted import Script, random_model, scripted_model
 
-from localspec import Done, Engine, Text, selection
+from localspec import Done, Engine, Text
 from localspec.cli import proof
 from localspec.cli.main import main
+from localspec.policy import selection
 from localspec.store.store import Store
 
 Result = tuple[int, str, str]

@@ -15,7 +15,7 @@ from localspec.engine import drafting
 from localspec.engine.engine import Engine
 from localspec.models.registry import resolve
 from localspec.paths import Paths
-from localspec.selection import choose
+from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 ASK = ("--temp", "0", "-n", "24", "--no-log")

@@ -17,7 +17,7 @@ from localspec.engine.target import Target
 from localspec.models.drafter_cards import TRAINED, find_drafter
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
-from localspec.selection import choose
+from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 ASK = ("--temp", "0", "-n", "24", "--no-log")

@@ -41,7 +41,7 @@ from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Statistics
 from localspec.models.drafter_cards import read_drafter
-from localspec.s3d_prediction import Constants, acceptance_at
+from localspec.policy.s3d_prediction import Constants, acceptance_at
 
 Make = Callable[[str], Tiny]
 Load = Callable[..., Target]

@@ -24,7 +24,7 @@ from localspec.engine.target import Target
 from localspec.events import Done, Statistics, Text
 from localspec.models.drafter_cards import TRAINED, read_drafter
 from localspec.models.registry import TargetCard
-from localspec.selection import choose
+from localspec.policy.selection import choose
 
 PROMPTS = ["Who are you?", "Tell me a short story about a fox.", "What is 2 + 3?"]
 COUNT = 48

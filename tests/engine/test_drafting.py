@@ -8,7 +8,6 @@ from machines import LITTLE, machine, unfetched
 from tiny_models import Tiny, byte_tokenizer, read, write
 from transformers import LlamaConfig
 
-from localspec.candidates import PAIRED
 from localspec.config import Settings
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
@@ -20,7 +19,8 @@ from localspec.engine import drafting
 from localspec.engine.drafting import Small, drafter_of, hyperparameters, pool_of
 from localspec.engine.measured import Measured
 from localspec.forward_costs import ForwardCosts
-from localspec.selection import Choice, choose
+from localspec.policy.candidates import PAIRED
+from localspec.policy.selection import Choice, choose
 from localspec.store.store import Store
 
 LLAMA = "llama-grouped-dynamic"

@@ -13,7 +13,7 @@ from localspec.engine.session import Limits
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Done, Prefill, Text
 from localspec.models.registry import TargetCard
-from localspec.selection import choose
+from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 DEMO = Path(localspec.__file__).parent / "demo"

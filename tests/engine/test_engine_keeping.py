@@ -11,7 +11,7 @@ from localspec.engine.engine import Engine
 from localspec.engine.session import Limits
 from localspec.errors import UsageMistake
 from localspec.models.registry import TargetCard
-from localspec.selection import choose
+from localspec.policy.selection import choose
 from localspec.store.store import Store, unpack_key
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import localspec
-from localspec import measurements
 from localspec.config import Settings
 from localspec.engine import measured as measured_module
 from localspec.engine.engine import Engine
@@ -17,8 +16,9 @@ from localspec.events import Done
 from localspec.forward_costs import ForwardCosts
 from localspec.machine import hardware
 from localspec.models.registry import TargetCard
-from localspec.ranking import AUTO_NODES
-from localspec.selection import Choice, choose
+from localspec.policy import measurements
+from localspec.policy.ranking import AUTO_NODES
+from localspec.policy.selection import Choice, choose
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 

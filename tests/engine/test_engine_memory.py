@@ -14,7 +14,7 @@ from localspec.engine.session import Limits
 from localspec.errors import DoesNotFit
 from localspec.events import Done
 from localspec.models.registry import resolve
-from localspec.selection import choose
+from localspec.policy.selection import choose
 
 DEMO = resolve("demo")
 USER = [{"role": "user", "content": "Who are you?"}]

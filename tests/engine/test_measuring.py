@@ -9,7 +9,7 @@ from localspec.engine.measuring import Measuring
 from localspec.engine.rates import SLIM, WIDE, apart, measured_rates
 from localspec.machine.hardware import physical_cores
 from localspec.models.shape import Shape
-from localspec.prediction import CONTEXT, Estimate, Rates
+from localspec.policy.prediction import CONTEXT, Estimate, Rates
 from localspec.store.store import Store
 
 RATES = [[1, 8], [1e-12, 2e-12], [1e-4, 2e-4]]

@@ -14,7 +14,7 @@ from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.models.drafter_cards import drafters, find_drafter, read_drafter
 from localspec.models.registry import TargetCard, resolve
 from localspec.paths import Paths
-from localspec.selection import choose
+from localspec.policy.selection import choose
 
 
 @pytest.fixture

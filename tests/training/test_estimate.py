@@ -7,7 +7,7 @@ from command import environment
 from training.doubles import Linears
 
 from localspec.errors import DoesNotFit
-from localspec.selection import Choice
+from localspec.policy.selection import Choice
 from localspec.training.estimate import Needs, fitting, needs
 
 CHOICE = Choice(None, "none", 0, False, "cpu", "fp32", "none", False, None, 1000, 1000, "")  # type: ignore[arg-type]

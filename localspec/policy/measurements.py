@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from localspec import __version__
-from localspec.candidates import Known, Replies
 from localspec.checkpoint import revision
 from localspec.errors import LocalspecError
 from localspec.events import Statistics
 from localspec.forward_costs import ForwardCosts
 from localspec.machine.hardware import versions
 from localspec.models.registry import TargetCard
-from localspec.prediction import Rates
+from localspec.policy.candidates import Known, Replies
+from localspec.policy.prediction import Rates
 from localspec.store.store import Store
 
 COSTS, REPLIES, RATES, BANDWIDTH = "costs", "replies", "rates by a wide and a slim model", "bandwidth"

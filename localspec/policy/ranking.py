@@ -3,8 +3,11 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from localspec import prediction
-from localspec.candidates import (
+from localspec.machine.machine import Device
+from localspec.models.model import Model
+from localspec.models.shape import Shape
+from localspec.policy import prediction
+from localspec.policy.candidates import (
     Candidate,
     Knowledge,
     Known,
@@ -13,10 +16,7 @@ from localspec.candidates import (
     candidates,
     plain,
 )
-from localspec.machine.machine import Device
-from localspec.models.model import Model
-from localspec.models.shape import Shape
-from localspec.prediction import CONTEXT, Costs, Estimate, Rates, cost_effectiveness, estimated_rates
+from localspec.policy.prediction import CONTEXT, Costs, Estimate, Rates, cost_effectiveness, estimated_rates
 
 AUTO_NODES = 16  # of a tree at most, unless told; how many pay is measured
 SMALL = 64_000_000  # parameters: a quarter of a GB in fp32

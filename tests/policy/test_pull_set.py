@@ -3,12 +3,12 @@
 import pytest
 from machines import BILLION, LITTLE, gpu, machine, processor, unfetched
 
-from localspec import wanted as module
-from localspec.candidates import Nothing
 from localspec.errors import UsageMistake
 from localspec.hub.sources import Source
 from localspec.models.entries import Accepted, Published
-from localspec.wanted import fit, to_make, wanted
+from localspec.policy import pull_set as module
+from localspec.policy.candidates import Nothing
+from localspec.policy.pull_set import fit, to_make, wanted
 
 HEADS = Published("medusa", Source("org/heads"), 10**6, Accepted(3.0, 4, "a paper"))
 CONFIG = {

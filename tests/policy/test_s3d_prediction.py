@@ -2,7 +2,7 @@
 
 import pytest
 
-from localspec.s3d_prediction import (
+from localspec.policy.s3d_prediction import (
     Acceptance,
     Constants,
     Timing,

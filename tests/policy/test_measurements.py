@@ -7,10 +7,11 @@ from checkpoints import write_checkpoint
 from machines import flat, unfetched
 from replies import said
 
-from localspec import measurements
-from localspec.candidates import Known, Replies
 from localspec.checkpoint import revision
-from localspec.measurements import (
+from localspec.models.registry import TargetCard
+from localspec.policy import measurements
+from localspec.policy.candidates import Known, Replies
+from localspec.policy.measurements import (
     BANDWIDTH,
     COSTS,
     FADING,
@@ -23,8 +24,7 @@ from localspec.measurements import (
     subject,
     with_reply,
 )
-from localspec.models.registry import TargetCard
-from localspec.prediction import Rates
+from localspec.policy.prediction import Rates
 from localspec.store.store import Store
 
 SUMS = [200.0, 100.0, 400.0, 2.0, 10.0]  # tokens, steps, nodes, seconds of drafting, of verification

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from localspec.candidates import PAIRED, Knowledge
 from localspec.config import nearest
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.sources import Source
@@ -14,7 +13,8 @@ from localspec.models.entries import Entry
 from localspec.models.model import Model, model_of
 from localspec.models.registry import NOWHERE, TargetCard, named_card
 from localspec.models.shape import Shape
-from localspec.survey import Offer, offer
+from localspec.policy.candidates import PAIRED, Knowledge
+from localspec.policy.survey import Offer, offer
 
 WIDEST, SLACK = 4.5, 64 * 2**20  # bytes of a published weight at most, and of what else a file may hold
 

@@ -12,10 +12,10 @@ import pytest
 from machines import BILLION, PHI, SEVEN, apple, flat, gpu, processor
 from s3d_tables import TABLES, Line
 
-from localspec import prediction
 from localspec.machine.machine import Device
 from localspec.models.shape import Shape
-from localspec.prediction import (
+from localspec.policy import prediction
+from localspec.policy.prediction import (
     BUCKET,
     CHUNK,
     CONTEXT,

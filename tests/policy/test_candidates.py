@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 from machines import LITTLE, SEVEN, Told, flat, trained, unfetched
 
-from localspec.candidates import (
+from localspec.models.drafter_cards import DrafterCard
+from localspec.models.entries import Accepted, Published
+from localspec.policy.candidates import (
     A_PASS,
     DEPTH,
     PHRASES,
@@ -18,10 +20,8 @@ from localspec.candidates import (
     plain,
     reply_key,
 )
-from localspec.models.drafter_cards import DrafterCard
-from localspec.models.entries import Accepted, Published
-from localspec.prediction import CONTEXT, Acceptance, Rates
-from localspec.s3d_prediction import Constants, propose, share
+from localspec.policy.prediction import CONTEXT, Acceptance, Rates
+from localspec.policy.s3d_prediction import Constants, propose, share
 
 RATES = Rates((1, 64), (1e-12, 4e-12), (1e-4, 1e-4))
 AT = Setting(SEVEN, flat(0.05), RATES, "bf16", 2, 4096, {})

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from localspec.candidates import WITH_PHRASES, Candidate, Knowledge, Nothing, held
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.machine.machine import Device, Machine, this_machine
 from localspec.models.drafter_cards import TRAINED, DrafterCard
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard
-from localspec.named import Named, named_drafter
-from localspec.prediction import PROGRAM, computing
-from localspec.ranking import AUTO_NODES, PLANNED, Form, Way, best, explained, natural_forms, ways
-from localspec.survey import offers
+from localspec.policy.candidates import WITH_PHRASES, Candidate, Knowledge, Nothing, held
+from localspec.policy.drafter_spec import Named, named_drafter
+from localspec.policy.prediction import PROGRAM, computing
+from localspec.policy.ranking import AUTO_NODES, PLANNED, Form, Way, best, explained, natural_forms, ways
+from localspec.policy.survey import offers
 
 MOST_NODES = 64
 INVARIANT = (("cpu", "none"), ("cpu", "int8"), ("cuda", "none"), ("mps", "none"))  # whose rows can be had to the bit

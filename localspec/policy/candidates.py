@@ -10,8 +10,8 @@ from localspec.models.drafter_cards import DrafterCard
 from localspec.models.entries import Published
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
-from localspec.prediction import CONTEXT, ITEM, Acceptance, Costs, Rates, cache
-from localspec.s3d_prediction import Constants, acceptance_at, propose, share
+from localspec.policy.prediction import CONTEXT, ITEM, Acceptance, Costs, Rates, cache
+from localspec.policy.s3d_prediction import Constants, acceptance_at, propose, share
 
 WITH_PHRASES = "+phrases"
 PAIRED = ("draft_model", "ouroboros")  # those that take a small model

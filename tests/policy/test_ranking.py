@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, flat, gpu, processor, trained, unfetched
 
-from localspec import ranking
-from localspec.candidates import Candidate, Known, Nothing, Replies, plain, reply_key
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.entries import Accepted, Published
 from localspec.models.model import Model
-from localspec.prediction import CONTEXT, Acceptance, Rates
-from localspec.ranking import SMALL, Form, Way, best, explained, natural_forms, pays, ways
+from localspec.policy import ranking
+from localspec.policy.candidates import Candidate, Known, Nothing, Replies, plain, reply_key
+from localspec.policy.prediction import CONTEXT, Acceptance, Rates
+from localspec.policy.ranking import SMALL, Form, Way, best, explained, natural_forms, pays, ways
 
 GPU = gpu(24, packings=("int8",))
 FORM = Form(GPU, "bf16", "none")

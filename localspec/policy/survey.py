@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from localspec.candidates import Knowledge
 from localspec.errors import LocalspecError
 from localspec.hub.cache import tokenized
 from localspec.machine.machine import Machine
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard, known
-from localspec.ranking import AUTO_NODES, Way, best, explained, natural_forms, ways
+from localspec.policy.candidates import Knowledge
+from localspec.policy.ranking import AUTO_NODES, Way, best, explained, natural_forms, ways
 
 LEAST_SPEED = 8.0  # tokens/s: somewhat faster than one reads
 Prefer = Literal["speed", "memory", "quality"]

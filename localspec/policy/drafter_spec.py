@@ -4,11 +4,11 @@ import os
 import re
 from dataclasses import dataclass
 
-from localspec.candidates import PAIRED, WITH_PHRASES
 from localspec.config import nearest
 from localspec.errors import NotHere, UsageMistake
 from localspec.models.drafter_cards import TRAINED, DrafterCard, find_drafter
 from localspec.models.registry import TargetCard, resolve
+from localspec.policy.candidates import PAIRED, WITH_PHRASES
 
 DRAFTERS = ("none", "phrases", "lookahead")  # those that work with every target
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from machines import BILLION, GIB, LITTLE, PHI, SEVEN, gpu, machine, processor, unfetched
 
-from localspec import survey
-from localspec.candidates import Nothing
 from localspec.models.entries import PACKAGE, Entry
 from localspec.models.registry import NOWHERE, TargetCard
 from localspec.models.shape import Shape
-from localspec.survey import LEAST_SPEED, Offer, offers, preferred
+from localspec.policy import survey
+from localspec.policy.candidates import Nothing
+from localspec.policy.survey import LEAST_SPEED, Offer, offers, preferred
 
 TOY = TargetCard("toy", PACKAGE / "demo", None, "", "", Entry("toy", path=PACKAGE / "demo", quality=99))
 

@@ -8,8 +8,6 @@ import pytest
 from checkpoints import CONFIG, write_checkpoint
 from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, flat, gpu, machine, processor, trained, unfetched
 
-from localspec import selection, survey
-from localspec.candidates import PHRASES, Known, Replies, reply_key
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.machine import hardware
@@ -17,8 +15,10 @@ from localspec.machine.machine import Machine
 from localspec.models.entries import Accepted, Published
 from localspec.models.model import Model
 from localspec.models.registry import NOWHERE, TargetCard
-from localspec.ranking import AUTO_NODES
-from localspec.selection import MOST_NODES, Choice, choices, choose
+from localspec.policy import selection, survey
+from localspec.policy.candidates import PHRASES, Known, Replies, reply_key
+from localspec.policy.ranking import AUTO_NODES
+from localspec.policy.selection import MOST_NODES, Choice, choices, choose
 
 CARD = unfetched(SEVEN)
 HERE = machine(processor(48))
@@ -468,7 +468,7 @@ def test_where_the_draft_model_has_no_room_the_next_device_is_taken(small: str, 
 
 def test_a_drafter_of_which_nobody_knows_what_it_brings_takes_its_bytes_all_the_same(monkeypatch) -> None:
     own = trained("parallelspec", 10**9, revision="")  # a model as it is published, with a cache of its own
-    monkeypatch.setattr("localspec.named.find_drafter", lambda *_: own)
+    monkeypatch.setattr("localspec.policy.drafter_spec.find_drafter", lambda *_: own)
     without = choose(CARD, Settings(drafter="none", quantize="none"), HERE)
     beside = choose(CARD, Settings(drafter="parallelspec", quantize="none"), HERE)
     assert beside.trained == own and without.loaded == 2 * SEVEN.parameters
