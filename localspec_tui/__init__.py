@@ -13,7 +13,7 @@ from localspec.config import Settings
 from localspec.paths import Paths
 
 if TYPE_CHECKING:
-    from localspec.opening import Opened
+    from localspec.chat.start import Opened
 
 CLOSE_SECONDS = 2.0  # for the step under way and the store
 SWITCH_SECONDS = 0.0005
@@ -34,7 +34,7 @@ def chat(settings: Settings, prompt: str | None, files: str, resume: int | Liter
     def opening(at_the_end: ExitStack, notice: Callable[[str], None]) -> "Opened":
         gc.freeze()  # what is there by now stays to the end, and need not be looked through again
         gc.enable()
-        from localspec.opening import opened  # on the engine's thread: the first paint does not wait for it
+        from localspec.chat.start import opened  # on the engine's thread: the first paint does not wait for it
 
         return opened(settings, resume, at_the_end, notice)
 

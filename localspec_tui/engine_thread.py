@@ -18,10 +18,10 @@ from localspec_tui.reply_outlet import ReplyOutlet
 
 if TYPE_CHECKING:  # what only this thread needs it imports itself: the first paint waits for nothing of it
     from localspec import Engine, Limits
-    from localspec.conversation import Conversation
-    from localspec.live import Live
+    from localspec.chat.conversation import Conversation
+    from localspec.chat.live_stats import Live
+    from localspec.chat.start import Opened
     from localspec.models.registry import TargetCard
-    from localspec.opening import Opened
     from localspec.store.store import Store
 
 PROMPTS = 500  # for the arrow keys
@@ -198,7 +198,7 @@ class EngineThread(threading.Thread):
         self._post(messages.ModelLoaded(card.name, precision, choice.device))
 
     def _begin_figures(self, engine: "Engine") -> None:
-        from localspec.live import Live
+        from localspec.chat.live_stats import Live
 
         self._live = Live(engine, self._settings.accept)
         self.outlet.end(self._live)
@@ -229,7 +229,7 @@ class EngineThread(threading.Thread):
         self._show_conversation()
 
     def _resume(self, conversation: int) -> None:
-        from localspec.conversation import saved
+        from localspec.chat.conversation import saved
 
         try:
             found = saved(self._store.history if self._store else None, conversation)
@@ -247,7 +247,7 @@ class EngineThread(threading.Thread):
         self._post(messages.ConversationShown(tuple(now.turns), now.unanswered, now.system))
 
     def _answer(self, prompt: str, stop: threading.Event) -> None:
-        from localspec.conversation import left_out
+        from localspec.chat.conversation import left_out
 
         engine, live = self._engine, self._live
         begun, trouble = False, None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from localspec.events import Event, Prefill, Text
 
 if TYPE_CHECKING:
-    from localspec.live import Live
+    from localspec.chat.live_stats import Live
 
 FIGURES_SECONDS = 0.1  # no eye follows more
 

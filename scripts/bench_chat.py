@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pyte
 
-from localspec.conversation import saved
+from localspec.chat.conversation import saved
 from localspec.paths import Paths
 from localspec.store.history import Saved
 from localspec.store.store import Store

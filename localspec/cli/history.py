@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from localspec.chat.conversation import saved
 from localspec.cli.kept import agreed, print_json, store_if_any, tell_what_was_set_aside
-from localspec.conversation import saved
 from localspec.errors import UsageMistake
 from localspec.store.history import ConversationInfo, History, Saved
 from localspec.text import one_line, safe

@@ -6,17 +6,17 @@ from contextlib import ExitStack, closing, suppress
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
+from localspec.chat.conversation import left_out, saved
+from localspec.chat.live_stats import Live
+from localspec.chat.start import Opened, opened
 from localspec.checkpoint import inspect
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Asked
 from localspec.cli.progress import Progress, tell
 from localspec.cli.texts import conversation_id, joined
 from localspec.config import nearest
-from localspec.conversation import left_out, saved
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.live import Live
 from localspec.models import registry
-from localspec.opening import Opened, opened
 from localspec.text import one_line, safe
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from localspec.chat.conversation import left_out
+from localspec.chat.start import opened
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Asked, takes_shared_flags
 from localspec.cli.progress import Progress, tell
 from localspec.cli.texts import joined, piped, whole
-from localspec.conversation import left_out
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.opening import opened
 
 if TYPE_CHECKING:
     from localspec import Engine, Sampling, Statistics

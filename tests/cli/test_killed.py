@@ -13,7 +13,7 @@ from typing import IO
 import pytest
 from command import environment
 
-from localspec.conversation import saved
+from localspec.chat.conversation import saved
 from localspec.paths import Paths
 from localspec.store.store import Store
 

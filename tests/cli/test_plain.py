@@ -22,9 +22,9 @@ from command import environment, what_is_kept
 from hostile import NAME, commands
 from scripted import Script, scripted_model
 
+from localspec.chat.conversation import saved
 from localspec.cli import plain
 from localspec.cli.main import main
-from localspec.conversation import saved
 from localspec.forward_costs import ForwardCosts
 from localspec.paths import Paths
 from localspec.store.history import Saved

@@ -24,10 +24,10 @@ import pytest
 from command import environment, what_is_kept
 from scripted import FRAME, Script, random_model, scripted_model
 
+from localspec.chat.conversation import saved
 from localspec.cli import run as run_module
 from localspec.cli.main import main
 from localspec.cli.texts import joined, read
-from localspec.conversation import saved
 from localspec.forward_costs import ForwardCosts
 from localspec.machine import hardware
 from localspec.paths import Paths

@@ -10,11 +10,11 @@ from typing import Any
 
 from textual.pilot import Pilot
 
+from localspec.chat.conversation import Conversation
+from localspec.chat.start import Opened
 from localspec.config import Settings
-from localspec.conversation import Conversation
 from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
 from localspec.models.registry import TargetCard
-from localspec.opening import Opened
 from localspec.store.store import Store
 from localspec_tui.app import ChatApp
 from localspec_tui.engine_thread import EngineThread

@@ -16,7 +16,7 @@ if sys.platform == "win32":
 from command import localspec
 from tui.terminal import LEAVE, Terminal, chat, scripted_chat
 
-from localspec.conversation import saved
+from localspec.chat.conversation import saved
 from localspec.paths import Paths
 from localspec.store.history import Turn
 from localspec.store.store import Store
@@ -52,7 +52,7 @@ BRAKE = """
 import os, time
 from pathlib import Path
 from localspec.events import Text
-from localspec.live import Live
+from localspec.chat.live_stats import Live
 def take(live, event, real=Live.take):
     real(live, event)
     os.write(1, b"native words to 1\\x1b[31m\\n")
@@ -241,7 +241,7 @@ def end(terminal: Terminal, how: str | signal.Signals) -> None:
 READY = "GiB"
 STORY = '[["Once upon a time ", *["and "] * 10_000]]'
 SLOWLY = """
-from localspec.live import Live
+from localspec.chat.live_stats import Live
 Live.take = lambda live, event, real=Live.take: (real(live, event), closed.wait(0.05))
 """
 
@@ -310,7 +310,7 @@ def key(parser, words, alt=False, real=XTermParser._sequence_to_key_events):
 XTermParser._sequence_to_key_events = key
 """,
     "engine": """
-from localspec.live import Live
+from localspec.chat.live_stats import Live
 def take(live, event):
     words = event
     raise OverflowError(WORD)

@@ -14,7 +14,7 @@ if sys.platform == "win32":
 from scripted import scripted_model
 from tui.terminal import COMMANDING, LEAVE, Terminal, chat, scripted_chat
 
-from localspec.conversation import saved
+from localspec.chat.conversation import saved
 from localspec.paths import Paths, private_directory
 from localspec.store.store import Store
 from localspec.text import safe
@@ -84,7 +84,7 @@ MARKDOWN: tuple[tuple[str, str | None], ...] = (
 )  # fmt: skip
 REPLY = "\n\n".join(source for source, _ in MARKDOWN)
 SLOWLY = """
-from localspec.live import Live
+from localspec.chat.live_stats import Live
 Live.take = lambda live, event, real=Live.take: (real(live, event), closed.wait(0.001))
 """
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from localspec import config
+from localspec.chat.conversation import Conversation, saved
 from localspec.checkpoint import inspect
 from localspec.config import Settings
-from localspec.conversation import Conversation, saved
 from localspec.engine.measuring import Measuring
 from localspec.errors import NotHere
 from localspec.machine.machine import Machine, this_machine

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from localspec import conversation as module
-from localspec.conversation import Conversation, saved
+from localspec.chat import conversation as module
+from localspec.chat.conversation import Conversation, saved
 from localspec.errors import UsageMistake
 from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
 from localspec.store.database import StoreTrouble

@@ -5,8 +5,8 @@ from typing import Any
 
 from test_conversation import statistics
 
+from localspec.chat.live_stats import Live
 from localspec.events import Done, Prefill, Text
-from localspec.live import Live
 
 
 def engine(**choice: str) -> Any:
