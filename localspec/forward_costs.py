@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from localspec.machine.hardware import free_memory, wait_for
 
 if TYPE_CHECKING:
-    from localspec.engine.target import Target
+    from localspec.nn.target import Target
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 NEAR, FAR = 256, 2048  # tokens of context

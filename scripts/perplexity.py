@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import torch
 
-from localspec.engine.linear import RowScaled
-from localspec.engine.target import Target
+from localspec.nn.linear import RowScaled
+from localspec.nn.target import Target
 from scripts.demo_card import held_out_losses
 from scripts.train_demo import Corpus
 

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from localspec.engine.linear import LowRank, Packed
+from localspec.nn.linear import LowRank, Packed
 
 
 def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -10,8 +10,8 @@ import torch
 from clocks import Clock
 
 from localspec import forward_costs as measuring
-from localspec.engine.cache import KVCache
 from localspec.forward_costs import ROWS, ForwardCosts, forward_costs
+from localspec.nn.cache import KVCache
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ def run(script: ModuleType, monkeypatch, data: Path, work: Path, *more: str) -> 
 def test_a_run_of_seconds_goes_through_both_stages_and_loads(script, small, monkeypatch):
     data, work = small
     run(script, monkeypatch, data, work)
-    from localspec.engine.target import Target
+    from localspec.nn.target import Target
 
     target = Target.load(work / "model")
     assert target.encode([{"role": "user", "content": "the cat"}])[-1] == target.tokenizer.convert_tokens_to_ids(
@@ -144,7 +144,7 @@ def test_a_draft_model_of_seconds_loads_beside_the_model_it_was_trained_towards(
     told = run(script, monkeypatch, data, work, "--towards", str(work / "target"), "--float32")
     assert told["held_out_tokens"] > 0
     assert 0 <= told["agreement"] <= 1 and 0 < told["overlap"] <= 1
-    from localspec.engine.target import Target
+    from localspec.nn.target import Target
 
     target, draft = Target.load(work / "target"), Target.load(work / "model")
     assert draft.config.num_hidden_layers == 2 and draft.config.hidden_size == 128

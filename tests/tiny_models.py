@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from localspec.engine.sampling import Sampling
-from localspec.engine.target import Target
+from localspec.nn.target import Target
 
 VOCABULARY = 320  # more than the tokenizer has: padded, as many real ones are
 SPECIAL = ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]

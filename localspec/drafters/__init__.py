@@ -16,7 +16,7 @@ from localspec.models.drafter_cards import FORMAT, DrafterCard
 
 if TYPE_CHECKING:
     from localspec.drafters.base import TrainedDrafter
-    from localspec.engine.target import Target
+    from localspec.nn.target import Target
 
 CARD, WEIGHTS = "drafter.json", "drafter.safetensors"
 
@@ -40,7 +40,7 @@ def load(card: DrafterCard, target: "Target") -> "TrainedDrafter":
     from safetensors import SafetensorError, safe_open
 
     from localspec.drafters.base import Entry
-    from localspec.engine.small import without_weights
+    from localspec.nn.small_model import without_weights
 
     if not (card.path / CARD).is_file():  # a small language model as it was published
         from localspec.drafters.parallelspec import Drafter

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from localspec.config import nearest
-from localspec.engine.adapters import Adapters
-from localspec.engine.cache import KVCache
 from localspec.engine.calibration import Calibration
-from localspec.engine.losses import RANKS, Foresight
 from localspec.engine.sampling import Sampling, drawn
-from localspec.engine.target import Target
 from localspec.engine.tree import Candidate, DraftTree, best_first
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.nn.adapters import Adapters
+from localspec.nn.cache import KVCache
+from localspec.nn.losses import RANKS, Foresight
+from localspec.nn.target import Target
 
 
 @dataclass(frozen=True)

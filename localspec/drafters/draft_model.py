@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from localspec.drafters.base import Context, Drafter, Step
 from localspec.engine.budget import Budget
-from localspec.engine.cache import shared
 from localspec.engine.decode import CHUNK, decode_step, prefill_step
 from localspec.engine.sampling import Sampling
-from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError
+from localspec.nn.cache import shared
+from localspec.nn.target import Target
 
 SOURCE = "draft_model"
 UNSEEN = 0.5  # how often a token is believed to be right at first

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from localspec.drafters.base import Batch, Context, Lesson, ParallelDrafter, Step, refuse_without_joint
-from localspec.engine.adapters import MOST_RANK, Adapters
-from localspec.engine.losses import RANKS, Foresight, cross_entropy
-from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree, best_first
 from localspec.errors import UsageMistake
+from localspec.nn.adapters import MOST_RANK, Adapters
+from localspec.nn.losses import RANKS, Foresight, cross_entropy
+from localspec.nn.target import Target
 
 JOINT = ("rank", "alpha", "balance", "warmup")  # options that joint training alone has
 TREES = ("confident", "static", "chain")

@@ -11,7 +11,7 @@ from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
 from localspec.engine.budget import Budget, Costs
-from localspec.engine.target import Target
+from localspec.nn.target import Target
 
 MOST = 16  # of each hyper-parameter
 WIDEST = 64  # nodes of the small model's own trees

@@ -10,11 +10,11 @@ from localspec.drafters.base import Context, Drafter, Step
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ouroboros import Hyperparameters
 from localspec.engine.budget import Budget, Costs
-from localspec.engine.cache import KVCache
 from localspec.engine.decode import decode_step, prefill_step
 from localspec.engine.sampling import Sampling
-from localspec.engine.target import Output, Target
 from localspec.engine.tree import DraftTree
+from localspec.nn.cache import KVCache
+from localspec.nn.target import Output, Target
 
 # What is tried, in this order, one after the other; the paper's W of 15 to 20 would be forwards of 200 rows.
 RANGES = {"draft": (1, 2, 3, 4, 6, 8, 11), "window": (0, 1, 2, 3, 5), "phrase": (3, 4, 5, 7), "phrases": (1, 2, 3, 4)}

@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from localspec.drafters.base import Batch, Context, Lesson, ParallelDrafter, Step
-from localspec.engine.cache import KVCache
-from localspec.engine.losses import RANKS, Foresight, cross_entropy
-from localspec.engine.small import described, fresh, impossible, read_masked, rotary
-from localspec.engine.target import Target
-from localspec.engine.transformer import Transformer
 from localspec.engine.tree import DraftTree
 from localspec.errors import UsageMistake
+from localspec.nn.cache import KVCache
+from localspec.nn.losses import RANKS, Foresight, cross_entropy
+from localspec.nn.small_model import described, fresh, impossible, read_masked, rotary
+from localspec.nn.target import Target
+from localspec.nn.transformer import Transformer
 
 FORMS = ("medusa", "eagle", "model")
 CHUNK = 512  # real tokens a forward, where many are not in the drafter's cache yet

@@ -12,12 +12,12 @@ from torch import nn
 
 from localspec.drafters.base import Batch, Context, Former, Lesson, ParallelDrafter, Step
 from localspec.drafters.s3d_timing import head_weight, timings
-from localspec.engine.adapters import MOST_RANK, WHICH, Adapters
-from localspec.engine.cache import Behind
-from localspec.engine.losses import cross_entropy
-from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.errors import UsageMistake
+from localspec.nn.adapters import MOST_RANK, WHICH, Adapters
+from localspec.nn.cache import Behind
+from localspec.nn.losses import cross_entropy
+from localspec.nn.target import Target
 from localspec.policy.s3d_prediction import Acceptance, beside, fit, propose, share, symmetric
 
 MOST_DEPTH = 64  # no tree has more nodes

@@ -8,7 +8,7 @@ import torch
 
 from localspec.drafters.base import Context, Drafter
 from localspec.engine.sampling import Sampling
-from localspec.engine.target import Target
+from localspec.nn.target import Target
 from localspec.policy.s3d_prediction import Timing, share, symmetric
 
 PARTS = (0.25, 0.5, 0.75)  # of the layers

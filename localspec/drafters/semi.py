@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from localspec.drafters.base import Batch, Context, Lesson, Step, TrainedDrafter, refuse_without_joint
-from localspec.engine.adapters import MOST_RANK, Adapters
-from localspec.engine.losses import Head, cross_entropy
-from localspec.engine.target import Target
 from localspec.engine.tree import Candidate, DraftTree, grown
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.nn.adapters import MOST_RANK, Adapters
+from localspec.nn.losses import Head, cross_entropy
+from localspec.nn.target import Target
 
 JOINT = ("rank", "balance")  # options that joint training alone has
 PAPER_WIDTH = 1024  # of W_p h_p and of W_q h_q (appendix A)

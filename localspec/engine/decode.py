@@ -7,11 +7,11 @@ import torch
 
 from localspec.drafters.base import Context, Drafter, Step
 from localspec.engine.budget import Budget
-from localspec.engine.cache import KVCache
 from localspec.engine.sampling import Sampling, walk, walk_by_rejection, walk_by_typicality
-from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError
+from localspec.nn.cache import KVCache
+from localspec.nn.target import Target
 
 CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
 

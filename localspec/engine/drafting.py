@@ -14,8 +14,8 @@ from localspec.engine.budget import Budget
 from localspec.engine.measured import Measured
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
-from localspec.engine.target import Target
 from localspec.forward_costs import ForwardCosts
+from localspec.nn.target import Target
 from localspec.policy.selection import Choice
 
 COLUMNS, PHRASE = 8, 4  # of the window beside a target: columns at most, tokens of a phrase

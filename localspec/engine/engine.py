@@ -19,21 +19,21 @@ from localspec.drafters.ouroboros import Hyperparameters
 from localspec.engine.budget import Budget
 from localspec.engine.calibration import Calibration
 from localspec.engine.drafting import Small, drafter_of, hyperparameters, pool_of
-from localspec.engine.exactness import Exactness
 from localspec.engine.fitting import fitting
 from localspec.engine.measured import Measured
 from localspec.engine.memory import out_of_memory
-from localspec.engine.packing import DTYPES
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
-from localspec.engine.small import compare_tokens
 from localspec.engine.stats import peak_bytes
-from localspec.engine.target import Message, Target, tokenizer_hash
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Event, Prefill, Statistics
 from localspec.machine.hardware import IdleCores, free_memory
 from localspec.machine.machine import this_machine
 from localspec.models.registry import TargetCard
+from localspec.nn.exactness import Exactness
+from localspec.nn.packing import DTYPES
+from localspec.nn.small_model import compare_tokens
+from localspec.nn.target import Message, Target, tokenizer_hash
 from localspec.policy.candidates import reply_key
 from localspec.policy.measurements import Measurements
 from localspec.policy.ranking import AUTO_NODES

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from localspec.engine.session import Limits
-from localspec.engine.target import Message, Target
 from localspec.errors import DoesNotFit, UsageMistake
+from localspec.nn.target import Message, Target
 
 LONGEST_TOKEN = 256  # characters; what is longer than a context of these need not be cut into tokens to be refused
 

@@ -7,15 +7,15 @@ from typing import TypeVar
 
 from localspec.drafters.base import Drafter, Step
 from localspec.engine.budget import Budget
-from localspec.engine.cache import shared
 from localspec.engine.decode import CHUNK, decode_step, prefill_step
 from localspec.engine.detokenize import Transcript
 from localspec.engine.memory import give_back, out_of_memory
 from localspec.engine.sampling import Sampling
 from localspec.engine.stats import Tally, count_sources, peak_bytes, step_sources
-from localspec.engine.target import Target
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Done, Event, Memory, Prefill, Reason, Statistics, Text
+from localspec.nn.cache import shared
+from localspec.nn.target import Target
 from localspec.text import safe
 
 FEWER = CHUNK // 4  # prompt tokens a forward where CHUNK take too much memory

@@ -11,8 +11,8 @@ from functools import cached_property
 
 import torch
 
-from localspec.engine.target import Target
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.nn.target import Target
 from localspec.training.texts import Example
 
 HELD_OUT = 0.02  # of the examples, never learnt from; one at least

@@ -19,10 +19,10 @@ from transformers.utils import logging
 
 from localspec.checkpoint import revision
 from localspec.engine.memory import out_of_memory
-from localspec.engine.packing import DTYPES
-from localspec.engine.target import Target
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.machine.hardware import free_memory
+from localspec.nn.packing import DTYPES
+from localspec.nn.target import Target
 from localspec.policy.selection import Choice
 from localspec.training.texts import Question
 

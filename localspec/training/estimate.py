@@ -8,13 +8,13 @@ from typing import Any
 
 from localspec import config, drafters
 from localspec.drafters.base import TrainedDrafter
-from localspec.engine.losses import HELD, ROWS
-from localspec.engine.packing import DTYPES
-from localspec.engine.target import Target
 from localspec.errors import DoesNotFit
 from localspec.machine.hardware import free_memory
 from localspec.machine.machine import Machine
 from localspec.models.registry import TargetCard
+from localspec.nn.losses import HELD, ROWS
+from localspec.nn.packing import DTYPES
+from localspec.nn.target import Target
 from localspec.policy.candidates import Knowledge
 from localspec.policy.prediction import Rates, estimated_rates
 from localspec.policy.selection import Choice, choose

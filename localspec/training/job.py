@@ -16,11 +16,11 @@ from localspec.checkpoint import revision
 from localspec.config import Settings
 from localspec.drafters.base import Former, TrainedDrafter
 from localspec.engine.memory import out_of_memory
-from localspec.engine.packing import DTYPES
-from localspec.engine.target import Target
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.models.drafter_cards import drafters as trained_before
 from localspec.models.registry import TargetCard
+from localspec.nn.packing import DTYPES
+from localspec.nn.target import Target
 from localspec.policy.selection import Choice, choose
 from localspec.training import checkpoint, estimate
 from localspec.training.data import Corpus

@@ -22,9 +22,9 @@ from safetensors import SafetensorError, safe_open
 from localspec import drafters
 from localspec.checkpoint import inspect, revision
 from localspec.drafters.base import TrainedDrafter
-from localspec.engine.target import Target, tokenizer_hash
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
+from localspec.nn.target import Target, tokenizer_hash
 from localspec.paths import private_directory
 from localspec.training.checkpoint import full
 

@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from localspec import __version__, drafters
 from localspec.checkpoint import revision
 from localspec.drafters.base import TrainedDrafter
-from localspec.engine.target import Target, tokenizer_hash
 from localspec.errors import DoesNotFit, LocalspecError
+from localspec.nn.target import Target, tokenizer_hash
 from localspec.training import checkpoint, curves
 
 COPIED = ("generation_config.json", "LICENSE*", "NOTICE*")  # to a target that was changed

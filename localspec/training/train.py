@@ -17,10 +17,10 @@ import torch
 from accelerate import Accelerator
 
 from localspec.drafters.base import Batch, TrainedDrafter
-from localspec.engine.losses import RANKS, cross_entropy
 from localspec.engine.memory import out_of_memory
-from localspec.engine.target import Target
 from localspec.errors import DoesNotFit, LocalspecError
+from localspec.nn.losses import RANKS, cross_entropy
+from localspec.nn.target import Target
 from localspec.training import checkpoint
 from localspec.training.data import Corpus, Filled, Place, Rows, parts
 

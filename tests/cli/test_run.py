@@ -627,7 +627,7 @@ def test_exact_text_is_the_same_with_and_without_speculation_and_says_so(run, no
 def inexact(home: Path, lived_in: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose rows depend on each other, which nobody has measured yet."""
     from localspec.engine import measured
-    from localspec.engine.exactness import Exactness
+    from localspec.nn.exactness import Exactness
 
     lived_in(home)
     monkeypatch.setattr(measured, "measure", lambda *_: Exactness(False, 65, largest=0.00123))

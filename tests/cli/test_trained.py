@@ -13,9 +13,9 @@ from localspec import drafters
 from localspec.checkpoint import revision
 from localspec.config import Settings
 from localspec.engine.engine import Engine
-from localspec.engine.target import Target
 from localspec.models.drafter_cards import TRAINED, find_drafter
 from localspec.models.registry import TargetCard
+from localspec.nn.target import Target
 from localspec.paths import Paths
 from localspec.policy.selection import choose
 from localspec.store.store import Store

@@ -31,14 +31,14 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Context
 from localspec.drafters.draft_model import SOURCE, DraftModel
 from localspec.engine.budget import Budget
-from localspec.engine.cache import shared
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
-from localspec.engine.small import compare_tokens
-from localspec.engine.target import Output, Target
 from localspec.engine.tree import DraftTree
 from localspec.errors import UsageMistake
 from localspec.events import Text
+from localspec.nn.cache import shared
+from localspec.nn.small_model import compare_tokens
+from localspec.nn.target import Output, Target
 
 Make = Callable[[str], Tiny]
 

@@ -17,10 +17,10 @@ from localspec.drafters.base import Drafter
 from localspec.engine.budget import Budget
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
-from localspec.engine.target import Target
 from localspec.errors import LocalspecError
 from localspec.events import Done
 from localspec.models.drafter_cards import TRAINED, read_drafter
+from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
 LLAMA = FAMILIES[0]

@@ -18,12 +18,12 @@ from localspec.drafters.lookahead import SOURCE, Lookahead
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
 from localspec.engine.budget import Budget
-from localspec.engine.cache import KVCache
 from localspec.engine.decode import decode_step, prefill_step
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Session
-from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
+from localspec.nn.cache import KVCache
+from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
 

@@ -34,15 +34,15 @@ from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
 from localspec.engine.budget import Budget
 from localspec.engine.decode import CHUNK
-from localspec.engine.exactness import measure
-from localspec.engine.losses import RANKS
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
-from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Text
 from localspec.models.drafter_cards import DrafterCard
+from localspec.nn.exactness import measure
+from localspec.nn.losses import RANKS
+from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
 

@@ -38,13 +38,13 @@ from localspec.drafters.ouroboros_tuning import RANGES, START, Replay, predicted
 from localspec.drafters.phrases import PHRASES, Lengthened
 from localspec.drafters.pool import PhrasePool, PhraseReader
 from localspec.engine.budget import Budget
-from localspec.engine.cache import KVCache
 from localspec.engine.decode import decode_step, prefill_step
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
-from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.events import Text
+from localspec.nn.cache import KVCache
+from localspec.nn.target import Target
 from localspec.store.store import Phrase, Store, pack_key, pack_tokens, unpack_key
 
 Make = Callable[[str], Tiny]

@@ -36,13 +36,13 @@ from localspec.drafters.base import Batch, Context
 from localspec.drafters.parallelspec import Drafter, Group
 from localspec.engine import session as sessions
 from localspec.engine.budget import Budget
-from localspec.engine.exactness import measure
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
-from localspec.engine.target import Target
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Text
 from localspec.models.drafter_cards import DrafterCard
+from localspec.nn.exactness import measure
+from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
 Build = Callable[..., Drafter]

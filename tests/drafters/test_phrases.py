@@ -16,11 +16,11 @@ from localspec.drafters.base import Context, Drafter, Step
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import AHEAD, BACK, ENTRIES, KEYS, PhrasePool
 from localspec.engine.budget import Budget
-from localspec.engine.cache import KVCache
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
 from localspec.engine.tree import DraftTree
 from localspec.events import Done, Statistics, Text
+from localspec.nn.cache import KVCache
 from localspec.store.store import Phrase, Store, pack_key, pack_tokens, unpack_key, unpack_tokens
 
 Make = Callable[[str], Tiny]

@@ -31,16 +31,16 @@ from localspec.drafters.base import Batch, Context, Drafter, Former, Step
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
 from localspec.engine.budget import Budget
-from localspec.engine.cache import KVCache
-from localspec.engine.exactness import measure
-from localspec.engine.linear import Linear, RowScaled
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
-from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Statistics
 from localspec.models.drafter_cards import read_drafter
+from localspec.nn.cache import KVCache
+from localspec.nn.exactness import measure
+from localspec.nn.linear import Linear, RowScaled
+from localspec.nn.target import Target
 from localspec.policy.s3d_prediction import Constants, acceptance_at
 
 Make = Callable[[str], Tiny]

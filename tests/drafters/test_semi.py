@@ -17,14 +17,14 @@ from localspec.drafters import make, save
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Batch, Context, Drafter, Step, TrainedDrafter
 from localspec.engine.budget import Budget
-from localspec.engine.exactness import measure
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
-from localspec.engine.target import Target
 from localspec.engine.tree import Candidate, DraftTree, grown
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Statistics, Text
 from localspec.models.drafter_cards import read_drafter
+from localspec.nn.exactness import measure
+from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
 

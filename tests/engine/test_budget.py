@@ -20,9 +20,9 @@ from localspec.drafters.pool import PhrasePool
 from localspec.engine.budget import LATEST, PATIENCE, SOONEST, Budget
 from localspec.engine.sampling import Sampling, walk
 from localspec.engine.session import Limits, Session
-from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.events import Done, Text
+from localspec.nn.target import Target
 from scripts.plot_budget import (
     CARD,
     DRAWN,

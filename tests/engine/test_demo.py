@@ -17,13 +17,13 @@ from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
 from localspec.engine.budget import Budget
 from localspec.engine.engine import DTYPES
-from localspec.engine.exactness import measure
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
-from localspec.engine.target import Target
 from localspec.events import Done, Statistics, Text
 from localspec.models.drafter_cards import TRAINED, read_drafter
 from localspec.models.registry import TargetCard
+from localspec.nn.exactness import measure
+from localspec.nn.target import Target
 from localspec.policy.selection import choose
 
 PROMPTS = ["Who are you?", "Tell me a short story about a fox.", "What is 2 + 3?"]

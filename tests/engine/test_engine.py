@@ -146,7 +146,7 @@ def test_a_template_that_fails_is_told_in_a_sentence(engine, monkeypatch, templa
 def test_the_templates_end_of_turn_is_a_stop_token_though_no_config_names_it(engine):
     from transformers import GenerationConfig
 
-    from localspec.engine.target import _stop_tokens
+    from localspec.nn.target import _stop_tokens
 
     tokenizer, config = copy.copy(engine.target.tokenizer), copy.copy(engine.target.config)
     tokenizer.eos_token, config.eos_token_id = "<|endoftext|>", 0

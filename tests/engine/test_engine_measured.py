@@ -10,12 +10,12 @@ import localspec
 from localspec.config import Settings
 from localspec.engine import measured as measured_module
 from localspec.engine.engine import Engine
-from localspec.engine.exactness import Exactness
 from localspec.errors import UsageMistake
 from localspec.events import Done
 from localspec.forward_costs import ForwardCosts
 from localspec.machine import hardware
 from localspec.models.registry import TargetCard
+from localspec.nn.exactness import Exactness
 from localspec.policy import measurements
 from localspec.policy.ranking import AUTO_NODES
 from localspec.policy.selection import Choice, choose

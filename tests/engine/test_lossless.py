@@ -31,8 +31,8 @@ from localspec.drafters.pool import PhrasePool
 from localspec.engine.budget import Budget
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
-from localspec.engine.target import Target
 from localspec.events import Done, Statistics, Text
+from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
 Build = Callable[[Target, list[int]], Drafter]

@@ -19,10 +19,10 @@ from localspec.engine.budget import Budget
 from localspec.engine.decode import CHUNK
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
-from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.errors import UsageMistake
 from localspec.events import Done, Event, Prefill, Text
+from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
 GREEDY = Sampling()

@@ -16,13 +16,13 @@ from localspec.drafters.base import Drafter
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
 from localspec.engine.budget import Budget
-from localspec.engine.cache import KVCache
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import FEWER, Limits, Session
-from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.errors import DoesNotFit
 from localspec.events import Prefill
+from localspec.nn.cache import KVCache
+from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
 Full = Callable[[int, int], bool]  # (calls so far, this one included; rows of this one): whether memory runs out

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from localspec.drafters.base import Batch, Context, Lesson, Step, TrainedDrafter
-from localspec.engine.losses import cross_entropy
-from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
+from localspec.nn.losses import cross_entropy
+from localspec.nn.target import Target
 
 
 @dataclass(frozen=True)

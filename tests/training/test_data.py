@@ -6,8 +6,8 @@ import pytest
 import torch
 from tiny_models import byte_tokenizer
 
-from localspec.engine.target import Target
 from localspec.errors import UsageMistake
+from localspec.nn.target import Target
 from localspec.training.data import BLOCK, Corpus, Filled, Place, Row, parts
 from localspec.training.texts import Example
 

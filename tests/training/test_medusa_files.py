@@ -12,9 +12,9 @@ from tiny_models import SHARDED, Tiny
 from localspec.checkpoint import revision
 from localspec.drafters import load, save
 from localspec.drafters.medusa import Drafter as Medusa
-from localspec.engine.target import Target
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
+from localspec.nn.target import Target
 from localspec.training.medusa_files import convert, read_published
 
 Make = Callable[[str], Tiny]

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from tiny_models import prompt_ids, read
 
-from localspec.engine.adapters import Adapters
+from localspec.nn.adapters import Adapters
 
 CASES = [
     ("llama-many-heads-biases-llama3", "all"),

@@ -12,8 +12,8 @@ from tiny_models import byte_tokenizer, read, write
 from training.doubles import Linears, Options
 from transformers import LlamaConfig
 
-from localspec.engine.target import Target
 from localspec.errors import DoesNotFit, LocalspecError
+from localspec.nn.target import Target
 from localspec.training import checkpoint
 from localspec.training.curves import draw
 from localspec.training.data import Corpus, Row, parts

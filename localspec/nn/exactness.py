@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from localspec.engine.cache import BUCKET, KVCache
-from localspec.engine.linear import Linear, Packed, RowScaled
-from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.machine.hardware import physical_cores
+from localspec.nn.cache import BUCKET, KVCache
+from localspec.nn.linear import Linear, Packed, RowScaled
+from localspec.nn.target import Target
 
 MULTIPLES = (1, 4, 8, 16)  # rows to fill up to, the cheapest first
 ALWAYS = 17  # rows: every width up to here is tried in the invariant form, and of wider ones these

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from localspec.engine.linear import Packed
+from localspec.nn.linear import Packed
 
 BLOCK = 64  # weights that share a scale in NF4
 TOGETHER = 32  # output channels that its kernel for processors works on at once

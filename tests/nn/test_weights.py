@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 from tiny_models import SHARDED, Tiny
 
 from localspec.checkpoint import inspect, tensor_headers, tensor_start
-from localspec.engine import weights
-from localspec.engine.target import Target, _config
-from localspec.engine.transformer import Architecture, weight_map
-from localspec.engine.weights import Weights, freed_at_once, own_head
 from localspec.errors import LocalspecError
+from localspec.nn import weights
+from localspec.nn.target import Target, _config
+from localspec.nn.transformer import Architecture, weight_map
+from localspec.nn.weights import Weights, freed_at_once, own_head
 
 Make = Callable[[str], Tiny]
 NAME = "qwen2-grouped-yarn"
@@ -178,7 +178,7 @@ PEAK = """
 import json, sys
 from pathlib import Path
 import torch
-from localspec.engine.target import Target
+from localspec.nn.target import Target
 
 path, dtype, quantize = Path(sys.argv[1]), getattr(torch, sys.argv[2]), sys.argv[3]
 torch.set_num_threads(1)

@@ -2,10 +2,10 @@
 
 import torch
 
-from localspec.engine.linear import Linear, LinearKind, RowScaled
-from localspec.engine.linear_bitsandbytes import NF4, Int8
-from localspec.engine.linear_mps import WeightInt4, WeightInt8
 from localspec.errors import UsageMistake
+from localspec.nn.linear import Linear, LinearKind, RowScaled
+from localspec.nn.linear_bitsandbytes import NF4, Int8
+from localspec.nn.linear_mps import WeightInt4, WeightInt8
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _KINDS: dict[tuple[str, str], LinearKind] = {

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from localspec.engine import losses
-from localspec.engine.losses import RANKS, cross_entropy
+from localspec.nn import losses
+from localspec.nn.losses import RANKS, cross_entropy
 
 
 @pytest.fixture(autouse=True, params=[0, 2**27], ids=["computed twice", "kept"])

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from layers import adapter_acts_in_its_own_forward_alone, error, gaussian, gradient_is_that_of_a_dense_layer
 
-from localspec.engine import linear, linear_mps
-from localspec.engine.linear_mps import WeightInt4, WeightInt8, WeightOnly, _levels
+from localspec.nn import linear, linear_mps
+from localspec.nn.linear_mps import WeightInt4, WeightInt8, WeightOnly, _levels
 
 OUT, IN = 96, 128
 ERRORS = {WeightInt8: (0.002, 0.012), WeightInt4: (0.04, 0.11)}  # of Gaussian weights: more than nothing, less than

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import VOCABULARY, Tiny, byte_tokenizer, prompt_ids, write
 from transformers import LlamaConfig
 
-from localspec.engine import linear
-from localspec.engine.linear import MOST_OUTLIERS, RowScaled, activation_steps, outliers
-from localspec.engine.target import Target
+from localspec.nn import linear
+from localspec.nn.linear import MOST_OUTLIERS, RowScaled, activation_steps, outliers
+from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
 OUT, IN = 301, 255  # no multiples of what a kernel works on at once
@@ -307,7 +307,7 @@ def test_here_the_kernel_gives_what_the_steps_promise() -> None:
 
 RESTRICTED = """
 import json, torch
-from localspec.engine import linear
+from localspec.nn import linear
 torch.manual_seed(0)
 weight, x = torch.rand(64, 256) + 1, torch.rand(9, 256) + 1  # all of one sign: the sums that overflow
 def error():

@@ -11,16 +11,16 @@ from sessions import reply
 from tiny_models import VOCABULARY, Tiny, prompt_ids, stock_logits
 
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.engine import exactness, packing, target
 from localspec.engine.budget import Budget
-from localspec.engine.linear import Linear, LinearKind, Packed, RowScaled
-from localspec.engine.linear_bitsandbytes import NF4, Int8
-from localspec.engine.linear_mps import WeightInt4, WeightInt8
-from localspec.engine.packing import head_kind, layer_kind
 from localspec.engine.session import Session
-from localspec.engine.target import Target
 from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.nn import exactness, packing, target
+from localspec.nn.linear import Linear, LinearKind, Packed, RowScaled
+from localspec.nn.linear_bitsandbytes import NF4, Int8
+from localspec.nn.linear_mps import WeightInt4, WeightInt8
+from localspec.nn.packing import head_kind, layer_kind
+from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
 TIED, UNTIED = "qwen2-many-heads-mixed-window-tied", "qwen2-grouped-yarn"

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from localspec.engine.cache import BUCKET, KVCache
+from localspec.nn.cache import BUCKET, KVCache
 
 LAYERS, HEADS, WIDTH = 2, 3, 4
 

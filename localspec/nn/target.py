@@ -16,14 +16,14 @@ from transformers import CONFIG_MAPPING, AutoTokenizer, PretrainedConfig
 from transformers.utils import logging
 
 from localspec.checkpoint import Checkpoint, inspect
-from localspec.engine.attention import LEAST_SLOTS, fastest, invariant, page
-from localspec.engine.cache import KVCache
-from localspec.engine.linear import Linear, Packed, RowScaled, outliers
-from localspec.engine.packing import head_kind, layer_kind
-from localspec.engine.transformer import Architecture, Rotary, Transformer, weight_map
 from localspec.engine.tree import DraftTree
-from localspec.engine.weights import Weights, freed_at_once, own_head
 from localspec.errors import LocalspecError, UsageMistake, first_line
+from localspec.nn.attention import LEAST_SLOTS, fastest, invariant, page
+from localspec.nn.cache import KVCache
+from localspec.nn.linear import Linear, Packed, RowScaled, outliers
+from localspec.nn.packing import head_kind, layer_kind
+from localspec.nn.transformer import Architecture, Rotary, Transformer, weight_map
+from localspec.nn.weights import Weights, freed_at_once, own_head
 
 logging.set_verbosity_error()  # what a user can act on, we say ourselves
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
-from localspec.engine.target import Target
-from localspec.engine.transformer import Architecture, Rotary, Transformer, weight_map
 from localspec.errors import LocalspecError, UsageMistake, first_line
+from localspec.nn.target import Target
+from localspec.nn.transformer import Architecture, Rotary, Transformer, weight_map
 
 SPREAD = 0.02  # of a fresh layer's weights
 _MOST = {  # no small model has more, and each layer takes memory even without weights

@@ -6,7 +6,7 @@ The operators are torch's own. A processor has them too, packed otherwise, so th
 import torch
 import torch.nn.functional as F
 
-from localspec.engine.linear import PIECE, Packed, per_channel
+from localspec.nn.linear import PIECE, Packed, per_channel
 
 EDGE = 32  # the kernels take whole squares of this many channels
 GROUP = 32  # input channels that share a scale and a zero in four bits

@@ -27,15 +27,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.engine.budget import Budget
-from localspec.engine.cache import BUCKET, KVCache
-from localspec.engine.linear import RowScaled, activation_steps
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
-from localspec.engine.target import Target
-from localspec.engine.transformer import weight_map
 from localspec.engine.tree import DraftTree
-from localspec.engine.weights import Weights
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.nn.cache import BUCKET, KVCache
+from localspec.nn.linear import RowScaled, activation_steps
+from localspec.nn.target import Target
+from localspec.nn.transformer import weight_map
+from localspec.nn.weights import Weights
 
 # Both sides add the same few hundred fp32 products in another order: 2e-7 to 8e-7 is what that gives here. A wrong
 # position, mask, norm or bias moves logits by more than a hundredth of the largest.

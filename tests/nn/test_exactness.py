@@ -17,16 +17,16 @@ from tiny_models import CONFIGS, FAMILIES, Tiny, byte_tokenizer, prompt_ids, wri
 
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Context, Drafter, Step
-from localspec.engine import exactness
-from localspec.engine.attention import Attention, fastest, invariant
 from localspec.engine.budget import Budget
-from localspec.engine.cache import KVCache
-from localspec.engine.exactness import Exactness, measure
-from localspec.engine.linear import RowScaled
 from localspec.engine.sampling import Sampling
 from localspec.engine.session import Limits, Session
-from localspec.engine.target import Output, Target
 from localspec.engine.tree import DraftTree
+from localspec.nn import exactness
+from localspec.nn.attention import Attention, fastest, invariant
+from localspec.nn.cache import KVCache
+from localspec.nn.exactness import Exactness, measure
+from localspec.nn.linear import RowScaled
+from localspec.nn.target import Output, Target
 
 Make = Callable[[str], Tiny]
 Load = Callable[..., Target]
@@ -588,7 +588,7 @@ def test_pages_are_asked_of_the_rows_that_plain_decoding_has(load: Load, monkeyp
         asked.append((key_heads, width, rows))
         return 192
 
-    monkeypatch.setattr("localspec.engine.target.page", page)
+    monkeypatch.setattr("localspec.nn.target.page", page)
     target = load(GROUPED)
     for multiple in (1, 4, 16):
         target.multiple = multiple

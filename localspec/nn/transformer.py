@@ -14,10 +14,10 @@ from torch import nn
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from localspec.engine.attention import Attention, fastest, invariant, silu
-from localspec.engine.cache import Behind, KVCache
-from localspec.engine.linear import Linear, LinearKind, LowRank, Packed
 from localspec.errors import LocalspecError
+from localspec.nn.attention import Attention, fastest, invariant, silu
+from localspec.nn.cache import Behind, KVCache
+from localspec.nn.linear import Linear, LinearKind, LowRank, Packed
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from layers import adapter_acts_in_its_own_forward_alone, error, gaussian, gradient_is_that_of_a_dense_layer
 
-from localspec.engine import linear_bitsandbytes
-from localspec.engine.linear import LowRank, Packed
-from localspec.engine.linear_bitsandbytes import NF4, Int8
+from localspec.nn import linear_bitsandbytes
+from localspec.nn.linear import LowRank, Packed
+from localspec.nn.linear_bitsandbytes import NF4, Int8
 
 if find_spec("bitsandbytes") is None:  # importing it takes seconds, which other tests should not wait for
     pytest.skip("bitsandbytes is not installed", allow_module_level=True)
@@ -212,7 +212,7 @@ class Watcher:
 
 sys.meta_path.insert(0, Watcher())
 import torch
-from localspec.engine import packing
+from localspec.nn import packing
 assert "bitsandbytes" not in sys.modules, "before any layer is made"
 packing.NF4(torch.randn(64, 64))
 assert "bitsandbytes" in sys.modules and sys.modules["kernels"] is own and seen == [None], seen

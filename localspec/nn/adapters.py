@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
-from localspec.engine.linear import Linear, LowRank
-from localspec.engine.transformer import Architecture, Transformer, weight_map
 from localspec.errors import LocalspecError
+from localspec.nn.linear import Linear, LowRank
+from localspec.nn.transformer import Architecture, Transformer, weight_map
 
 LINEARS = ("qkv", "output", "gate_up", "down")
 WHICH = {  # what may be adapted: projections by the last part of their Hugging Face names

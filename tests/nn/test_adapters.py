@@ -6,9 +6,9 @@ import pytest
 import torch
 from tiny_models import FAMILIES, Tiny, prompt_ids
 
-from localspec.engine.adapters import Adapters
-from localspec.engine.target import Target
 from localspec.errors import LocalspecError
+from localspec.nn.adapters import Adapters
+from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
 
