@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from localspec.decoding.sampling import Sampling
+    from localspec.decoding.session import Limits
     from localspec.engine.engine import Engine
-    from localspec.engine.sampling import Sampling
-    from localspec.engine.session import Limits
     from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, UsageMistake
     from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
     from localspec.policy.selection import Choice
@@ -18,8 +18,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Engine": "localspec.engine.engine",
-    "Limits": "localspec.engine.session",
-    "Sampling": "localspec.engine.sampling",
+    "Limits": "localspec.decoding.session",
+    "Sampling": "localspec.decoding.sampling",
     "Choice": "localspec.policy.selection",
     "DoesNotFit": "localspec.errors",
     "LocalspecError": "localspec.errors",

@@ -19,9 +19,9 @@ from drafter_table import questions
 
 from localspec import config
 from localspec.bench import peers
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits
 from localspec.engine.engine import Engine
-from localspec.engine.sampling import Sampling
-from localspec.engine.session import Limits
 from localspec.models import registry
 from localspec.policy.selection import choose
 from localspec.store.store import Store

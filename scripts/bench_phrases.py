@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from localspec.decoding.sampling import Sampling, walk
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Context, Step
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
-from localspec.engine.sampling import Sampling, walk
 from localspec.store.store import Store
 
 PHRASES, NODES, REPLIES, TOKENS = 100_000, 8, 20, 200

@@ -24,6 +24,9 @@ from drafter_table import figure, table
 
 from localspec import config
 from localspec.bench import measure, peers, prompts
+from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Drafter
 from localspec.drafters.draft_model import DraftModel
@@ -31,10 +34,7 @@ from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.ouroboros import Hyperparameters, Pair, draft_model, ouroboros
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
-from localspec.engine.budget import Budget
 from localspec.engine.engine import Engine
-from localspec.engine.sampling import Sampling
-from localspec.engine.session import Limits, Session
 from localspec.events import Done
 from localspec.models import registry
 from localspec.policy.selection import choose

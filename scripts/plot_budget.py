@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
+from localspec.decoding.budget import Budget, Costs
+from localspec.decoding.sampling import walk
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.base import Step
-from localspec.engine.budget import Budget, Costs
-from localspec.engine.sampling import walk
-from localspec.engine.tree import DraftTree
 
 DRAWN = Path(__file__).parent.parent / "docs" / "budget.svg"
 MOST = 8

@@ -3,8 +3,8 @@
 import random
 from collections.abc import Sequence
 
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.base import Context, Step
-from localspec.engine.tree import DraftTree
 
 
 class Witness:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from localspec.engine.sampling import Sampling
-from localspec.engine.session import Limits, Session
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
 from localspec.events import Done, Statistics, Text
 
 

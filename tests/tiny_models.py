@@ -23,7 +23,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from localspec.engine.sampling import Sampling
+from localspec.decoding.sampling import Sampling
 from localspec.nn.target import Target
 
 VOCABULARY = 320  # more than the tokenizer has: padded, as many real ones are

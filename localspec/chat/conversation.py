@@ -12,9 +12,9 @@ from localspec.store.database import StoreTrouble
 from localspec.store.history import History, Saved, Turn
 
 if TYPE_CHECKING:
+    from localspec.decoding.sampling import Sampling
+    from localspec.decoding.session import Limits
     from localspec.engine.engine import Engine
-    from localspec.engine.sampling import Sampling
-    from localspec.engine.session import Limits
     from localspec.events import Statistics
 
 SAVE_SECONDS = 1.0  # at most so much of a reply is lost when its process is killed

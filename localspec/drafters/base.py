@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from localspec.config import nearest
-from localspec.engine.calibration import Calibration
-from localspec.engine.sampling import Sampling, drawn
-from localspec.engine.tree import Candidate, DraftTree, best_first
+from localspec.decoding.calibration import Calibration
+from localspec.decoding.sampling import Sampling, drawn
+from localspec.decoding.tree import Candidate, DraftTree, best_first
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn.adapters import Adapters
 from localspec.nn.cache import KVCache

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from localspec.decoding.budget import Budget
+from localspec.decoding.decode import CHUNK, decode_step, prefill_step
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.base import Context, Drafter, Step
-from localspec.engine.budget import Budget
-from localspec.engine.decode import CHUNK, decode_step, prefill_step
-from localspec.engine.sampling import Sampling
-from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError
 from localspec.nn.cache import shared
 from localspec.nn.target import Target

@@ -7,9 +7,9 @@ behind every guess; guesses that are taken from the forward before come closer t
 import random
 from collections.abc import Collection, Sequence
 
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.base import Context, Step
 from localspec.drafters.pool import PhrasePool
-from localspec.engine.tree import DraftTree
 
 SOURCE = "window"
 

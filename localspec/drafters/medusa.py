@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from localspec.decoding.tree import DraftTree, best_first
 from localspec.drafters.base import Batch, Context, Lesson, ParallelDrafter, Step, refuse_without_joint
-from localspec.engine.tree import DraftTree, best_first
 from localspec.errors import UsageMistake
 from localspec.nn.adapters import MOST_RANK, Adapters
 from localspec.nn.losses import RANKS, Foresight, cross_entropy

@@ -4,13 +4,13 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+from localspec.decoding.budget import Budget, Costs
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Drafter
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
-from localspec.engine.budget import Budget, Costs
 from localspec.nn.target import Target
 
 MOST = 16  # of each hyper-parameter

@@ -6,13 +6,13 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
+from localspec.decoding.budget import Budget, Costs
+from localspec.decoding.decode import decode_step, prefill_step
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.base import Context, Drafter, Step
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ouroboros import Hyperparameters
-from localspec.engine.budget import Budget, Costs
-from localspec.engine.decode import decode_step, prefill_step
-from localspec.engine.sampling import Sampling
-from localspec.engine.tree import DraftTree
 from localspec.nn.cache import KVCache
 from localspec.nn.target import Output, Target
 

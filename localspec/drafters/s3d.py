@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.base import Batch, Context, Former, Lesson, ParallelDrafter, Step
 from localspec.drafters.s3d_timing import head_weight, timings
-from localspec.engine.tree import DraftTree
 from localspec.errors import UsageMistake
 from localspec.nn.adapters import MOST_RANK, WHICH, Adapters
 from localspec.nn.cache import Behind

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Drafter, TrainedDrafter
 from localspec.drafters.draft_model import DraftModel
@@ -10,10 +13,7 @@ from localspec.drafters.ouroboros import Hyperparameters, Pair, draft_model, our
 from localspec.drafters.ouroboros_tuning import Said, search
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool, PhraseReader
-from localspec.engine.budget import Budget
 from localspec.engine.measured import Measured
-from localspec.engine.sampling import Sampling
-from localspec.engine.session import Limits, Session
 from localspec.forward_costs import ForwardCosts
 from localspec.nn.target import Target
 from localspec.policy.selection import Choice

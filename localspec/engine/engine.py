@@ -13,18 +13,18 @@ import torch
 
 from localspec.checkpoint import revision
 from localspec.config import Settings
+from localspec.decoding.budget import Budget
+from localspec.decoding.calibration import Calibration
+from localspec.decoding.memory import out_of_memory
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
+from localspec.decoding.stats import peak_bytes
 from localspec.drafters import load
 from localspec.drafters.base import TrainedDrafter
 from localspec.drafters.ouroboros import Hyperparameters
-from localspec.engine.budget import Budget
-from localspec.engine.calibration import Calibration
 from localspec.engine.drafting import Small, drafter_of, hyperparameters, pool_of
 from localspec.engine.fitting import fitting
 from localspec.engine.measured import Measured
-from localspec.engine.memory import out_of_memory
-from localspec.engine.sampling import Sampling
-from localspec.engine.session import Limits, Session
-from localspec.engine.stats import peak_bytes
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Event, Prefill, Statistics
 from localspec.machine.hardware import IdleCores, free_memory

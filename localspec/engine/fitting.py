@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from localspec.engine.session import Limits
+from localspec.decoding.session import Limits
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.nn.target import Message, Target
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from localspec.engine.tree import DraftTree
+from localspec.decoding.tree import DraftTree
 from localspec.machine.hardware import physical_cores
 from localspec.nn.cache import BUCKET, KVCache
 from localspec.nn.linear import Linear, Packed, RowScaled

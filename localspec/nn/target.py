@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING, AutoTokenizer, PretrainedConfig
 from transformers.utils import logging
 
 from localspec.checkpoint import Checkpoint, inspect
-from localspec.engine.tree import DraftTree
+from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake, first_line
 from localspec.nn.attention import LEAST_SLOTS, fastest, invariant, page
 from localspec.nn.cache import KVCache

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from localspec.checkpoint import revision
-from localspec.engine.memory import out_of_memory
+from localspec.decoding.memory import out_of_memory
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.machine.hardware import free_memory
 from localspec.nn.packing import DTYPES

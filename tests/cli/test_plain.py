@@ -301,7 +301,7 @@ def test_text_of_files_goes_before_the_first_prompt_only(talk, hello, tmp_path, 
 
 
 def test_files_that_were_not_read_go_before_the_next_prompt(talk, models, home, tmp_path, messages, monkeypatch):
-    from localspec.engine import session
+    from localspec.decoding import session
 
     (tmp_path / "notes").write_text("notes\n")
     small = scripted_model(models / "smaller", [b"a"], context=200)
@@ -562,7 +562,7 @@ def test_loading_another_model_can_be_stopped(talk, hello, named, monkeypatch):
 def test_a_reply_that_is_stopped_is_kept_and_the_chat_goes_on(
     talk, home, endless, messages, monkeypatch, place, terminal
 ):
-    from localspec.engine import session
+    from localspec.decoding import session
 
     owner: Any = plain.Live if place == "take" else session
     monkeypatch.setattr(owner, place, interrupting(getattr(owner, place), 6))
@@ -581,7 +581,7 @@ def test_a_reply_that_is_stopped_is_kept_and_the_chat_goes_on(
 
 @pytest.mark.slow
 def test_a_second_interrupt_does_not_wait(talk, home, endless, hello, monkeypatch):
-    from localspec.engine import session
+    from localspec.decoding import session
 
     monkeypatch.setattr(session, "decode_step", interrupting(session.decode_step, 4, times=2))
     result = talk("one", f"/model {hello.path}", "two", model=endless.path, arguments=["--no-spec"])
@@ -591,7 +591,7 @@ def test_a_second_interrupt_does_not_wait(talk, home, endless, hello, monkeypatc
 
 
 def test_a_long_prompt_can_be_stopped(talk, home, endless, messages, monkeypatch):
-    from localspec.engine import session
+    from localspec.decoding import session
 
     monkeypatch.setattr(session, "prefill_step", interrupting(session.prefill_step, 2))
     result = talk("x" * 2000, "two", model=endless.path, arguments=["-n", "3"])
@@ -646,7 +646,7 @@ def test_a_prompt_that_is_too_long_ends_a_pipe_with_its_code(talk, home, models)
 
 
 def test_the_unexpected_ends_it_and_what_was_said_stays(talk, home, endless, monkeypatch):
-    from localspec.engine import session
+    from localspec.decoding import session
 
     steps = iter([session.decode_step] * 2)
     monkeypatch.setattr(session, "decode_step", lambda *arguments: next(steps)(*arguments))

@@ -503,7 +503,7 @@ def test_no_such_model(run, tmp_path):
 
 
 def test_what_cannot_be_foreseen_is_one_line_too(run, hello, monkeypatch):
-    monkeypatch.setattr("localspec.engine.session.decode_step", lambda *_: 1 / 0)
+    monkeypatch.setattr("localspec.decoding.session.decode_step", lambda *_: 1 / 0)
     result = run("-m", hello.path, "hi", "--json")
     assert (result.code, result.out) == (1, "")
     assert result.err.startswith("localspec: Unexpected ZeroDivisionError") and result.err.count("\n") == 1
@@ -720,7 +720,7 @@ def interrupting(original: Callable[..., Any], call: int) -> Callable[..., Any]:
 @pytest.mark.parametrize("place", ["decode_step", "step_sources", "safe", "text"])
 def test_an_interrupted_object_agrees_with_itself(run, endless, monkeypatch, place, call):
     """Whether the signal comes while a step is made or while it is told."""
-    from localspec.engine import session
+    from localspec.decoding import session
 
     owner: Any = run_module._Output if place == "text" else session
     monkeypatch.setattr(owner, place, interrupting(getattr(owner, place), call))
@@ -745,7 +745,7 @@ def test_an_interrupted_stream_ends_in_an_object(run, endless, monkeypatch):
 
 def test_interrupted_while_the_prompt_is_read(run, endless, monkeypatch):
     """A long prompt may take minutes: there the work stops at once."""
-    from localspec.engine import session
+    from localspec.decoding import session
 
     original = session.prefill_step
     for form in ("--json", "--stream-json"):
@@ -763,7 +763,7 @@ def test_an_interrupt_in_the_last_step_comes_too_late(run, hello, monkeypatch):
 
 
 def test_a_second_interrupt_does_not_wait(run, endless, monkeypatch):
-    from localspec.engine import session
+    from localspec.decoding import session
 
     original = session.decode_step
 
@@ -815,7 +815,7 @@ def test_a_reader_that_leaves(home, endless):
 
 @pytest.mark.parametrize("form", [[], ["--stream-json"]])
 def test_work_stops_at_once_when_nobody_reads(run, endless, monkeypatch, form):
-    from localspec.engine import session
+    from localspec.decoding import session
 
     steps, original = itertools.count(), session.decode_step
 
@@ -1105,7 +1105,7 @@ def test_no_log_reads_the_conversation_and_keeps_nothing_new(run, home, hello, l
 
 @pytest.mark.parametrize("place", ["decode_step", "text"])
 def test_an_interrupted_reply_is_kept_and_gone_on_with(run, home, endless, monkeypatch, messages, place):
-    from localspec.engine import session
+    from localspec.decoding import session
 
     owner: Any = run_module._Output if place == "text" else session
     monkeypatch.setattr(owner, place, interrupting(getattr(owner, place), 5))
@@ -1118,7 +1118,7 @@ def test_an_interrupted_reply_is_kept_and_gone_on_with(run, home, endless, monke
 
 
 def test_a_prompt_that_got_no_answer_gives_way_to_the_next(run, home, endless, monkeypatch, messages):
-    from localspec.engine import session
+    from localspec.decoding import session
 
     original = session.prefill_step
     monkeypatch.setattr(session, "prefill_step", interrupting(original, 2))
@@ -1145,7 +1145,7 @@ def test_what_was_said_until_the_reader_left_is_kept(run, home, endless, monkeyp
 
 
 def test_what_was_said_before_a_failure_is_kept(run, home, endless, monkeypatch):
-    from localspec.engine import session
+    from localspec.decoding import session
 
     steps = iter([session.decode_step] * 2)
     monkeypatch.setattr(session, "decode_step", lambda *arguments: next(steps)(*arguments))

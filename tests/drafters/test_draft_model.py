@@ -27,13 +27,13 @@ from tiny_models import (
 )
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
+from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Context
 from localspec.drafters.draft_model import SOURCE, DraftModel
-from localspec.engine.budget import Budget
-from localspec.engine.sampling import Sampling
-from localspec.engine.session import Limits, Session
-from localspec.engine.tree import DraftTree
 from localspec.errors import UsageMistake
 from localspec.events import Text
 from localspec.nn.cache import shared

@@ -12,11 +12,11 @@ from tiers import cases
 from tiny_models import FAMILIES, Tiny, prompt_ids
 
 from localspec import drafters
+from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Drafter
-from localspec.engine.budget import Budget
-from localspec.engine.sampling import Sampling
-from localspec.engine.session import Limits, Session
 from localspec.errors import LocalspecError
 from localspec.events import Done
 from localspec.models.drafter_cards import TRAINED, read_drafter

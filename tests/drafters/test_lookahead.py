@@ -12,16 +12,16 @@ from sessions import reply
 from tiers import cases
 from tiny_models import FAMILIES, Tiny, prompt_ids, stock_logits, stock_reply
 
+from localspec.decoding.budget import Budget
+from localspec.decoding.decode import decode_step, prefill_step
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Session
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Context, Drafter, Step
 from localspec.drafters.lookahead import SOURCE, Lookahead
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
-from localspec.engine.budget import Budget
-from localspec.engine.decode import decode_step, prefill_step
-from localspec.engine.sampling import Sampling
-from localspec.engine.session import Session
-from localspec.engine.tree import DraftTree
 from localspec.nn.cache import KVCache
 from localspec.nn.target import Target
 

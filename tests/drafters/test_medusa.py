@@ -26,17 +26,17 @@ from transformers import LlamaConfig
 
 import localspec
 from localspec import drafters
+from localspec.decoding.budget import Budget
+from localspec.decoding.decode import CHUNK
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Batch, Context, Step, TrainedDrafter
 from localspec.drafters.medusa import Blocks, sparse_tree
 from localspec.drafters.medusa import Drafter as Medusa
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
-from localspec.engine.budget import Budget
-from localspec.engine.decode import CHUNK
-from localspec.engine.sampling import Sampling
-from localspec.engine.session import Limits, Session
-from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Text
 from localspec.models.drafter_cards import DrafterCard
@@ -412,7 +412,7 @@ def test_a_long_prompt_is_read_in_chunks_and_the_last_one_gives_the_state(
     tiny: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny(MODELS[1])
-    monkeypatch.setattr("localspec.engine.session.CHUNK", 16)
+    monkeypatch.setattr("localspec.decoding.session.CHUNK", 16)
     assert CHUNK > 16
     drafter = perturbed(Watched(model.target, Medusa.Options()))
     prompt = prompt_ids(70, seed=2)

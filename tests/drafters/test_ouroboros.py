@@ -30,6 +30,11 @@ from tiny_models import (
 )
 from transformers import LlamaConfig
 
+from localspec.decoding.budget import Budget
+from localspec.decoding.decode import decode_step, prefill_step
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Context, Drafter, Step
 from localspec.drafters.draft_model import SOURCE, DraftModel
@@ -37,11 +42,6 @@ from localspec.drafters.ouroboros import MOST, Hyperparameters, Pair, draft_mode
 from localspec.drafters.ouroboros_tuning import RANGES, START, Replay, predicted, search
 from localspec.drafters.phrases import PHRASES, Lengthened
 from localspec.drafters.pool import PhrasePool, PhraseReader
-from localspec.engine.budget import Budget
-from localspec.engine.decode import decode_step, prefill_step
-from localspec.engine.sampling import Sampling
-from localspec.engine.session import Limits, Session
-from localspec.engine.tree import DraftTree
 from localspec.events import Text
 from localspec.nn.cache import KVCache
 from localspec.nn.target import Target

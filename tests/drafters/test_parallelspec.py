@@ -30,14 +30,14 @@ from tiny_models import (
 )
 from transformers import LlamaConfig, Qwen2Config
 
+from localspec.decoding import session as sessions
+from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
 from localspec.drafters import load, make, save
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Batch, Context
 from localspec.drafters.parallelspec import Drafter, Group
-from localspec.engine import session as sessions
-from localspec.engine.budget import Budget
-from localspec.engine.sampling import Sampling
-from localspec.engine.session import Limits, Session
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Text
 from localspec.models.drafter_cards import DrafterCard

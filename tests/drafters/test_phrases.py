@@ -11,14 +11,14 @@ import torch
 from doubles import Oracle, RandomBranches, Witness
 from tiny_models import Tiny, prompt_ids, stock_reply
 
+from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Context, Drafter, Step
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import AHEAD, BACK, ENTRIES, KEYS, PhrasePool
-from localspec.engine.budget import Budget
-from localspec.engine.sampling import Sampling
-from localspec.engine.session import Limits, Session
-from localspec.engine.tree import DraftTree
 from localspec.events import Done, Statistics, Text
 from localspec.nn.cache import KVCache
 from localspec.store.store import Phrase, Store, pack_key, pack_tokens, unpack_key, unpack_tokens

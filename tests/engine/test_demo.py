@@ -10,15 +10,15 @@ from tiny_models import Tiny, read, stock_logits
 import localspec
 from localspec import drafters
 from localspec.config import Settings
+from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Drafter
 from localspec.drafters.ouroboros import Hyperparameters, Pair, draft_model, ouroboros
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
-from localspec.engine.budget import Budget
 from localspec.engine.engine import DTYPES
-from localspec.engine.sampling import Sampling
-from localspec.engine.session import Limits, Session
 from localspec.events import Done, Statistics, Text
 from localspec.models.drafter_cards import TRAINED, read_drafter
 from localspec.models.registry import TargetCard

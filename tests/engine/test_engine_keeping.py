@@ -7,8 +7,8 @@ import pytest
 from tiny_models import CONFIGS, SEEDS, byte_tokenizer, write
 
 from localspec.config import Settings
+from localspec.decoding.session import Limits
 from localspec.engine.engine import Engine
-from localspec.engine.session import Limits
 from localspec.errors import UsageMistake
 from localspec.models.registry import TargetCard
 from localspec.policy.selection import choose

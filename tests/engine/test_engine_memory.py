@@ -8,9 +8,9 @@ import torch
 from machines import flat, machine, processor
 
 from localspec.config import Settings
+from localspec.decoding.session import Limits
 from localspec.engine import engine as module
 from localspec.engine.engine import SUDDEN, Engine
-from localspec.engine.session import Limits
 from localspec.errors import DoesNotFit
 from localspec.events import Done
 from localspec.models.registry import resolve

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from localspec.decoding.session import Limits
 from localspec.engine.fitting import fitting
-from localspec.engine.session import Limits
 from localspec.errors import DoesNotFit
 
 NAME = "llama-grouped-dynamic"

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from doubles import path_to, random_tree
 
-from localspec.engine.tree import DraftTree
+from localspec.decoding.tree import DraftTree
 from localspec.nn.attention import COLUMNS, LEAST_ROWS, LEAST_SLOTS, Attention, fastest, invariant, page, silu
 
 # key heads, queries that share one, width of a head

@@ -15,12 +15,12 @@ from doubles import OffChain, Oracle, RandomBranches, path_to, random_tree
 from tiers import cases
 from tiny_models import CONFIGS, FAMILIES, Tiny, byte_tokenizer, prompt_ids, write
 
+from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Context, Drafter, Step
-from localspec.engine.budget import Budget
-from localspec.engine.sampling import Sampling
-from localspec.engine.session import Limits, Session
-from localspec.engine.tree import DraftTree
 from localspec.nn import exactness
 from localspec.nn.attention import Attention, fastest, invariant
 from localspec.nn.cache import KVCache

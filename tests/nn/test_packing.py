@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from sessions import reply
 from tiny_models import VOCABULARY, Tiny, prompt_ids, stock_logits
 
+from localspec.decoding.budget import Budget
+from localspec.decoding.session import Session
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.engine.budget import Budget
-from localspec.engine.session import Session
-from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn import exactness, packing, target
 from localspec.nn.linear import Linear, LinearKind, Packed, RowScaled

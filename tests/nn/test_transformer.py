@@ -25,11 +25,11 @@ from tiny_models import (
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
+from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.engine.budget import Budget
-from localspec.engine.sampling import Sampling
-from localspec.engine.session import Limits, Session
-from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn.cache import BUCKET, KVCache
 from localspec.nn.linear import RowScaled, activation_steps

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.base import Batch, Context, Lesson, Step, TrainedDrafter
-from localspec.engine.tree import DraftTree
 from localspec.nn.losses import cross_entropy
 from localspec.nn.target import Target
 

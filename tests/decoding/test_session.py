@@ -11,15 +11,15 @@ from tiny_models import Tiny, prompt_ids, read, stock_reply, word_tokenizer, wri
 from tokenizers import decoders
 from transformers import LlamaConfig
 
+from localspec.decoding.budget import Budget
+from localspec.decoding.decode import CHUNK
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Context, Drafter, Step
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
-from localspec.engine.budget import Budget
-from localspec.engine.decode import CHUNK
-from localspec.engine.sampling import Sampling
-from localspec.engine.session import Limits, Session
-from localspec.engine.tree import DraftTree
 from localspec.errors import UsageMistake
 from localspec.events import Done, Event, Prefill, Text
 from localspec.nn.target import Target
@@ -360,7 +360,7 @@ def test_a_stream_that_is_abandoned_while_the_prompt_is_read_keeps_what_was_read
 
 def test_between_the_chunks_of_a_prompt_a_stream_may_be_abandoned(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompt = tiny(NAME), prompt_ids(50, seed=10)
-    monkeypatch.setattr("localspec.engine.session.CHUNK", 16)
+    monkeypatch.setattr("localspec.decoding.session.CHUNK", 16)
     text = stock_reply(model.stock, prompt, 5)
     for taken, done_so_far in ((1, 0), (2, 16), (3, 32), (4, 48), (5, 50)):
         session = Session(model.target, Oracle(prompt + text), Budget(NODES))

@@ -2,8 +2,8 @@
 
 import torch
 
-from localspec.engine.sampling import Sampling, walk_by_typicality
-from localspec.engine.tree import DraftTree
+from localspec.decoding.sampling import Sampling, walk_by_typicality
+from localspec.decoding.tree import DraftTree
 
 ONE = Sampling(1.0, rule="typical")
 

@@ -4,7 +4,7 @@ from bisect import bisect
 from collections.abc import Sequence
 from typing import Any, Self
 
-from localspec.engine.tree import Candidate
+from localspec.decoding.tree import Candidate
 
 EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # of confidence: what lies between two is alike
 DEPTHS, RANKS = 8, 8  # those behind count as the last one

@@ -13,14 +13,14 @@ from doubles import OffChain, Oracle, RandomBranches, random_tree
 from tiers import cases
 from tiny_models import Tiny, prompt_ids, stock_reply
 
+from localspec.decoding.budget import LATEST, PATIENCE, SOONEST, Budget
+from localspec.decoding.sampling import Sampling, walk
+from localspec.decoding.session import Limits, Session
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Drafter, Step
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
-from localspec.engine.budget import LATEST, PATIENCE, SOONEST, Budget
-from localspec.engine.sampling import Sampling, walk
-from localspec.engine.session import Limits, Session
-from localspec.engine.tree import DraftTree
 from localspec.events import Done, Text
 from localspec.nn.target import Target
 from scripts.plot_budget import (

@@ -9,11 +9,11 @@ import torch
 from doubles import Witness, path_to
 from tiny_models import Tiny, prompt_ids, stock_logits
 
+from localspec.decoding.budget import Budget
+from localspec.decoding.decode import decode_step, prefill_step
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.base import Context, Step
-from localspec.engine.budget import Budget
-from localspec.engine.decode import decode_step, prefill_step
-from localspec.engine.sampling import Sampling
-from localspec.engine.tree import DraftTree
 
 Make = Callable[[str], Tiny]
 
@@ -116,7 +116,7 @@ def test_drafting_and_verification_are_timed_apart(tiny: Make, monkeypatch: pyte
 
         return timed
 
-    monkeypatch.setattr("localspec.engine.decode.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("localspec.decoding.decode.time.perf_counter", lambda: clock[0])
     target, drafter, budget, cache = copy.copy(model.target), Fixed(), Budget(3), model.target.cache(64)
     target.forward = after(7.0, target.forward)
     drafter.draft, drafter.observe = after(5.0, drafter.draft), after(100.0, drafter.observe)

@@ -10,8 +10,8 @@ from scipy.stats import chi2_contingency, kstest, pearsonr
 from tiers import cases
 from tiny_models import stock_distribution
 
-from localspec.engine.sampling import Sampling, _nucleus, drawn, gumbel, walk
-from localspec.engine.tree import DraftTree
+from localspec.decoding.sampling import Sampling, _nucleus, drawn, gumbel, walk
+from localspec.decoding.tree import DraftTree
 from localspec.errors import UsageMistake
 
 UNEVEN = torch.randn(24, generator=torch.Generator().manual_seed(1)) * 1.2

@@ -6,8 +6,8 @@ from draws import assert_drawn_from
 from tiers import cases
 from tiny_models import stock_distribution
 
-from localspec.engine.sampling import Sampling, drawn, walk_by_rejection
-from localspec.engine.tree import DraftTree
+from localspec.decoding.sampling import Sampling, drawn, walk_by_rejection
+from localspec.decoding.tree import DraftTree
 
 LETTERS, PLACE = 4, 17
 NODES = 7  # three chains of two, and a third or fourth draw for the first place: branching 3 and more

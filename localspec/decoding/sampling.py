@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from localspec.config import Rule
-from localspec.engine.tree import Candidate, DraftTree
+from localspec.decoding.tree import Candidate, DraftTree
 from localspec.errors import UsageMistake
 
 LIKELY = 128  # ids that a drafter's candidates are drawn from

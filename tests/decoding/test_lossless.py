@@ -24,13 +24,13 @@ from tiny_models import (
 )
 from transformers import LlamaConfig, Qwen3Config
 
+from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Drafter
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
-from localspec.engine.budget import Budget
-from localspec.engine.sampling import Sampling
-from localspec.engine.session import Limits, Session
 from localspec.events import Done, Statistics, Text
 from localspec.nn.target import Target
 

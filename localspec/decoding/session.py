@@ -5,13 +5,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from localspec.decoding.budget import Budget
+from localspec.decoding.decode import CHUNK, decode_step, prefill_step
+from localspec.decoding.detokenize import Transcript
+from localspec.decoding.memory import give_back, out_of_memory
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.stats import Tally, count_sources, peak_bytes, step_sources
 from localspec.drafters.base import Drafter, Step
-from localspec.engine.budget import Budget
-from localspec.engine.decode import CHUNK, decode_step, prefill_step
-from localspec.engine.detokenize import Transcript
-from localspec.engine.memory import give_back, out_of_memory
-from localspec.engine.sampling import Sampling
-from localspec.engine.stats import Tally, count_sources, peak_bytes, step_sources
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Done, Event, Memory, Prefill, Reason, Statistics, Text
 from localspec.nn.cache import shared

@@ -11,14 +11,14 @@ from doubles import Breaking, OffChain, Oracle
 from sessions import reply
 from tiny_models import Tiny, prompt_ids, stock_reply
 
+from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import FEWER, Limits, Session
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Drafter
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
-from localspec.engine.budget import Budget
-from localspec.engine.sampling import Sampling
-from localspec.engine.session import FEWER, Limits, Session
-from localspec.engine.tree import DraftTree
 from localspec.errors import DoesNotFit
 from localspec.events import Prefill
 from localspec.nn.cache import KVCache

@@ -6,7 +6,7 @@ import pytest
 import torch
 from doubles import path_to, random_tree
 
-from localspec.engine.tree import DraftTree, best_first, depth_first
+from localspec.decoding.tree import DraftTree, best_first, depth_first
 
 #  10─11─12
 #    └13─14     and 15 below 11

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from localspec.engine.calibration import PRIOR, REMEMBERED, Calibration
+from localspec.decoding.calibration import PRIOR, REMEMBERED, Calibration
 
 
 def test_what_was_never_judged_is_worth_its_own_confidence() -> None:

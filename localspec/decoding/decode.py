@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import torch
 
+from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling, walk, walk_by_rejection, walk_by_typicality
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.base import Context, Drafter, Step
-from localspec.engine.budget import Budget
-from localspec.engine.sampling import Sampling, walk, walk_by_rejection, walk_by_typicality
-from localspec.engine.tree import DraftTree
 from localspec.errors import LocalspecError
 from localspec.nn.cache import KVCache
 from localspec.nn.target import Target

@@ -8,7 +8,7 @@ import pytest
 from tiny_models import byte_tokenizer
 from tokenizers import Tokenizer, decoders, models
 
-from localspec.engine.detokenize import Detokenizer, Transcript
+from localspec.decoding.detokenize import Detokenizer, Transcript
 
 Decode = Callable[[Sequence[int]], str]
 
