@@ -64,7 +64,7 @@ def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             conversation, _ = store.history.say(None, "told", model="demo", system=None)
             store.history.remove([conversation])
             for model in models:
-                from localspec.engine import engine, measured
+                from localspec.engine import engine, model_profile
                 from localspec.nn import exactness
 
                 card, found = TargetCard(str(model), model, None, ""), exactness.Exactness(False, 99)

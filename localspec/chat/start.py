@@ -9,7 +9,7 @@ from localspec import config
 from localspec.chat.conversation import Conversation, saved
 from localspec.checkpoint import inspect
 from localspec.config import Settings
-from localspec.engine.measuring import Measuring
+from localspec.engine.device_profile import Measuring
 from localspec.errors import NotHere
 from localspec.machine.machine import Machine, this_machine
 from localspec.models import registry

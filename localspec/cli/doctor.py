@@ -13,7 +13,7 @@ from localspec.cli.options import Device as DeviceOption
 from localspec.cli.progress import Progress
 from localspec.cli.proof import prove
 from localspec.config import Settings
-from localspec.engine.measuring import Measuring
+from localspec.engine.device_profile import Measuring
 from localspec.errors import UsageMistake
 from localspec.machine import hardware
 from localspec.machine.machine import Device, Machine, this_machine, torch_trouble

@@ -10,7 +10,7 @@ import typer
 from localspec.cli.kept import at_a_terminal, print_json
 from localspec.cli.progress import Progress
 from localspec.config import home, hub_places, nearest
-from localspec.engine.measuring import Measuring
+from localspec.engine.device_profile import Measuring
 from localspec.errors import DoesNotFit, NotHere, UsageMistake
 from localspec.hub.cache import located, repository
 from localspec.hub.client import server

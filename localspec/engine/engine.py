@@ -22,9 +22,9 @@ from localspec.decoding.stats import peak_bytes
 from localspec.drafters import load
 from localspec.drafters.base import TrainedDrafter
 from localspec.drafters.ouroboros import Hyperparameters
-from localspec.engine.drafting import Small, drafter_of, hyperparameters, pool_of
-from localspec.engine.fitting import fitting
-from localspec.engine.measured import Measured
+from localspec.engine.assemble import Small, drafter_of, hyperparameters, pool_of
+from localspec.engine.fit_context import fitting
+from localspec.engine.model_profile import Measured
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Event, Prefill, Statistics
 from localspec.machine.hardware import IdleCores, free_memory

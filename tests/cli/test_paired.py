@@ -11,7 +11,7 @@ from scripted import random_model
 
 from localspec.config import Settings
 from localspec.drafters.ouroboros import Hyperparameters
-from localspec.engine import drafting
+from localspec.engine import assemble
 from localspec.engine.engine import Engine
 from localspec.models.registry import resolve
 from localspec.paths import Paths
@@ -147,7 +147,7 @@ def test_a_pair_is_tuned_once_and_again_where_that_is_asked(home, model, small, 
         assert said and all(reply for _, reply in said)
         return found[len(asked) - 1]
 
-    monkeypatch.setattr(drafting, "search", search)
+    monkeypatch.setattr(assemble, "search", search)
     with Store.open(Paths(home).database, pytest.fail) as store:
         for _ in range(2):
             assert engine(store, model, f"ouroboros:{small}").hyperparameters == found[0]
@@ -163,7 +163,7 @@ def test_a_pair_is_tuned_once_and_again_where_that_is_asked(home, model, small, 
 
 def test_parts_that_are_left_out_are_not_searched_for_and_not_used(home, model, small, monkeypatch):
     asked = []
-    monkeypatch.setattr(drafting, "search", lambda *given: asked.append(given[-1]) or Hyperparameters())
+    monkeypatch.setattr(assemble, "search", lambda *given: asked.append(given[-1]) or Hyperparameters())
     with Store.open(Paths(home).database, pytest.fail) as store:
         alone = engine(store, model, f"ouroboros:{small}", ouroboros=("lengthening",))
         assert asked == [["draft", "phrase", "phrases"]]

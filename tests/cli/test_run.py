@@ -96,7 +96,7 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtur
     Rows cost next to nothing: what a busy machine would make of them must not decide what these tests see.
     """
     cheap = ForwardCosts((1, 64), (256,), ((1.0, 1.1),))
-    monkeypatch.setattr("localspec.engine.measured.forward_costs", lambda target: cheap)
+    monkeypatch.setattr("localspec.engine.model_profile.forward_costs", lambda target: cheap)
 
     def call(*arguments: object, piped: bytes = b"") -> Result:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped)))
@@ -626,11 +626,11 @@ def test_exact_text_is_the_same_with_and_without_speculation_and_says_so(run, no
 @pytest.fixture
 def inexact(home: Path, lived_in: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose rows depend on each other, which nobody has measured yet."""
-    from localspec.engine import measured
+    from localspec.engine import model_profile
     from localspec.nn.exactness import Exactness
 
     lived_in(home)
-    monkeypatch.setattr(measured, "measure", lambda *_: Exactness(False, 65, largest=0.00123))
+    monkeypatch.setattr(model_profile, "measure", lambda *_: Exactness(False, 65, largest=0.00123))
 
 
 def test_what_the_self_test_finds_is_what_is_said(run, hello, inexact):
@@ -891,7 +891,7 @@ def test_without_phrases_what_was_measured_is_kept_and_what_was_said(run, first_
         assert connection.execute("SELECT count(*) FROM measurement").fetchone()[0] > 0
         for table in ("pool", "phrase"):
             assert connection.execute(f"SELECT * FROM {table}").fetchall() == []
-    monkeypatch.setattr("localspec.engine.measured.measure", lambda *_: pytest.fail("it was measured again"))
+    monkeypatch.setattr("localspec.engine.model_profile.measure", lambda *_: pytest.fail("it was measured again"))
     assert run("-m", hello.path, "hi", *arguments, "--no-log").code == 0
 
 

@@ -9,7 +9,7 @@ import localspec
 from localspec.config import Settings
 from localspec.decoding.session import Limits
 from localspec.engine.engine import Engine
-from localspec.engine.fitting import fitting
+from localspec.engine.fit_context import fitting
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Done, Prefill, Text
 from localspec.models.registry import TargetCard

@@ -8,7 +8,7 @@ import torch
 
 import localspec
 from localspec.config import Settings
-from localspec.engine import measured as measured_module
+from localspec.engine import model_profile as measured_module
 from localspec.engine.engine import Engine
 from localspec.errors import UsageMistake
 from localspec.events import Done

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from localspec.engine import measuring
-from localspec.engine.measuring import Measuring
+from localspec.engine import device_profile
+from localspec.engine.device_profile import Measuring
 from localspec.engine.rates import SLIM, WIDE, apart, measured_rates
 from localspec.machine.hardware import physical_cores
 from localspec.models.shape import Shape
@@ -20,10 +20,10 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times, self.idle = 0, physical_cores()
-        monkeypatch.setattr(measuring, "memory_bandwidth", lambda device: self.measure(5e9))
-        monkeypatch.setattr(measuring, "_listed", lambda *form: self.measure(RATES))
-        monkeypatch.setattr(measuring, "IdleCores", lambda: lambda: self.idle)
-        monkeypatch.setattr(measuring, "LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(device_profile, "memory_bandwidth", lambda device: self.measure(5e9))
+        monkeypatch.setattr(device_profile, "_listed", lambda *form: self.measure(RATES))
+        monkeypatch.setattr(device_profile, "IdleCores", lambda: lambda: self.idle)
+        monkeypatch.setattr(device_profile, "LOOK_SECONDS", 0.0)
 
     def measure(self, value: object) -> object:
         self.times += 1
@@ -72,14 +72,14 @@ def test_what_cannot_be_measured_is_told_once_and_estimates_serve(counted, monke
         raise trouble
 
     for name in ("_listed", "memory_bandwidth"):
-        monkeypatch.setattr(measuring, name, fail)
+        monkeypatch.setattr(device_profile, name, fail)
     told: list[str] = []
     with Store.open(tmp_path / "localspec.db", told.append) as store:
         knowledge = Measuring(store, lambda _: None, told.append)
         for _ in range(2):
             assert knowledge.rates("cpu", "fp32", "int8") is None and knowledge.bandwidth("cpu") is None
         assert len(told) == 2 and all("could not be measured" in said and "\n" not in said for said in told)
-    monkeypatch.setattr(measuring, "_listed", lambda *_: RATES)
+    monkeypatch.setattr(device_profile, "_listed", lambda *_: RATES)
     with Store.open(tmp_path / "localspec.db", told.append) as store:
         assert Measuring(store, print, print).rates("cpu", "fp32", "int8") is not None, "nothing was kept of it"
 

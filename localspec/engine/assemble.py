@@ -13,7 +13,7 @@ from localspec.drafters.ouroboros import Hyperparameters, Pair, draft_model, our
 from localspec.drafters.ouroboros_tuning import Said, search
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool, PhraseReader
-from localspec.engine.measured import Measured
+from localspec.engine.model_profile import Measured
 from localspec.forward_costs import ForwardCosts
 from localspec.nn.target import Target
 from localspec.policy.selection import Choice

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from localspec.decoding.session import Limits
-from localspec.engine.fitting import fitting
+from localspec.engine.fit_context import fitting
 from localspec.errors import DoesNotFit
 
 NAME = "llama-grouped-dynamic"

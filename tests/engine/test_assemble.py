@@ -15,9 +15,9 @@ from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.ouroboros import Hyperparameters
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
-from localspec.engine import drafting
-from localspec.engine.drafting import Small, drafter_of, hyperparameters, pool_of
-from localspec.engine.measured import Measured
+from localspec.engine import assemble
+from localspec.engine.assemble import Small, drafter_of, hyperparameters, pool_of
+from localspec.engine.model_profile import Measured
 from localspec.forward_costs import ForwardCosts
 from localspec.policy.candidates import PAIRED
 from localspec.policy.selection import Choice, choose
@@ -85,7 +85,7 @@ def test_each_part_of_ouroboros_can_be_left_out(tiny, left_out: str) -> None:
 @pytest.mark.slow
 def test_what_is_found_belongs_to_the_pair_and_to_what_is_searched(tiny, store: Store, monkeypatch) -> None:
     model, found = tiny(LLAMA), iter([replace(CHOSEN, draft=number) for number in range(1, 9)])
-    monkeypatch.setattr(drafting, "search", lambda *_: next(found))
+    monkeypatch.setattr(assemble, "search", lambda *_: next(found))
     own = Measured(store, "target", pytest.fail, lambda _: None)
     choice, one, other = asked("ouroboros"), small(model, store), small(model, store, "another small one")
     for measured in (own, one.measured, other.measured):
@@ -105,7 +105,7 @@ def test_what_is_found_belongs_to_the_pair_and_to_what_is_searched(tiny, store: 
 def test_nothing_is_searched_that_could_not_be_kept(tiny, store: Store, monkeypatch) -> None:
     """Costs that a busy moment gave are not kept, and what follows from them must not be either."""
     model, usual = tiny(LLAMA), Hyperparameters()
-    monkeypatch.setattr(drafting, "search", lambda *_: pytest.fail("it was searched"))
+    monkeypatch.setattr(assemble, "search", lambda *_: pytest.fail("it was searched"))
     own, nowhere = Measured(store, "t", pytest.fail, print), Measured(None, "t", pytest.fail, print)
     choice = asked("ouroboros")
     assert hyperparameters(choice, model.target, small(model), nowhere, COSTS) == usual
@@ -130,12 +130,12 @@ def test_phrases_of_a_search_hold_no_id_that_the_small_model_lacks(
 
     def search(build, said, vocabulary, nodes, costs, own, names) -> Hyperparameters:
         assert all(
-            len(reply) <= drafting.REPLY and len(prompt) + len(reply) <= model.target.context for prompt, reply in said
+            len(reply) <= assemble.REPLY and len(prompt) + len(reply) <= model.target.context for prompt, reply in said
         )
         pools.append(build(CHOSEN)[0].pool)
         return CHOSEN
 
-    monkeypatch.setattr(drafting, "search", search)
+    monkeypatch.setattr(assemble, "search", search)
     measured = Measured(store, "target", pytest.fail, lambda _: None)
     for parts in (Settings().ouroboros, ("lengthening",)):
         choice = replace(asked("ouroboros"), parts=parts)
