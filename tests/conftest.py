@@ -68,7 +68,7 @@ def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
                 from localspec.nn import exactness
 
                 card, found = TargetCard(str(model), model, None, ""), exactness.Exactness(False, 99)
-                with patch.object(measured, "measure", lambda *_, found=found: found):
+                with patch.object(model_profile, "measure", lambda *_, found=found: found):
                     opened = engine.Engine.open(Settings(drafter="none", log=False), card, store=store)
                 store.remember("costs", opened._measured.subject, [[1, 64], [256], [[1.0, 1.1]]])
         return path

@@ -90,7 +90,7 @@ def test_nobody_is_told_where_nothing_is_kept(begin):
     assert begin.told == [] and not begin.home.exists()
     begin.database.mkdir(parents=True)
     opening = begin(model="demo")
-    assert start.store is not None and start.store.path is None
+    assert opening.store is not None and start.store.path is None
     assert len(begin.told) == 1 and "cannot be used" in begin.told[0]
 
 
@@ -112,9 +112,9 @@ def test_a_store_that_cannot_be_asked_costs_no_reply(begin, monkeypatch):
 def test_with_no_log_the_store_serves_for_what_was_measured(begin):
     begin.keep("hi")
     opening = begin(model="demo", log=False)
-    assert start.store is not None and begin.told == []
-    talk(start.conversation, Engine("yes"), "never kept")
-    assert start.conversation.id is None and len(start.store.history.conversations()) == 1
+    assert opening.store is not None and begin.told == []
+    talk(opening.conversation, Engine("yes"), "never kept")
+    assert opening.conversation.id is None and len(start.store.history.conversations()) == 1
 
 
 @pytest.mark.parametrize("resume", [None, "last"])
@@ -123,9 +123,9 @@ def test_the_store_is_closed_at_the_end(fresh_home, resume):
         begin = Opening(fresh_home, stack)
         begin.keep("one")
         opening = begin(resume, model="demo")
-    assert start.store is not None
+    assert opening.store is not None
     with pytest.raises(sqlite3.ProgrammingError):
-        start.store.history.latest()
+        opening.store.history.latest()
 
 
 def test_the_model_is_chosen_for_the_device_that_was_named(begin, other, monkeypatch):
@@ -148,12 +148,12 @@ def test_the_model_is_chosen_for_the_device_that_was_named(begin, other, monkeyp
 
 def test_a_new_conversation(begin, other, monkeypatch):
     opening = begin(model="demo", system="Be kind.")
-    assert (start.card.name, start.conversation.model, start.conversation.system) == ("demo", "demo", "Be kind.")
-    assert start.conversation.turns == [] and start.conversation.id is None
+    assert (opening.card.name, start.conversation.model, start.conversation.system) == ("demo", "demo", "Be kind.")
+    assert opening.conversation.turns == [] and start.conversation.id is None
     assert begin().card.name == "demo" and DEMO in begin.told
     monkeypatch.chdir(other.parent)
     assert begin(model="./other").conversation.model == str(other)
-    talk(start.conversation, Engine("yes"), "hi")
+    talk(opening.conversation, Engine("yes"), "hi")
     with Store.open(begin.database, pytest.fail) as store:
         assert [info.title for info in store.history.conversations()] == ["hi"]
 
@@ -179,16 +179,16 @@ def test_a_damaged_model_is_told_before_it_is_loaded(begin, other):
 
 
 def prompts(opening: Opened) -> list[str]:
-    return [turn.prompt for turn in start.conversation.turns]
+    return [turn.prompt for turn in opening.conversation.turns]
 
 
 def test_the_last_one_and_a_given_one(begin):
     first, second = begin.keep("one", "two"), begin.keep("three")
     assert prompts(begin("last")) == ["three"]
     opening = begin(first)
-    assert prompts(opening) == ["one", "two"] and start.conversation.id == first
+    assert prompts(opening) == ["one", "two"] and opening.conversation.id == first
     assert begin.told == []
-    talk(start.conversation, Engine("yes"), "four")
+    talk(opening.conversation, Engine("yes"), "four")
     assert prompts(begin("last")) == ["one", "two", "four"]
     assert prompts(begin(second)) == ["three"]
 
@@ -222,9 +222,9 @@ def test_its_model_gives_way_to_the_flag_only(begin, other, monkeypatch):
     begin.keep("one", model=str(other))
     monkeypatch.setenv("LOCALSPEC_MODEL", "demo")
     opening = begin("last")
-    assert start.card.path == other and start.conversation.model == str(other)
+    assert opening.card.path == other and start.conversation.model == str(other)
     opening = begin("last", model="demo")
-    assert (start.card.name, start.conversation.model) == ("demo", "demo")
+    assert (opening.card.name, start.conversation.model) == ("demo", "demo")
     assert begin.told == []
 
 
@@ -243,7 +243,7 @@ def test_its_model_is_gone(begin, other, monkeypatch, go: Callable[[Path], None]
     go(other)
     gone = f"the model of this conversation, {other}, is no longer here."
     opening = begin("last")
-    assert (start.card.name, start.conversation.model, prompts(opening)) == ("demo", "demo", ["one"])
+    assert (opening.card.name, start.conversation.model, prompts(opening)) == ("demo", "demo", ["one"])
     assert begin.told == [gone, DEMO]
     monkeypatch.setenv("LOCALSPEC_MODEL", "demo")
     begin("last")
@@ -259,7 +259,7 @@ def test_its_name_means_another_model_by_now(begin, other):
     (begin.home / "config").mkdir(parents=True)
     (begin.home / "config" / "models.toml").write_text(f'[mine]\npath = "{other}"\n')
     opening = begin("last")
-    assert (start.card.name, start.card.path, start.conversation.model) == ("mine", other, "mine")
+    assert (opening.card.name, start.card.path, start.conversation.model) == ("mine", other, "mine")
 
 
 def test_a_damaged_model_of_its_own_is_an_error(begin, other):
@@ -275,8 +275,8 @@ def test_what_cannot_be_written_is_read_and_not_gone_on_with_on_disk(begin, monk
     monkeypatch.setattr(Store, "read_only", property(lambda _: True))
     opening = begin("last", model="demo")
     assert prompts(opening) == ["one"] and begin.told == []
-    talk(start.conversation, Engine("yes"), "two")
-    assert start.conversation.id is None
+    talk(opening.conversation, Engine("yes"), "two")
+    assert opening.conversation.id is None
     with Store.open(begin.database, pytest.fail) as store:
         assert store.history.conversations()[0].turns == 1
     assert begin(model="demo").conversation.turns == []
