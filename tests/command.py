@@ -17,7 +17,12 @@ def environment(home: Path, **variables: str) -> dict[str, str]:
     """This process's environment without its terminal's size and without any LOCALSPEC_* but those given."""
     foreign = ("LOCALSPEC_", "COLUMNS", "LINES")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    return {**kept, "PYTHONPATH": str(ROOT), "LOCALSPEC_HOME": str(home), **variables}
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tui"))),
+        "LOCALSPEC_HOME": str(home),
+        **variables,
+    }
 
 
 def localspec(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
