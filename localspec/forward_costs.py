@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
-from localspec.machine.hardware import free_memory, wait_for
+from localspec.machine.hardware import wait_for
+from localspec.machine.memory import free_memory
 
 if TYPE_CHECKING:
     from localspec.nn.target import Target

@@ -9,9 +9,9 @@ from statistics import median, quantiles
 
 from localspec import Done, Engine, Limits, Sampling, config
 from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Context, Step
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Context, Step
 from localspec.models import registry
 from localspec.policy.ranking import AUTO_NODES
 from localspec.policy.selection import choose

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from localspec.decoding.drafter import Context, Step
 from localspec.decoding.sampling import Sampling, walk
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Context, Step
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
 from localspec.store.store import Store

@@ -25,10 +25,10 @@ from drafter_table import figure, table
 from localspec import config
 from localspec.bench import measure, peers, prompts
 from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Drafter
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Drafter
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.ouroboros import Hyperparameters, Pair, draft_model, ouroboros

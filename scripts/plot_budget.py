@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from localspec.decoding.budget import Budget, Costs
+from localspec.decoding.drafter import Step
 from localspec.decoding.sampling import walk
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Step
 
 DRAWN = Path(__file__).parent.parent / "docs" / "budget.svg"
 MOST = 8

@@ -3,8 +3,8 @@
 import random
 from collections.abc import Sequence
 
+from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Context, Step
 
 
 class Witness:

@@ -4,8 +4,8 @@ from collections import deque
 from statistics import median
 from typing import Protocol
 
+from localspec.decoding.drafter import Step
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Step
 
 DECAY = 0.85  # of what is known about a guess, each time one like it is judged: about seven are remembered
 PRIOR = 0.5  # how many guesses the first estimate counts for

@@ -6,19 +6,18 @@ from collections.abc import Sequence
 import torch
 
 from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.forward import CacheT, ForwardModel
 from localspec.decoding.sampling import Sampling, walk, walk_by_rejection, walk_by_typicality
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Context, Drafter, Step
 from localspec.errors import LocalspecError
-from localspec.nn.cache import KVCache
-from localspec.nn.target import Target
 
 CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
 
 
 @torch.inference_mode()
 def prefill_step(
-    target: Target, cache: KVCache, drafter: Drafter, tokens: Sequence[int], sampling: Sampling, last: bool
+    target: ForwardModel[CacheT], cache: CacheT, drafter: Drafter, tokens: Sequence[int], sampling: Sampling, last: bool
 ) -> Step:
     """Reads one chunk of the prompt. The last one ends in the first pick, which becomes the root."""
     positions = torch.arange(cache.length, cache.length + len(tokens), device=target.device)
@@ -38,7 +37,12 @@ def prefill_step(
 
 @torch.inference_mode()
 def decode_step(
-    target: Target, cache: KVCache, drafter: Drafter, committed: Sequence[int], budget: Budget, sampling: Sampling
+    target: ForwardModel[CacheT],
+    cache: CacheT,
+    drafter: Drafter,
+    committed: Sequence[int],
+    budget: Budget,
+    sampling: Sampling,
 ) -> Step:
     """Commits the accepted path of one draft tree, and the bonus token behind it.
 

@@ -3,19 +3,18 @@
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import CHUNK, decode_step, prefill_step
 from localspec.decoding.detokenize import Transcript
-from localspec.decoding.memory import give_back, out_of_memory
+from localspec.decoding.drafter import Drafter, Step
+from localspec.decoding.forward import ForwardModel, TokenCache, common_prefix
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.stats import Tally, count_sources, peak_bytes, step_sources
-from localspec.drafters.base import Drafter, Step
+from localspec.decoding.stats import Tally, count_sources, step_sources
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Done, Event, Memory, Prefill, Reason, Statistics, Text
-from localspec.nn.cache import shared
-from localspec.nn.target import Target
+from localspec.machine.memory import give_back, out_of_memory, peak_memory
 from localspec.text import safe
 
 FEWER = CHUNK // 4  # prompt tokens a forward where CHUNK take too much memory
@@ -33,10 +32,10 @@ class Limits:
 class Session:
     """`tokens` are final and all but the last one are in the cache, between replies and after every step."""
 
-    def __init__(self, target: Target, drafter: Drafter, budget: Budget) -> None:
+    def __init__(self, target: ForwardModel[Any], drafter: Drafter, budget: Budget) -> None:
         self.target, self.drafter, self.budget = target, drafter, budget
         self.tokens: list[int] = []
-        self.cache = target.cache(0)
+        self.cache: TokenCache = target.cache(0)
         self.statistics: Statistics | None = None  # of the last reply, complete or not
         self.current: object = None  # the reply that may change this session; a later one takes over
 
@@ -112,7 +111,7 @@ class _Reply:
     def _prefill(self) -> Iterator[Prefill]:
         session, prompt = self.session, self.prompt
         session.statistics = None
-        self.reused = min(shared(session.tokens, prompt), session.cache.length, len(prompt) - 1)
+        self.reused = min(common_prefix(session.tokens, prompt), session.cache.length, len(prompt) - 1)
         del session.tokens[self.reused :]
         session.cache.truncate(self.reused)
         session.drafter.rewind(self.reused)
@@ -162,7 +161,7 @@ class _Reply:
             # No longer in the handler: an error keeps alive all that its frames hold.
             self.session.cache.truncate(length)
             self.session.drafter.rewind(len(self.session.tokens))
-            give_back(self.session.target.device)
+            give_back(str(self.session.target.device))
             if not less():
                 break
         raise DoesNotFit(
@@ -230,7 +229,10 @@ class _Reply:
             sources=count_sources(self.sources[:reply_tokens]),
             off_reason=session.budget.off_reason,
             memory=Memory(
-                session.target.nbytes, session.drafter.nbytes, session.cache.nbytes, peak_bytes(session.target.device)
+                session.target.nbytes,
+                session.drafter.nbytes,
+                session.cache.nbytes,
+                peak_memory(str(session.target.device)),
             ),
         )
 

@@ -3,10 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-import torch
-
-from localspec.drafters.base import Step
-from localspec.machine import hardware
+from localspec.decoding.drafter import Step
 
 
 class Tally:
@@ -60,8 +57,3 @@ def step_sources(step: Step) -> list[str]:
 def count_sources(sources: Sequence[str]) -> dict[str, int]:
     """How many tokens each proposer gave; the target is always listed."""
     return {"target": 0, **Counter(sources)}
-
-
-def peak_bytes(device: torch.device) -> int:
-    """The most memory this process ever held: on the device, or of main memory where that is the device."""
-    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else hardware.peak_memory()

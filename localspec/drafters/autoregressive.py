@@ -1,7 +1,7 @@
 """The empty draft: a tree of the root alone. Plain decoding is this drafter, not another loop."""
 
+from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Context, Step
 
 
 class Autoregressive:

@@ -1,73 +1,23 @@
-"""What every drafter is: it observes what the target did, and proposes a tree for what it does next."""
+"""What drafters with weights of their own have in common: options, training, files, and trees of parallel drafts."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from reprlib import repr as shortened
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
 
 from localspec.config import nearest
 from localspec.decoding.calibration import Calibration
-from localspec.decoding.sampling import Sampling, drawn
+from localspec.decoding.drafter import Context, Step
+from localspec.decoding.sampling import drawn
 from localspec.decoding.tree import Candidate, DraftTree, best_first
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn.adapters import Adapters
-from localspec.nn.cache import KVCache
 from localspec.nn.losses import RANKS, Foresight
 from localspec.nn.target import Target
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a draft may rest on. `committed` ends with the root; the cache holds all before it and may be borrowed."""
-
-    committed: Sequence[int]
-    cache: KVCache
-    nodes: int  # the tree may have so many, the root not counted
-    sampling: Sampling
-
-    @property
-    def root(self) -> int:
-        return self.committed[-1]
-
-
-@dataclass(frozen=True)
-class Step:
-    """What the target did: one chunk of prefill, or one decode step.
-
-    `committed` are the tokens that became final, in order: the accepted nodes and the bonus token; in prefill those
-    of the chunk, and behind the last chunk the first pick. `hidden` [rows, width] are the target's states at the rows
-    now in the cache (the chunk, or the path), and `best` its argmax at every node of the tree. Prefill has no tree and
-    no times.
-    """
-
-    committed: Sequence[int]
-    hidden: torch.Tensor
-    tree: DraftTree | None = None
-    path: Sequence[int] = ()
-    best: Sequence[int] = ()
-    draft_seconds: float = 0.0  # until the drafter had its tree
-    verify_seconds: float = 0.0  # from there until the target's picks were known
-
-
-class Drafter(Protocol):
-    """One method of drafting. Drafting starts only after the first target output: prefill is the first observation."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory the drafter holds beside the target."""
-
-    def observe(self, step: Step) -> None:
-        """Called after each chunk of prefill and each decode step."""
-
-    def draft(self, context: Context) -> DraftTree:
-        """A tree whose root is the last committed token, of at most `context.nodes` nodes below it."""
-
-    def rewind(self, length: int) -> None:
-        """Forgets what was observed behind the first `length` committed tokens; 0 starts afresh."""
 
 
 @dataclass(frozen=True)

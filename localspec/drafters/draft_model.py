@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import CHUNK, decode_step, prefill_step
+from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.forward import common_prefix
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Context, Drafter, Step
 from localspec.errors import LocalspecError
-from localspec.nn.cache import shared
 from localspec.nn.target import Target
 
 SOURCE = "draft_model"
@@ -95,7 +95,7 @@ class DraftModel:
         """Takes over what is new in the text. What was drafted stays as far as the text confirms it."""
         known = self.small.transformer.shape.vocabulary
         fresh = [token if token < known else 0 for token in committed[self._agreed :]]
-        same = shared(self._tokens[self._agreed :], fresh)
+        same = common_prefix(self._tokens[self._agreed :], fresh)
         if same < len(fresh):
             self._cut(self._agreed + same)
             self._tokens += fresh[same:]

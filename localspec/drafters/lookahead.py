@@ -7,8 +7,8 @@ behind every guess; guesses that are taken from the forward before come closer t
 import random
 from collections.abc import Collection, Sequence
 
+from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Context, Step
 from localspec.drafters.pool import PhrasePool
 
 SOURCE = "window"

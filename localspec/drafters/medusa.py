@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree, best_first
-from localspec.drafters.base import Batch, Context, Lesson, ParallelDrafter, Step, refuse_without_joint
+from localspec.drafters.base import Batch, Lesson, ParallelDrafter, refuse_without_joint
 from localspec.errors import UsageMistake
 from localspec.nn.adapters import MOST_RANK, Adapters
 from localspec.nn.losses import RANKS, Foresight, cross_entropy

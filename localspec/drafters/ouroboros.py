@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from localspec.decoding.budget import Budget, Costs
+from localspec.decoding.drafter import Drafter
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Drafter
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.phrases import Lengthened

@@ -8,13 +8,14 @@ import torch.nn.functional as F
 
 from localspec.decoding.budget import Budget, Costs
 from localspec.decoding.decode import decode_step, prefill_step
+from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Context, Drafter, Step
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ouroboros import Hyperparameters
 from localspec.nn.cache import KVCache
-from localspec.nn.target import Output, Target
+from localspec.nn.target import Target
 
 # What is tried, in this order, one after the other; the paper's W of 15 to 20 would be forwards of 200 rows.
 RANGES = {"draft": (1, 2, 3, 4, 6, 8, 11), "window": (0, 1, 2, 3, 5), "phrase": (3, 4, 5, 7), "phrases": (1, 2, 3, 4)}
@@ -40,11 +41,11 @@ class Replay(Target):
         cache: KVCache | None = None,
         layers: Sequence[int] | None = None,
         last: bool = False,
-    ) -> Output:
+    ) -> ForwardOutput:
         """All weight on the next token of the text, wherever a row stands."""
         rows = positions[-1:] if last else positions
         following = self._text[(rows + 1).clamp(max=len(self._text) - 1)]
-        return Output(F.one_hot(following, self._vocabulary).float(), torch.empty(len(positions), 0))
+        return ForwardOutput(F.one_hot(following, self._vocabulary).float(), torch.empty(len(positions), 0))
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
         """There is nothing to compute, so nothing that could be computed otherwise."""

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Batch, Context, Lesson, ParallelDrafter, Step
+from localspec.drafters.base import Batch, Lesson, ParallelDrafter
 from localspec.errors import UsageMistake
 from localspec.nn.cache import KVCache
 from localspec.nn.losses import RANKS, Foresight, cross_entropy

@@ -4,8 +4,9 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import replace
 
+from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.tree import DraftTree, depth_first
-from localspec.drafters.base import Context, Drafter, Step, TrainedDrafter
+from localspec.drafters.base import TrainedDrafter
 from localspec.drafters.pool import BACK, KEY, Continuation, PhrasePool, StoredPhrase
 
 

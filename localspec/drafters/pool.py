@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from localspec.drafters.base import Step
+from localspec.decoding.drafter import Step
 from localspec.store.store import Phrase, pack_key, pack_tokens, unpack_tokens
 
 KEY = 2  # tokens a phrase is looked up by

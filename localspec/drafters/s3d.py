@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Batch, Context, Former, Lesson, ParallelDrafter, Step
+from localspec.drafters.base import Batch, Former, Lesson, ParallelDrafter
 from localspec.drafters.s3d_timing import head_weight, timings
 from localspec.errors import UsageMistake
 from localspec.nn.adapters import MOST_RANK, WHICH, Adapters
-from localspec.nn.cache import Behind
+from localspec.nn.cache import Behind, KVCache
 from localspec.nn.losses import cross_entropy
 from localspec.nn.target import Target
 from localspec.policy.s3d_prediction import Acceptance, beside, fit, propose, share, symmetric
@@ -169,6 +170,7 @@ class Drafter(ParallelDrafter):
         The rows are written behind the committed tokens, and overwritten by verification.
         """
         target, cache = self.target, context.cache
+        assert isinstance(cache, KVCache)  # the target's own: the draft is written into it
         rows = min(self.depth, context.nodes, target.context - len(context.committed))
         if rows < 1:
             return None

@@ -6,8 +6,8 @@ from statistics import median
 
 import torch
 
+from localspec.decoding.drafter import Context, Drafter
 from localspec.decoding.sampling import Sampling
-from localspec.drafters.base import Context, Drafter
 from localspec.nn.target import Target
 from localspec.policy.s3d_prediction import Timing, share, symmetric
 

@@ -15,10 +15,8 @@ from localspec.checkpoint import revision
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.calibration import Calibration
-from localspec.decoding.memory import out_of_memory
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
-from localspec.decoding.stats import peak_bytes
 from localspec.drafters import load
 from localspec.drafters.base import TrainedDrafter
 from localspec.drafters.ouroboros import Hyperparameters
@@ -27,8 +25,9 @@ from localspec.engine.fit_context import fitting
 from localspec.engine.model_profile import Measured
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Event, Prefill, Statistics
-from localspec.machine.hardware import IdleCores, free_memory
+from localspec.machine.hardware import IdleCores
 from localspec.machine.machine import this_machine
+from localspec.machine.memory import free_memory, out_of_memory, peak_memory
 from localspec.models.registry import TargetCard
 from localspec.nn.exactness import Exactness
 from localspec.nn.packing import DTYPES
@@ -154,7 +153,7 @@ class Engine:
 
     def peak_bytes(self) -> int:
         """The most memory this process ever held: on the device, or of main memory where that is the device."""
-        return peak_bytes(self.target.device)
+        return peak_memory(str(self.target.device))
 
     def sampling(self, settings: Settings) -> Sampling:
         """What was asked for, else the model's own generation_config; a fresh seed where none was given."""

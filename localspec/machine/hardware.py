@@ -1,8 +1,7 @@
-"""Facts about this machine: devices, memory and its speed, processor cores. No policy."""
+"""Facts about this machine: devices, the speed of their memory, processor cores. No policy."""
 
 import os
 import platform
-import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -10,10 +9,10 @@ from pathlib import Path
 import psutil
 
 from localspec import config
+from localspec.machine.memory import free_memory
 
 # Instructions that decide which matrix kernels are taken.
 KERNELS = ("avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "dot", "i8mm", "bf16", "sve")
-CONTAINER = Path("/sys/fs/cgroup")  # as a container with a group of its own sees it (version 2)
 
 
 @cache
@@ -45,53 +44,6 @@ class IdleCores:
         times, own = psutil.cpu_times(), psutil.Process().cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
         return time.monotonic(), sum(times[:8]) - idle, own.user + own.system
-
-
-def free_memory(device: str = "cpu") -> int:
-    """Bytes of a device's memory that a program may still take; all but a graphics card share the main memory."""
-    if device.startswith("cuda"):
-        import torch
-
-        return int(torch.cuda.mem_get_info(device)[0])
-    available = min(int(psutil.virtual_memory().available), _container()[1])
-    if device == "mps":
-        import torch
-
-        # beyond what the system recommends, it begins to write memory to the disk
-        return min(available, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
-    return available
-
-
-def total_memory(device: str = "cpu") -> int:
-    """Bytes of memory that a device has; of a Mac's, those that the system recommends to a GPU."""
-    import torch
-
-    if device.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(device)[1])
-    if device == "mps":
-        return torch.mps.recommended_max_memory()
-    return min(int(psutil.virtual_memory().total), _container()[0])
-
-
-def _container() -> tuple[int, int]:
-    """(bytes of main memory that a container may have, and may still take); whatever there is where none is set."""
-    try:
-        limit = int((CONTAINER / "memory.max").read_text())
-        held = int((CONTAINER / "memory.current").read_text())
-        counts = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
-        # pages of files are given back when memory is asked for
-        return limit, max(0, limit - held + int(counts["inactive_file"]))
-    except (OSError, ValueError, KeyError):  # another system, the root group, or "max"
-        return sys.maxsize, sys.maxsize
-
-
-def peak_memory() -> int:
-    """The most bytes of main memory that this process ever held."""
-    if sys.platform == "win32":
-        return int(psutil.Process().memory_info().peak_wset)
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def cpu_computes_bf16() -> bool:

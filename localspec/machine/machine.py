@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localspec.machine import hardware
+from localspec.machine import hardware, memory
 from localspec.machine.packings import lacking
 
 LEAST_FREE = 600 * 10**6  # bytes of a device's memory that always stay free, or a tenth of it
@@ -71,7 +71,7 @@ def _device(name: str, bandwidth: float | None) -> Device:
     title, dtypes, capability = _about(name)
     missing = {packing: what for packing in PACKINGS if (what := lacking(packing, name))}
     packings = tuple(packing for packing in PACKINGS if packing not in missing)
-    total, free = hardware.total_memory(name), hardware.free_memory(name)
+    total, free = memory.total_memory(name), memory.free_memory(name)
     return Device(name, title, total, free, dtypes, packings, capability, bandwidth, missing)
 
 

@@ -117,11 +117,3 @@ class Behind:
 
 def _rounded(slots: int) -> int:
     return -(-slots // BUCKET) * BUCKET
-
-
-def shared(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Length of the longest common prefix of two texts: so many tokens of a cache can be kept."""
-    for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        if a != b:
-            return index
-    return min(len(ours), len(theirs))

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from transformers import CONFIG_MAPPING, AutoTokenizer, PretrainedConfig
 from transformers.utils import logging
 
 from localspec.checkpoint import Checkpoint, inspect
+from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake, first_line
 from localspec.nn.attention import LEAST_SLOTS, fastest, invariant, page
@@ -34,14 +35,6 @@ PROBE = (
     "- Zürich, São Paulo, 北京, Москва\n- a² + b² = c²; 7 × 8 = 56\n"
 )
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
-
-
-@dataclass(frozen=True)
-class Output:
-    """Of one forward: logits [rows, vocabulary] and hidden states behind the final norm [rows, width]."""
-
-    logits: torch.Tensor
-    hidden: torch.Tensor
 
 
 class Target:
@@ -143,7 +136,7 @@ class Target:
         cache: KVCache | None = None,
         layers: Sequence[int] | None = None,
         last: bool = False,
-    ) -> Output:
+    ) -> ForwardOutput:
         """One pass over new rows: tokens [n] (or [batch, n] without a cache), positions [n], mask bool [n, n].
 
         With `last` the logits are those of the last row only: what prefill needs of a long prompt.
@@ -157,8 +150,8 @@ class Target:
         if tokens.ndim == 1:
             hidden = hidden[0]
         if last:
-            return Output(self.head(hidden[..., rows - 1 : rows, :]), hidden[..., :rows, :])
-        return Output(self.head(hidden)[..., :rows, :], hidden[..., :rows, :])
+            return ForwardOutput(self.head(hidden[..., rows - 1 : rows, :]), hidden[..., :rows, :])
+        return ForwardOutput(self.head(hidden)[..., :rows, :], hidden[..., :rows, :])
 
     def answers(self) -> bool:
         """Whether its logits are numbers, behind a short text."""

@@ -18,9 +18,8 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from localspec.checkpoint import revision
-from localspec.decoding.memory import out_of_memory
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
-from localspec.machine.hardware import free_memory
+from localspec.machine.memory import free_memory, out_of_memory
 from localspec.nn.packing import DTYPES
 from localspec.nn.target import Target
 from localspec.policy.selection import Choice

@@ -9,8 +9,8 @@ from typing import Any
 from localspec import config, drafters
 from localspec.drafters.base import TrainedDrafter
 from localspec.errors import DoesNotFit
-from localspec.machine.hardware import free_memory
 from localspec.machine.machine import Machine
+from localspec.machine.memory import free_memory
 from localspec.models.registry import TargetCard
 from localspec.nn.losses import HELD, ROWS
 from localspec.nn.packing import DTYPES

@@ -14,9 +14,9 @@ from accelerate.state import AcceleratorState
 from localspec import drafters
 from localspec.checkpoint import revision
 from localspec.config import Settings
-from localspec.decoding.memory import out_of_memory
 from localspec.drafters.base import Former, TrainedDrafter
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
+from localspec.machine.memory import out_of_memory
 from localspec.models.drafter_cards import drafters as trained_before
 from localspec.models.registry import TargetCard
 from localspec.nn.packing import DTYPES

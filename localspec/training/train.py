@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from localspec.decoding.memory import out_of_memory
 from localspec.drafters.base import Batch, TrainedDrafter
 from localspec.errors import DoesNotFit, LocalspecError
+from localspec.machine.memory import out_of_memory
 from localspec.nn.losses import RANKS, cross_entropy
 from localspec.nn.target import Target
 from localspec.training import checkpoint

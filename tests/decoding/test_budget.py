@@ -14,11 +14,11 @@ from tiers import cases
 from tiny_models import Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import LATEST, PATIENCE, SOONEST, Budget
+from localspec.decoding.drafter import Drafter, Step
 from localspec.decoding.sampling import Sampling, walk
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Drafter, Step
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
 from localspec.events import Done, Text

@@ -11,9 +11,9 @@ from tiny_models import Tiny, prompt_ids, stock_logits
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
+from localspec.decoding.drafter import Context, Step
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Context, Step
 
 Make = Callable[[str], Tiny]
 

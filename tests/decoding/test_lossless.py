@@ -25,10 +25,10 @@ from tiny_models import (
 from transformers import LlamaConfig, Qwen3Config
 
 from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Drafter
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Drafter
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
 from localspec.events import Done, Statistics, Text

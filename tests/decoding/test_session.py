@@ -13,11 +13,11 @@ from transformers import LlamaConfig
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import CHUNK
+from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Context, Drafter, Step
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
 from localspec.errors import UsageMistake

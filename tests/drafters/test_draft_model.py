@@ -28,17 +28,17 @@ from tiny_models import (
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Context
+from localspec.decoding.forward import ForwardOutput, common_prefix
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Context
 from localspec.drafters.draft_model import SOURCE, DraftModel
 from localspec.errors import UsageMistake
 from localspec.events import Text
-from localspec.nn.cache import shared
 from localspec.nn.small_model import compare_tokens
-from localspec.nn.target import Output, Target
+from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
 
@@ -88,10 +88,10 @@ class Watched:
         self.target, self.rows, self.read, self.again = copy(target), list[int](), list[int](), 0
         forward = self.target.forward
 
-        def watched(tokens: torch.Tensor, positions: torch.Tensor, *more: Any, **named: Any) -> Output:
+        def watched(tokens: torch.Tensor, positions: torch.Tensor, *more: Any, **named: Any) -> ForwardOutput:
             start, fresh = int(positions[0]), tokens.tolist()
             assert start <= len(self.read), "something was left out"
-            self.again += shared(fresh, self.read[start:])
+            self.again += common_prefix(fresh, self.read[start:])
             self.read[start:] = fresh
             self.rows.append(len(fresh))
             return forward(tokens, positions, *more, **named)

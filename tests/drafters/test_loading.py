@@ -13,10 +13,10 @@ from tiny_models import FAMILIES, Tiny, prompt_ids
 
 from localspec import drafters
 from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Drafter
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Drafter
 from localspec.errors import LocalspecError
 from localspec.events import Done
 from localspec.models.drafter_cards import TRAINED, read_drafter

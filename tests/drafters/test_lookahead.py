@@ -14,11 +14,11 @@ from tiny_models import FAMILIES, Tiny, prompt_ids, stock_logits, stock_reply
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
+from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Context, Drafter, Step
 from localspec.drafters.lookahead import SOURCE, Lookahead
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool

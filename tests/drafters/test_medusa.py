@@ -28,11 +28,12 @@ import localspec
 from localspec import drafters
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import CHUNK
+from localspec.decoding.drafter import Context, Step
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Batch, Context, Step, TrainedDrafter
+from localspec.drafters.base import Batch, TrainedDrafter
 from localspec.drafters.medusa import Blocks, sparse_tree
 from localspec.drafters.medusa import Drafter as Medusa
 from localspec.drafters.phrases import Lengthened

@@ -32,11 +32,11 @@ from transformers import LlamaConfig
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
+from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Context, Drafter, Step
 from localspec.drafters.draft_model import SOURCE, DraftModel
 from localspec.drafters.ouroboros import MOST, Hyperparameters, Pair, draft_model, ouroboros
 from localspec.drafters.ouroboros_tuning import RANGES, START, Replay, predicted, search

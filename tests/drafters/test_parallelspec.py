@@ -32,11 +32,12 @@ from transformers import LlamaConfig, Qwen2Config
 
 from localspec.decoding import session as sessions
 from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Context
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.drafters import load, make, save
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Batch, Context
+from localspec.drafters.base import Batch
 from localspec.drafters.parallelspec import Drafter, Group
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Text

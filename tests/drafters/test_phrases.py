@@ -12,11 +12,11 @@ from doubles import Oracle, RandomBranches, Witness
 from tiny_models import Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Context, Drafter, Step
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import AHEAD, BACK, ENTRIES, KEYS, PhrasePool
 from localspec.events import Done, Statistics, Text

@@ -26,12 +26,13 @@ from tiny_models import (
 from transformers import LlamaConfig
 
 from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters import CARD, load, make, s3d, save
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Batch, Context, Drafter, Former, Step
+from localspec.drafters.base import Batch, Former
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
 from localspec.errors import LocalspecError, UsageMistake

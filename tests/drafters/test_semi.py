@@ -13,13 +13,14 @@ from tiny_models import Tiny, prompt_ids, read, stock_distribution, stock_logits
 from transformers import LlamaConfig
 
 from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import Candidate, DraftTree, grown
 from localspec.drafters import load as load_drafter
 from localspec.drafters import make, save
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Batch, Context, Drafter, Step, TrainedDrafter
+from localspec.drafters.base import Batch, TrainedDrafter
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Statistics, Text
 from localspec.models.drafter_cards import read_drafter

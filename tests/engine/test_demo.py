@@ -11,10 +11,10 @@ import localspec
 from localspec import drafters
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Drafter
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Drafter
 from localspec.drafters.ouroboros import Hyperparameters, Pair, draft_model, ouroboros
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool

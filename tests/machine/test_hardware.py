@@ -4,7 +4,7 @@ import pytest
 import torch
 from clocks import Clock
 
-from localspec.machine import hardware
+from localspec.machine import hardware, memory
 from localspec.machine.hardware import memory_bandwidth, versions
 
 
@@ -32,7 +32,7 @@ def test_a_gpu_is_named_and_not_the_processor(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert versions("cuda:1") == f"torch {torch.__version__}, GPU cuda:1, CUDA 13.0"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7 if device == "cuda:1" else 9, 100))
-    assert hardware.free_memory("cuda:1") == 7
+    assert memory.free_memory("cuda:1") == 7
 
 
 def test_the_processor_has_a_name_where_nothing_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,11 +75,11 @@ def test_bandwidth_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_container_has_the_memory_that_it_was_given(monkeypatch, tmp_path, limit: str, total, free) -> None:
     host = type("memory", (), {"total": 64_000_000, "available": 60_000_000})
-    monkeypatch.setattr(hardware.psutil, "virtual_memory", lambda: host)
-    monkeypatch.setattr(hardware, "CONTAINER", tmp_path)
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: host)
+    monkeypatch.setattr(memory, "CONTAINER", tmp_path)
     (tmp_path / "memory.max").write_text(limit)
     (tmp_path / "memory.current").write_text("1500000\n")
     (tmp_path / "memory.stat").write_text("anon 500000\nactive_file 0\ninactive_file 1000000\n")
-    assert hardware.total_memory() == (total or 64_000_000) and hardware.free_memory() == (free or 60_000_000)
+    assert memory.total_memory() == (total or 64_000_000) and memory.free_memory() == (free or 60_000_000)
     host.available = 1_000_000
-    assert hardware.free_memory() == 1_000_000, "no more than the host has"
+    assert memory.free_memory() == 1_000_000, "no more than the host has"

@@ -16,17 +16,18 @@ from tiers import cases
 from tiny_models import CONFIGS, FAMILIES, Tiny, byte_tokenizer, prompt_ids, write
 
 from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Context, Drafter, Step
 from localspec.nn import exactness
 from localspec.nn.attention import Attention, fastest, invariant
 from localspec.nn.cache import KVCache
 from localspec.nn.exactness import Exactness, measure
 from localspec.nn.linear import RowScaled
-from localspec.nn.target import Output, Target
+from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
 Load = Callable[..., Target]
@@ -124,15 +125,15 @@ def test_what_is_kept_of_it_is_read_again_and_nothing_else_is() -> None:
 Attending = Callable[[Target, Attention], Target]
 
 
-def doctored(target: Target, change: Callable[[Output, torch.Tensor], torch.Tensor]) -> Target:
+def doctored(target: Target, change: Callable[[ForwardOutput, torch.Tensor], torch.Tensor]) -> Target:
     """`change(output, mask)` gives other logits."""
     forward = target.forward
 
     def changed(
         tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: KVCache | None = None
-    ) -> Output:
+    ) -> ForwardOutput:
         output = forward(tokens, positions, mask, cache)
-        return Output(change(output, mask), output.hidden)
+        return ForwardOutput(change(output, mask), output.hidden)
 
     target.forward = changed  # type: ignore[assignment]
     return target
@@ -194,7 +195,7 @@ def test_in_the_invariant_form_wider_trees_than_asked_for_are_tried_for_all_must
 def test_in_the_fastest_form_wider_trees_than_asked_for_are_not_tried(small: Small) -> None:
     seen: list[int] = []
 
-    def watch(output: Output, mask: torch.Tensor) -> torch.Tensor:
+    def watch(output: ForwardOutput, mask: torch.Tensor) -> torch.Tensor:
         seen.append(len(mask))
         return output.logits
 
@@ -219,7 +220,7 @@ def test_logits_that_depend_on_what_the_other_rows_are_are_seen(
 def test_logits_that_depend_on_the_place_of_a_row_are_seen(small: Small, assert_seen: Seen, row: int) -> None:
     """The path of one tree stands at its beginning, that of another at its end."""
 
-    def placed(output: Output, mask: torch.Tensor) -> torch.Tensor:
+    def placed(output: ForwardOutput, mask: torch.Tensor) -> torch.Tensor:
         return output.logits + 1e-3 * (torch.arange(len(mask)) >= max(row, 1))[:, None]
 
     assert_seen(doctored(small(), placed))
@@ -262,7 +263,7 @@ def test_logits_that_depend_on_the_number_of_threads_are_seen(
 ) -> None:
     """At any width: the larger a tree, the more of its work is split."""
 
-    def split(output: Output, mask: torch.Tensor) -> torch.Tensor:
+    def split(output: ForwardOutput, mask: torch.Tensor) -> torch.Tensor:
         return output.logits + 1e-3 * (len(mask) == rows and torch.get_num_threads() == threads)
 
     assert_seen(doctored(small(), split))
@@ -278,7 +279,7 @@ def test_logits_that_depend_on_a_number_of_threads_between_one_and_all_are_seen(
     monkeypatch.setattr(exactness, "physical_cores", lambda: 7)
     monkeypatch.setattr(exactness, "WIDE", ())
 
-    def split(output: Output, mask: torch.Tensor) -> torch.Tensor:
+    def split(output: ForwardOutput, mask: torch.Tensor) -> torch.Tensor:
         return output.logits + 1e-3 * (torch.get_num_threads() == threads)
 
     assert_seen(doctored(small(exact=exact), split), exact, widest=1)
@@ -292,7 +293,7 @@ def test_those_numbers_of_threads_are_tried_with_few_rows_and_with_some_more(
     """As rows are shared out among threads, it may be only some widths that show it."""
     monkeypatch.setattr(exactness, "physical_cores", lambda: 7)
 
-    def split(output: Output, mask: torch.Tensor) -> torch.Tensor:
+    def split(output: ForwardOutput, mask: torch.Tensor) -> torch.Tensor:
         return output.logits + 1e-3 * (torch.get_num_threads() == 5 and -(-len(mask) // 4) * 4 == rows)
 
     assert_seen(doctored(small(), split), widest=2, multiple=4)
@@ -327,7 +328,7 @@ def test_keys_and_values_that_differ_are_seen_though_the_logits_do_not(
     target = small()
     forward = target.forward
 
-    def soiled(tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: KVCache) -> Output:
+    def soiled(tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: KVCache) -> ForwardOutput:
         output = forward(tokens, positions, mask, cache)
         if len(positions) > 1:  # when a tree has been read: what a later step would see
             cache._slots[-1, 1, :, cache.length + len(positions) - 1] += 1e-3
@@ -382,7 +383,7 @@ def test_the_number_of_threads_is_what_it_was_also_where_the_model_fails(load: L
     measure(load(exact=False), 3, exact=False)
     assert torch.get_num_threads() == 3
 
-    def broken(output: Output, mask: torch.Tensor) -> torch.Tensor:
+    def broken(output: ForwardOutput, mask: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError):
@@ -414,7 +415,7 @@ class Listening:
         self.inner, self.rows = inner, []
         forward = target.forward
 
-        def heard(*arguments: object, **more: object) -> Output:
+        def heard(*arguments: object, **more: object) -> ForwardOutput:
             self.output = forward(*arguments, **more)  # type: ignore[arg-type]
             return self.output
 

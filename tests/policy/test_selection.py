@@ -10,7 +10,7 @@ from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, flat, gpu, machin
 
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
-from localspec.machine import hardware
+from localspec.machine import hardware, memory
 from localspec.machine.machine import Machine
 from localspec.models.entries import Accepted, Published
 from localspec.models.model import Model
@@ -426,8 +426,8 @@ def test_a_busy_machine_leaves_fewer_cores_but_always_one(monkeypatch) -> None:
 
 def test_this_machine_has_cores_memory_and_a_processor() -> None:
     assert hardware.physical_cores() >= 1
-    assert hardware.free_memory() > 0
-    assert hardware.peak_memory() > 1_000_000
+    assert memory.free_memory() > 0
+    assert memory.peak_memory() > 1_000_000
     assert hardware.devices()[-1] == "cpu"
 
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Batch, Context, Lesson, Step, TrainedDrafter
+from localspec.drafters.base import Batch, Lesson, TrainedDrafter
 from localspec.nn.losses import cross_entropy
 from localspec.nn.target import Target
 

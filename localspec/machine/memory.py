@@ -1,0 +1,80 @@
+"""Memory: how much of it is free, how much was taken at most, and what is done when it runs out."""
+
+import sys
+from pathlib import Path
+
+import psutil
+
+CONTAINER = Path("/sys/fs/cgroup")  # as a container with a group of its own sees it (version 2)
+
+
+def free_memory(device: str = "cpu") -> int:
+    """Bytes of a device's memory that a program may still take; all but a graphics card share the main memory."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    available = min(int(psutil.virtual_memory().available), _container()[1])
+    if device == "mps":
+        import torch
+
+        # beyond what the system recommends, it begins to write memory to the disk
+        return min(available, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+    return available
+
+
+def total_memory(device: str = "cpu") -> int:
+    """Bytes of memory that a device has; of a Mac's, those that the system recommends to a GPU."""
+    import torch
+
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[1])
+    if device == "mps":
+        return torch.mps.recommended_max_memory()
+    return min(int(psutil.virtual_memory().total), _container()[0])
+
+
+def _container() -> tuple[int, int]:
+    """(bytes of main memory that a container may have, and may still take); whatever there is where none is set."""
+    try:
+        limit = int((CONTAINER / "memory.max").read_text())
+        held = int((CONTAINER / "memory.current").read_text())
+        counts = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
+        # pages of files are given back when memory is asked for
+        return limit, max(0, limit - held + int(counts["inactive_file"]))
+    except (OSError, ValueError, KeyError):  # another system, the root group, or "max"
+        return sys.maxsize, sys.maxsize
+
+
+def peak_memory(device: str = "cpu") -> int:
+    """The most bytes that this process ever held: of a graphics card's memory, or of main memory for other devices."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.max_memory_reserved(device))
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether this error says that memory ran out; torch has an error of its own for that on CUDA only."""
+    import torch
+
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        said in str(error) for said in ("can't allocate memory", "out of memory", "_ALLOC_FAILED")
+    )
+
+
+def give_back(device: str) -> None:
+    """Gives back what the allocator of a device holds and nobody uses."""
+    import torch
+
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+    elif device == "mps":
+        torch.mps.empty_cache()
