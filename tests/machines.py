@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localspec.forward_costs import ForwardCosts
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device, Machine
 from localspec.models.drafter_cards import DrafterCard
@@ -12,6 +11,7 @@ from localspec.models.entries import Entry, Published
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
 from localspec.policy.candidates import Known, Nothing
+from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.prediction import Rates
 
 GIB = 2**30

@@ -15,8 +15,8 @@ from localspec.drafters.ouroboros_tuning import Said, search
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool, PhraseReader
 from localspec.engine.model_profile import Measured
-from localspec.forward_costs import ForwardCosts
 from localspec.nn.target import Target
+from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.selection import Choice
 
 COLUMNS, PHRASE = 8, 4  # of the window beside a target: columns at most, tokens of a phrase

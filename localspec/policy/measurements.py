@@ -7,10 +7,10 @@ from localspec import __version__
 from localspec.checkpoint import revision
 from localspec.errors import LocalspecError
 from localspec.events import Statistics
-from localspec.forward_costs import ForwardCosts
 from localspec.machine.hardware import versions
 from localspec.models.registry import TargetCard
 from localspec.policy.candidates import Known, Replies
+from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.prediction import Rates
 from localspec.store.store import Store
 

@@ -6,9 +6,9 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any, Protocol
 
-from localspec.forward_costs import linear
 from localspec.machine.machine import Device
 from localspec.models.shape import Shape
+from localspec.policy.forward_costs import linear
 
 ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number
 CHUNK = 512  # tokens of a prompt that are read at once

@@ -25,8 +25,8 @@ from scripted import Script, scripted_model
 from localspec.chat.conversation import saved
 from localspec.cli import plain
 from localspec.cli.main import main
-from localspec.forward_costs import ForwardCosts
 from localspec.paths import Paths
+from localspec.policy.forward_costs import ForwardCosts
 from localspec.store.history import Saved
 from localspec.store.store import Store
 

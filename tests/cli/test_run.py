@@ -28,9 +28,9 @@ from localspec.chat.conversation import saved
 from localspec.cli import run as run_module
 from localspec.cli.main import main
 from localspec.cli.texts import joined, read
-from localspec.forward_costs import ForwardCosts
 from localspec.machine import hardware
 from localspec.paths import Paths
+from localspec.policy.forward_costs import ForwardCosts
 from localspec.store.history import Saved
 from localspec.store.store import Store, pack_tokens, unpack_key, unpack_tokens
 from localspec.text import safe

@@ -18,8 +18,8 @@ from localspec.drafters.pool import PhrasePool
 from localspec.engine import assemble
 from localspec.engine.assemble import Small, drafter_of, hyperparameters, pool_of
 from localspec.engine.model_profile import Measured
-from localspec.forward_costs import ForwardCosts
 from localspec.policy.candidates import PAIRED
+from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.selection import Choice, choose
 from localspec.store.store import Store
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from clocks import Clock
 
-from localspec import forward_costs as measuring
-from localspec.forward_costs import ROWS, ForwardCosts, forward_costs
 from localspec.nn.cache import KVCache
+from localspec.policy import forward_costs as measuring
+from localspec.policy.forward_costs import ROWS, ForwardCosts, forward_costs
 
 
 @pytest.fixture
