@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 
-from localspec.decoding.budget import Budget, Costs
+from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Step
 from localspec.decoding.sampling import walk
 from localspec.decoding.tree import DraftTree
+from localspec.policy.forward_costs import ForwardCostModel
 
 DRAWN = Path(__file__).parent.parent / "docs" / "budget.svg"
 MOST = 8
@@ -65,7 +66,7 @@ def chain(nodes: int) -> DraftTree:
     return DraftTree.chain([RIGHT] * (nodes + 1), "chain")
 
 
-def simulate(budget: Budget, text: Sequence[int], costs: Costs, draft: Draft = chain) -> list[Verified]:
+def simulate(budget: Budget, text: Sequence[int], costs: ForwardCostModel, draft: Draft = chain) -> list[Verified]:
     """Decodes a scripted text with real trees and the real acceptance rule; only the target is missing."""
     steps: list[Verified] = []
     position, clock = 0, 0.0
@@ -85,7 +86,9 @@ def throughput(steps: Sequence[Verified], text: Sequence[int]) -> float:
     return len(text) / steps[-1].clock
 
 
-def best_fixed(text: Sequence[int], costs: Costs, draft: Draft = chain, most: int = MOST) -> tuple[float, int]:
+def best_fixed(
+    text: Sequence[int], costs: ForwardCostModel, draft: Draft = chain, most: int = MOST
+) -> tuple[float, int]:
     """The highest throughput of any fixed size, 0 included, and that size."""
     return max((throughput(simulate(Budget(nodes), text, costs, draft), text), -nodes) for nodes in range(most + 1))
 

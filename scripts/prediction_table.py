@@ -57,12 +57,12 @@ def run(path: Path, form: str) -> dict[str, float]:
     import torch
 
     from localspec import Engine, Limits, Sampling
+    from localspec.engine.forward_timing import forward_costs
     from localspec.engine.rates import measured_rates  # all that is imported counts as there before
     from localspec.machine.hardware import physical_cores
     from localspec.machine.memory import peak_memory
     from localspec.models import registry
     from localspec.models.shape import Shape
-    from localspec.policy.forward_costs import forward_costs
     from localspec.policy.prediction import Estimate
     from localspec.policy.selection import choose
 

@@ -2,23 +2,16 @@
 
 from collections import deque
 from statistics import median
-from typing import Protocol
 
 from localspec.decoding.drafter import Step
 from localspec.decoding.tree import DraftTree
+from localspec.policy.forward_costs import ForwardCostModel
 
 DECAY = 0.85  # of what is known about a guess, each time one like it is judged: about seven are remembered
 PRIOR = 0.5  # how many guesses the first estimate counts for
 PATIENCE = 16  # drafts in a row that do not pay before speculation is switched off,
 LOSS = 1.5  # or plain steps that they cost together: a draft model costs much more than a look at phrases
 SOONEST, LATEST = 16, 512  # plain steps until it is tried again: twice as many each time it still does not pay
-
-
-class Costs(Protocol):
-    """What a forward of the target costs on this machine."""
-
-    def at(self, rows: int, context: int) -> float:
-        """Seconds of one forward of so many rows behind so many committed tokens."""
 
 
 class Budget:
@@ -33,7 +26,7 @@ class Budget:
     Without costs it is a fixed experiment: trees of `most` nodes, no resizing, no switching off as long as they fit.
     """
 
-    def __init__(self, most: int, costs: Costs | None = None) -> None:
+    def __init__(self, most: int, costs: ForwardCostModel | None = None) -> None:
         self.most, self._costs = most, costs
         self._seen: dict[tuple[str | None, int, int], tuple[float, float]] = {}  # (hits, tries); None is all sources
         self._draft = DraftTree((0,), (-1,))  # the last one, whole

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from localspec.decoding.budget import Budget, Costs
+from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
@@ -12,6 +12,7 @@ from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.phrases import Lengthened
 from localspec.drafters.pool import PhrasePool
 from localspec.nn.target import Target
+from localspec.policy.forward_costs import ForwardCostModel
 
 MOST = 16  # of each hyper-parameter
 WIDEST = 64  # nodes of the small model's own trees
@@ -54,7 +55,9 @@ class Pair:
     pool: PhrasePool
 
 
-def draft_model(pair: Pair, chosen: Hyperparameters, accelerated: bool, costs: Costs | None, fixed: bool) -> DraftModel:
+def draft_model(
+    pair: Pair, chosen: Hyperparameters, accelerated: bool, costs: ForwardCostModel | None, fixed: bool
+) -> DraftModel:
     """The small model, by phrases where it is `accelerated` (§3.1); `costs` are those of its own forwards.
 
     Without them its own trees are never resized. A `fixed` draft is as long as the tree has room for.
@@ -72,7 +75,7 @@ def draft_model(pair: Pair, chosen: Hyperparameters, accelerated: bool, costs: C
 def ouroboros(
     pair: Pair,
     chosen: Hyperparameters,
-    costs: Costs | None,
+    costs: ForwardCostModel | None,
     fixed: bool,
     accelerating: bool = True,
     lengthening: bool = True,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from localspec.decoding.budget import Budget, Costs
+from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.forward import ForwardOutput
@@ -16,6 +16,7 @@ from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ouroboros import Hyperparameters
 from localspec.nn.cache import KVCache
 from localspec.nn.target import Target
+from localspec.policy.forward_costs import ForwardCostModel
 
 # What is tried, in this order, one after the other; the paper's W of 15 to 20 would be forwards of 200 rows.
 RANGES = {"draft": (1, 2, 3, 4, 6, 8, 11), "window": (0, 1, 2, 3, 5), "phrase": (3, 4, 5, 7), "phrases": (1, 2, 3, 4)}
@@ -63,7 +64,7 @@ class Replay(Target):
 class Predicted(Budget):
     """Cuts drafts as in use, and adds up the `seconds` that both models' forwards would take by their costs."""
 
-    def __init__(self, nodes: int, costs: Costs, small: DraftModel, own: Costs) -> None:
+    def __init__(self, nodes: int, costs: ForwardCostModel, small: DraftModel, own: ForwardCostModel) -> None:
         super().__init__(nodes, costs)
         self.seconds = 0.0
         self._target, self._small, self._own, self._before = costs, small, own, small.forwards.copy()
@@ -77,7 +78,13 @@ class Predicted(Budget):
 
 
 def predicted(
-    drafter: Drafter, small: DraftModel, said: Sequence[Said], vocabulary: int, nodes: int, costs: Costs, own: Costs
+    drafter: Drafter,
+    small: DraftModel,
+    said: Sequence[Said],
+    vocabulary: int,
+    nodes: int,
+    costs: ForwardCostModel,
+    own: ForwardCostModel,
 ) -> float:
     """Seconds that these replies would take with trees of up to `nodes`, by the costs of both models' forwards."""
     seconds = 0.0
@@ -97,7 +104,13 @@ def predicted(
 
 
 def search(
-    build: Build, said: Sequence[Said], vocabulary: int, nodes: int, costs: Costs, own: Costs, names: Sequence[str]
+    build: Build,
+    said: Sequence[Said],
+    vocabulary: int,
+    nodes: int,
+    costs: ForwardCostModel,
+    own: ForwardCostModel,
+    names: Sequence[str],
 ) -> Hyperparameters:
     """The best of the ranges of those `names`, one after the other, each with the best found before (algorithm 1)."""
     best, least = START, float("inf")

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import torch
 from transformers import LlamaConfig
 
+from localspec.engine.forward_timing import forward_costs
 from localspec.machine.hardware import physical_cores
 from localspec.nn.attention import fastest
 from localspec.nn.packing import DTYPES, head_kind, layer_kind
 from localspec.nn.small_model import fresh
 from localspec.nn.target import Target
 from localspec.nn.transformer import Architecture, Rotary, Transformer
-from localspec.policy.forward_costs import forward_costs
 from localspec.policy.prediction import Rates
 
 # Two models with layers alike but for their matrices: of the one nearly all time goes into those, which no cache of a

@@ -10,7 +10,8 @@ from localspec.models.drafter_cards import DrafterCard
 from localspec.models.entries import Published
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
-from localspec.policy.prediction import CONTEXT, ITEM, Acceptance, Costs, Rates, cache
+from localspec.policy.forward_costs import ForwardCostModel
+from localspec.policy.prediction import CONTEXT, ITEM, Acceptance, Rates, cache
 from localspec.policy.s3d_prediction import Constants, acceptance_at, propose, share
 
 WITH_PHRASES = "+phrases"
@@ -33,7 +34,7 @@ class Replies:
     nodes: float
     drafting: float
 
-    def speed(self, costs: Costs) -> float:
+    def speed(self, costs: ForwardCostModel) -> float:
         """Tokens/s where forwards cost so much."""
         return self.length / (costs.at(round(1 + self.nodes), CONTEXT) * (1 + self.drafting))
 
@@ -42,7 +43,7 @@ class Replies:
 class Known:
     """What was measured on this machine of one model in one precision: forwards, and replies by drafter."""
 
-    costs: Costs | None = None
+    costs: ForwardCostModel | None = None
     replies: Mapping[str, Replies] = field(default_factory=dict)
 
 
@@ -115,7 +116,7 @@ class Small:
 
     card: TargetCard
     bytes: int
-    costs: Costs
+    costs: ForwardCostModel
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Setting:
     """What drafting depends on: the target's shape and costs, the rates of its device unpacked, its numbers."""
 
     shape: Shape
-    costs: Costs
+    costs: ForwardCostModel
     rates: Rates
     dtype: str
     computing: int  # bytes of a number that its drafters compute with

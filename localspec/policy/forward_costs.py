@@ -1,23 +1,16 @@
 """What a forward of a model costs on this machine, by its rows and the text before them."""
 
-import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median_low
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from localspec.machine.hardware import wait_for
-from localspec.machine.memory import free_memory
 
-if TYPE_CHECKING:
-    from localspec.nn.target import Target
+class ForwardCostModel(Protocol):
+    """What a forward of a model costs on a machine, measured or predicted."""
 
-ROWS = (1, 2, 4, 8, 16, 32, 64)
-NEAR, FAR = 256, 2048  # tokens of context
-MOST_REPETITIONS = 15
-ENOUGH_SECONDS = 1.0  # of repetitions, but two of them at least
-PATIENCE_SECONDS = 3.0  # beyond this one is enough; and no more rows are tried behind a forward that takes so long
+    def at(self, rows: int, context: int) -> float:
+        """Seconds of one forward of so many rows after so many committed tokens."""
 
 
 @dataclass(frozen=True)
@@ -63,63 +56,3 @@ def linear(points: Sequence[int], values: Sequence[float], at: int) -> float:
     right = min(bisect_left(points, at), len(points) - 1)
     share = (at - points[right - 1]) / (points[right] - points[right - 1])
     return values[right - 1] * (1 - share) + values[right] * share  # of this form, for it is exact at the points
-
-
-def forward_costs(target: "Target") -> ForwardCosts:
-    """Measures forwards of 1 to 64 rows at two contexts: about a second for most models, longer for very large ones.
-
-    The numbers of rows take turns, so that a busy moment meets them all. A context that does not fit is left out, and
-    so are more rows once a forward takes more than three seconds.
-    """
-    import torch
-
-    device, bucket = str(target.device), target.cache(1)
-    far = max(0, min(FAR, target.context - ROWS[-1]))
-    if far < 2 * NEAR or bucket.nbytes * (far / bucket.capacity + 1) > free_memory(device) / 2:
-        far = min(NEAR, far)
-    contexts = sorted({min(NEAR, far), far})
-    rows = [n for n in ROWS if n <= target.context - far]
-    # The slots hold zeros, which cost what numbers do, as measured.
-    cache = target.cache(far + ROWS[-1])
-    taken: dict[tuple[int, int], list[float]] = {}
-
-    def measure(n: int, context: int) -> float:
-        tokens = torch.arange(n, device=target.device) % target.transformer.shape.vocabulary
-        positions = torch.arange(context, context + n, device=target.device)
-        mask = torch.ones(n, n, dtype=torch.bool, device=target.device).tril()
-        cache.length = context
-        wait_for(device)
-        start = time.perf_counter()
-        target.forward(tokens, positions, mask, cache)
-        wait_for(device)
-        return time.perf_counter() - start
-
-    with torch.inference_mode():
-        measure(1, contexts[0])  # the first time, weights may still come from disk
-        began = time.perf_counter()
-        for repetition in range(MOST_REPETITIONS + 1):
-            if time.perf_counter() - began > (ENOUGH_SECONDS if repetition > 2 else PATIENCE_SECONDS):
-                break
-            for n in rows:
-                for context in contexts:
-                    taken.setdefault((n, context), []).append(measure(n, context))
-                if taken[n, contexts[-1]][0] > PATIENCE_SECONDS:
-                    del rows[rows.index(n) + 1 :]
-    return _costs(rows, contexts, taken)
-
-
-def _costs(rows: Sequence[int], contexts: Sequence[int], taken: dict[tuple[int, int], list[float]]) -> ForwardCosts:
-    """Medians without the first of several, and none above those of more rows or of a longer context.
-
-    What disturbs a measurement makes it longer, so where two contradict each other the shorter one is right.
-    """
-    seconds: list[list[float]] = []
-    longer = [float("inf")] * len(rows)
-    for context in reversed(contexts):
-        line, least = [], float("inf")
-        for n, above in zip(reversed(rows), reversed(longer), strict=True):
-            least = min(least, above, median_low(taken[n, context][1:] or taken[n, context]))
-            line.append(least)
-        longer = line[::-1]
-        seconds.append(longer)
-    return ForwardCosts(tuple(rows), tuple(contexts), tuple(tuple(line) for line in reversed(seconds)))

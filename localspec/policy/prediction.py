@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from localspec.machine.machine import Device
 from localspec.models.shape import Shape
-from localspec.policy.forward_costs import linear
+from localspec.policy.forward_costs import ForwardCostModel, linear
 
 ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number
 CHUNK = 512  # tokens of a prompt that are read at once
@@ -16,13 +16,6 @@ BUCKET = 256  # slots that a cache grows by
 PROGRAM = 40 * 2**20  # what a loaded model holds beside its tensors and its tokenizer: template, threads
 TOKEN = 830  # bytes of each token that a tokenizer knows, as measured with 8 and 151 thousand of them
 CONTEXT = 512  # tokens of text at which speeds are compared
-
-
-class Costs(Protocol):
-    """What a forward of a model costs on a machine."""
-
-    def at(self, rows: int, context: int) -> float:
-        """Seconds of one forward of so many rows behind so many committed tokens."""
 
 
 def cost_effectiveness(speed: float, memory: float, plain_speed: float, plain_memory: float) -> float:
@@ -163,7 +156,7 @@ def estimated_rates(device: Device, dtype: str, quantize: str) -> Rates:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Costs of a model's forwards by the rates of a device."""
+    """ForwardCostModel of a model's forwards by the rates of a device."""
 
     shape: Shape
     rates: Rates
@@ -205,7 +198,9 @@ class Acceptance:
         return Acceptance(tuple(sorted(self.gains + other.gains, reverse=True)), f"{self.origin} and {other.origin}")
 
 
-def speed(costs: Costs, acceptance: Acceptance, drafting: Callable[[int], float], most: int) -> tuple[float, int]:
+def speed(
+    costs: ForwardCostModel, acceptance: Acceptance, drafting: Callable[[int], float], most: int
+) -> tuple[float, int]:
     """(tokens/s, nodes) of the size of a draft that gives the most, 0 included; `drafting(nodes)` is seconds.
 
     A drafter that reads weights reads them for a draft of any size.

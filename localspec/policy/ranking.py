@@ -16,7 +16,8 @@ from localspec.policy.candidates import (
     candidates,
     plain,
 )
-from localspec.policy.prediction import CONTEXT, Costs, Estimate, Rates, cost_effectiveness, estimated_rates
+from localspec.policy.forward_costs import ForwardCostModel
+from localspec.policy.prediction import CONTEXT, Estimate, Rates, cost_effectiveness, estimated_rates
 
 AUTO_NODES = 16  # of a tree at most, unless told; how many pay is measured
 SMALL = 64_000_000  # parameters: a quarter of a GB in fp32
@@ -183,7 +184,7 @@ def _rates(form: Form, knowledge: Knowledge, quantize: str) -> Rates:
     return found or estimated_rates(form.device, form.dtype, quantize)
 
 
-def _estimate(shape: Shape, form: Form, knowledge: Knowledge) -> Costs:
+def _estimate(shape: Shape, form: Form, knowledge: Knowledge) -> ForwardCostModel:
     return Estimate(shape, _rates(form, knowledge, form.quantize))
 
 

@@ -277,7 +277,7 @@ def test_without_costs_nothing_is_pruned_learned_or_switched_off(most: int) -> N
 # -- what is kept ------------------------------------------------------------------------------------------------------
 
 
-class Costs:
+class ForwardCostModel:
     """Any figures at all, by rows."""
 
     def __init__(self, *seconds: float) -> None:
@@ -288,7 +288,7 @@ class Costs:
         return self.seconds[rows - 1]
 
 
-def tried(costs: Costs, choose: random.Random) -> Budget:
+def tried(costs: ForwardCostModel, choose: random.Random) -> Budget:
     """A budget that has seen some drafts from two sources."""
     budget = Budget(7, costs)
     for _ in range(choose.randrange(30)):
@@ -306,7 +306,7 @@ def named(tree: DraftTree, choose: random.Random) -> DraftTree:
 @pytest.mark.parametrize("seed", range(60))
 def test_no_part_of_a_tree_that_holds_its_root_promises_more_tokens_a_second(seed: int) -> None:
     choose = random.Random(seed)
-    costs = Costs(*(choose.uniform(1, 1 + 0.15 * rows) for rows in range(8)))  # noisy, and not even rising
+    costs = ForwardCostModel(*(choose.uniform(1, 1 + 0.15 * rows) for rows in range(8)))  # noisy, and not even rising
     budget = tried(costs, choose)
     tree = named(random_tree(0, choose.randint(1, 7), seed, vocabulary=8, deep=choose.random()), choose)
     chances = budget._chances(tree)
@@ -336,15 +336,15 @@ def test_no_part_of_a_tree_that_holds_its_root_promises_more_tokens_a_second(see
 
 
 def test_sizes_that_are_dear_on_this_machine_are_passed_over() -> None:
-    budget = Budget(4, Costs(1.0, 3.0, 3.0, 1.2, 4.0))
+    budget = Budget(4, ForwardCostModel(1.0, 3.0, 3.0, 1.2, 4.0))
     assert feed(budget, chain(4), *[RIGHT] * 4, times=10).size == 4
 
 
 def test_of_sizes_that_promise_the_same_the_smallest_is_kept() -> None:
-    budget = Budget(2, Costs(1.0, 1.5, 1.875))
+    budget = Budget(2, ForwardCostModel(1.0, 1.5, 1.875))
     assert budget._chances(chain(2)) == {0: 1.0, 1: 0.5, 2: 0.375}
     assert feed(budget, chain(2), RIGHT, RIGHT).size == 1
-    assert feed(Budget(2, Costs(1.0, 1.4, 1.75)), chain(2), RIGHT, RIGHT).size == 2
+    assert feed(Budget(2, ForwardCostModel(1.0, 1.4, 1.75)), chain(2), RIGHT, RIGHT).size == 2
 
 
 def test_rows_have_the_price_of_their_place_in_the_text() -> None:
@@ -364,11 +364,11 @@ PROBED = DraftTree([0, 5, 6, 7, 8, 9], [-1, 0, 1, 0, 3, 1], probe=[False, False,
 
 
 def test_probes_stay_with_the_node_they_hang_on() -> None:
-    budget = Budget(5, Costs(1.0, 1.0, 1.0, 1.0, 1.0, 1.0))
+    budget = Budget(5, ForwardCostModel(1.0, 1.0, 1.0, 1.0, 1.0, 1.0))
     assert budget.prune(PROBED, 100) is PROBED
     for _ in range(30):  # 5 is right, 6 below it never is
         budget.observe(step(budget.prune(PROBED, 100), 5, WRONG))
-    dear = Budget(5, Costs(1.0, 1.0, 1.0, 1.0, 1.0, 9.0))
+    dear = Budget(5, ForwardCostModel(1.0, 1.0, 1.0, 1.0, 1.0, 9.0))
     dear._seen = budget._seen
     kept = dear.prune(PROBED, 100)
     assert list(kept.tokens) == [0, 5, 7, 8, 9]
@@ -376,7 +376,7 @@ def test_probes_stay_with_the_node_they_hang_on() -> None:
 
 
 def test_probes_have_their_price_and_go_where_nothing_pays() -> None:
-    free_without_probes = Costs(1.0, 1.0, 1.0, 9.0, 9.0, 9.0)
+    free_without_probes = ForwardCostModel(1.0, 1.0, 1.0, 9.0, 9.0, 9.0)
     assert Budget(5, free_without_probes).prune(PROBED, 100).size == 1
     assert Budget(5, free_without_probes).prune(PROBED.only([0, 1, 2]), 100).size == 3
 
@@ -384,7 +384,7 @@ def test_probes_have_their_price_and_go_where_nothing_pays() -> None:
 def test_a_tree_of_nothing_but_probes_is_handed_on_and_is_a_draft_that_does_not_pay() -> None:
     """A window that wins nothing costs its rows in every step: it is given up like a draft that is always wrong."""
     tree = DraftTree([0, 5, 6], [-1, 0, 1], probe=[False, True, True])
-    budget = Budget(5, Costs(1.0, 1.05, 1.05))
+    budget = Budget(5, ForwardCostModel(1.0, 1.05, 1.05))
     for _ in range(PATIENCE):
         assert budget.nodes == 5
         assert budget.prune(tree, 100) is tree
@@ -396,7 +396,7 @@ def test_a_tree_of_nothing_but_probes_is_handed_on_and_is_a_draft_that_does_not_
 @pytest.mark.parametrize(("seconds", "steps"), [(0.0, PATIENCE), (0.01, PATIENCE), (0.5, 3), (4.0, 1)])
 def test_what_is_dear_to_draft_is_given_up_sooner(seconds: float, steps: int) -> None:
     """A look at phrases costs nothing and is taken sixteen times; a draft model that is always wrong may cost a few steps."""
-    budget, tree = Budget(4, Costs(1.0, 1.5, 2.0, 2.5, 3.0)), chain(4)
+    budget, tree = Budget(4, ForwardCostModel(1.0, 1.5, 2.0, 2.5, 3.0)), chain(4)
 
     def once() -> None:
         budget.observe(replace(step(budget.prune(tree, 100), WRONG), draft_seconds=seconds))
@@ -415,7 +415,7 @@ def test_what_is_dear_to_draft_is_given_up_sooner(seconds: float, steps: int) ->
 def test_what_can_never_be_accepted_is_not_verified() -> None:
     """The second of two equal siblings, and what hangs below it."""
     tree = DraftTree([0, 5, 5, 6], [-1, 0, 0, 2])
-    assert list(Budget(5, Costs(1.0, 1.0, 1.0, 1.0)).prune(tree, 100).parents) == [-1, 0]
+    assert list(Budget(5, ForwardCostModel(1.0, 1.0, 1.0, 1.0)).prune(tree, 100).parents) == [-1, 0]
 
 
 # -- what is learned ---------------------------------------------------------------------------------------------------
@@ -431,7 +431,7 @@ def test_before_anything_is_seen_a_first_guess_is_even_and_deeper_ones_are_likel
 
 
 def test_hits_and_tries_decay_and_a_depth_is_judged_only_where_it_was_reached() -> None:
-    budget = Budget(3, Costs(1.0, 1.0, 1.0, 1.0))
+    budget = Budget(3, ForwardCostModel(1.0, 1.0, 1.0, 1.0))
     draft = DraftTree.chain([0, 1, 2, 3], "x")
     feed(budget, draft, 1, 2, WRONG)
     feed(budget, draft, WRONG)
@@ -443,7 +443,7 @@ def test_hits_and_tries_decay_and_a_depth_is_judged_only_where_it_was_reached() 
 
 
 def test_siblings_of_a_node_on_the_path_are_judged_and_children_of_others_are_not() -> None:
-    budget = Budget(9, Costs(*[1.0] * 9))
+    budget = Budget(9, ForwardCostModel(*[1.0] * 9))
     #  0─1─3    the target says 2, 5, 9
     #   └2─4
     #     └5─6
@@ -453,7 +453,7 @@ def test_siblings_of_a_node_on_the_path_are_judged_and_children_of_others_are_no
 
 
 def test_the_target_s_own_token_judges_one_level_more_than_was_verified() -> None:
-    budget = Budget(3, Costs(1.0, 1.0, 9.0, 9.0))
+    budget = Budget(3, ForwardCostModel(1.0, 1.0, 9.0, 9.0))
     draft = DraftTree.chain([0, 1, 2, 3], "x")
     assert feed(budget, draft, 1, 2, 3).size == 2
     assert budget._seen["x", 2, 0] == (1, 1)
@@ -461,7 +461,7 @@ def test_the_target_s_own_token_judges_one_level_more_than_was_verified() -> Non
 
 
 def test_an_unseen_source_is_estimated_from_all() -> None:
-    budget = Budget(3, Costs(1.0, 1.0, 1.0, 1.0))
+    budget = Budget(3, ForwardCostModel(1.0, 1.0, 1.0, 1.0))
     feed(budget, DraftTree.chain([0, 1], "x"), 1, times=20)
     feed(budget, DraftTree.chain([0, 1], "y"), WRONG, times=3)
     x, y, unseen = (budget._chances(DraftTree.chain([0, 1], name))[1] for name in ("x", "y", "z"))

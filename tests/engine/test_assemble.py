@@ -103,7 +103,7 @@ def test_what_is_found_belongs_to_the_pair_and_to_what_is_searched(tiny, store: 
 
 
 def test_nothing_is_searched_that_could_not_be_kept(tiny, store: Store, monkeypatch) -> None:
-    """Costs that a busy moment gave are not kept, and what follows from them must not be either."""
+    """ForwardCostModel that a busy moment gave are not kept, and what follows from them must not be either."""
     model, usual = tiny(LLAMA), Hyperparameters()
     monkeypatch.setattr(assemble, "search", lambda *_: pytest.fail("it was searched"))
     own, nowhere = Measured(store, "t", pytest.fail, print), Measured(None, "t", pytest.fail, print)

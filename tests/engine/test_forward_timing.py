@@ -9,9 +9,10 @@ import pytest
 import torch
 from clocks import Clock
 
+from localspec.engine import forward_timing as measuring
+from localspec.engine.forward_timing import ROWS, forward_costs
 from localspec.nn.cache import KVCache
-from localspec.policy import forward_costs as measuring
-from localspec.policy.forward_costs import ROWS, ForwardCosts, forward_costs
+from localspec.policy.forward_costs import ForwardCosts
 
 
 @pytest.fixture

@@ -283,12 +283,12 @@ def test_a_drafter_that_reads_weights_reads_them_for_a_draft_of_any_size() -> No
 def test_speeds_are_compared_at_one_length_of_text() -> None:
     asked: list[tuple[int, int]] = []
 
-    class Costs:
+    class ForwardCostModel:
         def at(self, rows: int, context: int) -> float:
             asked.append((rows, context))
             return 1.0
 
-    speed(Costs(), Acceptance((0.5,), "x"), lambda nodes: 0.0, 16)
+    speed(ForwardCostModel(), Acceptance((0.5,), "x"), lambda nodes: 0.0, 16)
     assert asked == [(1, CONTEXT), (2, CONTEXT)]
 
 
