@@ -3,6 +3,7 @@
 The public names are resolved when they are first used: importing `localspec` imports no torch.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from localspec.policy.selection import Choice
 
 __version__ = "0.1.0"
+
+# Read by OpenMP when torch is imported: threads that spin while they wait starve every other program, and us.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _HOME = {
     "Engine": "localspec.engine.engine",

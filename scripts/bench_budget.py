@@ -50,7 +50,7 @@ def main() -> None:
     ratios, accepted = [], 0
     for pair in range(PAIRS + 1):
         speculative = Session(
-            engine.target, Wrong(engine.target.transformer.shape.vocabulary), Budget(AUTO_NODES, engine.costs)
+            engine.target, Wrong(engine.target.transformer.config.vocab_size), Budget(AUTO_NODES, engine.costs)
         )
         seconds = {}
         for session in (plain, speculative) if pair % 2 else (speculative, plain):

@@ -17,7 +17,7 @@ from typing import Any
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.sampling import Sampling, walk
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.phrases import Lengthened
+from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.store.store import Store
 
@@ -57,7 +57,7 @@ def main() -> None:
         with Store.open(database, print) as store:
             for _ in range(REPLIES):
                 pool = PhrasePool(reader=partial(store.phrases, number))
-                drafter, reply, done = Lengthened(Autoregressive(), pool), text(TOKENS + 20, chance, habits), 0
+                drafter, reply, done = WithPhrases(Autoregressive(), pool), text(TOKENS + 20, chance, habits), 0
                 drafter.observe(Step(text(300, chance, habits), hidden=None))  # type: ignore[arg-type]
                 while done < TOKENS:
                     began = time.perf_counter()

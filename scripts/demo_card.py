@@ -458,7 +458,7 @@ def main() -> None:
     dtype = str(model.dtype).removeprefix("torch.")
     sections = {
         "What it cannot do": LIMITS,
-        "Architecture": architecture(model, (trained / WEIGHTS).stat().st_size),
+        "TransformerConfig": architecture(model, (trained / WEIGHTS).stat().st_size),
         "Recipe": recipe(model, corpus, training),
         "Held-out loss": losses_section(losses, dtype),
         "Ten samples": samples_section(samples, sampling(model), dtype),

@@ -32,7 +32,7 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.ouroboros import Hyperparameters, Pair, draft_model, ouroboros
-from localspec.drafters.phrases import Lengthened
+from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.engine.engine import Engine
 from localspec.events import Done
@@ -91,7 +91,7 @@ class Bench:
         engine, target, parts = self.engine, self.engine.target, PARTS[row]
         assert engine.small is not None
         store, number = self.history(history) if "h" in parts else (None, 0)
-        vocabulary, auto = target.transformer.shape.vocabulary, "*" in parts
+        vocabulary, auto = target.transformer.config.vocab_size, "*" in parts
         pool = PhrasePool(
             target.special_tokens,
             partial(store.phrases, number) if store else None,
@@ -108,7 +108,7 @@ class Bench:
             drafter = draft_model(pair, chosen, "a" in parts, costs, False)
         elif parts:
             drafter = Lookahead(pool, target.special_tokens, 4, chosen.phrase) if "w" in parts else drafter
-            drafter = Lengthened(drafter, pool)
+            drafter = WithPhrases(drafter, pool)
         nodes = chosen.draft + chosen.phrases * (chosen.phrase - 1) if parts else 0
         budget = Budget(engine.choice.nodes, engine.costs) if auto else Budget(nodes)
         session = Session(target, drafter, budget)
@@ -128,7 +128,7 @@ class Bench:
 
 def forwards(drafter: Drafter) -> int:
     """How many the draft model made, that of the prompt among them."""
-    inner = drafter.inner if isinstance(drafter, Lengthened) else drafter
+    inner = drafter.inner if isinstance(drafter, WithPhrases) else drafter
     return sum(inner.forwards.values()) if isinstance(inner, DraftModel) else 0
 
 

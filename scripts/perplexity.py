@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import torch
 
-from localspec.nn.linear import RowScaled
+from localspec.nn.linear import Int8Linear
 from localspec.nn.target import Target
 from scripts.demo_card import held_out_losses
 from scripts.train_demo import Corpus
@@ -33,7 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     for name, (dtype, quantize, protect) in PRECISIONS.items():
         target = Target.load(options.model, dtype=dtype, quantize=quantize)
-        layers = [layer for layer in target.transformer.modules() if isinstance(layer, RowScaled)]
+        layers = [layer for layer in target.transformer.modules() if isinstance(layer, Int8Linear)]
         if not protect:
             for layer in layers:
                 layer.protect(torch.tensor([], dtype=torch.long))

@@ -6,8 +6,8 @@ Usage: python scripts/selection_table.py > docs/selection.md
 from dataclasses import replace
 
 from localspec.machine.machine import Device, Machine
-from localspec.policy.candidates import Nothing
-from localspec.policy.survey import Offer, offers, preferred
+from localspec.policy.candidates import NoMeasurements
+from localspec.policy.survey import Recommendation, preferred, recommendations
 
 GIB = 2**30
 
@@ -78,7 +78,7 @@ among those that fit and reach 8 tokens/s. What may be taken leaves a tenth of a
 | --- | ---: | --- | --- | --- | ---: | ---: | ---: |"""
 
 
-def line(name: str, machine: Machine, offer: Offer | None) -> str:
+def line(name: str, machine: Machine, offer: Recommendation | None) -> str:
     if offer is None or offer.way is None:
         return f"| {name} | | nothing fits | | | | | |"
     way = offer.way
@@ -89,7 +89,9 @@ def line(name: str, machine: Machine, offer: Offer | None) -> str:
 
 
 def main() -> None:
-    chosen = {name: preferred(offers(machine, Nothing(), here=False)) for name, machine in MACHINES.items()}
+    chosen = {
+        name: preferred(recommendations(machine, NoMeasurements(), here=False)) for name, machine in MACHINES.items()
+    }
     print(HEAD)
     for name, offer in chosen.items():
         print(line(name, MACHINES[name], offer))
@@ -98,7 +100,7 @@ def main() -> None:
         print(f"- **{name}.** {offer.card.name if offer else 'Nothing'}: {offer.reason if offer else 'nothing fits'}.")
     print("\n## By `--prefer`\n\n| machine | speed | memory | quality |\n| --- | --- | --- | --- |")
     for name, machine in MACHINES.items():
-        found = offers(machine, Nothing(), here=False)
+        found = recommendations(machine, NoMeasurements(), here=False)
         cells = [preferred(found, prefer) for prefer in ("speed", "memory", "quality")]
         print(f"| {name} | " + " | ".join(cell.card.name if cell else "" for cell in cells) + " |")
 

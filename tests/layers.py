@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from localspec.nn.linear import LowRank, Packed
+from localspec.nn.linear import LowRank, QuantizedLinear
 
 
 def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -16,7 +16,7 @@ def error(ours: torch.Tensor, right: torch.Tensor) -> float:
     return float((ours.float() - right.float()).norm() / right.float().norm())
 
 
-def gradient_is_that_of_a_dense_layer(layer: Packed, inputs: tuple[int, ...]) -> None:
+def gradient_is_that_of_a_dense_layer(layer: QuantizedLinear, inputs: tuple[int, ...]) -> None:
     """With the rounded weight, for x of this shape."""
     direction = gaussian(*inputs[:-1], layer.shape[0], seed=4)
     ours, dense = (gaussian(*inputs).requires_grad_() for _ in range(2))
@@ -28,7 +28,7 @@ def gradient_is_that_of_a_dense_layer(layer: Packed, inputs: tuple[int, ...]) ->
     assert torch.allclose(ours.grad, dense.grad, rtol=1e-5, atol=1e-5)
 
 
-def adapter_acts_in_its_own_forward_alone(layer: Packed) -> None:
+def adapter_acts_in_its_own_forward_alone(layer: QuantizedLinear) -> None:
     """And learns there."""
     outputs, inputs = layer.shape
     x, adapter = gaussian(3, inputs), LowRank(inputs, outputs, [(0, outputs)], 4, 8.0)

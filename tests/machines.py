@@ -10,7 +10,7 @@ from localspec.models.drafter_cards import DrafterCard
 from localspec.models.entries import Entry, Published
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
-from localspec.policy.candidates import Known, Nothing
+from localspec.policy.candidates import ModelMeasurements, NoMeasurements
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.prediction import Rates
 
@@ -89,14 +89,14 @@ def flat(seconds: float, slope: float = 0.0) -> ForwardCosts:
 
 
 @dataclass(frozen=True)
-class Told(Nothing):
+class Told(NoMeasurements):
     """What somebody says was measured: models by (device, packing), devices by (device, dtype, packing)."""
 
-    models: Mapping[tuple[str, str], Known] = field(default_factory=dict)
+    models: Mapping[tuple[str, str], ModelMeasurements] = field(default_factory=dict)
     devices: Mapping[tuple[str, str, str], Rates] = field(default_factory=dict)
 
-    def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> Known:
-        return self.models.get((device, quantize), Known())
+    def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
+        return self.models.get((device, quantize), ModelMeasurements())
 
     def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
         return self.devices.get((device, dtype, quantize))

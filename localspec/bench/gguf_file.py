@@ -42,14 +42,14 @@ def write(file: Path, model: Path, config: Any, kind: Kind) -> None:
 
     architecture = gguf.MODEL_ARCH[NAMES[config.model_type]]
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture], use_temp_file=True)
-    heads, key_heads = config.num_attention_heads, config.num_key_value_heads
+    heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(heads)
-    writer.add_head_count_kv(key_heads)
+    writer.add_head_count_kv(num_kv_heads)
     writer.add_key_length(width)
     writer.add_value_length(width)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -66,7 +66,7 @@ def write(file: Path, model: Path, config: Any, kind: Kind) -> None:
                     continue
                 tensor = tensors.get_tensor(name).float()
                 if architecture == gguf.MODEL_ARCH.LLAMA and ("q_proj" in name or "k_proj" in name):
-                    tensor = _interleaved(tensor, heads if "q_proj" in name else key_heads)
+                    tensor = _interleaved(tensor, heads if "q_proj" in name else num_kv_heads)
                 _add_tensor(writer, theirs, tensor, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -9,14 +9,14 @@ from localspec import config
 from localspec.chat.conversation import Conversation, saved
 from localspec.checkpoint import inspect
 from localspec.config import Settings
-from localspec.engine.device_profile import Measuring
+from localspec.engine.device_profile import DeviceProfiler
 from localspec.errors import NotHere
 from localspec.machine.machine import Machine, this_machine
 from localspec.models import registry
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
 from localspec.policy.measurements import Measurements
-from localspec.policy.survey import offers, preferred
+from localspec.policy.survey import preferred, recommendations
 from localspec.store.database import StoreTrouble
 from localspec.store.history import History, Saved
 from localspec.store.store import Store
@@ -88,10 +88,10 @@ def _chosen(
     found = []
     real = [card for card in registry.known().values() if card.here and card.entry and not card.entry.toy]
     if len(real) > 1:
-        knowledge = Measuring(store, progress, notice, settings.exact, settings.context)
-        found = offers(_meant(this_machine(knowledge.bandwidth), settings), knowledge, here=True)
+        knowledge = DeviceProfiler(store, progress, notice, settings.exact, settings.context)
+        found = recommendations(_meant(this_machine(knowledge.bandwidth), settings), knowledge, here=True)
     elif real:  # how fast it is does not matter, only whether it fits
-        found = offers(
+        found = recommendations(
             _meant(this_machine(), settings), Measurements(store, settings.exact, settings.context), here=True
         )
     chosen = preferred(found, settings.prefer)

@@ -1,4 +1,4 @@
-"""One file a command: arguments, one call, print. `main.py` wires them; each file offers its `app`."""
+"""One file a command: arguments, one call, print. `main.py` wires them; each file recommendations its `app`."""
 
 import signal
 

@@ -61,9 +61,9 @@ def distill(
         progress.show(f"loading {card.name}")
 
         # From here on torch is needed, and takes seconds to import.
-        from localspec.training.distill import Distiller, Wanted
+        from localspec.training.distill import Distiller, DistillRequest
 
-        wanted = Wanted(
+        wanted = DistillRequest(
             max_tokens,
             0.0 if temperature is None else settings.temperature or 0.0,
             0 if settings.seed is None else settings.seed,

@@ -13,12 +13,12 @@ from localspec.cli.options import Device as DeviceOption
 from localspec.cli.progress import Progress
 from localspec.cli.proof import prove
 from localspec.config import Settings
-from localspec.engine.device_profile import Measuring
+from localspec.engine.device_profile import DeviceProfiler
 from localspec.errors import UsageMistake
 from localspec.machine import hardware
 from localspec.machine.machine import Device, Machine, this_machine, torch_trouble
 from localspec.paths import Paths
-from localspec.policy.survey import Offer, offers, preferred
+from localspec.policy.survey import Recommendation, preferred, recommendations
 from localspec.store.store import Store
 from localspec.text import one_line
 
@@ -73,9 +73,12 @@ def _survey(settings: Settings, as_json: bool) -> int:
         store = None
         if settings.log or database.exists():  # what is measured now is kept there
             store = at_the_end.enter_context(Store.open(database, progress.notice))
-        knowledge = Measuring(store, progress.show, progress.notice, settings.exact, settings.context)
+        knowledge = DeviceProfiler(store, progress.show, progress.notice, settings.exact, settings.context)
         machine = this_machine(knowledge.bandwidth)
-        installed, every = offers(machine, knowledge, here=True), offers(machine, knowledge, here=False)
+        installed, every = (
+            recommendations(machine, knowledge, here=True),
+            recommendations(machine, knowledge, here=False),
+        )
     chosen, recommended = preferred(installed, settings.prefer), preferred(every, settings.prefer)
     if as_json:
         print(json.dumps(_report(machine, installed, every, chosen, recommended)))
@@ -88,7 +91,11 @@ def _survey(settings: Settings, as_json: bool) -> int:
 
 
 def _report(
-    machine: Machine, installed: list[Offer], every: list[Offer], chosen: Offer | None, recommended: Offer | None
+    machine: Machine,
+    installed: list[Recommendation],
+    every: list[Recommendation],
+    chosen: Recommendation | None,
+    recommended: Recommendation | None,
 ) -> dict[str, Any]:
     # Of a model that is here: as it is, and with what could be fetched for it, where that is another way.
     alike = {(offer.card.name, _drafter(offer)) for offer in installed}
@@ -120,7 +127,7 @@ def _device(device: Device) -> dict[str, Any]:
     }
 
 
-def _choice(offer: Offer) -> dict[str, Any]:
+def _choice(offer: Recommendation) -> dict[str, Any]:
     way = offer.way
     return {
         "model": offer.card.name,
@@ -139,7 +146,7 @@ def _choice(offer: Offer) -> dict[str, Any]:
     }
 
 
-def _drafter(offer: Offer) -> str | None:
+def _drafter(offer: Recommendation) -> str | None:
     return None if offer.way is None else offer.way.candidate.name
 
 
@@ -147,7 +154,11 @@ def _drafter(offer: Offer) -> str | None:
 
 
 def _page(
-    machine: Machine, installed: list[Offer], every: list[Offer], chosen: Offer | None, recommended: Offer | None
+    machine: Machine,
+    installed: list[Recommendation],
+    every: list[Recommendation],
+    chosen: Recommendation | None,
+    recommended: Recommendation | None,
 ) -> Iterator[str]:
     for device in machine.devices:
         formats = ", ".join((*device.dtypes, *device.packings))
@@ -186,13 +197,13 @@ def _page(
         yield f"Fetch it with: localspec pull {recommended.card.name}"
 
 
-def _here(offer: Offer) -> str:
+def _here(offer: Recommendation) -> str:
     if not offer.card.here:
         return "no"
     return "yes" if offer.way is None or offer.way.candidate.here else "drafter not"
 
 
-def _cells(offer: Offer) -> list[str]:
+def _cells(offer: Recommendation) -> list[str]:
     way = offer.way
     if way is None:
         return ["?", offer.reason, "", "", ""]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from localspec.chat.conversation import saved
-from localspec.cli.kept import agreed, print_json, store_if_any, tell_what_was_set_aside
+from localspec.cli.store_access import agreed, print_json, store_if_any, tell_what_was_set_aside
 from localspec.errors import UsageMistake
 from localspec.store.history import ConversationInfo, History, Saved
 from localspec.text import one_line, safe
@@ -57,7 +57,7 @@ def search(
         print_json([{**hit.info._asdict(), "turn": hit.turn, "excerpt": hit.excerpt} for hit in found])
         return
     if not found:
-        typer.echo("Nothing was found.")
+        typer.echo("NoMeasurements was found.")
     for hit in found:
         typer.echo(f"{_line(hit.info)}\n    {hit.excerpt}")
 

@@ -46,7 +46,7 @@ class Asked:
 
 
 def takes_shared_flags(command: Callable[..., int]) -> Callable[..., int]:
-    """Gives a command the flags that `run` and `chat` share, behind its own; it gets them as its argument `asked`."""
+    """Gives a command the flags that `run` and `chat` share, prefix its own; it gets them as its argument `asked`."""
     own = inspect.signature(command, eval_str=True).parameters.values()
     shared = inspect.signature(_asked, eval_str=True).parameters.values()
     parameters = [*(parameter for parameter in own if parameter.name != "asked"), *shared]

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from localspec.cli.kept import agreed, print_json, store_if_any, tell_what_was_set_aside
+from localspec.cli.store_access import agreed, print_json, store_if_any, tell_what_was_set_aside
 from localspec.errors import NotHere
 from localspec.store.store import Phrase, PoolInfo, Store, unpack_key, unpack_tokens
 from localspec.text import one_line, safe

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from localspec.cli.kept import at_a_terminal, print_json
 from localspec.cli.progress import Progress
+from localspec.cli.store_access import at_a_terminal, print_json
 from localspec.config import home, hub_places, nearest
-from localspec.engine.device_profile import Measuring
+from localspec.engine.device_profile import DeviceProfiler
 from localspec.errors import DoesNotFit, NotHere, UsageMistake
 from localspec.hub.cache import located, repository
 from localspec.hub.client import server
@@ -22,7 +22,7 @@ from localspec.machine.machine import Machine, this_machine
 from localspec.models.registry import cards, named_card
 from localspec.paths import Paths, private_directory
 from localspec.policy.measurements import Measurements
-from localspec.policy.pull_set import Wanted, fit, to_make, wanted
+from localspec.policy.pull_set import PullSet, fit, pull_set, to_make
 from localspec.store.store import Store
 from localspec.text import one_line
 
@@ -84,9 +84,9 @@ def pull(
             store = at_the_end.enter_context(Store.open(database, progress.notice)) if database.exists() else None
             # Between drafters it chooses as `doctor` does; that a model fits needs no measurement.
             several = drafter is None and card is not None and card.entry is not None and card.entry.drafters
-            knowledge = Measuring(store, progress.show, progress.notice) if several else Measurements(store)
+            knowledge = DeviceProfiler(store, progress.show, progress.notice) if several else Measurements(store)
             machine = this_machine()
-            chosen = Wanted(tuple(found), "") if card is None else wanted(card, drafter, machine, knowledge)
+            chosen = PullSet(tuple(found), "") if card is None else pull_set(card, drafter, machine, knowledge)
             if not chosen.sources:
                 progress.clear()
                 _nothing_to_fetch(name, f"drafter: {chosen.why}", as_json)
@@ -115,7 +115,7 @@ def pull(
     if fits is False and not force:
         raise DoesNotFit(f"{memory}; choose a smaller model, or give --force to fetch it all the same.")
     if planned.fetch_bytes and not yes and at_a_terminal() and not typer.confirm("Fetch?", default=True):
-        typer.echo("Nothing was fetched.")
+        typer.echo("NoMeasurements was fetched.")
         return
     try:
         notices = fetch(planned, _Shown(progress, name).show, force=force)

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from localspec.checkpoint import read_json
-from localspec.cli.kept import agreed
 from localspec.cli.pull import own_source, size, sources_of
+from localspec.cli.store_access import agreed
 from localspec.config import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import Removal, removable, remove

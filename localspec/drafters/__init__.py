@@ -39,7 +39,7 @@ def load(card: DrafterCard, target: "Target") -> "TrainedDrafter":
     """
     from safetensors import SafetensorError, safe_open
 
-    from localspec.drafters.base import Entry
+    from localspec.drafters.base import TensorSpec
     from localspec.nn.small_model import without_weights
 
     if not (card.path / CARD).is_file():  # a small language model as it was published
@@ -49,7 +49,7 @@ def load(card: DrafterCard, target: "Target") -> "TrainedDrafter":
     file = card.path / WEIGHTS
     try:
         with safe_open(file, framework="pt") as stored:  # a graphics card holds them once only, as they are filled in
-            entries = {name: Entry.of(stored.get_slice(name)) for name in stored.keys()}  # noqa: SIM118
+            entries = {name: TensorSpec.of(stored.get_slice(name)) for name in stored.keys()}  # noqa: SIM118
             # A few bytes of drafter.json can ask for any amount of memory: nothing is taken for what does not fit.
             make(card.kind, without_weights(target), card.options).compare(entries)
             tensors = {name: stored.get_tensor(name) for name in entries}

@@ -16,7 +16,7 @@ from localspec.decoding.sampling import drawn
 from localspec.decoding.tree import Candidate, DraftTree, best_first
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn.adapters import Adapters
-from localspec.nn.losses import RANKS, Foresight
+from localspec.nn.losses import RANKS, DepthLoss
 from localspec.nn.target import Target
 
 
@@ -37,11 +37,11 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class LossOutput:
     """What one batch teaches: the loss to go down, a mean over tokens, and how well each depth was foreseen."""
 
     loss: torch.Tensor
-    by_depth: Sequence[Foresight]
+    by_depth: Sequence[DepthLoss]
 
 
 FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -49,7 +49,7 @@ OTHERS = {"BOOL": torch.bool, "I64": torch.int64}  # by their names in files
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorSpec:
     """What a file says of a tensor. The type is its name in files where no drafter has a tensor of it."""
 
     shape: Sequence[int]
@@ -73,7 +73,7 @@ def refuse_without_joint(kind: str, options: Any, names: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Former:
+class PreviousRun:
     """A drafter that was trained before: its options, and its accuracies by depth and rank on held-out text."""
 
     options: Mapping[str, Any]
@@ -118,7 +118,7 @@ class TrainedDrafter(nn.Module):
         """As of `Drafter`."""
 
     @abstractmethod
-    def loss(self, batch: Batch) -> Lesson:
+    def loss(self, batch: Batch) -> LossOutput:
         """What a batch teaches. Every depth is foreseen as in drafting."""
 
     def settle(self) -> None:
@@ -143,7 +143,7 @@ class TrainedDrafter(nn.Module):
     # -- training -----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def propose(cls, target: Target, former: Sequence[Former] = ()) -> tuple[dict[str, Any], str] | None:
+    def propose(cls, target: Target, former: Sequence[PreviousRun] = ()) -> tuple[dict[str, Any], str] | None:
         """Options that suit this target and machine, and why, in a sentence; None where a kind proposes nothing.
 
         `former` are drafters of this kind that were trained for the target before.
@@ -199,7 +199,7 @@ class TrainedDrafter(nn.Module):
         self.compare(tensors)
         self.load_state_dict(dict(tensors), strict=False)  # a kind may hold more than it saves
 
-    def compare(self, tensors: Mapping[str, torch.Tensor | Entry]) -> None:
+    def compare(self, tensors: Mapping[str, torch.Tensor | TensorSpec]) -> None:
         """Raises LocalspecError where these are not what `tensors` gives: missing, left over, of another shape or type.
 
         Weights may be of any precision that they compute in.

@@ -93,7 +93,7 @@ class DraftModel:
 
     def _follow(self, committed: Sequence[int]) -> None:
         """Takes over what is new in the text. What was drafted stays as far as the text confirms it."""
-        known = self.small.transformer.shape.vocabulary
+        known = self.small.transformer.config.vocab_size
         fresh = [token if token < known else 0 for token in committed[self._agreed :]]
         same = common_prefix(self._tokens[self._agreed :], fresh)
         if same < len(fresh):

@@ -14,10 +14,10 @@ from torch import nn
 
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree, best_first
-from localspec.drafters.base import Batch, Lesson, ParallelDrafter, refuse_without_joint
+from localspec.drafters.base import Batch, LossOutput, ParallelDrafter, refuse_without_joint
 from localspec.errors import UsageMistake
 from localspec.nn.adapters import MOST_RANK, Adapters
-from localspec.nn.losses import RANKS, Foresight, cross_entropy
+from localspec.nn.losses import RANKS, DepthLoss, cross_entropy
 from localspec.nn.target import Target
 
 JOINT = ("rank", "alpha", "balance", "warmup")  # options that joint training alone has
@@ -95,7 +95,7 @@ class Drafter(ParallelDrafter):
         super().__init__(target, options)
         transformer = target.transformer
         self.blocks = nn.ModuleList(
-            Blocks(options.heads, transformer.shape.width, target.device) for _ in range(options.layers)
+            Blocks(options.heads, transformer.config.hidden_size, target.device) for _ in range(options.layers)
         )
         self.linears = None
         if options.private:
@@ -156,7 +156,7 @@ class Drafter(ParallelDrafter):
 
     # -- training -----------------------------------------------------------------------------------------------------
 
-    def loss(self, batch: Batch) -> Lesson:
+    def loss(self, batch: Batch) -> LossOutput:
         """Medusa-1 (§3.2.1): head k on the state at t against token t + 1 + k. Medusa-2 (§3.2.2) where it is joint.
 
         Heads warm up first: until then joint training is Medusa-1. Behind that the heads read the states of the target
@@ -170,9 +170,9 @@ class Drafter(ParallelDrafter):
         ).sum()
         if adapted:
             loss = _mean(self._foresight(states, batch, 0)) + self.options.balance * loss
-        return Lesson(loss, by_depth)
+        return LossOutput(loss, by_depth)
 
-    def _foresight(self, states: torch.Tensor, batch: Batch, ahead: int) -> Foresight:
+    def _foresight(self, states: torch.Tensor, batch: Batch, ahead: int) -> DepthLoss:
         """Of the tokens `ahead` places behind the next one, where they count. 0 ahead is the target's own head."""
         count = max(batch.tokens.shape[1] - 1 - ahead, 0)
         where = batch.counts[:, 1 + ahead :]
@@ -195,7 +195,7 @@ class Drafter(ParallelDrafter):
         return [group for group in groups if group["params"]]
 
 
-def _mean(seen: Foresight) -> torch.Tensor:
+def _mean(seen: DepthLoss) -> torch.Tensor:
     return seen.loss / max(seen.count, 1)
 
 

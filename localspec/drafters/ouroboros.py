@@ -9,7 +9,7 @@ from localspec.decoding.drafter import Drafter
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.lookahead import Lookahead
-from localspec.drafters.phrases import Lengthened
+from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCostModel
@@ -67,7 +67,7 @@ def draft_model(
         return DraftModel(pair.small, pair.vocabulary, Autoregressive(), Budget(0), length)
     window = Lookahead(pair.pool, pair.special, chosen.window, chosen.phrase) if chosen.window else Autoregressive()
     ahead = chosen.phrase - 1
-    inner = Lengthened(window, pair.pool, chosen.phrases, ahead, lent=True)
+    inner = WithPhrases(window, pair.pool, chosen.phrases, ahead, lent=True)
     budget = Budget(min((chosen.window + chosen.phrases) * ahead, WIDEST), costs)
     return DraftModel(pair.small, pair.vocabulary, inner, budget, length)
 
@@ -90,4 +90,4 @@ def ouroboros(
     drafted = draft_model(pair, chosen, accelerating, costs, fixed)
     if not lengthening:
         return drafted
-    return Lengthened(drafted, pair.pool, chosen.phrases, chosen.phrase - 1, anywhere=beside)
+    return WithPhrases(drafted, pair.pool, chosen.phrases, chosen.phrase - 1, anywhere=beside)

@@ -18,10 +18,10 @@ from torch import nn
 
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Batch, Lesson, ParallelDrafter
+from localspec.drafters.base import Batch, LossOutput, ParallelDrafter
 from localspec.errors import UsageMistake
 from localspec.nn.cache import KVCache
-from localspec.nn.losses import RANKS, Foresight, cross_entropy
+from localspec.nn.losses import RANKS, DepthLoss, cross_entropy
 from localspec.nn.small_model import described, fresh, impossible, read_masked, rotary
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
@@ -109,30 +109,30 @@ class Drafter(ParallelDrafter):
     def __init__(self, target: Target, options: ParallelSpecOptions, small: Target | None = None) -> None:
         """`small` is the language model of the form 'model', where it was read already. Raises what reading it may."""
         super().__init__(target, options)
-        shape, device = target.transformer.shape, target.device
+        shape, device = target.transformer.config, target.device
         if options.form != "model":
-            own = replace(shape, vocabulary=0, tied=True, windows=shape.windows[-1:] * options.layers)
+            own = replace(shape, vocab_size=0, tied=True, windows=shape.windows[-1:] * options.layers)
             self.model = Transformer(own, target.transformer.rotary, fresh(own, device))
             self.model.norm.data = target.transformer.norm.detach().float().clone()  # for the head that it feeds
-            masks = torch.randn(options.masks, shape.width, device=device)
+            masks = torch.randn(options.masks, shape.hidden_size, device=device)
             self.masks = nn.Parameter(masks * target.transformer.embedding.detach().float().std())
             if options.form == "eagle":
-                self.joined = nn.Linear(2 * shape.width, shape.width, device=device)
+                self.joined = nn.Linear(2 * shape.hidden_size, shape.hidden_size, device=device)
         else:
             if options.config:
                 self.model, token = described(options.config, target)
-                never = torch.zeros(shape.vocabulary, dtype=torch.bool, device=device)
+                never = torch.zeros(shape.vocab_size, dtype=torch.bool, device=device)
             else:
                 small = small or read_masked(Path(options.model), target)
                 self.model, token, never = small.transformer, small.config.pard_token, impossible(small, target)
                 self.model.rotary = rotary(small.config, target)
-                config = {**small.config.to_dict(), "tie_word_embeddings": self.model.shape.tied}
+                config = {**small.config.to_dict(), "tie_word_embeddings": self.model.config.tied}
                 self.options = replace(options, model="", config=json.dumps(config, sort_keys=True))
             self.masks = nn.Parameter(self.model.embedding.detach()[token : token + 1].clone())
             self.register_buffer("never", never)
         self.model.requires_grad_(True)
-        own = self.model.shape
-        self._cache = KVCache(len(own.windows), own.key_heads, own.head_width, 0, target.dtype, target.device)
+        own = self.model.config
+        self._cache = KVCache(own.num_layers, own.num_kv_heads, own.head_dim, 0, target.dtype, target.device)
         self._features: list[torch.Tensor] = []  # the target's state at each token of its cache (EAGLE only)
 
     @classmethod
@@ -156,7 +156,7 @@ class Drafter(ParallelDrafter):
     def tensors(self) -> dict[str, torch.Tensor]:
         """What is saved: what is the drafter's own, each tensor once."""
         shared = {"model.embedding"} if self.options.form != "model" else set()
-        if self.model.shape.tied:
+        if self.model.config.tied:
             shared.add("model.head.weight")
         return {name: tensor for name, tensor in super().tensors().items() if name not in shared}
 
@@ -234,7 +234,7 @@ class Drafter(ParallelDrafter):
         if self.options.form != "model":
             return self.target.head(states.to(self.target.transformer.computes_in))
         logits: torch.Tensor = self.model.head(states)
-        return logits[:, : self.target.transformer.shape.vocabulary]
+        return logits[:, : self.target.transformer.config.vocab_size]
 
     def _logits(self, states: torch.Tensor) -> torch.Tensor:
         """[rows, vocabulary of the target]; what must not be proposed is impossible."""
@@ -252,7 +252,7 @@ class Drafter(ParallelDrafter):
 
     # -- training -----------------------------------------------------------------------------------------------------
 
-    def loss(self, batch: Batch) -> Lesson:
+    def loss(self, batch: Batch) -> LossOutput:
         """Eq. 3: every row of the text, and of each chosen anchor's group, against the token one place behind it.
 
         Depth d weighs λᵈ, its rows are averaged. In the form 'eagle' a row weighs 1.0 SmoothL1(feature) + 0.1
@@ -275,7 +275,7 @@ class Drafter(ParallelDrafter):
         total, by_depth = self.masks.sum() * 0, []  # a batch that teaches nothing has a gradient, too
         for depth in range(self.depth):
             if not states[depth]:
-                by_depth.append(Foresight(total, torch.zeros(RANKS, dtype=torch.long, device=total.device), 0))
+                by_depth.append(DepthLoss(total, torch.zeros(RANKS, dtype=torch.long, device=total.device), 0))
                 continue
             seen, at = torch.cat(states[depth]), torch.cat(places[depth])
             found = self._foresight(seen, at, batch)
@@ -284,13 +284,13 @@ class Drafter(ParallelDrafter):
                 loss = TOKEN * loss + FEATURE * F.smooth_l1_loss(seen.float(), batch.hidden.flatten(0, 1)[at].float())
             total = total + self.options.decay**depth * loss
             by_depth.append(found)
-        return Lesson(total, by_depth)
+        return LossOutput(total, by_depth)
 
-    def _foresight(self, states: torch.Tensor, at: torch.Tensor, batch: Batch) -> Foresight:
+    def _foresight(self, states: torch.Tensor, at: torch.Tensor, batch: Batch) -> DepthLoss:
         """Of rows that stand at places `at` of all texts, one behind the other."""
         labels = batch.hidden.flatten(0, 1)[at] if batch.soft else batch.tokens.flatten()[at + 1]
-        own = self.model.shape.vocabulary  # none where the head is the target's
-        kept = torch.arange(own, device=at.device) if 0 < own < self.target.transformer.shape.vocabulary else None
+        own = self.model.config.vocab_size  # none where the head is the target's
+        kept = torch.arange(own, device=at.device) if 0 < own < self.target.transformer.config.vocab_size else None
         return cross_entropy(states, self._head, labels, self.target.head if batch.soft else None, kept)
 
     def group(self, counts: torch.Tensor, random: torch.Generator) -> Group:

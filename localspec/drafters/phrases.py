@@ -10,7 +10,7 @@ from localspec.drafters.base import TrainedDrafter
 from localspec.drafters.pool import BACK, KEY, Continuation, PhrasePool, StoredPhrase
 
 
-class Lengthened:
+class WithPhrases:
     """Any drafter, its drafts lengthened by phrases from the pool (Ouroboros §3.2), as one merged tree.
 
     Over the empty draft it is the drafter `phrases`: what the root's phrases propose. It leaves a drafter two thirds of

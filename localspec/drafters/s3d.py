@@ -12,11 +12,11 @@ from torch import nn
 
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Batch, Former, Lesson, ParallelDrafter
+from localspec.drafters.base import Batch, LossOutput, ParallelDrafter, PreviousRun
 from localspec.drafters.s3d_timing import head_weight, timings
 from localspec.errors import UsageMistake
 from localspec.nn.adapters import MOST_RANK, WHICH, Adapters
-from localspec.nn.cache import Behind, KVCache
+from localspec.nn.cache import FrozenPrefix, KVCache
 from localspec.nn.losses import cross_entropy
 from localspec.nn.target import Target
 from localspec.policy.s3d_prediction import Acceptance, beside, fit, propose, share, symmetric
@@ -184,15 +184,15 @@ class Drafter(ParallelDrafter):
         if logits.isfinite().all():
             return logits
         # A slot that is masked weighs nothing, but nothing times infinity would still reach the target.
-        shape = target.transformer.shape
-        nothing = torch.zeros(shape.key_heads, rows, shape.head_width, device=target.device)
+        shape = target.transformer.config
+        nothing = torch.zeros(shape.num_kv_heads, rows, shape.head_dim, device=target.device)
         for layer in self.kept:
             cache.write(layer, nothing, nothing)
         return None
 
     # -- training -----------------------------------------------------------------------------------------------------
 
-    def loss(self, batch: Batch) -> Lesson:
+    def loss(self, batch: Batch) -> LossOutput:
         """Eq. 9 over groups of an anchor and `depth` - 1 masks, which see real text before them only, as in drafting.
 
         In the full form the masks stand for 15 % of the text, which the rest of it does not see either, and gradients
@@ -203,7 +203,7 @@ class Drafter(ParallelDrafter):
                 "The full form of s3d trains the target's own weights, and they are not in fp32; "
                 "use --dtype fp32 --quantize none, or leave full out."
             )
-        none = torch.zeros(0, self.target.transformer.shape.width, device=self.target.device)
+        none = torch.zeros(0, self.target.transformer.config.hidden_size, device=self.target.device)
         states = [[none.to(self.target.transformer.computes_in)] for _ in range(self.depth)]
         labels: list[list[torch.Tensor]] = [[] for _ in range(self.depth)]
         for tokens, counts, hidden in zip(batch.tokens, batch.counts, batch.hidden, strict=True):
@@ -226,7 +226,7 @@ class Drafter(ParallelDrafter):
         loss = torch.stack([found.loss for found in by_depth]).sum() / max(count, 1)
         if not count:  # nothing to learn here, and several processes must agree on what has a gradient
             loss = loss + sum(parameter.sum() * 0 for parameter in self.parameters())
-        return Lesson(loss, by_depth)
+        return LossOutput(loss, by_depth)
 
     def _anchors(self, counts: torch.Tensor, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Where groups begin, and which tokens of the text are masked, bool [n]: in the full form only.
@@ -272,7 +272,7 @@ class Drafter(ParallelDrafter):
         )
         return states.view(count, self.depth, -1)
 
-    def _read(self, tokens: torch.Tensor, masked: torch.Tensor) -> Behind:
+    def _read(self, tokens: torch.Tensor, masked: torch.Tensor) -> FrozenPrefix:
         """Keys and values of a text [n] as the target itself makes them, without adapters (eq. 6)."""
         count = len(tokens)
         positions = torch.arange(count, device=tokens.device)
@@ -288,7 +288,7 @@ class Drafter(ParallelDrafter):
         with torch.no_grad():
             self.target.transformer(tokens[None], positions, seen, cache, layers)
         cache.keep(range(count))
-        return cache.behind()
+        return cache.prefix()
 
     @property
     def _trainable(self) -> bool:
@@ -312,7 +312,7 @@ class Drafter(ParallelDrafter):
     # -- before and after training ------------------------------------------------------------------------------------
 
     @classmethod
-    def propose(cls, target: Target, former: Sequence[Former] = ()) -> tuple[dict[str, Any], str] | None:
+    def propose(cls, target: Target, former: Sequence[PreviousRun] = ()) -> tuple[dict[str, Any], str] | None:
         """Options that promise to be fastest here (§5.3), and why, in a sentence.
 
         U and the discount are fitted to former drafters of this model, or else the paper's; what a draft and its
@@ -341,7 +341,7 @@ class Drafter(ParallelDrafter):
         return beside(fit([], [timing]), Acceptance(self.beta, _first(accuracies)), timing)
 
 
-class _Reading(Behind):
+class _Reading(FrozenPrefix):
     """A text that is being read, in place of a cache: keys and values stay in the graph of gradients."""
 
     def __init__(self) -> None:

@@ -47,9 +47,9 @@ def timings(
 
 def head_weight(target: Target) -> float:
     """How many layers the head weighs."""
-    shape, layer = target.transformer.shape, target.transformer.layers[0]
+    shape, layer = target.transformer.config, target.transformer.layers[0]
     numbers: int = sum(getattr(layer, name).shape.numel() for name in ("qkv", "output", "gate_up", "down"))
-    return shape.vocabulary * shape.width / numbers
+    return shape.vocab_size * shape.hidden_size / numbers
 
 
 def _seconds(run: Callable[[], object]) -> float:

@@ -14,7 +14,7 @@ from torch import nn
 
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import Candidate, DraftTree, grown
-from localspec.drafters.base import Batch, Lesson, TrainedDrafter, refuse_without_joint
+from localspec.drafters.base import Batch, LossOutput, TrainedDrafter, refuse_without_joint
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn.adapters import MOST_RANK, Adapters
 from localspec.nn.losses import Head, cross_entropy
@@ -152,16 +152,16 @@ class Drafter(TrainedDrafter):
 
     def __init__(self, target: Target, options: SemiOptions) -> None:
         super().__init__(target, options)
-        shape = target.transformer.shape
-        if options.vocabulary > shape.vocabulary:
+        shape = target.transformer.config
+        if options.vocabulary > shape.vocab_size:
             raise UsageMistake(
-                f"vocabulary = {options.vocabulary} is more than the model's {shape.vocabulary} tokens; give fewer."
+                f"vocabulary = {options.vocabulary} is more than the model's {shape.vocab_size} tokens; give fewer."
             )
-        wide = PAPER_WIDTH if options.paper_widths else shape.width // (2 if options.shared else 4)
-        outputs = shape.width if options.shared else options.vocabulary or shape.vocabulary
+        wide = PAPER_WIDTH if options.paper_widths else shape.hidden_size // (2 if options.shared else 4)
+        outputs = shape.hidden_size if options.shared else options.vocabulary or shape.vocab_size
         with target.device:
-            self.recent: Averaged | Recurrent | Last = RECENT[options.recent](shape.width, options.depth)
-            self.far = nn.Linear(shape.width, wide)  # its bias is the first half of b
+            self.recent: Averaged | Recurrent | Last = RECENT[options.recent](shape.hidden_size, options.depth)
+            self.far = nn.Linear(shape.hidden_size, wide)  # its bias is the first half of b
             self.near = nn.Linear(self.recent.width, wide)
             self.mixed = nn.Linear(2 * wide, 2 * wide) if options.layers == 2 else None
             self.out = nn.Linear(2 * wide, outputs, bias=False)
@@ -171,7 +171,7 @@ class Drafter(TrainedDrafter):
                 raise UsageMistake(
                     "Joint training changes the target's weights, and int8 rounds them; load it without."
                 )
-            layers = range(len(shape.windows))
+            layers = range(shape.num_layers)
             self.adapters = Adapters(target.transformer, layers, options.rank, 2.0 * options.rank)
         self._shared: Head = target.head  # no module of the drafter's own: it is neither trained nor saved
         self._copied = 0
@@ -199,7 +199,7 @@ class Drafter(TrainedDrafter):
         far [rows or 1, wide] is W_p h_p.
         """
         # Brought to one size: embeddings as small as many targets' would teach the tiny model very slowly.
-        x = F.rms_norm(self.target.embed(tokens).to(self._dtype), (self.target.transformer.shape.width,))
+        x = F.rms_norm(self.target.embed(tokens).to(self._dtype), (self.target.transformer.config.hidden_size,))
         state, recent = self.recent(x, state, depth)
         near = _linear(recent, self.near)
         return state, F.silu(torch.cat([far.expand_as(near), near], -1))
@@ -311,12 +311,12 @@ class Drafter(TrainedDrafter):
         """Logits of the draft vocabulary as those of the whole one: what is not in it is never drawn."""
         if self.kept is None:
             return logits
-        whole = logits.new_full((len(logits), self.target.transformer.shape.vocabulary), float("-inf"))
+        whole = logits.new_full((len(logits), self.target.transformer.config.vocab_size), float("-inf"))
         return whole.index_copy_(1, self.kept, logits)
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
-    def loss(self, batch: Batch) -> Lesson:
+    def loss(self, batch: Batch) -> LossOutput:
         """The mean of -log q_0(w_{i+1+j} | h_p(w_≤i), h_q(w_{i+1} … w_{i+j})) over all i and 1 ≤ j ≤ depth (eq. 8).
 
         The first recent token w_{i+1} stands for the root; every one behind it is to be worth foreseeing, as in a reply
@@ -349,7 +349,7 @@ class Drafter(TrainedDrafter):
         loss = total / max(sum(foresight.count for foresight in found), 1)
         if self.adapters is not None:
             loss = self.options.balance * loss + (1 - self.options.balance) * self._target_loss(batch, states)
-        return Lesson(loss, found)
+        return LossOutput(loss, found)
 
     def _target_loss(self, batch: Batch, states: torch.Tensor) -> torch.Tensor:
         there = batch.counts[:, 1:]
@@ -369,7 +369,7 @@ class Drafter(TrainedDrafter):
         """As of `TrainedDrafter`; the draft vocabulary must be one."""
         self.compare(tensors)
         kept = tensors.get("kept")
-        if kept is not None and not 0 <= int(kept.min()) <= int(kept.max()) < self.target.transformer.shape.vocabulary:
+        if kept is not None and not 0 <= int(kept.min()) <= int(kept.max()) < self.target.transformer.config.vocab_size:
             raise LocalspecError("'kept' names tokens that the model does not have; train the drafter again.")
         super().fill(tensors)
         self._cut()

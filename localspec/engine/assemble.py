@@ -12,9 +12,9 @@ from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.ouroboros import Hyperparameters, Pair, draft_model, ouroboros
 from localspec.drafters.ouroboros_tuning import Said, search
-from localspec.drafters.phrases import Lengthened
+from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool, PhraseReader
-from localspec.engine.model_profile import Measured
+from localspec.engine.model_profile import ModelProfile
 from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.selection import Choice
@@ -30,11 +30,11 @@ REPLY = 48  # tokens of the replies that hyper-parameters are searched on
 
 
 @dataclass(frozen=True)
-class Small:
+class LoadedDraftModel:
     """A draft model as it was loaded, what was measured of it, and what its forwards cost where that matters."""
 
     target: Target
-    measured: Measured
+    measured: ModelProfile
     costs: ForwardCosts | None
 
 
@@ -43,7 +43,7 @@ def drafter_of(
     target: Target,
     pool: PhrasePool,
     trained: TrainedDrafter | None,
-    small: Small | None,
+    small: LoadedDraftModel | None,
     chosen: Hyperparameters,
 ) -> Drafter:
     """The drafter that the choice names; `trained` or `small` is what it takes."""
@@ -52,31 +52,38 @@ def drafter_of(
     if kind == "lookahead":
         own = pool if phrases else PhrasePool(target.special_tokens, text=False, verification=False)
         drafter = Lookahead(own, target.special_tokens, COLUMNS, PHRASE)
-        return Lengthened(drafter, own)
+        return WithPhrases(drafter, own)
     if small is not None:
-        pair = Pair(target.special_tokens, target.transformer.shape.vocabulary, small.target, pool)
+        pair = Pair(target.special_tokens, target.transformer.config.vocab_size, small.target, pool)
         if kind == "ouroboros":
             accelerating, lengthening, beside = (
                 part in choice.parts for part in ("accelerating", "lengthening", "beside")
             )
             return ouroboros(pair, chosen, small.costs, choice.fixed, accelerating, lengthening, beside)
         drafter = draft_model(pair, chosen, False, small.costs, choice.fixed)
-    return Lengthened(drafter, pool, anywhere=small is not None) if phrases or kind == "phrases" else drafter
+    return WithPhrases(drafter, pool, anywhere=small is not None) if phrases or kind == "phrases" else drafter
 
 
-def pool_of(choice: Choice, target: Target, small: Small | None, reader: PhraseReader | None = None) -> PhrasePool:
+def pool_of(
+    choice: Choice, target: Target, small: LoadedDraftModel | None, reader: PhraseReader | None = None
+) -> PhrasePool:
     """An empty pool for this drafter; it holds no id that one of its models does not know."""
     models = [target] if small is None else [target, small.target]
     return PhrasePool(
         target.special_tokens,
         reader,
-        min(model.transformer.shape.vocabulary for model in models),
+        min(model.transformer.config.vocab_size for model in models),
         verification=choice.drafter != "ouroboros" or "verification" in choice.parts,
     )
 
 
 def hyperparameters(
-    choice: Choice, target: Target, small: Small, measured: Measured, costs: ForwardCosts | None, again: bool = False
+    choice: Choice,
+    target: Target,
+    small: LoadedDraftModel,
+    measured: ModelProfile,
+    costs: ForwardCosts | None,
+    again: bool = False,
 ) -> Hyperparameters:
     """Those found before for this pair, else, or `again`, those that a search finds.
 
@@ -95,11 +102,11 @@ def hyperparameters(
             f"in a context of {target.context} tokens there is no room to search how long drafts should be."
         )
         return found or Hyperparameters()
-    vocabulary = target.transformer.shape.vocabulary
+    vocabulary = target.transformer.config.vocab_size
 
     def build(tried: Hyperparameters) -> tuple[Drafter, DraftModel]:
         drafter = drafter_of(choice, target, pool_of(choice, target, small), None, small, tried)
-        drafting = drafter.inner if isinstance(drafter, Lengthened) else drafter
+        drafting = drafter.inner if isinstance(drafter, WithPhrases) else drafter
         assert isinstance(drafting, DraftModel)
         return drafter, drafting
 
@@ -114,7 +121,7 @@ def hyperparameters(
 def _replies(target: Target, nodes: int, costs: ForwardCosts) -> list[Said]:
     """What the target says to a few prompts, greedily."""
     said: list[Said] = []
-    session = Session(target, Lengthened(Autoregressive(), PhrasePool(target.special_tokens)), Budget(nodes, costs))
+    session = Session(target, WithPhrases(Autoregressive(), PhrasePool(target.special_tokens)), Budget(nodes, costs))
     for question in ASKED:
         prompt = target.encode([{"role": "user", "content": question}])
         if len(prompt) + REPLY <= target.context:

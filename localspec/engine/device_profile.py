@@ -15,7 +15,7 @@ LOOK_SECONDS = 0.3
 _FAILURES = (RuntimeError, OSError, ImportError)  # no memory, no kernel, no library: of torch and bitsandbytes
 
 
-class Measuring(Measurements):
+class DeviceProfiler(Measurements):
     """What was measured here; what is asked for and was not, is measured, and kept.
 
     What a busy moment made of it serves until there is a quiet one. What cannot be measured is told, and not known.

@@ -20,9 +20,9 @@ from localspec.decoding.session import Limits, Session
 from localspec.drafters import load
 from localspec.drafters.base import TrainedDrafter
 from localspec.drafters.ouroboros import Hyperparameters
-from localspec.engine.assemble import Small, drafter_of, hyperparameters, pool_of
+from localspec.engine.assemble import LoadedDraftModel, drafter_of, hyperparameters, pool_of
 from localspec.engine.fit_context import fitting
-from localspec.engine.model_profile import Measured
+from localspec.engine.model_profile import ModelProfile
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Event, Prefill, Statistics
 from localspec.machine.hardware import IdleCores
@@ -96,13 +96,13 @@ class Engine:
         self.target: Target = beside.target if beside else _load(choice)
         self.revision = revision(choice.target.path)
         self._store, self._learn = store, learn
-        self._measured = Measured.of(choice, self.revision, store, notice, progress)
+        self._measured = ModelProfile.of(choice, self.revision, store, notice, progress)
         self.exactness = self._measured_exactness()
         auto = choice.nodes and not choice.fixed
         self.costs = self._measured.costs(self.target, self._idle_cores) if auto else None
         self._trained = self._load_trained()
         alike = beside is not None and beside.choice.draft == choice.draft
-        self.small: Small | None = beside.small if beside and alike else self._load_small()
+        self.small: LoadedDraftModel | None = beside.small if beside and alike else self._load_small()
         self.hyperparameters = Hyperparameters()
         if beside and alike and beside.choice.drafter == choice.drafter and not tune:
             self.hyperparameters = beside.hyperparameters
@@ -248,7 +248,7 @@ class Engine:
         trained = self.choice.trained
         return f"calibration of {trained.kind} {trained.bytes} {trained.path}" if trained else ""
 
-    def _load_small(self) -> Small | None:
+    def _load_small(self) -> LoadedDraftModel | None:
         draft = self.choice.draft
         if draft is None:
             return None
@@ -259,8 +259,8 @@ class Engine:
                 f"The draft model {draft.target.name} gives no numbers ({small.dtype}); its weights are damaged, or "
                 "too large for this format: fetch it again."
             )
-        measured = Measured.of(draft, revision(draft.target.path), self._store, self._notice, self._progress)
-        return Small(small, measured, measured.costs(small, self._idle_cores) if self.costs else None)
+        measured = ModelProfile.of(draft, revision(draft.target.path), self._store, self._notice, self._progress)
+        return LoadedDraftModel(small, measured, measured.costs(small, self._idle_cores) if self.costs else None)
 
     # -- phrases of earlier sessions ----------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ def forward_costs(target: Target) -> ForwardCosts:
     taken: dict[tuple[int, int], list[float]] = {}
 
     def measure(n: int, context: int) -> float:
-        tokens = torch.arange(n, device=target.device) % target.transformer.shape.vocabulary
+        tokens = torch.arange(n, device=target.device) % target.transformer.config.vocab_size
         positions = torch.arange(context, context + n, device=target.device)
         mask = torch.ones(n, n, dtype=torch.bool, device=target.device).tril()
         cache.length = context

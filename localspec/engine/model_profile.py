@@ -20,7 +20,7 @@ from localspec.store.store import Store
 
 
 @dataclass(frozen=True)
-class Measured:
+class ModelProfile:
     """Figures of a model as a choice loads it. Without a store each is measured anew.
 
     Troubles are told through `notice`; what takes a while, through `progress`.
@@ -39,7 +39,7 @@ class Measured:
         store: Store | None,
         notice: Callable[[str], None],
         progress: Callable[[str], None],
-    ) -> "Measured":
+    ) -> "ModelProfile":
         """Those of this revision, precision, form, context, and of this machine and version."""
         packing = f"{choice.quantize} above {choice.threshold}" if choice.threshold else choice.quantize
         about = subject(revision, choice.device, choice.dtype, packing, choice.exact, choice.context)

@@ -11,7 +11,7 @@ from localspec.nn.attention import fastest
 from localspec.nn.packing import DTYPES, head_kind, layer_kind
 from localspec.nn.small_model import fresh
 from localspec.nn.target import Target
-from localspec.nn.transformer import Architecture, Rotary, Transformer
+from localspec.nn.transformer import Rotary, Transformer, TransformerConfig
 from localspec.policy.prediction import Rates
 
 # Two models with layers alike but for their matrices: of the one nearly all time goes into those, which no cache of a
@@ -53,7 +53,7 @@ def apart(wide: float, slim: float) -> tuple[float, float]:
 def _model(sizes: dict[str, int], device: str, dtype: str, quantize: str) -> Target:
     """With weights at random, and without text."""
     config = LlamaConfig(**sizes, **HEADS, max_position_embeddings=CONTEXT, tie_word_embeddings=False)
-    shape, place = Architecture.of(config), torch.device(device)
+    shape, place = TransformerConfig.of(config), torch.device(device)
     weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in fresh(shape, place).items()}
     kinds = layer_kind(quantize, device), fastest, head_kind(quantize, device)
     transformer = Transformer(shape, Rotary(config, CONTEXT, place), weights, *kinds)

@@ -10,7 +10,7 @@ from typing import Any
 from localspec.config import nearest, read_toml
 from localspec.errors import UsageMistake
 from localspec.hub.sources import Source
-from localspec.models.shape import NAMES, Shape, whole
+from localspec.models.shape import TABLE_KEYS, Shape, whole
 
 PACKAGE = Path(__file__).parent.parent
 DEEPEST = 64  # tokens of a draft
@@ -84,7 +84,7 @@ def _length(value: object) -> bool:
 _Keys = Mapping[str, tuple[Callable[[object], bool], str]]
 _TEXT, _SWITCH, _COUNT = (_text, "a text"), (_switch, "true or false"), (_count, "a whole number from 1 up")
 _TABLE = (lambda value: isinstance(value, dict), "a table")
-_SHAPE: _Keys = {name: _SWITCH if name == "tied" else _COUNT for name in NAMES}
+_SHAPE: _Keys = {name: _SWITCH if name == "tied" else _COUNT for name in TABLE_KEYS}
 _DEPTH = (lambda value: whole(value) and value <= DEEPEST, f"a whole number from 1 to {DEEPEST}")
 _ACCEPTED: _Keys = {"length": (_length, "a number from 1 to 100"), "depth": _DEPTH, "source": _TEXT}
 _DRAFTER: _Keys = {
@@ -166,9 +166,9 @@ def _source(table: Mapping[str, Any], of: str) -> Source | None:
 
 def _shape(table: Mapping[str, Any], of: str) -> Shape:
     _check(table, _SHAPE, of)
-    if missing := [name for name in NAMES if name not in table and name != "tied"]:
+    if missing := [name for name in TABLE_KEYS if name not in table and name != "tied"]:
         raise UsageMistake(f"{of[0].upper()}{of[1:]} lacks {missing[0]}; add it.")
-    return Shape(**table)
+    return Shape(**{TABLE_KEYS[name]: value for name, value in table.items()})
 
 
 def _published(table: Mapping[str, Any], kinds: tuple[str, ...], of: str) -> Published:

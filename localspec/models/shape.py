@@ -6,13 +6,13 @@ from typing import Any
 
 # Our names, and those of config.json; what it may leave out has a rule below.
 _NAMES = {
-    "layers": "num_hidden_layers",
-    "width": "hidden_size",
-    "inner": "intermediate_size",
-    "heads": "num_attention_heads",
-    "key_heads": "num_key_value_heads",
-    "head_width": "head_dim",
-    "vocabulary": "vocab_size",
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocab_size": "vocab_size",
     "context": "max_position_embeddings",
     "tied": "tie_word_embeddings",
 }
@@ -22,13 +22,13 @@ _NAMES = {
 class Shape:
     """A decoder-only transformer of the kind that is served here: widths in channels, context in tokens."""
 
-    layers: int
-    width: int
-    inner: int
-    heads: int
-    key_heads: int
-    head_width: int
-    vocabulary: int
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
     context: int
     tied: bool = False
 
@@ -37,10 +37,10 @@ class Shape:
         """What a config.json says; None where it does not say enough."""
         found: dict[str, Any] = {name: config.get(theirs) for name, theirs in _NAMES.items()}
         found["tied"] = bool(found["tied"])
-        if found["key_heads"] is None:
-            found["key_heads"] = found["heads"]
-        if found["head_width"] is None and whole(found["width"]) and whole(found["heads"]):
-            found["head_width"] = found["width"] // found["heads"]
+        if found["num_kv_heads"] is None:
+            found["num_kv_heads"] = found["num_heads"]
+        if found["head_dim"] is None and whole(found["hidden_size"]) and whole(found["num_heads"]):
+            found["head_dim"] = found["hidden_size"] // found["num_heads"]
         if all(whole(value) for name, value in found.items() if name != "tied"):
             return cls(**found)
         return None
@@ -48,36 +48,45 @@ class Shape:
     @property
     def layer(self) -> int:
         """Weights of one layer's matrices."""
-        attention = self.width * self.head_width * (2 * self.heads + 2 * self.key_heads)
-        return attention + 3 * self.width * self.inner
+        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        return attention + 3 * self.hidden_size * self.intermediate_size
 
     @property
     def rows(self) -> int:
         """Output channels of one layer's matrices together: what has a scale of its own in int8."""
-        return self.head_width * (self.heads + 2 * self.key_heads) + 2 * self.width + 2 * self.inner
+        return (
+            self.head_dim * (self.num_heads + 2 * self.num_kv_heads) + 2 * self.hidden_size + 2 * self.intermediate_size
+        )
 
     @property
     def embedding(self) -> int:
         """Weights of the input embedding; a head has as many."""
-        return self.vocabulary * self.width
+        return self.vocab_size * self.hidden_size
 
     @property
     def matrices(self) -> int:
         """Weights that one decode step reads: all layers and the head."""
-        return self.layers * self.layer + self.embedding
+        return self.num_layers * self.layer + self.embedding
 
     @property
     def parameters(self) -> int:
         """All of them, but for biases and the norms inside of attention, which no family has many of."""
-        norms = (2 * self.layers + 1) * self.width
-        return self.layers * self.layer + self.embedding * (1 if self.tied else 2) + norms
+        norms = (2 * self.num_layers + 1) * self.hidden_size
+        return self.num_layers * self.layer + self.embedding * (1 if self.tied else 2) + norms
 
     def cached(self, tokens: int, item: int) -> int:
         """Bytes of keys and values of so many tokens, in numbers of `item` bytes."""
-        return 2 * self.layers * self.key_heads * self.head_width * tokens * item
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * tokens * item
 
 
-NAMES = tuple(field.name for field in fields(Shape))
+# The key of each field in the `shape` of a models.toml.
+TABLE_KEYS = dict(
+    zip(
+        ("layers", "width", "inner", "heads", "key_heads", "head_width", "vocabulary", "context", "tied"),
+        (field.name for field in fields(Shape)),
+        strict=True,
+    )
+)
 
 
 def whole(value: object) -> bool:

@@ -7,7 +7,7 @@ from torch import nn
 
 from localspec.errors import LocalspecError
 from localspec.nn.linear import Linear, LowRank
-from localspec.nn.transformer import Architecture, Transformer, weight_map
+from localspec.nn.transformer import Transformer, TransformerConfig, weight_map
 
 LINEARS = ("qkv", "output", "gate_up", "down")
 WHICH = {  # what may be adapted: projections by the last part of their Hugging Face names
@@ -25,7 +25,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LowRank]]):
         self, transformer: Transformer, layers: Sequence[int], rank: int, alpha: float, which: str = "all"
     ) -> None:
         super().__init__()
-        self.rank, self.alpha, self.which, self._shape = rank, alpha, which, transformer.shape
+        self.rank, self.alpha, self.which, self._shape = rank, alpha, which, transformer.config
         self._made: dict[int, dict[str, LowRank]] = {}
         for index in layers:
             for name in LINEARS:
@@ -125,7 +125,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LowRank]]):
         raise AssertionError(part)
 
 
-def _blocks(shape: Architecture, layer: int, name: str, which: str) -> list[tuple[str, int, int]]:
+def _blocks(shape: TransformerConfig, layer: int, name: str, which: str) -> list[tuple[str, int, int]]:
     """(Hugging Face name, first row, row behind the last) of what is adapted in one of our linear layers."""
     found: list[tuple[str, int, int]] = []
     first = 0
@@ -133,7 +133,7 @@ def _blocks(shape: Architecture, layer: int, name: str, which: str) -> list[tupl
         part = weight.removesuffix(".weight")
         if part.rpartition(".")[2] in WHICH[which]:
             # Of a fused projection of Phi-3, keys and values are one block.
-            skipped = shape.heads * shape.head_width if which == "vko" and part.endswith("qkv_proj") else 0
+            skipped = shape.num_heads * shape.head_dim if which == "vko" and part.endswith("qkv_proj") else 0
             found.append((part, first + skipped, first + rows))
         first += rows
     return found

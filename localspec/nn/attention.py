@@ -1,6 +1,6 @@
 """Two forms of attention over cached keys: the fastest, and one whose rows never depend on each other. And of SiLU.
 
-queries [1, key_heads, rows, width]; keys and values [1, key_heads, slots, width]; mask additive [rows, slots].
+queries [1, num_kv_heads, rows, width]; keys and values [1, num_kv_heads, slots, width]; mask additive [rows, slots].
 """
 
 from collections.abc import Callable
@@ -61,15 +61,15 @@ def silu(x: torch.Tensor) -> torch.Tensor:
 
 @cache
 @torch.inference_mode()
-def page(key_heads: int, width: int, rows: int, device: torch.device) -> int:
+def page(num_kv_heads: int, width: int, rows: int, device: torch.device) -> int:
     """How many slots `invariant` adds up in one go before it adds that sum to the others, for `rows` packed rows.
 
     Asked of the kernels themselves, for both products with the weights. 1, which no branch of a tree can satisfy, where
     pages are not regular, or others in the one than in the other.
     """
     slots, rows = 4 * LEAST_SLOTS, max(rows, LEAST_ROWS)
-    weights = torch.ones(1, key_heads, rows, slots, device=device)
-    values, ones = (torch.zeros(*shape, device=device) for shape in ((1, key_heads, slots, width), (slots, COLUMNS)))
+    weights = torch.ones(1, num_kv_heads, rows, slots, device=device)
+    values, ones = (torch.zeros(*shape, device=device) for shape in ((1, num_kv_heads, slots, width), (slots, COLUMNS)))
     sizes = {_page(weights, values), _page(weights, ones)} - {slots}  # one page for all goes with any other
     return 1 if len(sizes) > 1 else sizes.pop() if sizes else slots
 

@@ -17,8 +17,8 @@ class KVCache:
     def __init__(
         self,
         layers: int,
-        key_heads: int,
-        head_width: int,
+        num_kv_heads: int,
+        head_dim: int,
         slots: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -28,7 +28,7 @@ class KVCache:
         self._least = _rounded(least)
         slots = max(_rounded(slots), self._least)
         # Zeros, not empty: a masked slot weighs nothing, but nothing times NaN is NaN.
-        self._slots = torch.zeros(layers, 2, key_heads, slots, head_width, dtype=dtype, device=device)
+        self._slots = torch.zeros(layers, 2, num_kv_heads, slots, head_dim, dtype=dtype, device=device)
 
     @property
     def capacity(self) -> int:
@@ -56,7 +56,7 @@ class KVCache:
         return min(max(_rounded(self.length + rows), self._least), self.capacity)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Puts [key_heads, rows, head_width] behind the committed tokens; returns the layer's visible slots."""
+        """Puts [num_kv_heads, rows, head_dim] behind the committed tokens; returns the layer's visible slots."""
         rows = keys.shape[1]
         end = self.length + rows
         assert end <= self.capacity, f"{end} slots needed, {self.capacity} allocated"
@@ -67,7 +67,7 @@ class KVCache:
         return both[0, :, :seen], both[1, :, :seen]
 
     def keep(self, path: Sequence[int]) -> None:
-        """Commits the rows `path` of the tree behind `length`, in that order:
+        """Commits the rows `path` of the tree prefix `length`, in that order:
 
         slots   … p p│0 1 2 3 4      keep([0, 3, 4])      … p p 0 3 4│
         """
@@ -79,12 +79,12 @@ class KVCache:
         self.length += count
 
     def rows(self, path: Sequence[int]) -> torch.Tensor:
-        """Keys and values of these rows behind `length`: [layers, 2, key_heads, rows, head_width]."""
+        """Keys and values of these rows behind `length`: [layers, 2, num_kv_heads, rows, head_dim]."""
         return self._slots[:, :, :, [self.length + row for row in path]]
 
-    def behind(self) -> "Behind":
+    def prefix(self) -> "FrozenPrefix":
         """A look at the committed tokens, for rows that are not to be written."""
-        return Behind(self._slots[:, :, :, : self.length])
+        return FrozenPrefix(self._slots[:, :, :, : self.length])
 
     def fill(self, generator: torch.Generator) -> None:
         """Random keys and values in all slots: for measurements, which need numbers and no text."""
@@ -96,10 +96,10 @@ class KVCache:
         self.length = length
 
 
-class Behind:
+class FrozenPrefix:
     """The keys and values of a text, behind which rows are read and not written: gradients flow through them.
 
-    slots [layers, 2, key_heads, length, head_width].
+    slots [layers, 2, num_kv_heads, length, head_dim].
     """
 
     def __init__(self, slots: torch.Tensor) -> None:
@@ -110,7 +110,7 @@ class Behind:
         return self.length + rows
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer's slots with [key_heads, rows, head_width] behind them; nothing is kept."""
+        """The layer's slots with [num_kv_heads, rows, head_dim] behind them; nothing is kept."""
         both = self._slots[layer]
         return torch.cat([both[0].to(keys.dtype), keys], 1), torch.cat([both[1].to(values.dtype), values], 1)
 

@@ -15,7 +15,7 @@ import torch
 from localspec.decoding.tree import DraftTree
 from localspec.machine.hardware import physical_cores
 from localspec.nn.cache import BUCKET, KVCache
-from localspec.nn.linear import Linear, Packed, RowScaled
+from localspec.nn.linear import Int8Linear, Linear, QuantizedLinear
 from localspec.nn.target import Target
 
 MULTIPLES = (1, 4, 8, 16)  # rows to fill up to, the cheapest first
@@ -63,7 +63,7 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
     found, threads = Exactness(True, widest), torch.get_num_threads()
     try:
         # Any other rounds one row otherwise than several, in bf16 so seldom that no short text is sure to show it.
-        least = 0 if isinstance(target.transformer.head, RowScaled) else 1
+        least = 0 if isinstance(target.transformer.head, Int8Linear) else 1
         for multiple in MULTIPLES[least:] if exact else (1,):
             target.multiple = multiple
             largest = _largest_difference(target, widths)
@@ -79,7 +79,7 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
 def _largest_difference(target: Target, widths: Sequence[int]) -> float:
     """0.0 where all bits are the same; stops at the first width where one is not."""
     made = torch.Generator().manual_seed(0)
-    path = torch.randint(target.transformer.shape.vocabulary, (max(*widths, DEPTH),), generator=made).tolist()
+    path = torch.randint(target.transformer.config.vocab_size, (max(*widths, DEPTH),), generator=made).tolist()
     # Just before the end of a bucket wide trees see more slots than a single row; and before that of a page.
     contexts = [2 * BUCKET - DEPTH - target.multiple + 1, BUCKET - DEPTH]
     if target.exact:
@@ -133,7 +133,7 @@ def _difference(
     """A tree of `width` rows: the root, so many decoys below it, the path, and decoys below the root again."""
     depth = min(len(path), width - aside)
     below = list(range(1 + aside, depth + aside))  # where the path stands behind the root
-    tokens = torch.randint(target.transformer.shape.vocabulary, (width,), generator=made).tolist()
+    tokens = torch.randint(target.transformer.config.vocab_size, (width,), generator=made).tolist()
     parents = [-1, *[0] * (width - 1)]
     for node, (token, parent) in zip([0, *below], zip(path, [-1, 0, *below], strict=False), strict=False):
         tokens[node], parents[node] = token, parent
@@ -161,7 +161,7 @@ def _forward(target: Target, cache: KVCache, tree: DraftTree, nodes: Sequence[in
     def look(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
         given.append(inputs[0].flatten(0, -2)[nodes])
 
-    layers = [layer for layer in target.transformer.modules() if isinstance(layer, Linear | Packed)]
+    layers = [layer for layer in target.transformer.modules() if isinstance(layer, Linear | QuantizedLinear)]
     hooks = [layer.register_forward_pre_hook(look) for layer in layers]
     try:
         logits = target.forward(torch.tensor(tree.tokens, device=device), positions, tree.mask.to(device), cache).logits

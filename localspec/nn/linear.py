@@ -80,7 +80,7 @@ class Linear(nn.Module):
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
-class Packed(nn.Module):
+class QuantizedLinear(nn.Module):
     """y = x Wᵀ + b with W [out, in] rounded to a few bits when it is made. What the kinds of it share.
 
     Gradients flow through x, as through a dense layer with the rounded weight.
@@ -116,14 +116,14 @@ class Packed(nn.Module):
         raise NotImplementedError
 
 
-LinearKind = type[Linear] | type[Packed]
+LinearKind = type[Linear] | type[QuantizedLinear]
 
 
 class _StraightThrough(torch.autograd.Function):
     """Kernels for packed weights return no gradient, without complaint; this one is that of the rounded weight."""
 
     @staticmethod
-    def forward(context: Any, x: torch.Tensor, layer: Packed) -> torch.Tensor:
+    def forward(context: Any, x: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:
         context.layer = layer
         return layer.compute(x)
 
@@ -132,7 +132,7 @@ class _StraightThrough(torch.autograd.Function):
         return gradient @ context.layer.weight.to(gradient.dtype), None
 
 
-class RowScaled(Packed):
+class Int8Linear(QuantizedLinear):
     """int8 on a processor: W with one scale an output channel, x with one scale a row.
 
     One scale for all rows, which torch's own dynamic layers use, would make a row depend on the rows beside it; here

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from localspec.nn.linear import Packed
+from localspec.nn.linear import QuantizedLinear
 
 BLOCK = 64  # weights that share a scale in NF4
 TOGETHER = 32  # output channels that its kernel for processors works on at once
 
 
-class Int8(Packed):
+class Int8(QuantizedLinear):
     """LLM.int8 (Dettmers et al. 2022): W with one scale an output channel, x in fp16 with one scale a row.
 
     Input channels in which any activation reaches `threshold` are computed in the precision of x, as in the paper's
@@ -53,7 +53,7 @@ class Int8(Packed):
         return sum(tensor.nbytes for tensor in (self.steps, self.scales, self.bias) if tensor is not None)
 
 
-class NF4(Packed):
+class NF4(QuantizedLinear):
     """Four bits, the levels those of a normal distribution, one scale a block, scales in eight bits (QLoRA, §3).
 
     On a processor the scales are bf16, and the weights lie as its kernel reads them.

@@ -6,14 +6,14 @@ The operators are torch's own. A processor has them too, packed otherwise, so th
 import torch
 import torch.nn.functional as F
 
-from localspec.nn.linear import PIECE, Packed, per_channel
+from localspec.nn.linear import PIECE, QuantizedLinear, per_channel
 
 EDGE = 32  # the kernels take whole squares of this many channels
 GROUP = 32  # input channels that share a scale and a zero in four bits
 TILES = 2  # the least that may be packed together: other kernels than these look at it
 
 
-class WeightOnly(Packed):
+class WeightOnly(QuantizedLinear):
     """A weight [out, in] filled up with zeros to whole squares, with a kernel of torch's that multiplies by it."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:

@@ -16,7 +16,7 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Foresight:
+class DepthLoss:
     """How well tokens were foreseen: the loss summed over `count` rows, and how often the right one had which rank.
 
     `loss` carries the gradient; hits [RANKS] counts the rows whose label was the likeliest, the second, …
@@ -33,7 +33,7 @@ def cross_entropy(
     labels: torch.Tensor,
     teacher: Head | None = None,
     kept: torch.Tensor | None = None,
-) -> Foresight:
+) -> DepthLoss:
     """Of states [rows, width], by `head`, against labels: token ids [rows], or the target's own states [rows, width].
 
     In the second form `teacher` is the target's head, and its whole distribution is the label; ranks are then those of
@@ -50,7 +50,7 @@ def cross_entropy(
         else:
             loss, found = _part(states[part], head, labels[part], teacher, kept)
         total, hits = total + loss, hits + found
-    return Foresight(total, hits, len(states))
+    return DepthLoss(total, hits, len(states))
 
 
 def _part(

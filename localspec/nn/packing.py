@@ -3,13 +3,13 @@
 import torch
 
 from localspec.errors import UsageMistake
-from localspec.nn.linear import Linear, LinearKind, RowScaled
+from localspec.nn.linear import Int8Linear, Linear, LinearKind
 from localspec.nn.linear_bitsandbytes import NF4, Int8
 from localspec.nn.linear_mps import WeightInt4, WeightInt8
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _KINDS: dict[tuple[str, str], LinearKind] = {
-    ("int8", "cpu"): RowScaled,
+    ("int8", "cpu"): Int8Linear,
     ("nf4", "cpu"): NF4,
     ("int8", "cuda"): Int8,
     ("nf4", "cuda"): NF4,

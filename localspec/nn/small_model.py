@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from localspec.errors import LocalspecError, UsageMistake, first_line
 from localspec.nn.target import Target
-from localspec.nn.transformer import Architecture, Rotary, Transformer, weight_map
+from localspec.nn.transformer import Rotary, Transformer, TransformerConfig, weight_map
 
 SPREAD = 0.02  # of a fresh layer's weights
 _MOST = {  # no small model has more, and each layer takes memory even without weights
@@ -21,9 +21,9 @@ _MOST = {  # no small model has more, and each layer takes memory even without w
 }  # fmt: skip
 
 
-def fresh(shape: Architecture, device: torch.device) -> Mapping[str, torch.Tensor]:
+def fresh(shape: TransformerConfig, device: torch.device) -> Mapping[str, torch.Tensor]:
     """Weights by our names: small random numbers for what multiplies, zeros for biases, ones for norms; fp32."""
-    columns = {"output": shape.heads * shape.head_width, "down": shape.inner}
+    columns = {"output": shape.num_heads * shape.head_dim, "down": shape.intermediate_size}
     weights = {}
     for name, made_of in weight_map(shape).items():
         rows, kind = sum(rows for _, rows in made_of), name.removesuffix(".weight").rpartition(".")[2]
@@ -32,7 +32,7 @@ def fresh(shape: Architecture, device: torch.device) -> Mapping[str, torch.Tenso
         elif kind == "bias":
             weights[name] = torch.zeros(rows, device=device)
         else:
-            weights[name] = torch.randn(rows, columns.get(kind, shape.width), device=device) * SPREAD
+            weights[name] = torch.randn(rows, columns.get(kind, shape.hidden_size), device=device) * SPREAD
     return weights
 
 
@@ -43,7 +43,7 @@ def read_masked(path: Path, target: Target, dtype: torch.dtype = torch.float32) 
     what `Target.load` raises.
     """
     small = Target.load(path, device=str(target.device), dtype=dtype)
-    token, vocabulary = getattr(small.config, "pard_token", None), small.transformer.shape.vocabulary
+    token, vocabulary = getattr(small.config, "pard_token", None), small.transformer.config.vocab_size
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
         raise LocalspecError(
             f"{path / 'config.json'} names no mask token (pard_token = {token!r}), so this model cannot draft in "
@@ -58,7 +58,7 @@ def compare_tokens(small: Target, target: Target, path: Path) -> None:
 
     `path` is where the small model lies.
     """
-    ours, theirs, vocabulary = _tokens(target), _tokens(small), small.transformer.shape.vocabulary
+    ours, theirs, vocabulary = _tokens(target), _tokens(small), small.transformer.config.vocab_size
     unlike = [index for index in ours.keys() & theirs.keys() if ours[index] != theirs[index]]
     if unlike:
         first = min(unlike)
@@ -76,7 +76,7 @@ def compare_tokens(small: Target, target: Target, path: Path) -> None:
 def impossible(small: Target, target: Target) -> torch.Tensor:
     """bool [vocabulary of the target]: the mask token, and ids that stand for nothing in one of the two tokenizers."""
     both = (_tokens(target).keys() & _tokens(small).keys()) - {small.config.pard_token}
-    never = torch.ones(target.transformer.shape.vocabulary, dtype=torch.bool, device=target.device)
+    never = torch.ones(target.transformer.config.vocab_size, dtype=torch.bool, device=target.device)
     never[[index for index in both if index < len(never)]] = False
     return never
 
@@ -92,7 +92,7 @@ def described(text: str, target: Target) -> tuple[Transformer, int]:
         if unlikely := [name for name, most in _MOST.items() if not _counts(content.get(name), most)]:
             raise ValueError(f"{unlikely[0]} = {shortened(content[unlikely[0]])}")
         config: Any = CONFIG_MAPPING[content["model_type"]].from_dict(content)
-        shape, token, turns = Architecture.of(config), int(config.pard_token), rotary(config, target)
+        shape, token, turns = TransformerConfig.of(config), int(config.pard_token), rotary(config, target)
         _try(shape, config)
     except LocalspecError:
         raise
@@ -107,7 +107,7 @@ def _counts(value: object, most: int) -> bool:
     return value is None or (type(value) is int and 1 <= value <= most)
 
 
-def _try(shape: Architecture, config: PretrainedConfig) -> None:
+def _try(shape: TransformerConfig, config: PretrainedConfig) -> None:
     """One token without weights: numbers that do not go together are told now, and not in the middle of a reply."""
     nowhere = torch.device("meta")
     one = torch.zeros(1, dtype=torch.long, device=nowhere)
@@ -118,8 +118,8 @@ def _try(shape: Architecture, config: PretrainedConfig) -> None:
 def without_weights(target: Target) -> Target:
     """The same on torch's meta device: a drafter made for it has shapes, and takes no memory."""
     shadow, transformer = copy(target), target.transformer
-    weights = fresh(transformer.shape, torch.device("meta"))
-    shadow.transformer = Transformer(transformer.shape, transformer.rotary, weights)
+    weights = fresh(transformer.config, torch.device("meta"))
+    shadow.transformer = Transformer(transformer.config, transformer.rotary, weights)
     return shadow
 
 

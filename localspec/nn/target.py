@@ -21,9 +21,9 @@ from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake, first_line
 from localspec.nn.attention import LEAST_SLOTS, fastest, invariant, page
 from localspec.nn.cache import KVCache
-from localspec.nn.linear import Linear, Packed, RowScaled, outliers
+from localspec.nn.linear import Int8Linear, Linear, QuantizedLinear, outliers
 from localspec.nn.packing import head_kind, layer_kind
-from localspec.nn.transformer import Architecture, Rotary, Transformer, weight_map
+from localspec.nn.transformer import Rotary, Transformer, TransformerConfig, weight_map
 from localspec.nn.weights import Weights, freed_at_once, own_head
 
 logging.set_verbosity_error()  # what a user can act on, we say ourselves
@@ -87,7 +87,7 @@ class Target:
                 f"ask for --context {limit} or less."
             )
         context = context or own
-        shape = Architecture.of(config)
+        shape = TransformerConfig.of(config)
         if shape.tied and own_head(checkpoint):  # as the stock model does: what the file holds is what counts
             shape = replace(shape, tied=False)
         weights, rotary = Weights(checkpoint, shape, dtype, device), Rotary(config, context, torch.device(device))
@@ -100,7 +100,7 @@ class Target:
                 f"The tokenizer in {path} cannot be read ({first_line(error)}); fetch the model again."
             ) from error
         target = cls(transformer, config, tokenizer, context, _generation(path), exact)
-        if kind is RowScaled:
+        if kind is Int8Linear:
             target._protect_outliers()
         return target
 
@@ -111,13 +111,15 @@ class Target:
         """
 
         def look(layer: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
-            assert isinstance(layer, RowScaled)
+            assert isinstance(layer, Int8Linear)
             layer.protect(outliers(inputs[0]))
 
-        layers = [layer for layer in self.transformer.modules() if isinstance(layer, RowScaled)]
+        layers = [layer for layer in self.transformer.modules() if isinstance(layer, Int8Linear)]
         hooks = [layer.register_forward_pre_hook(look) for layer in layers]
         try:
-            known = [token for token in self.tokenizer(PROBE)["input_ids"] if token < self.transformer.shape.vocabulary]
+            known = [
+                token for token in self.tokenizer(PROBE)["input_ids"] if token < self.transformer.config.vocab_size
+            ]
             tokens = torch.tensor(known[: self.context] or [0])
             causal = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril_()
             with torch.inference_mode():
@@ -168,9 +170,9 @@ class Target:
     @property
     def page(self) -> int:
         """Slots that the invariant form of attention adds up in one go, where a single row is filled up."""
-        shape = self.transformer.shape
-        rows = shape.heads // shape.key_heads * self.multiple
-        return page(shape.key_heads, shape.head_width, rows, self.device)
+        shape = self.transformer.config
+        rows = shape.num_heads // shape.num_kv_heads * self.multiple
+        return page(shape.num_kv_heads, shape.head_dim, rows, self.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Input embeddings of token ids, [..., width]."""
@@ -183,9 +185,9 @@ class Target:
 
     def cache(self, slots: int) -> KVCache:
         """An empty cache with room for `slots` tokens, in this model's precision and on its device."""
-        shape, like = self.transformer.shape, self.transformer.embedding
+        shape, like = self.transformer.config, self.transformer.embedding
         least = LEAST_SLOTS if self.exact else 0
-        return KVCache(len(shape.windows), shape.key_heads, shape.head_width, slots, like.dtype, like.device, least)
+        return KVCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, slots, like.dtype, like.device, least)
 
     @property
     def device(self) -> torch.device:
@@ -197,7 +199,7 @@ class Target:
 
     @cached_property
     def nbytes(self) -> int:
-        packed = [layer.nbytes for layer in self.transformer.modules() if isinstance(layer, Packed)]
+        packed = [layer.nbytes for layer in self.transformer.modules() if isinstance(layer, QuantizedLinear)]
         return sum(packed) + sum(parameter.nbytes for parameter in self.transformer.parameters())
 
     @property
@@ -216,10 +218,10 @@ class Target:
         put before the first user message.
         """
         ids: list[int] = self.tokenizer(self.render(messages), add_special_tokens=self.framed)["input_ids"]
-        if ids and max(ids) >= self.transformer.shape.vocabulary:
+        if ids and max(ids) >= self.transformer.config.vocab_size:
             raise LocalspecError(
                 f"The model's tokenizer gives the id {max(ids)}, and its config.json promises a vocab_size of "
-                f"{self.transformer.shape.vocabulary}; fetch the model again."
+                f"{self.transformer.config.vocab_size}; fetch the model again."
             )
         return ids
 
@@ -280,7 +282,7 @@ class Target:
             )
         path.mkdir(parents=True, exist_ok=True)
         ours, tensors = dict(self.transformer.named_parameters()), {}
-        for name, made_of in weight_map(self.transformer.shape).items():
+        for name, made_of in weight_map(self.transformer.config).items():
             pieces = torch.split(ours[name].detach(), [rows for _, rows in made_of])
             tensors.update({part: piece.contiguous() for (part, _), piece in zip(made_of, pieces, strict=True)})
         save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})

@@ -16,31 +16,31 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from localspec.errors import LocalspecError
 from localspec.nn.attention import Attention, fastest, invariant, silu
-from localspec.nn.cache import Behind, KVCache
-from localspec.nn.linear import Linear, LinearKind, LowRank, Packed
+from localspec.nn.cache import FrozenPrefix, KVCache
+from localspec.nn.linear import Linear, LinearKind, LowRank, QuantizedLinear
 
 
 @dataclass(frozen=True)
-class Architecture:
+class TransformerConfig:
     """What the families differ in. Widths are channels; a window counts positions, the own one included."""
 
     family: str
-    vocabulary: int
-    width: int
-    inner: int
-    heads: int
-    key_heads: int
-    head_width: int
-    epsilon: float
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
     windows: tuple[int | None, ...]  # one a layer
     tied: bool
-    query_bias: bool
-    output_bias: bool
-    inner_bias: bool
-    query_key_norm: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
 
     @classmethod
-    def of(cls, config: PretrainedConfig) -> "Architecture":
+    def of(cls, config: PretrainedConfig) -> "TransformerConfig":
         """Reads a Hugging Face config. Raises LocalspecError where this transformer would not compute the same."""
         family = config.model_type
         if (activation := config.hidden_act) not in ("silu", "swish"):
@@ -59,52 +59,56 @@ class Architecture:
         bias = family in ("llama", "qwen3") and bool(config.attention_bias)
         return cls(
             family=family,
-            vocabulary=config.vocab_size,
-            width=config.hidden_size,
-            inner=config.intermediate_size,
-            heads=config.num_attention_heads,
-            key_heads=config.num_key_value_heads,
-            head_width=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            epsilon=config.rms_norm_eps,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            rms_norm_eps=config.rms_norm_eps,
             windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
             tied=config.tie_word_embeddings,
-            query_bias=bias or family == "qwen2",
-            output_bias=bias,
-            inner_bias=family == "llama" and bool(config.mlp_bias),
-            query_key_norm=family == "qwen3",
+            qkv_bias=bias or family == "qwen2",
+            o_bias=bias,
+            mlp_bias=family == "llama" and bool(config.mlp_bias),
+            qk_norm=family == "qwen3",
         )
 
+    @property
+    def num_layers(self) -> int:
+        return len(self.windows)
 
-def weight_map(shape: Architecture) -> dict[str, list[tuple[str, int]]]:
+
+def weight_map(shape: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
     """Our parameter -> the Hugging Face tensors it is made of, stacked along the first axis, with their rows."""
-    query, key = shape.heads * shape.head_width, shape.key_heads * shape.head_width
-    parts: dict[str, list[tuple[str, int]]] = {"embedding": [("model.embed_tokens.weight", shape.vocabulary)]}
-    for i in range(len(shape.windows)):
+    query, key = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    parts: dict[str, list[tuple[str, int]]] = {"embedding": [("model.embed_tokens.weight", shape.vocab_size)]}
+    for i in range(shape.num_layers):
         ours, theirs = f"layers.{i}.", f"model.layers.{i}."
         attention, inner = theirs + "self_attn.", theirs + "mlp."
         if shape.family == "phi3":
-            qkv, gate_up = [("qkv_proj", query + 2 * key)], [("gate_up_proj", 2 * shape.inner)]
+            qkv, gate_up = [("qkv_proj", query + 2 * key)], [("gate_up_proj", 2 * shape.intermediate_size)]
         else:
             qkv = [("q_proj", query), ("k_proj", key), ("v_proj", key)]
-            gate_up = [("gate_proj", shape.inner), ("up_proj", shape.inner)]
+            gate_up = [("gate_proj", shape.intermediate_size), ("up_proj", shape.intermediate_size)]
         linears = {
-            "qkv": ([(attention + name, rows) for name, rows in qkv], shape.query_bias),
-            "output": ([(attention + "o_proj", shape.width)], shape.output_bias),
-            "gate_up": ([(inner + name, rows) for name, rows in gate_up], shape.inner_bias),
-            "down": ([(inner + "down_proj", shape.width)], shape.inner_bias),
+            "qkv": ([(attention + name, rows) for name, rows in qkv], shape.qkv_bias),
+            "output": ([(attention + "o_proj", shape.hidden_size)], shape.o_bias),
+            "gate_up": ([(inner + name, rows) for name, rows in gate_up], shape.mlp_bias),
+            "down": ([(inner + "down_proj", shape.hidden_size)], shape.mlp_bias),
         }
         for name, (made_of, bias) in linears.items():
             parts[f"{ours}{name}.weight"] = [(part + ".weight", rows) for part, rows in made_of]
             if bias:
                 parts[f"{ours}{name}.bias"] = [(part + ".bias", rows) for part, rows in made_of]
-        parts[ours + "attention_norm"] = [(theirs + "input_layernorm.weight", shape.width)]
-        parts[ours + "inner_norm"] = [(theirs + "post_attention_layernorm.weight", shape.width)]
-        if shape.query_key_norm:
-            parts[ours + "query_norm"] = [(attention + "q_norm.weight", shape.head_width)]
-            parts[ours + "key_norm"] = [(attention + "k_norm.weight", shape.head_width)]
-    parts["norm"] = [("model.norm.weight", shape.width)]
+        parts[ours + "attention_norm"] = [(theirs + "input_layernorm.weight", shape.hidden_size)]
+        parts[ours + "inner_norm"] = [(theirs + "post_attention_layernorm.weight", shape.hidden_size)]
+        if shape.qk_norm:
+            parts[ours + "query_norm"] = [(attention + "q_norm.weight", shape.head_dim)]
+            parts[ours + "key_norm"] = [(attention + "k_norm.weight", shape.head_dim)]
+    parts["norm"] = [("model.norm.weight", shape.hidden_size)]
     if not shape.tied:
-        parts["head.weight"] = [("lm_head.weight", shape.vocabulary)]
+        parts["head.weight"] = [("lm_head.weight", shape.vocab_size)]
     return parts
 
 
@@ -120,7 +124,7 @@ class Rotary:
         kind = parameters["rope_type"]
         if kind == "default":
             part = parameters.get("partial_rotary_factor", 1.0) if config.model_type == "phi3" else 1.0
-            self.width = int(Architecture.of(config).head_width * part)
+            self.width = int(TransformerConfig.of(config).head_dim * part)
             frequencies = 1.0 / parameters["rope_theta"] ** (torch.arange(0, self.width, 2).float() / self.width)
             self.scaling = 1.0
         elif kind in ROPE_INIT_FUNCTIONS:
@@ -142,13 +146,13 @@ class Rotary:
 
 WIDEST = 128  # rows: no draft tree has so many
 Turns = tuple[torch.Tensor, torch.Tensor]
-Cache = KVCache | Behind
+Cache = KVCache | FrozenPrefix
 LayerAdapters = Mapping[str, LowRank]
 _NONE: Mapping[Any, Any] = {}
 
 
 def _turn(x: torch.Tensor, turns: Turns) -> torch.Tensor:
-    """Turns the first channels of [batch, n, heads, head_width]; what lies beyond the rotary width passes."""
+    """Turns the first channels of [batch, n, heads, head_dim]; what lies beyond the rotary width passes."""
     cosines, sines = turns
     width = cosines.shape[-1]
     part = x if x.shape[-1] == width else x[..., :width]
@@ -160,12 +164,17 @@ class Layer(nn.Module):
     """Attention and gated feed-forward, each behind its norm."""
 
     def __init__(
-        self, shape: Architecture, index: int, weights: Mapping[str, torch.Tensor], kind: LinearKind, attend: Attention
+        self,
+        shape: TransformerConfig,
+        index: int,
+        weights: Mapping[str, torch.Tensor],
+        kind: LinearKind,
+        attend: Attention,
     ) -> None:
         super().__init__()
-        self.shape, self.index, self.attend = shape, index, attend
+        self.config, self.index, self.attend = shape, index, attend
 
-        def linear(name: str) -> Linear | Packed:
+        def linear(name: str) -> Linear | QuantizedLinear:
             return kind(weights[f"layers.{index}.{name}.weight"], weights.get(f"layers.{index}.{name}.bias"))
 
         def vector(name: str) -> nn.Parameter:
@@ -178,16 +187,16 @@ class Layer(nn.Module):
             linear("down"),
         )
         self.attention_norm, self.inner_norm = vector("attention_norm"), vector("inner_norm")
-        if shape.query_key_norm:
+        if shape.qk_norm:
             self.query_norm, self.key_norm = vector("query_norm"), vector("key_norm")
 
     def forward(
         self, x: torch.Tensor, turns: Turns, mask: torch.Tensor, cache: Cache | None, adapters: LayerAdapters = _NONE
     ) -> torch.Tensor:
-        near = _norm(x, self.attention_norm, self.shape.epsilon)
+        near = _norm(x, self.attention_norm, self.config.rms_norm_eps)
         x = x + self.output(self._attend(near, turns, mask, cache, adapters.get("qkv")), adapters.get("output"))
-        near = _norm(x, self.inner_norm, self.shape.epsilon)
-        gate, up = self.gate_up(near, adapters.get("gate_up")).split(self.shape.inner, -1)
+        near = _norm(x, self.inner_norm, self.config.rms_norm_eps)
+        gate, up = self.gate_up(near, adapters.get("gate_up")).split(self.config.intermediate_size, -1)
         gate = silu(gate) if self.attend is invariant and isinstance(cache, KVCache) else F.silu(gate)
         down: torch.Tensor = self.down(gate * up, adapters.get("down"))
         return x + down
@@ -199,15 +208,15 @@ class Layer(nn.Module):
     def _attend(
         self, x: torch.Tensor, turns: Turns, mask: torch.Tensor, cache: Cache | None, adapter: LowRank | None
     ) -> torch.Tensor:
-        shape = self.shape
-        batch, n, heads, key_heads, width = *x.shape[:2], shape.heads, shape.key_heads, shape.head_width
-        group = heads // key_heads
-        qkv = self.qkv(x, adapter).view(batch, n, heads + 2 * key_heads, width)
-        qk, values = qkv[:, :, : heads + key_heads], qkv[:, :, heads + key_heads :].transpose(1, 2)
-        if shape.query_key_norm:
+        shape = self.config
+        batch, n, heads, num_kv_heads, width = *x.shape[:2], shape.num_heads, shape.num_kv_heads, shape.head_dim
+        group = heads // num_kv_heads
+        qkv = self.qkv(x, adapter).view(batch, n, heads + 2 * num_kv_heads, width)
+        qk, values = qkv[:, :, : heads + num_kv_heads], qkv[:, :, heads + num_kv_heads :].transpose(1, 2)
+        if shape.qk_norm:
             queries, keys = qk[:, :, :heads], qk[:, :, heads:]
             qk = torch.cat(
-                [_norm(queries, self.query_norm, shape.epsilon), _norm(keys, self.key_norm, shape.epsilon)], 2
+                [_norm(queries, self.query_norm, shape.rms_norm_eps), _norm(keys, self.key_norm, shape.rms_norm_eps)], 2
             )
         qk = _turn(qk, turns)
         keys = qk[:, :, heads:].transpose(1, 2)
@@ -217,12 +226,12 @@ class Layer(nn.Module):
         # The queries that share a key head become more rows of it, so that an explicit mask never copies keys.
         packed = (
             qk[:, :, :heads]
-            .view(batch, n, key_heads, group, width)
+            .view(batch, n, num_kv_heads, group, width)
             .permute(0, 2, 3, 1, 4)
-            .reshape(batch, key_heads, group * n, width)
+            .reshape(batch, num_kv_heads, group * n, width)
         )
         mixed = self._form(n, cache)(packed, keys, values, mask)
-        return mixed.view(batch, key_heads, group, n, width).permute(0, 3, 1, 2, 4).reshape(batch, n, heads * width)
+        return mixed.view(batch, num_kv_heads, group, n, width).permute(0, 3, 1, 2, 4).reshape(batch, n, heads * width)
 
 
 class Transformer(nn.Module):
@@ -234,7 +243,7 @@ class Transformer(nn.Module):
 
     def __init__(
         self,
-        shape: Architecture,
+        shape: TransformerConfig,
         rotary: Rotary,
         weights: Mapping[str, torch.Tensor],
         kind: LinearKind = Linear,
@@ -242,11 +251,11 @@ class Transformer(nn.Module):
         head: LinearKind | None = None,
     ) -> None:
         super().__init__()
-        self.shape, self.rotary, self.kind = shape, rotary, kind
+        self.config, self.rotary, self.kind = shape, rotary, kind
         embedding = weights["embedding"]
         self.embedding = nn.Parameter(embedding, requires_grad=False)
         self.computes_in = kind.computes_in or embedding.dtype
-        self.layers = nn.ModuleList(Layer(shape, index, weights, kind, attend) for index in range(len(shape.windows)))
+        self.layers = nn.ModuleList(Layer(shape, index, weights, kind, attend) for index in range(shape.num_layers))
         self.norm = nn.Parameter(_computed(weights["norm"], kind), requires_grad=False)
         self.head = (head or kind)(embedding if shape.tied else weights["head.weight"])
         if shape.tied and isinstance(self.head, Linear):
@@ -255,7 +264,7 @@ class Transformer(nn.Module):
     @property
     def packed(self) -> bool:
         """Whether weights are rounded to a few bits; a head of another kind than the other linears may be dense."""
-        return issubclass(self.kind, Packed)
+        return issubclass(self.kind, QuantizedLinear)
 
     def forward(
         self,
@@ -276,10 +285,10 @@ class Transformer(nn.Module):
         """
         x = (tokens if tokens.is_floating_point() else F.embedding(tokens, self.embedding)).to(self.computes_in)
         turns = self.rotary.at(positions, x.dtype)
-        masks = {window: self._mask(mask, positions, window, cache) for window in set(self.shape.windows)}
+        masks = {window: self._mask(mask, positions, window, cache) for window in set(self.config.windows)}
         for index in range(len(self.layers)) if layers is None else layers:
-            x = self.layers[index](x, turns, masks[self.shape.windows[index]], cache, adapters.get(index, _NONE))
-        return _norm(x, self.norm, self.shape.epsilon)
+            x = self.layers[index](x, turns, masks[self.config.windows[index]], cache, adapters.get(index, _NONE))
+        return _norm(x, self.norm, self.config.rms_norm_eps)
 
     def _mask(
         self, mask: torch.Tensor, positions: torch.Tensor, window: int | None, cache: Cache | None
@@ -296,7 +305,7 @@ class Transformer(nn.Module):
             seen &= where > positions[:, None] - window
         dtype = self.embedding.dtype if isinstance(cache, KVCache) else self.computes_in
         additive = torch.zeros(seen.shape, dtype=dtype, device=mask.device).masked_fill_(~seen, float("-inf"))
-        return additive.repeat(self.shape.heads // self.shape.key_heads, 1)
+        return additive.repeat(self.config.num_heads // self.config.num_kv_heads, 1)
 
 
 def _computed(vector: torch.Tensor, kind: LinearKind) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from localspec.checkpoint import Checkpoint, tensor_headers, tensor_start
 from localspec.errors import LocalspecError, first_line
-from localspec.nn.transformer import Architecture, weight_map
+from localspec.nn.transformer import TransformerConfig, weight_map
 
 PIECE = 2**18  # numbers that are read at a time where they change their type or device
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h names them
@@ -103,7 +103,7 @@ class Weights(Mapping[str, torch.Tensor]):
     what is missing.
     """
 
-    def __init__(self, checkpoint: Checkpoint, shape: Architecture, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, checkpoint: Checkpoint, shape: TransformerConfig, dtype: torch.dtype, device: str) -> None:
         self._made_of, self._dtype, self._device = weight_map(shape), dtype, device
         names = frozenset(part for made_of in self._made_of.values() for part, _ in made_of)
         self._stored = _stored(checkpoint, names)
@@ -158,9 +158,9 @@ def _damaged(file: Path, what: str) -> LocalspecError:
     return LocalspecError(f"{file} is damaged ({what}); fetch the model again.")
 
 
-def _columns(name: str, shape: Architecture) -> list[int]:
+def _columns(name: str, shape: TransformerConfig) -> list[int]:
     """What follows the rows in one of our parameters: nothing in a vector, else what the layer takes in."""
     if name.endswith((".bias", "norm")):
         return []
     kind = name.removesuffix(".weight").rpartition(".")[2]
-    return [{"output": shape.heads * shape.head_width, "down": shape.inner}.get(kind, shape.width)]
+    return [{"output": shape.num_heads * shape.head_dim, "down": shape.intermediate_size}.get(kind, shape.hidden_size)]

@@ -24,7 +24,7 @@ DEPTH = 5  # tokens a draft of a small model
 
 
 @dataclass(frozen=True)
-class Replies:
+class ReplyStats:
     """What replies with one drafter were like here: tokens a step, nodes a step, and drafting beside verification.
 
     None of them depends on what else the machine did meanwhile, as tokens/s would.
@@ -40,35 +40,35 @@ class Replies:
 
 
 @dataclass(frozen=True)
-class Known:
+class ModelMeasurements:
     """What was measured on this machine of one model in one precision: forwards, and replies by drafter."""
 
     costs: ForwardCostModel | None = None
-    replies: Mapping[str, Replies] = field(default_factory=dict)
+    replies: Mapping[str, ReplyStats] = field(default_factory=dict)
 
 
-class Knowledge(Protocol):
+class MeasurementSource(Protocol):
     """What was measured on a machine so far."""
 
-    def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> Known:
+    def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
         """About one model in one precision."""
 
     def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
         """Of a device in one precision; None where they were not measured."""
 
 
-class Nothing:
+class NoMeasurements:
     """Of a machine on which nothing was measured."""
 
-    def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> Known:
-        return Known()
+    def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
+        return ModelMeasurements()
 
     def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
         return None
 
 
 @dataclass(frozen=True)
-class Candidate:
+class DrafterCandidate:
     """A drafter by what `--drafter` would say. `bytes` is all it holds, its cache too.
 
     `drafting(nodes)` is seconds a draft. Without an acceptance nobody knows what it brings. `trained` and `small` are
@@ -111,7 +111,7 @@ def reply_key(drafter: str, trained: DrafterCard | None, small: TargetCard | Non
 
 
 @dataclass(frozen=True)
-class Small:
+class DraftModelEstimate:
     """A draft model: its card, its bytes as it would be loaded, and what its forwards cost."""
 
     card: TargetCard
@@ -120,7 +120,7 @@ class Small:
 
 
 @dataclass(frozen=True)
-class Setting:
+class CostInputs:
     """What drafting depends on: the target's shape and costs, the rates of its device unpacked, its numbers."""
 
     shape: Shape
@@ -129,19 +129,19 @@ class Setting:
     dtype: str
     computing: int  # bytes of a number that its drafters compute with
     planned: int  # tokens of context
-    replies: Mapping[str, Replies]
+    replies: Mapping[str, ReplyStats]
 
 
-def plain() -> Candidate:
+def plain() -> DrafterCandidate:
     """No drafter at all."""
-    return Candidate("none", 0, Acceptance((), ""), _free)
+    return DrafterCandidate("none", 0, Acceptance((), ""), _free)
 
 
 def candidates(
-    card: TargetCard, at: Setting, trained: list[DrafterCard], small: Small | None, small_here: bool
-) -> Iterator[Candidate]:
+    card: TargetCard, at: CostInputs, trained: list[DrafterCard], small: DraftModelEstimate | None, small_here: bool
+) -> Iterator[DrafterCandidate]:
     """Those that need no training, then those that are here, then those that could be fetched or made."""
-    phrases = _told(Candidate("phrases", 0, PHRASES, _free), at)
+    phrases = _told(DrafterCandidate("phrases", 0, PHRASES, _free), at)
     yield phrases
     published = card.entry.drafters if card.entry else ()
     said = {one.kind: one for one in published}
@@ -162,7 +162,7 @@ def _free(nodes: int) -> float:
     return 0.0
 
 
-def _told(candidate: Candidate, at: Setting) -> Candidate:
+def _told(candidate: DrafterCandidate, at: CostInputs) -> DrafterCandidate:
     """With the acceptance that replies had here, where there were enough."""
     found = at.replies.get(candidate.key)
     if found is None:
@@ -171,7 +171,7 @@ def _told(candidate: Candidate, at: Setting) -> Candidate:
     return replace(candidate, acceptance=Acceptance.of_length(found.length, depth, "as measured here"))
 
 
-def _both(alone: Candidate, phrases: Candidate, at: Setting) -> Iterator[Candidate]:
+def _both(alone: DrafterCandidate, phrases: DrafterCandidate, at: CostInputs) -> Iterator[DrafterCandidate]:
     """A trained drafter alone, and lengthened with phrases."""
     alone = _told(alone, at)
     yield alone
@@ -180,12 +180,12 @@ def _both(alone: Candidate, phrases: Candidate, at: Setting) -> Iterator[Candida
     yield _told(replace(alone, name=alone.name + WITH_PHRASES, acceptance=both), at)
 
 
-def _trained(drafter: DrafterCard, said: Published | None, at: Setting) -> Candidate:
+def _trained(drafter: DrafterCard, said: Published | None, at: CostInputs) -> DrafterCandidate:
     rates = [level[0] for level in drafter.about.get("accuracy_by_depth", [])]
     own = Acceptance.chain(rates, "by what it foresaw of held-out text") if rates else _published(said)
     size = held(drafter, at.shape, at.dtype, at.computing, at.planned)
     drafting = _drafting(drafter.kind, drafter.parameters, len(rates) or DEPTH, at)
-    return Candidate(drafter.kind, size, own, drafting, trained=drafter)
+    return DrafterCandidate(drafter.kind, size, own, drafting, trained=drafter)
 
 
 def held(drafter: DrafterCard, shape: Shape, dtype: str, computing: int, planned: int) -> int:
@@ -200,13 +200,13 @@ def _published(one: Published | None) -> Acceptance | None:
     return Acceptance.of_length(said.length, said.depth, f"from {said.length:.3g} as published, {said.source}")
 
 
-def _fetched(one: Published, at: Setting) -> Candidate:
+def _fetched(one: Published, at: CostInputs) -> DrafterCandidate:
     own = _published(one)
     if one.kind == "s3d" and own is None:
         own = _s3d(at.shape)
     parameters = one.parameters or (at.shape.layer if one.kind == "parallelspec" else at.shape.matrices // 20)
     depth = one.accepted.depth if one.accepted else DEPTH
-    return Candidate(
+    return DrafterCandidate(
         one.kind,
         _size(one.kind, parameters, at.shape, at.dtype, at.computing, at.planned),
         own,
@@ -215,7 +215,7 @@ def _fetched(one: Published, at: Setting) -> Candidate:
     )
 
 
-def _paired(one: Published, small: Small, at: Setting, here: bool) -> Candidate:
+def _paired(one: Published, small: DraftModelEstimate, at: CostInputs, here: bool) -> DrafterCandidate:
     accelerated, own = one.kind == "ouroboros", _published(one)
     name = f"{one.kind}:{small.card.name}"
     found = own.beside(PHRASES) if own and accelerated else own
@@ -224,7 +224,7 @@ def _paired(one: Published, small: Small, at: Setting, here: bool) -> Candidate:
         passes = min(nodes, DEPTH)
         return passes / A_PASS * small.costs.at(4, CONTEXT) if accelerated else passes * small.costs.at(1, CONTEXT)
 
-    return Candidate(name, small.bytes, found, drafting, small=small.card, published=None if here else one)
+    return DrafterCandidate(name, small.bytes, found, drafting, small=small.card, published=None if here else one)
 
 
 def _s3d(shape: Shape) -> Acceptance:
@@ -238,8 +238,8 @@ def _s3d(shape: Shape) -> Acceptance:
 def _proposed(shape: Shape) -> tuple[float, int]:
     """(β, γ) that the paper's predictor proposes for a model of this shape (§5.3)."""
     head = shape.embedding / shape.layer
-    proposal = propose(shape.layers, head, Constants())
-    return share(shape.layers, len(proposal.kept), head), proposal.gamma
+    proposal = propose(shape.num_layers, head, Constants())
+    return share(shape.num_layers, len(proposal.kept), head), proposal.gamma
 
 
 def _size(kind: str, parameters: int, shape: Shape, dtype: str, computing: int, planned: int) -> int:
@@ -249,7 +249,7 @@ def _size(kind: str, parameters: int, shape: Shape, dtype: str, computing: int, 
     return parameters * computing
 
 
-def _drafting(kind: str, parameters: int, depth: int, at: Setting) -> Callable[[int], float]:
+def _drafting(kind: str, parameters: int, depth: int, at: CostInputs) -> Callable[[int], float]:
     """Seconds of one draft: the weights it reads, and what a layer takes beside them."""
     beside = at.rates.layer[0]
     if kind == "s3d":
@@ -257,7 +257,7 @@ def _drafting(kind: str, parameters: int, depth: int, at: Setting) -> Callable[[
     elif kind == "parallelspec":  # a small model has layers of its own; one layer borrows the target's head
         whole = parameters > at.shape.layer
         head = 0 if whole else at.shape.embedding
-        seconds = at.rates.product(parameters + head, 2 * DEPTH) + (at.shape.layers if whole else 1) * beside
+        seconds = at.rates.product(parameters + head, 2 * DEPTH) + (at.shape.num_layers if whole else 1) * beside
     elif kind == "semi":  # depth by depth, each with the target's head
         seconds = depth * (at.rates.product(parameters + at.shape.embedding, 1) + 2 * beside)
     else:  # heads, which share the target's vocabulary matrix or have one each

@@ -14,7 +14,7 @@ DRAFTERS = ("none", "phrases", "lookahead")  # those that work with every target
 
 
 @dataclass(frozen=True)
-class Named:
+class DrafterSpec:
     """What `--drafter` says: a name without its weights or its small model, or `auto`."""
 
     drafter: str
@@ -22,24 +22,24 @@ class Named:
     small: TargetCard | None = None
 
 
-def named_drafter(name: str, card: TargetCard) -> Named:
+def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
     """What is named, by its kind, its weights, and the small model it takes.
 
     Raises UsageMistake for a drafter that there is not, NotHere where a small model is not here.
     """
     if name == "auto":
-        return Named(name)
+        return DrafterSpec(name)
     kind = name.removesuffix(WITH_PHRASES)
     phrases = name.removeprefix(kind)
     paired, _, small = kind.partition(":")
     if phrases and (kind in ("none", "phrases") or paired == "ouroboros"):
         raise UsageMistake(f"'{name}' is nothing more than '{'phrases' if kind == 'none' else kind}'; say so.")
     if kind in DRAFTERS:
-        return Named(name)
+        return DrafterSpec(name)
     if paired in PAIRED:
         if kind.endswith(":"):
             raise UsageMistake(f"'{name}' names no model; write {paired}:MODEL, or {paired} for the model's own.")
-        return Named(paired + phrases, small=resolve(small) if small else _own_draft(paired, card))
+        return DrafterSpec(paired + phrases, small=resolve(small) if small else _own_draft(paired, card))
     known = ["auto", *DRAFTERS, *TRAINED, *PAIRED]
     directory = any(mark in kind for mark in "/\\.~") or (kind not in known and os.path.isdir(kind))
     if small and re.fullmatch(r"\w{2,}", paired):  # no letter of a drive: some other word stands before a model
@@ -50,7 +50,7 @@ def named_drafter(name: str, card: TargetCard) -> Named:
             "`localspec train` wrote."
         )
     trained = find_drafter(kind, card)
-    return Named(trained.kind + phrases, trained)
+    return DrafterSpec(trained.kind + phrases, trained)
 
 
 def _own_draft(kind: str, card: TargetCard) -> TargetCard:

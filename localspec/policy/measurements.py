@@ -9,7 +9,7 @@ from localspec.errors import LocalspecError
 from localspec.events import Statistics
 from localspec.machine.hardware import versions
 from localspec.models.registry import TargetCard
-from localspec.policy.candidates import Known, Replies
+from localspec.policy.candidates import ModelMeasurements, ReplyStats
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.prediction import Rates
 from localspec.store.store import Store
@@ -51,23 +51,23 @@ class Measurements:
         found = self.recall(name, about)
         return self.recall(name + BUSY, about) if found is None else found
 
-    def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> Known:
+    def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
         """What replies of this model cost and gave here."""
         if self.store is None or not card.here:
-            return Known()
+            return ModelMeasurements()
         try:
             if card.path not in self._revisions:
                 self._revisions[card.path] = revision(card.path)
         except LocalspecError:  # damaged; told when it is loaded
-            return Known()
+            return ModelMeasurements()
         every = (self._about(subject(self._revisions[card.path], device, dtype, quantize, *one)) for one in self._forms)
-        return next((one for one in every if one != Known()), Known())
+        return next((one for one in every if one != ModelMeasurements()), ModelMeasurements())
 
-    def _about(self, about: str) -> Known:
+    def _about(self, about: str) -> ModelMeasurements:
         kept = self.recall(REPLIES, about)
         found = {name: replies(sums) for name, sums in (kept if isinstance(kept, dict) else {}).items()}
         known = {name: said for name, said in found.items() if said is not None}
-        return Known(ForwardCosts.from_list(self.either(COSTS, about)), known)
+        return ModelMeasurements(ForwardCosts.from_list(self.either(COSTS, about)), known)
 
     def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
         """Those that were measured."""
@@ -80,12 +80,12 @@ class Measurements:
         return float(found) if isinstance(found, int | float) and found > 0 else None
 
 
-def replies(sums: object) -> Replies | None:
+def replies(sums: object) -> ReplyStats | None:
     """What kept sums say; None where they are of too few tokens, or something else."""
     if (found := _sums(sums)) is None or found[0] < LEAST_TOKENS or not found[1] or not found[4]:
         return None
     tokens, steps, nodes, drafting, verifying = found
-    return Replies(tokens / steps, nodes / steps, drafting / verifying)
+    return ReplyStats(tokens / steps, nodes / steps, drafting / verifying)
 
 
 def with_reply(kept: object, drafter: str, said: Statistics) -> dict[str, object]:

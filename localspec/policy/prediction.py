@@ -50,10 +50,10 @@ def weights(shape: Shape, dtype: str, quantize: str, kind: str, parameters: int 
     if quantize == "none":
         return parameters * item
     if kind == "cuda":  # the head stays as it is
-        matrices, rows, heads = shape.layers * shape.layer, shape.layers * shape.rows, 1 if shape.tied else 2
+        matrices, rows, heads = shape.num_layers * shape.layer, shape.num_layers * shape.rows, 1 if shape.tied else 2
     else:
-        matrices, rows, heads = shape.matrices, shape.layers * shape.rows + shape.vocabulary, 1
-    rest = parameters - shape.parameters + (2 * shape.layers + 1) * shape.width  # norms, biases
+        matrices, rows, heads = shape.matrices, shape.num_layers * shape.rows + shape.vocab_size, 1
+    rest = parameters - shape.parameters + (2 * shape.num_layers + 1) * shape.hidden_size  # norms, biases
     return packed(matrices, rows, quantize, kind) + (heads * shape.embedding + max(0, rest)) * item
 
 
@@ -64,7 +64,7 @@ def cache(shape: Shape, tokens: int, dtype: str) -> int:
 
 def tokenizer(shape: Shape, kind: str) -> int:
     """Bytes of the tokenizer while it is loaded: in main memory, of which a graphics card has none."""
-    return 0 if kind == "cuda" else TOKEN * shape.vocabulary
+    return 0 if kind == "cuda" else TOKEN * shape.vocab_size
 
 
 def computing(dtype: str, quantize: str, kind: str) -> int:
@@ -75,8 +75,12 @@ def computing(dtype: str, quantize: str, kind: str) -> int:
 def workspace(shape: Shape, dtype: str, quantize: str, kind: str, nodes: int) -> int:
     """Bytes of what a forward holds for a moment at most: of a chunk of a prompt, or of a tree's logits."""
     item = computing(dtype, quantize, kind)
-    layer = shape.head_width * (2 * shape.heads + 2 * shape.key_heads) + 4 * shape.width + 4 * shape.inner
-    return max(CHUNK * layer * item, (nodes + 1) * shape.vocabulary * (item + 4))
+    layer = (
+        shape.head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
+        + 4 * shape.hidden_size
+        + 4 * shape.intermediate_size
+    )
+    return max(CHUNK * layer * item, (nodes + 1) * shape.vocab_size * (item + 4))
 
 
 def loading(shape: Shape, dtype: str, quantize: str, kind: str) -> int:
@@ -84,7 +88,7 @@ def loading(shape: Shape, dtype: str, quantize: str, kind: str) -> int:
     if quantize == "none":
         return 0
     if kind == "cuda":  # the head is not packed
-        return 2 * shape.width * shape.inner * (ITEM[dtype] + 1)
+        return 2 * shape.hidden_size * shape.intermediate_size * (ITEM[dtype] + 1)
     return shape.embedding * ((0 if shape.tied else ITEM[dtype]) + 1)
 
 
@@ -136,7 +140,7 @@ class Rates:
     def forward(self, shape: Shape, rows: int, context: int) -> float:
         """Seconds of one forward; keys and values are read like weights."""
         read = shape.matrices + shape.cached(context, 1)
-        return read * linear(self.rows, self.weight, rows) + shape.layers * linear(self.rows, self.layer, rows)
+        return read * linear(self.rows, self.weight, rows) + shape.num_layers * linear(self.rows, self.layer, rows)
 
     def product(self, weights: int, rows: int) -> float:
         """Seconds of matrices with so many weights."""

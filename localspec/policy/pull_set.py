@@ -13,21 +13,21 @@ from localspec.models.entries import Entry
 from localspec.models.model import Model, model_of
 from localspec.models.registry import NOWHERE, TargetCard, named_card
 from localspec.models.shape import Shape
-from localspec.policy.candidates import PAIRED, Knowledge
-from localspec.policy.survey import Offer, offer
+from localspec.policy.candidates import PAIRED, MeasurementSource
+from localspec.policy.survey import Recommendation, offer
 
 WIDEST, SLACK = 4.5, 64 * 2**20  # bytes of a published weight at most, and of what else a file may hold
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PullSet:
     """Repositories, the model first; and why this drafter, in a sentence."""
 
     sources: tuple[Source, ...]
     why: str
 
 
-def wanted(card: TargetCard, drafter: str | None, machine: Machine, knowledge: Knowledge) -> Wanted:
+def pull_set(card: TargetCard, drafter: str | None, machine: Machine, knowledge: MeasurementSource) -> PullSet:
     """What to fetch for a registered model: it and the published drafter that pays most, or the one that is named.
 
     Of one that came with localspec, or that is a directory, only the drafter. Raises UsageMistake for a drafter that
@@ -41,18 +41,18 @@ def wanted(card: TargetCard, drafter: str | None, machine: Machine, knowledge: K
             found = offer(model_of(card), machine, knowledge, here=False)
         except LocalspecError:  # an entry without sizes
             first = [one.source for one in entry.drafters if one.source is not None][:1]
-            return Wanted((*own, *first), "the first that is published, for its entry tells no sizes")
+            return PullSet((*own, *first), "the first that is published, for its entry tells no sizes")
         sources, why = _sources_of(found), found.reason
         unknown = [one.kind for one in entry.drafters if one.source and not one.accepted and one.source not in sources]
         if unknown:
             why += f"; what {unknown[0]} brings is not known, and --drafter {unknown[0]} fetches it"
-        return Wanted((*own, *sources), why)
+        return PullSet((*own, *sources), why)
     if drafter == "none":
-        return Wanted(own, "the model alone, as asked")
-    return Wanted((*own, *_named(entry, card, drafter)), f"{drafter} as asked")
+        return PullSet(own, "the model alone, as asked")
+    return PullSet((*own, *_named(entry, card, drafter)), f"{drafter} as asked")
 
 
-def _sources_of(found: Offer) -> tuple[Source, ...]:
+def _sources_of(found: Recommendation) -> tuple[Source, ...]:
     candidate = found.way.candidate if found.way else None
     if candidate is None or candidate.here:
         return ()
@@ -88,7 +88,7 @@ def to_make(card: TargetCard) -> str | None:
 
 
 def fit(
-    name: str, config: Mapping[str, Any], weights: int, machine: Machine, knowledge: Knowledge, beside: int = 0
+    name: str, config: Mapping[str, Any], weights: int, machine: Machine, knowledge: MeasurementSource, beside: int = 0
 ) -> tuple[bool | None, str]:
     """Whether a model with this config.json and so many bytes of weights fits here, and a sentence about it.
 

@@ -8,11 +8,11 @@ from localspec.models.model import Model
 from localspec.models.shape import Shape
 from localspec.policy import prediction
 from localspec.policy.candidates import (
-    Candidate,
-    Knowledge,
-    Known,
-    Setting,
-    Small,
+    CostInputs,
+    DrafterCandidate,
+    DraftModelEstimate,
+    MeasurementSource,
+    ModelMeasurements,
     candidates,
     plain,
 )
@@ -28,7 +28,7 @@ ON_APPLE = 1.05  # and so much faster than plain decoding, as measured, on Apple
 
 
 @dataclass(frozen=True)
-class Form:
+class Precision:
     """Where a model computes, in which numbers, and how its weights are packed."""
 
     device: Device
@@ -40,14 +40,14 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Way:
+class RunPlan:
     """One way to run a model: bytes it needs and tokens/s it should reach, and its M against plain decoding.
 
     `loaded` are the bytes of the weights and of all that the drafter holds, `effectiveness` is M; `nodes` promise most.
     """
 
-    form: Form
-    candidate: Candidate
+    form: Precision
+    candidate: DrafterCandidate
     nodes: int
     loaded: int
     bytes: int
@@ -60,15 +60,17 @@ class Way:
         return self.bytes <= self.form.device.usable
 
 
-def natural_forms(device: Device, parameters: int) -> list[Form]:
+def natural_precisions(device: Device, parameters: int) -> list[Precision]:
     """The forms that come into question on a device where none was named, the truest first."""
     dtype = device.dtypes[0]
     if device.kind == "cpu" and parameters <= SMALL:
-        return [Form(device, "fp32", "none")]  # costs little, and speculation changes no token there
-    return [Form(device, dtype, quantize) for quantize in ("none", *device.packings)]
+        return [Precision(device, "fp32", "none")]  # costs little, and speculation changes no token there
+    return [Precision(device, dtype, quantize) for quantize in ("none", *device.packings)]
 
 
-def ways(model: Model, forms: Iterable[Form], knowledge: Knowledge, most: int, context: int | None = None) -> list[Way]:
+def run_plans(
+    model: Model, forms: Iterable[Precision], knowledge: MeasurementSource, most: int, context: int | None = None
+) -> list[RunPlan]:
     """Every way to run a model in these forms, the best M first, with trees of up to `most` nodes.
 
     v₀ and m₀ are those of its fastest plain decoding that fits; where nothing fits, of the fastest.
@@ -81,7 +83,7 @@ def ways(model: Model, forms: Iterable[Form], knowledge: Knowledge, most: int, c
     return sorted(rated, key=lambda way: way.effectiveness, reverse=True)
 
 
-def best(ranked: Sequence[Way], here: bool = True, without: bool = True) -> Way | None:
+def best(ranked: Sequence[RunPlan], here: bool = True, without: bool = True) -> RunPlan | None:
     """The way to take among those that fit: the simplest drafter that no other clearly beats. None where nothing fits.
 
     With `here`, what could be loaded now; with `without`, plain decoding too. One whose M is below that of plain
@@ -100,12 +102,12 @@ def best(ranked: Sequence[Way], here: bool = True, without: bool = True) -> Way 
     return min((way for way in possible if _cautious(way) >= limit), key=lambda way: _weight(way.candidate))
 
 
-def _cautious(way: Way) -> float:
+def _cautious(way: RunPlan) -> float:
     """M, less of it where that rests on guesses about a drafter."""
     return way.effectiveness / (1 if way.measured or _weight(way.candidate)[0] < 2 else DOUBT)
 
 
-def pays(way: Way, ranked: Sequence[Way]) -> bool:
+def pays(way: RunPlan, ranked: Sequence[RunPlan]) -> bool:
     """Whether its M is at least that of plain decoding in the same form; on Apple's GPUs, only as measured."""
     if way.candidate.name == "none":
         return True
@@ -115,32 +117,34 @@ def pays(way: Way, ranked: Sequence[Way]) -> bool:
     return way.effectiveness >= without.effectiveness
 
 
-def _without(way: Way, ranked: Sequence[Way]) -> Way:
+def _without(way: RunPlan, ranked: Sequence[RunPlan]) -> RunPlan:
     return next(other for other in ranked if other.form == way.form and other.candidate.name == "none")
 
 
-def _weight(candidate: Candidate) -> tuple[int, int]:
+def _weight(candidate: DrafterCandidate) -> tuple[int, int]:
     """How much there is to a drafter. Phrases come before none: drafts of them that do not pay are cut to nothing."""
     simple = {"phrases": 0, "none": 1}.get(candidate.name, 2)
     return simple, candidate.bytes
 
 
-def _rated(way: Way, base: Way) -> Way:
+def _rated(way: RunPlan, base: RunPlan) -> RunPlan:
     return replace(way, effectiveness=cost_effectiveness(way.speed, way.bytes, base.speed, base.bytes))
 
 
-def _of_form(model: Model, form: Form, knowledge: Knowledge, most: int, context: int | None) -> Iterator[Way]:
+def _of_form(
+    model: Model, form: Precision, knowledge: MeasurementSource, most: int, context: int | None
+) -> Iterator[RunPlan]:
     known = knowledge.of(model.card, form.device.name, form.dtype, form.quantize)
     costs = known.costs or _estimate(model.shape, form, knowledge)
     weights = prediction.weights(model.shape, form.dtype, form.quantize, form.device.kind, model.parameters)
     planned = min(context or PLANNED, model.shape.context)  # more than it holds is refused when it is loaded
     computing = prediction.computing(form.dtype, form.quantize, form.device.kind)
-    setting = Setting(
+    setting = CostInputs(
         model.shape, costs, _rates(form, knowledge, "none"), form.dtype, computing, planned, known.replies
     )
     small = _small(model, form, knowledge, planned)
 
-    def way(candidate: Candidate) -> Way | None:
+    def way(candidate: DrafterCandidate) -> RunPlan | None:
         nodes, speed = 0, 1 / costs.at(1, CONTEXT)
         if candidate.name != "none":
             if candidate.acceptance is None:
@@ -157,17 +161,17 @@ def _of_form(model: Model, form: Form, knowledge: Knowledge, most: int, context:
         if candidate.name == "phrases":  # drafts of them that do not pay are cut to nothing
             told = max(told, 1 / costs.at(1, CONTEXT))
         sure = known.costs is not None if candidate.name == "none" else replies is not None
-        return Way(form, candidate, nodes, loaded, size, told, sure)
+        return RunPlan(form, candidate, nodes, loaded, size, told, sure)
 
     every = candidates(model.card, setting, list(model.trained), small, model.small_here)
     yield from (found for found in map(way, (plain(), *every)) if found is not None)
 
 
-def _small(model: Model, form: Form, knowledge: Knowledge, planned: int) -> Small | None:
+def _small(model: Model, form: Precision, knowledge: MeasurementSource, planned: int) -> DraftModelEstimate | None:
     """The draft model in the form that its own size asks for; it reads the whole text, as the target does."""
     if model.small is None:
         return None
-    own = natural_forms(form.device, model.small.parameters)
+    own = natural_precisions(form.device, model.small.parameters)
     if form.device.kind != "cpu":  # there a draft model is as it is published
         own = own[:1]
     shape, parameters = model.small.shape, model.small.parameters
@@ -175,20 +179,20 @@ def _small(model: Model, form: Form, knowledge: Knowledge, planned: int) -> Smal
     size = prediction.weights(shape, chosen.dtype, chosen.quantize, chosen.device.kind, parameters)
     size += prediction.cache(shape, min(shape.context, planned), chosen.dtype)
     size += prediction.tokenizer(shape, chosen.device.kind)
-    known: Known = knowledge.of(model.small.card, chosen.device.name, chosen.dtype, chosen.quantize)
-    return Small(model.small.card, size, known.costs or _estimate(shape, chosen, knowledge))
+    known: ModelMeasurements = knowledge.of(model.small.card, chosen.device.name, chosen.dtype, chosen.quantize)
+    return DraftModelEstimate(model.small.card, size, known.costs or _estimate(shape, chosen, knowledge))
 
 
-def _rates(form: Form, knowledge: Knowledge, quantize: str) -> Rates:
+def _rates(form: Precision, knowledge: MeasurementSource, quantize: str) -> Rates:
     found = knowledge.rates(form.device.name, form.dtype, quantize)
     return found or estimated_rates(form.device, form.dtype, quantize)
 
 
-def _estimate(shape: Shape, form: Form, knowledge: Knowledge) -> ForwardCostModel:
+def _estimate(shape: Shape, form: Precision, knowledge: MeasurementSource) -> ForwardCostModel:
     return Estimate(shape, _rates(form, knowledge, form.quantize))
 
 
-def explained(way: Way, ranked: Sequence[Way]) -> str:
+def explained(way: RunPlan, ranked: Sequence[RunPlan]) -> str:
     """Why this way, in one sentence."""
     name = "plain decoding" if way.candidate.name == "none" else way.candidate.name
     basis = "measured here" if way.measured else "predicted"
@@ -198,7 +202,7 @@ def explained(way: Way, ranked: Sequence[Way]) -> str:
     return f"{said}){_others(way, ranked)}"
 
 
-def _others(way: Way, ranked: Sequence[Way]) -> str:
+def _others(way: RunPlan, ranked: Sequence[RunPlan]) -> str:
     """What was left out beside it: the best other drafter of this form, and why."""
     if way.candidate.name == "none" and way.form.device.kind == "mps":
         return "; speculation is off on Apple's GPUs until `localspec bench` has measured that it pays"

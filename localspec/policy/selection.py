@@ -9,11 +9,20 @@ from localspec.machine.machine import Device, Machine, this_machine
 from localspec.models.drafter_cards import TRAINED, DrafterCard
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard
-from localspec.policy.candidates import WITH_PHRASES, Candidate, Knowledge, Nothing, held
-from localspec.policy.drafter_spec import Named, named_drafter
+from localspec.policy.candidates import WITH_PHRASES, DrafterCandidate, MeasurementSource, NoMeasurements, held
+from localspec.policy.drafter_spec import DrafterSpec, named_drafter
 from localspec.policy.prediction import PROGRAM, computing
-from localspec.policy.ranking import AUTO_NODES, PLANNED, Form, Way, best, explained, natural_forms, ways
-from localspec.policy.survey import offers
+from localspec.policy.ranking import (
+    AUTO_NODES,
+    PLANNED,
+    Precision,
+    RunPlan,
+    best,
+    explained,
+    natural_precisions,
+    run_plans,
+)
+from localspec.policy.survey import recommendations
 
 MOST_NODES = 64
 INVARIANT = (("cpu", "none"), ("cpu", "int8"), ("cuda", "none"), ("mps", "none"))  # whose rows can be had to the bit
@@ -44,7 +53,7 @@ class Choice:
 
 
 def choose(
-    card: TargetCard, settings: Settings, machine: Machine | None = None, knowledge: Knowledge | None = None
+    card: TargetCard, settings: Settings, machine: Machine | None = None, knowledge: MeasurementSource | None = None
 ) -> Choice:
     """Fills in what was left to `auto`, for a model that is here.
 
@@ -54,10 +63,10 @@ def choose(
 
 
 def choices(
-    card: TargetCard, settings: Settings, machine: Machine | None = None, knowledge: Knowledge | None = None
+    card: TargetCard, settings: Settings, machine: Machine | None = None, knowledge: MeasurementSource | None = None
 ) -> list[Choice]:
     """The choice, and behind it those that take less memory, for where it turns out not to fit."""
-    machine, knowledge = machine or this_machine(), knowledge or Nothing()
+    machine, knowledge = machine or this_machine(), knowledge or NoMeasurements()
     if settings.drafter == "none" and isinstance(settings.draft_max, int):
         raise UsageMistake(f"--draft-max {settings.draft_max} has no effect without a drafter; leave one of them out.")
     nodes = AUTO_NODES if settings.draft_max == "auto" else settings.draft_max
@@ -66,8 +75,8 @@ def choices(
     named = named_drafter(settings.drafter if nodes else "none", card)
     devices = machine.devices if settings.device == "auto" else (_device(machine, settings.device),)
     model = model_of(card)
-    found: list[tuple[Way, Sequence[Way]]] = []
-    least: list[Way] = []
+    found: list[tuple[RunPlan, Sequence[RunPlan]]] = []
+    least: list[RunPlan] = []
     refused: list[UsageMistake] = []
     alone: list[DoesNotFit] = []  # where the target fits, and the draft model that was named does not
     for device in devices:
@@ -76,7 +85,7 @@ def choices(
         except UsageMistake as mistake:  # another device may have what was named
             refused.append(mistake)
             continue
-        ranked = ways(model, forms, knowledge, nodes or AUTO_NODES, settings.context)
+        ranked = run_plans(model, forms, knowledge, nodes or AUTO_NODES, settings.context)
         if settings.draft_device != "auto" and machine.device(settings.draft_device) != device:
             ranked = [_beside(way, -way.candidate.bytes) if way.candidate.small else way for way in ranked]
         draft, trouble = None, None
@@ -105,8 +114,8 @@ def choices(
 
 
 def _taken(
-    named: Named, model: Model, ranked: Sequence[Way], needed: bool, draft: Choice | None, context: int | None
-) -> list[Way]:
+    named: DrafterSpec, model: Model, ranked: Sequence[RunPlan], needed: bool, draft: Choice | None, context: int | None
+) -> list[RunPlan]:
     """The ways that are in question, the one to take first, with the bytes of the drafter that was named."""
     if named.drafter == "auto":
         first = best(ranked, without=not needed)
@@ -127,18 +136,18 @@ def _taken(
     return [_beside(way, extra) for way in plain]
 
 
-def _beside(way: Way, size: int) -> Way:
+def _beside(way: RunPlan, size: int) -> RunPlan:
     """With so many bytes more of a drafter."""
     return replace(way, loaded=way.loaded + size, bytes=way.bytes + size)
 
 
-def _same(named: Named, candidate: Candidate) -> bool:
+def _same(named: DrafterSpec, candidate: DrafterCandidate) -> bool:
     """Whether this is what was named, with the same weights."""
     kind = candidate.name.partition(":")[0]
     return (named.drafter, named.trained, named.small) == (kind, candidate.trained, candidate.small)
 
 
-def _smaller(fitting: Sequence[Way]) -> list[Way]:
+def _smaller(fitting: Sequence[RunPlan]) -> list[RunPlan]:
     """The next way to try where the first turns out not to fit: the best that takes less."""
     return [way for way in fitting[1:] if way.bytes < fitting[0].bytes][:1]
 
@@ -146,15 +155,15 @@ def _smaller(fitting: Sequence[Way]) -> list[Way]:
 def _choice(
     card: TargetCard,
     settings: Settings,
-    named: Named,
+    named: DrafterSpec,
     nodes: int,
-    way: Way,
-    ranked: Sequence[Way],
+    way: RunPlan,
+    ranked: Sequence[RunPlan],
     machine: Machine,
-    knowledge: Knowledge,
+    knowledge: MeasurementSource,
 ) -> Choice:
     if named.drafter == "auto":
-        named = Named(way.candidate.name.partition(":")[0], way.candidate.trained, way.candidate.small)
+        named = DrafterSpec(way.candidate.name.partition(":")[0], way.candidate.trained, way.candidate.small)
     _check_rule(settings, named)
     if settings.int8_threshold and (way.form.device.kind, way.form.quantize) != ("cuda", "int8"):
         raise UsageMistake(
@@ -185,7 +194,7 @@ def _choice(
     )
 
 
-def _check_rule(settings: Settings, named: Named) -> None:
+def _check_rule(settings: Settings, named: DrafterSpec) -> None:
     if settings.accept == "rejection" and (named.trained is None or named.drafter.endswith(WITH_PHRASES)):
         raise UsageMistake(
             f"--accept rejection needs drafts that are drawn from a known distribution, and those of '{named.drafter}' "
@@ -195,7 +204,9 @@ def _check_rule(settings: Settings, named: Named) -> None:
         raise UsageMistake("--accept typical has no effect without a drafter; leave it out.")
 
 
-def _too_large(card: TargetCard, least: Way, settings: Settings, machine: Machine, knowledge: Knowledge) -> str:
+def _too_large(
+    card: TargetCard, least: RunPlan, settings: Settings, machine: Machine, knowledge: MeasurementSource
+) -> str:
     """What is missing, and the best model that would fit there: one that is here rather than one to be fetched."""
     device, gib = least.form.device, 2.0**30
     missing = (
@@ -205,7 +216,7 @@ def _too_large(card: TargetCard, least: Way, settings: Settings, machine: Machin
     if settings.context is not None and settings.context > PLANNED:  # with which others take more as well
         return f"{missing}; close other programs, or give a smaller --context."
     there = replace(machine, devices=(device,))
-    others = [one for one in offers(there, knowledge, here=False) if one.fits and one.card.name != card.name]
+    others = [one for one in recommendations(there, knowledge, here=False) if one.fits and one.card.name != card.name]
     # The best of those that are here; a toy only where there is nothing else.
     others.sort(key=lambda one: one.card.here and not (one.card.entry and one.card.entry.toy), reverse=True)
     for one in others[:1]:
@@ -218,7 +229,7 @@ def _too_large(card: TargetCard, least: Way, settings: Settings, machine: Machin
     return f"{missing}; close other programs, or give a smaller --context."
 
 
-def _draft(card: TargetCard, settings: Settings, device: str, machine: Machine, knowledge: Knowledge) -> Choice:
+def _draft(card: TargetCard, settings: Settings, device: str, machine: Machine, knowledge: MeasurementSource) -> Choice:
     """The small model, in the precision that suits its own size."""
     device = device if settings.draft_device == "auto" else settings.draft_device
     if machine.device(device) is None:
@@ -244,7 +255,7 @@ def _device(machine: Machine, name: str) -> Device:
     return device
 
 
-def _forms(settings: Settings, device: Device, parameters: int) -> list[Form]:
+def _forms(settings: Settings, device: Device, parameters: int) -> list[Precision]:
     """The forms that the settings leave open on a device. Raises UsageMistake for what was named and cannot be had."""
     dtype: str = settings.dtype
     quantize: str = settings.quantize
@@ -255,11 +266,11 @@ def _forms(settings: Settings, device: Device, parameters: int) -> list[Form]:
         )
     if dtype == "fp16" and device.kind == "cpu":
         raise UsageMistake("fp16 is many times slower than fp32 on a processor; use bf16, fp32 or auto there.")
-    natural = natural_forms(device, parameters)
+    natural = natural_precisions(device, parameters)
     if dtype == "auto":
         dtype = natural[0].dtype
     elif quantize == "auto":
         quantize = "none"  # who names a format of numbers wants those
     if quantize != "auto":
-        return [Form(device, dtype, quantize)]
+        return [Precision(device, dtype, quantize)]
     return [form for form in natural if not settings.exact or (device.kind, form.quantize) in INVARIANT]

@@ -105,7 +105,7 @@ class Corpus:
 
     def frequencies(self, most: int = 20_000) -> torch.Tensor:
         """How often each token of the vocabulary comes where it counts, [vocabulary], in up to `most` examples."""
-        found = torch.zeros(self._target.transformer.shape.vocabulary, dtype=torch.long)
+        found = torch.zeros(self._target.transformer.config.vocab_size, dtype=torch.long)
         for example in self.examples[:: -(-len(self.examples) // most)]:
             for row in self._rows(example):
                 counted = [token for token, counts in zip(row.tokens, row.counts, strict=True) if counts]
@@ -136,7 +136,7 @@ class Corpus:
     def _rows(self, example: Example) -> Rows:
         found = self._chat(example) if example.messages else self._text(example.text)
         rows = [row for row in found if len(row.tokens) >= SHORTEST and row.worth]
-        vocabulary = self._target.transformer.shape.vocabulary
+        vocabulary = self._target.transformer.config.vocab_size
         if any(max(row.tokens) >= vocabulary for row in rows):
             raise LocalspecError(
                 f"The model's tokenizer gives ids beyond its vocab_size of {vocabulary}; fetch the model again."

@@ -30,7 +30,7 @@ BEGINNING = b'{"asked": "'  # of every line that we write
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DistillRequest:
     """How to answer. Temperature 0 is greedy."""
 
     max_tokens: int
@@ -53,7 +53,7 @@ class Distiller:
     that cannot be used.
     """
 
-    def __init__(self, questions: Sequence[Question], file: Path, choice: Choice, wanted: Wanted) -> None:
+    def __init__(self, questions: Sequence[Question], file: Path, choice: Choice, wanted: DistillRequest) -> None:
         self._file, self._wanted = file, wanted
         self._light = Target.load(choice.target.path, device="meta")  # tokenizer, template and stop tokens only
         prompts = {question.id: self._light.encode(question.messages) for question in questions}
@@ -207,7 +207,7 @@ class Distiller:
         return UsageMistake(f"{self._file}, line {number}: this is no reply of localspec distill; give another -o.")
 
 
-def _mark(question: Question, wanted: Wanted, model: Sequence[str]) -> str:
+def _mark(question: Question, wanted: DistillRequest, model: Sequence[str]) -> str:
     """Changes with whatever changes the reply, as far as it was asked for."""
     named = [question.messages, wanted.max_tokens, wanted.temperature, wanted.seed, *model]
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]

@@ -15,7 +15,7 @@ from localspec.models.registry import TargetCard
 from localspec.nn.losses import HELD, ROWS
 from localspec.nn.packing import DTYPES
 from localspec.nn.target import Target
-from localspec.policy.candidates import Knowledge
+from localspec.policy.candidates import MeasurementSource
 from localspec.policy.prediction import Rates, estimated_rates
 from localspec.policy.selection import Choice, choose
 from localspec.training.train import learning
@@ -55,12 +55,18 @@ def hours(drafter: TrainedDrafter, rates: Rates, tokens: int) -> float:
     target = drafter.target.transformer
     read = sum(parameter.numel() for parameter in target.parameters())
     learn = sum(parameter.numel() for parameters, _ in learning(drafter) for parameter in parameters)
-    drawn = read / 2 if drafter.kind == "s3d" else learn + drafter.depth * target.shape.vocabulary * target.shape.width
+    drawn = (
+        read / 2
+        if drafter.kind == "s3d"
+        else learn + drafter.depth * target.config.vocab_size * target.config.hidden_size
+    )
     rows = rates.rows[-1]
     return BESIDE * tokens * rates.product(round(read + 3 * drawn), rows) / rows / 3600
 
 
-def outlook(kind: str, card: TargetCard, machine: Machine, knowledge: Knowledge, tokens: int) -> tuple[float, int]:
+def outlook(
+    kind: str, card: TargetCard, machine: Machine, knowledge: MeasurementSource, tokens: int
+) -> tuple[float, int]:
     """(hours, bytes of memory) of training a drafter as `localspec train` does unasked, about."""
     choice = choose(card, replace(config.Settings(), drafter="none"), machine, knowledge)
     drafter = shadow(kind, card, {}, choice)
@@ -75,15 +81,17 @@ def outlook(kind: str, card: TargetCard, machine: Machine, knowledge: Knowledge,
 
 def needs(drafter: TrainedDrafter, choice: Choice, length: int, changes_target: bool) -> Needs:
     """`drafter` may be one without weights, on torch's meta device."""
-    shape, item = drafter.target.transformer.shape, 2 if choice.dtype != "fp32" and choice.quantize == "none" else 4
+    shape, item = drafter.target.transformer.config, 2 if choice.dtype != "fp32" and choice.quantize == "none" else 4
     count = sum(parameter.numel() for parameters, _ in learning(drafter) for parameter in parameters)
-    heads = (shape.heads + 2 * shape.key_heads) * shape.head_width
-    read = item * (8 * shape.width + 3 * shape.inner + 2 * heads + shape.heads // shape.key_heads * length)
-    learnt = STATES * shape.width * (len(shape.windows) * item if changes_target else 0)
-    drawn = 4 * drafter.depth * (STATES * shape.width + 2 * shape.inner + shape.heads * length)
+    heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    read = item * (
+        8 * shape.hidden_size + 3 * shape.intermediate_size + 2 * heads + shape.num_heads // shape.num_kv_heads * length
+    )
+    learnt = STATES * shape.hidden_size * (shape.num_layers * item if changes_target else 0)
+    drawn = 4 * drafter.depth * (STATES * shape.hidden_size + 2 * shape.intermediate_size + shape.num_heads * length)
     return Needs(
         # weights, gradient and two moments in fp32, beside the target
-        fixed=choice.loaded + 16 * count + LOGITS * 4 * ROWS * shape.vocabulary + drafter.depth * HELD + PROGRAM,
+        fixed=choice.loaded + 16 * count + LOGITS * 4 * ROWS * shape.vocab_size + drafter.depth * HELD + PROGRAM,
         token=read + learnt + drawn,
         # two checkpoints, for the former one stays until the next is whole; then the drafter, and perhaps a target
         files=2 * 12 * count + 4 * count + (choice.loaded if changes_target else 0),

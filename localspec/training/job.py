@@ -14,7 +14,7 @@ from accelerate.state import AcceleratorState
 from localspec import drafters
 from localspec.checkpoint import revision
 from localspec.config import Settings
-from localspec.drafters.base import Former, TrainedDrafter
+from localspec.drafters.base import PreviousRun, TrainedDrafter
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.machine.memory import out_of_memory
 from localspec.models.drafter_cards import drafters as trained_before
@@ -27,7 +27,7 @@ from localspec.training.data import Corpus
 from localspec.training.directory import Lock
 from localspec.training.result import Origin, Result, rounded
 from localspec.training.texts import Example
-from localspec.training.train import Plan, Seen, Training, perplexity
+from localspec.training.train import Seen, Training, TrainingPlan, perplexity
 
 SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -116,7 +116,7 @@ class Job:
         corpus = Corpus(target, request.examples, length, request.batch, request.seed)
         self.at_once = at_once
         self.perplexity = [perplexity(target, corpus.held_out, at_once)] if self.changes_target else []
-        plan = Plan(
+        plan = TrainingPlan(
             batch=request.batch, at_once=at_once, rate=request.rate, seed=request.seed, soft=request.soft,
             steps=request.steps, hours=request.hours, epochs=request.epochs, save_seconds=request.save_seconds,
         )  # fmt: skip
@@ -179,7 +179,7 @@ class Job:
         if self.request.options:
             return self.request.options
         former = [
-            Former(card.options, card.about["accuracy_by_depth"])
+            PreviousRun(card.options, card.about["accuracy_by_depth"])
             for card in trained_before(self.request.card)
             if card.kind == self.request.kind and card.about.get("accuracy_by_depth")
         ]

@@ -94,22 +94,22 @@ def read_published(path: Path, target: Target, vocabulary: torch.Tensor | None =
         raise LocalspecError(f"'{broken}' in {file} holds numbers that are none; fetch it again.")
     blocks = _blocks(tensors, file)
     heads, layers = len(blocks), len(blocks[0])
-    shape = target.transformer.shape
+    shape = target.transformer.config
     for name, (weight, bias) in ((f"{i}.{j}", pair) for i, head in enumerate(blocks) for j, pair in enumerate(head)):
-        if weight.shape != (shape.width, shape.width) or bias.shape != (shape.width,):
+        if weight.shape != (shape.hidden_size, shape.hidden_size) or bias.shape != (shape.hidden_size,):
             raise LocalspecError(
-                f"Block {name} in {file} has the shape {list(weight.shape)}, and the model is {shape.width} wide; "
-                "name the model that these heads were made for."
+                f"Block {name} in {file} has the shape {list(weight.shape)}, and the model is {shape.hidden_size} "
+                "wide; name the model that these heads were made for."
             )
     linears = _linears(tensors, file, heads)
     for linear in linears:
-        if linear.shape != (shape.vocabulary, shape.width):
+        if linear.shape != (shape.vocab_size, shape.hidden_size):
             what = "are of another model"
             if _TOKEN_MAP in tensors and len(linear) == len(tensors[_TOKEN_MAP]):
                 what = "have a truncated vocabulary (token_map), which localspec does not read"
             raise LocalspecError(
                 f"The heads in {file} {what}: their vocabulary matrix has the shape {list(linear.shape)} where the "
-                f"model has {[shape.vocabulary, shape.width]}; train some with `localspec train medusa`."
+                f"model has {[shape.vocab_size, shape.hidden_size]}; train some with `localspec train medusa`."
             )
     private = not all(_is_own(linear, target, vocabulary) for linear in linears)
     drafter = drafters.make("medusa", target, {"heads": heads, "layers": layers, "private": private})

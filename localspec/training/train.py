@@ -35,7 +35,7 @@ GLANCE = 4096  # tokens of it that such a look takes
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How long to train, and how. Of the limits the first that is reached counts; at least one is given."""
 
     batch: int  # tokens of a step
@@ -92,7 +92,7 @@ class Training:
         self,
         drafter: TrainedDrafter,
         corpus: Corpus,
-        plan: Plan,
+        plan: TrainingPlan,
         directory: Path,
         processes: Accelerator,
         asked: dict[str, Any],

@@ -5,53 +5,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scripted_conversation import SAMPLING, Engine, talk
 
 from localspec.chat import conversation as module
 from localspec.chat.conversation import Conversation, saved
 from localspec.errors import UsageMistake
-from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
+from localspec.events import Done, Prefill, Text
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
-
-SAMPLING: Any = SimpleNamespace(seed=7)
-
-
-def statistics(tokens: int = 3) -> Statistics:
-    return Statistics(
-        token_ids=tuple(range(tokens)), prompt_tokens=5, reused_tokens=0, prefill_seconds=0.1, first_token_seconds=0.1,
-        decode_seconds=0.5, draft_seconds=0.0, verify_seconds=0.4, tokens_per_second=4.0, steps=2,
-        acceptance_length=1.0, acceptance_by_depth=(), drafted=0, accepted=0, sources={"target": tokens},
-        off_reason=None, memory=Memory(1, 0, 1, 2),
-    )  # fmt: skip
-
-
-class Engine:
-    """Answers with these pieces; `asked` are the messages it got, `closed` counts the replies that were ended."""
-
-    def __init__(self, *pieces: str, failure: Exception | None = None) -> None:
-        self.pieces, self.failure = pieces, failure
-        self.asked: list[list[Any]] = []
-        self.closed = 0
-        self.session = SimpleNamespace(statistics=None)
-
-    def chat(self, messages: Any, sampling: Any, limits: Any) -> Iterator[Event]:
-        self.asked.append(list(messages))
-        if messages[-1]["content"] == "too long":
-            raise UsageMistake("The prompt is too long; shorten it.")
-        try:
-            yield Prefill(5, 5)
-            for number, piece in enumerate(self.pieces):
-                yield Text(piece, (number,), ("target",), 0.1 * number, number)
-            if self.failure:
-                raise self.failure
-            yield Done("stop", statistics())
-        finally:
-            self.closed += 1
-            self.session.statistics = statistics(1)
-
-
-def talk(conversation: Conversation, engine: Any, prompt: str) -> list[Event]:
-    return list(conversation.ask(engine, prompt, SAMPLING))
 
 
 @pytest.fixture

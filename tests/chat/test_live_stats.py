@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from test_conversation import statistics
+from scripted_conversation import statistics
 
 from localspec.chat.live_stats import Live
 from localspec.events import Done, Prefill, Text

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from command import what_is_kept
 from machines import BILLION, gpu, machine, processor, unfetched
-from test_conversation import Engine, talk
+from scripted_conversation import Engine, talk
 
 from localspec.chat import start
 from localspec.chat.start import Opened, opened
@@ -90,7 +90,7 @@ def test_nobody_is_told_where_nothing_is_kept(begin):
     assert begin.told == [] and not begin.home.exists()
     begin.database.mkdir(parents=True)
     opening = begin(model="demo")
-    assert opening.store is not None and start.store.path is None
+    assert opening.store is not None and opening.store.path is None
     assert len(begin.told) == 1 and "cannot be used" in begin.told[0]
 
 
@@ -114,7 +114,7 @@ def test_with_no_log_the_store_serves_for_what_was_measured(begin):
     opening = begin(model="demo", log=False)
     assert opening.store is not None and begin.told == []
     talk(opening.conversation, Engine("yes"), "never kept")
-    assert opening.conversation.id is None and len(start.store.history.conversations()) == 1
+    assert opening.conversation.id is None and len(opening.store.history.conversations()) == 1
 
 
 @pytest.mark.parametrize("resume", [None, "last"])
@@ -131,12 +131,12 @@ def test_the_store_is_closed_at_the_end(fresh_home, resume):
 def test_the_model_is_chosen_for_the_device_that_was_named(begin, other, monkeypatch):
     seen = []
 
-    def offers(where: Machine, *_: Any, **__: Any) -> list[Any]:
+    def recommendations(where: Machine, *_: Any, **__: Any) -> list[Any]:
         seen.append([device.name for device in where.devices])
         return []
 
     monkeypatch.setattr(start, "this_machine", lambda *_: machine(gpu(24), processor(8)))
-    monkeypatch.setattr(start, "offers", offers)
+    monkeypatch.setattr(start, "recommendations", recommendations)
     monkeypatch.setattr(start.registry, "known", lambda: {"own": replace(unfetched(BILLION), path=other)})
     for device in ("auto", "cpu", "cuda", "mps"):
         begin(device=device)
@@ -148,8 +148,8 @@ def test_the_model_is_chosen_for_the_device_that_was_named(begin, other, monkeyp
 
 def test_a_new_conversation(begin, other, monkeypatch):
     opening = begin(model="demo", system="Be kind.")
-    assert (opening.card.name, start.conversation.model, start.conversation.system) == ("demo", "demo", "Be kind.")
-    assert opening.conversation.turns == [] and start.conversation.id is None
+    assert (opening.card.name, opening.conversation.model, opening.conversation.system) == ("demo", "demo", "Be kind.")
+    assert opening.conversation.turns == [] and opening.conversation.id is None
     assert begin().card.name == "demo" and DEMO in begin.told
     monkeypatch.chdir(other.parent)
     assert begin(model="./other").conversation.model == str(other)
@@ -222,9 +222,9 @@ def test_its_model_gives_way_to_the_flag_only(begin, other, monkeypatch):
     begin.keep("one", model=str(other))
     monkeypatch.setenv("LOCALSPEC_MODEL", "demo")
     opening = begin("last")
-    assert opening.card.path == other and start.conversation.model == str(other)
+    assert opening.card.path == other and opening.conversation.model == str(other)
     opening = begin("last", model="demo")
-    assert (opening.card.name, start.conversation.model) == ("demo", "demo")
+    assert (opening.card.name, opening.conversation.model) == ("demo", "demo")
     assert begin.told == []
 
 
@@ -243,7 +243,7 @@ def test_its_model_is_gone(begin, other, monkeypatch, go: Callable[[Path], None]
     go(other)
     gone = f"the model of this conversation, {other}, is no longer here."
     opening = begin("last")
-    assert (opening.card.name, start.conversation.model, prompts(opening)) == ("demo", "demo", ["one"])
+    assert (opening.card.name, opening.conversation.model, prompts(opening)) == ("demo", "demo", ["one"])
     assert begin.told == [gone, DEMO]
     monkeypatch.setenv("LOCALSPEC_MODEL", "demo")
     begin("last")
@@ -259,7 +259,7 @@ def test_its_name_means_another_model_by_now(begin, other):
     (begin.home / "config").mkdir(parents=True)
     (begin.home / "config" / "models.toml").write_text(f'[mine]\npath = "{other}"\n')
     opening = begin("last")
-    assert (opening.card.name, start.card.path, start.conversation.model) == ("mine", other, "mine")
+    assert (opening.card.name, opening.card.path, opening.conversation.model) == ("mine", other, "mine")
 
 
 def test_a_damaged_model_of_its_own_is_an_error(begin, other):

@@ -287,7 +287,7 @@ def invented(monkeypatch: pytest.MonkeyPatch) -> None:
     mac = machine(replace(apple(16, free=12), title="Apple\x1b[31m"), processor(24, free=20, bandwidth=None))
     knowledge = SimpleNamespace(of=Told().of, rates=Told().rates, bandwidth=lambda device: None)
     monkeypatch.setattr("localspec.cli.doctor.this_machine", lambda bandwidth: mac)
-    monkeypatch.setattr("localspec.cli.doctor.Measuring", lambda *_: knowledge)
+    monkeypatch.setattr("localspec.cli.doctor.DeviceProfiler", lambda *_: knowledge)
     monkeypatch.setattr("localspec.cli.doctor.torch_trouble", lambda: "A card is found: do this.\x07")
     monkeypatch.setattr("localspec.machine.hardware.versions", lambda device: f"torch 7, {device}")
 

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from localspec.cli import history as history_module
-from localspec.cli import kept as kept_module
+from localspec.cli import store_access as kept_module
 from localspec.cli.main import main
 from localspec.errors import UsageMistake
 from localspec.paths import Paths
@@ -64,7 +64,7 @@ def kept(database: Path) -> list[str]:
 def test_looking_makes_nothing(database: Path) -> None:
     assert "No conversations" in run("list")
     assert json.loads(run("list", "--json")) == []
-    assert "Nothing was found" in run("search", "word")
+    assert "NoMeasurements was found" in run("search", "word")
     assert json.loads(run("search", "word", "--json")) == []
     assert run("export") == "" and json.loads(run("export", "--json")) == []
     assert "no conversations to delete" in run("rm", "--all")
@@ -212,7 +212,7 @@ def test_rm_asks_at_a_terminal(database: Path, monkeypatch: pytest.MonkeyPatch) 
     one, *_ = keep(database, (EVIL, "reply", "stop"))
     keep(database, ("two", "reply", "stop"))
     output = run("rm", str(one), answer="n\n")
-    assert f"Delete conversation {one}, 'evil␛[2J �31m line <b>'?" in output and "Nothing was deleted." in output
+    assert f"Delete conversation {one}, 'evil␛[2J �31m line <b>'?" in output and "NoMeasurements was deleted." in output
     assert "Delete 2 conversations?" in run("rm", "--all", answer="\n") and len(kept(database)) == 2
     assert "Deleted 1 conversation." in run("rm", str(one), answer="y\n")
     assert kept(database) == ["two"]

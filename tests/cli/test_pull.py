@@ -104,7 +104,7 @@ def test_what_was_pulled_stays_what_it_was(home, hub, repo):
 
 
 def test_as_the_real_server_sends_files(home, hub: Hub, repo):
-    """Small ones compressed, large ones from another host, which must not see the token."""
+    """LoadedDraftModel ones compressed, large ones from another host, which must not see the token."""
     hub.gzip = hub.elsewhere = True
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 0 and result.stderr == "" and is_whole(home, repo)

@@ -19,7 +19,7 @@ from localspec.decoding.sampling import Sampling, walk
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.phrases import Lengthened
+from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.events import Done, Text
 from localspec.nn.target import Target
@@ -520,7 +520,7 @@ def test_the_text_does_not_depend_on_the_budget(tiny: Make, name: str, sampling:
         for drafter in (
             Oracle(prompt + text),
             OffChain(prompt + text),
-            Lengthened(RandomBranches(prompt + text, seed=seed), pool),
+            WithPhrases(RandomBranches(prompt + text, seed=seed), pool),
         ):
             whim = Whim(10, seed)
             assert reply(drafter, whim) == text

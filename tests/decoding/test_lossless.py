@@ -29,7 +29,7 @@ from localspec.decoding.drafter import Drafter
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.phrases import Lengthened
+from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.events import Done, Statistics, Text
 from localspec.nn.target import Target
@@ -41,8 +41,8 @@ GREEDY = Sampling()
 NODES = 8
 
 
-def phrases(target: Target) -> Lengthened:
-    return Lengthened(Autoregressive(), PhrasePool(target.special_tokens))
+def phrases(target: Target) -> WithPhrases:
+    return WithPhrases(Autoregressive(), PhrasePool(target.special_tokens))
 
 
 # How each drafter is made from the target and the whole text that will come.
@@ -52,10 +52,10 @@ DRAFTERS: dict[str, Build] = {
     "oracle": lambda target, text: Oracle(text),
     "off the chain": lambda target, text: OffChain(text),
     "random branches": lambda target, text: RandomBranches(text, seed=len(text)),
-    "random branches and phrases": lambda target, text: Lengthened(
+    "random branches and phrases": lambda target, text: WithPhrases(
         RandomBranches(text, seed=len(text)), PhrasePool(target.special_tokens)
     ),
-    "oracle and phrases": lambda target, text: Lengthened(Oracle(text), PhrasePool(target.special_tokens)),
+    "oracle and phrases": lambda target, text: WithPhrases(Oracle(text), PhrasePool(target.special_tokens)),
 }
 KNOWING = [name for name in DRAFTERS if name not in ("none", "phrases")]
 

@@ -18,7 +18,7 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.phrases import Lengthened
+from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.errors import UsageMistake
 from localspec.events import Done, Event, Prefill, Text
@@ -49,7 +49,7 @@ def assert_whole(session: Session) -> None:
     """The cache ends one token short of the text, and the drafter where the text does."""
     assert session.cache.length == max(len(session.tokens) - 1, 0)
     drafter = session.drafter
-    if isinstance(drafter, Lengthened):
+    if isinstance(drafter, WithPhrases):
         assert drafter.pool.tokens == session.tokens
         drafter = drafter.inner
     if isinstance(drafter, Witness):
@@ -58,10 +58,10 @@ def assert_whole(session: Session) -> None:
 
 def drafters(target: Target, *texts: Sequence[int]) -> Iterator[Drafter]:
     yield Autoregressive()
-    vocabulary = target.transformer.shape.vocabulary
+    vocabulary = target.transformer.config.vocab_size
     yield Oracle(*texts, vocabulary=vocabulary)
     yield OffChain(*texts, vocabulary=vocabulary)
-    yield Lengthened(RandomBranches(*texts, seed=1, vocabulary=vocabulary), PhrasePool(target.special_tokens))
+    yield WithPhrases(RandomBranches(*texts, seed=1, vocabulary=vocabulary), PhrasePool(target.special_tokens))
 
 
 def stopping(model: Tiny, *stops: int) -> Target:

@@ -17,7 +17,7 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import FEWER, Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.phrases import Lengthened
+from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.errors import DoesNotFit
 from localspec.events import Prefill
@@ -57,7 +57,7 @@ def never(calls: int, rows: int) -> bool:
 
 
 def drafters(target: Target, text: Sequence[int]) -> list[Drafter]:
-    return [Oracle(text), OffChain(text), Lengthened(Oracle(text), PhrasePool(target.special_tokens))]
+    return [Oracle(text), OffChain(text), WithPhrases(Oracle(text), PhrasePool(target.special_tokens))]
 
 
 @errors

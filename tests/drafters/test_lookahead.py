@@ -20,7 +20,7 @@ from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.lookahead import SOURCE, Lookahead
-from localspec.drafters.phrases import Lengthened
+from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.nn.cache import KVCache
 from localspec.nn.target import Target
@@ -321,10 +321,10 @@ def test_its_phrases_are_those_of_a_plain_jacobi_loop_over_the_stock_model(
 # -- losslessness ------------------------------------------------------------------------------------------------------
 
 
-def lookahead(target: Target, columns: int = 3, phrase: int = 4, *, text: bool = True) -> Lengthened:
+def lookahead(target: Target, columns: int = 3, phrase: int = 4, *, text: bool = True) -> WithPhrases:
     """The drafter `lookahead`: a window, and what it wins, with what the conversation holds or without."""
     pool = PhrasePool(target.special_tokens, text=text, verification=text)
-    return Lengthened(Lookahead(pool, target.special_tokens, columns, phrase), pool)
+    return WithPhrases(Lookahead(pool, target.special_tokens, columns, phrase), pool)
 
 
 @pytest.mark.parametrize("name", cases(FAMILIES, FAMILIES[:2]))
@@ -399,7 +399,7 @@ def test_phrases_that_a_window_won_are_accepted_where_the_text_goes_in_circles(t
     assert statistics.sources["phrases"] > 10
     assert statistics.acceptance_length > 1.25
     alone = PhrasePool(model.target.special_tokens, text=False, verification=False)
-    _, without = reply(Session(model.target, Lengthened(Autoregressive(), alone), Budget(NODES)), prompt, 80)
+    _, without = reply(Session(model.target, WithPhrases(Autoregressive(), alone), Budget(NODES)), prompt, 80)
     assert without.acceptance_length == 1, "without the window there are none"
 
 
@@ -408,7 +408,7 @@ def test_a_window_wins_phrases_whatever_room_it_is_left(tiny: Make, nodes: int) 
     """Two thirds of the nodes are the window's; with fewer than it would like it has fewer columns."""
     model, prompt = tiny(LONG), prompt_ids(9, seed=5)
     pool = Recording(model.target.special_tokens)
-    drafter = Lengthened(Lookahead(pool, model.target.special_tokens, columns=8, phrase=4), pool)
+    drafter = WithPhrases(Lookahead(pool, model.target.special_tokens, columns=8, phrase=4), pool)
     reply(Session(model.target, drafter, Budget(nodes)), prompt, 20)
     assert len(pool.taken) > 10
 
@@ -417,7 +417,7 @@ def test_a_window_wins_phrases_whatever_room_it_is_left(tiny: Make, nodes: int) 
 def test_where_phrases_are_lacking_too_a_guess_is_a_probe_and_nothing_else(nodes: int) -> None:
     """It is what a model said behind other guesses: as a draft it would be worth no row."""
     pool = Recording()
-    drafter, text = Lengthened(Lookahead(pool, (), columns=4, phrase=4), pool), [7, 8, 9]
+    drafter, text = WithPhrases(Lookahead(pool, (), columns=4, phrase=4), pool), [7, 8, 9]
     for _ in range(4):
         tree = drafter.draft(context(text, nodes))
         assert tree.size <= nodes + 1

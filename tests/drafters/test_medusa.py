@@ -36,7 +36,7 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.base import Batch, TrainedDrafter
 from localspec.drafters.medusa import Blocks, sparse_tree
 from localspec.drafters.medusa import Drafter as Medusa
-from localspec.drafters.phrases import Lengthened
+from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Text
@@ -429,7 +429,7 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str, form: st
         sampling = Sampling(**shape, seed=7)
         plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, sampling, 24)
         drafter = perturbed(medusa(target, **FORMS[form]))
-        for whole in (drafter, Lengthened(drafter, PhrasePool(target.special_tokens))):
+        for whole in (drafter, WithPhrases(drafter, PhrasePool(target.special_tokens))):
             assert reply(Session(target, whole, Budget(12)), prompt, sampling, 24)[0] == plain
 
 

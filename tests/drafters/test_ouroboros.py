@@ -40,7 +40,7 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import SOURCE, DraftModel
 from localspec.drafters.ouroboros import MOST, Hyperparameters, Pair, draft_model, ouroboros
 from localspec.drafters.ouroboros_tuning import RANGES, START, Replay, predicted, search
-from localspec.drafters.phrases import PHRASES, Lengthened
+from localspec.drafters.phrases import PHRASES, WithPhrases
 from localspec.drafters.pool import PhrasePool, PhraseReader
 from localspec.events import Text
 from localspec.nn.cache import KVCache
@@ -99,8 +99,8 @@ def made(
     beside: bool = False,
 ) -> tuple[Drafter, PhrasePool]:
     reader = partial(garbage, random.Random(3)) if stored is True else stored or None
-    vocabulary = target.transformer.shape.vocabulary
-    known = min(vocabulary, small.transformer.shape.vocabulary)
+    vocabulary = target.transformer.config.vocab_size
+    known = min(vocabulary, small.transformer.config.vocab_size)
     pool = PhrasePool(target.special_tokens, reader, known, verification=verification)
     pair = Pair(target.special_tokens, vocabulary, small, pool)
     return ouroboros(pair, chosen, None, fixed, accelerating, lengthening, beside), pool
@@ -328,11 +328,11 @@ def test_each_part_can_be_left_out(tiny: Make) -> None:
     model, prompt = tiny(CIRCLES), prompt_ids(8, seed=1)
     for accelerating, lengthening in ((False, False), (False, True), (True, False), (True, True)):
         drafter, _ = made(model.target, model.target, accelerating=accelerating, lengthening=lengthening)
-        seen, inner = Seen(drafter), drafter.inner if isinstance(drafter, Lengthened) else drafter
+        seen, inner = Seen(drafter), drafter.inner if isinstance(drafter, WithPhrases) else drafter
         reply(Session(model.target, seen, Budget(NODES)), prompt, 40)
         assert isinstance(inner, DraftModel)
         assert any(set(tree.source or ()) & set(PHRASES) for tree in seen.trees) == lengthening
-        assert isinstance(inner.inner, Lengthened) == accelerating
+        assert isinstance(inner.inner, WithPhrases) == accelerating
 
 
 def test_the_small_models_own_trees_are_bounded(tiny: Make) -> None:
@@ -396,7 +396,7 @@ def test_a_pool_that_is_lent_is_read_and_not_written() -> None:
 
     pool = Locked(reader=lambda keys: [Phrase(key, b"", pack_tokens([50, 51]), 1) for key in keys])
     inner = Witness()
-    drafter = Lengthened(inner, pool, lent=True)
+    drafter = WithPhrases(inner, pool, lent=True)
     drafter.observe(Step([1, 2], torch.empty(2, 0)))
     tree = drafter.draft(Context([1, 2], cast(KVCache, Held(1)), 4, GREEDY))
     assert list(tree.tokens) == [2, 50, 51], "read it is"
@@ -405,7 +405,7 @@ def test_a_pool_that_is_lent_is_read_and_not_written() -> None:
     drafter.rewind(2)
     assert inner.tokens == [1, 2]
     assert drafter.nbytes == inner.nbytes, "and it is counted where it belongs"
-    assert Lengthened(inner, pool).nbytes > inner.nbytes
+    assert WithPhrases(inner, pool).nbytes > inner.nbytes
 
 
 class Held:
@@ -417,7 +417,7 @@ class Held:
 
 def test_what_is_lent_is_counted_once(tiny: Make) -> None:
     drafter, pool = made(tiny(LLAMA).target, tiny(QWEN).target)
-    assert isinstance(drafter, Lengthened) and isinstance(drafter.inner, DraftModel)
+    assert isinstance(drafter, WithPhrases) and isinstance(drafter.inner, DraftModel)
     pool.extend(prompt_ids(100))
     assert drafter.nbytes == drafter.inner.nbytes + pool.nbytes
     assert drafter.inner.nbytes == drafter.inner.small.nbytes + drafter.inner._cache.nbytes
@@ -543,11 +543,11 @@ def behind(pool: PhrasePool, *tail: int) -> list[tuple[int, ...]]:
     return [tuple(found.tokens) for found in pool.continuations(tail, 9)]
 
 
-def lengthened(chain: Sequence[int], *, verification: bool = True) -> tuple[Lengthened, DraftTree]:
+def lengthened(chain: Sequence[int], *, verification: bool = True) -> tuple[WithPhrases, DraftTree]:
     """Behind the text 1 2 3 and the draft of that chain: the phrase 6 7 8 that a window won behind its last token, 5."""
     pool = PhrasePool(text=False, verification=verification)
     pool.take([chain[-1] if chain else 3, 6, 7, 8])
-    drafter = Lengthened(Chain(chain), pool)
+    drafter = WithPhrases(Chain(chain), pool)
     drafter.observe(Step([1, 2, 3], torch.empty(3, 0)))
     tree = drafter.draft(context([1, 2, 3], 9))
     assert list(tree.tokens) == [3, *chain, 6, 7, 8]
@@ -706,7 +706,7 @@ def said_by(model: Tiny, count: int = 30) -> list[tuple[list[int], list[int]]]:
 def builder(target: Target, small: Target, **form: Any) -> Callable[[Hyperparameters], tuple[Drafter, DraftModel]]:
     def build(tried: Hyperparameters) -> tuple[Drafter, DraftModel]:
         drafter, _ = made(target, small, tried, **form)
-        inner = drafter.inner if isinstance(drafter, Lengthened) else drafter
+        inner = drafter.inner if isinstance(drafter, WithPhrases) else drafter
         assert isinstance(inner, DraftModel)
         return drafter, inner
 

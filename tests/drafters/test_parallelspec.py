@@ -373,7 +373,7 @@ def test_in_int8_and_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make,
         session = Session(target, made, Budget(NODES))
         ids, statistics = reply(session, prompt)
         assert ids == plain
-        caches.append(session.cache.behind()._slots.clone())
+        caches.append(session.cache.prefix()._slots.clone())
     assert statistics.acceptance_length > 1.3
     assert torch.equal(*caches)
 

@@ -17,7 +17,7 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.phrases import Lengthened
+from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import AHEAD, BACK, ENTRIES, KEYS, PhrasePool
 from localspec.events import Done, Statistics, Text
 from localspec.nn.cache import KVCache
@@ -37,9 +37,9 @@ def observed(tokens: Sequence[int]) -> Step:
     return Step(tokens, torch.empty(len(tokens), 0))
 
 
-def phrases(tokens: Sequence[int], special: Sequence[int] = (), inner: Drafter | None = None) -> Lengthened:
+def phrases(tokens: Sequence[int], special: Sequence[int] = (), inner: Drafter | None = None) -> WithPhrases:
     """The drafter after a prompt of these tokens."""
-    drafter = Lengthened(inner or Autoregressive(), PhrasePool(special))
+    drafter = WithPhrases(inner or Autoregressive(), PhrasePool(special))
     drafter.observe(observed(tokens))
     return drafter
 
@@ -331,7 +331,7 @@ class Shelf:
 
 def test_stored_phrases_are_proposed_the_one_that_agrees_furthest_back_first() -> None:
     shelf = Shelf(((1, 2), [9, 8], [30, 31]), ((1, 2), [6, 7], [40, 41]), ((5, 5), [], [50]))
-    drafter = Lengthened(Autoregressive(), PhrasePool((), shelf))
+    drafter = WithPhrases(Autoregressive(), PhrasePool((), shelf))
     text = [6, 7, 1, 2]
     drafter.observe(observed(text))
     tree = drafter.draft(context(text, 4))
@@ -342,7 +342,7 @@ def test_stored_phrases_are_proposed_the_one_that_agrees_furthest_back_first() -
 
 def test_a_key_is_looked_up_in_the_store_once_a_reply() -> None:
     shelf = Shelf(((1, 2), [], [3]))
-    drafter = Lengthened(Autoregressive(), PhrasePool((), shelf))
+    drafter = WithPhrases(Autoregressive(), PhrasePool((), shelf))
     drafter.observe(observed([1, 2]))
     for _ in range(3):
         drafter.draft(context([1, 2], 4))
@@ -356,7 +356,7 @@ def test_a_key_is_looked_up_in_the_store_once_a_reply() -> None:
 
 def test_stored_phrases_that_were_accepted_are_reported_as_used_and_no_others() -> None:
     shelf = Shelf(((1, 2), [], [30, 31]), ((1, 2), [], [40, 41]))
-    drafter = Lengthened(Autoregressive(), PhrasePool((), shelf))
+    drafter = WithPhrases(Autoregressive(), PhrasePool((), shelf))
     drafter.observe(observed([1, 2]))
     tree = drafter.draft(context([1, 2], 4))
     node = list(tree.tokens).index(40)
@@ -368,7 +368,7 @@ def test_stored_phrases_that_were_accepted_are_reported_as_used_and_no_others() 
 
 def test_a_stored_phrase_is_known_again_in_what_is_left_of_the_draft() -> None:
     shelf = Shelf(((1, 2), [], [30, 31]), ((1, 2), [], [40, 41]))
-    drafter = Lengthened(Autoregressive(), PhrasePool((), shelf))
+    drafter = WithPhrases(Autoregressive(), PhrasePool((), shelf))
     drafter.observe(observed([1, 2]))
     tree = drafter.draft(context([1, 2], 4))
     first, second = tree.tokens[1], 70 - tree.tokens[1]
@@ -383,7 +383,7 @@ def test_a_stored_phrase_is_known_again_in_what_is_left_of_the_draft() -> None:
 @pytest.mark.parametrize("second", [31, 41])
 def test_stored_phrases_that_begin_alike_are_told_apart(second: int) -> None:
     shelf = Shelf(((1, 2), [], [30, 31]), ((1, 2), [], [30, 41]))
-    drafter = Lengthened(Autoregressive(), PhrasePool((), shelf))
+    drafter = WithPhrases(Autoregressive(), PhrasePool((), shelf))
     drafter.observe(observed([1, 2]))
     tree = drafter.draft(context([1, 2], 3))
     path = [0, 1, list(tree.tokens).index(second)]
@@ -394,7 +394,7 @@ def test_stored_phrases_that_begin_alike_are_told_apart(second: int) -> None:
 def test_nothing_is_looked_up_while_nothing_may_be_proposed() -> None:
     shelf = Shelf(((1, 2), [], [30, 31]))
     inner = Given([2], [-1])
-    drafter = Lengthened(inner, PhrasePool((), shelf))
+    drafter = WithPhrases(inner, PhrasePool((), shelf))
     drafter.observe(observed([1, 2]))
     assert drafter.draft(context([1, 2], 0)) is inner.fixed
     assert shelf.asked == []
@@ -420,7 +420,7 @@ def test_what_one_session_learns_a_later_one_accepts(tiny: Make, tmp_path: Path)
             number = store.pool("tiny", "hash")
             assert number is not None
             pool = PhrasePool(model.target.special_tokens, partial(store.phrases, number))
-            session = Session(model.target, Lengthened(Autoregressive(), pool), Budget(8))
+            session = Session(model.target, WithPhrases(Autoregressive(), pool), Budget(8))
             ids, statistics = reply(session, prompt, 40, sampling)
             assert ids == text
             store.learn(number, *pool.harvest(len(prompt)))
@@ -450,7 +450,7 @@ def test_a_hostile_store_never_changes_the_text(tiny: Make, huge: bool) -> None:
     text = stock_reply(model.stock, prompt, 40)
     for inner in (Autoregressive(), Oracle(prompt + text)):
         pool = PhrasePool(model.target.special_tokens, garbage, vocabulary=320)
-        ids, statistics = reply(Session(model.target, Lengthened(inner, pool), Budget(10)), prompt, 40)
+        ids, statistics = reply(Session(model.target, WithPhrases(inner, pool), Budget(10)), prompt, 40)
         assert ids == text
         assert statistics.drafted > len(text)
 

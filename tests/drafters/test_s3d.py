@@ -32,15 +32,15 @@ from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters import CARD, load, make, s3d, save
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Batch, Former
-from localspec.drafters.phrases import Lengthened
+from localspec.drafters.base import Batch, PreviousRun
+from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Statistics
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.cache import KVCache
 from localspec.nn.exactness import measure
-from localspec.nn.linear import Linear, RowScaled
+from localspec.nn.linear import Int8Linear, Linear
 from localspec.nn.target import Target
 from localspec.policy.s3d_prediction import Constants, acceptance_at
 
@@ -183,7 +183,7 @@ ALL_FORMS = {
 def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str, options: str) -> None:
     model = tiny(name)
     untrained, random = (made(model.target, spread, **ALL_FORMS[options]) for spread in (0.0, 0.3))
-    for drafter in (untrained, Lengthened(random, PhrasePool(model.target.special_tokens))):
+    for drafter in (untrained, WithPhrases(random, PhrasePool(model.target.special_tokens))):
         session = Session(model.target, drafter, Budget(8))
         for prompt, text in conversation(model):
             assert spoken(session, prompt, count=20)[0] == text
@@ -517,7 +517,7 @@ def test_gradients_through_int8_layers_are_those_through_float_layers_up_to_quan
     right, rounded = gradients(dense), gradients(packed)
     for one, other in zip(right, rounded, strict=True):
         assert 0 < (one - other).norm() < 0.2 * one.norm(), "activations are rounded to eight bits"
-    monkeypatch.setattr(RowScaled, "compute", lambda layer, x: F.linear(x, layer.weight, layer.bias))
+    monkeypatch.setattr(Int8Linear, "compute", lambda layer, x: F.linear(x, layer.weight, layer.bias))
     for one, other in zip(right, gradients(packed), strict=True):
         assert (one - other).norm() < 1e-4 * one.norm(), "and that is all there is between them"
 
@@ -715,12 +715,12 @@ def test_a_proposal_rests_on_the_drafters_of_before(tiny: Make, monkeypatch: pyt
         assert isinstance(drafter, s3d.Drafter)
         beta = drafter.beta
         rates = [[acceptance_at(place, beta, constants), 0.1] for place in (1, 2, 3)]
-        former.append(Former({"kept": kept, "depth": 3}, rates))
+        former.append(PreviousRun({"kept": kept, "depth": 3}, rates))
     # Files are edited, and models change: what cannot be this model's drafter says nothing about it.
     former += [
-        Former({"kept": "0", "more": 1}, [[0.9]]),
-        Former({"kept": "0,9"}, [[0.9]]),
-        Former({"rank": 0}, [[0.9]]),
+        PreviousRun({"kept": "0", "more": 1}, [[0.9]]),
+        PreviousRun({"kept": "0,9"}, [[0.9]]),
+        PreviousRun({"rank": 0}, [[0.9]]),
     ]
     sentence = s3d.Drafter.propose(target, former)[1]
     assert "as fitted to this model" in sentence

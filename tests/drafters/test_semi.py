@@ -160,7 +160,7 @@ class Foretold:
         self.paths: list[tuple[int, ...]] = [()]
         self.asked: list[int] = []
 
-    def behind(self, path: tuple[int, ...]) -> list[Candidate]:
+    def prefix(self, path: tuple[int, ...]) -> list[Candidate]:
         generator = torch.Generator().manual_seed(hash((self.seed, *path)) % 2**31)
         chances = (torch.randn(self.branches, generator=generator) * 2).softmax(0) * 0.9
         return sorted(enumerate(chances.tolist()), key=lambda candidate: -candidate[1])
@@ -170,7 +170,7 @@ class Foretold:
             self.paths = [(*self.paths[parent], token) for parent, token in zip(parents, tokens, strict=True)]
         assert all(len(path) == depth for path in self.paths)
         self.asked.append(len(self.paths))
-        return [self.behind(path) for path in self.paths]
+        return [self.prefix(path) for path in self.paths]
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5, 12])
@@ -184,11 +184,11 @@ def test_a_grown_tree_is_the_best_there_is(nodes: int) -> None:
         every = {(): 1.0}
         for length in range(1, depth + 1):
             for path in product(range(expand.branches), repeat=length):
-                every[path] = every[path[:-1]] * dict(expand.behind(path[:-1]))[path[-1]]
+                every[path] = every[path[:-1]] * dict(expand.prefix(path[:-1]))[path[-1]]
         best = sorted(every.values(), reverse=True)[: nodes + 1]
         assert sorted((every[path] for path in paths), reverse=True) == pytest.approx(best)
         for node in range(1, tree.size):
-            assert tree.chance[node] == dict(expand.behind(paths[node][:-1]))[tree.tokens[node]]
+            assert tree.chance[node] == dict(expand.prefix(paths[node][:-1]))[tree.tokens[node]]
         assert max(expand.asked) <= nodes and len(expand.asked) <= depth
 
 

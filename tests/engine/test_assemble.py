@@ -13,11 +13,11 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.ouroboros import Hyperparameters
-from localspec.drafters.phrases import Lengthened
+from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.engine import assemble
-from localspec.engine.assemble import Small, drafter_of, hyperparameters, pool_of
-from localspec.engine.model_profile import Measured
+from localspec.engine.assemble import LoadedDraftModel, drafter_of, hyperparameters, pool_of
+from localspec.engine.model_profile import ModelProfile
 from localspec.policy.candidates import PAIRED
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.selection import Choice, choose
@@ -41,8 +41,8 @@ def asked(drafter: str, **settings: object) -> Choice:
     return replace(plain, drafter=drafter, parts=plain.parts or (Settings().ouroboros if kind == "ouroboros" else ()))
 
 
-def small(model: Tiny, store: Store | None = None, subject: str = "small") -> Small:
-    return Small(model.target, Measured(store, subject, pytest.fail, lambda _: None), COSTS)
+def small(model: Tiny, store: Store | None = None, subject: str = "small") -> LoadedDraftModel:
+    return LoadedDraftModel(model.target, ModelProfile(store, subject, pytest.fail, lambda _: None), COSTS)
 
 
 def of(model: Tiny, choice: Choice, pool: PhrasePool) -> object:
@@ -54,15 +54,15 @@ def test_every_name_is_another_drafter(tiny) -> None:
     model, pool = tiny(LLAMA), PhrasePool()
     assert isinstance(of(model, asked("none"), pool), Autoregressive)
     phrases = of(model, asked("phrases"), pool)
-    assert isinstance(phrases, Lengthened) and phrases.pool is pool
+    assert isinstance(phrases, WithPhrases) and phrases.pool is pool
     alone, beside = of(model, asked("lookahead"), pool), of(model, asked("lookahead+phrases"), pool)
-    assert isinstance(alone, Lengthened) and isinstance(alone.inner, Lookahead)
+    assert isinstance(alone, WithPhrases) and isinstance(alone.inner, Lookahead)
     assert alone.pool is not pool, "the window alone looks up nothing but what it won"
-    assert isinstance(beside, Lengthened) and isinstance(beside.inner, Lookahead) and beside.pool is pool
+    assert isinstance(beside, WithPhrases) and isinstance(beside.inner, Lookahead) and beside.pool is pool
     drafted = of(model, asked("draft_model"), pool)
     assert isinstance(drafted, DraftModel) and isinstance(drafted.inner, Autoregressive) and drafted.length == 3
     with_phrases = of(model, asked("draft_model+phrases"), pool)
-    assert isinstance(with_phrases, Lengthened) and with_phrases._anywhere and with_phrases.pool is pool
+    assert isinstance(with_phrases, WithPhrases) and with_phrases._anywhere and with_phrases.pool is pool
     fixed = of(model, asked("draft_model", draft_max=5), pool)
     assert isinstance(fixed, DraftModel) and fixed.length is None
 
@@ -73,11 +73,11 @@ def test_each_part_of_ouroboros_can_be_left_out(tiny, left_out: str) -> None:
     parts = tuple(part for part in Settings().ouroboros if part != left_out)
     choice = replace(asked("ouroboros"), parts=parts)
     drafter = of(model, choice, pool)
-    drafted = drafter.inner if isinstance(drafter, Lengthened) else drafter
+    drafted = drafter.inner if isinstance(drafter, WithPhrases) else drafter
     assert isinstance(drafted, DraftModel)
-    assert isinstance(drafter, Lengthened) == (left_out != "lengthening")
-    assert isinstance(drafted.inner, Lengthened) == (left_out != "accelerating")
-    if isinstance(drafter, Lengthened):
+    assert isinstance(drafter, WithPhrases) == (left_out != "lengthening")
+    assert isinstance(drafted.inner, WithPhrases) == (left_out != "accelerating")
+    if isinstance(drafter, WithPhrases):
         assert drafter._anywhere == (left_out != "beside")
     assert pool_of(choice, model.target, small(model))._verification == (left_out != "verification")
 
@@ -86,12 +86,12 @@ def test_each_part_of_ouroboros_can_be_left_out(tiny, left_out: str) -> None:
 def test_what_is_found_belongs_to_the_pair_and_to_what_is_searched(tiny, store: Store, monkeypatch) -> None:
     model, found = tiny(LLAMA), iter([replace(CHOSEN, draft=number) for number in range(1, 9)])
     monkeypatch.setattr(assemble, "search", lambda *_: next(found))
-    own = Measured(store, "target", pytest.fail, lambda _: None)
+    own = ModelProfile(store, "target", pytest.fail, lambda _: None)
     choice, one, other = asked("ouroboros"), small(model, store), small(model, store, "another small one")
     for measured in (own, one.measured, other.measured):
         measured.remember("costs", COSTS.as_list())
 
-    def chosen(choice: Choice, pair: Small, **more: bool) -> int:
+    def chosen(choice: Choice, pair: LoadedDraftModel, **more: bool) -> int:
         return hyperparameters(choice, model.target, pair, own, COSTS, **more).draft
 
     assert [chosen(choice, one), chosen(choice, one)] == [1, 1]
@@ -106,14 +106,14 @@ def test_nothing_is_searched_that_could_not_be_kept(tiny, store: Store, monkeypa
     """ForwardCostModel that a busy moment gave are not kept, and what follows from them must not be either."""
     model, usual = tiny(LLAMA), Hyperparameters()
     monkeypatch.setattr(assemble, "search", lambda *_: pytest.fail("it was searched"))
-    own, nowhere = Measured(store, "t", pytest.fail, print), Measured(None, "t", pytest.fail, print)
+    own, nowhere = ModelProfile(store, "t", pytest.fail, print), ModelProfile(None, "t", pytest.fail, print)
     choice = asked("ouroboros")
     assert hyperparameters(choice, model.target, small(model), nowhere, COSTS) == usual
     own.remember("costs", COSTS.as_list())
     assert hyperparameters(choice, model.target, small(model, store), own, COSTS) == usual
     told: list[str] = []
     monkeypatch.setattr(model.target, "context", 30)
-    own = Measured(store, "t", told.append, lambda _: None)
+    own = ModelProfile(store, "t", told.append, lambda _: None)
     assert hyperparameters(choice, model.target, small(model, store), own, COSTS, again=True) == usual
     assert len(told) == 1 and "context of 30 tokens" in told[0]
 
@@ -136,7 +136,7 @@ def test_phrases_of_a_search_hold_no_id_that_the_small_model_lacks(
         return CHOSEN
 
     monkeypatch.setattr(assemble, "search", search)
-    measured = Measured(store, "target", pytest.fail, lambda _: None)
+    measured = ModelProfile(store, "target", pytest.fail, lambda _: None)
     for parts in (Settings().ouroboros, ("lengthening",)):
         choice = replace(asked("ouroboros"), parts=parts)
         hyperparameters(choice, model.target, small(little, store), measured, COSTS, again=True)

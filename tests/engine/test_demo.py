@@ -16,7 +16,7 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.ouroboros import Hyperparameters, Pair, draft_model, ouroboros
-from localspec.drafters.phrases import Lengthened
+from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.engine.engine import DTYPES
 from localspec.events import Done, Statistics, Text
@@ -87,7 +87,7 @@ def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(demo: Tiny, q
     assert clear == len(text)
     for drafter in (
         Autoregressive(),
-        Lengthened(Autoregressive(), PhrasePool(demo.target.special_tokens)),
+        WithPhrases(Autoregressive(), PhrasePool(demo.target.special_tokens)),
         OffChain(prompt + text),
         RandomBranches(prompt + text, seed=1),
     ):
@@ -104,7 +104,7 @@ def test_a_seed_gives_the_same_ids_with_and_without_phrases(demo: Tiny) -> None:
     pool = PhrasePool(demo.target.special_tokens)
     for seed in range(3):
         replies = []
-        for drafter in (Autoregressive(), Lengthened(Autoregressive(), pool)):
+        for drafter in (Autoregressive(), WithPhrases(Autoregressive(), pool)):
             session = Session(demo.target, drafter, Budget(8))
             events = list(session.generate(prompt, Sampling(0.8, top_p=0.95, seed=seed), Limits(max_tokens=COUNT)))
             replies.append([token for event in events if isinstance(event, Text) for token in event.tokens])
@@ -128,7 +128,7 @@ def test_its_trained_drafters_help_and_change_nothing(demo: Tiny, demo_path: Pat
     tokens = steps = 0
     for question in PROMPTS:
         text, _ = stock_answer(demo, demo.target.encode([{"role": "user", "content": question}]), COUNT)
-        for one in (drafter, Lengthened(drafter, pool)):
+        for one in (drafter, WithPhrases(drafter, pool)):
             ids, statistics = answer(demo.target, one, question, Sampling())
             assert ids == text
             if one is drafter:
@@ -137,7 +137,7 @@ def test_its_trained_drafters_help_and_change_nothing(demo: Tiny, demo_path: Pat
             warm = Sampling(0.8, top_p=0.95, seed=seed)
             plain, _ = answer(demo.target, Autoregressive(), question, warm)
             assert answer(demo.target, drafter, question, warm)[0] == plain
-            assert answer(demo.target, Lengthened(drafter, pool), question, warm)[0] == plain
+            assert answer(demo.target, WithPhrases(drafter, pool), question, warm)[0] == plain
     assert tokens / steps > 1.5
 
 
@@ -153,13 +153,13 @@ def test_its_trained_drafters_change_no_bit_of_int8(demo_path: Path) -> None:
 
 def paired(target: Target, small: Target) -> dict[str, Drafter]:
     """Every way in which the demo's draft model drafts for it."""
-    vocabulary, special = target.transformer.shape.vocabulary, target.special_tokens
+    vocabulary, special = target.transformer.config.vocab_size, target.special_tokens
     pair = Pair(special, vocabulary, small, PhrasePool(special, None, vocabulary))
     chosen = Hyperparameters()
     alone = draft_model(pair, chosen, False, None, True)
     return {
         "alone": alone,
-        "with phrases": Lengthened(alone, pair.pool, anywhere=True),
+        "with phrases": WithPhrases(alone, pair.pool, anywhere=True),
         "ouroboros": ouroboros(pair, chosen, None, False),
         "beside": ouroboros(pair, chosen, None, True, beside=True),
     }
@@ -197,7 +197,7 @@ def test_its_draft_model_changes_no_bit_of_int8(demo_path: Path) -> None:
 
 def test_it_stops_by_itself(demo: Tiny) -> None:
     prompt = demo.target.encode([{"role": "user", "content": PROMPTS[0]}])
-    session = Session(demo.target, Lengthened(Autoregressive(), PhrasePool(demo.target.special_tokens)), Budget(8))
+    session = Session(demo.target, WithPhrases(Autoregressive(), PhrasePool(demo.target.special_tokens)), Budget(8))
     *_, done = session.generate(prompt, Sampling(), Limits(max_tokens=200))
     assert isinstance(done, Done)
     assert done.reason == "stop"

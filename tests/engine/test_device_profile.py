@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from localspec.engine import device_profile
-from localspec.engine.device_profile import Measuring
+from localspec.engine.device_profile import DeviceProfiler
 from localspec.engine.rates import SLIM, WIDE, apart, measured_rates
 from localspec.machine.hardware import physical_cores
 from localspec.models.shape import Shape
@@ -38,10 +38,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 def ask(path: Path | None) -> tuple[Rates | None, float]:
     told: list[str] = []
     if path is None:
-        knowledge = Measuring(None, told.append, told.append)
+        knowledge = DeviceProfiler(None, told.append, told.append)
         return knowledge.rates("cpu", "fp32", "int8"), knowledge.bandwidth("cpu")
     with Store.open(path, told.append) as store:
-        knowledge = Measuring(store, told.append, told.append)
+        knowledge = DeviceProfiler(store, told.append, told.append)
         return knowledge.rates("cpu", "fp32", "int8"), knowledge.bandwidth("cpu")
 
 
@@ -75,17 +75,17 @@ def test_what_cannot_be_measured_is_told_once_and_estimates_serve(counted, monke
         monkeypatch.setattr(device_profile, name, fail)
     told: list[str] = []
     with Store.open(tmp_path / "localspec.db", told.append) as store:
-        knowledge = Measuring(store, lambda _: None, told.append)
+        knowledge = DeviceProfiler(store, lambda _: None, told.append)
         for _ in range(2):
             assert knowledge.rates("cpu", "fp32", "int8") is None and knowledge.bandwidth("cpu") is None
         assert len(told) == 2 and all("could not be measured" in said and "\n" not in said for said in told)
     monkeypatch.setattr(device_profile, "_listed", lambda *_: RATES)
     with Store.open(tmp_path / "localspec.db", told.append) as store:
-        assert Measuring(store, print, print).rates("cpu", "fp32", "int8") is not None, "nothing was kept of it"
+        assert DeviceProfiler(store, print, print).rates("cpu", "fp32", "int8") is not None, "nothing was kept of it"
 
 
 def test_a_device_that_this_machine_does_not_have_is_not_measured(counted) -> None:
-    assert Measuring(None, print, print).rates("cuda:7", "bf16", "nf4") is None and counted.times == 0
+    assert DeviceProfiler(None, print, print).rates("cuda:7", "bf16", "nf4") is None and counted.times == 0
 
 
 def shape(sizes: dict[str, int]) -> Shape:

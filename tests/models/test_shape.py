@@ -7,7 +7,7 @@ from tiny_models import CONFIGS
 from transformers import AutoModelForCausalLM
 
 from localspec.models.registry import cards
-from localspec.models.shape import NAMES, Shape
+from localspec.models.shape import TABLE_KEYS, Shape
 from localspec.paths import Paths
 
 LLAMA = {
@@ -36,7 +36,7 @@ def test_parameters_are_those_of_the_stock_model_but_for_biases_and_norms_of_hea
     counted = sum(part.numel() for name, part in stock.named_parameters() if not name.endswith(small))
     assert shape.parameters == counted
     matrices = sum(part.numel() for name, part in stock.named_parameters() if part.ndim == 2 and ".layers." in name)
-    assert shape.layers * shape.layer == matrices
+    assert shape.num_layers * shape.layer == matrices
     assert shape.matrices == matrices + stock.get_output_embeddings().weight.numel()
     assert shape.embedding == stock.get_input_embeddings().weight.numel()
 
@@ -48,7 +48,7 @@ def test_rows_are_the_output_channels_of_the_stock_models_matrices(name: str) ->
     assert shape is not None
     parts = AutoModelForCausalLM.from_config(config).named_parameters()
     channels = sum(len(part) for name, part in parts if part.ndim == 2 and ".layers." in name)
-    assert shape.layers * shape.rows == channels
+    assert shape.num_layers * shape.rows == channels
 
 
 def test_a_config_json_is_read_by_its_own_names() -> None:
@@ -62,7 +62,7 @@ def test_what_a_config_json_may_leave_out_follows_from_the_rest() -> None:
     del bare["tie_word_embeddings"]
     assert Shape.of(bare) == Shape(16, 2048, 8192, 32, 32, 64, 128256, 131072, tied=False)
     wide = Shape.of({**LLAMA, "head_dim": 128})
-    assert wide is not None and wide.head_width == 128, "what it says comes first"
+    assert wide is not None and wide.head_dim == 128, "what it says comes first"
     assert Shape.of({**LLAMA, "head_dim": None}) == Shape.of(LLAMA)
 
 
@@ -86,7 +86,9 @@ def test_keys_and_values_take_two_numbers_a_channel_of_every_key_head() -> None:
 
 
 def test_every_size_has_a_name() -> None:
-    assert NAMES == ("layers", "width", "inner", "heads", "key_heads", "head_width", "vocabulary", "context", "tied")
+    keys = ("layers", "width", "inner", "heads", "key_heads", "head_width", "vocabulary", "context", "tied")
+    assert tuple(TABLE_KEYS) == keys, "users write these"
+    assert TABLE_KEYS["width"] == "hidden_size" and TABLE_KEYS["key_heads"] == "num_kv_heads"
 
 
 def test_registered_sizes_are_the_published_ones(tmp_path: Any) -> None:

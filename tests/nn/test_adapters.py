@@ -68,10 +68,10 @@ def test_what_was_saved_comes_back(tiny: Make, name: str, which: str) -> None:
 
 def test_queries_stay_as_they_are_without_an_adapter_of_their_own(tiny: Make) -> None:
     target = tiny("phi3-grouped-window-partial-rotary").target
-    shape, adapters = target.transformer.shape, stirred(target, [0], "vko")
+    shape, adapters = target.transformer.config, stirred(target, [0], "vko")
     rows = adapters[0]["qkv"].product()
-    assert not rows[: shape.heads * shape.head_width].any()
-    assert rows[shape.heads * shape.head_width :].any(1).all()
+    assert not rows[: shape.num_heads * shape.head_dim].any()
+    assert rows[shape.num_heads * shape.head_dim :].any(1).all()
 
 
 def test_what_does_not_fit_is_refused(tiny: Make) -> None:
@@ -111,7 +111,7 @@ def test_rows_behind_a_text_are_those_of_the_cache_and_gradients_flow(tiny: Make
     with torch.inference_mode():
         wanted = target.transformer(torch.tensor([tokens[26:]]), *arguments, cache, [0, 2], own).clone()
     embedded = target.embed(torch.tensor([tokens[26:]])).clone().requires_grad_()
-    behind = cache.behind()
+    behind = cache.prefix()
     seen = target.transformer(embedded, *arguments, behind, [0, 2], own)
     torch.testing.assert_close(seen.detach(), wanted, rtol=1e-4, atol=1e-4)
     seen.sum().backward()
@@ -131,6 +131,6 @@ def test_a_mask_over_the_text_says_which_tokens_are_seen(tiny: Make) -> None:
     for row, place in enumerate(places.tolist()):
         mask[row, :place] = True
         mask[row, 20 + row] = True
-    found = target.transformer(torch.tensor([[tokens[place] for place in places]]), places, mask, cache.behind())
+    found = target.transformer(torch.tensor([[tokens[place] for place in places]]), places, mask, cache.prefix())
     whole = states(target, tokens=tokens)
     torch.testing.assert_close(found[0], whole[0, places], rtol=1e-4, atol=1e-4)

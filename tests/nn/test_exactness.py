@@ -26,7 +26,7 @@ from localspec.nn import exactness
 from localspec.nn.attention import Attention, fastest, invariant
 from localspec.nn.cache import KVCache
 from localspec.nn.exactness import Exactness, measure
-from localspec.nn.linear import RowScaled
+from localspec.nn.linear import Int8Linear
 from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
@@ -208,11 +208,11 @@ def test_logits_that_depend_on_what_the_other_rows_are_are_seen(
 ) -> None:
     """One activation scale for all rows, as torch's own dynamic int8 layers have it."""
 
-    def compute(layer: RowScaled, x: torch.Tensor) -> torch.Tensor:
+    def compute(layer: Int8Linear, x: torch.Tensor) -> torch.Tensor:
         scale = x.abs().amax() / 127
         return torch.nn.functional.linear((x / scale).round() * scale, layer.weight, layer.bias)
 
-    monkeypatch.setattr(RowScaled, "compute", compute)
+    monkeypatch.setattr(Int8Linear, "compute", compute)
     assert_seen(small())
 
 
@@ -361,7 +361,7 @@ def test_rows_are_filled_up_to_the_smallest_multiple_that_holds(
     target = small()
 
     def in_blocks(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        group = target.transformer.shape.heads // target.transformer.shape.key_heads
+        group = target.transformer.config.num_heads // target.transformer.config.num_kv_heads
         return invariant(queries, keys, values, mask) + 1e-3 * (queries.shape[2] // group % needed != 0)
 
     found = measure(attending(target, in_blocks), 3, exact=True)
@@ -585,8 +585,8 @@ def test_what_is_bitwise_is_so_with_other_kernels_too(tiny: Make) -> None:
 def test_pages_are_asked_of_the_rows_that_plain_decoding_has(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, int]] = []
 
-    def page(key_heads: int, width: int, rows: int, device: torch.device) -> int:
-        asked.append((key_heads, width, rows))
+    def page(num_kv_heads: int, width: int, rows: int, device: torch.device) -> int:
+        asked.append((num_kv_heads, width, rows))
         return 192
 
     monkeypatch.setattr("localspec.nn.target.page", page)

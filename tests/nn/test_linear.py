@@ -17,7 +17,7 @@ from tiny_models import VOCABULARY, Tiny, byte_tokenizer, prompt_ids, write
 from transformers import LlamaConfig
 
 from localspec.nn import linear
-from localspec.nn.linear import MOST_OUTLIERS, RowScaled, activation_steps, outliers
+from localspec.nn.linear import MOST_OUTLIERS, Int8Linear, activation_steps, outliers
 from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
@@ -25,8 +25,8 @@ OUT, IN = 301, 255  # no multiples of what a kernel works on at once
 PROTECTED = torch.tensor([3, 7, 100])
 
 
-def layer(bias: bool = False, protected: torch.Tensor | None = None, out: int = OUT, inner: int = IN) -> RowScaled:
-    made = RowScaled(gaussian(out, inner, seed=1), gaussian(out, seed=2) if bias else None)
+def layer(bias: bool = False, protected: torch.Tensor | None = None, out: int = OUT, inner: int = IN) -> Int8Linear:
+    made = Int8Linear(gaussian(out, inner, seed=1), gaussian(out, seed=2) if bias else None)
     if protected is not None:
         made.protect(protected)
     return made
@@ -94,7 +94,7 @@ def test_channels_of_zeros_tiny_and_huge_weights() -> None:
     weight[0] = 0.0
     weight[1] *= 2.0**-66
     weight[2] *= 2.0**66
-    made, plain = RowScaled(weight), layer(out=6)
+    made, plain = Int8Linear(weight), layer(out=6)
     assert torch.equal(made.weight[0], torch.zeros(IN))
     assert torch.equal(made(x)[:, 0], torch.zeros(9))
     for channel, power in ((1, -66), (2, 66)):
@@ -157,7 +157,7 @@ def test_gradients_flow_through_an_int8_model_as_through_a_float_one_of_its_weig
     path = tiny("llama-many-heads-biases-llama3").path
     packed, dense = Target.load(path, quantize="int8"), Target.load(path)
     for name, module in packed.transformer.named_modules():
-        if isinstance(module, RowScaled):
+        if isinstance(module, Int8Linear):
             dense.transformer.get_submodule(name).weight.data = module.weight
     tokens, direction = torch.tensor([prompt_ids(18, seed=seed) for seed in (7, 8)]), gaussian(2, 18, VOCABULARY)
     for target in (packed, dense):
@@ -222,7 +222,7 @@ def test_of_too_many_the_largest_are_taken_in_their_order() -> None:
 def test_protection_keeps_what_outliers_would_drown() -> None:
     channels = [5, 77, 300]
     x, weight = with_outliers(channels), gaussian(OUT, 512, seed=1)
-    made, dense = RowScaled(weight), F.linear(x, weight)
+    made, dense = Int8Linear(weight), F.linear(x, weight)
     # What the outliers themselves contribute is large and right: the question is what becomes of the rest.
     ordinary = x.index_fill(-1, torch.tensor(channels), 0.0)
     rest = F.linear(ordinary, weight).norm()
@@ -233,7 +233,7 @@ def test_protection_keeps_what_outliers_would_drown() -> None:
     assert (made(x) - right).norm() / rest < 0.02
     assert (made(x) - right).norm() / rest < unprotected / 5
     made.protect(torch.tensor([], dtype=torch.long))
-    assert torch.equal(made(x), RowScaled(weight)(x)), "and can be taken back"
+    assert torch.equal(made(x), Int8Linear(weight)(x)), "and can be taken back"
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +271,7 @@ def test_a_model_with_outlier_channels_is_protected_when_it_is_loaded(spiky: Pat
             assert module.outliers is not None and {5, 77} <= set(module.outliers.tolist())
     protected = error(logits(packed), right)
     for module in packed.transformer.modules():
-        if isinstance(module, RowScaled):
+        if isinstance(module, Int8Linear):
             module.protect(torch.tensor([], dtype=torch.long))
     assert protected < 0.15
     assert error(logits(packed), right) > 5 * protected
@@ -300,7 +300,7 @@ def test_in_seven_bits_the_product_is_half_as_exact_and_no_row_sees_another(
 def test_here_the_kernel_gives_what_the_steps_promise() -> None:
     steps, zero = activation_steps()
     assert (steps, zero) in ((127, 128), (63, 64))
-    made, x = RowScaled(torch.ones(64, 256)), torch.ones(3, 256)
+    made, x = Int8Linear(torch.ones(64, 256)), torch.ones(3, 256)
     for sign in (1, -1):  # the largest sums there are
         assert torch.allclose(made(sign * x), torch.full((3, 64), sign * 256.0), rtol=1e-4)
 
@@ -311,7 +311,7 @@ from localspec.nn import linear
 torch.manual_seed(0)
 weight, x = torch.rand(64, 256) + 1, torch.rand(9, 256) + 1  # all of one sign: the sums that overflow
 def error():
-    layer, dense = linear.RowScaled(weight), x @ weight.T
+    layer, dense = linear.Int8Linear(weight), x @ weight.T
     return float((layer(x) - dense).norm() / dense.norm())
 steps = linear.activation_steps()
 ours = error()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from layers import adapter_acts_in_its_own_forward_alone, error, gaussian, gradient_is_that_of_a_dense_layer
 
 from localspec.nn import linear_bitsandbytes
-from localspec.nn.linear import LowRank, Packed
+from localspec.nn.linear import LowRank, QuantizedLinear
 from localspec.nn.linear_bitsandbytes import NF4, Int8
 
 if find_spec("bitsandbytes") is None:  # importing it takes seconds, which other tests should not wait for
@@ -27,8 +27,12 @@ precisions = pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16
 
 
 def made(
-    kind: type[Packed], bias: bool = False, precision: torch.dtype = torch.float32, out: int = OUT, inner: int = IN
-) -> Packed:
+    kind: type[QuantizedLinear],
+    bias: bool = False,
+    precision: torch.dtype = torch.float32,
+    out: int = OUT,
+    inner: int = IN,
+) -> QuantizedLinear:
     return kind(gaussian(out, inner, seed=1).to(precision), gaussian(out, seed=2).to(precision) if bias else None)
 
 
@@ -37,7 +41,7 @@ def made(
 @precisions
 @pytest.mark.parametrize(("out", "inner"), [(OUT, IN), (64, 48), (301, 254), (3, 64)])
 def test_the_product_is_the_dense_one_as_near_as_so_few_bits_come(
-    kind: type[Packed], bias: bool, precision: torch.dtype, out: int, inner: int
+    kind: type[QuantizedLinear], bias: bool, precision: torch.dtype, out: int, inner: int
 ) -> None:
     layer, x = made(kind, bias, precision, out, inner), gaussian(40, inner).to(precision)
     dense = F.linear(x.float(), gaussian(out, inner, seed=1), gaussian(out, seed=2) if bias else None)
@@ -51,7 +55,7 @@ def test_the_product_is_the_dense_one_as_near_as_so_few_bits_come(
 
 @kinds
 @biases
-def test_the_weight_is_what_the_kernel_multiplies_by(kind: type[Packed], bias: bool) -> None:
+def test_the_weight_is_what_the_kernel_multiplies_by(kind: type[QuantizedLinear], bias: bool) -> None:
     layer, weight = made(kind, bias), gaussian(OUT, IN, seed=1)
     assert layer.weight.shape == layer.shape == (OUT, IN)
     least, most = ERRORS[kind]
@@ -149,13 +153,13 @@ def test_by_default_no_outliers_are_looked_for(monkeypatch: pytest.MonkeyPatch) 
 @biases
 @pytest.mark.parametrize("shape", [(7, IN), (2, 5, IN)], ids=["2-D", "3-D"])
 def test_the_gradient_is_that_of_a_dense_layer_with_the_rounded_weight(
-    kind: type[Packed], shape: tuple[int, ...], bias: bool
+    kind: type[QuantizedLinear], shape: tuple[int, ...], bias: bool
 ) -> None:
     gradient_is_that_of_a_dense_layer(made(kind, bias), shape)
 
 
 @kinds
-def test_a_gradient_has_the_precision_of_what_it_is_for(kind: type[Packed]) -> None:
+def test_a_gradient_has_the_precision_of_what_it_is_for(kind: type[QuantizedLinear]) -> None:
     layer, x = made(kind, True, torch.bfloat16), gaussian(3, IN).bfloat16().requires_grad_()
     layer(x).float().sum().backward()
     assert x.grad is not None and x.grad.dtype == torch.bfloat16
@@ -163,7 +167,7 @@ def test_a_gradient_has_the_precision_of_what_it_is_for(kind: type[Packed]) -> N
 
 
 @kinds
-def test_an_adapter_acts_in_its_own_forward_alone_and_learns(kind: type[Packed]) -> None:
+def test_an_adapter_acts_in_its_own_forward_alone_and_learns(kind: type[QuantizedLinear]) -> None:
     adapter_acts_in_its_own_forward_alone(made(kind))
     adapter = LowRank(IN, OUT, [(0, OUT)], 4, 8.0)
     assert made(kind, precision=torch.bfloat16)(gaussian(3, IN).bfloat16(), adapter).dtype == torch.bfloat16

@@ -16,7 +16,7 @@ from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn import exactness, packing, target
-from localspec.nn.linear import Linear, LinearKind, Packed, RowScaled
+from localspec.nn.linear import Int8Linear, Linear, LinearKind, QuantizedLinear
 from localspec.nn.linear_bitsandbytes import NF4, Int8
 from localspec.nn.linear_mps import WeightInt4, WeightInt8
 from localspec.nn.packing import head_kind, layer_kind
@@ -24,10 +24,10 @@ from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
 TIED, UNTIED = "qwen2-many-heads-mixed-window-tied", "qwen2-grouped-yarn"
-ERRORS = {RowScaled: 0.15, Int8: 0.08, NF4: 0.5, WeightInt8: 0.05, WeightInt4: 0.4}  # of logits, at most
+ERRORS = {Int8Linear: 0.15, Int8: 0.08, NF4: 0.5, WeightInt8: 0.05, WeightInt4: 0.4}  # of logits, at most
 library = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 kinds = pytest.mark.parametrize(
-    "kind", [RowScaled, pytest.param(Int8, marks=library), pytest.param(NF4, marks=library), WeightInt8, WeightInt4]
+    "kind", [Int8Linear, pytest.param(Int8, marks=library), pytest.param(NF4, marks=library), WeightInt8, WeightInt4]
 )
 precisions = pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
 
@@ -59,7 +59,7 @@ def error(ours: torch.Tensor, right: torch.Tensor) -> float:
         ("none", "cpu", Linear, Linear),
         ("none", "cuda:0", Linear, Linear),
         ("none", "mps", Linear, Linear),
-        ("int8", "cpu", RowScaled, RowScaled),
+        ("int8", "cpu", Int8Linear, Int8Linear),
         ("nf4", "cpu", NF4, NF4),
         ("int8", "cuda:0", Int8, Linear),
         ("nf4", "cuda", NF4, Linear),
@@ -89,11 +89,11 @@ def test_a_packed_model_is_the_stock_model_as_near_as_its_bits_come(
     model, tokens = tiny(name), prompt_ids(60)
     packed = load(model.path, kind, dtype=precision)
     assert packed.transformer.packed and not model.target.transformer.packed
-    layers = [layer for layer in packed.transformer.modules() if isinstance(layer, Linear | Packed)]
+    layers = [layer for layer in packed.transformer.modules() if isinstance(layer, Linear | QuantizedLinear)]
     assert {type(layer) for layer in layers} == {kind} and len(layers) == 4 * 3 + 1
     with torch.no_grad():
         ours = packed.forward(torch.tensor(tokens), torch.arange(60), causal(60)).logits
-    assert ours.dtype == (torch.float32 if kind is RowScaled else precision)
+    assert ours.dtype == (torch.float32 if kind is Int8Linear else precision)
     assert packed.transformer.norm.dtype == packed.transformer.computes_in == ours.dtype
     assert packed.dtype == precision
     assert 1e-4 < error(ours, stock_logits(model.stock, tokens)) < ERRORS[kind]
@@ -118,10 +118,10 @@ def test_it_answers_and_a_reply_is_the_same_however_it_is_read(
 def test_its_bytes_are_those_of_all_it_holds_and_a_step_reads_all_but_an_embedding_of_its_own(
     tiny: Make, load: Callable[..., Target], kind: LinearKind, name: str, tied: bool, dense_head: bool
 ) -> None:
-    precision = torch.float32 if kind is RowScaled and dense_head else torch.bfloat16  # as it computes
+    precision = torch.float32 if kind is Int8Linear and dense_head else torch.bfloat16  # as it computes
     packed = load(tiny(name).path, kind, Linear if dense_head else kind, dtype=precision)
     transformer = packed.transformer
-    linears = [layer for layer in transformer.modules() if isinstance(layer, Linear | Packed)]
+    linears = [layer for layer in transformer.modules() if isinstance(layer, Linear | QuantizedLinear)]
     vectors = sum(parameter.nbytes for parameter in transformer.parameters() if parameter.ndim == 1)
     biases = sum(layer.bias.nbytes for layer in linears if isinstance(layer, Linear) and layer.bias is not None)
     embedding = precision.itemsize * 320 * 48
@@ -149,7 +149,7 @@ def test_gradients_flow_through_it_as_through_a_float_model_of_its_weights(
     path = tiny("llama-many-heads-biases-llama3").path
     packed, dense = load(path, kind), Target.load(path)
     for name, module in packed.transformer.named_modules():
-        if isinstance(module, Packed):
+        if isinstance(module, QuantizedLinear):
             dense.transformer.get_submodule(name).weight.data = module.weight.float()
     tokens, direction = torch.tensor([prompt_ids(18, seed=seed) for seed in (7, 8)]), torch.randn(2, 18, VOCABULARY)
     for model in (packed, dense):
@@ -171,11 +171,11 @@ def test_its_exactness_is_measured_like_any_others(tiny: Make, load: Callable[..
         looked_at = exactness._forward(packed, cache, DraftTree.chain([5, 6]), [0, 1])
     assert len(looked_at) == 2 + 4 * 3 + 1, "logits, the cache, and what every linear layer was given"
     found = exactness.measure(packed, 4, exact=True)
-    assert found.multiple >= (1 if kind is RowScaled else 4)
+    assert found.multiple >= (1 if kind is Int8Linear else 4)
     assert found.bitwise or 0 < found.largest < 1e-3
 
 
 def test_a_threshold_is_that_of_the_layers_made_with_it_and_of_no_others():
     assert layer_kind("int8", "cuda:0", 6.0).threshold == 6.0
     assert layer_kind("int8", "cuda:0").threshold == Int8.threshold == 0.0
-    assert layer_kind("int8", "cpu", 6.0) is RowScaled and layer_kind("nf4", "cuda", 6.0) is NF4
+    assert layer_kind("int8", "cpu", 6.0) is Int8Linear and layer_kind("nf4", "cuda", 6.0) is NF4

@@ -32,7 +32,7 @@ from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn.cache import BUCKET, KVCache
-from localspec.nn.linear import RowScaled, activation_steps
+from localspec.nn.linear import Int8Linear, activation_steps
 from localspec.nn.target import Target
 from localspec.nn.transformer import weight_map
 from localspec.nn.weights import Weights
@@ -150,7 +150,7 @@ def test_with_last_only_the_last_rows_logits_are_computed(tiny: Make) -> None:
     with torch.no_grad():
         whole = model.target.forward(tokens, torch.arange(30), causal(30))
         last = model.target.forward(tokens, torch.arange(30), causal(30), last=True)
-    assert last.logits.shape == (1, model.target.transformer.shape.vocabulary)
+    assert last.logits.shape == (1, model.target.transformer.config.vocab_size)
     # One row goes through another matrix routine than thirty do.
     assert apart(last.logits[0], whole.logits[-1]) < TOLERANCE
     assert torch.equal(last.hidden, whole.hidden)
@@ -194,7 +194,7 @@ def test_gradients_without_a_cache_are_the_stock_models(tiny: Make, name: str) -
     (stock(tokens).logits * direction).sum().backward()
     theirs = {part: parameter.grad for part, parameter in stock.named_parameters()}
     ours = dict(target.transformer.named_parameters())
-    for part, made_of in weight_map(target.transformer.shape).items():
+    for part, made_of in weight_map(target.transformer.config).items():
         expected = torch.cat([theirs[piece] for piece, _ in made_of])
         assert expected.abs().max() > 0
         # Sums over many more terms than a logit, hence wider; a missing path would be off by a tenth and more.
@@ -211,7 +211,7 @@ def test_what_is_saved_is_read_by_the_stock_model_bit_for_bit(tiny: Make, name: 
     assert before.keys() == after.keys()
     assert all(torch.equal(before[part], after[part]) for part in before)
     ours = Target.load(tmp_path / "again")
-    assert ours.transformer.shape == model.target.transformer.shape
+    assert ours.transformer.config == model.target.transformer.config
     assert ours.stop_tokens == model.target.stop_tokens
 
 
@@ -317,7 +317,7 @@ def test_an_int8_model_is_the_stock_model_to_some_hundredths(tiny: Make, name: s
     model, tokens = tiny(name), prompt_ids(60)
     target = Target.load(model.path, quantize="int8")
     kinds = [type(layer) for layer in target.transformer.modules()]
-    assert kinds.count(RowScaled) == 4 * 3 + 1, "every linear layer, and the head"
+    assert kinds.count(Int8Linear) == 4 * 3 + 1, "every linear layer, and the head"
     with torch.no_grad():
         ours = target.forward(torch.tensor(tokens), torch.arange(60), causal(60)).logits
     stock = stock_logits(model.stock, tokens)
@@ -348,7 +348,7 @@ def test_bytes_are_those_of_the_weights_and_of_what_a_step_reads(
     if tied:
         parts += 320 * 48 + 12 * 320
     for layer in packed.transformer.modules():
-        if isinstance(layer, RowScaled) and layer.columns is not None:
+        if isinstance(layer, Int8Linear) and layer.columns is not None:
             parts += layer.columns.nbytes
     assert packed.nbytes == embedding + vectors + parts
     assert packed.read_bytes == vectors + parts, "eight bits of the head, and of the embedding a few rows"
@@ -404,7 +404,7 @@ def test_an_int8_model_never_lies_in_memory_whole(tiny: Make, monkeypatch: pytes
 
     monkeypatch.setattr(Weights, "__getitem__", watched)
     target = Target.load(tiny(SHARDED).path, dtype=torch.bfloat16, quantize="int8")
-    assert sorted(names) == sorted(weight_map(target.transformer.shape)), "each is read once"
+    assert sorted(names) == sorted(weight_map(target.transformer.config)), "each is read once"
     sizes = dict(zip(names, (size for _, size in storages), strict=True))
     small = sum(size for name, size in sizes.items() if "norm" in name)
     largest = max(size for name, size in sizes.items() if "weight" in name)

@@ -18,7 +18,7 @@ from localspec.checkpoint import inspect, tensor_headers, tensor_start
 from localspec.errors import LocalspecError
 from localspec.nn import weights
 from localspec.nn.target import Target, _config
-from localspec.nn.transformer import Architecture, weight_map
+from localspec.nn.transformer import TransformerConfig, weight_map
 from localspec.nn.weights import Weights, freed_at_once, own_head
 
 Make = Callable[[str], Tiny]
@@ -27,7 +27,7 @@ NAME = "qwen2-grouped-yarn"
 
 def reading(path: Path, dtype: torch.dtype = torch.float32) -> Weights:
     checkpoint = inspect(path)
-    return Weights(checkpoint, Architecture.of(_config(checkpoint)), dtype, "cpu")
+    return Weights(checkpoint, TransformerConfig.of(_config(checkpoint)), dtype, "cpu")
 
 
 def copied(model: Tiny, path: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Path:
@@ -62,8 +62,8 @@ def test_each_parameter_is_what_the_files_hold(
         path = copied(model, tmp_path / "model", lambda tensors: {n: t.to(stored) for n, t in tensors.items()})
     files = {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
     ours = reading(path, dtype)
-    assert [*ours] == [*weight_map(model.target.transformer.shape)] and len(ours) == len([*ours])
-    for parameter, made_of in weight_map(model.target.transformer.shape).items():
+    assert [*ours] == [*weight_map(model.target.transformer.config)] and len(ours) == len([*ours])
+    for parameter, made_of in weight_map(model.target.transformer.config).items():
         right = torch.cat([files[part] for part, _ in made_of]).to(dtype)
         read = ours[parameter]
         assert read.dtype == dtype and torch.equal(read, right), parameter
@@ -101,7 +101,7 @@ def test_a_file_that_was_cut_after_its_header_was_read_is_told_by_name(
     path = copied(tiny(NAME), tmp_path / "model", lambda tensors: tensors)
     ours, file = reading(path, dtype), path / "model.safetensors"
     last = max(tensor_headers(file).items(), key=lambda entry: entry[1]["data_offsets"])[0]
-    name = next(name for name, parts in weight_map(tiny(NAME).target.transformer.shape).items() if last in dict(parts))
+    name = next(name for name, parts in weight_map(tiny(NAME).target.transformer.config).items() if last in dict(parts))
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(LocalspecError, match=r"model\.safetensors is damaged \(it ends too early\); fetch"):
         ours[name]
@@ -202,7 +202,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         vocab_size=16384, max_position_embeddings=512, bos_token_id=None, eos_token_id=4, pad_token_id=0,
         architectures=["LlamaForCausalLM"],
     )  # fmt: skip
-    shape, paths = Architecture.of(config), {}
+    shape, paths = TransformerConfig.of(config), {}
     for name in ("float32", "bfloat16"):
         path = paths[name] = tmp_path_factory.mktemp("model") / name
         byte_tokenizer().save_pretrained(path)

@@ -11,11 +11,11 @@ from localspec.policy.candidates import (
     A_PASS,
     DEPTH,
     PHRASES,
-    Candidate,
-    Nothing,
-    Replies,
-    Setting,
-    Small,
+    CostInputs,
+    DrafterCandidate,
+    DraftModelEstimate,
+    NoMeasurements,
+    ReplyStats,
     candidates,
     plain,
     reply_key,
@@ -24,18 +24,18 @@ from localspec.policy.prediction import CONTEXT, Acceptance, Rates
 from localspec.policy.s3d_prediction import Constants, propose, share
 
 RATES = Rates((1, 64), (1e-12, 4e-12), (1e-4, 1e-4))
-AT = Setting(SEVEN, flat(0.05), RATES, "bf16", 2, 4096, {})
+AT = CostInputs(SEVEN, flat(0.05), RATES, "bf16", 2, 4096, {})
 SAID = Accepted(2.32, 4, "a paper")
-SMALL = Small(unfetched(LITTLE, name="small"), 10**7, flat(0.004, slope=0.25))
+SMALL = DraftModelEstimate(unfetched(LITTLE, name="small"), 10**7, flat(0.004, slope=0.25))
 
 
 def found(
     *published: Published,
     here: tuple[DrafterCard, ...] = (),
-    small: Small | None = None,
-    at: Setting = AT,
+    small: DraftModelEstimate | None = None,
+    at: CostInputs = AT,
     **more: bool,
-) -> dict[str, Candidate]:
+) -> dict[str, DrafterCandidate]:
     card = unfetched(SEVEN, drafters=published)
     return {one.name: one for one in candidates(card, at, list(here), small, more.get("small_here", False))}
 
@@ -111,7 +111,9 @@ def test_without_that_the_figure_of_its_publisher_and_without_any_nobody_knows()
 
 def test_what_was_measured_here_comes_before_all_figures() -> None:
     own = trained("medusa", 10**8, 0.8)
-    at = replace(AT, replies={reply_key("medusa", own, None): Replies(3.0, 8, 0.1), "phrases": Replies(2.0, 8, 0.0)})
+    at = replace(
+        AT, replies={reply_key("medusa", own, None): ReplyStats(3.0, 8, 0.1), "phrases": ReplyStats(2.0, 8, 0.0)}
+    )
     told = found(Published("medusa", accepted=SAID), here=(own,), at=at)
     for name, length in (("medusa", 3.0), ("phrases", 2.0)):
         measured = told[name].acceptance
@@ -119,7 +121,7 @@ def test_what_was_measured_here_comes_before_all_figures() -> None:
         assert measured.origin == "as measured here"
     both = told["medusa+phrases"].acceptance
     assert both is not None and both.length(99) == pytest.approx(4.0), "together they are as measured apart"
-    at = replace(at, replies={**at.replies, reply_key("medusa+phrases", own, None): Replies(3.2, 8, 0.1)})
+    at = replace(at, replies={**at.replies, reply_key("medusa+phrases", own, None): ReplyStats(3.2, 8, 0.1)})
     both = found(here=(own,), at=at)["medusa+phrases"].acceptance
     assert both is not None and both.length(99) == pytest.approx(3.2), "until that is measured too"
     another = replace(own, bytes=own.bytes + 1)
@@ -201,11 +203,13 @@ def test_what_reads_weights_reads_them_for_a_draft_of_any_size(kind: str) -> Non
 
 
 def test_tokens_a_second_are_a_steps_tokens_over_its_verification_and_drafting() -> None:
-    assert Replies(3.0, 7.0, 0.25).speed(flat(0.1, slope=0.5)) == pytest.approx(3.0 / (0.1 * 4.5 * 1.25))
-    assert Replies(1.5, 0.4, 0.0).speed(flat(0.1, slope=0.5)) == pytest.approx(15.0), "of rows there is a whole number"
+    assert ReplyStats(3.0, 7.0, 0.25).speed(flat(0.1, slope=0.5)) == pytest.approx(3.0 / (0.1 * 4.5 * 1.25))
+    assert ReplyStats(1.5, 0.4, 0.0).speed(flat(0.1, slope=0.5)) == pytest.approx(15.0), (
+        "of rows there is a whole number"
+    )
 
 
 def test_where_nothing_was_measured_nothing_is_known() -> None:
-    known = Nothing().of(unfetched(), "cpu", "bf16", "none")
-    assert (known.costs, known.replies, Nothing().rates("cpu", "bf16", "none")) == (None, {}, None)
+    known = NoMeasurements().of(unfetched(), "cpu", "bf16", "none")
+    assert (known.costs, known.replies, NoMeasurements().rates("cpu", "bf16", "none")) == (None, {}, None)
     assert Told().of(unfetched(), "cpu", "bf16", "none") == known

@@ -10,7 +10,7 @@ from replies import said
 from localspec.checkpoint import revision
 from localspec.models.registry import TargetCard
 from localspec.policy import measurements
-from localspec.policy.candidates import Known, Replies
+from localspec.policy.candidates import ModelMeasurements, ReplyStats
 from localspec.policy.measurements import (
     BANDWIDTH,
     COSTS,
@@ -77,7 +77,7 @@ def test_a_measurement_of_a_device_is_of_its_precision_version_and_machine(monke
 
 def test_without_a_store_nothing_is_known(card: TargetCard) -> None:
     nothing = Measurements(None)
-    assert nothing.of(card, "cpu", "bf16", "none") == Known()
+    assert nothing.of(card, "cpu", "bf16", "none") == ModelMeasurements()
     assert nothing.rates("cpu", "bf16", "none") is None is nothing.bandwidth("cpu")
 
 
@@ -86,17 +86,17 @@ def test_what_was_kept_of_a_model_is_found_in_the_same_form_only(store: Store, c
     store.remember(COSTS, about(card), costs.as_list())
     store.remember(REPLIES, about(card), {"phrases": SUMS, "s3d": [1.0, 1.0, 1.0, 1.0, 1.0], "medusa": "odd"})
     known = Measurements(store).of(card, "cpu", "bf16", "none")
-    assert known == Known(costs, {"phrases": Replies(2.0, 4.0, 0.2)})
-    assert Measurements(store).of(card, "cpu", "bf16", "int8") == Known()
-    assert Measurements(store).of(card, "cpu", "fp32", "none") == Known()
+    assert known == ModelMeasurements(costs, {"phrases": ReplyStats(2.0, 4.0, 0.2)})
+    assert Measurements(store).of(card, "cpu", "bf16", "int8") == ModelMeasurements()
+    assert Measurements(store).of(card, "cpu", "fp32", "none") == ModelMeasurements()
     write_checkpoint(card.path, shapes={"a": [4, 11]})
-    assert Measurements(store).of(card, "cpu", "bf16", "none") == Known(), "other weights are another model"
+    assert Measurements(store).of(card, "cpu", "bf16", "none") == ModelMeasurements(), "other weights are another model"
 
 
 def test_the_form_and_context_that_are_asked_for_come_first_and_the_usual_ones_serve(
     store: Store, card: TargetCard
 ) -> None:
-    def known(*asked: object) -> Known:
+    def known(*asked: object) -> ModelMeasurements:
         return Measurements(store, *asked).of(card, "cpu", "bf16", "none")
 
     forms = {(False, None): flat(0.05), (False, 8192): flat(0.06), (True, None): flat(0.07), (True, 8192): flat(0.08)}
@@ -109,9 +109,9 @@ def test_the_form_and_context_that_are_asked_for_come_first_and_the_usual_ones_s
 
 
 def test_of_a_model_that_is_not_here_or_damaged_nothing_is_known(store: Store, card: TargetCard) -> None:
-    assert Measurements(store).of(unfetched(), "cpu", "bf16", "none") == Known()
+    assert Measurements(store).of(unfetched(), "cpu", "bf16", "none") == ModelMeasurements()
     (card.path / "model.safetensors").write_bytes(b"damaged")
-    assert Measurements(store).of(card, "cpu", "bf16", "none") == Known()
+    assert Measurements(store).of(card, "cpu", "bf16", "none") == ModelMeasurements()
 
 
 @pytest.mark.parametrize("kept", [None, 7, "x", [], [1, 2], {"phrases": None}, {"phrases": {}}])
@@ -120,7 +120,7 @@ def test_nonsense_in_the_store_is_nothing(store: Store, card: TargetCard, kept: 
     store.remember(COSTS, about(card), kept)
     store.remember(RATES, place("cpu", "bf16", "none"), kept)
     found = Measurements(store)
-    assert found.of(card, "cpu", "bf16", "none") == Known()
+    assert found.of(card, "cpu", "bf16", "none") == ModelMeasurements()
     assert found.rates("cpu", "bf16", "none") is None
 
 
@@ -138,8 +138,8 @@ def test_rates_and_bandwidth_of_a_device_are_found(store: Store) -> None:
 
 
 def test_sums_say_tokens_and_nodes_a_step_and_drafting_beside_verification() -> None:
-    assert replies(SUMS) == Replies(length=2.0, nodes=4.0, drafting=0.2)
-    assert replies([LEAST_TOKENS, 100, 0, 0, 10]) == Replies(1.0, 0.0, 0.0), "drafts that were cut to nothing count"
+    assert replies(SUMS) == ReplyStats(length=2.0, nodes=4.0, drafting=0.2)
+    assert replies([LEAST_TOKENS, 100, 0, 0, 10]) == ReplyStats(1.0, 0.0, 0.0), "drafts that were cut to nothing count"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_after_many_replies_alike_the_figures_are_those_of_one() -> None:
     for count in range(200):
         kept = with_reply(kept, "phrases", one)
         assert isinstance(kept, dict) and (replies(kept["phrases"]) is None) == (count < 2), "two are 78 tokens"
-    assert isinstance(kept, dict) and replies(kept["phrases"]) == Replies(
+    assert isinstance(kept, dict) and replies(kept["phrases"]) == ReplyStats(
         pytest.approx(2.0), pytest.approx(3.0), pytest.approx(0.25)
     )
     assert kept["phrases"][0] == pytest.approx(40 / (1 - FADING), rel=1e-3), "it does not grow for ever"

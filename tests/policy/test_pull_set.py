@@ -7,8 +7,8 @@ from localspec.errors import UsageMistake
 from localspec.hub.sources import Source
 from localspec.models.entries import Accepted, Published
 from localspec.policy import pull_set as module
-from localspec.policy.candidates import Nothing
-from localspec.policy.pull_set import fit, to_make, wanted
+from localspec.policy.candidates import NoMeasurements
+from localspec.policy.pull_set import fit, pull_set, to_make
 
 HEADS = Published("medusa", Source("org/heads"), 10**6, Accepted(3.0, 4, "a paper"))
 CONFIG = {
@@ -21,7 +21,7 @@ MODEL, GPU = Source("org/model"), machine(gpu(24))
 
 def fetched(*published: Published, drafter: str | None = None) -> list[str]:
     card = unfetched(BILLION, drafters=published)
-    return [source.repo for source in wanted(card, drafter, GPU, Nothing()).sources]
+    return [source.repo for source in pull_set(card, drafter, GPU, NoMeasurements()).sources]
 
 
 def test_the_published_drafter_that_pays_comes_along() -> None:
@@ -40,7 +40,7 @@ def test_what_is_not_published_is_refused_with_what_is() -> None:
 
 
 def test_with_an_entry_without_sizes_the_first_that_is_published_comes_along() -> None:
-    found = wanted(unfetched(None, drafters=(Published("s3d"), HEADS)), None, GPU, Nothing())
+    found = pull_set(unfetched(None, drafters=(Published("s3d"), HEADS)), None, GPU, NoMeasurements())
     assert found.sources == (MODEL, Source("org/heads")) and "no sizes" in found.why
 
 
@@ -50,16 +50,16 @@ def test_what_is_left_to_make() -> None:
 
 
 def test_whether_it_fits() -> None:
-    fits, said = fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, Nothing())
+    fits, said = fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, NoMeasurements())
     assert fits and "GiB that may be taken" in said
-    fits, said = fit("org/name", CONFIG, 2 * BILLION.parameters, machine(processor(2)), Nothing())
+    fits, said = fit("org/name", CONFIG, 2 * BILLION.parameters, machine(processor(2)), NoMeasurements())
     assert fits is False and said.startswith("org/name does not fit: ")
     beside = int(gpu(24).usable - 1.5 * BILLION.parameters)  # what is left holds the model in half its bytes at most
-    assert fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, Nothing(), beside)[0]
-    assert fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, Nothing(), gpu(24).usable)[0] is False
+    assert fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, NoMeasurements(), beside)[0]
+    assert fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, NoMeasurements(), gpu(24).usable)[0] is False
 
 
 def test_a_config_that_promises_another_model_than_its_weights_are_is_not_believed() -> None:
-    assert fit("org/name", CONFIG, 40 * 2**30, GPU, Nothing())[0] is None
-    assert fit("org/name", {**CONFIG, "hidden_size": "wide"}, 1, GPU, Nothing())[0] is None
+    assert fit("org/name", CONFIG, 40 * 2**30, GPU, NoMeasurements())[0] is None
+    assert fit("org/name", {**CONFIG, "hidden_size": "wide"}, 1, GPU, NoMeasurements())[0] is None
     assert LITTLE.parameters < module.SLACK

@@ -11,23 +11,30 @@ from localspec.models.drafter_cards import DrafterCard
 from localspec.models.entries import Accepted, Published
 from localspec.models.model import Model
 from localspec.policy import ranking
-from localspec.policy.candidates import Candidate, Known, Nothing, Replies, plain, reply_key
+from localspec.policy.candidates import (
+    DrafterCandidate,
+    ModelMeasurements,
+    NoMeasurements,
+    ReplyStats,
+    plain,
+    reply_key,
+)
 from localspec.policy.prediction import CONTEXT, Acceptance, Rates
-from localspec.policy.ranking import SMALL, Form, Way, best, explained, natural_forms, pays, ways
+from localspec.policy.ranking import SMALL, Precision, RunPlan, best, explained, natural_precisions, pays, run_plans
 
 GPU = gpu(24, packings=("int8",))
-FORM = Form(GPU, "bf16", "none")
+FORM = Precision(GPU, "bf16", "none")
 
 
 def model(*published: Published, here: tuple[DrafterCard, ...] = ()) -> Model:
     return Model(unfetched(SEVEN, drafters=published), SEVEN, SEVEN.parameters, here)
 
 
-def names(found: list[Way]) -> list[str]:
+def names(found: list[RunPlan]) -> list[str]:
     return [way.candidate.name for way in found]
 
 
-def one(found: list[Way], name: str, quantize: str = "none") -> Way:
+def one(found: list[RunPlan], name: str, quantize: str = "none") -> RunPlan:
     (way,) = (way for way in found if way.candidate.name == name and way.form.quantize == quantize)
     return way
 
@@ -37,78 +44,80 @@ def one(found: list[Way], name: str, quantize: str = "none") -> Way:
 
 def test_a_small_model_on_a_processor_is_in_fp32_and_a_larger_one_in_all_that_it_has() -> None:
     where = processor(packings=("int8", "nf4"))
-    assert [str(form) for form in natural_forms(where, SMALL)] == ["fp32"]
-    assert [str(form) for form in natural_forms(where, SMALL + 1)] == ["bf16", "int8", "nf4"]
-    assert {form.dtype for form in natural_forms(processor(bf16=False), SMALL + 1)} == {"fp32"}
-    assert [str(form) for form in natural_forms(gpu(), SMALL)] == ["bf16", "int8", "nf4"]
-    assert [str(form) for form in natural_forms(apple(), SMALL)] == ["bf16", "int8", "int4"]
+    assert [str(form) for form in natural_precisions(where, SMALL)] == ["fp32"]
+    assert [str(form) for form in natural_precisions(where, SMALL + 1)] == ["bf16", "int8", "nf4"]
+    assert {form.dtype for form in natural_precisions(processor(bf16=False), SMALL + 1)} == {"fp32"}
+    assert [str(form) for form in natural_precisions(gpu(), SMALL)] == ["bf16", "int8", "nf4"]
+    assert [str(form) for form in natural_precisions(apple(), SMALL)] == ["bf16", "int8", "int4"]
 
 
 def test_an_older_gpu_computes_in_fp16() -> None:
     turing = replace(gpu(), dtypes=("fp16", "fp32"))
-    assert {form.dtype for form in natural_forms(turing, SMALL)} == {"fp16"}
+    assert {form.dtype for form in natural_precisions(turing, SMALL)} == {"fp16"}
 
 
 # -- M -------------------------------------------------------------------------------------------------------------------
 
 
 def test_m_is_against_the_fastest_plain_decoding_that_fits() -> None:
-    found = ways(model(), natural_forms(GPU, SEVEN.parameters), Nothing(), 16)
+    found = run_plans(model(), natural_precisions(GPU, SEVEN.parameters), NoMeasurements(), 16)
     base = one(found, "none")
     assert base.fits and base.effectiveness == 1
     for way in found:
         assert way.effectiveness == pytest.approx((way.speed / base.speed) / (way.bytes / base.bytes))
     assert [way.effectiveness for way in found] == sorted((way.effectiveness for way in found), reverse=True)
     tight = gpu(24, free=12, packings=("int8",))
-    found = ways(model(), natural_forms(tight, SEVEN.parameters), Nothing(), 16)
+    found = run_plans(model(), natural_precisions(tight, SEVEN.parameters), NoMeasurements(), 16)
     assert not one(found, "none").fits and one(found, "none", "int8").effectiveness == 1
-    none = ways(model(), natural_forms(gpu(4, packings=("int8",)), SEVEN.parameters), Nothing(), 16)
+    none = run_plans(model(), natural_precisions(gpu(4, packings=("int8",)), SEVEN.parameters), NoMeasurements(), 16)
     assert one(none, "none").effectiveness == 1, "where nothing fits, the fastest of all"
 
 
 def test_bytes_are_weights_drafter_cache_tree_workspace_and_the_program() -> None:
-    found = ways(model(Published("medusa", parameters=10**9)), [FORM], Nothing(), 16)
+    found = run_plans(model(Published("medusa", parameters=10**9)), [FORM], NoMeasurements(), 16)
     plain_way, heads = one(found, "none"), one(found, "medusa+phrases") if "medusa+phrases" in names(found) else None
     assert heads is None, "nobody knows what these heads bring"
     assert plain_way.loaded == 2 * SEVEN.parameters
     # a bucket of 256 slots more: behind 4096 tokens there is still the root
     assert plain_way.bytes - plain_way.loaded > SEVEN.cached(4096 + 256, 2) + 100 * 2**20
-    short = one(ways(model(), [FORM], Nothing(), 16, context=100), "none")
+    short = one(run_plans(model(), [FORM], NoMeasurements(), 16, context=100), "none")
     assert plain_way.bytes - short.bytes == SEVEN.cached(4096, 2)
-    with_heads = ways(
-        model(Published("medusa", parameters=10**9, accepted=Accepted(2.3, 4, "x"))), [FORM], Nothing(), 16
+    with_heads = run_plans(
+        model(Published("medusa", parameters=10**9, accepted=Accepted(2.3, 4, "x"))), [FORM], NoMeasurements(), 16
     )
     assert one(with_heads, "medusa").loaded == 2 * SEVEN.parameters + 2 * 10**9
 
 
 def test_planned_is_the_models_own_context_or_what_is_usual() -> None:
     long = Model(unfetched(BILLION), BILLION, BILLION.parameters)
-    usual, asked = (one(ways(long, [FORM], Nothing(), 16, context), "none").bytes for context in (None, 4096))
+    usual, asked = (
+        one(run_plans(long, [FORM], NoMeasurements(), 16, context), "none").bytes for context in (None, 4096)
+    )
     assert usual == asked
-    assert one(ways(long, [FORM], Nothing(), 16, 8192), "none").bytes - usual == BILLION.cached(4096, 2)
+    assert one(run_plans(long, [FORM], NoMeasurements(), 16, 8192), "none").bytes - usual == BILLION.cached(4096, 2)
 
 
 def test_what_fits_is_what_may_be_used() -> None:
-    size = one(ways(model(), [FORM], Nothing(), 16), "none").bytes
+    size = one(run_plans(model(), [FORM], NoMeasurements(), 16), "none").bytes
     for spare, fits in ((-1, False), (0, True)):
         where = Device("cuda:0", "", 100 * GIB, size + 10 * GIB + spare, ("bf16",))
-        assert one(ways(model(), [Form(where, "bf16", "none")], Nothing(), 16), "none").fits == fits
+        assert one(run_plans(model(), [Precision(where, "bf16", "none")], NoMeasurements(), 16), "none").fits == fits
 
 
 # -- measured before predicted ---------------------------------------------------------------------------------------------
 
 
 def test_what_was_measured_is_taken_and_what_was_not_is_predicted() -> None:
-    told = Told({("cuda:0", "none"): Known(flat(0.05), {"phrases": Replies(2.5, 7, 0.25)})})
-    found = ways(model(), natural_forms(GPU, SEVEN.parameters), told, 16)
+    told = Told({("cuda:0", "none"): ModelMeasurements(flat(0.05), {"phrases": ReplyStats(2.5, 7, 0.25)})})
+    found = run_plans(model(), natural_precisions(GPU, SEVEN.parameters), told, 16)
     assert (one(found, "none").speed, one(found, "none").measured) == (pytest.approx(20.0), True)
     assert (one(found, "phrases").speed, one(found, "phrases").measured) == (pytest.approx(2.5 / 0.05 / 1.25), True)
     assert not one(found, "none", "int8").measured and not one(found, "phrases", "int8").measured
 
 
 def test_replies_are_worth_nothing_without_what_their_rows_cost() -> None:
-    told = Told({("cuda:0", "none"): Known(None, {"phrases": Replies(2.5, 7, 0.25)})})
-    found = ways(model(), [FORM], told, 16)
+    told = Told({("cuda:0", "none"): ModelMeasurements(None, {"phrases": ReplyStats(2.5, 7, 0.25)})})
+    found = run_plans(model(), [FORM], told, 16)
     assert not one(found, "phrases").measured and not one(found, "none").measured
     acceptance = one(found, "phrases").candidate.acceptance
     assert acceptance is not None and acceptance.origin == "as measured here", "but what was accepted is known"
@@ -118,34 +127,34 @@ def test_replies_of_a_pair_are_found_though_its_way_names_the_small_model() -> N
     small = Model(unfetched(LITTLE, name="small"), LITTLE, LITTLE.parameters)
     key = reply_key("ouroboros", None, small.card)
     pair = replace(model(), small=small, small_here=True)
-    told = Told({("cuda:0", "none"): Known(flat(0.05), {key: Replies(3.0, 5, 0.5)})})
-    way = one(ways(pair, [FORM], told, 16), "ouroboros:small")
+    told = Told({("cuda:0", "none"): ModelMeasurements(flat(0.05), {key: ReplyStats(3.0, 5, 0.5)})})
+    way = one(run_plans(pair, [FORM], told, 16), "ouroboros:small")
     assert (way.measured, way.speed) == (True, pytest.approx(3.0 / 0.05 / 1.5))
     assert way.candidate.here and way.loaded > 2 * SEVEN.parameters + LITTLE.parameters
 
 
 def test_rates_of_the_device_make_the_prediction() -> None:
     rates = Rates((1,), (1e-12,), (1e-4,))
-    found = ways(model(), [FORM], Told(devices={("cuda:0", "bf16", "none"): rates}), 16)
+    found = run_plans(model(), [FORM], Told(devices={("cuda:0", "bf16", "none"): rates}), 16)
     assert one(found, "none").speed == pytest.approx(1 / rates.forward(SEVEN, 1, CONTEXT))
 
 
 # -- which one is taken ----------------------------------------------------------------------------------------------------
 
 
-def way(name: str, effectiveness: float, *, measured: bool = False, size: int = 0, **more: object) -> Way:
+def way(name: str, effectiveness: float, *, measured: bool = False, size: int = 0, **more: object) -> RunPlan:
     """A way whose M is said, on a GPU with room."""
     form = more.pop("form", FORM)
     source = more.pop("source", Source("org/medusa"))
     published = None if more.pop("here", True) else Published("medusa", source=source)  # type: ignore[arg-type]
-    drafter = plain() if name == "none" else Candidate(
+    drafter = plain() if name == "none" else DrafterCandidate(
         name, size, Acceptance((0.5,), "by guess"), lambda nodes: 0.0, published=published
     )  # fmt: skip
     fits = more.pop("fits", True)
-    return Way(form, drafter, 1, 1, GIB if fits else 99 * GIB, 10 * effectiveness, measured, effectiveness)  # type: ignore[arg-type]
+    return RunPlan(form, drafter, 1, 1, GIB if fits else 99 * GIB, 10 * effectiveness, measured, effectiveness)  # type: ignore[arg-type]
 
 
-def taken(*ranked: Way, **how: bool) -> str | None:
+def taken(*ranked: RunPlan, **how: bool) -> str | None:
     found = best(sorted(ranked, key=lambda way: way.effectiveness, reverse=True), **how)
     return None if found is None else found.candidate.name
 
@@ -182,14 +191,14 @@ def test_what_does_not_fit_is_not_here_or_is_left_out_is_not_taken() -> None:
 
 
 def test_a_drafter_whose_m_is_below_plain_decoding_in_its_own_form_is_never_taken() -> None:
-    eight = Form(GPU, "bf16", "int8")
+    eight = Precision(GPU, "bf16", "int8")
     ranked = [way("phrases", 1.8, form=eight), way("none", 1.9, form=eight), way("none", 1.0)]
     assert taken(*ranked) == "none"
     assert not pays(ranked[0], ranked) and pays(ranked[1], ranked) and pays(ranked[2], ranked)
 
 
 def test_on_apple_only_what_was_measured_to_be_faster_pays() -> None:
-    mac = Form(apple(48), "bf16", "int4")
+    mac = Precision(apple(48), "bf16", "int4")
     plain_way = way("none", 1.0, form=mac)
     for effectiveness, measured, drafter in ((3.0, False, "none"), (1.04, True, "none"), (1.06, True, "phrases")):
         assert taken(plain_way, way("phrases", effectiveness, measured=measured, form=mac)) == drafter
@@ -215,9 +224,9 @@ def test_under_a_cap_a_drafter_without_weights_of_its_own_needs_no_quantisation(
 
     told = Told(devices={("cuda:0", "bf16", "none"): slower(1), ("cuda:0", "bf16", "int8"): slower(2.5)})
 
-    def under(cap: float) -> tuple[list[Way], str]:
+    def under(cap: float) -> tuple[list[RunPlan], str]:
         device = gpu(cap, packings=("int8",))
-        found = ways(target, natural_forms(device, SEVEN.parameters), told, 16, context=512)
+        found = run_plans(target, natural_precisions(device, SEVEN.parameters), told, 16, context=512)
         chosen = best(found, here=False)
         assert chosen is not None and chosen.fits
         return found, f"{chosen.form} {chosen.candidate.name}"
@@ -241,9 +250,12 @@ def test_a_draft_model_is_in_the_form_of_its_own_size() -> None:
     )  # fmt: skip
     cpu = processor(48)
     for small, where, at_most in ((little, cpu, 5), (large, cpu, 2), (large, GPU, 2.1)):
-        form = Form(where, "bf16", "none")
-        found = ways(
-            replace(model(Published("draft_model", accepted=Accepted(3, 5, "x"))), small=small), [form], Nothing(), 16
+        form = Precision(where, "bf16", "none")
+        found = run_plans(
+            replace(model(Published("draft_model", accepted=Accepted(3, 5, "x"))), small=small),
+            [form],
+            NoMeasurements(),
+            16,
         )
         size = one(found, "draft_model:small").candidate.bytes
         cache = ranking.prediction.cache(small.shape, min(small.shape.context, 4096), "fp32")
@@ -269,17 +281,17 @@ def test_a_reason_for_plain_decoding_tells_what_does_not_pay() -> None:
     assert explained(ranked[0], ranked).endswith("; medusa would have 0.80 of plain decoding's M, so it is left out")
     better = [way("medusa", 2.0), way("none", 1.0)]
     assert "left out" not in explained(better[1], better)
-    elsewhere = [way("none", 1.0), way("medusa", 0.8, here=False), way("s3d", 0.5, form=Form(GPU, "bf16", "int8"))]
+    elsewhere = [way("none", 1.0), way("medusa", 0.8, here=False), way("s3d", 0.5, form=Precision(GPU, "bf16", "int8"))]
     assert explained(elsewhere[0], elsewhere[:2]).endswith(
         "; medusa, which is not here, would have 0.80 of plain decoding's M, so it is left out"
     )
-    mac = way("none", 1.0, form=Form(apple(), "bf16", "int4"))
+    mac = way("none", 1.0, form=Precision(apple(), "bf16", "int4"))
     assert "speculation is off on Apple's GPUs until `localspec bench`" in explained(mac, [mac])
 
 
 def test_a_trained_drafter_that_is_here_takes_part() -> None:
     heads = trained("medusa", 10**8, 0.9, 0.8, 0.7)
-    chosen = best(ways(model(here=(heads,)), [FORM], Nothing(), 16))
+    chosen = best(run_plans(model(here=(heads,)), [FORM], NoMeasurements(), 16))
     assert chosen is not None and chosen.candidate.trained == heads
 
 
@@ -287,7 +299,8 @@ def test_a_draft_model_keeps_the_whole_text_too() -> None:
     small = Model(unfetched(LITTLE, name="small"), LITTLE, LITTLE.parameters)
     pair = replace(model(Published("draft_model", accepted=Accepted(3, 5, "x"))), small=small, small_here=True)
     short, long = (
-        one(ways(pair, [FORM], Nothing(), 16, context=tokens), "draft_model:small") for tokens in (256, 1024)
+        one(run_plans(pair, [FORM], NoMeasurements(), 16, context=tokens), "draft_model:small")
+        for tokens in (256, 1024)
     )
     assert long.candidate.bytes - short.candidate.bytes == LITTLE.cached(1024 - 256, 2)
     assert long.bytes - short.bytes == LITTLE.cached(1024 - 256, 2) + SEVEN.cached(1024 - 256, 2)

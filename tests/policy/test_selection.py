@@ -16,7 +16,7 @@ from localspec.models.entries import Accepted, Published
 from localspec.models.model import Model
 from localspec.models.registry import NOWHERE, TargetCard
 from localspec.policy import selection, survey
-from localspec.policy.candidates import PHRASES, Known, Replies, reply_key
+from localspec.policy.candidates import PHRASES, ModelMeasurements, ReplyStats, reply_key
 from localspec.policy.ranking import AUTO_NODES
 from localspec.policy.selection import MOST_NODES, Choice, choices, choose
 
@@ -94,7 +94,7 @@ def test_a_tree_has_as_many_nodes_as_may_be_and_no_forecast_counts_more() -> Non
 
 
 def test_a_fixed_experiment_drafts_also_where_that_does_not_pay() -> None:
-    dear = Told({("cpu", "int8"): Known(flat(0.1, slope=5.0))})
+    dear = Told({("cpu", "int8"): ModelMeasurements(flat(0.1, slope=5.0))})
     assert choose(CARD, Settings(quantize="int8", draft_max=4), HERE, dear).drafter == "phrases"
     assert choose(CARD, Settings(draft_max=4), machine(apple(48))).drafter == "phrases"
 
@@ -137,15 +137,15 @@ def test_plain_decoding_as_asked_does_not_call_a_drafter_that_pays_left_out() ->
 def test_a_drafter_that_does_not_pay_is_left_out_and_it_is_said(monkeypatch) -> None:
     own = trained("medusa", 10**8, 0.8)
     monkeypatch.setattr(selection, "model_of", lambda card: Model(card, SEVEN, SEVEN.parameters, (own,)))
-    said = {reply_key(f"medusa{more}", own, None): Replies(1.05, 8, 0.5) for more in ("", "+phrases")}
-    choice = choose(CARD, Settings(quantize="int8"), HERE, Told({("cpu", "int8"): Known(flat(0.1), said)}))
+    said = {reply_key(f"medusa{more}", own, None): ReplyStats(1.05, 8, 0.5) for more in ("", "+phrases")}
+    choice = choose(CARD, Settings(quantize="int8"), HERE, Told({("cpu", "int8"): ModelMeasurements(flat(0.1), said)}))
     assert choice.drafter == "phrases"
     assert re.search(r"medusa\S* would have 0\.\d\d of plain decoding's M, so it is left out$", choice.reason)
 
 
 def test_phrases_that_do_not_pay_now_may_pay_again() -> None:
-    said = {"phrases": Replies(1.05, 8, 0.5)}
-    choice = choose(CARD, Settings(quantize="int8"), HERE, Told({("cpu", "int8"): Known(flat(0.1), said)}))
+    said = {"phrases": ReplyStats(1.05, 8, 0.5)}
+    choice = choose(CARD, Settings(quantize="int8"), HERE, Told({("cpu", "int8"): ModelMeasurements(flat(0.1), said)}))
     assert choice.drafter == "phrases" and choice.tokens_per_second == pytest.approx(10.0), "the budget cuts them away"
 
 
@@ -190,7 +190,7 @@ def test_what_only_one_device_can_do_is_done_there(old_gpus: None) -> None:
 
 def measured_on_apple(speedup: float) -> Told:
     """Plain decoding in int4 at 10 tokens/s, and phrases so many times as fast."""
-    return Told({("mps", "int4"): Known(flat(0.1), {"phrases": Replies(speedup, 8, 0.0)})})
+    return Told({("mps", "int4"): ModelMeasurements(flat(0.1), {"phrases": ReplyStats(speedup, 8, 0.0)})})
 
 
 def test_apple_decodes_plainly_until_it_is_measured_that_a_drafter_pays() -> None:

@@ -10,8 +10,8 @@ from localspec.models.entries import PACKAGE, Entry
 from localspec.models.registry import NOWHERE, TargetCard
 from localspec.models.shape import Shape
 from localspec.policy import survey
-from localspec.policy.candidates import Nothing
-from localspec.policy.survey import LEAST_SPEED, Offer, offers, preferred
+from localspec.policy.candidates import NoMeasurements
+from localspec.policy.survey import LEAST_SPEED, Recommendation, preferred, recommendations
 
 TOY = TargetCard("toy", PACKAGE / "demo", None, "", "", Entry("toy", path=PACKAGE / "demo", quality=99))
 
@@ -31,37 +31,37 @@ def registry(monkeypatch: pytest.MonkeyPatch):
     return register
 
 
-def taken(registered: list[Offer], prefer: survey.Prefer | None = None) -> str | None:
+def taken(registered: list[Recommendation], prefer: survey.Prefer | None = None) -> str | None:
     found = preferred(registered, prefer)
     return found and found.card.name
 
 
 def test_the_best_that_fits_and_is_read_as_fast_as_it_comes(registry) -> None:
     registry(small=(LITTLE, 10), middle=(BILLION, 20), good=(PHI, 30), best=(SEVEN, 40))
-    found = offers(machine(gpu(24)), Nothing(), here=False)
+    found = recommendations(machine(gpu(24)), NoMeasurements(), here=False)
     assert [one.card.name for one in found] == ["best", "good", "middle", "small"], "the best first"
     assert taken(found) == "best"
-    assert taken(offers(machine(gpu(4.5), processor(8)), Nothing(), here=False)) == "good"
-    slow = offers(machine(processor(64, bandwidth=30e9)), Nothing(), here=False)
+    assert taken(recommendations(machine(gpu(4.5), processor(8)), NoMeasurements(), here=False)) == "good"
+    slow = recommendations(machine(processor(64, bandwidth=30e9)), NoMeasurements(), here=False)
     speeds = {one.card.name: one.way.speed for one in slow if one.way}
     assert speeds["good"] < LEAST_SPEED < speeds["middle"] and taken(slow) == "middle"
 
 
 def test_what_is_preferred_changes_that_and_nothing_else(registry) -> None:
     registry(small=(LITTLE, 10), middle=(BILLION, 20), good=(PHI, 30), best=(SEVEN, 40))
-    slow = offers(machine(processor(64, bandwidth=30e9)), Nothing(), here=False)
+    slow = recommendations(machine(processor(64, bandwidth=30e9)), NoMeasurements(), here=False)
     assert [taken(slow, prefer) for prefer in ("speed", "memory", "quality")] == ["small", "small", "best"]
     assert len({id(one.way) for one in slow}) == 4
 
 
 def test_where_nothing_is_fast_the_fastest_of_those_that_fit(registry) -> None:
     registry(good=(PHI, 30), best=(SEVEN, 40))
-    assert taken(offers(machine(processor(64, bandwidth=2e9)), Nothing(), here=False)) == "good"
+    assert taken(recommendations(machine(processor(64, bandwidth=2e9)), NoMeasurements(), here=False)) == "good"
 
 
 def test_what_does_not_fit_is_listed_with_what_is_missing_and_never_taken(registry) -> None:
     registry(best=(SEVEN, 40))
-    (found,) = offers(machine(processor(4)), Nothing(), here=False)
+    (found,) = recommendations(machine(processor(4)), NoMeasurements(), here=False)
     assert not found.fits and found.way is not None and found.way.bytes > 4 * GIB
     assert found.reason.startswith("does not fit: ") and "GiB" in found.reason
     assert taken([found]) is None and taken([]) is None
@@ -69,18 +69,18 @@ def test_what_does_not_fit_is_listed_with_what_is_missing_and_never_taken(regist
 
 def test_an_entry_without_sizes_costs_the_others_nothing(registry) -> None:
     registry(odd=(None, 50), good=(PHI, 30))
-    found = offers(machine(gpu(24)), Nothing(), here=False)
+    found = recommendations(machine(gpu(24)), NoMeasurements(), here=False)
     assert {one.card.name: one.way is None for one in found} == {"odd": True, "good": False}
     assert taken(found) == "good" and "add a shape" in next(one.reason for one in found if one.way is None)
 
 
 def test_a_toy_is_taken_only_where_nothing_else_fits() -> None:
-    def offered(card: TargetCard, quality: int) -> Offer:
+    def offered(card: TargetCard, quality: int) -> Recommendation:
         way = offers_of(card)
-        return Offer(card, way, "", quality)
+        return Recommendation(card, way, "", quality)
 
     def offers_of(card: TargetCard):
-        return survey.offer(survey.Model(card, LITTLE, LITTLE.parameters), machine(), Nothing(), here=True).way
+        return survey.offer(survey.Model(card, LITTLE, LITTLE.parameters), machine(), NoMeasurements(), here=True).way
 
     real = TargetCard("real", NOWHERE, None, "", "", Entry("real", path=Path("somewhere")))
     assert taken([offered(TOY, 99), offered(real, 1)]) == "real"
@@ -89,17 +89,17 @@ def test_a_toy_is_taken_only_where_nothing_else_fits() -> None:
 
 def test_a_model_of_the_users_own_has_the_quality_of_its_size(registry) -> None:
     registry(own=(SEVEN, 0), ours=(PHI, 30), theirs=(BILLION, 20))
-    qualities = {one.card.name: one.quality for one in offers(machine(gpu(24)), Nothing(), here=False)}
+    qualities = {one.card.name: one.quality for one in recommendations(machine(gpu(24)), NoMeasurements(), here=False)}
     assert qualities["theirs"] < qualities["ours"] < qualities["own"]
 
 
 def test_a_directory_that_is_gone_is_told_as_such(tmp_path, monkeypatch) -> None:
     card = TargetCard("own", tmp_path / "gone", None, "", Entry("own", path=str(tmp_path / "gone")))
     monkeypatch.setattr(survey, "known", lambda: {"own": card})
-    (found,) = offers(machine(gpu(24)), Nothing(), here=True)
+    (found,) = recommendations(machine(gpu(24)), NoMeasurements(), here=True)
     assert found.way is None and "gone" in found.reason and "tokenizer" not in found.reason
 
 
 def test_only_what_is_here_where_that_is_asked(registry) -> None:
     registry(best=(SEVEN, 40))
-    assert offers(machine(gpu(24)), Nothing(), here=True) == []
+    assert recommendations(machine(gpu(24)), NoMeasurements(), here=True) == []

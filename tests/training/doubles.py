@@ -7,7 +7,7 @@ from torch import nn
 
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Batch, Lesson, TrainedDrafter
+from localspec.drafters.base import Batch, LossOutput, TrainedDrafter
 from localspec.nn.losses import cross_entropy
 from localspec.nn.target import Target
 
@@ -26,7 +26,7 @@ class Linears(TrainedDrafter):
 
     def __init__(self, target: Target, options: Options | None = None) -> None:
         super().__init__(target, options or Options())
-        width = target.transformer.shape.width
+        width = target.transformer.config.hidden_size
         self.matrices = nn.ParameterList(torch.eye(width) for _ in range(self.options.depth))
         self.bias = nn.Parameter(torch.zeros(width))
         self.progress = -1.0
@@ -49,7 +49,7 @@ class Linears(TrainedDrafter):
     def draft(self, context: Context) -> DraftTree:
         return DraftTree((context.root,), (-1,))
 
-    def loss(self, batch: Batch) -> Lesson:
+    def loss(self, batch: Batch) -> LossOutput:
         if torch.is_grad_enabled():
             self.told.append(self.progress)
         found = []
@@ -63,4 +63,4 @@ class Linears(TrainedDrafter):
         # Something random, so that going on elsewhere in the stream of random numbers would show.
         noise = 0.01 * torch.rand((), generator=batch.random) * self.bias.square().sum()
         loss = torch.stack([seen.loss / max(seen.count, 1) for seen in found]).sum() + noise
-        return Lesson(loss, found)
+        return LossOutput(loss, found)

@@ -170,7 +170,7 @@ def test_parts_hold_every_row_once(target):
 def test_how_often_tokens_come(target):
     made = corpus(target, [chat("the cat", f"sat on the mat, the mat {number}") for number in range(5)])
     rows = [row for example in made.examples for row in made._rows(example)]
-    expected = torch.zeros(target.transformer.shape.vocabulary, dtype=torch.long)
+    expected = torch.zeros(target.transformer.config.vocab_size, dtype=torch.long)
     for row in rows:
         for token, counts in zip(row.tokens, row.counts, strict=True):
             expected[token] += counts

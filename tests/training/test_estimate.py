@@ -18,10 +18,10 @@ PEAK = (
 
 
 def test_a_forward_is_halved_until_it_fits_and_a_row_is_the_least(monkeypatch):
-    class Named:
+    class DrafterSpec:
         name = "tiny"
 
-    choice = Choice(**{**vars(CHOICE), "target": Named()})
+    choice = Choice(**{**vars(CHOICE), "target": DrafterSpec()})
     monkeypatch.setattr("localspec.training.estimate.free_memory", lambda _: 1000)
     needed = Needs(fixed=400, token=1, files=0, learning=0)
     assert [fitting(needed, choice, at_once, 100) for at_once in (600, 601, 2000, 100)] == [600, 300, 500, 100]

@@ -18,9 +18,9 @@ from localspec.training import checkpoint
 from localspec.training.curves import draw
 from localspec.training.data import Corpus, Row, parts
 from localspec.training.texts import Example
-from localspec.training.train import Plan, Training, perplexity
+from localspec.training.train import Training, TrainingPlan, perplexity
 
-PLAN = Plan(batch=256, at_once=256, rate=3e-3, seed=1, soft=True, steps=8)
+PLAN = TrainingPlan(batch=256, at_once=256, rate=3e-3, seed=1, soft=True, steps=8)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def same(one: Training, other: Training) -> bool:
 
 @pytest.mark.slow
 def test_the_right_offset_learns_the_text_and_any_other_learns_another(training):
-    plan = Plan(batch=512, at_once=512, rate=4e-2, soft=False, steps=120)
+    plan = TrainingPlan(batch=512, at_once=512, rate=4e-2, soft=False, steps=120)
     right = training(plan)
     *_, last = right.run()
     assert last.loss < 0.4 and min(line[0] for line in right.measure()) > 0.97
@@ -155,7 +155,7 @@ def test_what_is_left_of_a_log_is_gone_on_with(training, left):
 def test_looks_at_held_out_text_are_shares_of_the_training_apart(training, monkeypatch, apart, expected):
     monkeypatch.setattr("localspec.training.train.LOOKS", 5)
     monkeypatch.setattr("localspec.training.train.APART", apart)
-    made = training(Plan(batch=64, at_once=64, rate=1e-3, steps=30))
+    made = training(TrainingPlan(batch=64, at_once=64, rate=1e-3, steps=30))
     seen = list(made.run())
     assert [line["step"] for line in log(made) if "accuracy_by_depth" in line] == expected
     assert [step.step for step in seen if step.accuracy] == expected[1:]
@@ -164,12 +164,12 @@ def test_looks_at_held_out_text_are_shares_of_the_training_apart(training, monke
 @pytest.mark.slow
 def test_rows_that_are_parted_weigh_what_they_weigh_together(training):
     """A short row of nonsense beside long ones that are known by heart: a mean of means would let it count a third."""
-    learnt = training(Plan(batch=512, at_once=512, rate=4e-2, soft=False, steps=40), "learnt")
+    learnt = training(TrainingPlan(batch=512, at_once=512, rate=4e-2, soft=False, steps=40), "learnt")
     list(learnt.run())
     long = [row for row in learnt.corpus._block(0, 0)[0] if len(row.tokens) > 50][:2]
     rows, losses = [*long, Row(list(range(40, 52)), [True] * 12)], []
     for at_once in (10_000, 64):
-        made = training(Plan(batch=512, at_once=at_once, rate=0.0, soft=False, steps=10), f"{at_once}")
+        made = training(TrainingPlan(batch=512, at_once=at_once, rate=0.0, soft=False, steps=10), f"{at_once}")
         made.drafter.load_state_dict(learnt.drafter.state_dict())
         losses.append(made._step(rows, 0.5))
     assert len(parts(rows, 64)) == 3 and losses[0] == pytest.approx(losses[1], rel=0.05)
@@ -178,12 +178,12 @@ def test_rows_that_are_parted_weigh_what_they_weigh_together(training):
 
 @pytest.mark.slow
 def test_limits(training):
-    assert len(list(training(Plan(batch=256, at_once=256, rate=1e-3, epochs=0.5), "epochs").run())) == pytest.approx(
-        len(training().corpus._block(0, 0)) / 2, abs=1
-    )
-    *_, last = training(Plan(batch=256, at_once=256, rate=1e-3, hours=0.3 / 3600, steps=10**6), "hours").run()
+    assert len(
+        list(training(TrainingPlan(batch=256, at_once=256, rate=1e-3, epochs=0.5), "epochs").run())
+    ) == pytest.approx(len(training().corpus._block(0, 0)) / 2, abs=1)
+    *_, last = training(TrainingPlan(batch=256, at_once=256, rate=1e-3, hours=0.3 / 3600, steps=10**6), "hours").run()
     assert last.done == 1 and 0.3 <= last.seconds < 30 and last.step < 10**6
-    plan = Plan(batch=1, at_once=1, rate=1, steps=10, hours=2.0, epochs=4.0)
+    plan = TrainingPlan(batch=1, at_once=1, rate=1, steps=10, hours=2.0, epochs=4.0)
     assert plan.done(5, 0, 0) == 0.5 and plan.done(1, 5400, 0) == 0.75 and plan.done(0, 0, 9) == 1.0
 
 
@@ -204,7 +204,7 @@ def test_each_forward_has_random_numbers_of_its_own(training, monkeypatch):
         return honest(self, batch)
 
     monkeypatch.setattr(Linears, "loss", noted)
-    list(training(Plan(batch=256, at_once=128, rate=1e-3, steps=4)).run())
+    list(training(TrainingPlan(batch=256, at_once=128, rate=1e-3, steps=4)).run())
     assert len({*seeds}) == len(seeds) > 4
 
 

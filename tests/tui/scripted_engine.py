@@ -18,10 +18,10 @@ from localspec.models.registry import TargetCard
 from localspec.store.store import Store
 from localspec_tui.app import ChatApp
 from localspec_tui.engine_thread import EngineThread
-from localspec_tui.widgets.fitting_line import LiveLine
+from localspec_tui.widgets.message_view import PromptView
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.reply_view import ReplyView
-from localspec_tui.widgets.spoken import PromptView
+from localspec_tui.widgets.status_line import LiveLine
 
 NAMES = {"\n": "ctrl+j"}
 PATIENCE = 20  # seconds until a test that waits has failed

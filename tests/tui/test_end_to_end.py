@@ -295,7 +295,7 @@ async def follow(screen):
 ChatScreen._follow = follow
 """,
     "drawing": """
-from localspec_tui.widgets.spoken import PromptView
+from localspec_tui.widgets.message_view import PromptView
 def render_lines(view, crop):
     words = view.source
     raise OverflowError(WORD)

@@ -14,15 +14,15 @@ from localspec_tui.screens.conversations import ConversationsScreen
 from localspec_tui.screens.models import ModelsScreen
 from localspec_tui.screens.system_prompt import SystemPromptScreen
 from localspec_tui.widgets.conversation_view import ConversationView
+from localspec_tui.widgets.message_view import MessageView, PromptView
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.reply_view import ReplyView
-from localspec_tui.widgets.spoken import PromptView, Spoken
 
 LONG = "\n\n".join(f"Paragraph {number}." for number in range(60))
 
 
 def test_every_binding_has_an_id_of_its_own():
-    owners = [ChatApp, ChatScreen, Prompt, Spoken, ConversationsScreen, ModelsScreen, SystemPromptScreen]
+    owners = [ChatApp, ChatScreen, Prompt, MessageView, ConversationsScreen, ModelsScreen, SystemPromptScreen]
     bindings = [binding for owner in owners for binding in owner.BINDINGS]
     assert all(isinstance(binding, Binding) for binding in bindings)
     ids = [binding.id for binding in bindings]

@@ -13,8 +13,8 @@ from textual.message import Message
 from localspec.config import Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Prefill
-from localspec_tui import messages, torch_libraries
-from localspec_tui.reply_outlet import ReplyOutlet
+from localspec_tui import messages, preload_torch
+from localspec_tui.reply_buffer import ReplyBuffer
 
 if TYPE_CHECKING:  # what only this thread needs it imports itself: the first paint waits for nothing of it
     from localspec import Engine, Limits
@@ -57,7 +57,7 @@ def load(
 ) -> "tuple[Engine, Limits]":
     """The engine that the settings ask for, and where its replies end. Imports torch."""
     progress("importing torch")
-    torch_libraries.load()
+    preload_torch.load()
     from localspec import Engine, Limits
 
     progress(f"loading {card.name}")
@@ -74,7 +74,7 @@ class EngineThread(threading.Thread):
 
     def __init__(self, settings: Settings, opening: Opening, loading: Loading) -> None:
         super().__init__(name="engine", daemon=True)  # torch cannot be interrupted: `close` may have to leave it behind
-        self.outlet = ReplyOutlet()
+        self.buffer = ReplyBuffer()
         self._settings, self._opening, self._loading = settings, opening, loading
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._leaving = threading.Event()
@@ -99,9 +99,9 @@ class EngineThread(threading.Thread):
             self.start()
 
     def ask(self, prompt: str) -> None:
-        """Its reply comes through `outlet`, and ReplyEnded behind it."""
+        """Its reply comes through `buffer`, and ReplyEnded behind it."""
         self._stop_asked = threading.Event()
-        self.outlet.begin()
+        self.buffer.begin()
         self._jobs.put(partial(self._answer, prompt, self._stop_asked))
 
     def stop_reply(self) -> None:
@@ -201,7 +201,7 @@ class EngineThread(threading.Thread):
         from localspec.chat.live_stats import Live
 
         self._live = Live(engine, self._settings.accept)
-        self.outlet.end(self._live)
+        self.buffer.end(self._live)
 
     def _switch(self, card: "TargetCard") -> None:
         trouble = self._loaded_instead(card)
@@ -260,11 +260,11 @@ class EngineThread(threading.Thread):
                             self._notice(left_out(event.dropped))
                         begun = True
                         live.take(event)
-                        self.outlet.put(event, live)
+                        self.buffer.put(event, live)
                         if stop.is_set():
                             break
             except LocalspecError as error:
                 trouble = str(error)
-            self.outlet.end(live)
+            self.buffer.end(live)
         turn = self._conversation.turns[-1] if begun else None
         self._post(messages.ReplyEnded(prompt, turn, trouble))

@@ -12,7 +12,7 @@ from pathlib import Path
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 
 from localspec.paths import private_directory
-from localspec_tui import pasted
+from localspec_tui import paste
 
 HANGUP = 129  # what shells expect of a program whose terminal was closed
 LOG_BYTES = 1_000_000  # then it begins anew
@@ -30,7 +30,7 @@ SEQUENCES = {"\x1b\r": (_Key.ALT_ENTER,), "\x1b\n": (_Key.ALT_ENTER,)}
 def prepare() -> None:
     """What has to happen before Textual takes the place of standard error."""
     ANSI_SEQUENCES_KEYS.update(SEQUENCES)  # type: ignore[attr-defined]  # a dict, declared as less
-    pasted.install()
+    paste.install()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if os.name == "posix":

@@ -15,9 +15,9 @@ from localspec_tui import messages
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.pace import Pace
 from localspec_tui.widgets.conversation_view import ConversationView
-from localspec_tui.widgets.fitting_line import LiveLine, TopLine, WaitingLine
+from localspec_tui.widgets.message_view import MessageView
 from localspec_tui.widgets.prompt import Prompt
-from localspec_tui.widgets.spoken import Spoken
+from localspec_tui.widgets.status_line import LiveLine, TopLine, WaitingLine
 
 if TYPE_CHECKING:
     from localspec.models.registry import TargetCard
@@ -121,15 +121,15 @@ class ChatScreen(Screen[None]):
         """Shows what was said since the last look, and looks again in a while."""
         if self._asked is None:
             return
-        if text := self._engine.outlet.take():
+        if text := self._engine.buffer.take():
             await self._conversation.grow(text)
-        if self._engine.outlet.figures and not self._stopping:
-            self._live.show(*self._engine.outlet.figures)
+        if self._engine.buffer.figures and not self._stopping:
+            self._live.show(*self._engine.buffer.figures)
         self._follow_again(self._pace.next())
 
     async def on_reply_ended(self, ended: messages.ReplyEnded) -> None:
         asked, self._asked, self._stopping = self._asked, None, False
-        self._engine.outlet.take()
+        self._engine.buffer.take()
         if ended.turn is not None and ended.turn.reply:
             await self._conversation.finish(ended.turn.reply, ended.turn.reason)
         elif asked is not None:
@@ -140,7 +140,7 @@ class ChatScreen(Screen[None]):
             await self._conversation.tell(ended.trouble, trouble=True)
         elif ended.turn is not None and ended.turn.reason == "stop" and not ended.turn.reply:
             await self._conversation.tell("The model says nothing to this.")
-        self._live.show(*self._engine.outlet.figures)
+        self._live.show(*self._engine.buffer.figures)
         await self._ask_waiting()
 
     def _give_back(self, prompt: str) -> None:
@@ -185,7 +185,7 @@ class ChatScreen(Screen[None]):
         if self._files and not self._waiting:
             await self._conversation.tell("The text of the files goes before the next prompt.")
         if self._model:
-            self._live.show(*self._engine.outlet.figures)
+            self._live.show(*self._engine.buffer.figures)
         await self._ask_waiting()
 
     def on_stage_reached(self, reached: messages.StageReached) -> None:
@@ -194,7 +194,7 @@ class ChatScreen(Screen[None]):
     async def on_model_loaded(self, loaded: messages.ModelLoaded) -> None:
         self._model = loaded.name
         self._top.show_model(loaded.name, loaded.precision, loaded.device)
-        self._live.show(*self._engine.outlet.figures)
+        self._live.show(*self._engine.buffer.figures)
         await self._ask_waiting()
 
     async def on_model_failed(self, failed: messages.ModelFailed) -> None:
@@ -258,7 +258,7 @@ class ChatScreen(Screen[None]):
         else:
             self.notify("There is no reply to copy yet.", markup=False)
 
-    def on_spoken_copy_asked(self, asked: Spoken.CopyAsked) -> None:
+    def on_message_view_copy_asked(self, asked: MessageView.CopyAsked) -> None:
         self._copy(asked.source)
 
     def _copy(self, text: str) -> None:

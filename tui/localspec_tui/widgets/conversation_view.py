@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from textual.containers import VerticalScroll
 from textual.widget import Widget
 
-from localspec_tui.widgets.spoken import NoticeView, PromptView, Spoken
+from localspec_tui.widgets.message_view import MessageView, NoticeView, PromptView
 
 if TYPE_CHECKING:
     from localspec.store.history import Turn
@@ -143,9 +143,9 @@ class ConversationView(VerticalScroll, can_focus=False):
 
     def walk(self, step: int) -> bool:
         """The focus goes to the message above (-1) or below (1); False where there is none."""
-        spoken = list(self.query(Spoken))
+        spoken = list(self.query(MessageView))
         focused = self.screen.focused
-        at = spoken.index(focused) if isinstance(focused, Spoken) else len(spoken)
+        at = spoken.index(focused) if isinstance(focused, MessageView) else len(spoken)
         if at + step < 0:
             self.run_worker(self.fetch_older())
             return True

@@ -4,7 +4,7 @@ from textual.app import ComposeResult
 from textual.widgets import Static
 
 from localspec_tui.reply_markdown import ReplyMarkdown
-from localspec_tui.widgets.spoken import Spoken
+from localspec_tui.widgets.message_view import MessageView
 
 ENDINGS = {
     "interrupted": "(stopped)",
@@ -13,7 +13,7 @@ ENDINGS = {
 }
 
 
-class ReplyView(Spoken):
+class ReplyView(MessageView):
     """A reply, whole or growing."""
 
     def __init__(self, source: str = "", reason: str | None = "stop") -> None:

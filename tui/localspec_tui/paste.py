@@ -8,7 +8,7 @@ from textual.message import Message
 ESCAPE, SHOWN = "\x1b", "\N{SYMBOL FOR ESCAPE}"
 
 
-class Pasted:
+class PasteFilter:
     """What a terminal sends, in pieces of any length, with the escapes in what is pasted made visible."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ _feed = XTermParser.feed
 
 
 def _feed_shown(parser: XTermParser, data: str) -> Iterable[Message]:
-    pasted: Pasted = parser.__dict__.setdefault("_localspec_pasted", Pasted())
+    pasted: PasteFilter = parser.__dict__.setdefault("_localspec_pasted", PasteFilter())
     shown = pasted.shown(data)
     return _feed(parser, shown) if shown or not data else ()  # an empty piece would mean the end
 

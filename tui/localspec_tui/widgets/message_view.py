@@ -11,7 +11,7 @@ from textual.widgets import Static
 from localspec.text import safe
 
 
-class Spoken(Vertical, can_focus=True):
+class MessageView(Vertical, can_focus=True):
     """A prompt or a reply. alt+up and alt+down go from one to the next; a click leaves the focus where one types."""
 
     FOCUS_ON_CLICK = False
@@ -32,7 +32,7 @@ class Spoken(Vertical, can_focus=True):
         self.post_message(self.CopyAsked(self.source))
 
 
-class PromptView(Spoken):
+class PromptView(MessageView):
     """A prompt, as it was typed."""
 
     def compose(self) -> ComposeResult:

@@ -4,7 +4,7 @@ import pytest
 from rich.cells import cell_len
 from tui.scripted_engine import say, until
 
-from localspec_tui.widgets.fitting_line import cut, fitting
+from localspec_tui.widgets.status_line import cut, fitting
 
 PARTS = ["61.3 tokens/s", "3.10 tokens/step", "phrases 71%, target 29%", "fp32"]
 

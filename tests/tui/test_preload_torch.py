@@ -9,10 +9,10 @@ from command import environment
 
 CODE = """
 import sys
-from localspec_tui import torch_libraries
+from localspec_tui import preload_torch
 def loaded(): return "libtorch_cpu" in open("/proc/self/maps").read()
 before = loaded()
-torch_libraries.load()
+preload_torch.load()
 assert (before, loaded(), "torch" in sys.modules) == (False, True, False)
 import torch
 assert torch.ones(2).sum() == 2
@@ -26,7 +26,7 @@ def test_the_libraries_come_before_the_import(tmp_path):
 
 
 def test_without_torch_nothing_happens(monkeypatch):
-    from localspec_tui import torch_libraries
+    from localspec_tui import preload_torch
 
-    monkeypatch.setattr(torch_libraries, "find_spec", lambda _: None)
-    torch_libraries.load()
+    monkeypatch.setattr(preload_torch, "find_spec", lambda _: None)
+    preload_torch.load()

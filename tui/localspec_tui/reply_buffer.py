@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 FIGURES_SECONDS = 0.1  # no eye follows more
 
 
-class ReplyOutlet:
+class ReplyBuffer:
     """The reply under way: text not yet shown, and its figures. One thread puts, another takes."""
 
     def __init__(self) -> None:

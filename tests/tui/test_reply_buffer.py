@@ -6,7 +6,7 @@ import time
 import pytest
 
 from localspec.events import Prefill, Text
-from localspec_tui.reply_outlet import FIGURES_SECONDS, ReplyOutlet
+from localspec_tui.reply_buffer import FIGURES_SECONDS, ReplyBuffer
 
 
 class Counting:
@@ -25,49 +25,49 @@ def text(said: str) -> Text:
 
 
 def test_text_is_taken_once_and_in_order():
-    outlet, live = ReplyOutlet(), Counting()
+    buffer, live = ReplyBuffer(), Counting()
     for said in ("a", "b"):
-        outlet.put(text(said), live)
-    assert outlet.take() == "ab"
-    assert outlet.take() == ""
-    outlet.put(text("c"), live)
-    assert outlet.take() == "c"
+        buffer.put(text(said), live)
+    assert buffer.take() == "ab"
+    assert buffer.take() == ""
+    buffer.put(text("c"), live)
+    assert buffer.take() == "c"
 
 
 def test_figures_are_made_as_often_as_they_are_looked_at(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    outlet, live = ReplyOutlet(), Counting()
+    buffer, live = ReplyBuffer(), Counting()
     for _ in range(50):
-        outlet.put(text("x"), live)
-    assert (live.asked, outlet.figures) == (1, ("1.",))
+        buffer.put(text("x"), live)
+    assert (live.asked, buffer.figures) == (1, ("1.",))
     now[0] += 1.5 * FIGURES_SECONDS
-    outlet.put(text("x"), live)
-    assert outlet.figures == ("2.",)
-    outlet.end(live)
-    assert outlet.figures == ("3.",)
+    buffer.put(text("x"), live)
+    assert buffer.figures == ("2.",)
+    buffer.end(live)
+    assert buffer.figures == ("3.",)
 
 
 @pytest.mark.parametrize(("done", "figures"), [(512, ("reading 512 of 2,048 tokens",)), (2048, ())])
 def test_only_what_is_still_being_read_is_told(done, figures):
-    outlet = ReplyOutlet()
-    outlet.put(Prefill(done, 2048), Counting())
-    assert outlet.figures == figures
+    buffer = ReplyBuffer()
+    buffer.put(Prefill(done, 2048), Counting())
+    assert buffer.figures == figures
 
 
 def test_a_new_reply_begins_with_nothing():
-    outlet, live = ReplyOutlet(), Counting()
-    outlet.put(text("left"), live)
-    outlet.begin()
-    assert (outlet.take(), outlet.figures) == ("", ())
+    buffer, live = ReplyBuffer(), Counting()
+    buffer.put(text("left"), live)
+    buffer.begin()
+    assert (buffer.take(), buffer.figures) == ("", ())
 
 
 def test_nothing_is_lost_between_two_threads():
-    outlet, live, taken = ReplyOutlet(), Counting(), []
+    buffer, live, taken = ReplyBuffer(), Counting(), []
     numbers = [f"{number} " for number in range(20_000)]
-    thread = threading.Thread(target=lambda: [outlet.put(text(number), live) for number in numbers])
+    thread = threading.Thread(target=lambda: [buffer.put(text(number), live) for number in numbers])
     thread.start()
     while thread.is_alive():
-        taken.append(outlet.take())
-    taken.append(outlet.take())
+        taken.append(buffer.take())
+    taken.append(buffer.take())
     assert "".join(taken) == "".join(numbers)

@@ -7,8 +7,8 @@ from textual.events import Key, Paste
 from textual.widgets import Input
 from tui.scripted_engine import until
 
-from localspec_tui import pasted
-from localspec_tui.pasted import Pasted
+from localspec_tui import paste as module
+from localspec_tui.paste import PasteFilter
 
 HOSTILE = "x\x1b[31m\x1b\x1b[20\x1b[200~y\x1b\x1b[48;1;1;1;1t\x1b[I\x1b\r\x1b\x11\x1b"
 SHOWN = "x␛[31m␛␛[20␛[200~y␛␛[48;1;1;1;1t␛[I␛\r␛\x11␛"
@@ -21,18 +21,18 @@ def test_pieces_of_any_length():
     chance = random.Random(3)
     for _ in range(500):
         cuts = sorted(chance.sample(range(len(sent)), chance.randint(0, 20)))
-        stream = Pasted()
+        stream = PasteFilter()
         pieces = zip([0, *cuts], [*cuts, len(sent)], strict=True)
         assert "".join(stream.shown(sent[start:end]) for start, end in pieces) == given
 
 
 def test_keys_are_given_on_at_once():
-    stream = Pasted()
+    stream = PasteFilter()
     assert [stream.shown(char) for char in "\x1b[20x"] == list("\x1b[20x")
 
 
 def test_textual_gets_one_paste_and_no_keys():
-    pasted.install()
+    module.install()
     parser = XTermParser()
     sent = BRACKETED_PASTE_START + HOSTILE + BRACKETED_PASTE_END + "z"
     told = [message for char in sent for message in parser.feed(char)]
