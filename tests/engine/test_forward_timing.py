@@ -26,7 +26,7 @@ class Model:
     """A target that answers nothing; `cost(rows, context, how often so far)` is how long that takes."""
 
     device = torch.device("cpu")
-    transformer = SimpleNamespace(shape=SimpleNamespace(vocabulary=3))
+    transformer = SimpleNamespace(config=SimpleNamespace(vocab_size=3))
 
     def __init__(self, clock: Clock, cost: Callable[[int, int, int], float], context: int = 4096) -> None:
         self.clock, self.cost, self.context = clock, cost, context
