@@ -57,7 +57,7 @@ def search(
         print_json([{**hit.info._asdict(), "turn": hit.turn, "excerpt": hit.excerpt} for hit in found])
         return
     if not found:
-        typer.echo("NoMeasurements was found.")
+        typer.echo("Nothing was found.")
     for hit in found:
         typer.echo(f"{_line(hit.info)}\n    {hit.excerpt}")
 

@@ -64,7 +64,7 @@ def kept(database: Path) -> list[str]:
 def test_looking_makes_nothing(database: Path) -> None:
     assert "No conversations" in run("list")
     assert json.loads(run("list", "--json")) == []
-    assert "NoMeasurements was found" in run("search", "word")
+    assert "Nothing was found" in run("search", "word")
     assert json.loads(run("search", "word", "--json")) == []
     assert run("export") == "" and json.loads(run("export", "--json")) == []
     assert "no conversations to delete" in run("rm", "--all")

@@ -151,7 +151,7 @@ def test_nothing_found_is_said_and_escape_goes_back(chat):
         await pilot.press("ctrl+r")
         await until(pilot, lambda: "No conversation is kept here yet." in talk.screen_text())
         await pilot.press(*"zebra")
-        await until(pilot, lambda: "NoMeasurements was found." in talk.screen_text())
+        await until(pilot, lambda: "Nothing was found." in talk.screen_text())
         await pilot.press("enter", "up", "down", "escape")
         await until(pilot, back(talk))
 

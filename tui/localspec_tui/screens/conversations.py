@@ -75,7 +75,7 @@ class ConversationsScreen(ModalScreen[int | None]):
         options.clear_options()
         options.add_options(Option(_line(entry), id=str(entry.info.id)) for entry in entries)
         options.highlighted = 0 if entries else None
-        nothing = "NoMeasurements was found." if words.strip() else "No conversation is kept here yet."
+        nothing = "Nothing was found." if words.strip() else "No conversation is kept here yet."
         self._tell("" if entries else trouble or nothing)
 
     def _tell(self, sentence: str) -> None:
