@@ -115,7 +115,7 @@ def pull(
     if fits is False and not force:
         raise DoesNotFit(f"{memory}; choose a smaller model, or give --force to fetch it all the same.")
     if planned.fetch_bytes and not yes and at_a_terminal() and not typer.confirm("Fetch?", default=True):
-        typer.echo("NoMeasurements was fetched.")
+        typer.echo("Nothing was fetched.")
         return
     try:
         notices = fetch(planned, _Shown(progress, name).show, force=force)

@@ -45,7 +45,7 @@ def agreed(target: str, yes: bool) -> bool:
         raise UsageMistake(one_line(f"{target} would be deleted and nobody can be asked here: add --yes."))
     if yes or typer.confirm(one_line(f"Delete {target}?")):
         return True
-    typer.echo("NoMeasurements was deleted.")
+    typer.echo("Nothing was deleted.")
     return False
 
 

@@ -212,7 +212,7 @@ def test_rm_asks_at_a_terminal(database: Path, monkeypatch: pytest.MonkeyPatch) 
     one, *_ = keep(database, (EVIL, "reply", "stop"))
     keep(database, ("two", "reply", "stop"))
     output = run("rm", str(one), answer="n\n")
-    assert f"Delete conversation {one}, 'evil␛[2J �31m line <b>'?" in output and "NoMeasurements was deleted." in output
+    assert f"Delete conversation {one}, 'evil␛[2J �31m line <b>'?" in output and "Nothing was deleted." in output
     assert "Delete 2 conversations?" in run("rm", "--all", answer="\n") and len(kept(database)) == 2
     assert "Deleted 1 conversation." in run("rm", str(one), answer="y\n")
     assert kept(database) == ["two"]

@@ -135,7 +135,7 @@ def test_clear_asks_at_a_terminal(database: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(kept_module, "at_a_terminal", lambda: True)
     learn(database, "demo", None, phrase([1], (1, 2), [3]))
     output = run("clear", answer="n\n")
-    assert "Delete 1 phrase of all models?" in output and "NoMeasurements was deleted." in output
+    assert "Delete 1 phrase of all models?" in output and "Nothing was deleted." in output
     assert phrases_kept(database) == {"demo": 1}
     assert "Deleted 1 phrase of demo." in run("clear", "demo", answer="y\n")
     assert phrases_kept(database) == {"demo": 0}
