@@ -14,7 +14,7 @@ from torch import nn
 
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree, best_first
-from localspec.drafters.base import Batch, LossOutput, ParallelDrafter, refuse_without_joint
+from localspec.drafters.trained import Batch, LossOutput, ParallelDrafter, refuse_without_joint
 from localspec.errors import UsageMistake
 from localspec.nn.adapters import MOST_RANK, Adapters
 from localspec.nn.losses import RANKS, DepthLoss, cross_entropy

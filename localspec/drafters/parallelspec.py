@@ -18,7 +18,7 @@ from torch import nn
 
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Batch, LossOutput, ParallelDrafter
+from localspec.drafters.trained import Batch, LossOutput, ParallelDrafter
 from localspec.errors import UsageMistake
 from localspec.nn.cache import KVCache
 from localspec.nn.losses import RANKS, DepthLoss, cross_entropy

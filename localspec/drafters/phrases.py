@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.tree import DraftTree, depth_first
-from localspec.drafters.base import TrainedDrafter
 from localspec.drafters.pool import BACK, KEY, Continuation, PhrasePool, StoredPhrase
+from localspec.drafters.trained import TrainedDrafter
 
 
 class WithPhrases:

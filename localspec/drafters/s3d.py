@@ -12,8 +12,8 @@ from torch import nn
 
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Batch, LossOutput, ParallelDrafter, PreviousRun
 from localspec.drafters.s3d_timing import head_weight, timings
+from localspec.drafters.trained import Batch, LossOutput, ParallelDrafter, PreviousRun
 from localspec.errors import UsageMistake
 from localspec.nn.adapters import MOST_RANK, WHICH, Adapters
 from localspec.nn.cache import FrozenPrefix, KVCache

@@ -14,7 +14,7 @@ from torch import nn
 
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import Candidate, DraftTree, grown
-from localspec.drafters.base import Batch, LossOutput, TrainedDrafter, refuse_without_joint
+from localspec.drafters.trained import Batch, LossOutput, TrainedDrafter, refuse_without_joint
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn.adapters import MOST_RANK, Adapters
 from localspec.nn.losses import Head, cross_entropy

@@ -7,13 +7,13 @@ from localspec.decoding.drafter import Drafter
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import TrainedDrafter
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.ouroboros import Hyperparameters, Pair, draft_model, ouroboros
 from localspec.drafters.ouroboros_tuning import Said, search
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool, PhraseReader
+from localspec.drafters.trained import TrainedDrafter
 from localspec.engine.model_profile import ModelProfile
 from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCosts

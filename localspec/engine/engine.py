@@ -17,9 +17,9 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
-from localspec.drafters import load
-from localspec.drafters.base import TrainedDrafter
 from localspec.drafters.ouroboros import Hyperparameters
+from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import TrainedDrafter
 from localspec.engine.assemble import LoadedDraftModel, drafter_of, hyperparameters, pool_of
 from localspec.engine.fit_context import fitting
 from localspec.engine.model_profile import ModelProfile
@@ -238,7 +238,7 @@ class Engine:
     def _load_trained(self) -> TrainedDrafter | None:
         if self.choice.trained is None:
             return None
-        drafter = load(self.choice.trained, self.target)
+        drafter = load_drafter(self.choice.trained, self.target)
         drafter.calibration = Calibration.from_json(self._measured.recall(self._calibration))
         return drafter
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from localspec import config, drafters
-from localspec.drafters.base import TrainedDrafter
+from localspec import config
+from localspec.drafters.saved import make_drafter
+from localspec.drafters.trained import TrainedDrafter
 from localspec.errors import DoesNotFit
 from localspec.machine.machine import Machine
 from localspec.machine.memory import free_memory
@@ -44,7 +45,7 @@ class Needs:
 def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choice) -> TrainedDrafter:
     """The drafter that would be trained, on the meta device: shapes and no weights. Raises what `make` raises."""
     target = Target.load(card.path, device="meta", dtype=DTYPES[choice.dtype])
-    return drafters.make(kind, target, options)
+    return make_drafter(kind, target, options)
 
 
 def hours(drafter: TrainedDrafter, rates: Rates, tokens: int) -> float:

@@ -11,10 +11,10 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from localspec import drafters
 from localspec.checkpoint import revision
 from localspec.config import Settings
-from localspec.drafters.base import PreviousRun, TrainedDrafter
+from localspec.drafters.saved import drafter_class, make_drafter
+from localspec.drafters.trained import PreviousRun, TrainedDrafter
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.machine.memory import out_of_memory
 from localspec.models.drafter_cards import drafters as trained_before
@@ -111,7 +111,7 @@ class Job:
         target = _load(self.choice)
         options = former.get("options") or self._options(target)
         torch.manual_seed(request.seed)
-        self.drafter = drafters.make(request.kind, target, options).to(target.device)
+        self.drafter = make_drafter(request.kind, target, options).to(target.device)
         progress("reading text")
         corpus = Corpus(target, request.examples, length, request.batch, request.seed)
         self.at_once = at_once
@@ -183,7 +183,7 @@ class Job:
             for card in trained_before(self.request.card)
             if card.kind == self.request.kind and card.about.get("accuracy_by_depth")
         ]
-        if (proposed := drafters.trained(self.request.kind).propose(target, former)) is None:
+        if (proposed := drafter_class(self.request.kind).propose(target, former)) is None:
             return {}
         options, sentence = proposed
         self._tell(sentence)
@@ -252,7 +252,7 @@ class Job:
 
 def parsed(kind: str, words: Sequence[str]) -> dict[str, Any]:
     """NAME=VALUE, each in the type that the option of this name has. Raises UsageMistake."""
-    types = {option.name: type(option.default) for option in fields(drafters.trained(kind).Options)}
+    types = {option.name: type(option.default) for option in fields(drafter_class(kind).Options)}
     found: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -265,7 +265,7 @@ def parsed(kind: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(kind: type, text: str) -> Any:
-    """What the text says, or the text itself: `drafters.make` says what is wrong with it."""
+    """What the text says, or the text itself: `make_drafter` says what is wrong with it."""
     if kind is bool:
         return SWITCH.get(text.lower(), text)
     try:

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from localspec import drafters
 from localspec.checkpoint import inspect, revision
-from localspec.drafters.base import TrainedDrafter
+from localspec.drafters.saved import make_drafter, save_drafter
+from localspec.drafters.trained import TrainedDrafter
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.target import Target, tokenizer_hash
@@ -61,7 +61,7 @@ def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) 
     more = {"target": made_for, "tokenizer": tokenizer_hash(target.tokenizer), "published": about["published"]}
     try:
         private_directory(directory)
-        drafters.save(drafter, new, more)
+        save_drafter(drafter, new, more)
     except (OSError, SafetensorError) as error:
         for left in new.glob("*.new"):
             left.unlink()
@@ -112,7 +112,7 @@ def read_published(path: Path, target: Target, vocabulary: torch.Tensor | None =
                 f"model has {[shape.vocab_size, shape.hidden_size]}; train some with `localspec train medusa`."
             )
     private = not all(_is_own(linear, target, vocabulary) for linear in linears)
-    drafter = drafters.make("medusa", target, {"heads": heads, "layers": layers, "private": private})
+    drafter = make_drafter("medusa", target, {"heads": heads, "layers": layers, "private": private})
     filled = {}
     for layer in range(layers):
         filled[f"blocks.{layer}.weight"] = torch.stack([head[layer][0] for head in blocks])

@@ -14,9 +14,10 @@ import transformers
 from accelerate import __version__ as accelerate_version
 from safetensors import SafetensorError
 
-from localspec import __version__, drafters
+from localspec import __version__
 from localspec.checkpoint import revision
-from localspec.drafters.base import TrainedDrafter
+from localspec.drafters.saved import save_drafter
+from localspec.drafters.trained import TrainedDrafter
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.nn.target import Target, tokenizer_hash
 from localspec.training import checkpoint, curves
@@ -82,7 +83,7 @@ class Result:
                 "accelerate": accelerate_version,
             },
         }
-        drafters.save(self.drafter, directory / "drafter", about)
+        save_drafter(self.drafter, directory / "drafter", about)
 
     def _write_target(self, directory: Path) -> None:
         """The former one, if there is one, stays until this one is whole."""

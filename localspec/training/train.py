@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from localspec.drafters.base import Batch, TrainedDrafter
+from localspec.drafters.trained import Batch, TrainedDrafter
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.machine.memory import out_of_memory
 from localspec.nn.losses import RANKS, cross_entropy

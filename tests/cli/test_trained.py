@@ -9,9 +9,9 @@ from command import called, sentence
 from safetensors.torch import load_file, save_file
 from scripted import random_model
 
-from localspec import drafters
 from localspec.checkpoint import revision
 from localspec.config import Settings
+from localspec.drafters.saved import make_drafter, save_drafter
 from localspec.engine.engine import Engine
 from localspec.models.drafter_cards import TRAINED, find_drafter
 from localspec.models.registry import TargetCard
@@ -35,10 +35,10 @@ def trained(model, tmp_path_factory):
     about = {"target": {"name": "model", "revision": revision(model)}, "accuracy_by_depth": [[0.5, 0.2]] * 4}
     torch.manual_seed(1)
     for kind in TRAINED:
-        drafter = drafters.make(kind, target, {})
+        drafter = make_drafter(kind, target, {})
         for parameter in drafter.parameters():
             parameter.data.add_(torch.randn_like(parameter) * 0.05)
-        drafters.save(drafter, place / kind / "drafter", about)
+        save_drafter(drafter, place / kind / "drafter", about)
     return {kind: place / kind for kind in TRAINED}
 
 

@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from tiers import cases
 from tiny_models import FAMILIES, Tiny, prompt_ids
 
-from localspec import drafters
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
+from localspec.drafters import saved
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.errors import LocalspecError
 from localspec.events import Done
@@ -38,29 +38,29 @@ FORMS: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-def saved(path: Path, target: Target, form: str, number: float | None = None) -> Path:
+def write_drafter(path: Path, target: Target, form: str, number: float | None = None) -> Path:
     """A drafter whose weights are random, or all this number."""
     torch.manual_seed(0)
     kind, options = FORMS[form]
-    drafter = drafters.make(kind, target, options)
+    drafter = saved.make_drafter(kind, target, options)
     for parameter in drafter.parameters():
         if number is None:
             parameter.data.add_(torch.randn_like(parameter) * 0.05)
         else:
             parameter.data.fill_(number)
-    drafters.save(drafter, path, {"target": {"name": "tiny", "revision": ""}})
+    saved.save_drafter(drafter, path, {"target": {"name": "tiny", "revision": ""}})
     return path
 
 
 def edited(path: Path, **options: Any) -> Path:
-    content = json.loads((path / drafters.CARD).read_text())
+    content = json.loads((path / saved.CARD).read_text())
     content["options"] |= options
-    (path / drafters.CARD).write_text(json.dumps(content))
+    (path / saved.CARD).write_text(json.dumps(content))
     return path
 
 
 def loaded(path: Path, target: Target) -> Drafter:
-    return drafters.load(read_drafter(path), target)
+    return saved.load_drafter(read_drafter(path), target)
 
 
 def said(target: Target, drafter: Drafter, sampling: Sampling) -> tuple[list[int], int]:
@@ -74,7 +74,7 @@ def said(target: Target, drafter: Drafter, sampling: Sampling) -> tuple[list[int
 def test_what_was_saved_is_compared_without_weights_and_read(tmp_path: Path, tiny: Make, form: str) -> None:
     """For every form, so that none asks the device for anything that torch's meta device does not have."""
     target = tiny(LLAMA).target
-    drafter = loaded(saved(tmp_path, target, form), target)
+    drafter = loaded(write_drafter(tmp_path, target, form), target)
     assert said(target, drafter, Sampling())[1] > 0
     assert {tensor.device.type for tensor in drafter.tensors().values()} == {"cpu"}
 
@@ -85,10 +85,10 @@ def test_numbers_that_overflow_cost_drafts_and_not_the_text(
     tmp_path: Path, tiny: Make, form: str, number: float
 ) -> None:
     target = tiny(LLAMA).target
-    path = saved(tmp_path, target, form, number)
+    path = write_drafter(tmp_path, target, form, number)
     kind, options = FORMS[form]
-    drafter = drafters.make(kind, target, options)
-    drafter.fill(load_file(path / drafters.WEIGHTS))  # a training that diverged drafts, too
+    drafter = saved.make_drafter(kind, target, options)
+    drafter.fill(load_file(path / saved.WEIGHTS))  # a training that diverged drafts, too
     drafter.eval().requires_grad_(False).settle()
     for sampling in (Sampling(), Sampling(0.8, top_p=0.9, seed=3)):
         assert said(target, drafter, sampling)[0] == said(target, Autoregressive(), sampling)[0]
@@ -115,9 +115,9 @@ def test_numbers_that_overflow_cost_drafts_and_not_the_text(
 def test_nothing_is_made_for_options_that_the_weights_are_not_of(
     tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch, form: str, options: dict[str, Any], asked: str
 ) -> None:
-    target, devices, make = tiny(LLAMA).target, set(), drafters.make
-    path = edited(saved(tmp_path, target, form), **options)
-    monkeypatch.setattr(drafters, "make", lambda *given: devices.add(given[1].device.type) or make(*given))
+    target, devices, make = tiny(LLAMA).target, set(), saved.make_drafter
+    path = edited(write_drafter(tmp_path, target, form), **options)
+    monkeypatch.setattr(saved, "make_drafter", lambda *given: devices.add(given[1].device.type) or make(*given))
     with pytest.raises(LocalspecError, match=asked) as refused:
         loaded(path, target)
     assert devices == {"meta"}
@@ -129,12 +129,12 @@ def test_nothing_is_made_for_options_that_the_weights_are_not_of(
 )
 def test_weights_of_another_type_are_refused(tmp_path: Path, tiny: Make, dtype: torch.dtype) -> None:
     target = tiny(LLAMA).target
-    path = saved(tmp_path, target, "s3d")
-    tensors = load_file(path / drafters.WEIGHTS)
-    save_file({**tensors, "mask": tensors["mask"].to(dtype)}, path / drafters.WEIGHTS)
+    path = write_drafter(tmp_path, target, "s3d")
+    tensors = load_file(path / saved.WEIGHTS)
+    save_file({**tensors, "mask": tensors["mask"].to(dtype)}, path / saved.WEIGHTS)
     with pytest.raises(LocalspecError, match=r"'mask' is of type \w+ where float32 belongs"):
         loaded(path, target)
-    save_file({**tensors, "mask": tensors["mask"].half()}, path / drafters.WEIGHTS)
+    save_file({**tensors, "mask": tensors["mask"].half()}, path / saved.WEIGHTS)
     loaded(path, target)
 
 
@@ -149,7 +149,7 @@ def test_weights_of_another_type_are_refused(tmp_path: Path, tiny: Make, dtype: 
 )
 def test_a_draft_vocabulary_that_is_none_is_refused(tmp_path: Path, tiny: Make, kept: torch.Tensor, told: str) -> None:
     target = tiny(LLAMA).target
-    path = saved(tmp_path, target, "semi of few tokens")
-    save_file({**load_file(path / drafters.WEIGHTS), "kept": kept}, path / drafters.WEIGHTS)
+    path = write_drafter(tmp_path, target, "semi of few tokens")
+    save_file({**load_file(path / saved.WEIGHTS), "kept": kept}, path / saved.WEIGHTS)
     with pytest.raises(LocalspecError, match=f"'kept' .*{told}"):
         loaded(path, target)

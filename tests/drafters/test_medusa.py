@@ -25,7 +25,6 @@ from tiny_models import (
 from transformers import LlamaConfig
 
 import localspec
-from localspec import drafters
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import CHUNK
 from localspec.decoding.drafter import Context, Step
@@ -33,11 +32,12 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Batch, TrainedDrafter
 from localspec.drafters.medusa import Blocks, sparse_tree
 from localspec.drafters.medusa import Drafter as Medusa
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
+from localspec.drafters.saved import load_drafter, make_drafter, save_drafter
+from localspec.drafters.trained import Batch, TrainedDrafter
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Text
 from localspec.models.drafter_cards import DrafterCard
@@ -64,7 +64,7 @@ def demo() -> Tiny:
 
 
 def medusa(target: Target, **options: object) -> Medusa:
-    made = drafters.make("medusa", target, options)
+    made = make_drafter("medusa", target, options)
     assert isinstance(made, Medusa)
     return made
 
@@ -697,9 +697,9 @@ def test_a_target_in_int8_cannot_be_trained_along(tiny: Make) -> None:
 
 def saved(drafter: TrainedDrafter, path, target: Target) -> TrainedDrafter:
     """Written, and read for this target."""
-    drafters.save(drafter, path, {"target": {"name": "tiny", "revision": "0"}})
+    save_drafter(drafter, path, {"target": {"name": "tiny", "revision": "0"}})
     card = DrafterCard("medusa", path, vars(drafter.options), "0", "tiny", 0, 0, {})
-    return drafters.load(card, target)
+    return load_drafter(card, target)
 
 
 @pytest.mark.parametrize("form", FORMS)

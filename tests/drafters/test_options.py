@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 from command import ROOT
 
-from localspec import drafters
+from localspec.drafters.saved import drafter_class
 from localspec.models.drafter_cards import TRAINED
 
 
@@ -20,7 +20,7 @@ def test_every_option_stands_there_with_its_default(kind):
             told |= dict(
                 zip(re.findall(r"`(\w+)`", names), [word.strip() for word in defaults.split(",")], strict=False)
             )
-    options = {option.name: option.default for option in fields(drafters.trained(kind).Options)}
+    options = {option.name: option.default for option in fields(drafter_class(kind).Options)}
     assert set(told) == set(options)
     for name, default in options.items():
         if not isinstance(default, str):

@@ -35,10 +35,10 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
-from localspec.drafters import load, make, save
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Batch
 from localspec.drafters.parallelspec import Drafter, Group
+from localspec.drafters.saved import load_drafter, make_drafter, save_drafter
+from localspec.drafters.trained import Batch
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Text
 from localspec.models.drafter_cards import DrafterCard
@@ -79,7 +79,7 @@ def build(small: Path) -> Build:
 
     def build(target: Target, form: str, spread: float = 0.15, **options: Any) -> Drafter:
         torch.manual_seed(3)
-        made = make(
+        made = make_drafter(
             "parallelspec", target, {"form": form, **({"model": str(small)} if form == "model" else {}), **options}
         )
         assert isinstance(made, Drafter)
@@ -535,7 +535,7 @@ def test_a_model_that_cannot_draft_for_this_target_is_refused_with_the_reason(ti
 )  # fmt: skip
 def test_options_that_mean_nothing_are_refused(tiny: Make, options: dict[str, Any]) -> None:
     with pytest.raises(UsageMistake) as refused:
-        make("parallelspec", tiny(LLAMA).target, options)
+        make_drafter("parallelspec", tiny(LLAMA).target, options)
     assert str(refused.value).count("\n") == 0
 
 
@@ -555,9 +555,9 @@ def test_a_small_model_that_cannot_be_is_told(tiny: Make, changed: dict[str, Any
         "num_hidden_layers": 1, "num_attention_heads": 2,
     }  # fmt: skip
     target = tiny(LLAMA).target
-    assert make("parallelspec", target, {"form": "model", "config": json.dumps(config)}).depth == 5
+    assert make_drafter("parallelspec", target, {"form": "model", "config": json.dumps(config)}).depth == 5
     with pytest.raises(LocalspecError, match=said) as refused:
-        make("parallelspec", target, {"form": "model", "config": json.dumps({**config, **changed})})
+        make_drafter("parallelspec", target, {"form": "model", "config": json.dumps({**config, **changed})})
     assert str(refused.value).count("\n") == 0
 
 
@@ -571,8 +571,8 @@ def test_a_saved_drafter_drafts_the_same(tiny: Make, build: Build, tmp_path: Pat
     target, prompt = tiny(LLAMA).target, prompt_ids(9, seed=1)
     drafter = build(target, form, masks=3)
     drafter.masks.data += 0.1
-    save(drafter, tmp_path, {})
-    again = load(card(tmp_path), target)
+    save_drafter(drafter, tmp_path, {})
+    again = load_drafter(card(tmp_path), target)
     assert isinstance(again, Drafter)
     assert again.options == drafter.options
     assert again.nbytes == drafter.nbytes
@@ -590,7 +590,7 @@ def test_a_saved_drafter_drafts_the_same(tiny: Make, build: Build, tmp_path: Pat
     del weights["masks"]
     save_file(weights, tmp_path / "drafter.safetensors")
     with pytest.raises(LocalspecError, match="'masks' is missing"):
-        load(card(tmp_path), target)
+        load_drafter(card(tmp_path), target)
 
 
 @every_form
@@ -599,8 +599,8 @@ def test_loaded_weights_take_on_the_targets_precision_and_trained_ones_do_not(
 ) -> None:
     target, prompt = Target.load(tiny(LLAMA).path, dtype=torch.bfloat16), prompt_ids(9, seed=1)
     drafter = build(target, form)
-    save(drafter, tmp_path, {})
-    again = load(card(tmp_path), target)
+    save_drafter(drafter, tmp_path, {})
+    again = load_drafter(card(tmp_path), target)
     for made, dtype in ((drafter, torch.float32), (again, torch.bfloat16)):
         session = Session(target, made, Budget(NODES))
         reply(session, prompt, count=6)

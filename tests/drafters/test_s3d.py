@@ -30,11 +30,12 @@ from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
-from localspec.drafters import CARD, load, make, s3d, save
+from localspec.drafters import s3d
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Batch, PreviousRun
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
+from localspec.drafters.saved import CARD, load_drafter, make_drafter, save_drafter
+from localspec.drafters.trained import Batch, PreviousRun
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Statistics
 from localspec.models.drafter_cards import read_drafter
@@ -54,7 +55,7 @@ GREEDY = Sampling()
 def made(target: Target, spread: float = 0.0, seed: int = 0, **options: object) -> s3d.Drafter:
     """A drafter with random weights; with a spread of 0 it is untrained."""
     torch.manual_seed(seed)
-    drafter = make("s3d", target, {**BOTH_ENDS, **options} if "skip" not in options else options)
+    drafter = make_drafter("s3d", target, {**BOTH_ENDS, **options} if "skip" not in options else options)
     assert isinstance(drafter, s3d.Drafter)
     if spread:
         with torch.no_grad():
@@ -560,9 +561,9 @@ def test_the_full_form_changes_the_kept_layers_alone_and_is_lossless_against_its
         inside = part.startswith(("layers.0.", "layers.2."))
         assert torch.equal(one, before[part]) != inside, part
     target.save(tmp_path / "target")
-    save(drafter, tmp_path / "drafter", {"target": {"name": "own", "revision": ""}})
+    save_drafter(drafter, tmp_path / "drafter", {"target": {"name": "own", "revision": ""}})
     changed = read(tmp_path / "target")
-    loaded = load(read_drafter(tmp_path / "drafter"), changed.target)
+    loaded = load_drafter(read_drafter(tmp_path / "drafter"), changed.target)
     text = stock_reply(changed.stock, prompt, 25)
     assert text != stock_reply(tiny(name).stock, prompt, 25), "it is another model"
     assert reply(changed.target, loaded, prompt, count=25) == text
@@ -612,7 +613,7 @@ def test_the_full_form_needs_weights_that_can_be_trained(tiny: Make) -> None:
     ],
 )
 def test_layers_are_named_or_lie_symmetrically(tiny: Make, options: dict[str, str], kept: tuple[int, ...]) -> None:
-    drafter = make("s3d", tiny(LLAMA).target, options)
+    drafter = make_drafter("s3d", tiny(LLAMA).target, options)
     assert isinstance(drafter, s3d.Drafter)
     assert drafter.kept == kept
     assert drafter.adapters is not None
@@ -631,7 +632,7 @@ def test_layers_are_named_or_lie_symmetrically(tiny: Make, options: dict[str, st
 )  # fmt: skip
 def test_options_that_mean_nothing_are_refused_in_one_sentence(tiny: Make, options: dict[str, object]) -> None:
     with pytest.raises(UsageMistake) as refused:
-        make("s3d", tiny(LLAMA).target, options)
+        make_drafter("s3d", tiny(LLAMA).target, options)
     assert str(refused.value).count(". ") == 0
     assert next(iter(options)) in str(refused.value)
     assert len(str(refused.value)) < 200, "a number of a thousand digits is no sentence"
@@ -640,8 +641,8 @@ def test_options_that_mean_nothing_are_refused_in_one_sentence(tiny: Make, optio
 @pytest.mark.parametrize("options", [{"adapters": "vko", "rank": 3, "depth": 2}, {"adapters": "none"}])
 def test_what_is_saved_drafts_the_same(tiny: Make, options: dict[str, object], tmp_path: Path) -> None:
     drafter, text = made(tiny(PHI3).target, 0.2, **options), prompt_ids(20)
-    save(drafter, tmp_path, {"target": {"name": "tiny", "revision": ""}})
-    loaded = load(read_drafter(tmp_path), tiny(PHI3).target)
+    save_drafter(drafter, tmp_path, {"target": {"name": "tiny", "revision": ""}})
+    loaded = load_drafter(read_drafter(tmp_path), tiny(PHI3).target)
     assert isinstance(loaded, s3d.Drafter)
     assert torch.equal(drafted_logits(loaded, text), drafted_logits(drafter, text))
     assert loaded.nbytes == drafter.nbytes
@@ -663,10 +664,10 @@ def test_tensors_that_do_not_belong_are_refused(tiny: Make, tmp_path: Path) -> N
     ):
         with pytest.raises(LocalspecError, match="train the drafter again"):
             drafter.fill(broken)
-    save(drafter, tmp_path, {"target": {"name": "tiny", "revision": ""}})
+    save_drafter(drafter, tmp_path, {"target": {"name": "tiny", "revision": ""}})
     (tmp_path / CARD).write_text((tmp_path / CARD).read_text().replace('"kept": "0,2"', '"kept": "0,9"'))
     with pytest.raises(LocalspecError, match="0 to 2"):
-        load(read_drafter(tmp_path), tiny(LLAMA).target)
+        load_drafter(read_drafter(tmp_path), tiny(LLAMA).target)
 
 
 def test_confidence_is_judged_by_what_the_target_said(tiny: Make) -> None:
@@ -695,7 +696,7 @@ def test_confidence_is_judged_by_what_the_target_said(tiny: Make) -> None:
 def test_a_proposal_fits_the_model_it_was_made_for(tiny: Make) -> None:
     target = tiny(LLAMA).target
     options, sentence = s3d.Drafter.propose(target)
-    drafter = make("s3d", target, options)
+    drafter = make_drafter("s3d", target, options)
     assert isinstance(drafter, s3d.Drafter)
     assert f"{len(drafter.kept)} of 3 layers" in sentence
     assert "as in the paper" in sentence
@@ -711,7 +712,7 @@ def test_a_proposal_rests_on_the_drafters_of_before(tiny: Make, monkeypatch: pyt
     constants = Constants(u=0.2, discount=0.4)
     former = []
     for kept in ("0", "0,2"):
-        drafter = make("s3d", target, {"kept": kept})
+        drafter = make_drafter("s3d", target, {"kept": kept})
         assert isinstance(drafter, s3d.Drafter)
         beta = drafter.beta
         rates = [[acceptance_at(place, beta, constants), 0.1] for place in (1, 2, 3)]

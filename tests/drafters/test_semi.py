@@ -17,10 +17,9 @@ from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import Candidate, DraftTree, grown
-from localspec.drafters import load as load_drafter
-from localspec.drafters import make, save
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.base import Batch, TrainedDrafter
+from localspec.drafters.saved import load_drafter, make_drafter, save_drafter
+from localspec.drafters.trained import Batch, TrainedDrafter
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Statistics, Text
 from localspec.models.drafter_cards import read_drafter
@@ -50,7 +49,7 @@ NODES = 8
 def semi(target: Target, seed: int = 0, **options: object) -> TrainedDrafter:
     """An untrained one, the same for a seed."""
     torch.manual_seed(seed)
-    return make("semi", target, options)
+    return make_drafter("semi", target, options)
 
 
 def perturbed(drafter: TrainedDrafter, spread: float = 0.6) -> TrainedDrafter:
@@ -128,7 +127,7 @@ def test_options_that_mean_nothing_are_refused_with_the_value(
     tiny: Make, options: dict[str, object], named: str
 ) -> None:
     with pytest.raises(UsageMistake, match=named):
-        make("semi", tiny(LLAMA).target, options)
+        make_drafter("semi", tiny(LLAMA).target, options)
 
 
 def test_the_papers_widths_and_those_in_proportion(tiny: Make) -> None:
@@ -775,7 +774,7 @@ def test_what_is_saved_drafts_as_before(tiny: Make, tmp_path: object, form: dict
     drafter = perturbed(semi(target, **form))
     if drafter.options.vocabulary:
         drafter.begin(torch.arange(320))
-    save(drafter, tmp_path, {"target": {"revision": "r", "name": "tiny"}})
+    save_drafter(drafter, tmp_path, {"target": {"revision": "r", "name": "tiny"}})
     loaded = load_drafter(read_drafter(tmp_path), target)
     assert loaded.options == drafter.options
     for sampling in (Sampling(), Sampling(0.9, seed=2)):

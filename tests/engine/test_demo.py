@@ -8,7 +8,6 @@ from doubles import OffChain, RandomBranches
 from tiny_models import Tiny, read, stock_logits
 
 import localspec
-from localspec import drafters
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
@@ -18,6 +17,7 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.ouroboros import Hyperparameters, Pair, draft_model, ouroboros
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
+from localspec.drafters.saved import load_drafter
 from localspec.engine.engine import DTYPES
 from localspec.events import Done, Statistics, Text
 from localspec.models.drafter_cards import TRAINED, read_drafter
@@ -123,7 +123,7 @@ def answer(target: Target, drafter: object, question: str, sampling: Sampling) -
 @pytest.mark.parametrize("kind", TRAINED)
 def test_its_trained_drafters_help_and_change_nothing(demo: Tiny, demo_path: Path, kind: str) -> None:
     """A drafter that was trained as it is not used would still be lossless, but guess no better than chance."""
-    drafter = drafters.load(read_drafter(demo_path / "drafters" / kind), demo.target)
+    drafter = load_drafter(read_drafter(demo_path / "drafters" / kind), demo.target)
     pool = PhrasePool(demo.target.special_tokens)
     tokens = steps = 0
     for question in PROMPTS:
@@ -147,7 +147,7 @@ def test_its_trained_drafters_change_no_bit_of_int8(demo_path: Path) -> None:
     assert measure(target, 17, exact=True).bitwise
     plain, _ = answer(target, Autoregressive(), PROMPTS[1], Sampling())
     for kind in TRAINED:
-        drafter = drafters.load(read_drafter(demo_path / "drafters" / kind), target)
+        drafter = load_drafter(read_drafter(demo_path / "drafters" / kind), target)
         assert answer(target, drafter, PROMPTS[1], Sampling())[0] == plain
 
 

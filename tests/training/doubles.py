@@ -7,7 +7,7 @@ from torch import nn
 
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.base import Batch, LossOutput, TrainedDrafter
+from localspec.drafters.trained import Batch, LossOutput, TrainedDrafter
 from localspec.nn.losses import cross_entropy
 from localspec.nn.target import Target
 

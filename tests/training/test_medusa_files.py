@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from tiny_models import SHARDED, Tiny
 
 from localspec.checkpoint import revision
-from localspec.drafters import load, save
 from localspec.drafters.medusa import Drafter as Medusa
+from localspec.drafters.saved import load_drafter, save_drafter
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.target import Target
@@ -140,7 +140,7 @@ def test_one_matrix_under_the_name_of_the_first_head_is_that_of_all(tmp_path, ta
 def test_what_was_read_once_is_saved_as_a_drafter_of_ours(tmp_path, target: Target) -> None:
     torch.save(official(), tmp_path / "medusa_lm_head.pt")
     drafter = read_published(tmp_path, target)
-    save(drafter, tmp_path / "ours", {"target": {"name": "tiny", "revision": "0"}})
+    save_drafter(drafter, tmp_path / "ours", {"target": {"name": "tiny", "revision": "0"}})
     card = read_drafter(tmp_path / "ours")
     assert (card.kind, card.options["heads"], card.parameters) == ("medusa", HEADS, HEADS * (WIDTH**2 + WIDTH))
 
@@ -261,7 +261,7 @@ def test_converted_heads_are_the_ones_that_are_read(tmp_path, tiny: Make, name: 
     card = read_drafter(tmp_path / "ours")
     assert card.revision == revision(model) and card.about["published"]["repo"] == "org/heads"
     assert card.options["private"] == (form in ("v0.1", "one is another"))
-    converted, read, state = load(card, target), read_published(tmp_path, target), random(1, WIDTH)
+    converted, read, state = load_drafter(card, target), read_published(tmp_path, target), random(1, WIDTH)
     assert converted.options == read.options
     assert torch.equal(logits(converted, state), logits(read, state))
     assert card.bytes < 1.1 * (tmp_path / "medusa_lm_head.pt").stat().st_size + 4096  # in the precision of the file

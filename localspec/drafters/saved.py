@@ -1,0 +1,81 @@
+"""How trained drafters are made, saved and loaded.
+
+A trained drafter is a directory: `drafter.json` says what it is and what it was made for, `drafter.safetensors` holds
+its weights.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.models.drafter_cards import FORMAT, DrafterCard
+
+if TYPE_CHECKING:
+    from localspec.drafters.trained import TrainedDrafter
+    from localspec.nn.target import Target
+
+CARD, WEIGHTS = "drafter.json", "drafter.safetensors"
+
+
+def drafter_class(kind: str) -> "type[TrainedDrafter]":
+    """The class of one kind out of `drafter_cards.TRAINED`, which its file names `Drafter`. Imports torch."""
+    found: type[TrainedDrafter] = import_module(f"localspec.drafters.{kind}").Drafter
+    return found
+
+
+def make_drafter(kind: str, target: "Target", options: Mapping[str, Any]) -> "TrainedDrafter":
+    """A new one, untrained. Raises UsageMistake for options that this kind does not have or that do not fit."""
+    made = drafter_class(kind)
+    return made(target, made.chosen(options))
+
+
+def load_drafter(card: DrafterCard, target: "Target") -> "TrainedDrafter":
+    """The trained drafter of a directory. Raises UsageMistake where it was made for another target, LocalspecError
+    where it is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    from localspec.drafters.trained import TensorSpec
+    from localspec.nn.small_model import without_weights
+
+    if not (card.path / CARD).is_file():  # a small language model as it was published
+        from localspec.drafters.parallelspec import Drafter
+
+        return Drafter.from_model(card.path, target)
+    file = card.path / WEIGHTS
+    try:
+        with safe_open(file, framework="pt") as stored:  # a graphics card holds them once only, as they are filled in
+            entries = {name: TensorSpec.of(stored.get_slice(name)) for name in stored.keys()}  # noqa: SIM118
+            # A few bytes of drafter.json can ask for any amount of memory: nothing is taken for what does not fit.
+            make_drafter(card.kind, without_weights(target), card.options).compare(entries)
+            tensors = {name: stored.get_tensor(name) for name in entries}
+        if broken := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
+            raise LocalspecError(f"'{broken}' holds numbers that are none; train the drafter again.")
+        drafter = make_drafter(card.kind, target, card.options)
+        drafter.fill(tensors)
+    except UsageMistake as mistake:
+        raise LocalspecError(f"{card.path / CARD} cannot be used: {mistake}") from None
+    except LocalspecError as error:
+        raise LocalspecError(f"{file} does not fit: {error}") from None
+    except (SafetensorError, OSError) as error:
+        raise LocalspecError(f"{file} is damaged ({error}); train the drafter again.") from error
+    drafter.eval().requires_grad_(False).settle()
+    drafter.accuracies = card.about.get("accuracy_by_depth", ())
+    return drafter
+
+
+def save_drafter(drafter: "TrainedDrafter", path: Path, about: Mapping[str, Any]) -> None:
+    """Writes a directory for `load_drafter`. `about` is what else drafter.json says. No half-written file is left."""
+    from safetensors.torch import save_file
+
+    path.mkdir(parents=True, exist_ok=True)
+    card = {"format": FORMAT, "kind": drafter.kind, "options": asdict(drafter.options), **about}
+    tensors = {name: tensor.contiguous().cpu() for name, tensor in drafter.tensors().items()}
+    save_file(tensors, path / (WEIGHTS + ".new"), metadata={"format": "pt"})
+    (path / (CARD + ".new")).write_text(json.dumps(card, indent=2) + "\n", "utf-8")
+    for name in (WEIGHTS, CARD):
+        (path / (name + ".new")).replace(path / name)
