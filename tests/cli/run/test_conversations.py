@@ -1,0 +1,244 @@
+"""`localspec run`: conversations are kept, continued and, with --no-log, left alone."""
+
+import errno
+import io
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.run.run_command import interrupting, kept, kept_tokens, refused, said
+from command import what_is_kept
+from scripted import scripted_model
+
+from localspec.cli import run as run_module
+from localspec.cli.main import main
+from localspec.paths import Paths
+from localspec.store.store import pack_tokens
+
+
+@pytest.mark.slow
+def test_the_first_start_says_what_is_kept_and_no_other_does(run, first_start, hello):
+    refused(run("-m", hello.path, "hi", "-n", "0"), 2, "--max-tokens 0")
+    assert not first_start.exists()
+    assert run("-m", hello.path, "hi", "--no-log").err == ""
+    assert run("-m", hello.path, "hi") == (0, hello.text + "\n", what_is_kept(first_start))
+    assert run("-m", hello.path, "hi", "--json").err == ""
+    assert main(["history", "rm", "--all", "--yes"]) == 0
+    assert run("-m", hello.path, "hi").err == ""
+
+
+def test_a_reply_is_kept_with_how_it_was_made(run, home, hello, tmp_path):
+    (tmp_path / "notes").write_text("some notes\n")
+    began = time.time()
+    reply = run(
+        "-m", hello.path, "-s", "Be kind.", "-f", tmp_path / "notes", "--seed", 7, "--json", "hi", piped=b"so"
+    ).json
+    [conversation] = kept(home)
+    assert said(conversation) == [("some notes\n\nso\n\nhi", hello.text, "stop")]
+    assert (conversation.system, conversation.info.model) == ("Be kind.", str(hello.path))
+    assert conversation.info.title == "some notes so hi" and began <= conversation.turns[0].asked <= time.time()
+    figures = conversation.turns[0].figures
+    assert (figures["seed"], figures["completion_tokens"]) == (7, len(hello.ids))
+    assert figures["prompt_tokens"] == reply["prompt_tokens"]
+    assert figures["sources"] == reply["speculation"]["sources"]
+    assert figures["tokens_per_second"] == reply["timings"]["tokens_per_second"]
+    run("-m", hello.path, "-n", "2", "cut")
+    assert said(kept(home)[0]) == [("cut", "Hello", "length")]
+
+
+def test_what_is_refused_is_not_kept(run, home, models):
+    tight = scripted_model(models / "tighter", [b"a", b"b", b"c"], context=20)
+    refused(run("-m", tight.path, "x" * 100), 2, "103 tokens")
+    assert kept(home) == []
+
+
+def test_going_on_with_the_last_one_and_with_another(run, home, hello, messages):
+    for prompt in ("one", "two"):
+        run("-m", hello.path, prompt)
+    second, first = kept(home)
+    last = run("-m", hello.path, "-c", "three", "--json").json
+    said_so = ("assistant", hello.text)
+    assert messages[-1] == [("user", "two"), said_so, ("user", "three")]
+    assert last["prompt_tokens"] == 1 + sum(len(text.encode()) + 2 for _, text in messages[-1])
+    assert run("--conversation", first.info.id, "four").out == hello.text + "\n"
+    assert messages[-1] == [("user", "one"), said_so, ("user", "four")]
+    run("--continue", "five")  # the one that was used last by now
+    assert messages[-1] == [("user", "one"), said_so, ("user", "four"), said_so, ("user", "five")]
+    assert [conversation.info.id for conversation in kept(home)] == [first.info.id, second.info.id]
+    assert [[turn.prompt for turn in conversation.turns] for conversation in kept(home)] == [
+        ["one", "four", "five"], ["two", "three"]
+    ]  # fmt: skip
+    assert all(turn.reply == hello.text for conversation in kept(home) for turn in conversation.turns)
+
+
+def test_a_system_prompt_stays_until_another_is_given(run, home, hello, messages, monkeypatch):
+    run("-m", hello.path, "-s", "Be kind.", "one")
+    monkeypatch.setenv("LOCALSPEC_SYSTEM", "Be rude.")
+    run("-c", "two")
+    assert messages[-1][0] == ("system", "Be kind.") and kept(home)[0].system == "Be kind."
+    run("-c", "-s", "Be brief.", "three")
+    assert messages[-1][0] == ("system", "Be brief.") and len(messages[-1]) == 6
+    run("-c", "four")
+    assert messages[-1][0] == ("system", "Be brief.") and kept(home)[0].system == "Be brief."
+    run("-c", "-s", "", "five")
+    assert messages[-1][0] == ("user", "one")
+    run("-c", "six")
+    assert messages[-1][0] == ("user", "one")
+    run("-m", hello.path, "seven")
+    assert messages[-1] == [("system", "Be rude."), ("user", "seven")]
+
+
+@pytest.mark.slow
+def test_its_model_stays_until_another_is_named(run, home, hello, long, monkeypatch):
+    run("-m", hello.path, "one")
+    monkeypatch.setenv("LOCALSPEC_MODEL", str(long.path))
+    assert run("-c", "two").out == hello.text + "\n"
+    assert run("-c", "-m", long.path, "three").out == long.text + "\n"
+    monkeypatch.setenv("LOCALSPEC_MODEL", str(hello.path))
+    assert run("-c", "four").out == long.text + "\n"
+    assert kept(home)[0].info.model == str(long.path) and kept(home)[0].info.turns == 4
+
+
+def test_a_conversation_is_kept_by_the_model_s_place_from_anywhere(run, home, hello, monkeypatch, tmp_path):
+    monkeypatch.chdir(hello.path.parent)
+    run("-m", "./hello", "one")
+    monkeypatch.chdir(tmp_path)
+    assert run("-c", "two") == (0, hello.text + "\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", ["directory", "content"])
+def test_a_conversation_whose_model_is_gone(run, home, hello, tmp_path, messages, gone):
+    path = tmp_path / "model"
+    shutil.copytree(hello.path, path)
+    run("-m", path, "one")
+    shutil.rmtree(path)
+    if gone == "content":
+        path.mkdir()
+    (home / "config").mkdir()
+    (home / "config" / "models.toml").write_text(f'[demo]\npath = "{hello.path}"\n')
+    no_longer = f"localspec: the model of this conversation, {path}, is no longer here.\n"
+    assert run("-c", "two", "-m", "demo", "--no-log") == (0, hello.text + "\n", "")
+    (home / "config" / "config.toml").write_text('model = "demo"\n')
+    assert run("-c", "two", "--no-log").err == no_longer
+    (home / "config" / "config.toml").unlink()
+    assert run("-c", "two") == (0, hello.text + "\n", no_longer), "the only model that is here"
+    assert messages[-1] == [("user", "one"), ("assistant", hello.text), ("user", "two")]
+    assert kept(home)[0].info.model == "demo"
+    assert run("-c", "three").err == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [["-c"], ["--conversation", "1"]])
+def test_nothing_to_go_on_with(run, first_start, home, hello, which):
+    said = "no conversation to continue" if which == ["-c"] else "no conversation 1 here; `localspec history list`"
+    refused(run("-m", hello.path, *which, "hi"), 2, said)
+    assert not first_start.exists()
+    run("-m", hello.path, "hi", "--no-log")
+    refused(run("-m", hello.path, *which, "hi", "--no-log"), 2, said)
+
+
+@pytest.mark.parametrize("number", [1, 0, -1, 10**30])
+def test_a_conversation_that_is_not_there(run, home, hello, number):
+    """Number 1 was, in a home that is lived in."""
+    run("-m", hello.path, "hi")
+    before = kept(home)
+    refused(run("-m", hello.path, "--conversation", number, "hi"), 2, f"no conversation {number} here")
+    assert kept(home) == before
+
+
+def test_flags_that_cannot_be_meant_together(run, hello):
+    refused(run("-m", hello.path, "-c", "--conversation", "3", "hi"), 2, "--continue", "--conversation 3")
+    refused(run("-m", hello.path, "--conversation", "last", "hi"), 2, "'last' is no number", "history list")
+
+
+def files_with(home: Path, *needles: bytes) -> list[Path]:
+    """The files that hold one of these."""
+    return [
+        file for file in home.rglob("*") if file.is_file() and any(needle in file.read_bytes() for needle in needles)
+    ]
+
+
+@pytest.mark.slow
+def test_no_log_keeps_nothing(run, home, long, monkeypatch):
+    traces = (b"QZJX", long.text[:12].encode(), pack_tokens(long.ids[10:13]))
+    for how in ("flag", "variable", "file"):
+        if how == "variable":
+            monkeypatch.setenv("LOCALSPEC_LOG", "no")
+        elif how == "file":
+            monkeypatch.delenv("LOCALSPEC_LOG")
+            (home / "config").mkdir()
+            (home / "config" / "config.toml").write_text("log = false\n")
+        assert run("-m", long.path, "QZJX", *(["--no-log"] if how == "flag" else [])).out == long.text + "\n"
+        assert kept(home) == [] and kept_tokens(Paths(home).database) == set()
+        assert files_with(home, *traces) == []
+    (home / "config" / "config.toml").unlink()
+    run("-m", long.path, "QZJX")
+    for trace in traces:  # these tests would notice
+        assert files_with(home, trace) == [Paths(home).database]
+
+
+@pytest.mark.slow
+def test_no_log_reads_the_conversation_and_keeps_nothing_new(run, home, hello, long, messages):
+    run("-m", hello.path, "-s", "Be kind.", "one")
+    before = kept(home)
+    result = run("-m", long.path, "-c", "--no-log", "-s", "QZJV", "QZJX")
+    assert (result.code, result.out, result.err) == (0, long.text + "\n", "")
+    assert messages[-1] == [("system", "QZJV"), ("user", "one"), ("assistant", hello.text), ("user", "QZJX")]
+    assert run("--conversation", before[0].info.id, "--no-log", "QZJX").out == hello.text + "\n"
+    assert kept(home) == before
+    assert files_with(home, b"QZJX", b"QZJV", long.text[:12].encode(), pack_tokens(long.ids[10:13])) == []
+
+
+@pytest.mark.parametrize("place", ["decode_step", "text"])
+def test_an_interrupted_reply_is_kept_and_gone_on_with(run, home, endless, monkeypatch, messages, place):
+    from localspec.decoding import session
+
+    owner: Any = run_module._Output if place == "text" else session
+    monkeypatch.setattr(owner, place, interrupting(getattr(owner, place), 5))
+    reply = run("-m", endless.path, "hi", "--json").json
+    [turn] = kept(home)[0].turns
+    assert (turn.prompt, turn.reply, turn.reason) == ("hi", reply["text"], "interrupted")
+    assert turn.figures["completion_tokens"] == reply["completion_tokens"] > 0
+    assert run("-m", endless.path, "-c", "-n", "1", "on").code == 0
+    assert messages[-1] == [("user", "hi"), ("assistant", reply["text"]), ("user", "on")]
+
+
+def test_a_prompt_that_got_no_answer_gives_way_to_the_next(run, home, endless, monkeypatch, messages):
+    from localspec.decoding import session
+
+    original = session.prefill_step
+    monkeypatch.setattr(session, "prefill_step", interrupting(original, 2))
+    assert run("-m", endless.path, "x" * 2000, "--json").code == 130
+    assert said(kept(home)[0]) == [("x" * 2000, "", "interrupted")]
+    run("-m", endless.path, "-c", "-n", "1", "hi")
+    assert messages[-1] == [("user", "hi")]
+    assert said(kept(home)[0]) == [("hi", "and ", "length")]
+
+
+def test_what_was_said_until_the_reader_left_is_kept(run, home, endless, monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            if self.tell() > 30:
+                raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # what is behind 1 is still in use by this process
+    assert run("-m", endless.path, "hi") == (141, "", "")
+    [turn] = kept(home)[0].turns
+    assert ("and so on " * 10).startswith(turn.reply) and 30 < len(turn.reply) < 100
+    assert turn.reason == "interrupted"
+
+
+def test_what_was_said_before_a_failure_is_kept(run, home, endless, monkeypatch):
+    from localspec.decoding import session
+
+    steps = iter([session.decode_step] * 2)
+    monkeypatch.setattr(session, "decode_step", lambda *arguments: next(steps)(*arguments))
+    assert run("-m", endless.path, "hi", "--no-spec").code == 1
+    assert said(kept(home)[0]) == [("hi", "and so on ", "interrupted")]

@@ -1,0 +1,104 @@
+"""`localspec run`: what is wrong with a model's directory is said in one sentence."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.run.run_command import refused
+
+
+# A model's directory, and what is done to it -> exit code and words of the sentence.
+def _config(**changes: object) -> Callable[[Path], object]:
+    def change(path: Path) -> None:
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**config, **changes}))
+
+    return change
+
+
+def _text(name: str, content: str) -> Callable[[Path], object]:
+    return lambda path: (path / name).write_text(content)
+
+
+def _tensors(**changes: Callable[[Any], Any] | None) -> Callable[[Path], object]:
+    """Other tensors in the file; None takes one away."""
+
+    def change(path: Path) -> None:
+        import numpy as np
+        from safetensors.numpy import load_file, save_file
+
+        tensors = load_file(path / "model.safetensors")
+        for name, make in changes.items():
+            tensor = tensors.pop(name)
+            if make is not None:
+                tensors[name] = np.array(make(tensor))
+        save_file(tensors, path / "model.safetensors")
+
+    return change
+
+
+def _smaller_vocabulary(path: Path) -> None:
+    """Fewer embeddings than the tokenizer has tokens."""
+    cut = {EMBEDDING: lambda tensor: tensor[:200], "lm_head.weight": lambda tensor: tensor[:200]}
+    _tensors(**cut)(path)
+    _config(vocab_size=200, eos_token_id=1)(path)
+
+
+def _cut(path: Path) -> None:
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+EMBEDDING, GATE, SIZE = "model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight", 256 + 4 + 7  # `hello`
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], int, list[str]]] = {
+    "no directory": (shutil.rmtree, 3, ["There is no directory"]),
+    "no weights": (lambda path: (path / "model.safetensors").unlink(), 3, ["no weights"]),
+    "no config": (lambda path: (path / "config.json").unlink(), 3, ["config.json"]),
+    "pickle only": (lambda path: (path / "model.safetensors").rename(path / "model.bin"), 1, ["pickle", "model.bin"]),
+    "architecture": (_config(architectures=["BertModel"]), 1, ["BertModel", "LlamaForCausalLM"]),
+    "broken config": (_text("config.json", "{"), 1, ["config.json"]),
+    "list as config": (_text("config.json", "[]"), 1, ["config.json"]),
+    "no model type": (_config(model_type=None), 1, ["config.json"]),
+    "words for numbers": (_config(hidden_size="big"), 1, ["config.json"]),
+    "no heads": (_config(num_attention_heads=0), 1, ["config.json"]),
+    "no layers": (_config(num_hidden_layers=-1), 1, ["config.json"]),
+    "more layers": (_config(num_hidden_layers=2), 1, ["model.layers.1."]),
+    "activation": (_config(hidden_act="gelu"), 1, ["gelu"]),
+    "positions": (_config(rope_scaling={"rope_type": "spiral"}), 1, ["spiral"]),
+    "no context": (_config(max_position_embeddings=0), 1, ["config.json"]),
+    "cut": (_cut, 1, ["model.safetensors", "cut short"]),
+    "garbage": (_text("model.safetensors", "garbage " * 100), 1, ["model.safetensors"]),
+    "empty": (_text("model.safetensors", ""), 1, ["model.safetensors"]),
+    "rows": (_config(vocab_size=SIZE + 1), 1, ["embed_tokens", str(SIZE)]),
+    "columns": (_tensors(**{GATE: lambda gate: gate[:, :-1]}), 1, [GATE]),
+    "wider": (_config(intermediate_size=3), 1, ["mlp."]),
+    "flat": (_tensors(**{EMBEDDING: lambda embedding: embedding.reshape(-1)}), 1, [EMBEDDING]),
+    "norm": (_tensors(**{"model.norm.weight": lambda norm: norm[None]}), 1, ["model.norm.weight"]),
+    "scalar": (_tensors(**{"model.norm.weight": lambda norm: norm[0]}), 1, ["model.norm.weight"]),
+    "missing tensor": (_tensors(**{"model.norm.weight": None}), 1, ["model.norm.weight"]),
+    "smaller vocabulary": (_smaller_vocabulary, 1, ["vocab"]),
+    "no tokenizer": (lambda path: (path / "tokenizer.json").unlink(), 1, ["tokenizer"]),
+    "broken tokenizer": (_text("tokenizer.json", "{"), 1, ["tokenizer"]),
+    "odd tokenizer": (_text("tokenizer_config.json", "[]"), 1, ["tokenizer"]),
+    "broken template": (_text("chat_template.jinja", "{% for %}"), 1, ["template"]),
+    "refusing template": (_text("chat_template.jinja", "{{ raise_exception('no\\nway') }}"), 1, ["template"]),
+    "broken generation": (_text("generation_config.json", "{"), 1, ["generation_config.json"]),
+    "odd temperature": (
+        _text("generation_config.json", '{"do_sample": true, "temperature": "hot"}'), 1, ["generation_config.json"],
+    ),
+    "odd top-p": (_text("generation_config.json", '{"do_sample": true, "top_p": 7}'), 1, ["generation_config.json"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_models(run, tmp_path, hello, damage):
+    change, code, said = DAMAGE[damage]
+    path = tmp_path / "model"
+    shutil.copytree(hello.path, path)
+    change(path)
+    refused(run("-m", path, "hi"), code, *said)

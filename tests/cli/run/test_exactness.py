@@ -1,0 +1,88 @@
+"""`localspec run`: seeds, sampling and --exact give the same text with and without speculation, and the exactness is reported."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.run.run_command import SHAPE, assert_consistent, assert_shape, decoded, refused
+from scripted import random_model
+
+from localspec.cli import run as run_module
+from localspec.machine import hardware
+
+
+@pytest.mark.slow
+def test_seeds(run, noise):
+    def said(*arguments: object) -> dict[str, Any]:
+        reply = run("-m", noise, "hi", "--json", "--temp", "1", "-n", "40", *arguments).json
+        assert_shape(reply, SHAPE)
+        assert_consistent(reply)
+        assert reply["text"] == decoded(noise, reply["token_ids"])
+        return reply
+
+    fresh, other = said(), said()
+    assert fresh["seed"] != other["seed"] and fresh["token_ids"] != other["token_ids"]
+    again = said("--seed", fresh["seed"])
+    assert again["seed"] == fresh["seed"] and again["text"] == fresh["text"]
+    assert said("--seed", fresh["seed"], "--no-spec")["token_ids"] == fresh["token_ids"]
+    assert said("--seed", 1)["token_ids"] != said("--seed", 2)["token_ids"]
+
+
+def test_the_models_own_sampling(run, models):
+    own = random_model(models / "own", generation={"do_sample": True, "temperature": 1.0, "top_k": 3})
+    one, two = (run("-m", own, "hi", "--json", "-n", "30", "--seed", seed).json for seed in (1, 2))
+    assert one["token_ids"] != two["token_ids"]
+    one, two = (run("-m", own, "hi", "--json", "-n", "30", "--seed", seed, "--temp", "0").json for seed in (1, 2))
+    assert one["token_ids"] == two["token_ids"]
+
+
+@pytest.mark.parametrize("how", [["--temp", "0"], ["--seed", "3", "--temp", "1"]])
+def test_exact_text_is_the_same_with_and_without_speculation_and_says_so(run, noise, how):
+    arguments = ["-m", noise, "hi", "-n", "40", "--exact", "--json", *how]
+    fixed = ("--draft-max", "8")  # also where it does not pay
+    first, known, plain = (run(*arguments, *more).json for more in (fixed, fixed, ("--no-spec",)))
+    assert first["token_ids"] == known["token_ids"] == plain["token_ids"]
+    assert known["speculation"]["draft_n_accepted"] > first["speculation"]["draft_n_accepted"]
+    assert {reply["exactness"] for reply in (first, known, plain)} == {"bitwise"}
+
+
+@pytest.fixture
+def inexact(home: Path, lived_in: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose rows depend on each other, which nobody has measured yet."""
+    from localspec.engine import model_profile
+    from localspec.nn.exactness import Exactness
+
+    lived_in(home)
+    monkeypatch.setattr(model_profile, "measure", lambda *_: Exactness(False, 65, largest=0.00123))
+
+
+def test_what_the_self_test_finds_is_what_is_said(run, hello, inexact):
+    result = run("-m", hello.path, "hi", "--stream-json", "--stats")
+    start, *_, end = (json.loads(line) for line in result.out.splitlines())
+    assert start["exactness"] == end["exactness"] == "numerical" and "fp32, numerical ·" in result.err
+
+
+def test_exact_where_it_cannot_be_had_is_refused(run, hello, inexact, monkeypatch):
+    refused(run("-m", hello.path, "hi", "--exact"), 2, "--exact", "fp32", "1.2e-03")
+    monkeypatch.setenv("LOCALSPEC_EXACT", "yes")
+    refused(run("-m", hello.path, "hi"), 2, "--exact", str(hello.path))
+    monkeypatch.setenv("LOCALSPEC_EXACT", "no")
+    assert run("-m", hello.path, "hi").code == 0
+
+
+@pytest.mark.slow
+def test_the_figures_name_the_precision(run, hello):
+    assert " · fp32, bitwise · " in run("-m", hello.path, "hi", "--stats", "--exact").err
+    assert " · int8, " in run("-m", hello.path, "hi", "--stats", "--quantize", "int8").err
+
+
+def test_what_is_measured_on_the_first_load_is_told_once(run, first_start, hello, monkeypatch):
+    monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: hardware.physical_cores())  # a busy one keeps none
+    shown: list[str] = []
+    monkeypatch.setattr(run_module.Progress, "show", lambda self, what: shown.append(what))
+    for measured in (2, 0):
+        assert run("-m", hello.path, "hi").code == 0
+        assert len([what for what in shown if "measuring" in what and "once" in what]) == measured, shown
+        shown.clear()

@@ -1,0 +1,93 @@
+"""`localspec run`: phrases between sessions, what learns them and what forgets them."""
+
+import contextlib
+import json
+import sqlite3
+import stat
+import struct
+from typing import Any
+
+import pytest
+from cli.run.run_command import kept_tokens, process
+from scripted import scripted_model
+
+from localspec.cli.main import main
+from localspec.paths import Paths
+from localspec.store.store import Store
+
+
+@pytest.mark.slow
+def test_the_second_time_is_faster(home, long):
+    """Two processes, so that the phrases have been on disk between them."""
+
+    def answer() -> dict[str, Any]:
+        with process(home, "-m", long.path, "hi", "--json", "--draft-max", 8) as running:
+            out, err = running.communicate(timeout=60)
+        assert (running.returncode, err) == (0, b"")
+        reply: dict[str, Any] = json.loads(out)
+        assert reply["text"] == long.text
+        return reply
+
+    first, second = answer(), answer()
+    assert first["speculation"]["acceptance_length"] == 1.0
+    assert second["speculation"]["acceptance_length"] > 3
+    assert second["speculation"]["sources"]["phrases"] > len(long.ids) / 2
+    database = Paths(home).database
+    assert stat.S_IMODE(database.stat().st_mode) == 0o600
+    assert stat.S_IMODE(database.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.slow
+def test_what_learns_and_what_forgets(run, long):
+    def length(*arguments: object) -> float:
+        reply = run("-m", long.path, "hi", "--json", *arguments).json
+        assert reply["text"] == long.text
+        return float(reply["speculation"]["acceptance_length"])
+
+    for arguments in (["--no-log"], ["--pool", "readonly"], ["--pool", "off"], ["--no-spec"]):
+        assert length(*arguments) == length(*arguments) == 1.0
+    assert length() == 1.0
+    assert length() > 3
+    assert length("--pool", "off") == 1.0
+    assert length("--pool", "readonly") > 3 and length("--no-log") > 3
+    assert main(["pool", "clear", "--yes"]) == 0
+    assert length("--no-log") == length() == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [[], ["--pool", "off"], ["--no-spec"], ["--draft-max", "0"], ["--exact"]])
+def test_where_nothing_may_be_kept_there_is_no_database(run, first_start, hello, arguments):
+    assert run("-m", hello.path, "hi", "--no-log", *arguments) == (0, hello.text + "\n", "")
+    assert not first_start.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["--pool", "off"], ["--no-spec"], ["--draft-max", "0"]])
+def test_without_phrases_what_was_measured_is_kept_and_what_was_said(run, first_start, hello, monkeypatch, arguments):
+    assert run("-m", hello.path, "hi", *arguments).code == 0
+    with contextlib.closing(sqlite3.connect(Paths(first_start).database)) as connection:
+        assert connection.execute("SELECT prompt FROM turn").fetchall() == [("hi",)]
+        assert connection.execute("SELECT count(*) FROM measurement").fetchone()[0] > 0
+        for table in ("pool", "phrase"):
+            assert connection.execute(f"SELECT * FROM {table}").fetchall() == []
+    monkeypatch.setattr("localspec.engine.model_profile.measure", lambda *_: pytest.fail("it was measured again"))
+    assert run("-m", hello.path, "hi", *arguments, "--no-log").code == 0
+
+
+def test_phrases_hold_nothing_of_the_prompt(run, home, models):
+    # It says the letters of the prompt's marker as a guess of its own would: what follows x is Q, then Z, then J.
+    follows = {ord("Q"): ord("Z"), ord("Z"): ord("J"), ord("J"): ord("Q")}
+    told = [b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"]
+    path = models / "discreet"
+    script = scripted_model(path, told, follows={**follows, 260 + 3: ord("x"), ord("x"): 260 + 4})
+    marker = "QZJQZJQZJ"
+    reply = run("-m", path, "--json", f"x{marker} yx{marker}").json
+    assert reply["text"] == "abcdxefgh"
+    assert reply["speculation"]["draft_n"] > reply["speculation"]["draft_n_accepted"]  # the marker was drafted
+    database = Paths(home).database
+    with Store.open(database, pytest.fail) as store:  # a conversation does hold it
+        store.history.remove([store.history.latest()])
+    files = [database, *database.parent.glob("localspec.db-*")]
+    packed = b"".join(struct.pack("<I", ord(letter)) for letter in marker[:2])
+    assert not any(marker[:3].encode() in file.read_bytes() or packed in file.read_bytes() for file in files)
+    assert kept_tokens(database) <= {*script.ids, ord("x")}

@@ -1,0 +1,130 @@
+"""`localspec run`: what reaches standard output and standard error, and what happens where one of them is closed, full or left."""
+
+import errno
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from cli.run.run_command import kept, shell
+from command import environment
+from scripted import scripted_model
+
+# Runs the program where nothing can reach the network, and looks at what it imported.
+OFFLINE = """
+import sys
+def watch(event, arguments):
+    if event.startswith("socket."):
+        raise SystemExit(f"network: {event} {arguments}")
+sys.addaudithook(watch)
+from localspec.cli.main import main
+code = main(sys.argv[1:])
+print(*(name for name in ("textual", "localspec_tui") if name in sys.modules), end="", file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+def test_a_reply_and_nothing_else_without_network_or_interface(home, hello):
+    result = subprocess.run(
+        [sys.executable, "-c", OFFLINE, "run", "-m", hello.path, "hi"],
+        env=environment(home, TERM="xterm"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, (hello.text + "\n").encode(), b"")
+    assert hello.text == "Hello wörld 世!"
+
+
+@pytest.mark.slow
+def test_the_newline_at_the_end(run, models):
+    assert run("-m", scripted_model(models / "newline", [b"a", b"\n"]).path, "hi").out == "a\n"
+    silent = scripted_model(models / "silent", [b"x"], follows={258: 259})
+    result = run("-m", silent.path, "hi")
+    assert (result.code, result.out, result.err) == (0, "\n", "")
+    assert run("-m", silent.path, "hi", "--json").json["token_ids"] == []
+
+
+def test_stats_are_a_line_on_standard_error(run, hello):
+    result = run("-m", hello.path, "hi", "--stats")
+    assert result.out == hello.text + "\n"
+    assert result.err.count("\n") == 1 and "tokens/s" in result.err and "target" in result.err
+    assert "\r" not in result.err and "\x1b" not in result.err
+    for form in ("--json", "--stream-json"):
+        result = run("-m", hello.path, "hi", "--stats", form)
+        assert result.err.count("\n") == 1 and "tokens/s" in result.err
+        assert all(json.loads(line) for line in result.out.splitlines())
+
+
+@pytest.mark.slow
+def test_closed_streams(home, hello):
+    """Nobody to notify, nothing to read: what would go there goes nowhere, least of all to standard output."""
+    (home / "config").mkdir(parents=True)
+    (home / "config" / "models.toml").write_text(f'[demo]\npath = "{hello.path}"\n')
+    result = shell(home, '"$@" <&- 2>&-', "hi", "--stats")
+    assert (result.returncode, result.stdout) == (0, (hello.text + "\n").encode())
+
+
+@pytest.mark.slow
+def test_no_standard_output(home, hello):
+    result = shell(home, '"$@" >&-', "-m", hello.path, "hi")
+    assert (result.returncode, result.stdout) == (1, b"")
+    assert result.stderr.startswith(b"localspec: Standard output is closed") and result.stderr.count(b"\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_full_disks_behind_the_streams(home, hello):
+    result = shell(home, '"$@" --stats 2>/dev/full', "-m", hello.path, "hi")
+    assert (result.returncode, result.stdout) == (0, (hello.text + "\n").encode())
+    result = shell(home, '"$@" >/dev/full', "-m", hello.path, "hi")
+    assert result.returncode == 1
+    assert result.stderr.startswith(b"localspec: Standard output") and result.stderr.count(b"\n") == 1
+
+
+def test_notices(run, home, hello, monkeypatch):
+    monkeypatch.setattr("localspec.models.entries.Entry.toy", True)  # as the demo model is, in whose place it stands
+    (home / "config").mkdir(parents=True)
+    (home / "config" / "models.toml").write_text(f'[demo]\npath = "{hello.path}"\n')
+    result = run("hi")
+    assert (result.code, result.out) == (0, hello.text + "\n")
+    assert result.err == "localspec: no model named, so the small demo model answers; choose one with -m.\n"
+    assert run("hi", "-m", "demo").err == ""
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves(home, endless):
+    command = '"$@" -n 100000000 2>"$LOCALSPEC_HOME/errors" | head -c 5; echo " ${PIPESTATUS[0]}"'
+    began = time.monotonic()
+    result = shell(home, command, "-m", endless.path, "hi")
+    assert result.stdout == b"and s 141\n"
+    assert (home / "errors").read_bytes() == b""
+    [turn] = kept(home)[0].turns
+    assert (turn.reply[:10], turn.reason) == ("and so on ", "interrupted")
+    assert time.monotonic() - began < 120  # the reply would take days; importing torch takes long on a busy machine
+
+
+@pytest.mark.parametrize("form", [[], ["--stream-json"]])
+def test_work_stops_at_once_when_nobody_reads(run, endless, monkeypatch, form):
+    from localspec.decoding import session
+
+    steps, original = itertools.count(), session.decode_step
+
+    def counted(*arguments: Any) -> Any:
+        next(steps)
+        return original(*arguments)
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(session, "decode_step", counted)
+    monkeypatch.setattr(sys, "stdout", Gone())
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # what is behind 1 is still in use by this process
+    assert run("-m", endless.path, "hi", "-n", "20", *form) == (141, "", "")
+    assert next(steps) == 0
