@@ -12,8 +12,6 @@ from localspec.decoding.sampling import Sampling, walk, walk_by_rejection, walk_
 from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError
 
-CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
-
 
 @torch.inference_mode()
 def prefill_step(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from localspec.decoding.budget import Budget
-from localspec.decoding.decode import CHUNK, decode_step, prefill_step
+from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.detokenize import Transcript
 from localspec.decoding.drafter import Drafter, Step
 from localspec.decoding.forward import ForwardModel, TokenCache, common_prefix
@@ -15,6 +15,7 @@ from localspec.decoding.stats import Tally, count_sources, step_sources
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Done, Event, Memory, Prefill, Reason, Statistics, Text
 from localspec.machine.memory import give_back, out_of_memory, peak_memory
+from localspec.policy.prediction import CHUNK
 from localspec.text import safe
 
 FEWER = CHUNK // 4  # prompt tokens a forward where CHUNK take too much memory

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from localspec.decoding.budget import Budget
-from localspec.decoding.decode import CHUNK, decode_step, prefill_step
+from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.forward import common_prefix
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError
 from localspec.nn.target import Target
+from localspec.policy.prediction import CHUNK
 
 SOURCE = "draft_model"
 UNSEEN = 0.5  # how often a token is believed to be right at first

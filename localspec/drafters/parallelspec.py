@@ -25,9 +25,9 @@ from localspec.nn.losses import RANKS, DepthLoss, cross_entropy
 from localspec.nn.small_model import described, fresh, impossible, read_masked, rotary
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
+from localspec.policy.prediction import CHUNK
 
 FORMS = ("medusa", "eagle", "model")
-CHUNK = 512  # real tokens a forward, where many are not in the drafter's cache yet
 ROWS = 2048  # of one text in training, masks included, or twice the text
 LEAST_KEPT = 0.2  # of the groups, however deep the mask (PARD)
 FEATURE, TOKEN = 1.0, 0.1  # what the two parts of EAGLE's loss weigh

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-BUCKET = 256  # attention always looks at a multiple of this many slots, so that shapes seldom change
+from localspec.policy.prediction import BUCKET
 
 
 class KVCache:

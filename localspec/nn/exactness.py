@@ -14,9 +14,10 @@ import torch
 
 from localspec.decoding.tree import DraftTree
 from localspec.machine.hardware import physical_cores
-from localspec.nn.cache import BUCKET, KVCache
+from localspec.nn.cache import KVCache
 from localspec.nn.linear import Int8Linear, Linear, QuantizedLinear
 from localspec.nn.target import Target
+from localspec.policy.prediction import BUCKET
 
 MULTIPLES = (1, 4, 8, 16)  # rows to fill up to, the cheapest first
 ALWAYS = 17  # rows: every width up to here is tried in the invariant form, and of wider ones these

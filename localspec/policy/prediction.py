@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from statistics import fmean
 from typing import Any
 
 from localspec.machine.machine import Device
@@ -11,8 +10,8 @@ from localspec.models.shape import Shape
 from localspec.policy.forward_costs import ForwardCostModel, linear
 
 ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number
-CHUNK = 512  # tokens of a prompt that are read at once
-BUCKET = 256  # slots that a cache grows by
+CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
+BUCKET = 256  # slots: caches grow by this many, and attention looks at a multiple of it, so that shapes seldom change
 PROGRAM = 40 * 2**20  # what a loaded model holds beside its tensors and its tokenizer: template, threads
 TOKEN = 830  # bytes of each token that a tokenizer knows, as measured with 8 and 151 thousand of them
 CONTEXT = 512  # tokens of text at which speeds are compared
@@ -21,11 +20,6 @@ CONTEXT = 512  # tokens of text at which speeds are compared
 def cost_effectiveness(speed: float, memory: float, plain_speed: float, plain_memory: float) -> float:
     """M = (v₁ / v₀) / (m₁ / m₀): speedup over relative memory (S3D, eq. 13). Any baseline, any units."""
     return (speed / plain_speed) / (memory / plain_memory)
-
-
-def overall(effectivenesses: Sequence[float]) -> float:
-    """Of several tasks: the mean of their M, as the tables of the S3D paper have it."""
-    return fmean(effectivenesses)
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------

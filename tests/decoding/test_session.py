@@ -12,7 +12,6 @@ from tokenizers import decoders
 from transformers import LlamaConfig
 
 from localspec.decoding.budget import Budget
-from localspec.decoding.decode import CHUNK
 from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
@@ -23,6 +22,7 @@ from localspec.drafters.pool import PhrasePool
 from localspec.errors import UsageMistake
 from localspec.events import Done, Event, Prefill, Text
 from localspec.nn.target import Target
+from localspec.policy.prediction import CHUNK
 
 Make = Callable[[str], Tiny]
 GREEDY = Sampling()

@@ -26,7 +26,6 @@ from transformers import LlamaConfig
 
 import localspec
 from localspec.decoding.budget import Budget
-from localspec.decoding.decode import CHUNK
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
@@ -44,6 +43,7 @@ from localspec.models.drafter_cards import DrafterCard
 from localspec.nn.exactness import measure
 from localspec.nn.losses import RANKS
 from localspec.nn.target import Target
+from localspec.policy.prediction import CHUNK
 
 Make = Callable[[str], Tiny]
 

@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 
-from localspec.nn.cache import BUCKET, KVCache
+from localspec.nn.cache import KVCache
+from localspec.policy.prediction import BUCKET
 
 LAYERS, HEADS, WIDTH = 2, 3, 4
 

@@ -31,11 +31,12 @@ from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.nn.cache import BUCKET, KVCache
+from localspec.nn.cache import KVCache
 from localspec.nn.linear import Int8Linear, activation_steps
 from localspec.nn.target import Target
 from localspec.nn.transformer import weight_map
 from localspec.nn.weights import Weights
+from localspec.policy.prediction import BUCKET
 
 # Both sides add the same few hundred fp32 products in another order: 2e-7 to 8e-7 is what that gives here. A wrong
 # position, mask, norm or bias moves logits by more than a hundredth of the largest.
