@@ -10,12 +10,12 @@ from localspec.chat.conversation import Conversation, saved
 from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.engine.device_profile import DeviceProfiler
+from localspec.engine.measurements import Measurements
 from localspec.errors import NotHere
 from localspec.machine.machine import Machine, this_machine
 from localspec.models import registry
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
-from localspec.policy.measurements import Measurements
 from localspec.policy.survey import preferred, recommendations
 from localspec.store.database import StoreTrouble
 from localspec.store.history import History, Saved

@@ -11,6 +11,7 @@ from localspec.cli.progress import Progress
 from localspec.cli.store_access import at_a_terminal, print_json
 from localspec.config import home, hub_places, nearest
 from localspec.engine.device_profile import DeviceProfiler
+from localspec.engine.measurements import Measurements
 from localspec.errors import DoesNotFit, NotHere, UsageMistake
 from localspec.hub.cache import located, repository
 from localspec.hub.client import server
@@ -21,7 +22,6 @@ from localspec.hub.sources import Source
 from localspec.machine.machine import Machine, this_machine
 from localspec.models.registry import cards, named_card
 from localspec.paths import Paths, private_directory
-from localspec.policy.measurements import Measurements
 from localspec.policy.pull_set import PullSet, fit, pull_set, to_make
 from localspec.store.store import Store
 from localspec.text import one_line

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from localspec.engine.measurements import BANDWIDTH, BUSY, RATES, Measurements, place
 from localspec.errors import first_line
 from localspec.machine.hardware import IdleCores, devices, memory_bandwidth, physical_cores, versions
-from localspec.policy.measurements import BANDWIDTH, BUSY, RATES, Measurements, place
 from localspec.policy.prediction import Rates
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store

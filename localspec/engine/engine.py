@@ -22,6 +22,7 @@ from localspec.drafters.saved import load_drafter
 from localspec.drafters.trained import TrainedDrafter
 from localspec.engine.assemble import LoadedDraftModel, drafter_of, hyperparameters, pool_of
 from localspec.engine.fit_context import fitting
+from localspec.engine.measurements import Measurements
 from localspec.engine.model_profile import ModelProfile
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Event, Prefill, Statistics
@@ -34,7 +35,6 @@ from localspec.nn.packing import DTYPES
 from localspec.nn.small_model import compare_tokens
 from localspec.nn.target import Message, Target, tokenizer_hash
 from localspec.policy.candidates import reply_key
-from localspec.policy.measurements import Measurements
 from localspec.policy.ranking import AUTO_NODES
 from localspec.policy.selection import Choice, choices
 from localspec.store.database import StoreTrouble

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from localspec.engine.forward_timing import forward_costs
+from localspec.engine.measurements import BUSY, COSTS, REPLIES, subject, with_reply
 from localspec.events import Statistics
 from localspec.machine.hardware import IdleCores, physical_cores
 from localspec.nn.exactness import Exactness, measure
 from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCosts
-from localspec.policy.measurements import BUSY, COSTS, REPLIES, subject, with_reply
 from localspec.policy.selection import Choice
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store

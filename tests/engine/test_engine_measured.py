@@ -8,6 +8,7 @@ import torch
 
 import localspec
 from localspec.config import Settings
+from localspec.engine import measurements
 from localspec.engine import model_profile as measured_module
 from localspec.engine.engine import Engine
 from localspec.errors import UsageMistake
@@ -15,7 +16,6 @@ from localspec.events import Done
 from localspec.machine import hardware
 from localspec.models.registry import TargetCard
 from localspec.nn.exactness import Exactness
-from localspec.policy import measurements
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.ranking import AUTO_NODES
 from localspec.policy.selection import Choice, choose

@@ -8,10 +8,8 @@ from machines import flat, unfetched
 from replies import said
 
 from localspec.checkpoint import revision
-from localspec.models.registry import TargetCard
-from localspec.policy import measurements
-from localspec.policy.candidates import ModelMeasurements, ReplyStats
-from localspec.policy.measurements import (
+from localspec.engine import measurements
+from localspec.engine.measurements import (
     BANDWIDTH,
     COSTS,
     FADING,
@@ -24,6 +22,8 @@ from localspec.policy.measurements import (
     subject,
     with_reply,
 )
+from localspec.models.registry import TargetCard
+from localspec.policy.candidates import ModelMeasurements, ReplyStats
 from localspec.policy.prediction import Rates
 from localspec.store.store import Store
 
