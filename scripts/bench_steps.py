@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from localspec import Engine, Limits, config
-from localspec.bench import measure, peers
+from localspec.bench import comparison, peers
 from localspec.models import registry
 from localspec.policy.selection import choose
 
@@ -111,7 +111,7 @@ def main() -> None:
     kinds = [kind for kind in options.peers.split(",") if kind]
     some = next(iter(engines.values()))
     with peers.opened(kinds, replace_precision(some), Limits(1), 1024) as others:
-        for line in measure.run_beside([*contenders, *others], [], lambda _: None):
+        for line in comparison.run_beside([*contenders, *others], [], lambda _: None):
             one = line["ms_by_rows"]["1"]
             print(
                 f"{line['name']:26} "

@@ -20,7 +20,7 @@ from typing import Any
 from drafter_table import figure, questions, table
 
 from localspec import config
-from localspec.bench import measure
+from localspec.bench import comparison
 from localspec.models import drafter_cards, registry
 from localspec.policy.selection import choose
 
@@ -122,12 +122,12 @@ def measured(group: str, directories: Mapping[str, Path], arguments: argparse.Na
         name, path = next(iter(together.items()))
         card = registry.resolve(str(path) if name in own else arguments.model)
 
-        def row(drafter: str, size: int) -> measure.Row:
+        def row(drafter: str, size: int) -> comparison.Row:
             chosen = replace(settings, drafter=drafter, draft_max=size or "auto")
-            return measure.Row(choose(card, chosen), size)
+            return comparison.Row(choose(card, chosen), size)
 
         rows = [row("none", 0), *(row(str(path), NODES) for path in together.values())]
-        report = measure.bench(rows, settings, asked, arguments.max_tokens, 1, [], lambda _: None)
+        report = comparison.bench(rows, settings, asked, arguments.max_tokens, 1, [], lambda _: None)
         found.update(dict(zip(together, report["rows"][1:], strict=True)))
     file.write_text(json.dumps(found), "utf-8")
     return found

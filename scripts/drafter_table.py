@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec import config
-from localspec.bench import measure, prompts
+from localspec.bench import comparison, prompts
 from localspec.checkpoint import inspect
 from localspec.models import drafter_cards, registry
 from localspec.policy.selection import choose
@@ -43,13 +43,13 @@ def measured(
         return dict(json.loads(file.read_text("utf-8")))
     settings = config.load(flags={"temperature": temperature, "seed": 0})
 
-    def row(name: str, size: int) -> measure.Row:
+    def row(name: str, size: int) -> comparison.Row:
         own = replace(settings, drafter=name, draft_max=size or "auto")
-        return measure.Row(choose(card, own), size)
+        return comparison.Row(choose(card, own), size)
 
     rows = [row("none", 0), *(row(name, nodes) for name in names)]
     asked = questions(arguments.prompts, arguments.limit)
-    report = measure.bench(rows, settings, asked, arguments.max_tokens, 1, [], lambda _: None)
+    report = comparison.bench(rows, settings, asked, arguments.max_tokens, 1, [], lambda _: None)
     arguments.work.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(report), "utf-8")
     return report

@@ -23,7 +23,7 @@ from typing import Any
 from drafter_table import figure, table
 
 from localspec import config
-from localspec.bench import measure, peers, prompts
+from localspec.bench import comparison, peers, prompts
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.sampling import Sampling
@@ -154,7 +154,7 @@ def rounds(
     target = bench.engine.target
     fitting = [q for q in questions if len(target.encode(peers.message(q.text))) + most <= target.context]
     replies: dict[str, list[dict[str, Any]]] = {row: [] for row in rows}
-    for turn, row in measure.in_turns(rows, len(fitting)):
+    for turn, row in comparison.in_turns(rows, len(fitting)):
         question = fitting[turn]
         said = bench.reply(row, f"{work.stem} {row}", question.text, sampling, most, chosen or bench.chosen)
         replies[row].append({**said, "task": question.category})

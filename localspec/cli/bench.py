@@ -84,18 +84,20 @@ def bench(
     if tune and not any(choice.draft and not choice.fixed for choice in choices.values()):
         raise UsageMistake(f"--tune has no effect with --nodes {nodes}, which fixes drafts; add auto.")
 
-    from localspec.bench import measure, peers  # they need torch, which takes a second to import
+    from localspec.bench import comparison, peers  # they need torch, which takes a second to import
 
     peers.require(peer or [])
     progress = Progress()
-    rows = [measure.Row(choice, size, settings.accept if size else "exact") for (*_, size), choice in choices.items()]
+    rows = [
+        comparison.Row(choice, size, settings.accept if size else "exact") for (*_, size), choice in choices.items()
+    ]
     database = Paths(config.home()).database
     try:
         with ExitStack() as at_the_end:
             store = None
             if tune or database.exists():
                 store = at_the_end.enter_context(Store.open(database, progress.notice))
-            report = measure.bench(rows, settings, asked, max_tokens, repeat, peer or [], progress.show, store, tune)
+            report = comparison.bench(rows, settings, asked, max_tokens, repeat, peer or [], progress.show, store, tune)
     finally:
         progress.clear()
     if as_json:

@@ -223,7 +223,7 @@ def test_beside_the_stock_model(bench, noise, prompts):
     ],
 )
 def test_mistakes_are_one_sentence_before_anything_is_loaded(bench, monkeypatch, arguments, said):
-    monkeypatch.setattr("localspec.bench.measure.Engine", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("localspec.bench.comparison.Engine", lambda *_, **__: pytest.fail("a model was loaded"))
     code, out, errors = bench(*arguments)
     assert (code, out) == (2, "") and errors.startswith("localspec: ") and errors.count("\n") == 1
     for word in said:

@@ -2,7 +2,7 @@ import pytest
 from replies import said
 
 from localspec import Done, Limits, Sampling
-from localspec.bench import measure, peers
+from localspec.bench import comparison, peers
 
 
 class Speaker:
@@ -25,7 +25,9 @@ class Speaker:
 def test_every_row_answers_every_prompt_in_turn_and_who_begins_changes():
     notes: list[tuple[str, str]] = []
     speakers = [Speaker(name, notes) for name in "abc"]
-    replies = measure.run_rows(speakers, ["p", "q"], [Sampling(seed=3)] * len(speakers), Limits(9), 2, lambda _: None)
+    replies = comparison.run_rows(
+        speakers, ["p", "q"], [Sampling(seed=3)] * len(speakers), Limits(9), 2, lambda _: None
+    )
     asked = [(name, prompt) for name, prompt in notes if prompt != "new"]
     assert asked[:3] == [("a", "p"), ("b", "p"), ("c", "p")]  # the warm-up
     assert ["".join(name for name, _ in asked[turn : turn + 3]) for turn in range(3, 15, 3)] == [
@@ -70,15 +72,15 @@ class Worker:
 
 def test_peers_are_timed_in_turns_behind_an_uncounted_forward(monkeypatch):
     clock, last = Clock(), [None]
-    monkeypatch.setattr(measure.time, "perf_counter", clock)
+    monkeypatch.setattr(comparison.time, "perf_counter", clock)
     workers = [
         Worker("ours", clock, last, 0.001, {"p": 10.0, "q": 30.0, "r": 0.0}),
         Worker("theirs", clock, last, 0.002, {"p": 5.0, "q": 6.0, "r": 7.0}),
     ]
-    ours, theirs = measure.run_beside(workers, ["p", "q", "r"], lambda _: None)
+    ours, theirs = comparison.run_beside(workers, ["p", "q", "r"], lambda _: None)
     assert ours["ms_by_rows"] == {str(rows): pytest.approx(rows) for rows in peers.ROWS}
     assert theirs["ms_by_rows"]["8"] == pytest.approx(16.0)
     assert ours["name"] == "ours" and ours["tokens_per_second"] == 20.0 and theirs["tokens_per_second"] == 6.0
     forwards = [worker.name for worker in last[1:-6]]
-    assert measure.REPETITIONS >= 9 and len(forwards) == 2 * 2 * len(peers.ROWS) * measure.REPETITIONS
+    assert comparison.REPETITIONS >= 9 and len(forwards) == 2 * 2 * len(peers.ROWS) * comparison.REPETITIONS
     assert forwards[:8] == ["ours", "ours", "theirs", "theirs", "theirs", "theirs", "ours", "ours"]
