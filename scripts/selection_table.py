@@ -6,7 +6,7 @@ Usage: python scripts/selection_table.py > docs/selection.md
 from dataclasses import replace
 
 from localspec.machine.machine import Device, Machine
-from localspec.policy.candidates import NoMeasurements
+from localspec.policy.measurements import NoMeasurements
 from localspec.policy.survey import Recommendation, preferred, recommendations
 
 GIB = 2**30

@@ -10,8 +10,8 @@ from localspec.models.drafter_cards import DrafterCard
 from localspec.models.entries import Entry, Published
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
-from localspec.policy.candidates import ModelMeasurements, NoMeasurements
 from localspec.policy.forward_costs import ForwardCosts
+from localspec.policy.measurements import ModelMeasurements, NoMeasurements
 from localspec.policy.prediction import Rates
 
 GIB = 2**30

@@ -9,8 +9,8 @@ from localspec.errors import LocalspecError
 from localspec.events import Statistics
 from localspec.machine.hardware import versions
 from localspec.models.registry import TargetCard
-from localspec.policy.candidates import ModelMeasurements, ReplyStats
 from localspec.policy.forward_costs import ForwardCosts
+from localspec.policy.measurements import ModelMeasurements, ReplyStats
 from localspec.policy.prediction import Rates
 from localspec.store.store import Store
 

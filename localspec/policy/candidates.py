@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
 
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.entries import Published
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
 from localspec.policy.forward_costs import ForwardCostModel
+from localspec.policy.measurements import ReplyStats
 from localspec.policy.prediction import CONTEXT, ITEM, Acceptance, Rates, cache
 from localspec.policy.s3d_prediction import Constants, acceptance_at, propose, share
 
@@ -21,50 +21,6 @@ PAIRED = ("draft_model", "ouroboros")  # those that take a small model
 PHRASES = Acceptance.of_length(1.73, 10, "from 1.73 as published for prompt lookup, Spec-Bench")
 A_PASS = 1.4  # tokens that a draft model accelerated by phrases drafts in one forward, as measured on the demo pair
 DEPTH = 5  # tokens a draft of a small model
-
-
-@dataclass(frozen=True)
-class ReplyStats:
-    """What replies with one drafter were like here: tokens a step, nodes a step, and drafting beside verification.
-
-    None of them depends on what else the machine did meanwhile, as tokens/s would.
-    """
-
-    length: float
-    nodes: float
-    drafting: float
-
-    def speed(self, costs: ForwardCostModel) -> float:
-        """Tokens/s where forwards cost so much."""
-        return self.length / (costs.at(round(1 + self.nodes), CONTEXT) * (1 + self.drafting))
-
-
-@dataclass(frozen=True)
-class ModelMeasurements:
-    """What was measured on this machine of one model in one precision: forwards, and replies by drafter."""
-
-    costs: ForwardCostModel | None = None
-    replies: Mapping[str, ReplyStats] = field(default_factory=dict)
-
-
-class MeasurementSource(Protocol):
-    """What was measured on a machine so far."""
-
-    def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
-        """About one model in one precision."""
-
-    def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
-        """Of a device in one precision; None where they were not measured."""
-
-
-class NoMeasurements:
-    """Of a machine on which nothing was measured."""
-
-    def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
-        return ModelMeasurements()
-
-    def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
-        return None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from localspec.models.entries import Entry
 from localspec.models.model import Model, model_of
 from localspec.models.registry import NOWHERE, TargetCard, named_card
 from localspec.models.shape import Shape
-from localspec.policy.candidates import PAIRED, MeasurementSource
+from localspec.policy.candidates import PAIRED
+from localspec.policy.measurements import MeasurementSource
 from localspec.policy.survey import Recommendation, offer
 
 WIDEST, SLACK = 4.5, 64 * 2**20  # bytes of a published weight at most, and of what else a file may hold

@@ -7,16 +7,9 @@ from localspec.machine.machine import Device
 from localspec.models.model import Model
 from localspec.models.shape import Shape
 from localspec.policy import prediction
-from localspec.policy.candidates import (
-    CostInputs,
-    DrafterCandidate,
-    DraftModelEstimate,
-    MeasurementSource,
-    ModelMeasurements,
-    candidates,
-    plain,
-)
+from localspec.policy.candidates import CostInputs, DrafterCandidate, DraftModelEstimate, candidates, plain
 from localspec.policy.forward_costs import ForwardCostModel
+from localspec.policy.measurements import MeasurementSource, ModelMeasurements
 from localspec.policy.prediction import CONTEXT, Estimate, Rates, cost_effectiveness, estimated_rates
 
 AUTO_NODES = 16  # of a tree at most, unless told; how many pay is measured

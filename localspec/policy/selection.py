@@ -9,8 +9,9 @@ from localspec.machine.machine import Device, Machine, this_machine
 from localspec.models.drafter_cards import TRAINED, DrafterCard
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard
-from localspec.policy.candidates import WITH_PHRASES, DrafterCandidate, MeasurementSource, NoMeasurements, held
+from localspec.policy.candidates import WITH_PHRASES, DrafterCandidate, held
 from localspec.policy.drafter_spec import DrafterSpec, named_drafter
+from localspec.policy.measurements import MeasurementSource, NoMeasurements
 from localspec.policy.prediction import PROGRAM, computing
 from localspec.policy.ranking import (
     AUTO_NODES,

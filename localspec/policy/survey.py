@@ -9,7 +9,7 @@ from localspec.hub.cache import tokenized
 from localspec.machine.machine import Machine
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard, known
-from localspec.policy.candidates import MeasurementSource
+from localspec.policy.measurements import MeasurementSource
 from localspec.policy.ranking import AUTO_NODES, RunPlan, best, explained, natural_precisions, run_plans
 
 LEAST_SPEED = 8.0  # tokens/s: somewhat faster than one reads

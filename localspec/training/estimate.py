@@ -16,7 +16,7 @@ from localspec.models.registry import TargetCard
 from localspec.nn.losses import HELD, ROWS
 from localspec.nn.packing import DTYPES
 from localspec.nn.target import Target
-from localspec.policy.candidates import MeasurementSource
+from localspec.policy.measurements import MeasurementSource
 from localspec.policy.prediction import Rates, estimated_rates
 from localspec.policy.selection import Choice, choose
 from localspec.training.train import learning

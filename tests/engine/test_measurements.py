@@ -23,7 +23,7 @@ from localspec.engine.measurements import (
     with_reply,
 )
 from localspec.models.registry import TargetCard
-from localspec.policy.candidates import ModelMeasurements, ReplyStats
+from localspec.policy.measurements import ModelMeasurements, ReplyStats
 from localspec.policy.prediction import Rates
 from localspec.store.store import Store
 

@@ -14,12 +14,11 @@ from localspec.policy.candidates import (
     CostInputs,
     DrafterCandidate,
     DraftModelEstimate,
-    NoMeasurements,
-    ReplyStats,
     candidates,
     plain,
     reply_key,
 )
+from localspec.policy.measurements import NoMeasurements, ReplyStats
 from localspec.policy.prediction import CONTEXT, Acceptance, Rates
 from localspec.policy.s3d_prediction import Constants, propose, share
 

@@ -7,7 +7,7 @@ from localspec.errors import UsageMistake
 from localspec.hub.sources import Source
 from localspec.models.entries import Accepted, Published
 from localspec.policy import pull_set as module
-from localspec.policy.candidates import NoMeasurements
+from localspec.policy.measurements import NoMeasurements
 from localspec.policy.pull_set import fit, pull_set, to_make
 
 HEADS = Published("medusa", Source("org/heads"), 10**6, Accepted(3.0, 4, "a paper"))

@@ -11,14 +11,8 @@ from localspec.models.drafter_cards import DrafterCard
 from localspec.models.entries import Accepted, Published
 from localspec.models.model import Model
 from localspec.policy import ranking
-from localspec.policy.candidates import (
-    DrafterCandidate,
-    ModelMeasurements,
-    NoMeasurements,
-    ReplyStats,
-    plain,
-    reply_key,
-)
+from localspec.policy.candidates import DrafterCandidate, plain, reply_key
+from localspec.policy.measurements import ModelMeasurements, NoMeasurements, ReplyStats
 from localspec.policy.prediction import CONTEXT, Acceptance, Rates
 from localspec.policy.ranking import SMALL, Precision, RunPlan, best, explained, natural_precisions, pays, run_plans
 

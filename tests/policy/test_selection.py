@@ -16,7 +16,8 @@ from localspec.models.entries import Accepted, Published
 from localspec.models.model import Model
 from localspec.models.registry import NOWHERE, TargetCard
 from localspec.policy import selection, survey
-from localspec.policy.candidates import PHRASES, ModelMeasurements, ReplyStats, reply_key
+from localspec.policy.candidates import PHRASES, reply_key
+from localspec.policy.measurements import ModelMeasurements, ReplyStats
 from localspec.policy.ranking import AUTO_NODES
 from localspec.policy.selection import MOST_NODES, Choice, choices, choose
 

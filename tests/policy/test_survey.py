@@ -10,7 +10,7 @@ from localspec.models.entries import PACKAGE, Entry
 from localspec.models.registry import NOWHERE, TargetCard
 from localspec.models.shape import Shape
 from localspec.policy import survey
-from localspec.policy.candidates import NoMeasurements
+from localspec.policy.measurements import NoMeasurements
 from localspec.policy.survey import LEAST_SPEED, Recommendation, preferred, recommendations
 
 TOY = TargetCard("toy", PACKAGE / "demo", None, "", "", Entry("toy", path=PACKAGE / "demo", quality=99))

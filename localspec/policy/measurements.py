@@ -1,0 +1,53 @@
+"""What the policy asks of measurements: what a model's forwards cost, what replies were like, what a device does."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from localspec.models.registry import TargetCard
+from localspec.policy.forward_costs import ForwardCostModel
+from localspec.policy.prediction import CONTEXT, Rates
+
+
+@dataclass(frozen=True)
+class ReplyStats:
+    """What replies with one drafter were like here: tokens a step, nodes a step, seconds of drafting per verification's.
+
+    None of the three depends on what else the machine did meanwhile, as tokens/s would.
+    """
+
+    length: float
+    nodes: float
+    drafting: float
+
+    def speed(self, costs: ForwardCostModel) -> float:
+        """Tokens/s where forwards have these costs."""
+        return self.length / (costs.at(round(1 + self.nodes), CONTEXT) * (1 + self.drafting))
+
+
+@dataclass(frozen=True)
+class ModelMeasurements:
+    """What was measured on this machine of one model in one precision: forwards, and replies by drafter."""
+
+    costs: ForwardCostModel | None = None
+    replies: Mapping[str, ReplyStats] = field(default_factory=dict)
+
+
+class MeasurementSource(Protocol):
+    """What was measured on a machine so far."""
+
+    def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
+        """What is known of one model in one precision."""
+
+    def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
+        """The rates of a device in one precision; None where they were not measured."""
+
+
+class NoMeasurements:
+    """A machine on which nothing was measured."""
+
+    def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
+        return ModelMeasurements()
+
+    def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
+        return None
