@@ -11,7 +11,7 @@ from localspec.policy.prediction import CONTEXT, Rates
 
 @dataclass(frozen=True)
 class ReplyStats:
-    """What replies with one drafter were like here: tokens a step, nodes a step, seconds of drafting per verification's.
+    """What replies with one drafter were like here: tokens a step, nodes a step, drafting seconds per verifying second.
 
     None of the three depends on what else the machine did meanwhile, as tokens/s would.
     """
