@@ -15,11 +15,11 @@ from localspec.decoding.tree import DraftTree
 from localspec.drafters.s3d_timing import head_weight, timings
 from localspec.drafters.trained import Batch, LossOutput, ParallelDrafter, PreviousRun
 from localspec.errors import UsageMistake
+from localspec.models.s3d_prediction import Acceptance, beside, fit, propose, share, symmetric
 from localspec.nn.adapters import MOST_RANK, WHICH, Adapters
 from localspec.nn.cache import FrozenPrefix, KVCache
 from localspec.nn.losses import cross_entropy
 from localspec.nn.target import Target
-from localspec.policy.s3d_prediction import Acceptance, beside, fit, propose, share, symmetric
 
 MOST_DEPTH = 64  # no tree has more nodes
 SLOWER = 0.03  # how fast the target's own layers learn, of the usual 1e-3: the paper's 3e-5

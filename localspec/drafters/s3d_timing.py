@@ -8,8 +8,8 @@ import torch
 
 from localspec.decoding.drafter import Context, Drafter
 from localspec.decoding.sampling import Sampling
+from localspec.models.s3d_prediction import Timing, share, symmetric
 from localspec.nn.target import Target
-from localspec.policy.s3d_prediction import Timing, share, symmetric
 
 PARTS = (0.25, 0.5, 0.75)  # of the layers
 RUNS = 5

@@ -8,11 +8,11 @@ from functools import lru_cache
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.entries import Published
 from localspec.models.registry import TargetCard
+from localspec.models.s3d_prediction import Constants, acceptance_at, propose, share
 from localspec.models.shape import Shape
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.measurements import ReplyStats
 from localspec.policy.prediction import CONTEXT, ITEM, Acceptance, Rates, cache
-from localspec.policy.s3d_prediction import Constants, acceptance_at, propose, share
 
 WITH_PHRASES = "+phrases"
 PAIRED = ("draft_model", "ouroboros")  # those that take a small model

@@ -39,11 +39,11 @@ from localspec.drafters.trained import Batch, PreviousRun
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Statistics
 from localspec.models.drafter_cards import read_drafter
+from localspec.models.s3d_prediction import Constants, acceptance_at
 from localspec.nn.cache import KVCache
 from localspec.nn.exactness import measure
 from localspec.nn.linear import Int8Linear, Linear
 from localspec.nn.target import Target
-from localspec.policy.s3d_prediction import Constants, acceptance_at
 
 Make = Callable[[str], Tiny]
 Load = Callable[..., Target]

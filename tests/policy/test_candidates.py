@@ -7,6 +7,7 @@ from machines import LITTLE, SEVEN, Told, flat, trained, unfetched
 
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.entries import Accepted, Published
+from localspec.models.s3d_prediction import Constants, propose, share
 from localspec.policy.candidates import (
     A_PASS,
     DEPTH,
@@ -20,7 +21,6 @@ from localspec.policy.candidates import (
 )
 from localspec.policy.measurements import NoMeasurements, ReplyStats
 from localspec.policy.prediction import CONTEXT, Acceptance, Rates
-from localspec.policy.s3d_prediction import Constants, propose, share
 
 RATES = Rates((1, 64), (1e-12, 4e-12), (1e-4, 1e-4))
 AT = CostInputs(SEVEN, flat(0.05), RATES, "bf16", 2, 4096, {})

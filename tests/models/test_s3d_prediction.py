@@ -2,7 +2,7 @@
 
 import pytest
 
-from localspec.policy.s3d_prediction import (
+from localspec.models.s3d_prediction import (
     Acceptance,
     Constants,
     Timing,
