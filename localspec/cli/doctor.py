@@ -27,10 +27,11 @@ app = typer.Typer()
 
 @app.command()
 def doctor(
-    exact: Annotated[
+    proved: Annotated[
         str | None,
-        typer.Option("--exact", metavar="MODEL", help="Prove here that speculation changes no token of this model."),
+        typer.Option("--prove", metavar="MODEL", help="Show here that speculation changes no token of this model."),
     ] = None,
+    exact: Annotated[str | None, typer.Option("--exact", metavar="MODEL", hidden=True)] = None,  # its older name
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Prompts; 20.")] = None,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", "-n", min=1, metavar="N", help="Tokens of a reply; 64.")
@@ -47,20 +48,23 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of text.")] = False,
 ) -> int:
-    """What this machine has, what fits, what would be chosen and why; --exact MODEL proves losslessness on it."""
+    """What this machine has, what fits, what would be chosen and why; --prove MODEL shows losslessness on it."""
     options = {
         "drafter": drafter, "draft_max": draft_max, "device": device, "dtype": dtype, "quantize": quantize,
         "context": context,
     }  # fmt: skip
-    if exact is not None:
+    if proved is not None and exact is not None:
+        raise UsageMistake(f"--prove {proved} and --exact {exact} are the same flag; give --prove alone.")
+    model = exact if proved is None else proved
+    if model is not None:
         if prefer is not None:
-            raise UsageMistake(f"--prefer {prefer} has no effect with --exact; leave one of them out.")
+            raise UsageMistake(f"--prefer {prefer} has no effect with --prove; leave one of them out.")
         settings = config.load(flags={"exact": True, **options})
-        return prove(exact, settings, limit or 20, max_tokens or 64, as_json)
+        return prove(model, settings, limit or 20, max_tokens or 64, as_json)
     for name, value in {"limit": limit, "max_tokens": max_tokens, **options}.items():
         if value is not None:
             flag = "--" + name.replace("_", "-")
-            raise UsageMistake(f"{flag} {value} has no effect without --exact MODEL; add that, or leave {flag} out.")
+            raise UsageMistake(f"{flag} {value} has no effect without --prove MODEL; add that, or leave {flag} out.")
     return _survey(config.load(flags={"prefer": prefer}), as_json)
 
 

@@ -31,7 +31,7 @@ COMMANDS = {
     "show": "What is known about one model.",
     "rm": "Delete a fetched model.",
     "verify": "Compare a fetched model with its digests.",
-    "doctor": "What this machine has, what fits and what would be chosen; --exact MODEL proves losslessness.",
+    "doctor": "What this machine has, what fits and what would be chosen; --prove MODEL shows losslessness.",
     "bench": "Plain and speculative decoding side by side, on this machine.",
     "distill": "Let a model answer prompts: training text in its own words.",
     "train": "Train a drafter for a model.",

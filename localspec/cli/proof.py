@@ -1,4 +1,4 @@
-"""What `localspec doctor --exact MODEL` does: replies with and without speculation, compared token for token."""
+"""What `localspec doctor --prove MODEL` does: replies with and without speculation, compared token for token."""
 
 import json
 from collections.abc import Iterator

@@ -228,8 +228,8 @@ class Engine:
         self.target.multiple = found.multiple
         if choice.exact and not found.bitwise:
             raise UsageMistake(
-                f"--exact cannot be had with {choice.target.name} in {choice.dtype} on {choice.device}: its logits "
-                f"differ by up to {found.largest:.1e} of the largest; leave it out, or try another precision."
+                f"{choice.target.name} cannot be exact bit for bit in {choice.dtype} on {choice.device}: its logits "
+                f"differ by up to {found.largest:.1e} of the largest; try another precision, or leave --exact out."
             )
         return found
 

@@ -57,7 +57,7 @@ def doctor(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
 
 
 def prove(doctor: Callable[..., Result], model: Path, *arguments: object) -> Result:
-    return doctor("--exact", model, "--limit", 2, "--max-tokens", 10, *arguments)
+    return doctor("--prove", model, "--limit", 2, "--max-tokens", 10, *arguments)
 
 
 Ids = tuple[int, ...]
@@ -96,6 +96,13 @@ def test_a_proof_ends_in_a_tick_and_keeps_nothing(doctor, noise, home):
     assert (code, err) == (0, "")
     assert out.startswith("✓ 4 of 4 replies are the same, token for token (fp32, bitwise; widths up to 17 rows; ")
     assert out.count("\n") == 1 and not home.exists()
+
+
+@pytest.mark.slow
+def test_the_older_name_of_the_flag_proves_the_same(doctor, noise):
+    asked = ["--limit", 1, "--max-tokens", 4, "--draft-max", 3]
+    named = [doctor(flag, noise, *asked) for flag in ("--prove", "--exact")]
+    assert named[0] == named[1] and named[0][1].startswith("✓ 2 of 2 replies are the same")
 
 
 @pytest.mark.slow
@@ -251,22 +258,26 @@ def test_what_a_token_says_cannot_command_the_terminal(doctor, hostile, monkeypa
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--exact", "dmo"], 3, ["'dmo'", "'demo'"]),
-        (["--exact", "demo", "--limit", "0"], 2, ["--limit", "1"]),
-        (["--exact", "demo", "--limit", "some"], 2, ["--limit", "integer"]),
-        (["--exact", "demo", "--max-tokens", "0"], 2, ["--max-tokens", "1"]),
-        (["--exact", "demo", "--drafter", "medusaa"], 2, ["medusaa", "phrases"]),
-        (["--exact", "demo", "--drafter", "none"], 2, ["--drafter"]),
-        (["--exact", "demo", "--draft-max", "0"], 2, ["--draft-max"]),
-        (["--exact", "demo", "--draft-max", "65"], 2, ["65", "64"]),
-        (["--exact", "demo", "--device", "cuda:99"], 2, ["cuda:99"]),
-        (["--exact", "demo", "--dtype", "fp8"], 2, ["fp8"]),
-        (["--exact", "demo", "--context", "5000000"], 2, ["5000000"]),
+        (["--prove", "dmo"], 3, ["'dmo'", "'demo'"]),
+        (["--prove", "demo", "--limit", "0"], 2, ["--limit", "1"]),
+        (["--prove", "demo", "--limit", "some"], 2, ["--limit", "integer"]),
+        (["--prove", "demo", "--max-tokens", "0"], 2, ["--max-tokens", "1"]),
+        (["--prove", "demo", "--drafter", "medusaa"], 2, ["medusaa", "phrases"]),
+        (["--prove", "demo", "--drafter", "none"], 2, ["--drafter"]),
+        (["--prove", "demo", "--draft-max", "0"], 2, ["--draft-max"]),
+        (["--prove", "demo", "--draft-max", "65"], 2, ["65", "64"]),
+        (["--prove", "demo", "--device", "cuda:99"], 2, ["cuda:99"]),
+        (["--prove", "demo", "--dtype", "fp8"], 2, ["fp8"]),
+        (["--prove", "demo", "--context", "5000000"], 2, ["5000000"]),
+        (["--prove"], 2, ["--prove"]),
         (["--exact"], 2, ["--exact"]),
-        (["--limit", "3"], 2, ["--limit 3", "--exact MODEL"]),
-        (["--max-tokens", "3"], 2, ["--max-tokens 3", "--exact MODEL"]),
-        (["--drafter", "phrases"], 2, ["--drafter phrases", "--exact MODEL"]),
-        (["--quantize", "int8"], 2, ["--quantize int8", "--exact MODEL"]),
+        (["--exact", "dmo"], 3, ["'dmo'", "'demo'"]),
+        (["--prove", "demo", "--exact", "dmo"], 2, ["--prove demo", "--exact dmo"]),
+        (["--prove", "demo", "--prefer", "speed"], 2, ["--prefer speed", "--prove"]),
+        (["--limit", "3"], 2, ["--limit 3", "--prove MODEL"]),
+        (["--max-tokens", "3"], 2, ["--max-tokens 3", "--prove MODEL"]),
+        (["--drafter", "phrases"], 2, ["--drafter phrases", "--prove MODEL"]),
+        (["--quantize", "int8"], 2, ["--quantize int8", "--prove MODEL"]),
         (["demo"], 2, ["demo"]),
     ],
 )
@@ -327,4 +338,4 @@ def test_as_its_user_runs_it(tmp_path):
     result = localspec(tmp_path, "doctor")
     assert result.returncode == 0 and result.stderr == "" and "\ncpu: " in f"\n{result.stdout}"
     page = localspec(tmp_path, "doctor", "--help")
-    assert page.returncode == 0 and page.stdout.startswith("Usage: localspec doctor") and "--exact MODEL" in page.stdout
+    assert page.returncode == 0 and page.stdout.startswith("Usage: localspec doctor") and "--prove MODEL" in page.stdout
