@@ -78,13 +78,13 @@ among those that fit and reach 8 tokens/s. What may be taken leaves a tenth of a
 | --- | ---: | --- | --- | --- | ---: | ---: | ---: |"""
 
 
-def line(name: str, machine: Machine, offer: Recommendation | None) -> str:
-    if offer is None or offer.way is None:
+def line(name: str, machine: Machine, recommendation: Recommendation | None) -> str:
+    if recommendation is None or recommendation.plan is None:
         return f"| {name} | | nothing fits | | | | | |"
-    way = offer.way
+    plan = recommendation.plan
     return (
-        f"| {name} | {way.form.device.usable / GIB:.1f} GiB | {offer.card.name} | {way.form.device.name} | "
-        f"{way.form}, {way.candidate.name} | {way.bytes / GIB:.1f} GiB | {way.speed:.0f} | {way.effectiveness:.2f} |"
+        f"| {name} | {plan.precision.device.usable / GIB:.1f} GiB | {recommendation.card.name} | {plan.precision.device.name} | "
+        f"{plan.precision}, {plan.candidate.name} | {plan.bytes / GIB:.1f} GiB | {plan.speed:.0f} | {plan.cost_effectiveness:.2f} |"
     )
 
 
@@ -93,11 +93,13 @@ def main() -> None:
         name: preferred(recommendations(machine, NoMeasurements(), here=False)) for name, machine in MACHINES.items()
     }
     print(HEAD)
-    for name, offer in chosen.items():
-        print(line(name, MACHINES[name], offer))
+    for name, recommendation in chosen.items():
+        print(line(name, MACHINES[name], recommendation))
     print("\n## Why\n")
-    for name, offer in chosen.items():
-        print(f"- **{name}.** {offer.card.name if offer else 'Nothing'}: {offer.reason if offer else 'nothing fits'}.")
+    for name, recommendation in chosen.items():
+        print(
+            f"- **{name}.** {recommendation.card.name if recommendation else 'Nothing'}: {recommendation.reason if recommendation else 'nothing fits'}."
+        )
     print("\n## By `--prefer`\n\n| machine | speed | memory | quality |\n| --- | --- | --- | --- |")
     for name, machine in MACHINES.items():
         found = recommendations(machine, NoMeasurements(), here=False)

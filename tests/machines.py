@@ -65,7 +65,7 @@ def _device(
 
 def machine(*devices: Device) -> Machine:
     """Of these devices, and of a usual processor where none of them is one."""
-    own = () if any(device.kind == "cpu" for device in devices) else (processor(),)
+    own = () if any(device.type == "cpu" for device in devices) else (processor(),)
     return Machine((*devices, *own), 8)
 
 

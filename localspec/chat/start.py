@@ -88,8 +88,8 @@ def _chosen(
     found = []
     real = [card for card in registry.known().values() if card.here and card.entry and not card.entry.toy]
     if len(real) > 1:
-        knowledge = DeviceProfiler(store, progress, notice, settings.exact, settings.context)
-        found = recommendations(_meant(this_machine(knowledge.bandwidth), settings), knowledge, here=True)
+        measurements = DeviceProfiler(store, progress, notice, settings.exact, settings.context)
+        found = recommendations(_meant(this_machine(measurements.bandwidth), settings), measurements, here=True)
     elif real:  # how fast it is does not matter, only whether it fits
         found = recommendations(
             _meant(this_machine(), settings), Measurements(store, settings.exact, settings.context), here=True

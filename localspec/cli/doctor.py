@@ -77,11 +77,11 @@ def _survey(settings: Settings, as_json: bool) -> int:
         store = None
         if settings.log or database.exists():  # what is measured now is kept there
             store = at_the_end.enter_context(Store.open(database, progress.notice))
-        knowledge = DeviceProfiler(store, progress.show, progress.notice, settings.exact, settings.context)
-        machine = this_machine(knowledge.bandwidth)
+        measurements = DeviceProfiler(store, progress.show, progress.notice, settings.exact, settings.context)
+        machine = this_machine(measurements.bandwidth)
         installed, every = (
-            recommendations(machine, knowledge, here=True),
-            recommendations(machine, knowledge, here=False),
+            recommendations(machine, measurements, here=True),
+            recommendations(machine, measurements, here=False),
         )
     chosen, recommended = preferred(installed, settings.prefer), preferred(every, settings.prefer)
     if as_json:
@@ -102,15 +102,17 @@ def _report(
     recommended: Recommendation | None,
 ) -> dict[str, Any]:
     # Of a model that is here: as it is, and with what could be fetched for it, where that is another way.
-    alike = {(offer.card.name, _drafter(offer)) for offer in installed}
-    more = [offer for offer in every if (offer.card.name, _drafter(offer)) not in alike]
+    alike = {(recommendation.card.name, _drafter(recommendation)) for recommendation in installed}
+    more = [
+        recommendation for recommendation in every if (recommendation.card.name, _drafter(recommendation)) not in alike
+    ]
     return {
         "processor": hardware.processor(),
         "cores": machine.cores,
         "capabilities": hardware.capabilities(),
         "torch_trouble": torch_trouble(),
         "devices": [_device(device) for device in machine.devices],
-        "choices": [_choice(offer) for offer in (*installed, *more)],
+        "choices": [_choice(recommendation) for recommendation in (*installed, *more)],
         "chosen": chosen and _choice(chosen),
         "recommended": recommended and _choice(recommended),
     }
@@ -131,27 +133,27 @@ def _device(device: Device) -> dict[str, Any]:
     }
 
 
-def _choice(offer: Recommendation) -> dict[str, Any]:
-    way = offer.way
+def _choice(recommendation: Recommendation) -> dict[str, Any]:
+    plan = recommendation.plan
     return {
-        "model": offer.card.name,
-        "drafter": _drafter(offer),
-        "quantize": way and way.form.quantize,
-        "dtype": way and way.form.dtype,
-        "device": way and way.form.device.name,
-        "installed": offer.card.here and (way is None or way.candidate.here),
-        "fits": offer.fits,
-        "bytes": way and way.bytes,
-        "tokens_per_second": way and round(way.speed, 2),
-        "M": way and round(way.effectiveness, 3),
-        "measured": way is not None and way.measured,
-        "quality": offer.quality,
-        "reason": offer.reason,
+        "model": recommendation.card.name,
+        "drafter": _drafter(recommendation),
+        "quantize": plan and plan.precision.quantize,
+        "dtype": plan and plan.precision.dtype,
+        "device": plan and plan.precision.device.name,
+        "installed": recommendation.card.here and (plan is None or plan.candidate.here),
+        "fits": recommendation.fits,
+        "bytes": plan and plan.bytes,
+        "tokens_per_second": plan and round(plan.speed, 2),
+        "M": plan and round(plan.cost_effectiveness, 3),
+        "measured": plan is not None and plan.measured,
+        "quality": recommendation.quality,
+        "reason": recommendation.reason,
     }
 
 
-def _drafter(offer: Recommendation) -> str | None:
-    return None if offer.way is None else offer.way.candidate.name
+def _drafter(recommendation: Recommendation) -> str | None:
+    return None if recommendation.plan is None else recommendation.plan.candidate.name
 
 
 # -- as a page ---------------------------------------------------------------------------------------------------------
@@ -167,7 +169,7 @@ def _page(
     for device in machine.devices:
         formats = ", ".join((*device.dtypes, *device.packings))
         speed = f"{device.bandwidth / 1e9:.0f} GB/s" if device.bandwidth else "bandwidth unknown"
-        cores = f", {machine.cores} cores" if device.kind == "cpu" else ""
+        cores = f", {machine.cores} cores" if device.type == "cpu" else ""
         yield f"{device.name}: {device.title}{cores}, {device.capability}; computes in {formats}; reads {speed}"
         yield (
             f"{device.name}: memory {_gib(device.total)}, free {_gib(device.free)}, of which a model may take "
@@ -176,12 +178,19 @@ def _page(
     if trouble := torch_trouble():
         yield trouble
     yield ""
-    here = {(offer.card.name, _drafter(offer)) for offer in installed}
-    shown = [*installed, *(offer for offer in every if (offer.card.name, _drafter(offer)) not in here)]
-    shown.sort(key=lambda offer: offer.quality, reverse=True)
+    here = {(recommendation.card.name, _drafter(recommendation)) for recommendation in installed}
+    shown = [
+        *installed,
+        *(
+            recommendation
+            for recommendation in every
+            if (recommendation.card.name, _drafter(recommendation)) not in here
+        ),
+    ]
+    shown.sort(key=lambda recommendation: recommendation.quality, reverse=True)
     rows = [
         ["MODEL", "HERE", "FITS", "AS", "MEMORY", "TOKENS/S", "M"],
-        *([offer.card.name, _here(offer), *_cells(offer)] for offer in shown),
+        *([recommendation.card.name, _here(recommendation), *_cells(recommendation)] for recommendation in shown),
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
@@ -201,26 +210,26 @@ def _page(
         yield f"Fetch it with: localspec pull {recommended.card.name}"
 
 
-def _here(offer: Recommendation) -> str:
-    if not offer.card.here:
+def _here(recommendation: Recommendation) -> str:
+    if not recommendation.card.here:
         return "no"
-    return "yes" if offer.way is None or offer.way.candidate.here else "drafter not"
+    return "yes" if recommendation.plan is None or recommendation.plan.candidate.here else "drafter not"
 
 
-def _cells(offer: Recommendation) -> list[str]:
-    way = offer.way
-    if way is None:
-        return ["?", offer.reason, "", "", ""]
-    about = "" if way.measured else "~"
-    fits = "yes" if offer.fits else "no"
-    place = "" if way.form.device.name == "cpu" else f" on {way.form.device.name}"
-    speed = f"{about}{way.speed:.3g}" if offer.fits else ""
+def _cells(recommendation: Recommendation) -> list[str]:
+    plan = recommendation.plan
+    if plan is None:
+        return ["?", recommendation.reason, "", "", ""]
+    about = "" if plan.measured else "~"
+    fits = "yes" if recommendation.fits else "no"
+    place = "" if plan.precision.device.name == "cpu" else f" on {plan.precision.device.name}"
+    speed = f"{about}{plan.speed:.3g}" if recommendation.fits else ""
     return [
         fits,
-        f"{way.form}, {way.candidate.name}{place}",
-        _gib(way.bytes),
+        f"{plan.precision}, {plan.candidate.name}{place}",
+        _gib(plan.bytes),
         speed,
-        f"{about}{way.effectiveness:.2f}" if offer.fits else "",
+        f"{about}{plan.cost_effectiveness:.2f}" if recommendation.fits else "",
     ]
 
 

@@ -84,9 +84,9 @@ def pull(
             store = at_the_end.enter_context(Store.open(database, progress.notice)) if database.exists() else None
             # Between drafters it chooses as `doctor` does; that a model fits needs no measurement.
             several = drafter is None and card is not None and card.entry is not None and card.entry.drafters
-            knowledge = DeviceProfiler(store, progress.show, progress.notice) if several else Measurements(store)
+            measurements = DeviceProfiler(store, progress.show, progress.notice) if several else Measurements(store)
             machine = this_machine()
-            chosen = PullSet(tuple(found), "") if card is None else pull_set(card, drafter, machine, knowledge)
+            chosen = PullSet(tuple(found), "") if card is None else pull_set(card, drafter, machine, measurements)
             if not chosen.sources:
                 progress.clear()
                 _nothing_to_fetch(name, f"drafter: {chosen.why}", as_json)
@@ -99,7 +99,7 @@ def pull(
             fits, memory = (
                 (None, "not known for a drafter alone")
                 if model.heads or own_source(name) is None
-                else fit(name, model.config, model.weights, machine, knowledge, beside)
+                else fit(name, model.config, model.weights, machine, measurements, beside)
             )
     finally:
         progress.clear()

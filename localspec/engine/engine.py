@@ -45,10 +45,10 @@ SUDDEN, FEW_STEPS = 4, 8  # times the usual cost of a step, in a reply of so man
 
 def _load(choice: Choice) -> Target:
     free = free_memory(choice.device)
-    if choice.loaded > free:  # else the system would end some process, likely this one
+    if choice.loaded_bytes > free:  # else the system would end some process, likely this one
         raise DoesNotFit(
-            f"{choice.target.name} needs {choice.loaded / 2**30:.1f} GiB of memory and {free / 2**30:.1f} GiB are free "
-            f"on {choice.device}; close other programs, or choose a smaller model."
+            f"{choice.target.name} needs {choice.loaded_bytes / 2**30:.1f} GiB of memory and "
+            f"{free / 2**30:.1f} GiB are free on {choice.device}; close other programs, or choose a smaller model."
         )
     try:
         return Target.load(
@@ -132,7 +132,7 @@ class Engine:
         Raises what `choose` and the engine itself raise.
         """
         learn = settings.log and settings.pool == "user"
-        options = choices(card, settings, knowledge=Measurements(store, settings.exact, settings.context))
+        options = choices(card, settings, measurements=Measurements(store, settings.exact, settings.context))
         for choice, smaller in zip_longest(options, options[1:]):
             phrases = settings.pool != "off" and choice.drafter != "none"
             try:

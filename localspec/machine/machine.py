@@ -38,7 +38,7 @@ class Device:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def kind(self) -> str:
+    def type(self) -> str:
         """cpu, cuda or mps."""
         return self.name.partition(":")[0]
 

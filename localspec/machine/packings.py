@@ -9,23 +9,23 @@ _OPERATORS = {"int8": "aten::_weight_int8pack_mm", "int4": "aten::_weight_int4pa
 
 def lacking(quantize: str, device: str) -> str:
     """What this machine lacks to compute with none, int8, int4 or nf4 on a device: a clause, empty where nothing."""
-    kind = device.partition(":")[0]
+    device_type = device.partition(":")[0]
     if quantize == "none":
         return ""
-    if kind == "mps" and quantize in _OPERATORS:
+    if device_type == "mps" and quantize in _OPERATORS:
         import torch
 
         known = torch._C._dispatch_has_kernel_for_dispatch_key(_OPERATORS[quantize], "MPS")
         return "" if known else f"this build of torch has no {quantize} kernels for Apple's GPUs"
-    if kind == "cpu" and quantize == "int8":
+    if device_type == "cpu" and quantize == "int8":
         return "" if hardware.cpu_multiplies_int8() else "this build of torch has no int8 kernels for this processor"
     if quantize == "int4":
         return "int4 is for Apple's GPUs"
-    if kind not in ("cpu", "cuda"):
-        return f"{quantize} is not for {kind}"
-    if kind == "cpu" and "avx512_bf16" not in hardware.capabilities():
+    if device_type not in ("cpu", "cuda"):
+        return f"{quantize} is not for {device_type}"
+    if device_type == "cpu" and "avx512_bf16" not in hardware.capabilities():
         return "NF4 on a processor needs AVX512-BF16 instructions, which this one lacks"
-    if kind == "cuda" and quantize == "int8" and _older_than_turing(device):
+    if device_type == "cuda" and quantize == "int8" and _older_than_turing(device):
         return f"int8 on {device} needs a GPU of compute capability 7.5 or more"
     return "" if find_spec("bitsandbytes") else "bitsandbytes is not installed; pip install bitsandbytes"
 

@@ -25,17 +25,17 @@ def cost_effectiveness(speed: float, memory: float, plain_speed: float, plain_me
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 
-def packed(weights: int, rows: int, quantize: str, kind: str) -> int:
+def packed(weights: int, rows: int, quantize: str, device_type: str) -> int:
     """Bytes of matrices with so many weights and output channels together, packed on a kind of device."""
     if quantize == "int8":
         # a channel: scale, zero point and sum on a processor, a scale elsewhere
-        return weights + rows * {"cpu": 12, "cuda": 4, "mps": 2}[kind]
+        return weights + rows * {"cpu": 12, "cuda": 4, "mps": 2}[device_type]
     if quantize == "nf4":  # 64 weights share a scale of a byte, 256 of those another one
         return weights // 2 + weights // 64 + weights // (64 * 256) * 4
     return weights // 2 + weights // 32 * 4  # int4: a scale and a zero for 32 weights
 
 
-def weights(shape: Shape, dtype: str, quantize: str, kind: str, parameters: int | None = None) -> int:
+def weights(shape: Shape, dtype: str, quantize: str, device_type: str, parameters: int | None = None) -> int:
     """Bytes of a model's weights; of an embedding that is the head too there are two where the head is packed.
 
     `parameters` is their true number, where it is known.
@@ -43,12 +43,12 @@ def weights(shape: Shape, dtype: str, quantize: str, kind: str, parameters: int 
     item, parameters = ITEM[dtype], parameters or shape.parameters
     if quantize == "none":
         return parameters * item
-    if kind == "cuda":  # the head stays as it is
+    if device_type == "cuda":  # the head stays as it is
         matrices, rows, heads = shape.num_layers * shape.layer, shape.num_layers * shape.rows, 1 if shape.tied else 2
     else:
         matrices, rows, heads = shape.matrices, shape.num_layers * shape.rows + shape.vocab_size, 1
     rest = parameters - shape.parameters + (2 * shape.num_layers + 1) * shape.hidden_size  # norms, biases
-    return packed(matrices, rows, quantize, kind) + (heads * shape.embedding + max(0, rest)) * item
+    return packed(matrices, rows, quantize, device_type) + (heads * shape.embedding + max(0, rest)) * item
 
 
 def cache(shape: Shape, tokens: int, dtype: str) -> int:
@@ -56,19 +56,19 @@ def cache(shape: Shape, tokens: int, dtype: str) -> int:
     return shape.cached(-(-tokens // BUCKET) * BUCKET, ITEM[dtype])
 
 
-def tokenizer(shape: Shape, kind: str) -> int:
+def tokenizer(shape: Shape, device_type: str) -> int:
     """Bytes of the tokenizer while it is loaded: in main memory, of which a graphics card has none."""
-    return 0 if kind == "cuda" else TOKEN * shape.vocab_size
+    return 0 if device_type == "cuda" else TOKEN * shape.vocab_size
 
 
-def computing(dtype: str, quantize: str, kind: str) -> int:
+def computing(dtype: str, quantize: str, device_type: str) -> int:
     """Bytes of a number between the matrices, and of a weight of what is made for the target and drafts for it."""
-    return 4 if kind == "cpu" and quantize == "int8" else ITEM[dtype]
+    return 4 if device_type == "cpu" and quantize == "int8" else ITEM[dtype]
 
 
-def workspace(shape: Shape, dtype: str, quantize: str, kind: str, nodes: int) -> int:
+def workspace(shape: Shape, dtype: str, quantize: str, device_type: str, nodes: int) -> int:
     """Bytes of what a forward holds for a moment at most: of a chunk of a prompt, or of a tree's logits."""
-    item = computing(dtype, quantize, kind)
+    item = computing(dtype, quantize, device_type)
     layer = (
         shape.head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
         + 4 * shape.hidden_size
@@ -77,11 +77,11 @@ def workspace(shape: Shape, dtype: str, quantize: str, kind: str, nodes: int) ->
     return max(CHUNK * layer * item, (nodes + 1) * shape.vocab_size * (item + 4))
 
 
-def loading(shape: Shape, dtype: str, quantize: str, kind: str) -> int:
+def loading(shape: Shape, dtype: str, quantize: str, device_type: str) -> int:
     """Bytes beside the packed weights while the largest matrix is packed: it, and what becomes of it."""
     if quantize == "none":
         return 0
-    if kind == "cuda":  # the head is not packed
+    if device_type == "cuda":  # the head is not packed
         return 2 * shape.hidden_size * shape.intermediate_size * (ITEM[dtype] + 1)
     return shape.embedding * ((0 if shape.tied else ITEM[dtype]) + 1)
 
@@ -143,13 +143,15 @@ class Rates:
 
 def estimated_rates(device: Device, dtype: str, quantize: str) -> Rates:
     """From the bandwidth of a device's memory alone."""
-    kind, bandwidth = device.kind, device.bandwidth or _BANDWIDTH[device.kind]
+    device_type, bandwidth = device.type, device.bandwidth or _BANDWIDTH[device.type]
     matrix = Shape(1, 4096, 4096, 32, 32, 128, 1, 1)
-    size = weights(matrix, dtype, quantize, kind) / matrix.parameters
-    share = _SHARES[kind][quantize]
-    form = dtype if (kind, quantize) == ("cpu", "none") else quantize
-    growth = _GROWTH[kind, "bf16" if form == "fp16" else form]
-    return Rates(_ROWS, tuple(size / (bandwidth * share) * times for times in growth), (_LAYER[kind],) * len(_ROWS))
+    size = weights(matrix, dtype, quantize, device_type) / matrix.parameters
+    share = _SHARES[device_type][quantize]
+    form = dtype if (device_type, quantize) == ("cpu", "none") else quantize
+    growth = _GROWTH[device_type, "bf16" if form == "fp16" else form]
+    return Rates(
+        _ROWS, tuple(size / (bandwidth * share) * times for times in growth), (_LAYER[device_type],) * len(_ROWS)
+    )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from localspec.models.registry import NOWHERE, TargetCard, named_card
 from localspec.models.shape import Shape
 from localspec.policy.candidates import PAIRED
 from localspec.policy.measurements import MeasurementSource
-from localspec.policy.survey import Recommendation, offer
+from localspec.policy.survey import Recommendation, recommend
 
 WIDEST, SLACK = 4.5, 64 * 2**20  # bytes of a published weight at most, and of what else a file may hold
 
@@ -28,7 +28,7 @@ class PullSet:
     why: str
 
 
-def pull_set(card: TargetCard, drafter: str | None, machine: Machine, knowledge: MeasurementSource) -> PullSet:
+def pull_set(card: TargetCard, drafter: str | None, machine: Machine, measurements: MeasurementSource) -> PullSet:
     """What to fetch for a registered model: it and the published drafter that pays most, or the one that is named.
 
     Of one that came with localspec, or that is a directory, only the drafter. Raises UsageMistake for a drafter that
@@ -39,7 +39,7 @@ def pull_set(card: TargetCard, drafter: str | None, machine: Machine, knowledge:
     own = _of_card(card)
     if drafter is None:
         try:
-            found = offer(model_of(card), machine, knowledge, here=False)
+            found = recommend(model_of(card), machine, measurements, here=False)
         except LocalspecError:  # an entry without sizes
             first = [one.source for one in entry.drafters if one.source is not None][:1]
             return PullSet((*own, *first), "the first that is published, for its entry tells no sizes")
@@ -54,7 +54,7 @@ def pull_set(card: TargetCard, drafter: str | None, machine: Machine, knowledge:
 
 
 def _sources_of(found: Recommendation) -> tuple[Source, ...]:
-    candidate = found.way.candidate if found.way else None
+    candidate = found.plan.candidate if found.plan else None
     if candidate is None or candidate.here:
         return ()
     if candidate.small is not None:
@@ -89,7 +89,12 @@ def to_make(card: TargetCard) -> str | None:
 
 
 def fit(
-    name: str, config: Mapping[str, Any], weights: int, machine: Machine, knowledge: MeasurementSource, beside: int = 0
+    name: str,
+    config: Mapping[str, Any],
+    weights: int,
+    machine: Machine,
+    measurements: MeasurementSource,
+    beside: int = 0,
 ) -> tuple[bool | None, str]:
     """Whether a model with this config.json and so many bytes of weights fits here, and a sentence about it.
 
@@ -105,11 +110,13 @@ def fit(
             f"weights are {weights:,} bytes"
         )
     left = replace(machine, devices=tuple(replace(one, free=max(0, one.free - beside)) for one in machine.devices))
-    found = offer(Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters), left, knowledge, here=True)
-    if found.way is None or not found.fits:
+    found = recommend(
+        Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters), left, measurements, here=True
+    )
+    if found.plan is None or not found.fits:
         return False, f"{name} {found.reason}"
-    device = found.way.form.device
+    precision, device = found.plan.precision, found.plan.precision.device
     return True, (
-        f"{found.way.bytes / 2**30:.1f} GiB in {found.way.form} on {device.name}, of {device.usable / 2**30:.1f} GiB "
-        f"that may be taken; {found.reason}"
+        f"{found.plan.bytes / 2**30:.1f} GiB in {precision} on {device.name}, of {device.usable / 2**30:.1f} GiB that "
+        f"may be taken; {found.reason}"
     )

@@ -42,11 +42,11 @@ class Choice:
     quantize: str
     exact: bool
     context: int | None  # tokens; None is the model's own
-    loaded: int  # bytes of the target's weights and of all that the drafter holds
+    loaded_bytes: int  # of the target's weights and of all that the drafter holds
     bytes: int  # with cache, tree and workspace
     reason: str
     tokens_per_second: float | None = None  # predicted, or measured in earlier replies
-    effectiveness: float | None = None  # M
+    cost_effectiveness: float | None = None  # M
     trained: DrafterCard | None = None  # the drafter's weights, where it has some
     draft: "Choice | None" = None  # the small model, where one drafts
     parts: tuple[str, ...] = ()  # of Ouroboros
@@ -54,20 +54,20 @@ class Choice:
 
 
 def choose(
-    card: TargetCard, settings: Settings, machine: Machine | None = None, knowledge: MeasurementSource | None = None
+    card: TargetCard, settings: Settings, machine: Machine | None = None, measurements: MeasurementSource | None = None
 ) -> Choice:
     """Fills in what was left to `auto`, for a model that is here.
 
     Raises UsageMistake for what was named and cannot run here, DoesNotFit, and what `inspect` raises.
     """
-    return choices(card, settings, machine, knowledge)[0]
+    return choices(card, settings, machine, measurements)[0]
 
 
 def choices(
-    card: TargetCard, settings: Settings, machine: Machine | None = None, knowledge: MeasurementSource | None = None
+    card: TargetCard, settings: Settings, machine: Machine | None = None, measurements: MeasurementSource | None = None
 ) -> list[Choice]:
     """The choice, and behind it those that take less memory, for where it turns out not to fit."""
-    machine, knowledge = machine or this_machine(), knowledge or NoMeasurements()
+    machine, measurements = machine or this_machine(), measurements or NoMeasurements()
     if settings.drafter == "none" and isinstance(settings.draft_max, int):
         raise UsageMistake(f"--draft-max {settings.draft_max} has no effect without a drafter; leave one of them out.")
     nodes = AUTO_NODES if settings.draft_max == "auto" else settings.draft_max
@@ -82,36 +82,36 @@ def choices(
     alone: list[DoesNotFit] = []  # where the target fits, and the draft model that was named does not
     for device in devices:
         try:
-            forms = _forms(settings, device, model.parameters)
+            precisions = _precisions(settings, device, model.parameters)
         except UsageMistake as mistake:  # another device may have what was named
             refused.append(mistake)
             continue
-        ranked = run_plans(model, forms, knowledge, nodes or AUTO_NODES, settings.context)
+        ranked = run_plans(model, precisions, measurements, nodes or AUTO_NODES, settings.context)
         if settings.draft_device != "auto" and machine.device(settings.draft_device) != device:
-            ranked = [_beside(way, -way.candidate.bytes) if way.candidate.small else way for way in ranked]
+            ranked = [_beside(plan, -plan.candidate.bytes) if plan.candidate.small else plan for plan in ranked]
         draft, trouble = None, None
         if named.small is not None:
             try:
-                draft = _draft(named.small, settings, device.name, machine, knowledge)
+                draft = _draft(named.small, settings, device.name, machine, measurements)
             except DoesNotFit as error:
                 trouble = error
         needed = settings.draft_max != "auto" or settings.accept != "exact"  # some drafter, whether it pays or not
         taken = _taken(named, model, ranked, needed, draft, settings.context)
-        least.append(min(taken or ranked, key=lambda way: way.bytes))
-        fitting = [way for way in taken if way.fits]
+        least.append(min(taken or ranked, key=lambda plan: plan.bytes))
+        fitting = [plan for plan in taken if plan.fits]
         if fitting and trouble is not None:
             alone.append(trouble)
             continue
         # The device on which it is fastest; of two as fast, the one that torch names first.
         if fitting and (not found or fitting[0].speed > found[0][0].speed):
-            found = [(way, ranked) for way in (fitting[0], *_smaller(fitting))]
+            found = [(plan, ranked) for plan in (fitting[0], *_smaller(fitting))]
     if not least:
         raise refused[0]
     if not found and alone:
         raise alone[0]
     if not found:
-        raise DoesNotFit(_too_large(card, least[0], settings, machine, knowledge))
-    return [_choice(card, settings, named, nodes, way, ranked, machine, knowledge) for way, ranked in found]
+        raise DoesNotFit(_too_large(card, least[0], settings, machine, measurements))
+    return [_choice(card, settings, named, nodes, plan, ranked, machine, measurements) for plan, ranked in found]
 
 
 def _taken(
@@ -120,26 +120,26 @@ def _taken(
     """The ways that are in question, the one to take first, with the bytes of the drafter that was named."""
     if named.drafter == "auto":
         first = best(ranked, without=not needed)
-        simple = [way for way in ranked if way.candidate.name in (("phrases",) if needed else ("phrases", "none"))]
-        return simple if first is None else [first, *(way for way in simple if way is not first)]
-    same = [way for way in ranked if _same(named, way.candidate)]
+        simple = [plan for plan in ranked if plan.candidate.name in (("phrases",) if needed else ("phrases", "none"))]
+        return simple if first is None else [first, *(plan for plan in simple if plan is not first)]
+    same = [plan for plan in ranked if _same(named, plan.candidate)]
     if same:
         return same
     extra = 0
     if named.trained is not None:
         planned = min(context or PLANNED, model.shape.context)
-        form = ranked[0].form
-        numbers = computing(form.dtype, form.quantize, form.device.kind)
-        extra = held(named.trained, model.shape, form.dtype, numbers, planned)
-    if draft is not None and draft.device == ranked[0].form.device.name:
+        precision = ranked[0].precision
+        numbers = computing(precision.dtype, precision.quantize, precision.device.type)
+        extra = held(named.trained, model.shape, precision.dtype, numbers, planned)
+    if draft is not None and draft.device == ranked[0].precision.device.name:
         extra = draft.bytes - PROGRAM
-    plain = [way for way in ranked if way.candidate.name == "none"]
-    return [_beside(way, extra) for way in plain]
+    plain = [plan for plan in ranked if plan.candidate.name == "none"]
+    return [_beside(plan, extra) for plan in plain]
 
 
-def _beside(way: RunPlan, size: int) -> RunPlan:
+def _beside(plan: RunPlan, size: int) -> RunPlan:
     """With so many bytes more of a drafter."""
-    return replace(way, loaded=way.loaded + size, bytes=way.bytes + size)
+    return replace(plan, loaded_bytes=plan.loaded_bytes + size, bytes=plan.bytes + size)
 
 
 def _same(named: DrafterSpec, candidate: DrafterCandidate) -> bool:
@@ -150,7 +150,7 @@ def _same(named: DrafterSpec, candidate: DrafterCandidate) -> bool:
 
 def _smaller(fitting: Sequence[RunPlan]) -> list[RunPlan]:
     """The next way to try where the first turns out not to fit: the best that takes less."""
-    return [way for way in fitting[1:] if way.bytes < fitting[0].bytes][:1]
+    return [plan for plan in fitting[1:] if plan.bytes < fitting[0].bytes][:1]
 
 
 def _choice(
@@ -158,36 +158,36 @@ def _choice(
     settings: Settings,
     named: DrafterSpec,
     nodes: int,
-    way: RunPlan,
+    plan: RunPlan,
     ranked: Sequence[RunPlan],
     machine: Machine,
-    knowledge: MeasurementSource,
+    measurements: MeasurementSource,
 ) -> Choice:
     if named.drafter == "auto":
-        named = DrafterSpec(way.candidate.name.partition(":")[0], way.candidate.trained, way.candidate.small)
+        named = DrafterSpec(plan.candidate.name.partition(":")[0], plan.candidate.trained, plan.candidate.small)
     _check_rule(settings, named)
-    if settings.int8_threshold and (way.form.device.kind, way.form.quantize) != ("cuda", "int8"):
+    if settings.int8_threshold and (plan.precision.device.type, plan.precision.quantize) != ("cuda", "int8"):
         raise UsageMistake(
-            f"int8_threshold = {settings.int8_threshold} has no effect in {way.form} on {way.form.device.name}; remove "
-            "it, or give --quantize int8 and a device with CUDA."
+            f"int8_threshold = {settings.int8_threshold} has no effect in {plan.precision} on "
+            f"{plan.precision.device.name}; remove it, or give --quantize int8 and a device with CUDA."
         )
-    form, foreseen = way.form, _same(named, way.candidate)
-    draft = _draft(named.small, settings, form.device.name, machine, knowledge) if named.small else None
+    precision, foreseen = plan.precision, _same(named, plan.candidate)
+    draft = _draft(named.small, settings, precision.device.name, machine, measurements) if named.small else None
     return Choice(
         target=card,
         drafter=named.drafter,
         nodes=nodes if named.drafter != "none" else 0,
         fixed=settings.draft_max != "auto",
-        device=form.device.name,
-        dtype=form.dtype,
-        quantize=form.quantize,
+        device=precision.device.name,
+        dtype=precision.dtype,
+        quantize=precision.quantize,
         exact=settings.exact,
         context=settings.context,
-        loaded=way.loaded,
-        bytes=way.bytes,
-        reason=explained(way, ranked) if foreseen else f"{named.drafter} as asked, in {form}",
-        tokens_per_second=way.speed if foreseen else None,
-        effectiveness=way.effectiveness if foreseen else None,
+        loaded_bytes=plan.loaded_bytes,
+        bytes=plan.bytes,
+        reason=explained(plan, ranked) if foreseen else f"{named.drafter} as asked, in {precision}",
+        tokens_per_second=plan.speed if foreseen else None,
+        cost_effectiveness=plan.cost_effectiveness if foreseen else None,
         trained=named.trained,
         draft=draft,
         parts=settings.ouroboros if named.drafter == "ouroboros" else (),
@@ -206,31 +206,35 @@ def _check_rule(settings: Settings, named: DrafterSpec) -> None:
 
 
 def _too_large(
-    card: TargetCard, least: RunPlan, settings: Settings, machine: Machine, knowledge: MeasurementSource
+    card: TargetCard, least: RunPlan, settings: Settings, machine: Machine, measurements: MeasurementSource
 ) -> str:
     """What is missing, and the best model that would fit there: one that is here rather than one to be fetched."""
-    device, gib = least.form.device, 2.0**30
+    device, gib = least.precision.device, 2.0**30
     missing = (
-        f"{card.name} needs {least.bytes / gib:.1f} GiB of memory in {least.form} on {device.name}, and of "
+        f"{card.name} needs {least.bytes / gib:.1f} GiB of memory in {least.precision} on {device.name}, and of "
         f"{device.free / gib:.1f} GiB free {device.usable / gib:.1f} may be used"
     )
     if settings.context is not None and settings.context > PLANNED:  # with which others take more as well
         return f"{missing}; close other programs, or give a smaller --context."
     there = replace(machine, devices=(device,))
-    others = [one for one in recommendations(there, knowledge, here=False) if one.fits and one.card.name != card.name]
+    others = [
+        one for one in recommendations(there, measurements, here=False) if one.fits and one.card.name != card.name
+    ]
     # The best of those that are here; a toy only where there is nothing else.
     others.sort(key=lambda one: one.card.here and not (one.card.entry and one.card.entry.toy), reverse=True)
     for one in others[:1]:
-        assert one.way is not None
+        assert one.plan is not None
         fetch = "" if one.card.here else f" (`localspec pull {one.card.name}`)"
         return (
             f"{missing}; close other programs, give a smaller --context, or choose {one.card.name}{fetch}, which takes "
-            f"{one.way.bytes / gib:.1f} GiB."
+            f"{one.plan.bytes / gib:.1f} GiB."
         )
     return f"{missing}; close other programs, or give a smaller --context."
 
 
-def _draft(card: TargetCard, settings: Settings, device: str, machine: Machine, knowledge: MeasurementSource) -> Choice:
+def _draft(
+    card: TargetCard, settings: Settings, device: str, machine: Machine, measurements: MeasurementSource
+) -> Choice:
     """The small model, in the precision that suits its own size."""
     device = device if settings.draft_device == "auto" else settings.draft_device
     if machine.device(device) is None:
@@ -243,7 +247,7 @@ def _draft(card: TargetCard, settings: Settings, device: str, machine: Machine, 
         accept="exact", device=device, int8_threshold=0.0,
         quantize="auto" if device == "cpu" else "none",  # as ranking has it
     )  # fmt: skip
-    return choose(card, own, machine, knowledge)
+    return choose(card, own, machine, measurements)
 
 
 def _names(machine: Machine) -> str:
@@ -256,7 +260,7 @@ def _device(machine: Machine, name: str) -> Device:
     return device
 
 
-def _forms(settings: Settings, device: Device, parameters: int) -> list[Precision]:
+def _precisions(settings: Settings, device: Device, parameters: int) -> list[Precision]:
     """The forms that the settings leave open on a device. Raises UsageMistake for what was named and cannot be had."""
     dtype: str = settings.dtype
     quantize: str = settings.quantize
@@ -265,7 +269,7 @@ def _forms(settings: Settings, device: Device, parameters: int) -> list[Precisio
         raise UsageMistake(
             f"--quantize {quantize} cannot be had on {device.name}: {missing}; use another, none, or auto."
         )
-    if dtype == "fp16" and device.kind == "cpu":
+    if dtype == "fp16" and device.type == "cpu":
         raise UsageMistake("fp16 is many times slower than fp32 on a processor; use bf16, fp32 or auto there.")
     natural = natural_precisions(device, parameters)
     if dtype == "auto":
@@ -274,4 +278,4 @@ def _forms(settings: Settings, device: Device, parameters: int) -> list[Precisio
         quantize = "none"  # who names a format of numbers wants those
     if quantize != "auto":
         return [Precision(device, dtype, quantize)]
-    return [form for form in natural if not settings.exact or (device.kind, form.quantize) in INVARIANT]
+    return [precision for precision in natural if not settings.exact or (device.type, precision.quantize) in INVARIANT]

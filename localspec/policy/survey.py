@@ -21,49 +21,50 @@ class Recommendation:
     """A model on a machine: the best way to run it, of those that fit if any does. Without one, `reason` says why."""
 
     card: TargetCard
-    way: RunPlan | None
+    plan: RunPlan | None
     reason: str
     quality: int = 0
 
     @property
     def fits(self) -> bool:
-        return self.way is not None and self.way.fits
+        return self.plan is not None and self.plan.fits
 
 
-def recommendations(machine: Machine, knowledge: MeasurementSource, here: bool) -> list[Recommendation]:
+def recommendations(machine: Machine, measurements: MeasurementSource, here: bool) -> list[Recommendation]:
     """Every registered model, the best first: as it could be loaded now, or with all that could be fetched for it."""
-    found = [_offer(card, machine, knowledge, here) for card in known().values() if card.here or not here]
+    found = [_recommend(card, machine, measurements, here) for card in known().values() if card.here or not here]
     return sorted(found, key=lambda one: one.quality, reverse=True)
 
 
-def _offer(card: TargetCard, machine: Machine, knowledge: MeasurementSource, here: bool) -> Recommendation:
+def _recommend(card: TargetCard, machine: Machine, measurements: MeasurementSource, here: bool) -> Recommendation:
     try:
         model = model_of(card)
         if card.here and not tokenized(card.path):
             return Recommendation(card, None, "it has no tokenizer, and cannot be talked to")
-        return offer(model, machine, knowledge, here)
+        return recommend(model, machine, measurements, here)
     except LocalspecError as trouble:
         return Recommendation(card, None, str(trouble))
 
 
-def offer(model: Model, machine: Machine, knowledge: MeasurementSource, here: bool) -> Recommendation:
+def recommend(model: Model, machine: Machine, measurements: MeasurementSource, here: bool) -> Recommendation:
     """One model on this machine, as `recommendations`."""
     card = model.card
     fitting: list[tuple[RunPlan, Sequence[RunPlan]]] = []
     least: list[RunPlan] = []
     for device in machine.devices:
-        ranked = run_plans(model, natural_precisions(device, model.parameters), knowledge, AUTO_NODES)
-        if (way := best(ranked, here)) is not None:
-            fitting.append((way, ranked))
+        ranked = run_plans(model, natural_precisions(device, model.parameters), measurements, AUTO_NODES)
+        if (plan := best(ranked, here)) is not None:
+            fitting.append((plan, ranked))
         least.append(min(ranked, key=lambda one: one.bytes))
     quality = _quality(card, model)
     if fitting:
         chosen, others = max(fitting, key=lambda option: option[0].speed)
         return Recommendation(card, chosen, explained(chosen, others), quality)
     smallest = least[0]
+    precision, device = smallest.precision, smallest.precision.device
     reason = (
-        f"does not fit: {smallest.bytes / 2**30:.1f} GiB in {smallest.form} on {smallest.form.device.name}, of which "
-        f"{smallest.form.device.usable / 2**30:.1f} may be used"
+        f"does not fit: {smallest.bytes / 2**30:.1f} GiB in {precision} on {device.name}, of which "
+        f"{device.usable / 2**30:.1f} may be used"
     )
     return Recommendation(card, smallest, reason, quality)
 
@@ -87,9 +88,9 @@ def preferred(found: Sequence[Recommendation], prefer: Prefer | None = None) -> 
     if prefer == "speed" or (prefer is None and not quick):
         return max(possible, key=_speed)
     if prefer == "memory":
-        return min(quick or possible, key=lambda one: one.way.bytes if one.way else 0)
+        return min(quick or possible, key=lambda one: one.plan.bytes if one.plan else 0)
     return max(possible if prefer == "quality" else quick, key=lambda one: (one.quality, _speed(one)))
 
 
 def _speed(one: Recommendation) -> float:
-    return one.way.speed if one.way else 0.0
+    return one.plan.speed if one.plan else 0.0

@@ -214,7 +214,7 @@ def _mark(question: Question, wanted: DistillRequest, model: Sequence[str]) -> s
 
 
 def _load(choice: Choice) -> Any:
-    needed, free = choice.loaded, free_memory(choice.device)
+    needed, free = choice.loaded_bytes, free_memory(choice.device)
     if needed > free:
         raise DoesNotFit(
             f"{choice.target.name} needs {needed / 2**30:.1f} GiB of memory and {free / 2**30:.1f} GiB are free; "

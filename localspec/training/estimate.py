@@ -66,14 +66,14 @@ def hours(drafter: TrainedDrafter, rates: Rates, tokens: int) -> float:
 
 
 def outlook(
-    kind: str, card: TargetCard, machine: Machine, knowledge: MeasurementSource, tokens: int
+    kind: str, card: TargetCard, machine: Machine, measurements: MeasurementSource, tokens: int
 ) -> tuple[float, int]:
     """(hours, bytes of memory) of training a drafter as `localspec train` does unasked, about."""
-    choice = choose(card, replace(config.Settings(), drafter="none"), machine, knowledge)
+    choice = choose(card, replace(config.Settings(), drafter="none"), machine, measurements)
     drafter = shadow(kind, card, {}, choice)
     device = machine.device(choice.device)
     assert device is not None
-    rates = knowledge.rates(choice.device, choice.dtype, choice.quantize)
+    rates = measurements.rates(choice.device, choice.dtype, choice.quantize)
     rates = rates or estimated_rates(device, choice.dtype, choice.quantize)
     length = min(LENGTH, drafter.target.context)
     needed = needs(drafter, choice, length, drafter.owns_target)
@@ -92,10 +92,10 @@ def needs(drafter: TrainedDrafter, choice: Choice, length: int, changes_target: 
     drawn = 4 * drafter.depth * (STATES * shape.hidden_size + 2 * shape.intermediate_size + shape.num_heads * length)
     return Needs(
         # weights, gradient and two moments in fp32, beside the target
-        fixed=choice.loaded + 16 * count + LOGITS * 4 * ROWS * shape.vocab_size + drafter.depth * HELD + PROGRAM,
+        fixed=choice.loaded_bytes + 16 * count + LOGITS * 4 * ROWS * shape.vocab_size + drafter.depth * HELD + PROGRAM,
         token=read + learnt + drawn,
         # two checkpoints, for the former one stays until the next is whole; then the drafter, and perhaps a target
-        files=2 * 12 * count + 4 * count + (choice.loaded if changes_target else 0),
+        files=2 * 12 * count + 4 * count + (choice.loaded_bytes if changes_target else 0),
         learning=count,
     )
 

@@ -296,9 +296,9 @@ def test_mistakes(doctor, arguments, code, said):
 def invented(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Mac of which nothing is measured, and whose processor has a hostile name."""
     mac = machine(replace(apple(16, free=12), title="Apple\x1b[31m"), processor(24, free=20, bandwidth=None))
-    knowledge = SimpleNamespace(of=Told().of, rates=Told().rates, bandwidth=lambda device: None)
+    measurements = SimpleNamespace(of=Told().of, rates=Told().rates, bandwidth=lambda device: None)
     monkeypatch.setattr("localspec.cli.doctor.this_machine", lambda bandwidth: mac)
-    monkeypatch.setattr("localspec.cli.doctor.DeviceProfiler", lambda *_: knowledge)
+    monkeypatch.setattr("localspec.cli.doctor.DeviceProfiler", lambda *_: measurements)
     monkeypatch.setattr("localspec.cli.doctor.torch_trouble", lambda: "A card is found: do this.\x07")
     monkeypatch.setattr("localspec.machine.hardware.versions", lambda device: f"torch 7, {device}")
 

@@ -73,7 +73,7 @@ def test_its_bytes_are_known_before_it_is_loaded(demo_path: Path, dtype: str, qu
     """int8 has besides a scale, a zero point and a sum for each output channel."""
     card = TargetCard("demo", demo_path, None, "")
     settings = Settings(device="cpu", dtype=dtype, quantize=quantize)
-    known = choose(card, settings).loaded
+    known = choose(card, settings).loaded_bytes
     assert Target.load(demo_path, dtype=DTYPES[dtype], quantize=quantize).nbytes == pytest.approx(known, rel=within)
 
 

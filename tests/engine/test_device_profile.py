@@ -38,11 +38,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 def ask(path: Path | None) -> tuple[Rates | None, float]:
     told: list[str] = []
     if path is None:
-        knowledge = DeviceProfiler(None, told.append, told.append)
-        return knowledge.rates("cpu", "fp32", "int8"), knowledge.bandwidth("cpu")
+        measurements = DeviceProfiler(None, told.append, told.append)
+        return measurements.rates("cpu", "fp32", "int8"), measurements.bandwidth("cpu")
     with Store.open(path, told.append) as store:
-        knowledge = DeviceProfiler(store, told.append, told.append)
-        return knowledge.rates("cpu", "fp32", "int8"), knowledge.bandwidth("cpu")
+        measurements = DeviceProfiler(store, told.append, told.append)
+        return measurements.rates("cpu", "fp32", "int8"), measurements.bandwidth("cpu")
 
 
 def test_it_is_measured_once_and_kept(counted, tmp_path) -> None:
@@ -75,9 +75,9 @@ def test_what_cannot_be_measured_is_told_once_and_estimates_serve(counted, monke
         monkeypatch.setattr(device_profile, name, fail)
     told: list[str] = []
     with Store.open(tmp_path / "localspec.db", told.append) as store:
-        knowledge = DeviceProfiler(store, lambda _: None, told.append)
+        measurements = DeviceProfiler(store, lambda _: None, told.append)
         for _ in range(2):
-            assert knowledge.rates("cpu", "fp32", "int8") is None and knowledge.bandwidth("cpu") is None
+            assert measurements.rates("cpu", "fp32", "int8") is None and measurements.bandwidth("cpu") is None
         assert len(told) == 2 and all("could not be measured" in said and "\n" not in said for said in told)
     monkeypatch.setattr(device_profile, "_listed", lambda *_: RATES)
     with Store.open(tmp_path / "localspec.db", told.append) as store:

@@ -36,11 +36,11 @@ def test_a_tenth_of_all_memory_stays_free_or_600_mb(total: int, free: int, usabl
 
 def test_a_device_is_found_by_its_name_and_cuda_is_the_first_of_several() -> None:
     both = machine(gpu(), gpu(index=1))
-    assert [device.kind for device in both.devices] == ["cuda", "cuda", "cpu"]
+    assert [device.type for device in both.devices] == ["cuda", "cuda", "cpu"]
     assert both.device("cuda") == both.device("cuda:0") == both.devices[0]
     assert both.device("cuda:1") == both.devices[1] and both.device("cpu") == both.devices[2]
     assert both.device("mps") is both.device("cuda:2") is both.device("cud") is None
-    assert machine(apple()).devices[0].kind == "mps" and machine(processor()).device("cuda") is None
+    assert machine(apple()).devices[0].type == "mps" and machine(processor()).device("cuda") is None
 
 
 def test_this_machine_has_a_processor_with_memory() -> None:

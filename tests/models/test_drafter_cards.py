@@ -150,7 +150,7 @@ def test_the_choice_knows_the_weights(paths, model, monkeypatch):
     with_phrases = chosen("medusa+phrases")
     assert (with_phrases.drafter, with_phrases.trained.path) == ("medusa+phrases", path)
     assert chosen(f"{path}+phrases").drafter == "medusa+phrases"
-    assert chosen("medusa").loaded == chosen("none").loaded + 4 * 12
+    assert chosen("medusa").loaded_bytes == chosen("none").loaded_bytes + 4 * 12
     assert chosen("medusa", draft_max=0).trained is None
     assert chosen("phrases").trained is None
     monkeypatch.chdir(paths.drafters)

@@ -198,7 +198,7 @@ FORMS = [
     (device, dtype, quantize)
     for device in (processor(), gpu(), apple())
     for dtype in ("bf16", "fp32", "fp16")
-    for quantize in ("none", "int8", {"mps": "int4"}.get(device.kind, "nf4"))
+    for quantize in ("none", "int8", {"mps": "int4"}.get(device.type, "nf4"))
 ]
 
 
@@ -221,7 +221,7 @@ def test_an_estimate_is_bytes_over_a_share_of_the_bandwidth() -> None:
         plain = share(device, "bf16", "none", 2)
         assert 0.5 < plain < 0.9
         assert share(device, "fp32", "none", 4) == pytest.approx(plain), "another item, the same share"
-        for quantize, size in (("int8", 1.0), ("int4" if device.kind == "mps" else "nf4", 0.55)):
+        for quantize, size in (("int8", 1.0), ("int4" if device.type == "mps" else "nf4", 0.55)):
             assert 0.1 < share(device, "bf16", quantize, size) < plain, "to unpack takes time"
     bf16 = 1 / Estimate(SEVEN, estimated_rates(gpu(bandwidth=600e9), "bf16", "none")).at(1, CONTEXT)
     assert 30 < bf16 < 40, "a 7B in bf16 on a GPU of 600 GB/s"

@@ -1,4 +1,4 @@
-"""Which way to run a model pays on a machine that nobody has, and how that is explained."""
+"""Which plan to run a model pays on a machine that nobody has, and how that is explained."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from localspec.policy.prediction import CONTEXT, Acceptance, Rates
 from localspec.policy.ranking import SMALL, Precision, RunPlan, best, explained, natural_precisions, pays, run_plans
 
 GPU = gpu(24, packings=("int8",))
-FORM = Precision(GPU, "bf16", "none")
+PRECISION = Precision(GPU, "bf16", "none")
 
 
 def model(*published: Published, here: tuple[DrafterCard, ...] = ()) -> Model:
@@ -25,29 +25,29 @@ def model(*published: Published, here: tuple[DrafterCard, ...] = ()) -> Model:
 
 
 def names(found: list[RunPlan]) -> list[str]:
-    return [way.candidate.name for way in found]
+    return [plan.candidate.name for plan in found]
 
 
 def one(found: list[RunPlan], name: str, quantize: str = "none") -> RunPlan:
-    (way,) = (way for way in found if way.candidate.name == name and way.form.quantize == quantize)
-    return way
+    (plan,) = (plan for plan in found if plan.candidate.name == name and plan.precision.quantize == quantize)
+    return plan
 
 
-# -- forms ---------------------------------------------------------------------------------------------------------------
+# -- precisions ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_small_model_on_a_processor_is_in_fp32_and_a_larger_one_in_all_that_it_has() -> None:
     where = processor(packings=("int8", "nf4"))
-    assert [str(form) for form in natural_precisions(where, SMALL)] == ["fp32"]
-    assert [str(form) for form in natural_precisions(where, SMALL + 1)] == ["bf16", "int8", "nf4"]
-    assert {form.dtype for form in natural_precisions(processor(bf16=False), SMALL + 1)} == {"fp32"}
-    assert [str(form) for form in natural_precisions(gpu(), SMALL)] == ["bf16", "int8", "nf4"]
-    assert [str(form) for form in natural_precisions(apple(), SMALL)] == ["bf16", "int8", "int4"]
+    assert [str(precision) for precision in natural_precisions(where, SMALL)] == ["fp32"]
+    assert [str(precision) for precision in natural_precisions(where, SMALL + 1)] == ["bf16", "int8", "nf4"]
+    assert {precision.dtype for precision in natural_precisions(processor(bf16=False), SMALL + 1)} == {"fp32"}
+    assert [str(precision) for precision in natural_precisions(gpu(), SMALL)] == ["bf16", "int8", "nf4"]
+    assert [str(precision) for precision in natural_precisions(apple(), SMALL)] == ["bf16", "int8", "int4"]
 
 
 def test_an_older_gpu_computes_in_fp16() -> None:
     turing = replace(gpu(), dtypes=("fp16", "fp32"))
-    assert {form.dtype for form in natural_precisions(turing, SMALL)} == {"fp16"}
+    assert {precision.dtype for precision in natural_precisions(turing, SMALL)} == {"fp16"}
 
 
 # -- M -------------------------------------------------------------------------------------------------------------------
@@ -56,43 +56,50 @@ def test_an_older_gpu_computes_in_fp16() -> None:
 def test_m_is_against_the_fastest_plain_decoding_that_fits() -> None:
     found = run_plans(model(), natural_precisions(GPU, SEVEN.parameters), NoMeasurements(), 16)
     base = one(found, "none")
-    assert base.fits and base.effectiveness == 1
-    for way in found:
-        assert way.effectiveness == pytest.approx((way.speed / base.speed) / (way.bytes / base.bytes))
-    assert [way.effectiveness for way in found] == sorted((way.effectiveness for way in found), reverse=True)
+    assert base.fits and base.cost_effectiveness == 1
+    for plan in found:
+        assert plan.cost_effectiveness == pytest.approx((plan.speed / base.speed) / (plan.bytes / base.bytes))
+    assert [plan.cost_effectiveness for plan in found] == sorted(
+        (plan.cost_effectiveness for plan in found), reverse=True
+    )
     tight = gpu(24, free=12, packings=("int8",))
     found = run_plans(model(), natural_precisions(tight, SEVEN.parameters), NoMeasurements(), 16)
-    assert not one(found, "none").fits and one(found, "none", "int8").effectiveness == 1
+    assert not one(found, "none").fits and one(found, "none", "int8").cost_effectiveness == 1
     none = run_plans(model(), natural_precisions(gpu(4, packings=("int8",)), SEVEN.parameters), NoMeasurements(), 16)
-    assert one(none, "none").effectiveness == 1, "where nothing fits, the fastest of all"
+    assert one(none, "none").cost_effectiveness == 1, "where nothing fits, the fastest of all"
 
 
 def test_bytes_are_weights_drafter_cache_tree_workspace_and_the_program() -> None:
-    found = run_plans(model(Published("medusa", parameters=10**9)), [FORM], NoMeasurements(), 16)
-    plain_way, heads = one(found, "none"), one(found, "medusa+phrases") if "medusa+phrases" in names(found) else None
-    assert heads is None, "nobody knows what these heads bring"
-    assert plain_way.loaded == 2 * SEVEN.parameters
-    # a bucket of 256 slots more: behind 4096 tokens there is still the root
-    assert plain_way.bytes - plain_way.loaded > SEVEN.cached(4096 + 256, 2) + 100 * 2**20
-    short = one(run_plans(model(), [FORM], NoMeasurements(), 16, context=100), "none")
-    assert plain_way.bytes - short.bytes == SEVEN.cached(4096, 2)
-    with_heads = run_plans(
-        model(Published("medusa", parameters=10**9, accepted=Accepted(2.3, 4, "x"))), [FORM], NoMeasurements(), 16
+    found = run_plans(model(Published("medusa", parameters=10**9)), [PRECISION], NoMeasurements(), 16)
+    plain_decoding, heads = (
+        one(found, "none"),
+        one(found, "medusa+phrases") if "medusa+phrases" in names(found) else None,
     )
-    assert one(with_heads, "medusa").loaded == 2 * SEVEN.parameters + 2 * 10**9
+    assert heads is None, "nobody knows what these heads bring"
+    assert plain_decoding.loaded_bytes == 2 * SEVEN.parameters
+    # a bucket of 256 slots more: behind 4096 tokens there is still the root
+    assert plain_decoding.bytes - plain_decoding.loaded_bytes > SEVEN.cached(4096 + 256, 2) + 100 * 2**20
+    short = one(run_plans(model(), [PRECISION], NoMeasurements(), 16, context=100), "none")
+    assert plain_decoding.bytes - short.bytes == SEVEN.cached(4096, 2)
+    with_heads = run_plans(
+        model(Published("medusa", parameters=10**9, accepted=Accepted(2.3, 4, "x"))), [PRECISION], NoMeasurements(), 16
+    )
+    assert one(with_heads, "medusa").loaded_bytes == 2 * SEVEN.parameters + 2 * 10**9
 
 
 def test_planned_is_the_models_own_context_or_what_is_usual() -> None:
     long = Model(unfetched(BILLION), BILLION, BILLION.parameters)
     usual, asked = (
-        one(run_plans(long, [FORM], NoMeasurements(), 16, context), "none").bytes for context in (None, 4096)
+        one(run_plans(long, [PRECISION], NoMeasurements(), 16, context), "none").bytes for context in (None, 4096)
     )
     assert usual == asked
-    assert one(run_plans(long, [FORM], NoMeasurements(), 16, 8192), "none").bytes - usual == BILLION.cached(4096, 2)
+    assert one(run_plans(long, [PRECISION], NoMeasurements(), 16, 8192), "none").bytes - usual == BILLION.cached(
+        4096, 2
+    )
 
 
 def test_what_fits_is_what_may_be_used() -> None:
-    size = one(run_plans(model(), [FORM], NoMeasurements(), 16), "none").bytes
+    size = one(run_plans(model(), [PRECISION], NoMeasurements(), 16), "none").bytes
     for spare, fits in ((-1, False), (0, True)):
         where = Device("cuda:0", "", 100 * GIB, size + 10 * GIB + spare, ("bf16",))
         assert one(run_plans(model(), [Precision(where, "bf16", "none")], NoMeasurements(), 16), "none").fits == fits
@@ -111,7 +118,7 @@ def test_what_was_measured_is_taken_and_what_was_not_is_predicted() -> None:
 
 def test_replies_are_worth_nothing_without_what_their_rows_cost() -> None:
     told = Told({("cuda:0", "none"): ModelMeasurements(None, {"phrases": ReplyStats(2.5, 7, 0.25)})})
-    found = run_plans(model(), [FORM], told, 16)
+    found = run_plans(model(), [PRECISION], told, 16)
     assert not one(found, "phrases").measured and not one(found, "none").measured
     acceptance = one(found, "phrases").candidate.acceptance
     assert acceptance is not None and acceptance.origin == "as measured here", "but what was accepted is known"
@@ -122,80 +129,84 @@ def test_replies_of_a_pair_are_found_though_its_way_names_the_small_model() -> N
     key = reply_key("ouroboros", None, small.card)
     pair = replace(model(), small=small, small_here=True)
     told = Told({("cuda:0", "none"): ModelMeasurements(flat(0.05), {key: ReplyStats(3.0, 5, 0.5)})})
-    way = one(run_plans(pair, [FORM], told, 16), "ouroboros:small")
-    assert (way.measured, way.speed) == (True, pytest.approx(3.0 / 0.05 / 1.5))
-    assert way.candidate.here and way.loaded > 2 * SEVEN.parameters + LITTLE.parameters
+    plan = one(run_plans(pair, [PRECISION], told, 16), "ouroboros:small")
+    assert (plan.measured, plan.speed) == (True, pytest.approx(3.0 / 0.05 / 1.5))
+    assert plan.candidate.here and plan.loaded_bytes > 2 * SEVEN.parameters + LITTLE.parameters
 
 
 def test_rates_of_the_device_make_the_prediction() -> None:
     rates = Rates((1,), (1e-12,), (1e-4,))
-    found = run_plans(model(), [FORM], Told(devices={("cuda:0", "bf16", "none"): rates}), 16)
+    found = run_plans(model(), [PRECISION], Told(devices={("cuda:0", "bf16", "none"): rates}), 16)
     assert one(found, "none").speed == pytest.approx(1 / rates.forward(SEVEN, 1, CONTEXT))
 
 
 # -- which one is taken ----------------------------------------------------------------------------------------------------
 
 
-def way(name: str, effectiveness: float, *, measured: bool = False, size: int = 0, **more: object) -> RunPlan:
-    """A way whose M is said, on a GPU with room."""
-    form = more.pop("form", FORM)
+def plan(name: str, cost_effectiveness: float, *, measured: bool = False, size: int = 0, **more: object) -> RunPlan:
+    """A plan whose M is given, on a GPU with room."""
+    precision = more.pop("precision", PRECISION)
     source = more.pop("source", Source("org/medusa"))
     published = None if more.pop("here", True) else Published("medusa", source=source)  # type: ignore[arg-type]
     drafter = plain() if name == "none" else DrafterCandidate(
         name, size, Acceptance((0.5,), "by guess"), lambda nodes: 0.0, published=published
     )  # fmt: skip
     fits = more.pop("fits", True)
-    return RunPlan(form, drafter, 1, 1, GIB if fits else 99 * GIB, 10 * effectiveness, measured, effectiveness)  # type: ignore[arg-type]
+    return RunPlan(
+        precision, drafter, 1, 1, GIB if fits else 99 * GIB, 10 * cost_effectiveness, measured, cost_effectiveness
+    )  # type: ignore[arg-type]
 
 
 def taken(*ranked: RunPlan, **how: bool) -> str | None:
-    found = best(sorted(ranked, key=lambda way: way.effectiveness, reverse=True), **how)
+    found = best(sorted(ranked, key=lambda plan: plan.cost_effectiveness, reverse=True), **how)
     return None if found is None else found.candidate.name
 
 
 def test_a_drafter_must_be_clearly_better_than_a_simpler_one() -> None:
-    plain_way = way("none", 1.0)
-    assert taken(plain_way, way("phrases", 1.4), way("medusa", 1.46, measured=True)) == "phrases"
-    assert taken(plain_way, way("phrases", 1.4), way("medusa", 1.48, measured=True)) == "medusa"
-    assert taken(plain_way, way("medusa", 1.04, measured=True)) == "none"
-    assert taken(plain_way, way("medusa", 1.06, measured=True)) == "medusa"
-    assert taken(plain_way, way("phrases", 1.0)) == "phrases", "drafts that do not pay are cut to nothing"
+    plain_decoding = plan("none", 1.0)
+    assert taken(plain_decoding, plan("phrases", 1.4), plan("medusa", 1.46, measured=True)) == "phrases"
+    assert taken(plain_decoding, plan("phrases", 1.4), plan("medusa", 1.48, measured=True)) == "medusa"
+    assert taken(plain_decoding, plan("medusa", 1.04, measured=True)) == "none"
+    assert taken(plain_decoding, plan("medusa", 1.06, measured=True)) == "medusa"
+    assert taken(plain_decoding, plan("phrases", 1.0)) == "phrases", "drafts that do not pay are cut to nothing"
 
 
 def test_and_much_better_where_that_is_a_guess() -> None:
-    plain_way, phrases = way("none", 1.0), way("phrases", 1.4)
-    assert taken(plain_way, phrases, way("medusa", 1.68)) == "phrases"
-    assert taken(plain_way, phrases, way("medusa", 1.70)) == "medusa"
+    plain_decoding, phrases = plan("none", 1.0), plan("phrases", 1.4)
+    assert taken(plain_decoding, phrases, plan("medusa", 1.68)) == "phrases"
+    assert taken(plain_decoding, phrases, plan("medusa", 1.70)) == "medusa"
 
 
 def test_of_drafters_as_good_the_smaller_one() -> None:
-    heads = [way("medusa", 2.0, size=100), way("s3d", 1.95, size=10), way("semi", 1.5, size=1)]
-    assert taken(way("none", 1.0), *heads) == "s3d"
+    heads = [plan("medusa", 2.0, size=100), plan("s3d", 1.95, size=10), plan("semi", 1.5, size=1)]
+    assert taken(plan("none", 1.0), *heads) == "s3d"
 
 
 def test_what_does_not_fit_is_not_here_or_is_left_out_is_not_taken() -> None:
-    plain_way = way("none", 1.0)
-    assert taken(plain_way, way("medusa", 3.0, fits=False)) == "none"
-    assert taken(plain_way, way("medusa", 3.0, here=False)) == "none"
-    assert taken(plain_way, way("medusa", 3.0, here=False), here=False) == "medusa"
-    assert taken(plain_way, way("medusa", 3.0, here=False, source=None), here=False) == "none", "nobody publishes it"
-    assert taken(way("none", 1.0, fits=False), way("phrases", 1.4, fits=False)) is None
-    assert taken(plain_way, way("phrases", 1.2), without=False) == "phrases"
-    assert taken(plain_way, way("phrases", 0.9), without=False) is None
+    plain_decoding = plan("none", 1.0)
+    assert taken(plain_decoding, plan("medusa", 3.0, fits=False)) == "none"
+    assert taken(plain_decoding, plan("medusa", 3.0, here=False)) == "none"
+    assert taken(plain_decoding, plan("medusa", 3.0, here=False), here=False) == "medusa"
+    assert taken(plain_decoding, plan("medusa", 3.0, here=False, source=None), here=False) == "none", (
+        "nobody publishes it"
+    )
+    assert taken(plan("none", 1.0, fits=False), plan("phrases", 1.4, fits=False)) is None
+    assert taken(plain_decoding, plan("phrases", 1.2), without=False) == "phrases"
+    assert taken(plain_decoding, plan("phrases", 0.9), without=False) is None
 
 
-def test_a_drafter_whose_m_is_below_plain_decoding_in_its_own_form_is_never_taken() -> None:
+def test_a_drafter_whose_m_is_below_plain_decoding_in_its_own_precision_is_never_taken() -> None:
     eight = Precision(GPU, "bf16", "int8")
-    ranked = [way("phrases", 1.8, form=eight), way("none", 1.9, form=eight), way("none", 1.0)]
+    ranked = [plan("phrases", 1.8, precision=eight), plan("none", 1.9, precision=eight), plan("none", 1.0)]
     assert taken(*ranked) == "none"
     assert not pays(ranked[0], ranked) and pays(ranked[1], ranked) and pays(ranked[2], ranked)
 
 
 def test_on_apple_only_what_was_measured_to_be_faster_pays() -> None:
     mac = Precision(apple(48), "bf16", "int4")
-    plain_way = way("none", 1.0, form=mac)
-    for effectiveness, measured, drafter in ((3.0, False, "none"), (1.04, True, "none"), (1.06, True, "phrases")):
-        assert taken(plain_way, way("phrases", effectiveness, measured=measured, form=mac)) == drafter
+    plain_decoding = plan("none", 1.0, precision=mac)
+    for cost_effectiveness, measured, drafter in ((3.0, False, "none"), (1.04, True, "none"), (1.06, True, "phrases")):
+        assert taken(plain_decoding, plan("phrases", cost_effectiveness, measured=measured, precision=mac)) == drafter
 
 
 # -- S3D's point -----------------------------------------------------------------------------------------------------------
@@ -223,13 +234,13 @@ def test_under_a_cap_a_drafter_without_weights_of_its_own_needs_no_quantisation(
         found = run_plans(target, natural_precisions(device, SEVEN.parameters), told, 16, context=512)
         chosen = best(found, here=False)
         assert chosen is not None and chosen.fits
-        return found, f"{chosen.form} {chosen.candidate.name}"
+        return found, f"{chosen.precision} {chosen.candidate.name}"
 
     found, chosen = under(16)
     assert chosen == "bf16 s3d+phrases"
     assert one(found, "s3d").fits and not one(found, "parallelspec").fits
     quantised = one(found, "parallelspec", "int8")
-    assert quantised.fits and one(found, "s3d").effectiveness > quantised.effectiveness
+    assert quantised.fits and one(found, "s3d").cost_effectiveness > quantised.cost_effectiveness
     assert one(found, "s3d").speed > 1.5 * quantised.speed
     assert under(24)[1] == "bf16 parallelspec+phrases"
     assert under(12)[1].startswith("int8 ")
@@ -238,16 +249,16 @@ def test_under_a_cap_a_drafter_without_weights_of_its_own_needs_no_quantisation(
 # -- the small model of a pair ---------------------------------------------------------------------------------------------
 
 
-def test_a_draft_model_is_in_the_form_of_its_own_size() -> None:
+def test_a_draft_model_is_in_the_precision_of_its_own_size() -> None:
     little, large = (
         Model(unfetched(shape, name="small"), shape, shape.parameters) for shape in (LITTLE, BILLION)
     )  # fmt: skip
     cpu = processor(48)
     for small, where, at_most in ((little, cpu, 5), (large, cpu, 2), (large, GPU, 2.1)):
-        form = Precision(where, "bf16", "none")
+        precision = Precision(where, "bf16", "none")
         found = run_plans(
             replace(model(Published("draft_model", accepted=Accepted(3, 5, "x"))), small=small),
-            [form],
+            [precision],
             NoMeasurements(),
             16,
         )
@@ -260,32 +271,36 @@ def test_a_draft_model_is_in_the_form_of_its_own_size() -> None:
 # -- reasons ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_reason_tells_form_speed_m_and_what_they_rest_on() -> None:
-    assert explained(way("none", 1.0, measured=True), [way("none", 1.0)]) == (
+def test_a_reason_tells_precision_speed_m_and_what_they_rest_on() -> None:
+    assert explained(plan("none", 1.0, measured=True), [plan("none", 1.0)]) == (
         "plain decoding in bf16: 10 tokens/s, M 1.00 (measured here)"
     )
-    ranked = [way("phrases", 1.4), way("none", 1.0)]
+    ranked = [plan("phrases", 1.4), plan("none", 1.0)]
     assert explained(ranked[0], ranked) == (
         "phrases in bf16: 14 tokens/s, M 1.40 (predicted; 1.50 tokens/step by guess)"
     )
 
 
 def test_a_reason_for_plain_decoding_tells_what_does_not_pay() -> None:
-    ranked = [way("none", 1.0), way("medusa", 0.8), way("phrases", 0.7)]
+    ranked = [plan("none", 1.0), plan("medusa", 0.8), plan("phrases", 0.7)]
     assert explained(ranked[0], ranked).endswith("; medusa would have 0.80 of plain decoding's M, so it is left out")
-    better = [way("medusa", 2.0), way("none", 1.0)]
+    better = [plan("medusa", 2.0), plan("none", 1.0)]
     assert "left out" not in explained(better[1], better)
-    elsewhere = [way("none", 1.0), way("medusa", 0.8, here=False), way("s3d", 0.5, form=Precision(GPU, "bf16", "int8"))]
+    elsewhere = [
+        plan("none", 1.0),
+        plan("medusa", 0.8, here=False),
+        plan("s3d", 0.5, precision=Precision(GPU, "bf16", "int8")),
+    ]
     assert explained(elsewhere[0], elsewhere[:2]).endswith(
         "; medusa, which is not here, would have 0.80 of plain decoding's M, so it is left out"
     )
-    mac = way("none", 1.0, form=Precision(apple(), "bf16", "int4"))
+    mac = plan("none", 1.0, precision=Precision(apple(), "bf16", "int4"))
     assert "speculation is off on Apple's GPUs until `localspec bench`" in explained(mac, [mac])
 
 
 def test_a_trained_drafter_that_is_here_takes_part() -> None:
     heads = trained("medusa", 10**8, 0.9, 0.8, 0.7)
-    chosen = best(run_plans(model(here=(heads,)), [FORM], NoMeasurements(), 16))
+    chosen = best(run_plans(model(here=(heads,)), [PRECISION], NoMeasurements(), 16))
     assert chosen is not None and chosen.candidate.trained == heads
 
 
@@ -293,7 +308,7 @@ def test_a_draft_model_keeps_the_whole_text_too() -> None:
     small = Model(unfetched(LITTLE, name="small"), LITTLE, LITTLE.parameters)
     pair = replace(model(Published("draft_model", accepted=Accepted(3, 5, "x"))), small=small, small_here=True)
     short, long = (
-        one(run_plans(pair, [FORM], NoMeasurements(), 16, context=tokens), "draft_model:small")
+        one(run_plans(pair, [PRECISION], NoMeasurements(), 16, context=tokens), "draft_model:small")
         for tokens in (256, 1024)
     )
     assert long.candidate.bytes - short.candidate.bytes == LITTLE.cached(1024 - 256, 2)

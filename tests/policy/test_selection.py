@@ -50,7 +50,7 @@ def test_auto_takes_phrases_in_the_precision_whose_m_is_best() -> None:
         None,
         None,
     )
-    assert choice.effectiveness is not None and choice.effectiveness > 1
+    assert choice.cost_effectiveness is not None and choice.cost_effectiveness > 1
     assert taken(machine(processor(32, packings=()))) == ("cpu", "bf16", "none")
     assert taken(machine(processor(48, packings=(), bf16=False))) == ("cpu", "fp32", "none")
     assert taken(NF4) == ("cpu", "bf16", "nf4")
@@ -111,9 +111,9 @@ def test_what_was_asked_for_is_in_the_choice() -> None:
 def test_bytes_are_those_of_the_precision_and_all_of_it_is_more_than_the_weights() -> None:
     for settings, size in ((Settings(quantize="none"), 2), (Settings(dtype="fp32"), 4)):
         choice = choose(CARD, settings, HERE)
-        assert choice.loaded == size * SEVEN.parameters
-        assert choice.loaded + 2 * GIB * size // 2 < choice.bytes < choice.loaded + 6 * GIB
-    assert SEVEN.parameters < choose(CARD, Settings(), HERE).loaded < 1.1 * SEVEN.parameters
+        assert choice.loaded_bytes == size * SEVEN.parameters
+        assert choice.loaded_bytes + 2 * GIB * size // 2 < choice.bytes < choice.loaded_bytes + 6 * GIB
+    assert SEVEN.parameters < choose(CARD, Settings(), HERE).loaded_bytes < 1.1 * SEVEN.parameters
 
 
 def test_a_context_that_was_asked_for_takes_its_bytes_and_no_more_than_the_model_holds() -> None:
@@ -337,7 +337,7 @@ def small(tmp_path: Path) -> str:
 def test_a_named_drafter_that_cannot_be_predicted_is_taken_without_a_forecast(small: str) -> None:
     for name in ("lookahead", "lookahead+phrases", f"ouroboros:{small}", f"draft_model:{small}+phrases"):
         choice = choose(CARD, Settings(drafter=name), HERE)
-        assert (choice.tokens_per_second, choice.effectiveness) == (None, None)
+        assert (choice.tokens_per_second, choice.cost_effectiveness) == (None, None)
         assert "as asked" in choice.reason and choice.nodes == AUTO_NODES
     assert choose(CARD, Settings(drafter="phrases"), HERE).tokens_per_second
 
@@ -346,8 +346,8 @@ def test_a_published_pair_is_predicted_and_another_small_model_is_not(small: str
     pair = Published("draft_model", accepted=Accepted(3.0, 5, "a paper"))
     card = unfetched(SEVEN, draft="demo-draft", drafters=(pair,))
     own, other = (choose(card, Settings(drafter=f"draft_model{of}"), HERE) for of in ("", f":{small}"))
-    assert "a paper" in own.reason and own.effectiveness and own.draft and own.draft.target.name == "demo-draft"
-    assert other.effectiveness is None and other.draft and str(other.draft.target.path) == small
+    assert "a paper" in own.reason and own.cost_effectiveness and own.draft and own.draft.target.name == "demo-draft"
+    assert other.cost_effectiveness is None and other.draft and str(other.draft.target.path) == small
     assert own.parts == ()
 
 
@@ -361,9 +361,9 @@ def test_a_draft_model_has_a_precision_and_a_device_of_its_own(small: str) -> No
         "ouroboros", "int8", "fp32", "none",
     )  # fmt: skip
     assert choice.parts == Settings().ouroboros
-    assert choice.draft.loaded == 44 * 4
+    assert choice.draft.loaded_bytes == 44 * 4
     plain = choose(CARD, Settings(drafter="none"), HERE)
-    assert 44 * 4 <= choice.loaded - plain.loaded == choice.bytes - plain.bytes < 10**7, "it is counted"
+    assert 44 * 4 <= choice.loaded_bytes - plain.loaded_bytes == choice.bytes - plain.bytes < 10**7, "it is counted"
     assert drafting(f"draft_model:{small}+phrases").drafter == "draft_model+phrases"
     assert drafting(f"draft_model:{small}").parts == ()
     assert drafting(ouroboros=("history",)).parts == ("history",)
@@ -385,7 +385,7 @@ def test_a_draft_model_is_beside_its_target_unless_a_device_is_named(small: str)
     assert together.draft is not None and apart.draft is not None
     assert (together.device, together.draft.device, together.draft.quantize) == ("cuda:0", "cuda:0", "none")
     assert (apart.device, apart.draft.device) == ("cuda:0", "cpu")
-    assert apart.loaded < together.loaded and apart.bytes < together.bytes, "bytes are those of the device"
+    assert apart.loaded_bytes < together.loaded_bytes and apart.bytes < together.bytes, "bytes are those of the device"
     assert drafting(draft_device="cuda").bytes == together.bytes
     for wrong in ("mps", "cuda:7"):
         with pytest.raises(
@@ -399,7 +399,7 @@ def test_a_predicted_pair_takes_no_memory_of_the_target_s_device_when_it_drafts_
     both, named = machine(gpu(24), processor(64)), {"drafter": "ouroboros", "quantize": "none"}
     together, apart = choose(card, Settings(**named), both), choose(card, Settings(**named, draft_device="cpu"), both)
     assert "a paper" in together.reason and "a paper" in apart.reason, "foreseen, though the small model has one itself"
-    assert apart.loaded == 2 * SEVEN.parameters < together.loaded
+    assert apart.loaded_bytes == 2 * SEVEN.parameters < together.loaded_bytes
 
 
 def test_a_model_without_a_small_one_says_how_to_name_it() -> None:
@@ -472,5 +472,5 @@ def test_a_drafter_of_which_nobody_knows_what_it_brings_takes_its_bytes_all_the_
     monkeypatch.setattr("localspec.policy.drafter_spec.find_drafter", lambda *_: own)
     without = choose(CARD, Settings(drafter="none", quantize="none"), HERE)
     beside = choose(CARD, Settings(drafter="parallelspec", quantize="none"), HERE)
-    assert beside.trained == own and without.loaded == 2 * SEVEN.parameters
-    assert beside.loaded - without.loaded == 2 * 10**9 + SEVEN.cached(4096, 2)
+    assert beside.trained == own and without.loaded_bytes == 2 * SEVEN.parameters
+    assert beside.loaded_bytes - without.loaded_bytes == 2 * 10**9 + SEVEN.cached(4096, 2)

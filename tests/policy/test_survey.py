@@ -43,7 +43,7 @@ def test_the_best_that_fits_and_is_read_as_fast_as_it_comes(registry) -> None:
     assert taken(found) == "best"
     assert taken(recommendations(machine(gpu(4.5), processor(8)), NoMeasurements(), here=False)) == "good"
     slow = recommendations(machine(processor(64, bandwidth=30e9)), NoMeasurements(), here=False)
-    speeds = {one.card.name: one.way.speed for one in slow if one.way}
+    speeds = {one.card.name: one.plan.speed for one in slow if one.plan}
     assert speeds["good"] < LEAST_SPEED < speeds["middle"] and taken(slow) == "middle"
 
 
@@ -51,7 +51,7 @@ def test_what_is_preferred_changes_that_and_nothing_else(registry) -> None:
     registry(small=(LITTLE, 10), middle=(BILLION, 20), good=(PHI, 30), best=(SEVEN, 40))
     slow = recommendations(machine(processor(64, bandwidth=30e9)), NoMeasurements(), here=False)
     assert [taken(slow, prefer) for prefer in ("speed", "memory", "quality")] == ["small", "small", "best"]
-    assert len({id(one.way) for one in slow}) == 4
+    assert len({id(one.plan) for one in slow}) == 4
 
 
 def test_where_nothing_is_fast_the_fastest_of_those_that_fit(registry) -> None:
@@ -62,7 +62,7 @@ def test_where_nothing_is_fast_the_fastest_of_those_that_fit(registry) -> None:
 def test_what_does_not_fit_is_listed_with_what_is_missing_and_never_taken(registry) -> None:
     registry(best=(SEVEN, 40))
     (found,) = recommendations(machine(processor(4)), NoMeasurements(), here=False)
-    assert not found.fits and found.way is not None and found.way.bytes > 4 * GIB
+    assert not found.fits and found.plan is not None and found.plan.bytes > 4 * GIB
     assert found.reason.startswith("does not fit: ") and "GiB" in found.reason
     assert taken([found]) is None and taken([]) is None
 
@@ -70,17 +70,19 @@ def test_what_does_not_fit_is_listed_with_what_is_missing_and_never_taken(regist
 def test_an_entry_without_sizes_costs_the_others_nothing(registry) -> None:
     registry(odd=(None, 50), good=(PHI, 30))
     found = recommendations(machine(gpu(24)), NoMeasurements(), here=False)
-    assert {one.card.name: one.way is None for one in found} == {"odd": True, "good": False}
-    assert taken(found) == "good" and "add a shape" in next(one.reason for one in found if one.way is None)
+    assert {one.card.name: one.plan is None for one in found} == {"odd": True, "good": False}
+    assert taken(found) == "good" and "add a shape" in next(one.reason for one in found if one.plan is None)
 
 
 def test_a_toy_is_taken_only_where_nothing_else_fits() -> None:
     def offered(card: TargetCard, quality: int) -> Recommendation:
-        way = offers_of(card)
-        return Recommendation(card, way, "", quality)
+        plan = offers_of(card)
+        return Recommendation(card, plan, "", quality)
 
     def offers_of(card: TargetCard):
-        return survey.offer(survey.Model(card, LITTLE, LITTLE.parameters), machine(), NoMeasurements(), here=True).way
+        return survey.recommend(
+            survey.Model(card, LITTLE, LITTLE.parameters), machine(), NoMeasurements(), here=True
+        ).plan
 
     real = TargetCard("real", NOWHERE, None, "", "", Entry("real", path=Path("somewhere")))
     assert taken([offered(TOY, 99), offered(real, 1)]) == "real"
@@ -97,7 +99,7 @@ def test_a_directory_that_is_gone_is_told_as_such(tmp_path, monkeypatch) -> None
     card = TargetCard("own", tmp_path / "gone", None, "", Entry("own", path=str(tmp_path / "gone")))
     monkeypatch.setattr(survey, "known", lambda: {"own": card})
     (found,) = recommendations(machine(gpu(24)), NoMeasurements(), here=True)
-    assert found.way is None and "gone" in found.reason and "tokenizer" not in found.reason
+    assert found.plan is None and "gone" in found.reason and "tokenizer" not in found.reason
 
 
 def test_only_what_is_here_where_that_is_asked(registry) -> None:
