@@ -110,7 +110,7 @@ def train(
             kind=kind, card=card, name=_name(card), options=parsed(kind, option or []), examples=examples,
             data=[file.name for file in files], directory=directory,
             command=_command(kind, card, files, option or [], locals()),
-            length=length, batch=batch, at_once=at_once, rate=rate, seed=seed, soft=labels == "soft",
+            length=length, batch=batch, at_once=at_once, rate=rate, seed=seed, distill=labels == "soft",
             steps=steps, hours=hours, epochs=epochs if steps or hours or epochs else 1.0,
             save_seconds=save_every, force=force,
         )  # fmt: skip

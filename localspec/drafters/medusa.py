@@ -116,7 +116,7 @@ class Drafter(ParallelDrafter):
 
     def observe(self, step: Step) -> None:
         """Judges what was proposed; keeps the state that predicted the new root, which is that of the last row."""
-        self.judge(step)
+        self.calibrate(step)
         self._state = step.hidden[-1:].clone()  # a copy: the rest of a chunk of prefill need not stay
 
     def rewind(self, length: int) -> None:
@@ -132,7 +132,7 @@ class Drafter(ParallelDrafter):
         logits = self._logits(self._state.expand(depths, 1, -1), slice(depths))[:, 0]
         if self.options.tree == "static" and context.sampling.rule != "rejection":
             return self._static(context, logits)
-        return self.proposed(context, logits, 1 if self.options.tree == "chain" else RANKS)
+        return self.build_tree(context, logits, 1 if self.options.tree == "chain" else RANKS)
 
     def _logits(self, x: torch.Tensor, heads: slice) -> torch.Tensor:
         """What these heads make of states: [heads, rows, width] -> [heads, rows, vocabulary]."""
@@ -146,7 +146,7 @@ class Drafter(ParallelDrafter):
     def _static(self, context: Context, logits: torch.Tensor) -> DraftTree:
         """The sparse tree, filled in. How often its nodes are right is for the budget to see: it has no chances."""
         nodes = context.nodes
-        levels = context.sampling.candidates(logits, self.places(context, logits), min(nodes, RANKS))
+        levels = context.sampling.candidates(logits, self.positions(context, logits), min(nodes, RANKS))
         accuracies = self.accuracies or [UNMEASURED] * len(levels)
         ranks = sparse_tree(
             tuple(tuple(known[: len(level)]) for known, level in zip(accuracies, levels, strict=False)), nodes
@@ -164,24 +164,24 @@ class Drafter(ParallelDrafter):
         """
         adapted = self.adapters is not None and self.progress >= self.options.warmup
         states = self.adapted(batch.tokens) if adapted else batch.hidden
-        by_depth = [self._foresight(states, batch, ahead) for ahead in range(1, self.depth + 1)]
+        depth_losses = [self._depth_loss(states, batch, ahead) for ahead in range(1, self.depth + 1)]
         loss = torch.stack(
-            [_mean(seen) * self.options.decay**ahead for ahead, seen in enumerate(by_depth, start=1)]
+            [_mean(seen) * self.options.decay**ahead for ahead, seen in enumerate(depth_losses, start=1)]
         ).sum()
         if adapted:
-            loss = _mean(self._foresight(states, batch, 0)) + self.options.balance * loss
-        return LossOutput(loss, by_depth)
+            loss = _mean(self._depth_loss(states, batch, 0)) + self.options.balance * loss
+        return LossOutput(loss, depth_losses)
 
-    def _foresight(self, states: torch.Tensor, batch: Batch, ahead: int) -> DepthLoss:
+    def _depth_loss(self, states: torch.Tensor, batch: Batch, ahead: int) -> DepthLoss:
         """Of the tokens `ahead` places behind the next one, where they count. 0 ahead is the target's own head."""
         count = max(batch.tokens.shape[1] - 1 - ahead, 0)
-        where = batch.counts[:, 1 + ahead :]
-        labels = batch.hidden[:, ahead : ahead + count] if batch.soft else batch.tokens[:, 1 + ahead :]
+        where = batch.loss_mask[:, 1 + ahead :]
+        labels = batch.hidden[:, ahead : ahead + count] if batch.distill else batch.tokens[:, 1 + ahead :]
 
         def head(rows: torch.Tensor) -> torch.Tensor:
             return self._logits(rows[None], slice(ahead - 1, ahead))[0] if ahead else self.target.head(rows)
 
-        return cross_entropy(states[:, :count][where], head, labels[where], self.target.head if batch.soft else None)
+        return cross_entropy(states[:, :count][where], head, labels[where], self.target.head if batch.distill else None)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """What learns, in groups for an optimiser: `params`, and `lr_scale`, by which the learning rate is multiplied.

@@ -164,7 +164,7 @@ class Drafter(ParallelDrafter):
 
     def observe(self, step: Step) -> None:
         """Judges what was proposed; keeps the target's features at the rows that are now in its cache."""
-        self.judge(step)
+        self.calibrate(step)
         if self.options.form == "eagle":
             self._features += step.hidden.unbind()
 
@@ -182,13 +182,13 @@ class Drafter(ParallelDrafter):
         known = self.options.form != "eagle" or len(self._features) == position - 1
         if not nodes or not known:
             return DraftTree((context.root,), (-1,))
-        return self.proposed(
-            context, self._logits(self._foreseen(context.committed, min(self.options.masks, nodes - 1)))
+        return self.build_tree(
+            context, self._logits(self._predict(context.committed, min(self.options.masks, nodes - 1)))
         )
 
-    def _foreseen(self, committed: Sequence[int], masks: int) -> torch.Tensor:
+    def _predict(self, committed: Sequence[int], masks: int) -> torch.Tensor:
         """States [1 + masks, width] of the root and of the masks behind it; the real rows stay in the cache."""
-        self.settle()
+        self.cast_for_inference()
         while len(committed) - self._cache.length > CHUNK:
             self._read_rows(committed[self._cache.length : self._cache.length + CHUNK], 0)
         new = len(committed) - self._cache.length
@@ -243,7 +243,7 @@ class Drafter(ParallelDrafter):
             return logits
         return F.pad(logits, (0, len(self.never) - logits.shape[1])).masked_fill(self.never, float("-inf"))
 
-    def settle(self) -> None:
+    def cast_for_inference(self) -> None:
         """As of `TrainedDrafter`, in the precision of the weights, which the cache has too."""
         if self.masks.dtype != self.target.dtype and not self.masks.requires_grad:
             with torch.inference_mode(False):
@@ -261,48 +261,48 @@ class Drafter(ParallelDrafter):
         states: list[list[torch.Tensor]] = [[] for _ in range(self.depth)]
         places: list[list[torch.Tensor]] = [[] for _ in range(self.depth)]
         n = batch.tokens.shape[1]
-        for text, counts in enumerate(batch.counts):
-            end = int(counts.nonzero().max()) + 1 if counts.any() else 0
+        for text, loss_mask in enumerate(batch.loss_mask):
+            end = int(loss_mask.nonzero().max()) + 1 if loss_mask.any() else 0
             if end < 2:
                 continue
-            group = self.group(counts[:end], batch.random)
+            group = self.group(loss_mask[:end], batch.generator)
             seen, at = self.states(batch.tokens[text, :end], batch.hidden[text, :end], group), group.positions
-            taught = (at + 1 < end) & counts[(at + 1).clamp(max=end - 1)]
+            taught = (at + 1 < end) & loss_mask[(at + 1).clamp(max=end - 1)]
             for depth in range(self.depth):
                 rows = taught & (group.depth == depth)
                 states[depth].append(seen[rows])
                 places[depth].append(text * n + at[rows])
-        total, by_depth = self.masks.sum() * 0, []  # a batch that teaches nothing has a gradient, too
+        total, depth_losses = self.masks.sum() * 0, []  # a batch that teaches nothing has a gradient, too
         for depth in range(self.depth):
             if not states[depth]:
-                by_depth.append(DepthLoss(total, torch.zeros(RANKS, dtype=torch.long, device=total.device), 0))
+                depth_losses.append(DepthLoss(total, torch.zeros(RANKS, dtype=torch.long, device=total.device), 0))
                 continue
             seen, at = torch.cat(states[depth]), torch.cat(places[depth])
-            found = self._foresight(seen, at, batch)
+            found = self._depth_loss(seen, at, batch)
             loss = found.loss / max(found.count, 1)
             if self.options.form == "eagle" and len(at):
                 loss = TOKEN * loss + FEATURE * F.smooth_l1_loss(seen.float(), batch.hidden.flatten(0, 1)[at].float())
             total = total + self.options.decay**depth * loss
-            by_depth.append(found)
-        return LossOutput(total, by_depth)
+            depth_losses.append(found)
+        return LossOutput(total, depth_losses)
 
-    def _foresight(self, states: torch.Tensor, at: torch.Tensor, batch: Batch) -> DepthLoss:
+    def _depth_loss(self, states: torch.Tensor, at: torch.Tensor, batch: Batch) -> DepthLoss:
         """Of rows that stand at places `at` of all texts, one behind the other."""
-        labels = batch.hidden.flatten(0, 1)[at] if batch.soft else batch.tokens.flatten()[at + 1]
+        labels = batch.hidden.flatten(0, 1)[at] if batch.distill else batch.tokens.flatten()[at + 1]
         own = self.model.config.vocab_size  # none where the head is the target's
         kept = torch.arange(own, device=at.device) if 0 < own < self.target.transformer.config.vocab_size else None
-        return cross_entropy(states, self._head, labels, self.target.head if batch.soft else None, kept)
+        return cross_entropy(states, self._head, labels, self.target.head if batch.distill else None, kept)
 
-    def group(self, counts: torch.Tensor, random: torch.Generator) -> Group:
+    def group(self, loss_mask: torch.Tensor, generator: torch.Generator) -> Group:
         """The rows of a text of which counts [n] are worth foreseeing: anchors at random, as many as there is room for.
 
         An anchor has mask d only if it has all masks before it, and the text a token for it to foresee.
         """
-        n, device = len(counts), counts.device
-        anchors = counts[2:].nonzero()[:, 0]
+        n, device = len(loss_mask), loss_mask.device
+        anchors = loss_mask[2:].nonzero()[:, 0]
         shares = [max((1 - self.options.drop) ** depth, LEAST_KEPT) for depth in range(1, self.depth)]
         room = (max(ROWS, 2 * n) - n) / sum(shares)
-        chosen = anchors[torch.randperm(len(anchors), generator=random).to(device)]
+        chosen = anchors[torch.randperm(len(anchors), generator=generator).to(device)]
         kept = [chosen[: round(min(len(chosen), room) * share)] for share in shares]
         kept = [some[some + depth + 1 < n] for depth, some in enumerate(kept, start=1)]
         depths = [torch.full_like(some, depth) for depth, some in enumerate(kept, start=1)]

@@ -127,7 +127,7 @@ class Drafter(ParallelDrafter):
         return self.options.depth
 
     @property
-    def owns_target(self) -> bool:
+    def changes_target(self) -> bool:
         """Whether its training changes the target, so that it belongs to the changed one and to no other."""
         return self.options.full
 
@@ -152,7 +152,7 @@ class Drafter(ParallelDrafter):
 
     def observe(self, step: Step) -> None:
         """Judges what was proposed."""
-        self.judge(step)
+        self.calibrate(step)
 
     def rewind(self, length: int) -> None:
         """There is no text to forget."""
@@ -160,11 +160,11 @@ class Drafter(ParallelDrafter):
 
     def draft(self, context: Context) -> DraftTree:
         """One pass of the kept layers (eqs. 5-8), and the likeliest tree of what its rows foresee."""
-        logits = self._foresee(context)
-        return DraftTree((context.root,), (-1,)) if logits is None else self.proposed(context, logits)
+        logits = self._predict(context)
+        return DraftTree((context.root,), (-1,)) if logits is None else self.build_tree(context, logits)
 
     @torch.inference_mode()
-    def _foresee(self, context: Context) -> torch.Tensor | None:
+    def _predict(self, context: Context) -> torch.Tensor | None:
         """Logits [rows, vocabulary] of the tokens behind the root; None where there is nothing to foresee.
 
         The rows are written behind the committed tokens, and overwritten by verification.
@@ -198,7 +198,7 @@ class Drafter(ParallelDrafter):
         In the full form the masks stand for 15 % of the text, which the rest of it does not see either, and gradients
         reach the kept layers by all ways. Raises UsageMistake for the full form of a target that is not in fp32.
         """
-        if self.owns_target and not self._trainable:
+        if self.changes_target and not self._trainable:
             raise UsageMistake(
                 "The full form of s3d trains the target's own weights, and they are not in fp32; "
                 "use --dtype fp32 --quantize none, or leave full out."
@@ -206,46 +206,46 @@ class Drafter(ParallelDrafter):
         none = torch.zeros(0, self.target.transformer.config.hidden_size, device=self.target.device)
         states = [[none.to(self.target.transformer.computes_in)] for _ in range(self.depth)]
         labels: list[list[torch.Tensor]] = [[] for _ in range(self.depth)]
-        for tokens, counts, hidden in zip(batch.tokens, batch.counts, batch.hidden, strict=True):
-            end = int(counts.nonzero().max()) + 1 if counts.any() else 0
-            anchors, masked = self._anchors(counts[:end], batch.random)
+        for tokens, loss_mask, hidden in zip(batch.tokens, batch.loss_mask, batch.hidden, strict=True):
+            end = int(loss_mask.nonzero().max()) + 1 if loss_mask.any() else 0
+            anchors, masked = self._anchors(loss_mask[:end], batch.generator)
             if not len(anchors):
                 continue
-            foreseen = self._groups(tokens[:end], anchors, masked)
+            predicted = self._groups(tokens[:end], anchors, masked)
             for place in range(self.depth):
                 label = anchors + place + 1
-                known = (label < end) & counts[label.clamp_max(end - 1)]
-                states[place].append(foreseen[known, place])
-                labels[place].append(hidden[label[known] - 1] if batch.soft else tokens[label[known]])
+                known = (label < end) & loss_mask[label.clamp_max(end - 1)]
+                states[place].append(predicted[known, place])
+                labels[place].append(hidden[label[known] - 1] if batch.distill else tokens[label[known]])
         head = self.target.head
-        by_depth = [
-            cross_entropy(torch.cat(rows), head, torch.cat(right or rows), head if batch.soft else None)
+        depth_losses = [
+            cross_entropy(torch.cat(rows), head, torch.cat(right or rows), head if batch.distill else None)
             for rows, right in zip(states, labels, strict=True)
         ]
-        count = sum(found.count for found in by_depth)
-        loss = torch.stack([found.loss for found in by_depth]).sum() / max(count, 1)
+        count = sum(found.count for found in depth_losses)
+        loss = torch.stack([found.loss for found in depth_losses]).sum() / max(count, 1)
         if not count:  # nothing to learn here, and several processes must agree on what has a gradient
             loss = loss + sum(parameter.sum() * 0 for parameter in self.parameters())
-        return LossOutput(loss, by_depth)
+        return LossOutput(loss, depth_losses)
 
-    def _anchors(self, counts: torch.Tensor, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    def _anchors(self, loss_mask: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Where groups begin, and which tokens of the text are masked, bool [n]: in the full form only.
 
         An anchor is followed by a token worth foreseeing.
         """
-        worth, masked = counts[1:].nonzero().flatten(), torch.zeros_like(counts)
-        order = worth[torch.randperm(len(worth), generator=random).to(worth.device)]
-        if not self.owns_target or self.depth == 1:
+        worth, masked = loss_mask[1:].nonzero().flatten(), torch.zeros_like(loss_mask)
+        order = worth[torch.randperm(len(worth), generator=generator).to(worth.device)]
+        if not self.changes_target or self.depth == 1:
             return order[: max(1, round(SHARE * len(order)))].sort().values, masked
         count = max(1, round(SHARE * len(order) / (self.depth - 1)))
         found: list[int] = []
-        free = [True] * (len(counts) + self.depth)
+        free = [True] * (len(loss_mask) + self.depth)
         for anchor in order.tolist():
             if len(found) < count and all(free[anchor : anchor + self.depth]):
                 free[anchor : anchor + self.depth] = [False] * self.depth
                 masked[anchor + 1 : anchor + self.depth] = True
                 found.append(anchor)
-        return torch.tensor(sorted(found), dtype=torch.long, device=counts.device), masked
+        return torch.tensor(sorted(found), dtype=torch.long, device=loss_mask.device), masked
 
     def _groups(self, tokens: torch.Tensor, anchors: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
         """States behind the final norm [anchors, depth, width] of all groups of a text, in one pass.
@@ -279,7 +279,7 @@ class Drafter(ParallelDrafter):
         alone = torch.eye(count, dtype=torch.bool, device=tokens.device)
         seen = torch.ones_like(alone).tril_() & (~masked | alone)
         layers = range(max(self.kept) + 1)
-        if self.owns_target:
+        if self.changes_target:
             reading = _Reading()
             self.target.transformer(tokens[None], positions, seen, reading, layers)
             reading.length = count
@@ -302,12 +302,12 @@ class Drafter(ParallelDrafter):
         return {**(self.adapters.tensors() if self.adapters else {}), "mask": self.mask.detach()}
 
     @torch.no_grad()
-    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Takes over what `tensors` gave. Raises LocalspecError for what is missing, left over, or of another shape."""
-        self.compare(tensors)
+        self.check_tensors(tensors)
         self.mask.copy_(tensors["mask"])
         if self.adapters:
-            self.adapters.fill(tensors)
+            self.adapters.load_tensors(tensors)
 
     # -- before and after training ------------------------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ class Drafter(ParallelDrafter):
         measured = []
         for one in former:
             with suppress(UsageMistake):  # of an edited file, or another version
-                kept = cls.chosen(one.options).layers(layers)
+                kept = cls.parse_options(one.options).layers(layers)
                 measured.append(Acceptance(share(layers, len(kept), head), _first(one.accuracies)))
         known = fit(measured, found)
         best = propose(layers, head, known)

@@ -30,7 +30,7 @@ def drafter_class(kind: str) -> "type[TrainedDrafter]":
 def make_drafter(kind: str, target: "Target", options: Mapping[str, Any]) -> "TrainedDrafter":
     """A new one, untrained. Raises UsageMistake for options that this kind does not have or that do not fit."""
     made = drafter_class(kind)
-    return made(target, made.chosen(options))
+    return made(target, made.parse_options(options))
 
 
 def load_drafter(card: DrafterCard, target: "Target") -> "TrainedDrafter":
@@ -51,19 +51,19 @@ def load_drafter(card: DrafterCard, target: "Target") -> "TrainedDrafter":
         with safe_open(file, framework="pt") as stored:  # a graphics card holds them once only, as they are filled in
             entries = {name: TensorSpec.of(stored.get_slice(name)) for name in stored.keys()}  # noqa: SIM118
             # A few bytes of drafter.json can ask for any amount of memory: nothing is taken for what does not fit.
-            make_drafter(card.kind, without_weights(target), card.options).compare(entries)
+            make_drafter(card.kind, without_weights(target), card.options).check_tensors(entries)
             tensors = {name: stored.get_tensor(name) for name in entries}
         if broken := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
             raise LocalspecError(f"'{broken}' holds numbers that are none; train the drafter again.")
         drafter = make_drafter(card.kind, target, card.options)
-        drafter.fill(tensors)
+        drafter.load_tensors(tensors)
     except UsageMistake as mistake:
         raise LocalspecError(f"{card.path / CARD} cannot be used: {mistake}") from None
     except LocalspecError as error:
         raise LocalspecError(f"{file} does not fit: {error}") from None
     except (SafetensorError, OSError) as error:
         raise LocalspecError(f"{file} is damaged ({error}); train the drafter again.") from error
-    drafter.eval().requires_grad_(False).settle()
+    drafter.eval().requires_grad_(False).cast_for_inference()
     drafter.accuracies = card.about.get("accuracy_by_depth", ())
     return drafter
 

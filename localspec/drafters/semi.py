@@ -326,12 +326,12 @@ class Drafter(TrainedDrafter):
         hidden = batch.hidden.to(self._dtype)
         states = hidden if self.adapters is None else self.adapted(batch.tokens)
         windows = F.pad(batch.tokens, (0, self.depth + 1)).unfold(1, self.depth + 1, 1)  # [texts, n + 1, depth + 1]
-        counted = F.pad(batch.counts, (0, self.depth + 1)).unfold(1, self.depth + 1, 1)
+        counted = F.pad(batch.loss_mask, (0, self.depth + 1)).unfold(1, self.depth + 1, 1)
         # [texts, n, depth + 1] behind each position: the root, then the labels; nothing counts behind what does not.
         windows, counted = windows[:, 1:], counted[:, 1:].cumprod(-1).bool()
         anchors = counted[..., 1]
         if self.options.share < 1:
-            chosen = torch.rand(anchors.shape, generator=batch.random) < self.options.share
+            chosen = torch.rand(anchors.shape, generator=batch.generator) < self.options.share
             anchors = anchors & chosen.to(anchors.device)
         text, place = anchors.nonzero(as_tuple=True)
         windows, counted = windows[text, place], counted[text, place]
@@ -340,9 +340,9 @@ class Drafter(TrainedDrafter):
         for depth in range(self.depth):
             state, x = self._read(windows[:, depth], far, state, depth)
             there = counted[:, depth + 1]
-            label = hidden[text[there], place[there] + depth + 1] if batch.soft else windows[there, depth + 1]
+            label = hidden[text[there], place[there] + depth + 1] if batch.distill else windows[there, depth + 1]
             found.append(
-                cross_entropy(x[there], self._head, label, self.target.head if batch.soft else None, self.kept)
+                cross_entropy(x[there], self._head, label, self.target.head if batch.distill else None, self.kept)
             )
         # The sum of no states is zero and has a gradient: a batch without a token that counts is no mistake.
         total = sum((foresight.loss for foresight in found), start=0.0 * far.sum())
@@ -352,12 +352,14 @@ class Drafter(TrainedDrafter):
         return LossOutput(loss, found)
 
     def _target_loss(self, batch: Batch, states: torch.Tensor) -> torch.Tensor:
-        there = batch.counts[:, 1:]
-        label = batch.hidden[:, :-1][there].to(self._dtype) if batch.soft else batch.tokens[:, 1:][there]
-        found = cross_entropy(states[:, :-1][there], self.target.head, label, self.target.head if batch.soft else None)
+        there = batch.loss_mask[:, 1:]
+        label = batch.hidden[:, :-1][there].to(self._dtype) if batch.distill else batch.tokens[:, 1:][there]
+        found = cross_entropy(
+            states[:, :-1][there], self.target.head, label, self.target.head if batch.distill else None
+        )
         return found.loss / max(found.count, 1)
 
-    def begin(self, frequencies: torch.Tensor) -> None:
+    def begin_training(self, frequencies: torch.Tensor) -> None:
         """As of `TrainedDrafter`: the draft vocabulary is what comes most often."""
         if self.kept is not None:
             self.kept.copy_(frequencies.topk(len(self.kept)).indices.sort().values)
@@ -365,13 +367,13 @@ class Drafter(TrainedDrafter):
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
-    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """As of `TrainedDrafter`; the draft vocabulary must be one."""
-        self.compare(tensors)
+        self.check_tensors(tensors)
         kept = tensors.get("kept")
         if kept is not None and not 0 <= int(kept.min()) <= int(kept.max()) < self.target.transformer.config.vocab_size:
             raise LocalspecError("'kept' names tokens that the model does not have; train the drafter again.")
-        super().fill(tensors)
+        super().load_tensors(tensors)
         self._cut()
 
 

@@ -26,14 +26,14 @@ class Batch:
 
     tokens [texts, n]; counts bool [texts, n]: the tokens that are worth foreseeing, those of replies and their end
     marks, never what is filled up; hidden [texts, n, width]: the target's states behind its final norm, in the
-    precision of inference. With `soft` the target's distribution is the label, else the text is.
+    precision of inference. With `distill` the target's distribution is the label, else the text is.
     """
 
     tokens: torch.Tensor
-    counts: torch.Tensor
+    loss_mask: torch.Tensor
     hidden: torch.Tensor
-    soft: bool
-    random: torch.Generator = field(default_factory=torch.Generator)
+    distill: bool
+    generator: torch.Generator = field(default_factory=torch.Generator)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class LossOutput:
     """What one batch teaches: the loss to go down, a mean over tokens, and how well each depth was foreseen."""
 
     loss: torch.Tensor
-    by_depth: Sequence[DepthLoss]
+    depth_losses: Sequence[DepthLoss]
 
 
 FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -121,12 +121,12 @@ class TrainedDrafter(nn.Module):
     def loss(self, batch: Batch) -> LossOutput:
         """What a batch teaches. Every depth is foreseen as in drafting."""
 
-    def settle(self) -> None:
+    def cast_for_inference(self) -> None:
         """Called when nobody will train it: the weights take on the precision that they compute in."""
         self.to(self.target.transformer.computes_in)
 
     @classmethod
-    def chosen(cls, options: Mapping[str, Any]) -> Any:
+    def parse_options(cls, options: Mapping[str, Any]) -> Any:
         """These as `Options`. Raises UsageMistake for options that this kind does not have, and for their values."""
         types = {option.name: type(option.default) for option in fields(cls.Options)}
         for name, value in options.items():
@@ -155,11 +155,11 @@ class TrainedDrafter(nn.Module):
         return ""
 
     @property
-    def owns_target(self) -> bool:
+    def changes_target(self) -> bool:
         """Whether its training changes the target, so that it belongs to the changed one and to no other."""
         return self.adapters is not None
 
-    def begin(self, frequencies: torch.Tensor) -> None:
+    def begin_training(self, frequencies: torch.Tensor) -> None:
         """Called before training, with how often each token [vocabulary] comes in the text."""
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -177,7 +177,7 @@ class TrainedDrafter(nn.Module):
 
     def merge(self) -> None:
         """Ends joint training: the adapters become part of the target, which then is another model."""
-        assert self.adapters is not None and self.owns_target
+        assert self.adapters is not None and self.changes_target
         self.adapters.merge(self.target.transformer)
         usual = {option.name: option.default for option in fields(self.Options) if option.name in self.JOINT}
         self.adapters, self.options = None, replace(self.options, joint=False, **usual)
@@ -194,12 +194,12 @@ class TrainedDrafter(nn.Module):
         """What is saved."""
         return {name: tensor.detach() for name, tensor in self.state_dict().items()}
 
-    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Takes over what `tensors` gave. Raises LocalspecError for what is missing, left over, or of another shape."""
-        self.compare(tensors)
+        self.check_tensors(tensors)
         self.load_state_dict(dict(tensors), strict=False)  # a kind may hold more than it saves
 
-    def compare(self, tensors: Mapping[str, torch.Tensor | TensorSpec]) -> None:
+    def check_tensors(self, tensors: Mapping[str, torch.Tensor | TensorSpec]) -> None:
         """Raises LocalspecError where these are not what `tensors` gives: missing, left over, of another shape or type.
 
         Weights may be of any precision that they compute in.
@@ -238,10 +238,10 @@ class ParallelDrafter(TrainedDrafter):
 
     def __init__(self, target: Target, options: Any) -> None:
         super().__init__(target, options)
-        self._proposed: list[list[Candidate]] = []  # by the last draft, to be judged
+        self._candidates: list[list[Candidate]] = []  # by the last draft, to be judged
         self._greedy = True
 
-    def proposed(self, context: Context, logits: torch.Tensor, width: int = RANKS) -> DraftTree:
+    def build_tree(self, context: Context, logits: torch.Tensor, width: int = RANKS) -> DraftTree:
         """The likeliest tree of what logits [depths, vocabulary] say; one that is drawn, by the rule `rejection`.
 
         Of each depth it takes `width` candidates; with one it is a chain.
@@ -249,23 +249,23 @@ class ParallelDrafter(TrainedDrafter):
         sampling = context.sampling
         if sampling.rule == "rejection":
             return drawn(context.root, logits, context.nodes, sampling, len(context.committed), self.kind)
-        levels = sampling.candidates(logits, self.places(context, logits), min(context.nodes, width))
-        self._proposed, self._greedy = levels, sampling.greedy
+        levels = sampling.candidates(logits, self.positions(context, logits), min(context.nodes, width))
+        self._candidates, self._greedy = levels, sampling.greedy
         chances = [self.calibration.chances(level, depth, self._greedy) for depth, level in enumerate(levels, start=1)]
         return best_first(context.root, chances, context.nodes, self.kind)
 
     @staticmethod
-    def places(context: Context, logits: torch.Tensor) -> range:
+    def positions(context: Context, logits: torch.Tensor) -> range:
         """The positions that rows of logits foresee."""
         return range(len(context.committed), len(context.committed) + len(logits))
 
-    def judge(self, step: Step) -> None:
+    def calibrate(self, step: Step) -> None:
         """Learns what the confidence of the last draft was worth: of each level whose parents were all accepted."""
         if step.tree is not None:
-            for depth, (level, token) in enumerate(zip(self._proposed, step.committed, strict=False), start=1):
+            for depth, (level, token) in enumerate(zip(self._candidates, step.committed, strict=False), start=1):
                 self.calibration.learn(level, depth, self._greedy, token)
         self.forget()
 
     def forget(self) -> None:
         """What was proposed will not be judged."""
-        self._proposed = []
+        self._candidates = []

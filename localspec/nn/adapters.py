@@ -76,7 +76,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LowRank]]):
         return found
 
     @torch.no_grad()
-    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Takes over what `tensors` gave. Raises LocalspecError for what is missing, or of another shape."""
         for layer, name, block, (part, start, end), adapter in self._pairs():
             rows = slice(block * self.rank, (block + 1) * self.rank)

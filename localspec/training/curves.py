@@ -61,22 +61,22 @@ def _panel(top: int, name: str, lines: Sequence[tuple[str, Line]], most: float, 
     def place(x: float, y: float) -> str:
         return f"{LEFT + WIDE * x / most:.1f} {top + HIGH - HIGH * min(y, highest) / highest:.1f}"
 
-    parts = [_words(LEFT, top - 8, name, weight="bold")]
+    elements = [_words(LEFT, top - 8, name, weight="bold")]
     for share in (0.0, 0.5, 1.0):
         level = share * highest
-        parts.append(f'<path d="M{place(0, level)} h{WIDE}" stroke="#bbbbbb" stroke-width="0.7"/>')
-        parts.append(_words(LEFT - 8, top + HIGH - HIGH * share + 4, f"{level:.3g}", anchor="end"))
+        elements.append(f'<path d="M{place(0, level)} h{WIDE}" stroke="#bbbbbb" stroke-width="0.7"/>')
+        elements.append(_words(LEFT - 8, top + HIGH - HIGH * share + 4, f"{level:.3g}", anchor="end"))
         label = f"{most * share:.0f}" + (" steps" if share == 1 else "")
-        parts.append(_words(LEFT + WIDE * share, top + HIGH + 17, label, anchor="middle"))
+        elements.append(_words(LEFT + WIDE * share, top + HIGH + 17, label, anchor="middle"))
     for index, (label, line) in enumerate(lines):
         colour = COLOURS[index % len(COLOURS)]
         path = " L".join(place(x, y) for x, y in line)
         if path:
-            parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+            elements.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
         if label and line:
             words = f"{label}: {line[-1][1]:.0f} %"
-            parts.append(_words(LEFT + WIDE + 14, top + 14 + 18 * index, words, colour=colour))
-    return parts
+            elements.append(_words(LEFT + WIDE + 14, top + 14 + 18 * index, words, colour=colour))
+    return elements
 
 
 def _words(

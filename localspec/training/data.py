@@ -26,19 +26,19 @@ class Row:
     """Token ids, and which of them count: those of replies and their end marks, or all of a plain text."""
 
     tokens: Sequence[int]
-    counts: Sequence[bool]
+    loss_mask: Sequence[bool]
 
     @property
     def worth(self) -> int:
         """Tokens that count and can be foreseen: no drafter has anything to go by before the second."""
-        return sum(self.counts[2:])
+        return sum(self.loss_mask[2:])
 
 
 Rows = list[Row]
 
 
 @dataclass
-class Place:
+class Cursor:
     """Where in the order a training is: pass, block of examples, batch of the block."""
 
     epoch: int = 0
@@ -68,16 +68,16 @@ class Corpus:
         """Of one pass."""
         return -(-len(self.examples) // BLOCK)
 
-    def batches(self, place: Place) -> Iterator[tuple[Rows, Place, float]]:
+    def batches(self, place: Cursor) -> Iterator[tuple[Rows, Cursor, float]]:
         """From `place` on without end: rows of one step, where the next one begins, and passes over the text so far."""
         epoch, number, skip = place.epoch, place.block, place.batch
         while True:
             block = self._block(epoch, number)
             for index in range(skip, len(block)):
                 done = epoch + (number + (index + 1) / len(block)) / self.blocks
-                behind = Place(epoch, number, index + 1)
+                behind = Cursor(epoch, number, index + 1)
                 if index + 1 == len(block):
-                    behind = Place(epoch, number + 1) if number + 1 < self.blocks else Place(epoch + 1)
+                    behind = Cursor(epoch, number + 1) if number + 1 < self.blocks else Cursor(epoch + 1)
                 yield block[index], behind, done
             number, skip = number + 1, 0
             if number == self.blocks:
@@ -98,17 +98,12 @@ class Corpus:
         random.Random(f"{self._seed} {epoch} {number}").shuffle(batches)  # noqa: S311
         return [batch for batch in batches if batch]
 
-    def mean_tokens(self) -> float:
-        """Tokens of one example, estimated from some."""
-        some = self.examples[:: max(1, len(self.examples) // 200)]
-        return sum(len(row.tokens) for example in some for row in self._rows(example)) / len(some)
-
     def frequencies(self, most: int = 20_000) -> torch.Tensor:
         """How often each token of the vocabulary comes where it counts, [vocabulary], in up to `most` examples."""
         found = torch.zeros(self._target.transformer.config.vocab_size, dtype=torch.long)
         for example in self.examples[:: -(-len(self.examples) // most)]:
             for row in self._rows(example):
-                counted = [token for token, counts in zip(row.tokens, row.counts, strict=True) if counts]
+                counted = [token for token, counts in zip(row.tokens, row.loss_mask, strict=True) if counts]
                 found += torch.bincount(torch.tensor(counted), minlength=len(found))
         return found
 
@@ -145,8 +140,8 @@ class Corpus:
 
     def _text(self, text: str) -> Rows:
         tokens = self._target.tokenizer(self._target.disarm(text))["input_ids"]
-        parts = [tokens[start : start + self.length] for start in range(0, len(tokens), self.length)]
-        return [Row(part, [True] * len(part)) for part in parts]
+        pieces = [tokens[start : start + self.length] for start in range(0, len(tokens), self.length)]
+        return [Row(piece, [True] * len(piece)) for piece in pieces]
 
     def _chat(self, example: Example) -> Rows:
         """One row, cut at its length; or one for each reply, where the template shows a reply otherwise later on."""
@@ -170,35 +165,35 @@ class Corpus:
     def _row(self, text: str, spans: Sequence[tuple[int, int]]) -> Row:
         """What lies in a span of characters counts, up to its end mark: behind that a reply is over."""
         coded = self._target.tokenizer(text, add_special_tokens=self._target.framed, return_offsets_mapping=True)
-        tokens, counts, over = coded["input_ids"], [], False
+        tokens, loss_mask, over = coded["input_ids"], [], False
         waiting = iter([*spans, (len(text) + 1, 0)])
         start, end = next(waiting)
         for token, (first, last) in zip(tokens, coded["offset_mapping"], strict=True):
             while last > end and first >= end and end:
                 (start, end), over = next(waiting), False
             inside = first >= start and last <= end and last > first and not over
-            counts.append(inside)
+            loss_mask.append(inside)
             over = over or (inside and token in self._target.stop_tokens)
-        return Row(tokens[: self.length], counts[: self.length])
+        return Row(tokens[: self.length], loss_mask[: self.length])
 
 
 @dataclass(frozen=True)
-class Filled:
+class PaddedRows:
     """Rows side by side, zeros behind the shorter ones: tokens [rows, n], counts bool [rows, n]."""
 
     tokens: torch.Tensor
-    counts: torch.Tensor
+    loss_mask: torch.Tensor
 
     @classmethod
-    def of(cls, rows: Sequence[Row], device: torch.device) -> "Filled":
+    def of(cls, rows: Sequence[Row], device: torch.device) -> "PaddedRows":
         """What counts is known from the rows' lengths and never from an id: the zero may well be an end mark."""
         longest = max(len(row.tokens) for row in rows)
         tokens = torch.zeros(len(rows), longest, dtype=torch.long)
-        counts = torch.zeros(len(rows), longest, dtype=torch.bool)
+        loss_mask = torch.zeros(len(rows), longest, dtype=torch.bool)
         for index, row in enumerate(rows):
             tokens[index, : len(row.tokens)] = torch.tensor(row.tokens)
-            counts[index, : len(row.counts)] = torch.tensor(row.counts)
-        return cls(tokens.to(device), counts.to(device))
+            loss_mask[index, : len(row.loss_mask)] = torch.tensor(row.loss_mask)
+        return cls(tokens.to(device), loss_mask.to(device))
 
     @cached_property
     def causal(self) -> torch.Tensor:
@@ -207,7 +202,7 @@ class Filled:
         return torch.ones(n, n, dtype=torch.bool, device=self.tokens.device).tril_()
 
 
-def parts(rows: Sequence[Row], tokens: int) -> list[Rows]:
+def split_rows(rows: Sequence[Row], tokens: int) -> list[Rows]:
     """Rows in groups that hold at most so many tokens, filled up; a longer row is a group of its own."""
     groups: list[Rows] = []
     longest = 0

@@ -19,7 +19,7 @@ from localspec.nn.target import Target
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.prediction import Rates, estimated_rates
 from localspec.policy.selection import Choice, choose
-from localspec.training.train import learning
+from localspec.training.train import trainable_groups
 
 LENGTH = 1024  # tokens of a row, unless told, or the model's context
 STATES = 24  # vectors of a layer's width that one token leaves behind in it for the gradient, about
@@ -35,7 +35,7 @@ class Needs:
     fixed: int
     token: int
     files: int
-    learning: int  # numbers that learn
+    trainable: int  # numbers that learn
 
     def memory(self, at_once: int) -> int:
         """With so many tokens in a forward."""
@@ -55,7 +55,7 @@ def hours(drafter: TrainedDrafter, rates: Rates, tokens: int) -> float:
     """
     target = drafter.target.transformer
     read = sum(parameter.numel() for parameter in target.parameters())
-    learn = sum(parameter.numel() for parameters, _ in learning(drafter) for parameter in parameters)
+    learn = sum(parameter.numel() for parameters, _ in trainable_groups(drafter) for parameter in parameters)
     drawn = (
         read / 2
         if drafter.kind == "s3d"
@@ -76,14 +76,14 @@ def outlook(
     rates = measurements.rates(choice.device, choice.dtype, choice.quantize)
     rates = rates or estimated_rates(device, choice.dtype, choice.quantize)
     length = min(LENGTH, drafter.target.context)
-    needed = needs(drafter, choice, length, drafter.owns_target)
+    needed = needs(drafter, choice, length, drafter.changes_target)
     return hours(drafter, rates, tokens), needed.memory(length)
 
 
 def needs(drafter: TrainedDrafter, choice: Choice, length: int, changes_target: bool) -> Needs:
     """`drafter` may be one without weights, on torch's meta device."""
     shape, item = drafter.target.transformer.config, 2 if choice.dtype != "fp32" and choice.quantize == "none" else 4
-    count = sum(parameter.numel() for parameters, _ in learning(drafter) for parameter in parameters)
+    count = sum(parameter.numel() for parameters, _ in trainable_groups(drafter) for parameter in parameters)
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     read = item * (
         8 * shape.hidden_size + 3 * shape.intermediate_size + 2 * heads + shape.num_heads // shape.num_kv_heads * length
@@ -96,7 +96,7 @@ def needs(drafter: TrainedDrafter, choice: Choice, length: int, changes_target: 
         token=read + learnt + drawn,
         # two checkpoints, for the former one stays until the next is whole; then the drafter, and perhaps a target
         files=2 * 12 * count + 4 * count + (choice.loaded_bytes if changes_target else 0),
-        learning=count,
+        trainable=count,
     )
 
 

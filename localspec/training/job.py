@@ -27,7 +27,7 @@ from localspec.training.data import Corpus
 from localspec.training.directory import Lock
 from localspec.training.result import Origin, Result, rounded
 from localspec.training.texts import Example
-from localspec.training.train import Seen, Training, TrainingPlan, perplexity
+from localspec.training.train import StepReport, Training, TrainingPlan, perplexity
 
 SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -49,7 +49,7 @@ class Request:
     at_once: int | None
     rate: float
     seed: int
-    soft: bool
+    distill: bool
     steps: int | None
     hours: float | None
     epochs: float | None
@@ -62,8 +62,8 @@ class Request:
         return {
             "kind": self.kind, "model": own, "options": dict(self.options), "data": digest, "length": self.length,
             "batch": self.batch, "at_once": self.at_once, "lr": self.rate, "seed": self.seed,
-            "labels": "soft" if self.soft else "text", "steps": self.steps, "hours": self.hours, "epochs": self.epochs,
-            "dtype": choice.dtype, "quantize": choice.quantize,
+            "labels": "soft" if self.distill else "text", "steps": self.steps, "hours": self.hours,
+            "epochs": self.epochs, "dtype": choice.dtype, "quantize": choice.quantize,
         }  # fmt: skip
 
 
@@ -86,7 +86,7 @@ class Job:
         self.request, self._say = request, say
         self.own = revision(request.card.path)
         self.choice, shadow = self._choose(settings)
-        self.changes_target = shadow.owns_target
+        self.changes_target = shadow.changes_target
         AcceleratorState._reset_state(reset_partial_state=True)  # of a former one
         self.processes = processes(self.choice)
         self.main = bool(self.processes.is_main_process)
@@ -103,7 +103,7 @@ class Job:
             self.choice = replace(self.choice, device=str(self.processes.device))
         self._tell(
             f"{request.kind} for {request.name}: about {needed.memory(at_once) / 2**30:.1f} GiB of memory with "
-            f"{at_once} tokens at once, {needed.files / 2**20:.0f} MiB on disk, {needed.learning / 1e6:.2f} M numbers "
+            f"{at_once} tokens at once, {needed.files / 2**20:.0f} MiB on disk, {needed.trainable / 1e6:.2f} M numbers "
             "that learn."
         )
         progress(f"loading {request.card.name}")
@@ -117,7 +117,7 @@ class Job:
         self.at_once = at_once
         self.perplexity = [perplexity(target, corpus.held_out, at_once)] if self.changes_target else []
         plan = TrainingPlan(
-            batch=request.batch, at_once=at_once, rate=request.rate, seed=request.seed, soft=request.soft,
+            batch=request.batch, at_once=at_once, rate=request.rate, seed=request.seed, distill=request.distill,
             steps=request.steps, hours=request.hours, epochs=request.epochs, save_seconds=request.save_seconds,
         )  # fmt: skip
         if self.main:
@@ -147,7 +147,7 @@ class Job:
         request, plain = self.request, replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False)
         choice = choose(request.card, plain)
         shadow = estimate.shadow(request.kind, request.card, request.options, choice)
-        if shadow.owns_target:
+        if shadow.changes_target:
             if settings.quantize not in ("auto", "none"):
                 raise UsageMistake(
                     f"This form of {request.kind} changes the target's weights, and {settings.quantize} rounds them; "
@@ -189,7 +189,7 @@ class Job:
         self._tell(sentence)
         return options
 
-    def run(self) -> Iterator[Seen]:
+    def run(self) -> Iterator[StepReport]:
         """One event a step; `training.stopped` says whether it is over or was stopped."""
         return self.training.run()
 
@@ -238,7 +238,7 @@ class Job:
                 **figures,
                 "passes": round(training.state.epochs, 3),
                 "hours": round(training.state.seconds / 3600, 4),
-                "labels": "soft" if request.soft else "text",
+                "labels": "soft" if request.distill else "text",
                 "batch": request.batch,
                 "length": training.corpus.length,
                 "lr": request.rate,

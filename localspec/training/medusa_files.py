@@ -120,9 +120,9 @@ def read_published(path: Path, target: Target, vocabulary: torch.Tensor | None =
     if private:
         filled["linears"] = torch.stack(linears)
     if vocabulary is None:
-        drafter.fill({name: tensor.float() for name, tensor in filled.items()})
+        drafter.load_tensors({name: tensor.float() for name, tensor in filled.items()})
     else:
-        drafter.compare(filled)
+        drafter.check_tensors(filled)
         drafter.load_state_dict(filled, strict=False, assign=True)
     return drafter.eval().requires_grad_(False)
 

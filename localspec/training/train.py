@@ -22,7 +22,7 @@ from localspec.machine.memory import out_of_memory
 from localspec.nn.losses import RANKS, cross_entropy
 from localspec.nn.target import Target
 from localspec.training import checkpoint
-from localspec.training.data import Corpus, Filled, Place, Rows, parts
+from localspec.training.data import Corpus, Cursor, PaddedRows, Rows, split_rows
 
 WARM_UP = 0.03  # of the training, in which the learning rate rises
 LOWEST = 0.05  # of the learning rate, at the end
@@ -42,7 +42,7 @@ class TrainingPlan:
     at_once: int  # tokens of a forward
     rate: float
     seed: int = 0
-    soft: bool = True
+    distill: bool = True
     steps: int | None = None
     hours: float | None = None
     epochs: float | None = None
@@ -55,7 +55,7 @@ class TrainingPlan:
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepReport:
     """One step that is over. `left` are the seconds until the end, about."""
 
     step: int
@@ -75,7 +75,7 @@ class State:
     tokens: int = 0
     seconds: float = 0.0
     epochs: float = 0.0
-    place: Place = field(default_factory=Place)
+    place: Cursor = field(default_factory=Cursor)
     log_bytes: int = 0
     looked: int = -1  # behind which step, at held-out text; the first time before the first one
     loss: float = math.nan
@@ -101,8 +101,8 @@ class Training:
         self.drafter, self.target, self.corpus, self.plan = drafter, drafter.target, corpus, plan
         self.directory, self._asked, self._stop, self._processes = directory, asked, stop, processes
         self.state, self.stopped = State(), False
-        drafter.begin(corpus.frequencies().to(self.target.device))
-        groups = learning(drafter)
+        drafter.begin_training(corpus.frequencies().to(self.target.device))
+        groups = trainable_groups(drafter)
         self._parameters = [parameter for params, _ in groups for parameter in params]
         self._optimizer = processes.prepare(
             torch.optim.AdamW(
@@ -120,7 +120,7 @@ class Training:
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
-    def run(self) -> Iterator[Seen]:
+    def run(self) -> Iterator[StepReport]:
         """Trains until the plan is done, or `stop` says so: then `stopped` is true. The checkpoint is written then."""
         plan, state = self.plan, self.state
         began = saved = time.monotonic()
@@ -141,7 +141,7 @@ class Training:
             due = state.step - state.looked >= max(APART, state.step / (done * LOOKS))
             accuracy = self._look(done) if due and done < 1 else None
             left = (seconds - before) / (state.step - first) * state.step * (1 / done - 1)
-            yield Seen(state.step, state.loss, done, state.tokens, seconds, left, accuracy)
+            yield StepReport(state.step, state.loss, done, state.tokens, seconds, left, accuracy)
             if asked and done < 1:
                 self.stopped = True
                 break
@@ -160,7 +160,7 @@ class Training:
         ours, worth = self._processes.process_index, sum(row.worth for row in rows)
         total = torch.zeros(1, dtype=torch.float64)
         own = rows[ours :: self._processes.num_processes]
-        for index, some in enumerate(parts(own, self.plan.at_once)):
+        for index, some in enumerate(split_rows(own, self.plan.at_once)):
             share = sum(row.worth for row in some) / worth
             try:
                 batch = self._batch(some, f"{self.plan.seed} {self.state.step} {ours} {index}")
@@ -188,13 +188,13 @@ class Training:
 
     def _batch(self, rows: Rows, seed: str) -> Batch:
         """Rows with the target's states, computed as in use: in its precision, and by nothing that learns."""
-        filled = Filled.of(rows, self.target.device)
+        filled = PaddedRows.of(rows, self.target.device)
         places = torch.arange(filled.tokens.shape[1], device=self.target.device)
         with torch.no_grad():
             hidden = self.target.transformer(filled.tokens, places, filled.causal)
         number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
         torch.manual_seed(number)
-        return Batch(filled.tokens, filled.counts, hidden, self.plan.soft, torch.Generator().manual_seed(number))
+        return Batch(filled.tokens, filled.loss_mask, hidden, self.plan.distill, torch.Generator().manual_seed(number))
 
     # -- held-out text ------------------------------------------------------------------------------------------------
 
@@ -210,10 +210,10 @@ class Training:
         some = [row for row in rows if tokens is None or (taken := taken + len(row.tokens)) <= tokens] or rows[:1]
         ours = some[self._processes.process_index :: self._processes.num_processes]
         found = torch.zeros(self.drafter.depth, RANKS + 1, dtype=torch.float64)
-        for index, group in enumerate(parts(ours, self.plan.at_once)):
+        for index, group in enumerate(split_rows(ours, self.plan.at_once)):
             with torch.no_grad(), self._processes.autocast():
                 lesson = self.drafter.loss(self._batch(group, f"held out {index}"))
-            for depth, seen in enumerate(lesson.by_depth):
+            for depth, seen in enumerate(lesson.depth_losses):
                 found[depth, :-1] += seen.hits.cpu()
                 found[depth, -1] += seen.count
         found = self._sum(found)
@@ -272,7 +272,7 @@ class Training:
         if (scaler := self._processes.scaler) is not None:
             scaler.load_state_dict(stored["scaler"])
         own = {name: stored[name] for name in asdict(self.state)}
-        self.state = State(**{**own, "place": Place(**own["place"])})
+        self.state = State(**{**own, "place": Cursor(**own["place"])})
 
     def _note(self, line: dict[str, Any]) -> None:
         if self._processes.is_main_process:
@@ -301,7 +301,7 @@ class Training:
         return most
 
 
-def learning(drafter: TrainedDrafter) -> list[tuple[list[torch.nn.Parameter], float]]:
+def trainable_groups(drafter: TrainedDrafter) -> list[tuple[list[torch.nn.Parameter], float]]:
     """(parameters, multiple of the learning rate) of what learns."""
     groups = drafter.parameter_groups()
     return [([p for p in group["params"] if p.requires_grad], group["lr_scale"]) for group in groups]
@@ -316,11 +316,11 @@ def batch_tokens(rows: Rows) -> int:
 def perplexity(target: Target, rows: Rows, at_once: int) -> float:
     """The target's own, on the tokens that count."""
     total, count = 0.0, 0
-    for group in parts(rows, at_once):
-        filled = Filled.of(group, target.device)
+    for group in split_rows(rows, at_once):
+        filled = PaddedRows.of(group, target.device)
         places = torch.arange(filled.tokens.shape[1], device=target.device)
         states = target.transformer(filled.tokens, places, filled.causal)
-        where = filled.counts[:, 1:]
+        where = filled.loss_mask[:, 1:]
         found = cross_entropy(states[:, :-1][where], target.head, filled.tokens[:, 1:][where])
         total, count = total + float(found.loss), count + found.count
     return math.exp(total / count)

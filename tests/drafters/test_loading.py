@@ -88,8 +88,8 @@ def test_numbers_that_overflow_cost_drafts_and_not_the_text(
     path = write_drafter(tmp_path, target, form, number)
     kind, options = FORMS[form]
     drafter = saved.make_drafter(kind, target, options)
-    drafter.fill(load_file(path / saved.WEIGHTS))  # a training that diverged drafts, too
-    drafter.eval().requires_grad_(False).settle()
+    drafter.load_tensors(load_file(path / saved.WEIGHTS))  # a training that diverged drafts, too
+    drafter.eval().requires_grad_(False).cast_for_inference()
     for sampling in (Sampling(), Sampling(0.8, top_p=0.9, seed=3)):
         assert said(target, drafter, sampling)[0] == said(target, Autoregressive(), sampling)[0]
     for rule in ("rejection", "typical"):

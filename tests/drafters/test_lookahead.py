@@ -234,7 +234,7 @@ def test_a_text_of_nothing_but_special_tokens_has_a_window_or_none_but_breaks_no
 class Jacobi:
     """The window as plainly as it can be written: guesses by level and place of the text, the stock model for the rest.
 
-    `fill` are the guesses that were drawn by lot. `step` returns what its columns came to.
+    `load_tensors` are the guesses that were drawn by lot. `step` returns what its columns came to.
     """
 
     stock: Any

@@ -86,12 +86,12 @@ def states(target: Target, tokens: torch.Tensor) -> torch.Tensor:
     return hidden
 
 
-def batch(target: Target, texts: Sequence[Sequence[int]], soft: bool = False, start: int = 0) -> Batch:
+def batch(target: Target, texts: Sequence[Sequence[int]], distill: bool = False, start: int = 0) -> Batch:
     """Texts filled up behind their end with END, which is a real token too; what stands before `start` does not count."""
     longest = max(map(len, texts))
     tokens = torch.tensor([[*text, *[END] * (longest - len(text))] for text in texts])
     counts = torch.tensor([[start <= place < len(text) for place in range(longest)] for text in texts])
-    return Batch(tokens, counts, states(target, tokens), soft)
+    return Batch(tokens, counts, states(target, tokens), distill)
 
 
 def learn(drafter: Medusa, lesson: Batch, steps: int, rate: float = 0.01) -> list[float]:
@@ -139,7 +139,7 @@ def test_an_untrained_head_is_the_targets_own(tiny: Make, private: bool) -> None
     drafter = medusa(target, private=private, layers=2)
     best = stock_logits(tiny(LLAMA).stock, text[:-1])[-1].topk(5).indices.tolist()
     tree = proposed(drafter, target, text, nodes=5)
-    assert [[token for token, _ in level] for level in drafter._proposed] == [best] * 4
+    assert [[token for token, _ in level] for level in drafter._candidates] == [best] * 4
     assert {*tree.tokens[1:]} <= {*best}
 
 
@@ -148,9 +148,9 @@ def test_no_block_is_another_one(tiny: Make) -> None:
     target = tiny(LLAMA).target
     drafter = medusa(target, heads=2, layers=2)
     lesson = batch(target, [prompt_ids(9)])
-    counts = torch.zeros_like(lesson.counts)
+    counts = torch.zeros_like(lesson.loss_mask)
     counts[0, 2] = True  # two places behind the first token: only the first head looks there from within the text
-    drafter.loss(replace(lesson, counts=counts)).loss.backward()
+    drafter.loss(replace(lesson, loss_mask=counts)).loss.backward()
     for blocks in drafter.blocks:
         assert blocks.weight.grad[0].abs().max() > 0
         assert blocks.weight.grad[1].abs().max() == 0
@@ -217,7 +217,7 @@ def test_heads_learn_the_tokens_behind_the_root_and_no_others(tiny: Make) -> Non
     drafter = medusa(target, heads=3, layers=2)
     lesson = batch(target, [following([20 + start], 15) for start in range(ALPHABET)])
     learn(drafter, lesson, 60, rate=0.03)
-    seen = drafter.loss(lesson).by_depth
+    seen = drafter.loss(lesson).depth_losses
     assert all(depth.hits[0] > 0.98 * depth.count for depth in seen)
     assert [depth.count for depth in seen] == [24 * 13, 24 * 12, 24 * 11]
     for start in range(ALPHABET):
@@ -227,12 +227,12 @@ def test_heads_learn_the_tokens_behind_the_root_and_no_others(tiny: Make) -> Non
         assert list(tree.parents) == [-1, 0, 1, 2]
 
 
-@pytest.mark.parametrize("soft", [False, True])
-def test_the_loss_is_that_of_the_paper(tiny: Make, soft: bool) -> None:
+@pytest.mark.parametrize("distill", [False, True])
+def test_the_loss_is_that_of_the_paper(tiny: Make, distill: bool) -> None:
     """Written out: a sum over heads of λ to the k-th, each a mean over the tokens that count."""
     target = tiny(LLAMA).target
     drafter = perturbed(medusa(target, heads=3, decay=0.7, private=True))
-    lesson = batch(target, [prompt_ids(11, seed=1), prompt_ids(7, seed=2)], soft, start=3)
+    lesson = batch(target, [prompt_ids(11, seed=1), prompt_ids(7, seed=2)], distill, start=3)
     total = 0.0
     for k in (1, 2, 3):
         losses = []
@@ -243,14 +243,14 @@ def test_the_loss_is_that_of_the_paper(tiny: Make, soft: bool) -> None:
                 x = lesson.hidden[text, t]
                 x = x + F.silu(drafter.blocks[0].weight[k - 1] @ x + drafter.blocks[0].bias[k - 1])
                 own = (drafter.linears[k - 1] @ x).log_softmax(0)
-                if soft:  # what the target says at t + k about t + k + 1
+                if distill:  # what the target says at t + k about t + k + 1
                     losses.append(-(target.head(lesson.hidden[text, t + k]).softmax(0) * own).sum())
                 else:
                     losses.append(-own[lesson.tokens[text, t + 1 + k]])
         total += 0.7**k * torch.stack(losses).mean().item()
     found = drafter.loss(lesson)
     assert found.loss.item() == pytest.approx(total, rel=1e-5)
-    assert [depth.count for depth in found.by_depth] == [8 + 4, 8 + 4, 7 + 3]
+    assert [depth.count for depth in found.depth_losses] == [8 + 4, 8 + 4, 7 + 3]
 
 
 def test_only_the_rows_that_will_be_there_are_read(tiny: Make) -> None:
@@ -258,10 +258,10 @@ def test_only_the_rows_that_will_be_there_are_read(tiny: Make) -> None:
     target = tiny(LLAMA).target
     drafter = perturbed(medusa(target, heads=3))
     lesson = batch(target, [prompt_ids(11)])
-    counts = torch.zeros_like(lesson.counts)
+    counts = torch.zeros_like(lesson.loss_mask)
     counts[0, 6] = True
     hidden = lesson.hidden.clone().requires_grad_()
-    drafter.loss(replace(lesson, counts=counts, hidden=hidden)).loss.backward()
+    drafter.loss(replace(lesson, loss_mask=counts, hidden=hidden)).loss.backward()
     assert hidden.grad[0].abs().sum(-1).nonzero().flatten().tolist() == [2, 3, 4]
 
 
@@ -272,7 +272,7 @@ def test_an_end_is_learned_like_any_token_and_filling_never(tiny: Make) -> None:
     drafter = medusa(target, heads=2, layers=2)
     texts = [[*following([20 + start], 5 + start % 7), END] for start in range(ALPHABET)]
     lesson = batch(target, texts)
-    assert sum(depth.count for depth in drafter.loss(lesson).by_depth) == sum(2 * len(text) - 5 for text in texts)
+    assert sum(depth.count for depth in drafter.loss(lesson).depth_losses) == sum(2 * len(text) - 5 for text in texts)
     learn(drafter, lesson, 60, rate=0.03)
     ends = 0
     for text in texts:
@@ -285,7 +285,7 @@ def test_texts_that_are_too_short_teach_nothing_and_break_nothing(tiny: Make) ->
     target = tiny(LLAMA).target
     drafter = medusa(target)
     seen = drafter.loss(batch(target, [prompt_ids(3)]))
-    assert [depth.count for depth in seen.by_depth] == [1, 0, 0, 0]
+    assert [depth.count for depth in seen.depth_losses] == [1, 0, 0, 0]
     seen.loss.backward()
     assert drafter.loss(batch(target, [[7]])).loss.item() == 0
 
@@ -332,7 +332,7 @@ def memorised(model: Tiny, prompt: list[int], count: int, kind: type[Medusa] = M
     drafter = kind(model.target, Medusa.Options(**options))
     lesson = batch(model.target, [text], start=len(prompt))
     learn(drafter, lesson, 60, rate=0.02)
-    drafter.accuracies = [(depth.hits / depth.count).tolist() for depth in drafter.loss(lesson).by_depth]
+    drafter.accuracies = [(depth.hits / depth.count).tolist() for depth in drafter.loss(lesson).depth_losses]
     return drafter
 
 
@@ -440,7 +440,7 @@ def test_drawn_text_is_proposed_with_the_noise_that_the_target_will_meet(tiny: M
     sampling = Sampling(0.9, seed=3)
     drawn, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, sampling, 40)
     drafter = medusa(target, heads=2, private=True)
-    learn(drafter, batch(target, [prompt + drawn], soft=True, start=len(prompt)), 100, rate=0.02)
+    learn(drafter, batch(target, [prompt + drawn], distill=True, start=len(prompt)), 100, rate=0.02)
     ids, acceptance = reply(Session(target, drafter, Budget(2)), prompt, sampling, 40)
     assert ids == drawn
     assert acceptance > 2.2
@@ -554,7 +554,7 @@ def test_confidence_is_judged_by_what_was_committed_at_its_depth(tiny: Make) -> 
     target = tiny(LLAMA).target
     drafter = perturbed(medusa(target, heads=4))
     tree = proposed(drafter, target, prompt_ids(9), nodes=2)
-    first, second = drafter._proposed[0][0][0], drafter._proposed[1][1][0]
+    first, second = drafter._candidates[0][0][0], drafter._candidates[1][1][0]
     drafter.observe(Step([first, second, END], torch.zeros(3, 48), tree, path=[0, 1]))
     right = {}
     for _, depth, rank, _, hits, count in drafter.calibration.as_json():
@@ -578,8 +578,8 @@ def test_heads_warm_up_alone(own: Callable[[str], Target]) -> None:
     target = own(LLAMA)
     drafter, alone = perturbed(medusa(target, joint=True, rank=4, warmup=0.5)), medusa(target)
     alone.load_state_dict({name: part for name, part in drafter.state_dict().items() if "adapters" not in name})
-    for soft in (False, True):
-        lesson = batch(target, [prompt_ids(20)], soft)
+    for distill in (False, True):
+        lesson = batch(target, [prompt_ids(20)], distill)
         drafter.progress = 0.49
         assert torch.equal(drafter.loss(lesson).loss, alone.loss(lesson).loss)
         drafter.loss(lesson).loss.backward()
@@ -594,7 +594,7 @@ def test_the_joint_loss_is_that_of_the_paper(own: Callable[[str], Target]) -> No
     """L_LM + λ₀ L_heads, both on the states with adapters; the teacher is the target without them."""
     target, text = own(LLAMA), prompt_ids(14)
     drafter = perturbed(medusa(target, heads=2, joint=True, rank=4, balance=0.3))
-    lesson = batch(target, [text], soft=True, start=2)
+    lesson = batch(target, [text], distill=True, start=2)
     merged = own(LLAMA)
     drafter.adapters.merge(merged.transformer)
     adapted = states(merged, lesson.tokens)[0]
@@ -618,12 +618,12 @@ def test_without_heads_to_please_a_target_is_its_own_best_pupil(own: Callable[[s
     target = own(LLAMA)
     drafter = medusa(target, joint=True, rank=4, balance=1e-9)
 
-    def pull(soft: bool) -> float:
+    def pull(distill: bool) -> float:
         drafter.zero_grad()
-        drafter.loss(batch(target, [prompt_ids(20)], soft)).loss.backward()
+        drafter.loss(batch(target, [prompt_ids(20)], distill)).loss.backward()
         return max(float(made.up.grad.abs().max()) for layer in drafter.adapters.values() for made in layer.values())
 
-    assert pull(soft=True) < 1e-4 * pull(soft=False)
+    assert pull(distill=True) < 1e-4 * pull(distill=False)
 
 
 def test_states_with_adapters_do_not_see_what_comes(own: Callable[[str], Target]) -> None:
@@ -657,7 +657,7 @@ def test_heads_foresee_better_what_is_trained_along(own: Callable[[str], Target]
             target, heads=2, **({"joint": True, "rank": 8, "balance": 1.0, "warmup": 0.5} if joint else {})
         )
         learn(drafter, lesson, 100, rate=0.01)
-        losses[joint] = sum(depth.loss.item() for depth in drafter.loss(lesson).by_depth)
+        losses[joint] = sum(depth.loss.item() for depth in drafter.loss(lesson).depth_losses)
     assert losses[True] < 0.5 * losses[False]
 
 
@@ -668,7 +668,7 @@ def test_joint_training_makes_a_new_target_for_which_it_is_lossless(
 ) -> None:
     """Against what transformers reads back from the files of the new target."""
     target, prompt = own(name), prompt_ids(23, seed=23)
-    lesson = batch(target, [prompt_ids(30, seed=seed) for seed in range(3)], soft=True)
+    lesson = batch(target, [prompt_ids(30, seed=seed) for seed in range(3)], distill=True)
     drafter = medusa(target, heads=2, joint=True, rank=4, balance=0.5)
     learn(drafter, lesson, 10, rate=0.02)
     trained = drafter.adapted(lesson.tokens).detach()
@@ -739,6 +739,6 @@ def test_options_that_mean_nothing_are_refused(tiny: Make, options: dict[str, ob
 def test_weights_of_other_heads_are_refused(tiny: Make) -> None:
     target = tiny(LLAMA).target
     with pytest.raises(LocalspecError, match="shape"):
-        medusa(target, heads=3).fill(medusa(target).tensors())
+        medusa(target, heads=3).load_tensors(medusa(target).tensors())
     with pytest.raises(LocalspecError, match="missing"):
-        medusa(target, private=True).fill(medusa(target).tensors())
+        medusa(target, private=True).load_tensors(medusa(target).tensors())

@@ -106,7 +106,7 @@ def made(
     return ouroboros(pair, chosen, None, fixed, accelerating, lengthening, beside), pool
 
 
-class Seen:
+class StepReport:
     """Hands on what a drafter proposes, and keeps it."""
 
     def __init__(self, inner: Drafter) -> None:
@@ -328,7 +328,7 @@ def test_each_part_can_be_left_out(tiny: Make) -> None:
     model, prompt = tiny(CIRCLES), prompt_ids(8, seed=1)
     for accelerating, lengthening in ((False, False), (False, True), (True, False), (True, True)):
         drafter, _ = made(model.target, model.target, accelerating=accelerating, lengthening=lengthening)
-        seen, inner = Seen(drafter), drafter.inner if isinstance(drafter, WithPhrases) else drafter
+        seen, inner = StepReport(drafter), drafter.inner if isinstance(drafter, WithPhrases) else drafter
         reply(Session(model.target, seen, Budget(NODES)), prompt, 40)
         assert isinstance(inner, DraftModel)
         assert any(set(tree.source or ()) & set(PHRASES) for tree in seen.trees) == lengthening
@@ -435,7 +435,7 @@ def test_phrases_hang_below_the_last_drafted_token_and_are_no_more_and_no_longer
     model, prompt = tiny(CIRCLES), prompt_ids(8, seed=1)
     for small in (CIRCLES, "qwen2-one-key-head"):
         drafter, _ = made(model.target, tiny(small).target, chosen)
-        seen, lengths, widths = Seen(drafter), set[int](), set[int]()
+        seen, lengths, widths = StepReport(drafter), set[int](), set[int]()
         reply(Session(model.target, seen, Budget(24)), prompt, 50)
         for tree in seen.trees:
             source = tree.source or []
@@ -489,7 +489,7 @@ def test_fixed_trees_are_filled_up(tiny: Make, nodes: int) -> None:
     for form in ("fixed", "fixed, accelerating"):
         for small in (CIRCLES, "qwen2-one-key-head"):
             drafter, _ = made(model.target, tiny(small).target, **FORMS[form])
-            seen = Seen(drafter)
+            seen = StepReport(drafter)
             ids, _ = reply(Session(model.target, seen, Budget(nodes)), prompt, 30)
             assert ids == stock_reply(model.stock, prompt, 30)
             whole = [tree for tree in seen.trees if not model.target.stop_tokens & {*tree.tokens}]
@@ -511,7 +511,7 @@ def test_no_phrase_holds_a_special_token(tiny: Make) -> None:
     reader = partial(garbage, random.Random(1))
     for chosen in (SMALL, Hyperparameters(2, 3, 5, 4)):
         drafter, pool = made(model.target, model.target, chosen, stored=reader)
-        seen = Seen(drafter)
+        seen = StepReport(drafter)
         session = Session(model.target, seen, Budget(24))
         for seed in range(4):
             reply(session, prompt, 30, Sampling(1.5, seed=seed))

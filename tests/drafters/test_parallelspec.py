@@ -159,19 +159,19 @@ def test_a_later_token_changes_no_row_before_it(tiny: Make, build: Build, form: 
 
 
 def test_groups_are_thinned_by_depth_and_by_room(tiny: Make, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, counts = tiny(LLAMA).target, torch.ones(402, dtype=torch.bool)
-    every = build(target, "medusa").group(counts, torch.Generator())
+    target, loss_mask = tiny(LLAMA).target, torch.ones(402, dtype=torch.bool)
+    every = build(target, "medusa").group(loss_mask, torch.Generator())
     assert [int((every.depth == depth).sum()) for depth in range(5)] == [402, 400, 399, 398, 397]
-    thinned = build(target, "medusa", drop=0.5).group(counts, torch.Generator())
+    thinned = build(target, "medusa", drop=0.5).group(loss_mask, torch.Generator())
     kept = [int((thinned.depth == depth).sum()) for depth in range(5)]
     assert kept[0] == 402
     for found, wanted in zip(kept[1:], (200, 100, 80, 80), strict=True):  # never less than a fifth
         assert wanted - 4 <= found <= wanted
     anchors = [{*thinned.anchor[thinned.depth == depth].tolist()} for depth in range(5)]
     assert all(deep <= shallow for shallow, deep in pairwise(anchors))
-    counts[:] = False
-    counts[300:310] = True  # a short reply behind a long prompt
-    few = build(target, "medusa").group(counts, torch.Generator())
+    loss_mask[:] = False
+    loss_mask[300:310] = True  # a short reply behind a long prompt
+    few = build(target, "medusa").group(loss_mask, torch.Generator())
     assert {*few.anchor[few.depth > 0].tolist()} == {*range(298, 308)}
     monkeypatch.setattr("localspec.drafters.parallelspec.ROWS", 500)
     assert len(build(target, "medusa").group(torch.ones(402, dtype=torch.bool), torch.Generator()).depth) <= 804
@@ -182,8 +182,8 @@ def test_groups_are_thinned_by_depth_and_by_room(tiny: Make, build: Build, monke
 
 
 @every_form
-@pytest.mark.parametrize("soft", [False, True])
-def test_the_loss_is_that_of_the_paper(tiny: Make, build: Build, form: str, soft: bool) -> None:
+@pytest.mark.parametrize("distill", [False, True])
+def test_the_loss_is_that_of_the_paper(tiny: Make, build: Build, form: str, distill: bool) -> None:
     """Equations 3 and 4, one anchor and one token at a time, for texts of which not every token counts."""
     target, k = tiny(LLAMA).target, 3
     drafter = build(target, form, masks=k, decay=0.7)
@@ -191,7 +191,7 @@ def test_the_loss_is_that_of_the_paper(tiny: Make, build: Build, form: str, soft
     counts = torch.ones(2, 9, dtype=torch.bool)
     counts[0, :3] = counts[1, 7:] = False
     hidden = torch.stack([hidden_of(target, text) for text in texts])
-    lesson = drafter.loss(Batch(torch.tensor(texts), counts, hidden, soft))
+    lesson = drafter.loss(Batch(torch.tensor(texts), counts, hidden, distill))
     wanted, losses = torch.zeros(()), [[] for _ in range(k + 1)]
     with torch.no_grad():
         for text, worth, seen in zip(texts, counts, hidden, strict=True):
@@ -208,13 +208,13 @@ def test_the_loss_is_that_of_the_paper(tiny: Make, build: Build, form: str, soft
                         else drafter.model.head(states[depth])[None]
                     )
                     teacher = target.head(seen[label - 1]).softmax(-1)
-                    loss = F.cross_entropy(logits, teacher[None] if soft else torch.tensor([text[label]]))
+                    loss = F.cross_entropy(logits, teacher[None] if distill else torch.tensor([text[label]]))
                     if form == "eagle":
                         loss = 0.1 * loss + F.smooth_l1_loss(states[depth], seen[label - 1])
                     losses[depth].append(loss)
         for depth, found in enumerate(losses):
             wanted = wanted + 0.7**depth * torch.stack(found).mean()
-    assert [found.count for found in lesson.by_depth] == [len(found) for found in losses]
+    assert [found.count for found in lesson.depth_losses] == [len(found) for found in losses]
     torch.testing.assert_close(lesson.loss, wanted, rtol=1e-5, atol=1e-5)
     lesson.loss.backward()
     untouched = {name for name, weight in drafter.named_parameters() if weight.grad is None or not weight.grad.any()}
@@ -226,11 +226,11 @@ def test_a_batch_that_teaches_nothing_has_a_loss_of_nothing(tiny: Make, build: B
     target = tiny(LLAMA).target
     tokens = torch.tensor([prompt_ids(5)])
     lesson = build(target, "medusa").loss(
-        Batch(tokens, torch.zeros(1, 5, dtype=torch.bool), torch.zeros(1, 5, 48), soft=False)
+        Batch(tokens, torch.zeros(1, 5, dtype=torch.bool), torch.zeros(1, 5, 48), distill=False)
     )
     lesson.loss.backward()
     assert lesson.loss == 0
-    assert [found.count for found in lesson.by_depth] == [0] * 5
+    assert [found.count for found in lesson.depth_losses] == [0] * 5
 
 
 # -- drafting ----------------------------------------------------------------------------------------------------------
@@ -241,9 +241,9 @@ class Checked:
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.drafts, self.rows = drafter, 0, list[int]()
-        original, run = drafter._foreseen, drafter.model.forward
+        original, run = drafter._predict, drafter.model.forward
 
-        def foreseen(committed: Sequence[int], masks: int) -> torch.Tensor:
+        def predict(committed: Sequence[int], masks: int) -> torch.Tensor:
             self.rows.clear()
             states = original(committed, masks)
             count, target = len(committed), drafter.target
@@ -259,7 +259,7 @@ class Checked:
                 self.rows.append(x.shape[1])
             return run(x, *more)
 
-        drafter._foreseen, drafter.model.forward = foreseen, forward  # type: ignore[method-assign]
+        drafter._predict, drafter.model.forward = predict, forward  # type: ignore[method-assign]
 
 
 @every_form
@@ -416,11 +416,11 @@ def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(
 # -- that it learns what it should -------------------------------------------------------------------------------------
 
 
-def learn(drafter: Drafter, texts: list[list[int]], steps: int, rate: float = 2e-3, soft: bool = False) -> float:
+def learn(drafter: Drafter, texts: list[list[int]], steps: int, rate: float = 2e-3, distill: bool = False) -> float:
     """The loss behind so many steps over the same texts, of the same length."""
     hidden = torch.stack([hidden_of(drafter.target, text) for text in texts])
     tokens = torch.tensor(texts)
-    batch = Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), hidden, soft)
+    batch = Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), hidden, distill)
     optimiser = torch.optim.AdamW([weight for weight in drafter.parameters() if weight.requires_grad], lr=rate)
     for _ in range(steps):
         optimiser.zero_grad()
@@ -474,7 +474,7 @@ def test_the_mask_token_and_what_only_one_of_the_two_has_are_never_proposed(tiny
         drafter = Drafter.from_model(path, target)
         assert drafter.depth == 8
         with torch.inference_mode():
-            logits = drafter._logits(drafter._foreseen(prompt, 7))
+            logits = drafter._logits(drafter._predict(prompt, 7))
         assert logits.shape == (8, VOCABULARY)
         possible = logits.isfinite()
         assert possible[:, : min(300, token)].all()

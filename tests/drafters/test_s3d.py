@@ -76,17 +76,19 @@ def spoken(
     return list(done.statistics.token_ids), done.statistics
 
 
-def batch(target: Target, texts: Sequence[Sequence[int]], soft: bool = False, seed: int = 0, start: int = 0) -> Batch:
+def batch(
+    target: Target, texts: Sequence[Sequence[int]], distill: bool = False, seed: int = 0, start: int = 0
+) -> Batch:
     """Texts of any lengths; what stands before `start` is a prompt."""
     longest = max(map(len, texts))
-    tokens, counts = torch.zeros(len(texts), longest, dtype=torch.long), torch.zeros(len(texts), longest) > 1
+    tokens, loss_mask = torch.zeros(len(texts), longest, dtype=torch.long), torch.zeros(len(texts), longest) > 1
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = torch.tensor(text)
-        counts[row, start : len(text)] = True
+        loss_mask[row, start : len(text)] = True
     causal = torch.ones(longest, longest, dtype=torch.bool).tril_()
     with torch.no_grad():
         hidden = target.forward(tokens, torch.arange(longest), causal).hidden
-    return Batch(tokens, counts, hidden, soft, torch.Generator().manual_seed(seed))
+    return Batch(tokens, loss_mask, hidden, distill, torch.Generator().manual_seed(seed))
 
 
 def train(drafter: s3d.Drafter, lesson: Callable[[int], Batch], steps: int, rate: float = 1e-2) -> s3d.Drafter:
@@ -112,7 +114,7 @@ def prefilled(target: Target, text: Sequence[int]) -> KVCache:
 
 
 def drafted_logits(drafter: s3d.Drafter, text: Sequence[int], nodes: int = 8) -> torch.Tensor:
-    found = drafter._foresee(Context(text, prefilled(drafter.target, text), nodes, GREEDY))
+    found = drafter._predict(Context(text, prefilled(drafter.target, text), nodes, GREEDY))
     assert found is not None
     return found
 
@@ -258,7 +260,7 @@ def test_near_the_end_of_the_context_drafts_are_shorter_and_the_text_is_the_same
     def watch(context: Context) -> DraftTree:
         kept, slots = context.cache, context.cache.capacity
         tree = draft(context)
-        depths.append((len(context.committed), len(drafter._proposed)))
+        depths.append((len(context.committed), len(drafter._candidates)))
         assert kept.capacity == slots, "the session has made room"
         return tree
 
@@ -295,7 +297,7 @@ def test_two_drafters_of_one_target_do_not_disturb_each_other(tiny: Make) -> Non
     kept = prefilled(target, text)
     for _ in range(2):
         for drafter, wanted in zip((one, two), alone, strict=True):
-            found = drafter._foresee(Context(text, kept, 8, GREEDY))
+            found = drafter._predict(Context(text, kept, 8, GREEDY))
             assert found is not None
             assert torch.equal(found, wanted)
     again = target.forward(torch.tensor(text), torch.arange(20), torch.ones(20, 20).tril_() > 0).logits
@@ -383,9 +385,9 @@ def test_labels_are_the_tokens_behind_each_row(tiny: Make) -> None:
     """The loss is that of the logits of drafting against the text as it goes on, and its hits are their ranks."""
     target, text = tiny(LLAMA).target, prompt_ids(14, seed=2)
     drafter = made(target, 0.05, depth=3)
-    for soft in (False, True):
-        lesson = batch(target, [text], soft, start=5)
-        anchors, _ = drafter._anchors(lesson.counts[0], torch.Generator().manual_seed(0))
+    for distill in (False, True):
+        lesson = batch(target, [text], distill, start=5)
+        anchors, _ = drafter._anchors(lesson.loss_mask[0], torch.Generator().manual_seed(0))
         found = drafter.loss(lesson)
         plain = stock_logits(tiny(LLAMA).stock, text).log_softmax(-1)
         for place in range(3):
@@ -394,11 +396,11 @@ def test_labels_are_the_tokens_behind_each_row(tiny: Make) -> None:
                 assert anchor >= 4, "what follows is worth foreseeing"
                 if anchor + place + 1 < len(text):
                     chances = drafted_logits(drafter, text[: anchor + 1])[place].log_softmax(-1)
-                    right = plain[anchor + place].exp() if soft else torch.eye(320)[text[anchor + place + 1]]
+                    right = plain[anchor + place].exp() if distill else torch.eye(320)[text[anchor + place + 1]]
                     wanted, count = wanted - float((right * chances).sum()), count + 1
-            assert found.by_depth[place].count == count
-            assert found.by_depth[place].loss.item() == pytest.approx(wanted, rel=1e-4)
-        total, count = sum(one.loss.item() for one in found.by_depth), sum(one.count for one in found.by_depth)
+            assert found.depth_losses[place].count == count
+            assert found.depth_losses[place].loss.item() == pytest.approx(wanted, rel=1e-4)
+        total, count = sum(one.loss.item() for one in found.depth_losses), sum(one.count for one in found.depth_losses)
         assert found.loss.item() == pytest.approx(total / count, rel=1e-5)
 
 
@@ -462,7 +464,7 @@ def test_each_row_foresees_its_own_place_and_no_other(tiny: Make) -> None:
     assert right[2] >= 0.99 * all_, "the tokens behind the root, in their order"
     assert max(right[:2] + right[3:]) <= 0.01 * all_
     lesson = drafter.loss(batch(drafter.target, [counted(5, 40), counted(17, 40)], seed=999, start=4))
-    for one in lesson.by_depth:
+    for one in lesson.depth_losses:
         assert int(one.hits[0]) >= 0.9 * one.count > 5, "and the loss sees them at their places"
 
 
@@ -471,7 +473,7 @@ def _remembering(model: Tiny, prompt: tuple[int, ...], text: tuple[int, ...], de
     drafter = made(model.target, depth=depth, rank=24)
 
     def lesson(step: int) -> Batch:
-        return batch(model.target, [[*prompt, *text]], soft=step % 2 == 0, seed=step, start=len(prompt))
+        return batch(model.target, [[*prompt, *text]], distill=step % 2 == 0, seed=step, start=len(prompt))
 
     with patch.object(s3d, "SHARE", 0.6):  # more anchors a text, fewer texts
         return train(drafter, lesson, 80)
@@ -527,7 +529,7 @@ def test_only_what_is_the_drafters_own_is_trained(tiny: Make) -> None:
     target = tiny(LLAMA).target
     before = {name: one.clone() for name, one in target.transformer.named_parameters()}
     drafter = train(made(target), lambda step: batch(target, [prompt_ids(40, seed=step)], seed=step), 3)
-    assert not drafter.owns_target
+    assert not drafter.changes_target
     assert all(torch.equal(one, before[name]) for name, one in target.transformer.named_parameters())
     assert not any(one.requires_grad for one in target.transformer.parameters())
     assert all(one.grad is not None and one.grad.any() for one in drafter.parameters())
@@ -544,7 +546,7 @@ def test_the_full_form_changes_the_kept_layers_alone_and_is_lossless_against_its
     target, prompt = own(tiny(name)), prompt_ids(23, seed=23)
     before = {name: one.clone() for name, one in target.transformer.named_parameters()}
     drafter = made(target, depth=3, full=True)
-    assert drafter.owns_target
+    assert drafter.changes_target
     assert drafter.nbytes == 4 * 48
     whole = [*prompt, *stock_reply(tiny(name).stock, prompt, 30)]
     losses = []
@@ -577,7 +579,7 @@ def test_gradients_of_the_full_form_reach_the_kept_layers_by_all_ways(tiny: Make
     drafter, lesson = made(target, depth=3, full=True), batch(target, [prompt_ids(40, seed=1)])
 
     def loss() -> torch.Tensor:
-        lesson.random.manual_seed(0)
+        lesson.generator.manual_seed(0)
         return drafter.loss(lesson).loss
 
     loss().backward()
@@ -663,7 +665,7 @@ def test_tensors_that_do_not_belong_are_refused(tiny: Make, tmp_path: Path) -> N
         {**right, name: torch.zeros(3, 3)},
     ):
         with pytest.raises(LocalspecError, match="train the drafter again"):
-            drafter.fill(broken)
+            drafter.load_tensors(broken)
     save_drafter(drafter, tmp_path, {"target": {"name": "tiny", "revision": ""}})
     (tmp_path / CARD).write_text((tmp_path / CARD).read_text().replace('"kept": "0,2"', '"kept": "0,9"'))
     with pytest.raises(LocalspecError, match="0 to 2"):

@@ -68,12 +68,12 @@ def states(target: Target, tokens: torch.Tensor) -> torch.Tensor:
     return hidden
 
 
-def batch_of(target: Target, texts: Sequence[Sequence[int]], prompt: int = 0, soft: bool = False) -> Batch:
+def batch_of(target: Target, texts: Sequence[Sequence[int]], prompt: int = 0, distill: bool = False) -> Batch:
     """Texts of one length, what stands behind the first `prompt` tokens worth foreseeing."""
     tokens = torch.tensor(texts)
     counts = torch.ones_like(tokens, dtype=torch.bool)
     counts[:, :prompt] = False
-    return Batch(tokens, counts, states(target, tokens), soft)
+    return Batch(tokens, counts, states(target, tokens), distill)
 
 
 def train(drafter: TrainedDrafter, batch: Batch, steps: int, rate: float = 0.01) -> TrainedDrafter:
@@ -90,7 +90,7 @@ def train(drafter: TrainedDrafter, batch: Batch, steps: int, rate: float = 0.01)
 def accuracy(drafter: TrainedDrafter, batch: Batch) -> list[float]:
     """Share of likeliest guesses that were right, by depth."""
     with torch.no_grad():
-        return [float(seen.hits[0]) / seen.count for seen in drafter.loss(batch).by_depth]
+        return [float(seen.hits[0]) / seen.count for seen in drafter.loss(batch).depth_losses]
 
 
 def reply(session: Session, prompt: Sequence[int], sampling: Sampling, count: int) -> tuple[list[int], Statistics]:
@@ -340,10 +340,10 @@ def test_the_calibration_judges_what_hung_on_the_path_that_was_accepted(tiny: Ma
 # -- learning ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("distill", [False, True])
 @pytest.mark.parametrize("recent", cases(RECENT, ["transformer"]))
 def test_a_guess_rests_on_its_state_and_the_recent_tokens_and_on_nothing_else(
-    tiny: Make, recent: str, soft: bool
+    tiny: Make, recent: str, distill: bool
 ) -> None:
     """The pair (i, j) alone, once for each j: what may change its loss, and what must not."""
     target, i, n = tiny(LLAMA).target, 3, 12
@@ -357,7 +357,7 @@ def test_a_guess_rests_on_its_state_and_the_recent_tokens_and_on_nothing_else(
         counts = torch.zeros(1, n, dtype=torch.bool)
         counts[0, i + 1 : i + 2 + j] = True
         with torch.no_grad():
-            seen = drafter.loss(Batch(tokens, counts, hidden, soft)).by_depth[j - 1]
+            seen = drafter.loss(Batch(tokens, counts, hidden, distill)).depth_losses[j - 1]
         assert seen.count == 1
         return float(seen.loss)
 
@@ -374,8 +374,8 @@ def test_a_guess_rests_on_its_state_and_the_recent_tokens_and_on_nothing_else(
             if loss(j, tokens, other) != before:
                 read_states.add(place)
         seen = {i + j} if recent == "none" else set(range(i + 1, i + j + 1))
-        assert read_tokens == (seen if soft else seen | {i + 1 + j}), "the text's label is itself a token"
-        assert read_states == ({i, i + j} if soft else {i})
+        assert read_tokens == (seen if distill else seen | {i + 1 + j}), "the text's label is itself a token"
+        assert read_states == ({i, i + j} if distill else {i})
 
 
 def test_the_loss_is_that_of_drafting_for_every_pair_that_a_reply_can_have(tiny: Make) -> None:
@@ -386,20 +386,20 @@ def test_the_loss_is_that_of_drafting_for_every_pair_that_a_reply_can_have(tiny:
     counts = torch.zeros(2, 10, dtype=torch.bool)
     counts[0, 3:6] = counts[0, 7:10] = counts[1, 2:7] = True
     hidden = states(target, tokens)
-    for soft in (False, True):
+    for distill in (False, True):
         sums, numbers = [0.0] * 3, [0] * 3
         for text, i, j in product(range(2), range(10), range(1, 4)):
             if i + 1 + j < 10 and all(counts[text, i + 1 : i + 2 + j]):
                 chances = scored(drafter, hidden[text, i], tokens[text, i + 1 : i + 1 + j].tolist()).log_softmax(-1)
                 wanted = (
-                    target.head(hidden[text, i + j]).softmax(-1) if soft else F.one_hot(tokens[text, i + 1 + j], 320)
+                    target.head(hidden[text, i + j]).softmax(-1) if distill else F.one_hot(tokens[text, i + 1 + j], 320)
                 )
                 sums[j - 1] -= float((wanted * chances).sum())
                 numbers[j - 1] += 1
         with torch.no_grad():
-            lesson = drafter.loss(Batch(tokens, counts, hidden, soft))
-        assert [seen.count for seen in lesson.by_depth] == numbers
-        assert [float(seen.loss) for seen in lesson.by_depth] == pytest.approx(sums, rel=1e-4)
+            lesson = drafter.loss(Batch(tokens, counts, hidden, distill))
+        assert [seen.count for seen in lesson.depth_losses] == numbers
+        assert [float(seen.loss) for seen in lesson.depth_losses] == pytest.approx(sums, rel=1e-4)
         assert float(lesson.loss) == pytest.approx(sum(sums) / sum(numbers), rel=1e-4)
 
 
@@ -407,13 +407,13 @@ def test_a_share_of_the_positions_and_a_batch_without_any(tiny: Make) -> None:
     target = tiny(LLAMA).target
     drafter = semi(target, share=0.25)
     full = batch_of(target, [prompt_ids(200, seed=seed) for seed in range(2)])
-    counts = drafter.loss(full).by_depth[0].count, semi(target).loss(full).by_depth[0].count
+    counts = drafter.loss(full).depth_losses[0].count, semi(target).loss(full).depth_losses[0].count
     assert counts[1] == 2 * 198
     assert 60 < counts[0] < 140
-    nothing = drafter.loss(Batch(full.tokens, torch.zeros_like(full.counts), full.hidden, True))
+    nothing = drafter.loss(Batch(full.tokens, torch.zeros_like(full.loss_mask), full.hidden, True))
     nothing.loss.backward()
     assert nothing.loss.item() == 0
-    assert [seen.count for seen in nothing.by_depth] == [0] * 4
+    assert [seen.count for seen in nothing.depth_losses] == [0] * 4
 
 
 SYMBOLS = 6
@@ -480,7 +480,7 @@ def test_trained_on_a_text_it_foresees_nearly_all_of_it_and_the_text_is_the_stoc
     text = stock_reply(model.stock, prompt, 40)
     knowing = semi(model.target, **form)
     if knowing.options.vocabulary:
-        knowing.begin(torch.bincount(torch.tensor(text), minlength=320))
+        knowing.begin_training(torch.bincount(torch.tensor(text), minlength=320))
     train(knowing, batch_of(model.target, [[*prompt, *text]], prompt=len(prompt)), 60, rate=0.02)
     for nodes in (1, 3, NODES):
         ids, statistics = reply(Session(model.target, knowing, Budget(nodes)), prompt, Sampling(), 40)
@@ -583,7 +583,7 @@ def test_int8_with_exact_is_plain_decoding_to_the_bit(tiny: Make, sampling: Samp
 def test_in_half_precision_it_drafts_and_learns_in_half_precision(tiny: Make, recent: str) -> None:
     target = Target.load(tiny(LLAMA).path, dtype=torch.bfloat16)
     drafter = semi(target, recent=recent)
-    drafter.loss(batch_of(target, [prompt_ids(12)], soft=True)).loss.backward()
+    drafter.loss(batch_of(target, [prompt_ids(12)], distill=True)).loss.backward()
     assert all(
         parameter.grad is not None and parameter.grad.dtype == torch.float32 for parameter in drafter.parameters()
     )
@@ -643,7 +643,10 @@ def test_the_rule_rejection_keeps_the_distribution_of_three_tokens(letters: Tiny
     def following(text: list[int]) -> torch.Tensor:
         return stock_distribution(stock_logits(letters.stock, text)[-1].double(), sampling).double()
 
-    chances, counts = torch.zeros(LETTERS, LETTERS, LETTERS, dtype=torch.double), torch.zeros(LETTERS, LETTERS, LETTERS)
+    chances, counts = (
+        torch.zeros(LETTERS, LETTERS, LETTERS, dtype=torch.double),
+        torch.zeros(LETTERS, LETTERS, LETTERS),
+    )
     first = following(prompt)
     for a, b in product(range(LETTERS), repeat=2):
         chances[a, b] = first[a] * following([*prompt, a])[b] * following([*prompt, a, b])
@@ -680,21 +683,21 @@ def test_joint_training_weighs_both_losses_and_teaches_the_target(own: Tiny) -> 
     n = 16
     hidden = changed(batch.tokens, torch.arange(n), torch.ones(n, n, dtype=torch.bool).tril_())
     assert not torch.allclose(hidden, batch.hidden, atol=1e-3)
-    foreseen = semi(own.target).loss(Batch(batch.tokens, batch.counts, hidden.detach(), False)).loss  # the same seed
-    there = batch.counts[:, 1:]
+    foreseen = semi(own.target).loss(Batch(batch.tokens, batch.loss_mask, hidden.detach(), False)).loss  # the same seed
+    there = batch.loss_mask[:, 1:]
     said = F.cross_entropy(changed.head(hidden[:, :-1][there]), batch.tokens[:, 1:][there])
     lesson = drafter.loss(batch)
     assert lesson.loss.item() == pytest.approx((0.75 * said + 0.25 * foreseen).item(), rel=1e-4)
     lesson.loss.backward()
-    learning = {id(parameter) for group in drafter.parameter_groups() for parameter in group["params"]}
-    assert learning == {id(parameter) for parameter in drafter.parameters()}
+    trainable = {id(parameter) for group in drafter.parameter_groups() for parameter in group["params"]}
+    assert trainable == {id(parameter) for parameter in drafter.parameters()}
     assert all(float(parameter.grad.abs().sum()) > 0 for parameter in drafter.adapters.parameters())
     assert all(parameter.grad is None for parameter in own.target.transformer.parameters())
 
 
 def test_the_soft_label_of_a_target_that_learns_is_what_it_said_before(own: Tiny) -> None:
     """With adapters that change nothing yet, its loss is the entropy of its own distribution, which none can beat."""
-    batch = batch_of(own.target, [prompt_ids(16, seed=1)], soft=True)
+    batch = batch_of(own.target, [prompt_ids(16, seed=1)], distill=True)
     logits = own.target.head(batch.hidden[0, :-1])
     entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
     foreseen = semi(own.target).loss(batch).loss
@@ -731,7 +734,7 @@ def test_a_target_that_learned_with_its_drafter_is_one_of_its_own_and_lossless(o
 
 def copy_to(drafter: TrainedDrafter, target: Target) -> TrainedDrafter:
     other = semi(target, recent=drafter.options.recent)
-    other.fill(drafter.tensors())
+    other.load_tensors(drafter.tensors())
     return other
 
 
@@ -753,7 +756,7 @@ def test_the_draft_vocabulary_is_what_comes_most_often_and_nothing_else_is_draft
     frequencies = torch.zeros(320, dtype=torch.long)
     frequencies[[300, 7, 41, 90, 8]] = torch.tensor([9, 8, 7, 6, 5])
     frequencies[[11, 12]] = 4
-    drafter.begin(frequencies)
+    drafter.begin_training(frequencies)
     assert drafter.tensors()["kept"].tolist() == [7, 8, 41, 90, 300]
     for sampling in (Sampling(), Sampling(1.0, seed=1), Sampling(**REJECTION)):
         tree = drafted(drafter, target, 12, sampling)[0]
@@ -763,7 +766,7 @@ def test_the_draft_vocabulary_is_what_comes_most_often_and_nothing_else_is_draft
     tokens = torch.tensor([[7, 8, 41, 11, 90]])
     seen = drafter.loss(
         Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.randn(1, 5, 48), False)
-    ).by_depth[0]
+    ).depth_losses[0]
     assert seen.count == 3
     assert int(seen.hits.sum()) == 2
 
@@ -773,7 +776,7 @@ def test_what_is_saved_drafts_as_before(tiny: Make, tmp_path: object, form: dict
     target = tiny(LLAMA).target
     drafter = perturbed(semi(target, **form))
     if drafter.options.vocabulary:
-        drafter.begin(torch.arange(320))
+        drafter.begin_training(torch.arange(320))
     save_drafter(drafter, tmp_path, {"target": {"revision": "r", "name": "tiny"}})
     loaded = load_drafter(read_drafter(tmp_path), target)
     assert loaded.options == drafter.options
@@ -800,4 +803,4 @@ def test_nothing_is_drafted_behind_the_depth_where_numbers_end(tiny: Make, sampl
 def test_a_draft_vocabulary_that_the_model_does_not_have_is_refused(tiny: Make) -> None:
     drafter = semi(tiny(LLAMA).target, shared=False, vocabulary=5)
     with pytest.raises(LocalspecError, match="'kept'"):
-        drafter.fill({**drafter.tensors(), "kept": torch.tensor([1, 2, 3, 4, 320])})
+        drafter.load_tensors({**drafter.tensors(), "kept": torch.tensor([1, 2, 3, 4, 320])})

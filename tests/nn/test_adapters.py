@@ -55,7 +55,7 @@ def test_what_was_saved_comes_back(tiny: Make, name: str, which: str) -> None:
     target = tiny(name).target
     saved = stirred(target, [1, 2], which)
     again = Adapters(target.transformer, [1, 2], 4, 8.0, which)
-    again.fill(saved.tensors())
+    again.load_tensors(saved.tensors())
     torch.testing.assert_close(states(target, again), states(target, saved), rtol=1e-6, atol=1e-6)
     parts = {tensor.rpartition(".lora")[0].rpartition(".")[2] for tensor in saved.tensors()}
     fused = name.startswith("phi3")
@@ -80,9 +80,9 @@ def test_what_does_not_fit_is_refused(tiny: Make) -> None:
     tensors = adapters.tensors()
     name = next(iter(tensors))
     with pytest.raises(LocalspecError, match="lack"):
-        adapters.fill({key: value for key, value in tensors.items() if key != name})
+        adapters.load_tensors({key: value for key, value in tensors.items() if key != name})
     with pytest.raises(LocalspecError, match="shapes"):
-        adapters.fill({**tensors, name: tensors[name][:1]})
+        adapters.load_tensors({**tensors, name: tensors[name][:1]})
 
 
 def test_projections_learn_apart(tiny: Make) -> None:

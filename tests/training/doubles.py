@@ -37,7 +37,7 @@ class Linears(TrainedDrafter):
     def depth(self) -> int:
         return self.options.depth
 
-    def begin(self, frequencies: torch.Tensor) -> None:
+    def begin_training(self, frequencies: torch.Tensor) -> None:
         self.frequencies = frequencies
 
     def observe(self, step: Step) -> None:
@@ -55,12 +55,14 @@ class Linears(TrainedDrafter):
         found = []
         for ahead, matrix in enumerate(self.matrices, start=1):
             shift = 1 + ahead + self.options.offset
-            where = batch.counts[:, shift:]
+            where = batch.loss_mask[:, shift:]
             states = batch.hidden[:, : where.shape[1]][where] @ matrix + self.bias
-            labels = batch.hidden[:, shift - 1 : shift - 1 + where.shape[1]] if batch.soft else batch.tokens[:, shift:]
-            teacher = self.target.head if batch.soft else None
+            labels = (
+                batch.hidden[:, shift - 1 : shift - 1 + where.shape[1]] if batch.distill else batch.tokens[:, shift:]
+            )
+            teacher = self.target.head if batch.distill else None
             found.append(cross_entropy(states, self.target.head, labels[where], teacher))
         # Something random, so that going on elsewhere in the stream of random numbers would show.
-        noise = 0.01 * torch.rand((), generator=batch.random) * self.bias.square().sum()
+        noise = 0.01 * torch.rand((), generator=batch.generator) * self.bias.square().sum()
         loss = torch.stack([seen.loss / max(seen.count, 1) for seen in found]).sum() + noise
         return LossOutput(loss, found)

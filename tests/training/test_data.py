@@ -8,7 +8,7 @@ from tiny_models import byte_tokenizer
 
 from localspec.errors import UsageMistake
 from localspec.nn.target import Target
-from localspec.training.data import BLOCK, Corpus, Filled, Place, Row, parts
+from localspec.training.data import BLOCK, Corpus, Cursor, PaddedRows, Row, split_rows
 from localspec.training.texts import Example
 
 NAME = "phi3-one-key-head-tied"
@@ -37,7 +37,7 @@ def corpus(target: Target, examples, length=64, batch=128, seed=0) -> Corpus:
 
 
 def counted(target: Target, row: Row) -> str:
-    return target.tokenizer.decode([t for t, counts in zip(row.tokens, row.counts, strict=True) if counts])
+    return target.tokenizer.decode([t for t, counts in zip(row.tokens, row.loss_mask, strict=True) if counts])
 
 
 def test_replies_and_their_end_marks_count_and_nothing_else(target):
@@ -46,15 +46,15 @@ def test_replies_and_their_end_marks_count_and_nothing_else(target):
     assert counted(target, row) == "on the mat<|end|>on the log<|end|>"
     # Tokens are those of use: the prompt as it is encoded then, with the reply behind it.
     prompt = target.encode(list(example.messages[:3]))
-    assert list(row.tokens[: len(prompt)]) == prompt and not any(row.counts[len(prompt) - 2 : len(prompt)])
-    assert all(row.counts[len(prompt) :])
+    assert list(row.tokens[: len(prompt)]) == prompt and not any(row.loss_mask[len(prompt) - 2 : len(prompt)])
+    assert all(row.loss_mask[len(prompt) :])
 
 
 def test_all_of_a_plain_text_counts_and_special_tokens_in_it_are_text(target):
     text = "one two three <|end|> four " * 6
     rows = corpus(target, [], length=32)._rows(Example(text))
     assert [len(row.tokens) for row in rows[:-1]] == [32] * (len(rows) - 1)
-    assert all(all(row.counts) for row in rows)
+    assert all(all(row.loss_mask) for row in rows)
     assert not target.special_tokens & {token for row in rows for token in row.tokens}
 
 
@@ -64,10 +64,10 @@ def test_where_padding_and_end_mark_are_one_id_the_end_mark_still_counts(target)
         corpus(target, [])._rows(chat(*turns)) for turns in (("a b c d", "e"), ("a b", "c d e f g" * 3))
     )
     end = target.tokenizer.eos_token_id
-    filled = Filled.of([short, long], torch.device("cpu"))
-    for row, tokens, counts in zip((short, long), filled.tokens, filled.counts, strict=True):
+    filled = PaddedRows.of([short, long], torch.device("cpu"))
+    for row, tokens, counts in zip((short, long), filled.tokens, filled.loss_mask, strict=True):
         assert row.tokens[-1] == end and counts[len(row.tokens) - 1]
-        assert not counts[len(row.tokens) :].any() and counts.sum() == sum(row.counts)
+        assert not counts[len(row.tokens) :].any() and counts.sum() == sum(row.loss_mask)
         assert tokens[: len(row.tokens)].tolist() == list(row.tokens)
 
 
@@ -107,7 +107,7 @@ def test_a_model_without_a_template_and_conversations_that_one_refuses(target):
 
 def test_a_long_conversation_is_cut_and_a_cut_reply_counts_as_far_as_it_goes(target):
     (row,) = corpus(target, [], length=24)._rows(chat("the cat", "one two three four five " * 9))
-    assert len(row.tokens) == len(row.counts) == 24 and row.counts[-1]
+    assert len(row.tokens) == len(row.loss_mask) == 24 and row.loss_mask[-1]
     assert corpus(target, [], length=24)._rows(chat("one two three four five " * 9, "sat")) == []
 
 
@@ -140,8 +140,8 @@ def test_batches_are_full_of_rows_of_like_length(target, texts):
 def test_the_order_is_that_of_the_seed_and_can_be_entered_anywhere(target, texts, monkeypatch):
     monkeypatch.setattr("localspec.training.data.BLOCK", 100)
     made = Corpus(target, texts, 256, 512, 3)
-    source, seen, places, shares = made.batches(Place()), [], [Place()], []
-    while len(places) < 4 or places[-1] != Place(2, 0, 0):
+    source, seen, places, shares = made.batches(Cursor()), [], [Cursor()], []
+    while len(places) < 4 or places[-1] != Cursor(2, 0, 0):
         rows, behind, done = next(source)
         seen.append([tuple(row.tokens) for row in rows])
         places.append(behind)
@@ -154,17 +154,17 @@ def test_the_order_is_that_of_the_seed_and_can_be_entered_anywhere(target, texts
         again = Corpus(target, texts, 256, 512, 3).batches(replace(places[at]))
         for expected in seen[at:]:
             assert [tuple(row.tokens) for row in next(again)[0]] == expected
-    other = next(Corpus(target, texts, 256, 512, 4).batches(Place()))[0]
+    other = next(Corpus(target, texts, 256, 512, 4).batches(Cursor()))[0]
     assert [tuple(row.tokens) for row in other] != seen[0]
     assert BLOCK == 1024
 
 
 def test_parts_hold_every_row_once(target):
     rows = [Row([1] * n, [True] * n) for n in (9, 30, 12, 8, 30, 100, 11)]
-    groups = parts(rows, 60)
+    groups = split_rows(rows, 60)
     assert sorted(len(row.tokens) for group in groups for row in group) == sorted(len(row.tokens) for row in rows)
     assert all(len(group) == 1 or len(group) * max(len(row.tokens) for row in group) <= 60 for group in groups)
-    assert parts([], 60) == []
+    assert split_rows([], 60) == []
 
 
 def test_how_often_tokens_come(target):
@@ -172,7 +172,7 @@ def test_how_often_tokens_come(target):
     rows = [row for example in made.examples for row in made._rows(example)]
     expected = torch.zeros(target.transformer.config.vocab_size, dtype=torch.long)
     for row in rows:
-        for token, counts in zip(row.tokens, row.counts, strict=True):
+        for token, counts in zip(row.tokens, row.loss_mask, strict=True):
             expected[token] += counts
     assert torch.equal(made.frequencies(), expected) and expected[target.tokenizer.eos_token_id] > 0
 

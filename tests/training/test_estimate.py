@@ -23,7 +23,7 @@ def test_a_forward_is_halved_until_it_fits_and_a_row_is_the_least(monkeypatch):
 
     choice = Choice(**{**vars(CHOICE), "target": DrafterSpec()})
     monkeypatch.setattr("localspec.training.estimate.free_memory", lambda _: 1000)
-    needed = Needs(fixed=400, token=1, files=0, learning=0)
+    needed = Needs(fixed=400, token=1, files=0, trainable=0)
     assert [fitting(needed, choice, at_once, 100) for at_once in (600, 601, 2000, 100)] == [600, 300, 500, 100]
     assert fitting(Needs(880, 1, 0, 0), choice, 4096, 100) == 100
     with pytest.raises(DoesNotFit, match="100 tokens at once"):
@@ -33,9 +33,9 @@ def test_a_forward_is_halved_until_it_fits_and_a_row_is_the_least(monkeypatch):
 def test_what_learns_is_counted(tiny):
     drafter = Linears(tiny("phi3-one-key-head-tied").target)
     found = needs(drafter, CHOICE, 64, changes_target=False)
-    assert found.learning == 2 * 48 * 48 + 48
+    assert found.trainable == 2 * 48 * 48 + 48
     drafter.bias.requires_grad_(False)
-    assert needs(drafter, CHOICE, 64, changes_target=False).learning == 2 * 48 * 48
+    assert needs(drafter, CHOICE, 64, changes_target=False).trainable == 2 * 48 * 48
     changed = needs(drafter, CHOICE, 64, changes_target=True)
     assert changed.token > found.token and changed.files > found.files - 28 * 48
 

@@ -16,11 +16,11 @@ from localspec.errors import DoesNotFit, LocalspecError
 from localspec.nn.target import Target
 from localspec.training import checkpoint
 from localspec.training.curves import draw
-from localspec.training.data import Corpus, Row, parts
+from localspec.training.data import Corpus, Row, split_rows
 from localspec.training.texts import Example
 from localspec.training.train import Training, TrainingPlan, perplexity
 
-PLAN = TrainingPlan(batch=256, at_once=256, rate=3e-3, seed=1, soft=True, steps=8)
+PLAN = TrainingPlan(batch=256, at_once=256, rate=3e-3, seed=1, distill=True, steps=8)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def same(one: Training, other: Training) -> bool:
 
 @pytest.mark.slow
 def test_the_right_offset_learns_the_text_and_any_other_learns_another(training):
-    plan = TrainingPlan(batch=512, at_once=512, rate=4e-2, soft=False, steps=120)
+    plan = TrainingPlan(batch=512, at_once=512, rate=4e-2, distill=False, steps=120)
     right = training(plan)
     *_, last = right.run()
     assert last.loss < 0.4 and min(line[0] for line in right.measure()) > 0.97
@@ -164,15 +164,15 @@ def test_looks_at_held_out_text_are_shares_of_the_training_apart(training, monke
 @pytest.mark.slow
 def test_rows_that_are_parted_weigh_what_they_weigh_together(training):
     """A short row of nonsense beside long ones that are known by heart: a mean of means would let it count a third."""
-    learnt = training(TrainingPlan(batch=512, at_once=512, rate=4e-2, soft=False, steps=40), "learnt")
+    learnt = training(TrainingPlan(batch=512, at_once=512, rate=4e-2, distill=False, steps=40), "learnt")
     list(learnt.run())
     long = [row for row in learnt.corpus._block(0, 0)[0] if len(row.tokens) > 50][:2]
     rows, losses = [*long, Row(list(range(40, 52)), [True] * 12)], []
     for at_once in (10_000, 64):
-        made = training(TrainingPlan(batch=512, at_once=at_once, rate=0.0, soft=False, steps=10), f"{at_once}")
+        made = training(TrainingPlan(batch=512, at_once=at_once, rate=0.0, distill=False, steps=10), f"{at_once}")
         made.drafter.load_state_dict(learnt.drafter.state_dict())
         losses.append(made._step(rows, 0.5))
-    assert len(parts(rows, 64)) == 3 and losses[0] == pytest.approx(losses[1], rel=0.05)
+    assert len(split_rows(rows, 64)) == 3 and losses[0] == pytest.approx(losses[1], rel=0.05)
     assert losses[0] < 0.6 * sum(made._step([row], 0.5) for row in rows) / 3
 
 
@@ -200,7 +200,7 @@ def test_each_forward_has_random_numbers_of_its_own(training, monkeypatch):
 
     def noted(self, batch):
         if torch.is_grad_enabled():
-            seeds.append(batch.random.initial_seed())
+            seeds.append(batch.generator.initial_seed())
         return honest(self, batch)
 
     monkeypatch.setattr(Linears, "loss", noted)
