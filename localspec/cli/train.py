@@ -18,8 +18,8 @@ from localspec.errors import UsageMistake
 from localspec.models import registry
 from localspec.models.drafter_cards import TRAINED
 from localspec.paths import Paths
-from localspec.training import texts
 from localspec.training.directory import Lock, usable
+from localspec.training.examples import read_examples
 
 app = typer.Typer()
 
@@ -101,7 +101,7 @@ def train(
     progress = Progress()
     with Interrupt() as interrupt, Lock(directory) as lock:
         progress.show("reading text")
-        examples = texts.read(files)
+        examples = read_examples(files)
 
         # From here on torch is needed, and takes seconds to import.
         from localspec.training.job import Job, Request, parsed
