@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from localspec.nn.linear import LowRank, QuantizedLinear
+from localspec.nn.linear import LoraAdapter, QuantizedLinear
 
 
 def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -31,8 +31,8 @@ def gradient_is_that_of_a_dense_layer(layer: QuantizedLinear, inputs: tuple[int,
 def adapter_acts_in_its_own_forward_alone(layer: QuantizedLinear) -> None:
     """And learns there."""
     outputs, inputs = layer.shape
-    x, adapter = gaussian(3, inputs), LowRank(inputs, outputs, [(0, outputs)], 4, 8.0)
-    torch.nn.init.normal_(adapter.up)
+    x, adapter = gaussian(3, inputs), LoraAdapter(inputs, outputs, [(0, outputs)], 4, 8.0)
+    torch.nn.init.normal_(adapter.lora_B)
     assert torch.allclose(layer(x, adapter), layer(x) + adapter(x))
     layer(x, adapter).sum().backward()
-    assert adapter.down.grad is not None and adapter.down.grad.abs().sum() > 0
+    assert adapter.lora_A.grad is not None and adapter.lora_A.grad.abs().sum() > 0

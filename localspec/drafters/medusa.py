@@ -99,7 +99,7 @@ class Drafter(ParallelDrafter):
         )
         self.linears = None
         if options.private:
-            self.linears = nn.Parameter(transformer.head.weight.detach().float().repeat(options.heads, 1, 1))
+            self.linears = nn.Parameter(transformer.lm_head.weight.detach().float().repeat(options.heads, 1, 1))
         if options.joint:
             if transformer.packed:
                 raise UsageMistake(

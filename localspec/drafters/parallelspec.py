@@ -22,7 +22,7 @@ from localspec.drafters.trained import Batch, LossOutput, ParallelDrafter
 from localspec.errors import UsageMistake
 from localspec.nn.cache import KVCache
 from localspec.nn.losses import RANKS, DepthLoss, cross_entropy
-from localspec.nn.small_model import described, fresh, impossible, read_masked, rotary
+from localspec.nn.small_model import described, fresh_weights, impossible, read_masked, rotary
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
 from localspec.policy.prediction import CHUNK
@@ -111,11 +111,11 @@ class Drafter(ParallelDrafter):
         super().__init__(target, options)
         shape, device = target.transformer.config, target.device
         if options.form != "model":
-            own = replace(shape, vocab_size=0, tied=True, windows=shape.windows[-1:] * options.layers)
-            self.model = Transformer(own, target.transformer.rotary, fresh(own, device))
+            own = replace(shape, vocab_size=0, tied=True, sliding_windows=shape.sliding_windows[-1:] * options.layers)
+            self.model = Transformer(own, target.transformer.rotary, fresh_weights(own, device))
             self.model.norm.data = target.transformer.norm.detach().float().clone()  # for the head that it feeds
             masks = torch.randn(options.masks, shape.hidden_size, device=device)
-            self.masks = nn.Parameter(masks * target.transformer.embedding.detach().float().std())
+            self.masks = nn.Parameter(masks * target.transformer.embed_tokens.detach().float().std())
             if options.form == "eagle":
                 self.joined = nn.Linear(2 * shape.hidden_size, shape.hidden_size, device=device)
         else:
@@ -128,7 +128,7 @@ class Drafter(ParallelDrafter):
                 self.model.rotary = rotary(small.config, target)
                 config = {**small.config.to_dict(), "tie_word_embeddings": self.model.config.tied}
                 self.options = replace(options, model="", config=json.dumps(config, sort_keys=True))
-            self.masks = nn.Parameter(self.model.embedding.detach()[token : token + 1].clone())
+            self.masks = nn.Parameter(self.model.embed_tokens.detach()[token : token + 1].clone())
             self.register_buffer("never", never)
         self.model.requires_grad_(True)
         own = self.model.config
@@ -215,7 +215,7 @@ class Drafter(ParallelDrafter):
         A token's feature is the target's state one place before it, which foresaw it; masks have none: zeros (eq. 5).
         """
         if self.options.form == "model":
-            embedding = self.model.embedding
+            embedding = self.model.embed_tokens
             real = F.embedding(tokens.clamp(max=len(embedding) - 1), embedding)  # ids that no tokenizer gives
         else:
             real = self.target.embed(tokens)
@@ -233,7 +233,7 @@ class Drafter(ParallelDrafter):
         """Logits of states [rows, width], of the ids that the drafter and the target both have."""
         if self.options.form != "model":
             return self.target.head(states.to(self.target.transformer.computes_in))
-        logits: torch.Tensor = self.model.head(states)
+        logits: torch.Tensor = self.model.lm_head(states)
         return logits[:, : self.target.transformer.config.vocab_size]
 
     def _logits(self, states: torch.Tensor) -> torch.Tensor:

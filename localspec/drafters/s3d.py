@@ -104,7 +104,7 @@ class Drafter(ParallelDrafter):
     They see what the target itself has read, by its own cache. The mask token is an embedding and no id.
     """
 
-    kind, gradient_share = "s3d", 0.5
+    kind = "s3d"
     Options = S3DOptions
     options: S3DOptions
 
@@ -113,7 +113,7 @@ class Drafter(ParallelDrafter):
         super().__init__(target, options)
         transformer = target.transformer
         self.kept = options.layers(len(transformer.layers))
-        self.mask = nn.Parameter(transformer.embedding.detach().mean(0, dtype=torch.float32))
+        self.mask = nn.Parameter(transformer.embed_tokens.detach().mean(0, dtype=torch.float32))
         if options.which != "none":
             self.adapters = Adapters(transformer, self.kept, options.rank, options.alpha, options.which)
         if options.full:

@@ -9,6 +9,7 @@ import torch
 from localspec.decoding.drafter import Context, Drafter
 from localspec.decoding.sampling import Sampling
 from localspec.models.s3d_prediction import Timing, share, symmetric
+from localspec.nn.adapters import LINEARS
 from localspec.nn.target import Target
 
 PARTS = (0.25, 0.5, 0.75)  # of the layers
@@ -48,7 +49,7 @@ def timings(
 def head_weight(target: Target) -> float:
     """How many layers the head weighs."""
     shape, layer = target.transformer.config, target.transformer.layers[0]
-    numbers: int = sum(getattr(layer, name).shape.numel() for name in ("qkv", "output", "gate_up", "down"))
+    numbers: int = sum(getattr(layer, name).shape.numel() for name in LINEARS)
     return shape.vocab_size * shape.hidden_size / numbers
 
 

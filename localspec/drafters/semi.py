@@ -215,7 +215,7 @@ class Drafter(TrainedDrafter):
         """Takes the rows of the target's head that belong to the draft vocabulary, in the precision of that head."""
         transformer = self.target.transformer
         if self.options.shared and self.kept is not None:
-            rows = type(transformer.head)(transformer.head.weight.detach()[self.kept])
+            rows = type(transformer.lm_head)(transformer.lm_head.weight.detach()[self.kept])
             self._shared, self._copied = rows.forward, rows.nbytes
 
     @property

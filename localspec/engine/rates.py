@@ -8,10 +8,10 @@ from transformers import LlamaConfig
 from localspec.engine.forward_timing import forward_costs
 from localspec.machine.hardware import physical_cores
 from localspec.nn.attention import fastest
-from localspec.nn.packing import DTYPES, head_kind, layer_kind
-from localspec.nn.small_model import fresh
+from localspec.nn.packing import DTYPES, linear_class, lm_head_class
+from localspec.nn.small_model import fresh_weights
 from localspec.nn.target import Target
-from localspec.nn.transformer import Rotary, Transformer, TransformerConfig
+from localspec.nn.transformer import RotaryEmbedding, Transformer, TransformerConfig
 from localspec.policy.prediction import Rates
 
 # Two models with layers alike but for their matrices: of the one nearly all time goes into those, which no cache of a
@@ -54,9 +54,9 @@ def _model(sizes: dict[str, int], device: str, dtype: str, quantize: str) -> Tar
     """With weights at random, and without text."""
     config = LlamaConfig(**sizes, **HEADS, max_position_embeddings=CONTEXT, tie_word_embeddings=False)
     shape, place = TransformerConfig.of(config), torch.device(device)
-    weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in fresh(shape, place).items()}
-    kinds = layer_kind(quantize, device), fastest, head_kind(quantize, device)
-    transformer = Transformer(shape, Rotary(config, CONTEXT, place), weights, *kinds)
+    weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in fresh_weights(shape, place).items()}
+    classes = linear_class(quantize, device), fastest, lm_head_class(quantize, device)
+    transformer = Transformer(shape, RotaryEmbedding(config, CONTEXT, place), weights, *classes)
     return Target(transformer, config, SimpleNamespace(eos_token_id=None, chat_template=None), CONTEXT, {})
 
 

@@ -6,19 +6,20 @@ import torch
 from torch import nn
 
 from localspec.errors import LocalspecError
-from localspec.nn.linear import Linear, LowRank
+from localspec.nn.linear import Linear, LoraAdapter
+from localspec.nn.stored_names import STORED_NAMES
 from localspec.nn.transformer import Transformer, TransformerConfig, weight_map
 
-LINEARS = ("qkv", "output", "gate_up", "down")
+LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 WHICH = {  # what may be adapted: projections by the last part of their Hugging Face names
     "all": {"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj"},
     "vko": {"k_proj", "v_proj", "qkv_proj", "o_proj"},  # S3D, appendix B
 }
 MOST_RANK = 1024  # of an adapter, where low ends
-_PREFIX, _DOWN, _UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+_PREFIX, _LORA_A, _LORA_B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 
 
-class Adapters(nn.Module, Mapping[int, Mapping[str, LowRank]]):
+class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
     """Adapters of some layers, by layer and by linear layer, as `Transformer.forward` takes them."""
 
     def __init__(
@@ -26,17 +27,17 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LowRank]]):
     ) -> None:
         super().__init__()
         self.rank, self.alpha, self.which, self._shape = rank, alpha, which, transformer.config
-        self._made: dict[int, dict[str, LowRank]] = {}
+        self._made: dict[int, dict[str, LoraAdapter]] = {}
         for index in layers:
             for name in LINEARS:
                 if blocks := [(start, end) for _, start, end in _blocks(self._shape, index, name, which)]:
                     outputs, inputs = getattr(transformer.layers[index], name).shape
-                    with transformer.embedding.device:
-                        made = LowRank(inputs, outputs, blocks, rank, alpha)
+                    with transformer.embed_tokens.device:
+                        made = LoraAdapter(inputs, outputs, blocks, rank, alpha)
                     self._made.setdefault(index, {})[name] = made
-                    self.add_module(f"{index}_{name}", made)
+                    self.add_module(f"{index}_{STORED_NAMES[name]}", made)
 
-    def __getitem__(self, layer: int) -> Mapping[str, LowRank]:
+    def __getitem__(self, layer: int) -> Mapping[str, LoraAdapter]:
         return self._made[layer]
 
     def __iter__(self) -> Iterator[int]:
@@ -69,10 +70,10 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LowRank]]):
         for layer, name, block, (part, start, end), adapter in self._pairs():
             rows = slice(block * self.rank, (block + 1) * self.rank)
             first, size = self._place(layer, name, part)
-            up = adapter.up.new_zeros(size, self.rank)
-            up[start - first : end - first] = adapter.up.detach()[start:end, rows]
-            found[_PREFIX + part + _DOWN] = adapter.down.detach()[rows].contiguous()
-            found[_PREFIX + part + _UP] = up
+            lora_b = adapter.lora_B.new_zeros(size, self.rank)
+            lora_b[start - first : end - first] = adapter.lora_B.detach()[start:end, rows]
+            found[_PREFIX + part + _LORA_A] = adapter.lora_A.detach()[rows].contiguous()
+            found[_PREFIX + part + _LORA_B] = lora_b
         return found
 
     @torch.no_grad()
@@ -81,16 +82,16 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LowRank]]):
         for layer, name, block, (part, start, end), adapter in self._pairs():
             rows = slice(block * self.rank, (block + 1) * self.rank)
             first, size = self._place(layer, name, part)
-            down, up = tensors.get(_PREFIX + part + _DOWN), tensors.get(_PREFIX + part + _UP)
-            if down is None or up is None:
+            lora_a, lora_b = tensors.get(_PREFIX + part + _LORA_A), tensors.get(_PREFIX + part + _LORA_B)
+            if lora_a is None or lora_b is None:
                 raise LocalspecError(f"The adapters lack {part!r}; train them again.")
-            if down.shape != (self.rank, adapter.down.shape[1]) or up.shape != (size, self.rank):
+            if lora_a.shape != (self.rank, adapter.lora_A.shape[1]) or lora_b.shape != (size, self.rank):
                 raise LocalspecError(
-                    f"The adapter of {part!r} has the shapes {list(down.shape)} and {list(up.shape)} where "
-                    f"{[self.rank, adapter.down.shape[1]]} and {[size, self.rank]} belong; train it again."
+                    f"The adapter of {part!r} has the shapes {list(lora_a.shape)} and {list(lora_b.shape)} where "
+                    f"{[self.rank, adapter.lora_A.shape[1]]} and {[size, self.rank]} belong; train it again."
                 )
-            adapter.down[rows] = down.to(adapter.down)
-            adapter.up[start:end, rows] = up[start - first : end - first].to(adapter.up)
+            adapter.lora_A[rows] = lora_a.to(adapter.lora_A)
+            adapter.lora_B[start:end, rows] = lora_b[start - first : end - first].to(adapter.lora_B)
 
     def peft_config(self, base: str) -> dict[str, object]:
         """adapter_config.json, with which peft reads the same adapters."""
@@ -109,7 +110,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LowRank]]):
             "inference_mode": True,
         }
 
-    def _pairs(self) -> Iterator[tuple[int, str, int, tuple[str, int, int], LowRank]]:
+    def _pairs(self) -> Iterator[tuple[int, str, int, tuple[str, int, int], LoraAdapter]]:
         for index, layer in self._made.items():
             for name, adapter in layer.items():
                 for block, made in enumerate(_blocks(self._shape, index, name, self.which)):

@@ -64,7 +64,7 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
     found, threads = Exactness(True, widest), torch.get_num_threads()
     try:
         # Any other rounds one row otherwise than several, in bf16 so seldom that no short text is sure to show it.
-        least = 0 if isinstance(target.transformer.head, Int8Linear) else 1
+        least = 0 if isinstance(target.transformer.lm_head, Int8Linear) else 1
         for multiple in MULTIPLES[least:] if exact else (1,):
             target.multiple = multiple
             largest = _largest_difference(target, widths)

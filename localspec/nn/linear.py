@@ -12,48 +12,52 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from localspec.nn.stored_names import use_stored_names
+
 OUTLIER = 6.0  # an activation this many times the root mean square of its row (LLM.int8, §3.2)
 MOST_OUTLIERS = 32  # input channels of one layer
 PIECE = 2**18  # weights that are rounded at a time: what that takes is not to double a large weight
 
 
-class LowRank(nn.Module):
-    """What an adapter adds to a linear layer: (alpha / rank) up(down(x)) (LoRA, Hu et al. 2022).
+class LoraAdapter(nn.Module):
+    """What an adapter adds to a linear layer: (alpha / rank) B A x (LoRA, Hu et al. 2022).
 
     Our layers are several projections stacked; `blocks` are the rows [start, end) of those that are adapted, each with
     a pair of its own, so that what is trained here is what the projections' own adapters would be:
 
-        down  [blocks * rank, in]        up  [out, blocks * rank]    q │ ■ · ·
+        lora_A [blocks * rank, in]    lora_B [out, blocks * rank]    q │ ■ · ·
                                                                      k │ · ■ ·
                                                                      v │ · · ■
 
-    `up` starts at zero, where the adapter changes nothing.
+    `lora_B` starts at zero, where the adapter changes nothing.
     """
 
-    own: torch.Tensor
+    block_mask: torch.Tensor
 
     def __init__(self, inputs: int, outputs: int, blocks: Sequence[tuple[int, int]], rank: int, alpha: float) -> None:
         super().__init__()
         self.blocks, self.rank, self.alpha = tuple(blocks), rank, alpha
-        self.down = nn.Parameter(torch.empty(len(blocks) * rank, inputs))
-        self.up = nn.Parameter(torch.zeros(outputs, len(blocks) * rank))
-        nn.init.kaiming_uniform_(self.down, a=5**0.5)
-        own = torch.zeros(outputs, len(blocks) * rank)
+        self.lora_A = nn.Parameter(torch.empty(len(blocks) * rank, inputs))
+        self.lora_B = nn.Parameter(torch.zeros(outputs, len(blocks) * rank))
+        nn.init.kaiming_uniform_(self.lora_A, a=5**0.5)
+        block_mask = torch.zeros(outputs, len(blocks) * rank)
         for block, (start, end) in enumerate(blocks):
-            own[start:end, block * rank : (block + 1) * rank] = 1.0
-        self.register_buffer("own", own, persistent=False)
+            block_mask[start:end, block * rank : (block + 1) * rank] = 1.0
+        self.register_buffer("block_mask", block_mask, persistent=False)
+        use_stored_names(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        up = self.up * self.own if self.up.requires_grad else self.up  # no gradient outside the blocks
-        return F.linear(F.linear(x.to(self.down.dtype), self.down), up) * (self.alpha / self.rank)
+        # Masked again where it learns, so that no gradient reaches what lies outside the blocks.
+        lora_b = self.lora_B * self.block_mask if self.lora_B.requires_grad else self.lora_B
+        return F.linear(F.linear(x.to(self.lora_A.dtype), self.lora_A), lora_b) * (self.alpha / self.rank)
 
     def product(self) -> torch.Tensor:
         """What it amounts to as a change of the weight, [out, in]."""
-        return (self.up * self.own) @ self.down * (self.alpha / self.rank)
+        return (self.lora_B * self.block_mask) @ self.lora_A * (self.alpha / self.rank)
 
     @property
     def nbytes(self) -> int:
-        return self.down.nbytes + self.up.nbytes
+        return self.lora_A.nbytes + self.lora_B.nbytes
 
 
 class Linear(nn.Module):
@@ -67,7 +71,7 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
-    def forward(self, x: torch.Tensor, adapter: LowRank | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, adapter: LoraAdapter | None = None) -> torch.Tensor:
         y = F.linear(x, self.weight, self.bias)
         return y if adapter is None else y + adapter(x).to(y.dtype)
 
@@ -94,7 +98,7 @@ class QuantizedLinear(nn.Module):
         self.shape = weight.shape
         self.bias = bias
 
-    def forward(self, x: torch.Tensor, adapter: LowRank | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, adapter: LoraAdapter | None = None) -> torch.Tensor:
         if x.requires_grad:
             y: torch.Tensor = _StraightThrough.apply(x, self)  # type: ignore[no-untyped-call]
         else:
@@ -116,7 +120,7 @@ class QuantizedLinear(nn.Module):
         raise NotImplementedError
 
 
-LinearKind = type[Linear] | type[QuantizedLinear]
+LayerClass = type[Linear] | type[QuantizedLinear]
 
 
 class _StraightThrough(torch.autograd.Function):

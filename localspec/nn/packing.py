@@ -3,12 +3,12 @@
 import torch
 
 from localspec.errors import UsageMistake
-from localspec.nn.linear import Int8Linear, Linear, LinearKind
+from localspec.nn.linear import Int8Linear, LayerClass, Linear
 from localspec.nn.linear_bitsandbytes import NF4, Int8
 from localspec.nn.linear_mps import WeightInt4, WeightInt8
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_KINDS: dict[tuple[str, str], LinearKind] = {
+_KINDS: dict[tuple[str, str], LayerClass] = {
     ("int8", "cpu"): Int8Linear,
     ("nf4", "cpu"): NF4,
     ("int8", "cuda"): Int8,
@@ -18,7 +18,7 @@ _KINDS: dict[tuple[str, str], LinearKind] = {
 }
 
 
-def layer_kind(quantize: str, device: str, threshold: float = 0.0) -> LinearKind:
+def linear_class(quantize: str, device: str, threshold: float = 0.0) -> LayerClass:
     """The linear layers of a model: `quantize` is none, int8, int4 or nf4. Raises UsageMistake for a pair without.
 
     `threshold` is that of `Int8`.
@@ -32,6 +32,6 @@ def layer_kind(quantize: str, device: str, threshold: float = 0.0) -> LinearKind
     raise UsageMistake(f"There is no {quantize} for {device}; use --quantize none.")
 
 
-def head_kind(quantize: str, device: str) -> LinearKind:
+def lm_head_class(quantize: str, device: str) -> LayerClass:
     """That of the head: dense on CUDA, where rounding it costs more quality than its memory is worth."""
-    return Linear if torch.device(device).type == "cuda" else layer_kind(quantize, device)
+    return Linear if torch.device(device).type == "cuda" else linear_class(quantize, device)

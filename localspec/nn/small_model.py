@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from localspec.errors import LocalspecError, UsageMistake, first_line
 from localspec.nn.target import Target
-from localspec.nn.transformer import Rotary, Transformer, TransformerConfig, weight_map
+from localspec.nn.transformer import RotaryEmbedding, Transformer, TransformerConfig, in_features, weight_map
 
 SPREAD = 0.02  # of a fresh layer's weights
 _MOST = {  # no small model has more, and each layer takes memory even without weights
@@ -21,18 +21,15 @@ _MOST = {  # no small model has more, and each layer takes memory even without w
 }  # fmt: skip
 
 
-def fresh(shape: TransformerConfig, device: torch.device) -> Mapping[str, torch.Tensor]:
-    """Weights by our names: small random numbers for what multiplies, zeros for biases, ones for norms; fp32."""
-    columns = {"output": shape.num_heads * shape.head_dim, "down": shape.intermediate_size}
+def fresh_weights(config: TransformerConfig, device: torch.device) -> Mapping[str, torch.Tensor]:
+    """Weights by our names, in fp32: small random numbers in matrices, zeros in biases, ones in norms."""
     weights = {}
-    for name, made_of in weight_map(shape).items():
-        rows, kind = sum(rows for _, rows in made_of), name.removesuffix(".weight").rpartition(".")[2]
-        if kind.endswith("norm"):
-            weights[name] = torch.ones(rows, device=device)
-        elif kind == "bias":
-            weights[name] = torch.zeros(rows, device=device)
+    for name, made_of in weight_map(config).items():
+        rows, columns = sum(rows for _, rows in made_of), in_features(name, config)
+        if columns is not None:
+            weights[name] = torch.randn(rows, columns, device=device) * SPREAD
         else:
-            weights[name] = torch.randn(rows, columns.get(kind, shape.hidden_size), device=device) * SPREAD
+            weights[name] = torch.full((rows,), float(name.endswith("norm")), device=device)
     return weights
 
 
@@ -100,7 +97,7 @@ def described(text: str, target: Target) -> tuple[Transformer, int]:
         raise UsageMistake(
             f"The config of the small model cannot be used ({first_line(error)}); train the drafter again."
         ) from error
-    return Transformer(shape, turns, fresh(shape, target.device)), token
+    return Transformer(shape, turns, fresh_weights(shape, target.device)), token
 
 
 def _counts(value: object, most: int) -> bool:
@@ -111,21 +108,21 @@ def _try(shape: TransformerConfig, config: PretrainedConfig) -> None:
     """One token without weights: numbers that do not go together are told now, and not in the middle of a reply."""
     nowhere = torch.device("meta")
     one = torch.zeros(1, dtype=torch.long, device=nowhere)
-    model = Transformer(shape, Rotary(config, 1, nowhere), fresh(shape, nowhere))
+    model = Transformer(shape, RotaryEmbedding(config, 1, nowhere), fresh_weights(shape, nowhere))
     model(one[None], one, one[None] == 0)
 
 
 def without_weights(target: Target) -> Target:
     """The same on torch's meta device: a drafter made for it has shapes, and takes no memory."""
     shadow, transformer = copy(target), target.transformer
-    weights = fresh(transformer.config, torch.device("meta"))
+    weights = fresh_weights(transformer.config, torch.device("meta"))
     shadow.transformer = Transformer(transformer.config, transformer.rotary, weights)
     return shadow
 
 
-def rotary(config: PretrainedConfig, target: Target) -> Rotary:
+def rotary(config: PretrainedConfig, target: Target) -> RotaryEmbedding:
     """Its positions, scaled for texts as long as the target holds, or as the small model was made for."""
-    return Rotary(config, min(target.context, config.max_position_embeddings), target.device)
+    return RotaryEmbedding(config, min(target.context, config.max_position_embeddings), target.device)
 
 
 def _tokens(target: Target) -> dict[int, str]:

@@ -22,8 +22,8 @@ from localspec.errors import LocalspecError, UsageMistake, first_line
 from localspec.nn.attention import LEAST_SLOTS, fastest, invariant, page
 from localspec.nn.cache import KVCache
 from localspec.nn.linear import Int8Linear, Linear, QuantizedLinear, outliers
-from localspec.nn.packing import head_kind, layer_kind
-from localspec.nn.transformer import Rotary, Transformer, TransformerConfig, weight_map
+from localspec.nn.packing import linear_class, lm_head_class
+from localspec.nn.transformer import RotaryEmbedding, Transformer, TransformerConfig, weight_map
 from localspec.nn.weights import Weights, freed_at_once, own_head
 
 logging.set_verbosity_error()  # what a user can act on, we say ourselves
@@ -87,12 +87,17 @@ class Target:
                 f"ask for --context {limit} or less."
             )
         context = context or own
-        shape = TransformerConfig.of(config)
-        if shape.tied and own_head(checkpoint):  # as the stock model does: what the file holds is what counts
-            shape = replace(shape, tied=False)
-        weights, rotary = Weights(checkpoint, shape, dtype, device), Rotary(config, context, torch.device(device))
-        kind, head = layer_kind(quantize, device, threshold), head_kind(quantize, device)
-        transformer = Transformer(shape, rotary, weights, kind, invariant if exact else fastest, head)
+        sizes = TransformerConfig.of(config)
+        if sizes.tied and own_head(checkpoint):  # as the stock model does: what the file holds is what counts
+            sizes = replace(sizes, tied=False)
+        transformer = Transformer(
+            sizes,
+            RotaryEmbedding(config, context, torch.device(device)),
+            Weights(checkpoint, sizes, dtype, device),
+            linear_class(quantize, device, threshold),
+            invariant if exact else fastest,
+            lm_head_class(quantize, device),
+        )
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # the tokenizers library raises bare Exception on a damaged file
@@ -100,7 +105,7 @@ class Target:
                 f"The tokenizer in {path} cannot be read ({first_line(error)}); fetch the model again."
             ) from error
         target = cls(transformer, config, tokenizer, context, _generation(path), exact)
-        if kind is Int8Linear:
+        if transformer.linear_class is Int8Linear:
             target._protect_outliers()
         return target
 
@@ -176,26 +181,26 @@ class Target:
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Input embeddings of token ids, [..., width]."""
-        return F.embedding(tokens, self.transformer.embedding)
+        return F.embedding(tokens, self.transformer.embed_tokens)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of hidden states behind the final norm, [..., vocabulary]."""
-        logits: torch.Tensor = self.transformer.head(hidden)
+        logits: torch.Tensor = self.transformer.lm_head(hidden)
         return logits
 
     def cache(self, slots: int) -> KVCache:
         """An empty cache with room for `slots` tokens, in this model's precision and on its device."""
-        shape, like = self.transformer.config, self.transformer.embedding
+        shape, like = self.transformer.config, self.transformer.embed_tokens
         least = LEAST_SLOTS if self.exact else 0
         return KVCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, slots, like.dtype, like.device, least)
 
     @property
     def device(self) -> torch.device:
-        return self.transformer.embedding.device
+        return self.transformer.embed_tokens.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.transformer.embedding.dtype
+        return self.transformer.embed_tokens.dtype
 
     @cached_property
     def nbytes(self) -> int:
@@ -206,8 +211,8 @@ class Target:
     def read_bytes(self) -> int:
         """Bytes of weights that one decode step reads: all but an embedding, of which it takes a few rows."""
         transformer = self.transformer
-        shared = isinstance(transformer.head, Linear) and transformer.head.weight is transformer.embedding
-        return self.nbytes - (0 if shared else transformer.embedding.nbytes)
+        shared = isinstance(transformer.lm_head, Linear) and transformer.lm_head.weight is transformer.embed_tokens
+        return self.nbytes - (0 if shared else transformer.embed_tokens.nbytes)
 
     # -- text ---------------------------------------------------------------------------------------------------------
 

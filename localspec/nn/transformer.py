@@ -1,7 +1,8 @@
 """One lean decoder-only transformer that reads Llama, Mistral, Qwen2, Qwen3 and Phi-3 weights.
 
-It knows tensors only: no tokenizer, no file, no device choice. `weight_map` says which tensors of the Hugging Face
-layout each of ours is made of, in both directions.
+It knows tensors only: no tokenizer, no file, no device choice. Parameters are called as in the Hugging Face code of
+Llama, with query, key and value stacked as `qkv_proj`, gate and up as `gate_up_proj` (as Phi-3 has them). `weight_map`
+says which tensors of the Hugging Face layout each of ours is made of, in both directions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,13 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from localspec.errors import LocalspecError
 from localspec.nn.attention import Attention, fastest, invariant, silu
 from localspec.nn.cache import FrozenPrefix, KVCache
-from localspec.nn.linear import Linear, LinearKind, LowRank, QuantizedLinear
+from localspec.nn.linear import LayerClass, Linear, LoraAdapter, QuantizedLinear
+from localspec.nn.stored_names import use_stored_names
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """What the families differ in. Widths are channels; a window counts positions, the own one included."""
+    """What the families differ in. Sizes are in channels; a window counts positions, the token's own included."""
 
     family: str
     vocab_size: int
@@ -32,7 +34,7 @@ class TransformerConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    windows: tuple[int | None, ...]  # one a layer
+    sliding_windows: tuple[int | None, ...]  # one per layer; None sees everything
     tied: bool
     qkv_bias: bool
     o_bias: bool
@@ -48,11 +50,11 @@ class TransformerConfig:
                 f"The model's activation is '{activation}', and localspec computes 'silu' only; choose another model."
             )
         # A config may carry keys of other families; each is read only where the stock model reads it.
-        layers, window = config.num_hidden_layers, None if family == "llama" else config.sliding_window
-        kinds = ["sliding_attention" if window else "full_attention"] * layers
+        num_layers, window = config.num_hidden_layers, None if family == "llama" else config.sliding_window
+        layer_types = ["sliding_attention" if window else "full_attention"] * num_layers
         if family in ("qwen2", "qwen3"):
-            kinds = config.layer_types
-        if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
+            layer_types = config.layer_types
+        if unknown := set(layer_types) - {"full_attention", "sliding_attention"}:
             raise LocalspecError(
                 f"The model has layers of type '{unknown.pop()}', which localspec cannot serve; choose another model."
             )
@@ -66,7 +68,7 @@ class TransformerConfig:
             num_kv_heads=config.num_key_value_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
             rms_norm_eps=config.rms_norm_eps,
-            windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
+            sliding_windows=tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types),
             tied=config.tie_word_embeddings,
             qkv_bias=bias or family == "qwen2",
             o_bias=bias,
@@ -76,44 +78,53 @@ class TransformerConfig:
 
     @property
     def num_layers(self) -> int:
-        return len(self.windows)
+        return len(self.sliding_windows)
 
 
-def weight_map(shape: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
+def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
     """Our parameter -> the Hugging Face tensors it is made of, stacked along the first axis, with their rows."""
-    query, key = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    parts: dict[str, list[tuple[str, int]]] = {"embedding": [("model.embed_tokens.weight", shape.vocab_size)]}
-    for i in range(shape.num_layers):
-        ours, theirs = f"layers.{i}.", f"model.layers.{i}."
-        attention, inner = theirs + "self_attn.", theirs + "mlp."
-        if shape.family == "phi3":
-            qkv, gate_up = [("qkv_proj", query + 2 * key)], [("gate_up_proj", 2 * shape.intermediate_size)]
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    parts: dict[str, list[tuple[str, int]]] = {"embed_tokens": [("model.embed_tokens.weight", config.vocab_size)]}
+    for index in range(config.num_layers):
+        ours, theirs = f"layers.{index}.", f"model.layers.{index}."
+        self_attn, mlp = theirs + "self_attn.", theirs + "mlp."
+        if config.family == "phi3":
+            qkv, gate_up = [("qkv_proj", queries + 2 * keys)], [("gate_up_proj", 2 * config.intermediate_size)]
         else:
-            qkv = [("q_proj", query), ("k_proj", key), ("v_proj", key)]
-            gate_up = [("gate_proj", shape.intermediate_size), ("up_proj", shape.intermediate_size)]
+            qkv = [("q_proj", queries), ("k_proj", keys), ("v_proj", keys)]
+            gate_up = [("gate_proj", config.intermediate_size), ("up_proj", config.intermediate_size)]
         linears = {
-            "qkv": ([(attention + name, rows) for name, rows in qkv], shape.qkv_bias),
-            "output": ([(attention + "o_proj", shape.hidden_size)], shape.o_bias),
-            "gate_up": ([(inner + name, rows) for name, rows in gate_up], shape.mlp_bias),
-            "down": ([(inner + "down_proj", shape.hidden_size)], shape.mlp_bias),
+            "qkv_proj": ([(self_attn + name, rows) for name, rows in qkv], config.qkv_bias),
+            "o_proj": ([(self_attn + "o_proj", config.hidden_size)], config.o_bias),
+            "gate_up_proj": ([(mlp + name, rows) for name, rows in gate_up], config.mlp_bias),
+            "down_proj": ([(mlp + "down_proj", config.hidden_size)], config.mlp_bias),
         }
         for name, (made_of, bias) in linears.items():
             parts[f"{ours}{name}.weight"] = [(part + ".weight", rows) for part, rows in made_of]
             if bias:
                 parts[f"{ours}{name}.bias"] = [(part + ".bias", rows) for part, rows in made_of]
-        parts[ours + "attention_norm"] = [(theirs + "input_layernorm.weight", shape.hidden_size)]
-        parts[ours + "inner_norm"] = [(theirs + "post_attention_layernorm.weight", shape.hidden_size)]
-        if shape.qk_norm:
-            parts[ours + "query_norm"] = [(attention + "q_norm.weight", shape.head_dim)]
-            parts[ours + "key_norm"] = [(attention + "k_norm.weight", shape.head_dim)]
-    parts["norm"] = [("model.norm.weight", shape.hidden_size)]
-    if not shape.tied:
-        parts["head.weight"] = [("lm_head.weight", shape.vocab_size)]
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            parts[ours + name] = [(f"{theirs}{name}.weight", config.hidden_size)]
+        if config.qk_norm:
+            for name in ("q_norm", "k_norm"):
+                parts[ours + name] = [(f"{self_attn}{name}.weight", config.head_dim)]
+    parts["norm"] = [("model.norm.weight", config.hidden_size)]
+    if not config.tied:
+        parts["lm_head.weight"] = [("lm_head.weight", config.vocab_size)]
     return parts
 
 
-class Rotary:
-    """Rotary position embedding: turns the first `width` channels of a head by angles that grow with the position.
+def in_features(name: str, config: TransformerConfig) -> int | None:
+    """The columns of one of our parameters: None for a vector, else the channels that the layer takes in."""
+    if name.endswith((".bias", "norm")):
+        return None
+    layer = name.removesuffix(".weight").rpartition(".")[2]
+    sizes = {"o_proj": config.num_heads * config.head_dim, "down_proj": config.intermediate_size}
+    return sizes.get(layer, config.hidden_size)
+
+
+class RotaryEmbedding:
+    """Rotary position embedding: rotates the first `rotary_dim` channels of a head by angles that grow with position.
 
     Length-dependent scaling (dynamic NTK, longrope) is fixed here from `context`, the longest text this model will
     hold, so that a token's rotation never changes while a text grows.
@@ -121,196 +132,207 @@ class Rotary:
 
     def __init__(self, config: PretrainedConfig, context: int, device: torch.device) -> None:
         parameters = config.rope_parameters
-        kind = parameters["rope_type"]
-        if kind == "default":
-            part = parameters.get("partial_rotary_factor", 1.0) if config.model_type == "phi3" else 1.0
-            self.width = int(TransformerConfig.of(config).head_dim * part)
-            frequencies = 1.0 / parameters["rope_theta"] ** (torch.arange(0, self.width, 2).float() / self.width)
-            self.scaling = 1.0
-        elif kind in ROPE_INIT_FUNCTIONS:
-            frequencies, self.scaling = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=context)
-            self.width = 2 * len(frequencies)
+        rope_type = parameters["rope_type"]
+        if rope_type == "default":
+            factor = parameters.get("partial_rotary_factor", 1.0) if config.model_type == "phi3" else 1.0
+            self.rotary_dim = int(TransformerConfig.of(config).head_dim * factor)
+            channels = torch.arange(0, self.rotary_dim, 2).float()
+            inv_freq = 1.0 / parameters["rope_theta"] ** (channels / self.rotary_dim)
+            self.attention_scaling = 1.0
+        elif rope_type in ROPE_INIT_FUNCTIONS:
+            init = ROPE_INIT_FUNCTIONS[rope_type]
+            inv_freq, self.attention_scaling = init(config, torch.device("cpu"), seq_len=context)
+            self.rotary_dim = 2 * len(inv_freq)
         else:
             raise LocalspecError(
-                f"The model scales its positions by '{kind}', which localspec does not know; choose another model."
+                f"The model scales its positions by '{rope_type}', which localspec does not know; choose another model."
             )
-        self.frequencies = frequencies.float().repeat(2).to(device)
-        self.signs = torch.cat([-torch.ones(self.width // 2), torch.ones(self.width // 2)]).to(device)
+        self.inv_freq = inv_freq.float().repeat(2).to(device)
+        half = torch.ones(self.rotary_dim // 2)
+        self.signs = torch.cat([-half, half]).to(device)
 
-    def at(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and signed sines, [n, 1, width] each: x * cosines + (swapped halves of x) * sines is x turned."""
-        angles = torch.outer(positions.float(), self.frequencies)
-        cosines, sines = angles.cos() * self.scaling, angles.sin() * (self.scaling * self.signs)
-        return cosines.to(dtype)[:, None], sines.to(dtype)[:, None]
+    def cos_sin(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and signed sines, [n, 1, rotary_dim] each, as `apply_rope` takes them."""
+        angles = torch.outer(positions.float(), self.inv_freq)
+        cos, sin = angles.cos() * self.attention_scaling, angles.sin() * (self.attention_scaling * self.signs)
+        return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
 
 
-WIDEST = 128  # rows: no draft tree has so many
-Turns = tuple[torch.Tensor, torch.Tensor]
-Cache = KVCache | FrozenPrefix
-LayerAdapters = Mapping[str, LowRank]
+def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotates the first channels of [batch, n, heads, head_dim]; those after `rotary_dim` pass unchanged."""
+    rotary_dim = cos.shape[-1]
+    rotary = x if x.shape[-1] == rotary_dim else x[..., :rotary_dim]
+    rotated = torch.addcmul(rotary * cos, torch.roll(rotary, rotary_dim // 2, -1), sin)
+    return rotated if rotary is x else torch.cat([rotated, x[..., rotary_dim:]], -1)
+
+
+MOST_TREE_ROWS = 128  # no draft tree has more
+PositionEmbeddings = tuple[torch.Tensor, torch.Tensor]  # cos and sin, as `RotaryEmbedding.cos_sin` gives them
+CacheLike = KVCache | FrozenPrefix
+LayerAdapters = Mapping[str, LoraAdapter]
 _NONE: Mapping[Any, Any] = {}
 
 
-def _turn(x: torch.Tensor, turns: Turns) -> torch.Tensor:
-    """Turns the first channels of [batch, n, heads, head_dim]; what lies beyond the rotary width passes."""
-    cosines, sines = turns
-    width = cosines.shape[-1]
-    part = x if x.shape[-1] == width else x[..., :width]
-    turned = torch.addcmul(part * cosines, torch.roll(part, width // 2, -1), sines)
-    return turned if part is x else torch.cat([turned, x[..., width:]], -1)
-
-
 class Layer(nn.Module):
-    """Attention and gated feed-forward, each behind its norm."""
+    """Attention and a gated feed-forward network, each after its norm."""
 
     def __init__(
         self,
-        shape: TransformerConfig,
+        config: TransformerConfig,
         index: int,
         weights: Mapping[str, torch.Tensor],
-        kind: LinearKind,
-        attend: Attention,
+        linear_class: LayerClass,
+        attention: Attention,
     ) -> None:
         super().__init__()
-        self.config, self.index, self.attend = shape, index, attend
+        self.config, self.index, self.attention = config, index, attention
 
         def linear(name: str) -> Linear | QuantizedLinear:
-            return kind(weights[f"layers.{index}.{name}.weight"], weights.get(f"layers.{index}.{name}.bias"))
+            return linear_class(weights[f"layers.{index}.{name}.weight"], weights.get(f"layers.{index}.{name}.bias"))
 
-        def vector(name: str) -> nn.Parameter:
-            return nn.Parameter(_computed(weights[f"layers.{index}.{name}"], kind), requires_grad=False)
+        def norm(name: str) -> nn.Parameter:
+            return nn.Parameter(_computed(weights[f"layers.{index}.{name}"], linear_class), requires_grad=False)
 
-        self.qkv, self.output, self.gate_up, self.down = (
-            linear("qkv"),
-            linear("output"),
-            linear("gate_up"),
-            linear("down"),
-        )
-        self.attention_norm, self.inner_norm = vector("attention_norm"), vector("inner_norm")
-        if shape.qk_norm:
-            self.query_norm, self.key_norm = vector("query_norm"), vector("key_norm")
+        self.qkv_proj, self.o_proj = linear("qkv_proj"), linear("o_proj")
+        self.gate_up_proj, self.down_proj = linear("gate_up_proj"), linear("down_proj")
+        self.input_layernorm, self.post_attention_layernorm = norm("input_layernorm"), norm("post_attention_layernorm")
+        if config.qk_norm:
+            self.q_norm, self.k_norm = norm("q_norm"), norm("k_norm")
+        use_stored_names(self)
 
     def forward(
-        self, x: torch.Tensor, turns: Turns, mask: torch.Tensor, cache: Cache | None, adapters: LayerAdapters = _NONE
+        self,
+        x: torch.Tensor,
+        position_embeddings: PositionEmbeddings,
+        mask: torch.Tensor,
+        cache: CacheLike | None,
+        adapters: LayerAdapters = _NONE,
     ) -> torch.Tensor:
-        near = _norm(x, self.attention_norm, self.config.rms_norm_eps)
-        x = x + self.output(self._attend(near, turns, mask, cache, adapters.get("qkv")), adapters.get("output"))
-        near = _norm(x, self.inner_norm, self.config.rms_norm_eps)
-        gate, up = self.gate_up(near, adapters.get("gate_up")).split(self.config.intermediate_size, -1)
-        gate = silu(gate) if self.attend is invariant and isinstance(cache, KVCache) else F.silu(gate)
-        down: torch.Tensor = self.down(gate * up, adapters.get("down"))
+        h = _norm(x, self.input_layernorm, self.config.rms_norm_eps)
+        h = self._self_attention(h, position_embeddings, mask, cache, adapters.get("qkv_proj"))
+        x = x + self.o_proj(h, adapters.get("o_proj"))
+        h = _norm(x, self.post_attention_layernorm, self.config.rms_norm_eps)
+        gate, up = self.gate_up_proj(h, adapters.get("gate_up_proj")).split(self.config.intermediate_size, -1)
+        gate = silu(gate) if self.attention is invariant and isinstance(cache, KVCache) else F.silu(gate)
+        down: torch.Tensor = self.down_proj(gate * up, adapters.get("down_proj"))
         return x + down
 
-    def _form(self, rows: int, cache: Cache | None) -> Attention:
+    def _attention_for(self, rows: int, cache: CacheLike | None) -> Attention:
         """Training needs a gradient, not bits; prefill reads the same rows with and without speculation."""
-        return self.attend if isinstance(cache, KVCache) and rows <= WIDEST else fastest
+        return self.attention if isinstance(cache, KVCache) and rows <= MOST_TREE_ROWS else fastest
 
-    def _attend(
-        self, x: torch.Tensor, turns: Turns, mask: torch.Tensor, cache: Cache | None, adapter: LowRank | None
+    def _self_attention(
+        self,
+        h: torch.Tensor,
+        position_embeddings: PositionEmbeddings,
+        mask: torch.Tensor,
+        cache: CacheLike | None,
+        adapter: LoraAdapter | None,
     ) -> torch.Tensor:
-        shape = self.config
-        batch, n, heads, num_kv_heads, width = *x.shape[:2], shape.num_heads, shape.num_kv_heads, shape.head_dim
-        group = heads // num_kv_heads
-        qkv = self.qkv(x, adapter).view(batch, n, heads + 2 * num_kv_heads, width)
-        qk, values = qkv[:, :, : heads + num_kv_heads], qkv[:, :, heads + num_kv_heads :].transpose(1, 2)
-        if shape.qk_norm:
-            queries, keys = qk[:, :, :heads], qk[:, :, heads:]
-            qk = torch.cat(
-                [_norm(queries, self.query_norm, shape.rms_norm_eps), _norm(keys, self.key_norm, shape.rms_norm_eps)], 2
-            )
-        qk = _turn(qk, turns)
-        keys = qk[:, :, heads:].transpose(1, 2)
+        config, (batch, n) = self.config, h.shape[:2]
+        heads, kv_heads, head_dim, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps
+        group = heads // kv_heads
+        qkv = self.qkv_proj(h, adapter).view(batch, n, heads + 2 * kv_heads, head_dim)
+        qk, v = qkv[:, :, : heads + kv_heads], qkv[:, :, heads + kv_heads :].transpose(1, 2)
+        if config.qk_norm:
+            q, k = qk[:, :, :heads], qk[:, :, heads:]
+            qk = torch.cat([_norm(q, self.q_norm, eps), _norm(k, self.k_norm, eps)], 2)
+        qk = apply_rope(qk, *position_embeddings)
+        q, k = qk[:, :, :heads], qk[:, :, heads:].transpose(1, 2)
         if cache is not None:
-            cached_keys, cached_values = cache.write(self.index, keys[0], values[0])
-            keys, values = cached_keys[None], cached_values[None]
+            cached_k, cached_v = cache.write(self.index, k[0], v[0])
+            k, v = cached_k[None], cached_v[None]
         # The queries that share a key head become more rows of it, so that an explicit mask never copies keys.
-        packed = (
-            qk[:, :, :heads]
-            .view(batch, n, num_kv_heads, group, width)
-            .permute(0, 2, 3, 1, 4)
-            .reshape(batch, num_kv_heads, group * n, width)
-        )
-        mixed = self._form(n, cache)(packed, keys, values, mask)
-        return mixed.view(batch, num_kv_heads, group, n, width).permute(0, 3, 1, 2, 4).reshape(batch, n, heads * width)
+        grouped = q.view(batch, n, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
+        grouped = grouped.reshape(batch, kv_heads, group * n, head_dim)
+        mixed = self._attention_for(n, cache)(grouped, k, v, mask)
+        mixed = mixed.view(batch, kv_heads, group, n, head_dim).permute(0, 3, 1, 2, 4)
+        return mixed.reshape(batch, n, heads * head_dim)
 
 
 class Transformer(nn.Module):
-    """Embedding, layers, final norm, head. Weights by our names, as `weight_map` lists them; each is read once.
+    """Embedding, layers, final norm, head. Weights have our names, as `weight_map` lists them; each is read once.
 
-    With linears that compute in fp32 so is all that lies between them; embedding and cache keep the weights' precision.
-    `head` is the kind of the head, that of the other linears by default.
+    With linears that compute in fp32, all that lies between them does too; embedding and cache keep the precision of
+    the weights. `lm_head_class` is the class of the head, by default that of the other linears.
     """
 
     def __init__(
         self,
-        shape: TransformerConfig,
-        rotary: Rotary,
+        config: TransformerConfig,
+        rotary: RotaryEmbedding,
         weights: Mapping[str, torch.Tensor],
-        kind: LinearKind = Linear,
-        attend: Attention = fastest,
-        head: LinearKind | None = None,
+        linear_class: LayerClass = Linear,
+        attention: Attention = fastest,
+        lm_head_class: LayerClass | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.rotary, self.kind = shape, rotary, kind
-        embedding = weights["embedding"]
-        self.embedding = nn.Parameter(embedding, requires_grad=False)
-        self.computes_in = kind.computes_in or embedding.dtype
-        self.layers = nn.ModuleList(Layer(shape, index, weights, kind, attend) for index in range(shape.num_layers))
-        self.norm = nn.Parameter(_computed(weights["norm"], kind), requires_grad=False)
-        self.head = (head or kind)(embedding if shape.tied else weights["head.weight"])
-        if shape.tied and isinstance(self.head, Linear):
-            self.head.weight = self.embedding
+        self.config, self.rotary, self.linear_class = config, rotary, linear_class
+        embed_tokens = weights["embed_tokens"]
+        self.embed_tokens = nn.Parameter(embed_tokens, requires_grad=False)
+        self.computes_in = linear_class.computes_in or embed_tokens.dtype
+        self.layers = nn.ModuleList(
+            Layer(config, index, weights, linear_class, attention) for index in range(config.num_layers)
+        )
+        self.norm = nn.Parameter(_computed(weights["norm"], linear_class), requires_grad=False)
+        self.lm_head = (lm_head_class or linear_class)(embed_tokens if config.tied else weights["lm_head.weight"])
+        if config.tied and isinstance(self.lm_head, Linear):
+            self.lm_head.weight = self.embed_tokens
+        use_stored_names(self)
 
     @property
     def packed(self) -> bool:
-        """Whether weights are rounded to a few bits; a head of another kind than the other linears may be dense."""
-        return issubclass(self.kind, QuantizedLinear)
+        """Whether weights are rounded to a few bits; a head of another class than the other linears may be dense."""
+        return issubclass(self.linear_class, QuantizedLinear)
 
     def forward(
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
         mask: torch.Tensor,
-        cache: Cache | None = None,
+        cache: CacheLike | None = None,
         layers: Sequence[int] | None = None,
         adapters: Mapping[int, LayerAdapters] = _NONE,
     ) -> torch.Tensor:
-        """Hidden states behind the final norm, [batch, n, width].
+        """Returns hidden states after the final norm, [batch, n, hidden_size].
 
-        tokens [batch, n], or what stands for them [batch, n, width]; positions [n]; mask bool [n, n], True where a row
-        may look at another new row. With a cache (batch 1) every row sees all committed tokens too, unless the mask is
-        [n, committed + n] and says which; keys and values of a KVCache are written behind them. Without one nothing is
-        written and gradients flow: the training form of the same code. `layers` runs only those; `adapters` act in
-        this forward only, by layer and by the name of the linear layer.
+        tokens [batch, n], or embeddings in their place [batch, n, hidden_size]; positions [n]; mask bool [n, n], True
+        where a row may look at another new row. With a cache (batch 1) every row sees all committed tokens too, unless
+        the mask is [n, committed + n] and says which; keys and values of a KVCache are written after them. Without one
+        nothing is written and gradients flow: the training form of the same code. `layers` runs only those; `adapters`
+        act in this forward only, by layer and by the name of the linear layer.
         """
-        x = (tokens if tokens.is_floating_point() else F.embedding(tokens, self.embedding)).to(self.computes_in)
-        turns = self.rotary.at(positions, x.dtype)
-        masks = {window: self._mask(mask, positions, window, cache) for window in set(self.config.windows)}
+        x = (tokens if tokens.is_floating_point() else F.embedding(tokens, self.embed_tokens)).to(self.computes_in)
+        masks = {
+            window: self._additive_mask(mask, positions, window, cache) for window in set(self.config.sliding_windows)
+        }
+        position_embeddings = self.rotary.cos_sin(positions, x.dtype)
         for index in range(len(self.layers)) if layers is None else layers:
-            x = self.layers[index](x, turns, masks[self.config.windows[index]], cache, adapters.get(index, _NONE))
+            layer_mask = masks[self.config.sliding_windows[index]]
+            x = self.layers[index](x, position_embeddings, layer_mask, cache, adapters.get(index, _NONE))
         return _norm(x, self.norm, self.config.rms_norm_eps)
 
-    def _mask(
-        self, mask: torch.Tensor, positions: torch.Tensor, window: int | None, cache: Cache | None
+    def _additive_mask(
+        self, mask: torch.Tensor, positions: torch.Tensor, window: int | None, cache: CacheLike | None
     ) -> torch.Tensor:
-        """Additive [group * n, slots] from who may see whom among the new rows, the committed tokens and the window."""
+        """[group * n, slots]: 0 where a row sees a slot, -inf elsewhere; from the mask of new rows, and the window."""
         n, committed = len(positions), cache.length if cache is not None else 0
         seen = torch.zeros(n, cache.visible(n) if cache is not None else n, dtype=torch.bool, device=mask.device)
         seen[:, :committed] = True
         seen[:, committed + n - mask.shape[1] : committed + n] = mask
         if window is not None:
-            # Committed slots stand at their own positions; a tree node's position is not its slot.
-            where = torch.arange(seen.shape[1], device=mask.device)
-            where[committed : committed + n] = positions
-            seen &= where > positions[:, None] - window
-        dtype = self.embedding.dtype if isinstance(cache, KVCache) else self.computes_in
+            # A committed token's slot is its position; a tree node's is not.
+            slot_positions = torch.arange(seen.shape[1], device=mask.device)
+            slot_positions[committed : committed + n] = positions
+            seen &= slot_positions > positions[:, None] - window
+        dtype = self.embed_tokens.dtype if isinstance(cache, KVCache) else self.computes_in
         additive = torch.zeros(seen.shape, dtype=dtype, device=mask.device).masked_fill_(~seen, float("-inf"))
         return additive.repeat(self.config.num_heads // self.config.num_kv_heads, 1)
 
 
-def _computed(vector: torch.Tensor, kind: LinearKind) -> torch.Tensor:
-    return vector.to(kind.computes_in or vector.dtype)
+def _computed(vector: torch.Tensor, linear_class: LayerClass) -> torch.Tensor:
+    return vector.to(linear_class.computes_in or vector.dtype)
 
 
-def _norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    return F.rms_norm(x, weight.shape, weight, epsilon)
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)

@@ -15,7 +15,7 @@ import torch
 
 from localspec.checkpoint import Checkpoint, tensor_headers, tensor_start
 from localspec.errors import LocalspecError, first_line
-from localspec.nn.transformer import TransformerConfig, weight_map
+from localspec.nn.transformer import TransformerConfig, in_features, weight_map
 
 PIECE = 2**18  # numbers that are read at a time where they change their type or device
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h names them
@@ -103,8 +103,8 @@ class Weights(Mapping[str, torch.Tensor]):
     what is missing.
     """
 
-    def __init__(self, checkpoint: Checkpoint, shape: TransformerConfig, dtype: torch.dtype, device: str) -> None:
-        self._made_of, self._dtype, self._device = weight_map(shape), dtype, device
+    def __init__(self, checkpoint: Checkpoint, config: TransformerConfig, dtype: torch.dtype, device: str) -> None:
+        self._made_of, self._dtype, self._device = weight_map(config), dtype, device
         names = frozenset(part for made_of in self._made_of.values() for part, _ in made_of)
         self._stored = _stored(checkpoint, names)
         if missing := sorted(names - self._stored.keys()):
@@ -113,8 +113,9 @@ class Weights(Mapping[str, torch.Tensor]):
                 "again."
             )
         for name, made_of in self._made_of.items():
+            columns = in_features(name, config)
             for part, rows in made_of:
-                found, promised = self._stored[part].shape, [rows, *_columns(name, shape)]
+                found, promised = self._stored[part].shape, [rows] if columns is None else [rows, columns]
                 if found != promised:
                     raise LocalspecError(
                         f"'{part}' in {checkpoint.path} has the shape {found} where config.json promises "
@@ -156,11 +157,3 @@ def freed_at_once() -> Iterator[None]:
 
 def _damaged(file: Path, what: str) -> LocalspecError:
     return LocalspecError(f"{file} is damaged ({what}); fetch the model again.")
-
-
-def _columns(name: str, shape: TransformerConfig) -> list[int]:
-    """What follows the rows in one of our parameters: nothing in a vector, else what the layer takes in."""
-    if name.endswith((".bias", "norm")):
-        return []
-    kind = name.removesuffix(".weight").rpartition(".")[2]
-    return [{"output": shape.num_heads * shape.head_dim, "down": shape.intermediate_size}.get(kind, shape.hidden_size)]

@@ -211,5 +211,5 @@ def _is_own(linear: torch.Tensor, target: Target, vocabulary: torch.Tensor | Non
     """Whether this matrix is the target's, once it has the target's precision."""
     if vocabulary is not None:
         return torch.equal(linear.to(vocabulary.dtype), vocabulary)
-    own = target.transformer.head
+    own = target.transformer.lm_head
     return torch.equal(type(own)(linear.to(target.device, target.dtype)).weight, own.weight)

@@ -301,7 +301,7 @@ def test_heads_of_an_int8_target_learn_as_those_of_the_dense_one(tiny: Make) -> 
     for dense, rounded in (grads[0::2], grads[1::2]):
         assert F.cosine_similarity(dense, rounded, 0) > 0.98
     own = medusa(target, private=True).linears
-    assert torch.equal(own[3], target.transformer.head.weight)
+    assert torch.equal(own[3], target.transformer.lm_head.weight)
 
 
 # -- the same text -----------------------------------------------------------------------------------------------------
@@ -621,7 +621,9 @@ def test_without_heads_to_please_a_target_is_its_own_best_pupil(own: Callable[[s
     def pull(distill: bool) -> float:
         drafter.zero_grad()
         drafter.loss(batch(target, [prompt_ids(20)], distill)).loss.backward()
-        return max(float(made.up.grad.abs().max()) for layer in drafter.adapters.values() for made in layer.values())
+        return max(
+            float(made.lora_B.grad.abs().max()) for layer in drafter.adapters.values() for made in layer.values()
+        )
 
     assert pull(distill=True) < 1e-4 * pull(distill=False)
 
@@ -679,7 +681,9 @@ def test_joint_training_makes_a_new_target_for_which_it_is_lossless(
     assert sorted(drafter.tensors()) == ["blocks.0.bias", "blocks.0.weight"]
     target.save(tmp_path / "target")
     model = read(tmp_path / "target")
-    assert not torch.equal(model.target.transformer.layers[0].qkv.weight, own(name).transformer.layers[0].qkv.weight)
+    assert not torch.equal(
+        model.target.transformer.layers[0].qkv_proj.weight, own(name).transformer.layers[0].qkv_proj.weight
+    )
     heads = saved(drafter, tmp_path / "drafter", model.target)
     ids, _ = reply(Session(model.target, heads, Budget(NODES)), prompt, count=30)
     assert ids == stock_reply(model.stock, prompt, 30)

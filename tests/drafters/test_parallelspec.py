@@ -205,7 +205,7 @@ def test_the_loss_is_that_of_the_paper(tiny: Make, build: Build, form: str, dist
                     logits = (
                         drafter._head(states[depth])[None]
                         if form != "model"
-                        else drafter.model.head(states[depth])[None]
+                        else drafter.model.lm_head(states[depth])[None]
                     )
                     teacher = target.head(seen[label - 1]).softmax(-1)
                     loss = F.cross_entropy(logits, teacher[None] if distill else torch.tensor([text[label]]))
@@ -218,7 +218,9 @@ def test_the_loss_is_that_of_the_paper(tiny: Make, build: Build, form: str, dist
     torch.testing.assert_close(lesson.loss, wanted, rtol=1e-5, atol=1e-5)
     lesson.loss.backward()
     untouched = {name for name, weight in drafter.named_parameters() if weight.grad is None or not weight.grad.any()}
-    assert untouched <= {"model.embedding", "model.head.weight"} - ({"model.embedding"} if form == "model" else set())
+    assert untouched <= {"model.embed_tokens", "model.lm_head.weight"} - (
+        {"model.embed_tokens"} if form == "model" else set()
+    )
     assert all(weight.grad is None for weight in target.transformer.parameters())
 
 

@@ -583,7 +583,7 @@ def test_gradients_of_the_full_form_reach_the_kept_layers_by_all_ways(tiny: Make
         return drafter.loss(lesson).loss
 
     loss().backward()
-    weight = target.transformer.layers[0].qkv.weight
+    weight = target.transformer.layers[0].qkv_proj.weight
     assert weight.grad is not None
     gradient, found = weight.grad[rows], []
     with torch.no_grad():

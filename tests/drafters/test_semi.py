@@ -685,7 +685,7 @@ def test_joint_training_weighs_both_losses_and_teaches_the_target(own: Tiny) -> 
     assert not torch.allclose(hidden, batch.hidden, atol=1e-3)
     foreseen = semi(own.target).loss(Batch(batch.tokens, batch.loss_mask, hidden.detach(), False)).loss  # the same seed
     there = batch.loss_mask[:, 1:]
-    said = F.cross_entropy(changed.head(hidden[:, :-1][there]), batch.tokens[:, 1:][there])
+    said = F.cross_entropy(changed.lm_head(hidden[:, :-1][there]), batch.tokens[:, 1:][there])
     lesson = drafter.loss(batch)
     assert lesson.loss.item() == pytest.approx((0.75 * said + 0.25 * foreseen).item(), rel=1e-4)
     lesson.loss.backward()

@@ -69,7 +69,7 @@ def test_what_was_saved_comes_back(tiny: Make, name: str, which: str) -> None:
 def test_queries_stay_as_they_are_without_an_adapter_of_their_own(tiny: Make) -> None:
     target = tiny("phi3-grouped-window-partial-rotary").target
     shape, adapters = target.transformer.config, stirred(target, [0], "vko")
-    rows = adapters[0]["qkv"].product()
+    rows = adapters[0]["qkv_proj"].product()
     assert not rows[: shape.num_heads * shape.head_dim].any()
     assert rows[shape.num_heads * shape.head_dim :].any(1).all()
 
@@ -89,13 +89,13 @@ def test_projections_learn_apart(tiny: Make) -> None:
     """What is trained in one stack is what separate adapters would be: no gradient outside the blocks."""
     target = tiny(FAMILIES[0]).target
     adapters = stirred(target, [0])
-    stack = adapters[0]["qkv"]
+    stack = adapters[0]["qkv_proj"]
     with torch.no_grad():
-        stack.up.mul_(stack.own)
+        stack.lora_B.mul_(stack.block_mask)
     states(target, adapters).square().sum().backward()
-    assert stack.up.grad is not None
-    assert not stack.up.grad[stack.own == 0].any()
-    assert stack.up.grad[stack.own == 1].any() and stack.down.grad is not None and stack.down.grad.any()
+    assert stack.lora_B.grad is not None
+    assert not stack.lora_B.grad[stack.block_mask == 0].any()
+    assert stack.lora_B.grad[stack.block_mask == 1].any() and stack.lora_A.grad is not None and stack.lora_A.grad.any()
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -144,7 +144,7 @@ def attending(monkeypatch: pytest.MonkeyPatch) -> Callable[[Target, Attention], 
     """The target with other attention in its last layer, where no other row sees what comes of it."""
 
     def change(target: Target, attend: Attention) -> Target:
-        monkeypatch.setattr(target.transformer.layers[-1], "attend", attend)
+        monkeypatch.setattr(target.transformer.layers[-1], "attention", attend)
         return target
 
     return change
@@ -602,7 +602,7 @@ def test_both_forms_are_one_model(load: Load) -> None:
     tokens, causal = torch.tensor(prompt_ids(40)), torch.ones(40, 40, dtype=torch.bool).tril()
     for precision in PRECISIONS:
         exact, fast = load(precision=precision), load(precision=precision, exact=False)
-        assert (exact.transformer.layers[0].attend, fast.transformer.layers[0].attend) == (invariant, fastest)
+        assert (exact.transformer.layers[0].attention, fast.transformer.layers[0].attention) == (invariant, fastest)
         with torch.inference_mode():
             one, other = (
                 target.forward(tokens, torch.arange(40), causal, target.cache(40)).logits for target in (exact, fast)

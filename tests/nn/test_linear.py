@@ -166,7 +166,7 @@ def test_gradients_flow_through_an_int8_model_as_through_a_float_one_of_its_weig
         (target.forward(tokens, torch.arange(18), causal).logits * direction).sum().backward()
     theirs = dict(dense.transformer.named_parameters())
     compared = [name for name, _ in packed.transformer.named_parameters()]
-    assert "embedding" in compared and "layers.0.attention_norm" in compared
+    assert "embed_tokens" in compared and "layers.0.input_layernorm" in compared
     for name, parameter in packed.transformer.named_parameters():
         assert parameter.grad is not None, name
         assert F.cosine_similarity(parameter.grad.flatten(), theirs[name].grad.flatten(), dim=0) > 0.99, name
@@ -267,7 +267,7 @@ def test_a_model_with_outlier_channels_is_protected_when_it_is_loaded(spiky: Pat
 
     right, packed = logits(Target.load(spiky)), Target.load(spiky, quantize="int8")
     for block in packed.transformer.layers:
-        for module in (block.qkv, block.gate_up):
+        for module in (block.qkv_proj, block.gate_up_proj):
             assert module.outliers is not None and {5, 77} <= set(module.outliers.tolist())
     protected = error(logits(packed), right)
     for module in packed.transformer.modules():

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from layers import adapter_acts_in_its_own_forward_alone, error, gaussian, gradient_is_that_of_a_dense_layer
 
 from localspec.nn import linear_bitsandbytes
-from localspec.nn.linear import LowRank, QuantizedLinear
+from localspec.nn.linear import LoraAdapter, QuantizedLinear
 from localspec.nn.linear_bitsandbytes import NF4, Int8
 
 if find_spec("bitsandbytes") is None:  # importing it takes seconds, which other tests should not wait for
@@ -169,7 +169,7 @@ def test_a_gradient_has_the_precision_of_what_it_is_for(kind: type[QuantizedLine
 @kinds
 def test_an_adapter_acts_in_its_own_forward_alone_and_learns(kind: type[QuantizedLinear]) -> None:
     adapter_acts_in_its_own_forward_alone(made(kind))
-    adapter = LowRank(IN, OUT, [(0, OUT)], 4, 8.0)
+    adapter = LoraAdapter(IN, OUT, [(0, OUT)], 4, 8.0)
     assert made(kind, precision=torch.bfloat16)(gaussian(3, IN).bfloat16(), adapter).dtype == torch.bfloat16
 
 

@@ -16,10 +16,10 @@ from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn import exactness, packing, target
-from localspec.nn.linear import Int8Linear, Linear, LinearKind, QuantizedLinear
+from localspec.nn.linear import Int8Linear, LayerClass, Linear, QuantizedLinear
 from localspec.nn.linear_bitsandbytes import NF4, Int8
 from localspec.nn.linear_mps import WeightInt4, WeightInt8
-from localspec.nn.packing import head_kind, layer_kind
+from localspec.nn.packing import linear_class, lm_head_class
 from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
@@ -36,10 +36,10 @@ precisions = pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16
 def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Target]:
     """Loads a model on this processor with linear layers of a kind that is another device's."""
 
-    def made(path: Path, kind: LinearKind, head: LinearKind | None = None, **named: object) -> Target:
+    def made(path: Path, kind: LayerClass, head: LayerClass | None = None, **named: object) -> Target:
         monkeypatch.setitem(packing._KINDS, ("int8", "cpu"), kind)
         if head is not None:
-            monkeypatch.setattr(target, "head_kind", lambda quantize, device: head)
+            monkeypatch.setattr(target, "lm_head_class", lambda quantize, device: head)
         return Target.load(path, quantize="int8", **named)
 
     return made
@@ -68,23 +68,23 @@ def error(ours: torch.Tensor, right: torch.Tensor) -> float:
     ],
 )
 def test_each_device_has_its_kinds_and_on_cuda_the_head_is_dense(
-    quantize: str, device: str, layers: LinearKind, head: LinearKind
+    quantize: str, device: str, layers: LayerClass, head: LayerClass
 ) -> None:
-    assert layer_kind(quantize, device) is layers
-    assert head_kind(quantize, device) is head
+    assert linear_class(quantize, device) is layers
+    assert lm_head_class(quantize, device) is head
 
 
 @pytest.mark.parametrize(("quantize", "device"), [("int4", "cpu"), ("int4", "cuda:0"), ("nf4", "mps"), ("int3", "cpu")])
 def test_a_pair_without_a_kind_is_refused_by_name(quantize: str, device: str) -> None:
     with pytest.raises(UsageMistake, match=f"{quantize} for {device}"):
-        layer_kind(quantize, device)
+        linear_class(quantize, device)
 
 
 @kinds
 @precisions
 @pytest.mark.parametrize("name", [TIED, UNTIED, "llama-many-heads-biases-llama3"])
 def test_a_packed_model_is_the_stock_model_as_near_as_its_bits_come(
-    tiny: Make, load: Callable[..., Target], kind: LinearKind, precision: torch.dtype, name: str
+    tiny: Make, load: Callable[..., Target], kind: LayerClass, precision: torch.dtype, name: str
 ) -> None:
     model, tokens = tiny(name), prompt_ids(60)
     packed = load(model.path, kind, dtype=precision)
@@ -101,7 +101,7 @@ def test_a_packed_model_is_the_stock_model_as_near_as_its_bits_come(
 
 @kinds
 def test_it_answers_and_a_reply_is_the_same_however_it_is_read(
-    tiny: Make, load: Callable[..., Target], kind: LinearKind
+    tiny: Make, load: Callable[..., Target], kind: LayerClass
 ) -> None:
     packed, prompt = load(tiny(UNTIED).path, kind), prompt_ids(30, seed=5)
     packed.stop_tokens = frozenset()
@@ -116,7 +116,7 @@ def test_it_answers_and_a_reply_is_the_same_however_it_is_read(
 @pytest.mark.parametrize("dense_head", [False, True])
 @pytest.mark.parametrize(("name", "tied"), [(TIED, True), (UNTIED, False)])
 def test_its_bytes_are_those_of_all_it_holds_and_a_step_reads_all_but_an_embedding_of_its_own(
-    tiny: Make, load: Callable[..., Target], kind: LinearKind, name: str, tied: bool, dense_head: bool
+    tiny: Make, load: Callable[..., Target], kind: LayerClass, name: str, tied: bool, dense_head: bool
 ) -> None:
     precision = torch.float32 if kind is Int8Linear and dense_head else torch.bfloat16  # as it computes
     packed = load(tiny(name).path, kind, Linear if dense_head else kind, dtype=precision)
@@ -129,12 +129,12 @@ def test_its_bytes_are_those_of_all_it_holds_and_a_step_reads_all_but_an_embeddi
     layers = sum(layer.nbytes for layer in linears)
     assert packed.nbytes == layers + vectors - biases + (0 if shared else embedding)
     assert packed.read_bytes == layers + vectors - biases
-    assert (transformer.head.weight is transformer.embedding) == shared
+    assert (transformer.lm_head.weight is transformer.embed_tokens) == shared
 
 
 @kinds
 def test_it_cannot_be_written_back_and_says_so(
-    tiny: Make, load: Callable[..., Target], kind: LinearKind, tmp_path: Path
+    tiny: Make, load: Callable[..., Target], kind: LayerClass, tmp_path: Path
 ) -> None:
     for head in (kind, Linear):
         with pytest.raises(LocalspecError, match="int8, int4 or nf4 cannot be written back"):
@@ -144,7 +144,7 @@ def test_it_cannot_be_written_back_and_says_so(
 
 @kinds
 def test_gradients_flow_through_it_as_through_a_float_model_of_its_weights(
-    tiny: Make, load: Callable[..., Target], kind: LinearKind
+    tiny: Make, load: Callable[..., Target], kind: LayerClass
 ) -> None:
     path = tiny("llama-many-heads-biases-llama3").path
     packed, dense = load(path, kind), Target.load(path)
@@ -163,7 +163,7 @@ def test_gradients_flow_through_it_as_through_a_float_model_of_its_weights(
 
 @pytest.mark.slow
 @kinds
-def test_its_exactness_is_measured_like_any_others(tiny: Make, load: Callable[..., Target], kind: LinearKind) -> None:
+def test_its_exactness_is_measured_like_any_others(tiny: Make, load: Callable[..., Target], kind: LayerClass) -> None:
     """Only row-scaled int8 was built so that one row is what it is among others: others are never fewer than four."""
     packed = load(tiny(UNTIED).path, kind, exact=True)
     cache = packed.cache(8)
@@ -176,6 +176,6 @@ def test_its_exactness_is_measured_like_any_others(tiny: Make, load: Callable[..
 
 
 def test_a_threshold_is_that_of_the_layers_made_with_it_and_of_no_others():
-    assert layer_kind("int8", "cuda:0", 6.0).threshold == 6.0
-    assert layer_kind("int8", "cuda:0").threshold == Int8.threshold == 0.0
-    assert layer_kind("int8", "cpu", 6.0) is Int8Linear and layer_kind("nf4", "cuda", 6.0) is NF4
+    assert linear_class("int8", "cuda:0", 6.0).threshold == 6.0
+    assert linear_class("int8", "cuda:0").threshold == Int8.threshold == 0.0
+    assert linear_class("int8", "cpu", 6.0) is Int8Linear and linear_class("nf4", "cuda", 6.0) is NF4

@@ -409,7 +409,9 @@ def test_an_int8_model_never_lies_in_memory_whole(tiny: Make, monkeypatch: pytes
     sizes = dict(zip(names, (size for _, size in storages), strict=True))
     small = sum(size for name, size in sizes.items() if "norm" in name)
     largest = max(size for name, size in sizes.items() if "weight" in name)
-    assert peak <= sizes["embedding"] + small + largest + max(sizes["layers.0.qkv.bias"], sizes["layers.0.qkv.weight"])
+    assert peak <= sizes["embed_tokens"] + small + largest + max(
+        sizes["layers.0.qkv_proj.bias"], sizes["layers.0.qkv_proj.weight"]
+    )
     assert peak < 0.6 * sum(sizes.values())
     storages.clear()
     peak = 0

@@ -87,7 +87,7 @@ def test_v01_with_private_matrices_and_a_config_that_is_wrong_about_the_heads(tm
 def test_private_matrices_that_are_the_targets_own_are_shared(tmp_path, tiny: Make, form: str, quantize: str) -> None:
     """One that is another makes all private."""
     target = Target.load(tiny(LLAMA).path, quantize=quantize)
-    own = tiny(LLAMA).target.transformer.head.weight.detach()
+    own = tiny(LLAMA).target.transformer.lm_head.weight.detach()
     blocks = official(heads=4)
     whole = {"v0.1": blocks, "vllm": vllm(blocks), "vllm, one for all": vllm(blocks)}[form]
     names = {"v0.1": "{}.1.weight", "vllm": "lm_heads.{}.weight", "vllm, one for all": "lm_head.weight"}[form]
@@ -109,7 +109,7 @@ def test_v2_shares_the_targets_matrix(tmp_path, target: Target) -> None:
     drafter, state = read_published(tmp_path, target), random(1, WIDTH)
     assert (drafter.options.heads, drafter.options.private) == (5, False)
     for head in range(5):
-        wanted = expected(blocks, state[0], head, 1, target.transformer.head.weight)
+        wanted = expected(blocks, state[0], head, 1, target.transformer.lm_head.weight)
         torch.testing.assert_close(logits(drafter, state)[head], wanted, rtol=1e-2, atol=1e-2)
 
 
@@ -248,7 +248,7 @@ def test_files_that_are_broken_or_no_weights_or_not_there(tmp_path, target: Targ
 def test_converted_heads_are_the_ones_that_are_read(tmp_path, tiny: Make, name: str, form: str) -> None:
     """The same drafter as with the whole model in memory, byte for byte in what it computes."""
     model, target = tiny(name).path, tiny(name).target
-    blocks, own = official(layers=2), target.transformer.head.weight.detach()
+    blocks, own = official(layers=2), target.transformer.lm_head.weight.detach()
     matrices = {
         "v0.1": private("{}.2.weight"),
         "v2": {},

@@ -30,7 +30,7 @@ def test_peft_gives_the_same_logits(tiny, tmp_path, name, which):
         torch.nn.init.normal_(parameter, 0, 0.2)
     for layer in adapters.values():
         for adapter in layer.values():
-            adapter.up.data.mul_(adapter.own)  # elsewhere nothing is trained
+            adapter.lora_B.data.mul_(adapter.block_mask)  # elsewhere nothing is trained
     save_file(adapters.tensors(), tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapters.peft_config(str(model.path))))
 

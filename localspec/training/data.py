@@ -13,7 +13,7 @@ import torch
 
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn.target import Target
-from localspec.training.examples import Example
+from localspec.training.texts import Example
 
 HELD_OUT = 0.02  # of the examples, never learnt from; one at least
 MEASURED = 16384  # tokens of them that are measured
@@ -32,6 +32,9 @@ class Row:
     def worth(self) -> int:
         """Tokens that count and can be foreseen: no drafter has anything to go by before the second."""
         return sum(self.loss_mask[2:])
+
+
+Rows = list[Row]
 
 
 @dataclass
@@ -65,7 +68,7 @@ class Corpus:
         """Of one pass."""
         return -(-len(self.examples) // BLOCK)
 
-    def batches(self, place: Cursor) -> Iterator[tuple[list[Row], Cursor, float]]:
+    def batches(self, place: Cursor) -> Iterator[tuple[Rows, Cursor, float]]:
         """From `place` on without end: rows of one step, where the next one begins, and passes over the text so far."""
         epoch, number, skip = place.epoch, place.block, place.batch
         while True:
@@ -80,14 +83,14 @@ class Corpus:
             if number == self.blocks:
                 epoch, number = epoch + 1, 0
 
-    def _block(self, epoch: int, number: int) -> list[list[Row]]:
+    def _block(self, epoch: int, number: int) -> list[Rows]:
         """Batches of one block, each at most the tokens of a batch with what fills up its shorter rows."""
         order = list(range(len(self.examples)))
         random.Random(f"{self._seed} {epoch}").shuffle(order)  # noqa: S311
         chosen = order[number * BLOCK : (number + 1) * BLOCK]
         rows = [row for index in chosen for row in self._rows(self.examples[index])]
         rows.sort(key=lambda row: len(row.tokens))
-        batches: list[list[Row]] = [[]]
+        batches: list[Rows] = [[]]
         for row in rows:  # they grow, so the last one is the longest
             if batches[-1] and (len(batches[-1]) + 1) * len(row.tokens) > self._batch:
                 batches.append([])
@@ -117,15 +120,15 @@ class Corpus:
             f"{SHORTEST} tokens each."
         )
 
-    def _some(self, examples: Sequence[Example], tokens: int) -> list[Row]:
-        rows: list[Row] = []
+    def _some(self, examples: Sequence[Example], tokens: int) -> Rows:
+        rows: Rows = []
         for example in examples:
             rows += self._rows(example)
             if sum(len(row.tokens) for row in rows) >= tokens:
                 break
         return rows
 
-    def _rows(self, example: Example) -> list[Row]:
+    def _rows(self, example: Example) -> Rows:
         found = self._chat(example) if example.messages else self._text(example.text)
         rows = [row for row in found if len(row.tokens) >= SHORTEST and row.worth]
         vocabulary = self._target.transformer.config.vocab_size
@@ -135,12 +138,12 @@ class Corpus:
             )
         return rows
 
-    def _text(self, text: str) -> list[Row]:
+    def _text(self, text: str) -> Rows:
         tokens = self._target.tokenizer(self._target.disarm(text))["input_ids"]
         pieces = [tokens[start : start + self.length] for start in range(0, len(tokens), self.length)]
         return [Row(piece, [True] * len(piece)) for piece in pieces]
 
-    def _chat(self, example: Example) -> list[Row]:
+    def _chat(self, example: Example) -> Rows:
         """One row, cut at its length; or one for each reply, where the template shows a reply otherwise later on."""
         messages = list(example.messages)
         try:
@@ -199,9 +202,9 @@ class PaddedRows:
         return torch.ones(n, n, dtype=torch.bool, device=self.tokens.device).tril_()
 
 
-def split_rows(rows: Sequence[Row], tokens: int) -> list[list[Row]]:
+def split_rows(rows: Sequence[Row], tokens: int) -> list[Rows]:
     """Rows in groups that hold at most so many tokens, filled up; a longer row is a group of its own."""
-    groups: list[list[Row]] = []
+    groups: list[Rows] = []
     longest = 0
     for row in sorted(rows, key=lambda row: -len(row.tokens)):
         if not groups or (len(groups[-1]) + 1) * longest > tokens:
