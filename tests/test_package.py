@@ -5,7 +5,7 @@ import zipfile
 import pytest
 from command import ROOT
 
-from localspec.models.drafter_cards import TRAINED
+from localspec.models.drafter_kinds import kinds
 
 
 @pytest.mark.slow
@@ -21,7 +21,7 @@ def test_the_wheel_holds_what_the_program_needs(tmp_path):
         assert b"\nLicense-Expression: Apache-2.0\n" in content.read(metadata)
     demo = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"}
     assert {f"localspec/demo/{place}{name}" for place in ("", "draft/") for name in demo} <= names
-    drafters = {f"localspec/demo/drafters/{kind}/drafter" for kind in TRAINED}
+    drafters = {f"localspec/demo/drafters/{kind}/drafter" for kind in kinds("weights")}
     assert {f"{name}{end}" for name in drafters for end in (".json", ".safetensors")} <= names
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "localspec").rglob("*.py")}
     assert sources <= names

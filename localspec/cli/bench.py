@@ -14,8 +14,8 @@ from localspec.cli.options import Context, Device, Dtype, Quantize, number
 from localspec.cli.progress import Progress, tell
 from localspec.errors import UsageMistake
 from localspec.models import registry
+from localspec.models.drafter_kinds import kinds
 from localspec.paths import Paths
-from localspec.policy.candidates import PAIRED
 from localspec.policy.selection import MOST_NODES, Choice, choose
 from localspec.store.store import Store
 
@@ -80,7 +80,8 @@ def bench(
         settings = config.narrowed(settings, choice.device, choice.dtype, choice.quantize)
         choices[choice.drafter, choice.draft, size] = choice  # "auto" and the drafter it stands for are one
     if tune and not any(choice.draft for choice in choices.values()):
-        raise UsageMistake(f"--tune has no effect without a draft model; name one of {', '.join(PAIRED)}.")
+        paired = ", ".join(kinds("draft model"))
+        raise UsageMistake(f"--tune has no effect without a draft model; name one of {paired}.")
     if tune and not any(choice.draft and not choice.fixed for choice in choices.values()):
         raise UsageMistake(f"--tune has no effect with --nodes {nodes}, which fixes drafts; add auto.")
 

@@ -14,7 +14,7 @@ from localspec.cli.progress import Progress
 from localspec.errors import UsageMistake
 from localspec.models import registry
 from localspec.policy.selection import choose
-from localspec.training import texts
+from localspec.training.examples import read_questions
 
 app = typer.Typer()
 
@@ -52,7 +52,7 @@ def distill(
     settings = config.load(
         flags={"model": model, "temperature": temperature, "seed": seed, "device": device, "dtype": dtype}
     )
-    asked = texts.questions(prompts)[:limit]
+    asked = read_questions(prompts)[:limit]
     card = registry.resolve(settings.model or "demo")
     own = replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False, quantize="none")
     choice = choose(card, own)

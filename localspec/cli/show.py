@@ -9,10 +9,9 @@ from localspec.checkpoint import inspect, revision
 from localspec.errors import LocalspecError
 from localspec.hub.records import record
 from localspec.models.drafter_cards import drafters
+from localspec.models.drafter_kinds import kinds
 from localspec.models.entries import Entry, Published
 from localspec.models.registry import TargetCard, named_card, resolve
-from localspec.policy.candidates import PAIRED
-from localspec.policy.drafter_spec import DRAFTERS
 from localspec.text import one_line
 
 app = typer.Typer()
@@ -58,9 +57,9 @@ def _found(card: TargetCard) -> Facts:
         "context": checkpoint.context,
         "license": card.license,
         "drafters": [
-            *DRAFTERS,
+            *kinds("nothing"),
             *(drafter.kind for drafter in drafters(card)),
-            *(f"{kind}:{card.draft}" for kind in PAIRED if _is_here(card.draft)),
+            *(f"{kind}:{card.draft}" for kind in kinds("draft model") if _is_here(card.draft)),
         ],
         "revision": revision(card.path),
     }
@@ -78,7 +77,7 @@ def _promised(card: TargetCard) -> Facts:
         "bytes": 2 * shape.parameters if shape else None,  # published weights are bf16
         "context": shape.context if shape else None,
         "license": card.license,
-        "drafters": list(DRAFTERS),
+        "drafters": list(kinds("nothing")),
     }
 
 
@@ -99,7 +98,7 @@ def _registered(entry: Entry) -> Facts:
 def _published(one: Published) -> str:
     """One drafter in words."""
     where = f"{one.source}, by {one.publisher or 'unknown'}" if one.source else "a small model of its family"
-    if one.source is None and one.kind not in PAIRED:
+    if one.source is None and one.kind in kinds("weights"):
         where = f"nobody publishes one; `localspec train {one.kind}` makes it"
     said = f", {one.accepted.length} tokens/step ({one.accepted.source})" if one.accepted else ""
     license_ = f", license {one.license}" if one.license else ""

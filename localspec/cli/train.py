@@ -16,15 +16,16 @@ from localspec.cli.progress import Progress
 from localspec.config import home, nearest
 from localspec.errors import UsageMistake
 from localspec.models import registry
-from localspec.models.drafter_cards import TRAINED
+from localspec.models.drafter_kinds import TABLE, kinds
 from localspec.paths import Paths
-from localspec.training import texts
 from localspec.training.directory import Lock, usable
+from localspec.training.examples import read_examples
 
 app = typer.Typer()
 
 MOST = 10**9  # steps or tokens: what is more is a slip, and floats lose count of it
 LONGEST = 10**6  # hours or passes
+KINDS = [f"{row.name}: {row.label}" for row in TABLE if row.takes == "weights"]
 FEW = 1000  # tokens, on which a share is within two per cent or so
 
 
@@ -36,7 +37,7 @@ def _directory(text: str) -> Path:
 
 @app.command()
 def train(
-    kind: Annotated[str, typer.Argument(help=", ".join(TRAINED))],
+    kind: Annotated[str, typer.Argument(help="; ".join(KINDS))],
     more: Annotated[list[Path] | None, typer.Argument(metavar="", hidden=True)] = None,
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="The target: a name, or a directory in the Hugging Face layout.")
@@ -80,9 +81,9 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of lines.")] = False,
 ) -> int:
     """Train a drafter for a model. What was stopped goes on with the same command."""
-    if kind not in TRAINED:
+    if kind not in (trainable := kinds("weights")):
         raise UsageMistake(
-            f"There is no kind {kind!r} to train{nearest(kind, TRAINED)}; give one of {', '.join(TRAINED)}."
+            f"There is no kind {kind!r} to train{nearest(kind, trainable)}; give one of {', '.join(trainable)}."
         )
     for flag, value in (("--hours", hours), ("--epochs", epochs), ("--lr", rate)):
         if value is not None and not 0 < value <= LONGEST:
@@ -101,7 +102,7 @@ def train(
     progress = Progress()
     with Interrupt() as interrupt, Lock(directory) as lock:
         progress.show("reading text")
-        examples = texts.read(files)
+        examples = read_examples(files)
 
         # From here on torch is needed, and takes seconds to import.
         from localspec.training.job import Job, Request, parsed

@@ -104,7 +104,7 @@ class Drafter(ParallelDrafter):
     They see what the target itself has read, by its own cache. The mask token is an embedding and no id.
     """
 
-    kind = "s3d"
+    kind, gradient_share = "s3d", 0.5
     Options = S3DOptions
     options: S3DOptions
 

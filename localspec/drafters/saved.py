@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models.drafter_cards import FORMAT, DrafterCard
+from localspec.models.drafter_kinds import kind_of
 
 if TYPE_CHECKING:
     from localspec.drafters.trained import TrainedDrafter
@@ -22,8 +23,8 @@ CARD, WEIGHTS = "drafter.json", "drafter.safetensors"
 
 
 def drafter_class(kind: str) -> "type[TrainedDrafter]":
-    """The class of one kind out of `drafter_cards.TRAINED`, which its file names `Drafter`. Imports torch."""
-    found: type[TrainedDrafter] = import_module(f"localspec.drafters.{kind}").Drafter
+    """The class of a kind that is trained, which its file names `Drafter`. Imports torch."""
+    found: type[TrainedDrafter] = import_module(kind_of(kind).file).Drafter
     return found
 
 
@@ -43,9 +44,7 @@ def load_drafter(card: DrafterCard, target: "Target") -> "TrainedDrafter":
     from localspec.nn.small_model import without_weights
 
     if not (card.path / CARD).is_file():  # a small language model as it was published
-        from localspec.drafters.parallelspec import Drafter
-
-        return Drafter.from_model(card.path, target)
+        return drafter_class(card.kind).from_model(card.path, target)
     file = card.path / WEIGHTS
     try:
         with safe_open(file, framework="pt") as stored:  # a graphics card holds them once only, as they are filled in

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, ClassVar, Self
 
@@ -91,6 +92,7 @@ class TrainedDrafter(nn.Module):
     kind: ClassVar[str]
     Options: ClassVar[type]
     JOINT: ClassVar[Sequence[str]] = ()  # options that only a form which changes the target has
+    gradient_share: ClassVar[float] = 0.0  # of the target's weights, which gradients pass while it is trained
 
     def __init__(self, target: Target, options: Any) -> None:
         super().__init__()
@@ -139,6 +141,11 @@ class TrainedDrafter(nn.Module):
                     f"{name} = {shortened(value)} of {cls.kind} must be of type {types[name].__name__}; correct it."
                 )
         return cls.Options(**options)
+
+    @classmethod
+    def from_model(cls, path: Path, target: Target) -> Self:
+        """The drafter that a published language model is; only kinds whose row has a `mask_key` have one."""
+        raise NotImplementedError
 
     # -- training -----------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from localspec.events import Event, Prefill, Statistics
 from localspec.machine.hardware import IdleCores
 from localspec.machine.machine import this_machine
 from localspec.machine.memory import free_memory, out_of_memory, peak_memory
+from localspec.models.drafter_kinds import kind_of
 from localspec.models.registry import TargetCard
 from localspec.nn.exactness import Exactness
 from localspec.nn.packing import DTYPES
@@ -108,7 +109,7 @@ class Engine:
             self.hyperparameters = beside.hyperparameters
         elif self.small:
             self.hyperparameters = hyperparameters(choice, self.target, self.small, self._measured, self.costs, tune)
-        history = phrases and (choice.drafter != "ouroboros" or "history" in choice.parts)
+        history = phrases and (not kind_of(choice.drafter).parts or "history" in choice.parts)
         self._pool_id = None if store is None or not history else self._open_pool(store, choice.target.path)
         reader = None if store is None or self._pool_id is None else partial(store.phrases, self._pool_id)
         self.pool = pool_of(choice, self.target, self.small, reader)

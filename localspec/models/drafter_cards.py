@@ -11,10 +11,10 @@ from localspec.checkpoint import inspect, read_config, read_json, revision, tens
 from localspec.config import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import located
+from localspec.models.drafter_kinds import TABLE, kind_of, kinds
 from localspec.models.registry import TargetCard, reference
 from localspec.paths import Paths
 
-TRAINED = ("medusa", "parallelspec", "s3d", "semi")  # the kinds that have weights
 FORMAT = 1  # of drafter.json
 REMEDY = "train the drafter again"  # one that `train` wrote cannot be fetched
 
@@ -40,7 +40,7 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
     passed over. Raises NotHere where there is none, UsageMistake where it was made for another model, LocalspecError
     where it is damaged.
     """
-    if name in TRAINED:
+    if name in kinds("weights"):
         trouble = None
         for found in (found for kind, found in _lying_here(card, paths) if kind == name):
             if isinstance(found, DrafterCard):
@@ -94,7 +94,7 @@ def _lying_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object,
             yield content.get("kind"), found
     for one in card.entry.drafters if card.entry else ():
         # A small model is a drafter as it was published; what is not one was made into one of ours.
-        if one.kind == "parallelspec" and one.source and (here := located(one.source, paths or Paths(home()))):
+        if kind_of(one.kind).mask_key and one.source and (here := located(one.source, paths or Paths(home()))):
             try:
                 yield one.kind, read_drafter(here)
             except LocalspecError as trouble:
@@ -106,33 +106,33 @@ def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
     own = (paths or Paths(home())).drafters
     trained = [file.parent for file in own.glob("*/drafter/drafter.json")] if own.is_dir() else []
     trained.sort(key=lambda path: (path / "drafter.json").stat().st_mtime, reverse=True)
-    beside = [card.path / "drafters" / kind for kind in TRAINED]
+    beside = [card.path / "drafters" / kind for kind in kinds("weights")]
     return [*trained, *(path for path in beside if (path / "drafter.json").is_file())]
 
 
 def read_drafter(path: Path) -> DrafterCard:
     """What a directory that `train` wrote says of itself; the directory of its drafter alone will do.
 
-    A small language model whose config.json names a `pard_token` is a drafter too (PARD). Raises NotHere where there is
+    A small language model whose config.json names a mask token is a drafter too (PARD). Raises NotHere where there is
     none, LocalspecError where it is damaged.
     """
     if not (path / "drafter.json").is_file() and (path / "config.json").is_file():
         config = read_config(path)
-        if isinstance(config.get("pard_token"), int):
-            found = inspect(path)
-            published = {"form": "model", "model": str(path)}
-            return DrafterCard("parallelspec", path, published, "", "", found.parameters, found.bytes, config)
+        for row in TABLE:
+            if row.mask_key and isinstance(config.get(row.mask_key), int):
+                found = inspect(path)
+                return DrafterCard(row.name, path, {}, "", "", found.parameters, found.bytes, config)
     if not (path / "drafter.json").is_file() and (path / "drafter" / "drafter.json").is_file():
         path = path / "drafter"
     file = path / "drafter.json"
     if not file.is_file():
         raise NotHere(
             f"{path} holds no drafter.json, so it is no trained drafter; give a directory that `localspec train` "
-            f"wrote, a kind ({', '.join(TRAINED)}), or draft_model:MODEL for a small model."
+            f"wrote, a kind ({', '.join(kinds('weights'))}), or draft_model:MODEL for a small model."
         )
     content = _content(file)
     kind, options, target = content.get("kind"), content.get("options"), content.get("target")
-    if kind not in TRAINED or not isinstance(options, dict) or not isinstance(target, dict):
+    if kind not in kinds("weights") or not isinstance(options, dict) or not isinstance(target, dict):
         raise LocalspecError(f"{file} does not say what the drafter is; train it again.")
     version = content.get("format")
     if type(version) is not int or version != FORMAT:  # True is 1, too

@@ -10,6 +10,7 @@ from typing import Any
 from localspec.config import nearest, read_toml
 from localspec.errors import UsageMistake
 from localspec.hub.sources import Source
+from localspec.models.drafter_kinds import kinds
 from localspec.models.shape import TABLE_KEYS, Shape, whole
 
 PACKAGE = Path(__file__).parent.parent
@@ -98,11 +99,8 @@ _ENTRY: _Keys = {
 }  # fmt: skip
 
 
-def read_entries(file: Path, kinds: tuple[str, ...]) -> Iterator[Entry]:
-    """Every entry of a file, in its order; drafters are of one of `kinds`.
-
-    Raises UsageMistake for what cannot be meant.
-    """
+def read_entries(file: Path) -> Iterator[Entry]:
+    """Yields every entry of a file, in its order. Raises UsageMistake for what cannot be meant."""
     for name, entry in read_toml(file).items():
         if not isinstance(entry, dict):
             raise UsageMistake(f"{name!r} in {file} is not a table; write [{name}] and a path below it.")
@@ -120,7 +118,7 @@ def read_entries(file: Path, kinds: tuple[str, ...]) -> Iterator[Entry]:
             source=_source(entry, of),
             draft=_draft(file, entry.get("draft", "")),
             shape=None if shape is None else _shape(shape, f"the shape of {of}"),
-            drafters=tuple(_published(one, kinds, f"a drafter of {of}") for one in entry.get("drafters", ())),
+            drafters=tuple(_published(one, f"a drafter of {of}") for one in entry.get("drafters", ())),
             **{
                 key: entry[key]
                 for key in ("license", "description", "publisher", "quality", "gated", "verified")
@@ -171,12 +169,12 @@ def _shape(table: Mapping[str, Any], of: str) -> Shape:
     return Shape(**{TABLE_KEYS[name]: value for name, value in table.items()})
 
 
-def _published(table: Mapping[str, Any], kinds: tuple[str, ...], of: str) -> Published:
+def _published(table: Mapping[str, Any], of: str) -> Published:
     _check(table, _DRAFTER, of)
-    kind = table.get("kind")
-    if kind not in kinds:
-        guess = nearest(str(kind), kinds)
-        raise UsageMistake(f"kind = {kind!r} of {of} is no kind of drafter{guess}; use one of {', '.join(kinds)}.")
+    kind, known = table.get("kind"), sorted(kinds("weights", "draft model"))
+    if kind not in known:
+        guess = nearest(str(kind), known)
+        raise UsageMistake(f"kind = {kind!r} of {of} is no kind of drafter{guess}; use one of {', '.join(known)}.")
     accepted = table.get("accepted")
     if accepted is not None:
         _check(accepted, _ACCEPTED, f"accepted of {of}")

@@ -17,8 +17,6 @@ from localspec.paths import Paths
 WEIGHTS = "model.safetensors"
 NOWHERE = Path("not fetched")  # stands for the directory of a model that is not here
 
-KINDS = ("draft_model", "medusa", "ouroboros", "parallelspec", "s3d", "semi")  # of drafters that an entry may name
-
 
 @dataclass(frozen=True)
 class TargetCard:
@@ -46,7 +44,7 @@ def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
     if not shipped.exists():  # a source tree: the wheel is where it moves into the package
         shipped = PACKAGE.parent / "models.toml"
     paths = paths or Paths(home())
-    entries = (entry for file in (shipped, paths.user_models_file) for entry in read_entries(file, KINDS))
+    entries = (entry for file in (shipped, paths.user_models_file) for entry in read_entries(file))
     return {entry.name: _card(entry, paths) for entry in entries}
 
 

@@ -3,24 +3,26 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from localspec.models.drafter_cards import DrafterCard
+from localspec.models.drafter_kinds import (
+    DRAFT_TOKENS,
+    WITH_PHRASES,
+    DraftCost,
+    DrafterKind,
+    DrafterSize,
+    kind_of,
+    kinds,
+)
 from localspec.models.entries import Published
 from localspec.models.registry import TargetCard
-from localspec.models.s3d_prediction import Constants, acceptance_at, propose, share
 from localspec.models.shape import Shape
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.measurements import ReplyStats
 from localspec.policy.prediction import CONTEXT, ITEM, Acceptance, Rates, cache
 
-WITH_PHRASES = "+phrases"
-PAIRED = ("draft_model", "ouroboros")  # those that take a small model
-
 # Prompt lookup, Vicuna 7B, Spec-Bench on an RTX 3090, greedy (published). Ours also knows what replies said before.
 PHRASES = Acceptance.of_length(1.73, 10, "from 1.73 as published for prompt lookup, Spec-Bench")
-A_PASS = 1.4  # tokens that a draft model accelerated by phrases drafts in one forward, as measured on the demo pair
-DEPTH = 5  # tokens a draft of a small model
 
 
 @dataclass(frozen=True)
@@ -96,60 +98,66 @@ def plain() -> DrafterCandidate:
 def candidates(
     card: TargetCard, at: CostInputs, trained: list[DrafterCard], small: DraftModelEstimate | None, small_here: bool
 ) -> Iterator[DrafterCandidate]:
-    """Those that need no training, then those that are here, then those that could be fetched or made."""
-    phrases = _told(DrafterCandidate("phrases", 0, PHRASES, _free), at)
+    """Phrases, which need no training, then the drafters that are here, then those that could be fetched or made."""
+    phrases = _as_measured(DrafterCandidate("phrases", 0, PHRASES, _free), at)
     yield phrases
     published = card.entry.drafters if card.entry else ()
-    said = {one.kind: one for one in published}
+    by_kind = {one.kind: one for one in published}
     for drafter in trained:
-        yield from _both(_trained(drafter, said.get(drafter.kind), at), phrases, at)
+        yield from _alone_and_with_phrases(_trained(drafter, by_kind.get(drafter.kind), at), phrases, at)
     if small is not None:
-        for one in (one for one in published if one.kind in PAIRED):
-            yield _told(_paired(one, small, at, small_here), at)
-        if small_here and not any(one.kind == "ouroboros" for one in published):
-            yield _told(_paired(Published("ouroboros"), small, at, True), at)
-    kinds = {drafter.kind for drafter in trained}
-    for one in (one for one in published if one.kind not in kinds and one.kind not in PAIRED):
-        yield from _both(_fetched(one, at), phrases, at)
+        for one in (one for one in published if kind_of(one.kind).takes == "draft model"):
+            yield _as_measured(_paired(one, small, at, small_here), at)
+        # Whatever small model is here drafts best with phrases, published or not.
+        for name in kinds("draft model") if small_here else ():
+            if kind_of(name).has_phrases and name not in by_kind:
+                yield _as_measured(_paired(Published(name), small, at, True), at)
+    here = {drafter.kind for drafter in trained}
+    for one in (one for one in published if one.kind not in here and kind_of(one.kind).takes == "weights"):
+        yield from _alone_and_with_phrases(_fetched(one, at), phrases, at)
 
 
 def _free(nodes: int) -> float:
-    """Looking at phrases takes a hundredth of a step."""
+    """Looking up phrases takes a hundredth of a step."""
     return 0.0
 
 
-def _told(candidate: DrafterCandidate, at: CostInputs) -> DrafterCandidate:
-    """With the acceptance that replies had here, where there were enough."""
+def _as_measured(candidate: DrafterCandidate, at: CostInputs) -> DrafterCandidate:
+    """The candidate with the acceptance that replies with it had on this machine, where there were enough."""
     found = at.replies.get(candidate.key)
     if found is None:
         return candidate
-    depth = max(DEPTH, round(found.nodes), math.ceil(found.length))
+    depth = max(DRAFT_TOKENS, round(found.nodes), math.ceil(found.length))
     return replace(candidate, acceptance=Acceptance.of_length(found.length, depth, "as measured here"))
 
 
-def _both(alone: DrafterCandidate, phrases: DrafterCandidate, at: CostInputs) -> Iterator[DrafterCandidate]:
+def _alone_and_with_phrases(
+    alone: DrafterCandidate, phrases: DrafterCandidate, at: CostInputs
+) -> Iterator[DrafterCandidate]:
     """A trained drafter alone, and lengthened with phrases."""
-    alone = _told(alone, at)
+    alone = _as_measured(alone, at)
     yield alone
     assert phrases.acceptance is not None
     both = alone.acceptance.beside(phrases.acceptance) if alone.acceptance else None
-    yield _told(replace(alone, name=alone.name + WITH_PHRASES, acceptance=both), at)
+    yield _as_measured(replace(alone, name=alone.name + WITH_PHRASES, acceptance=both), at)
 
 
-def _trained(drafter: DrafterCard, said: Published | None, at: CostInputs) -> DrafterCandidate:
+def _trained(drafter: DrafterCard, published: Published | None, at: CostInputs) -> DrafterCandidate:
     rates = [level[0] for level in drafter.about.get("accuracy_by_depth", [])]
-    own = Acceptance.chain(rates, "by what it foresaw of held-out text") if rates else _published(said)
-    size = held(drafter, at.shape, at.dtype, at.computing, at.planned)
-    drafting = _drafting(drafter.kind, drafter.parameters, len(rates) or DEPTH, at)
-    return DrafterCandidate(drafter.kind, size, own, drafting, trained=drafter)
+    acceptance = (
+        Acceptance.chain(rates, "by what it foresaw of held-out text") if rates else _published_acceptance(published)
+    )
+    size = drafter_bytes(drafter, at.shape, at.dtype, at.computing, at.planned)
+    drafting = _drafting(kind_of(drafter.kind), drafter.parameters, len(rates) or DRAFT_TOKENS, at)
+    return DrafterCandidate(drafter.kind, size, acceptance, drafting, trained=drafter)
 
 
-def held(drafter: DrafterCard, shape: Shape, dtype: str, computing: int, planned: int) -> int:
+def drafter_bytes(drafter: DrafterCard, shape: Shape, dtype: str, computing: int, planned: int) -> int:
     """Bytes of a drafter that is here, its cache for so many tokens included, beside a target of this shape."""
-    return _size(drafter.kind, drafter.parameters, shape, dtype, computing, planned)
+    return _size(kind_of(drafter.kind), drafter.parameters, shape, dtype, computing, planned)
 
 
-def _published(one: Published | None) -> Acceptance | None:
+def _published_acceptance(one: Published | None) -> Acceptance | None:
     if one is None or one.accepted is None:
         return None
     said = one.accepted
@@ -157,66 +165,40 @@ def _published(one: Published | None) -> Acceptance | None:
 
 
 def _fetched(one: Published, at: CostInputs) -> DrafterCandidate:
-    own = _published(one)
-    if one.kind == "s3d" and own is None:
-        own = _s3d(at.shape)
-    parameters = one.parameters or (at.shape.layer if one.kind == "parallelspec" else at.shape.matrices // 20)
-    depth = one.accepted.depth if one.accepted else DEPTH
-    return DrafterCandidate(
-        one.kind,
-        _size(one.kind, parameters, at.shape, at.dtype, at.computing, at.planned),
-        own,
-        _drafting(one.kind, parameters, depth, at),
-        published=one,
-    )
+    kind, acceptance = kind_of(one.kind), _published_acceptance(one)
+    if acceptance is None and (predicted := kind.predicted(at.shape)):
+        acceptance = Acceptance.chain(*predicted)
+    parameters = one.parameters or kind.parameters(at.shape)
+    depth = one.accepted.depth if one.accepted else DRAFT_TOKENS
+    size = _size(kind, parameters, at.shape, at.dtype, at.computing, at.planned)
+    return DrafterCandidate(one.kind, size, acceptance, _drafting(kind, parameters, depth, at), published=one)
 
 
 def _paired(one: Published, small: DraftModelEstimate, at: CostInputs, here: bool) -> DrafterCandidate:
-    accelerated, own = one.kind == "ouroboros", _published(one)
-    name = f"{one.kind}:{small.card.name}"
-    found = own.beside(PHRASES) if own and accelerated else own
-
-    def drafting(nodes: int) -> float:
-        passes = min(nodes, DEPTH)
-        return passes / A_PASS * small.costs.at(4, CONTEXT) if accelerated else passes * small.costs.at(1, CONTEXT)
-
-    return DrafterCandidate(name, small.bytes, found, drafting, small=small.card, published=None if here else one)
-
-
-def _s3d(shape: Shape) -> Acceptance:
-    """By the paper's own predictor (eq. 10 and 14), for the layers that it proposes."""
-    beta, gamma = _proposed(shape)
-    chances = [acceptance_at(place, beta, Constants()) for place in range(1, gamma + 1)]
-    return Acceptance.chain(chances, "by the formula of the S3D paper")
+    kind, acceptance = kind_of(one.kind), _published_acceptance(one)
+    if acceptance and kind.has_phrases:
+        acceptance = acceptance.beside(PHRASES)
+    return DrafterCandidate(
+        f"{one.kind}:{small.card.name}",
+        small.bytes,
+        acceptance,
+        _drafting(kind, 0, DRAFT_TOKENS, at, small),
+        small=small.card,
+        published=None if here else one,
+    )
 
 
-@lru_cache
-def _proposed(shape: Shape) -> tuple[float, int]:
-    """(β, γ) that the paper's predictor proposes for a model of this shape (§5.3)."""
-    head = shape.embedding / shape.layer
-    proposal = propose(shape.num_layers, head, Constants())
-    return share(shape.num_layers, len(proposal.kept), head), proposal.gamma
+def _size(kind: DrafterKind, parameters: int, shape: Shape, dtype: str, computing: int, planned: int) -> int:
+    """Bytes of so many weights of a kind, and of what it keeps of the text."""
+    return kind.size(DrafterSize(parameters, shape, ITEM[dtype], computing, cache(shape, planned, dtype)))
 
 
-def _size(kind: str, parameters: int, shape: Shape, dtype: str, computing: int, planned: int) -> int:
-    """Bytes of weights. A small model has a cache too, no larger than the target's; others keep nothing of the text."""
-    if kind == "parallelspec" and parameters > 2 * shape.layer:
-        return parameters * ITEM[dtype] + cache(shape, planned, dtype)
-    return parameters * computing
-
-
-def _drafting(kind: str, parameters: int, depth: int, at: CostInputs) -> Callable[[int], float]:
-    """Seconds of one draft: the weights it reads, and what a layer takes beside them."""
-    beside = at.rates.layer[0]
-    if kind == "s3d":
-        seconds = _proposed(at.shape)[0] * at.costs.at(DEPTH, CONTEXT)
-    elif kind == "parallelspec":  # a small model has layers of its own; one layer borrows the target's head
-        whole = parameters > at.shape.layer
-        head = 0 if whole else at.shape.embedding
-        seconds = at.rates.product(parameters + head, 2 * DEPTH) + (at.shape.num_layers if whole else 1) * beside
-    elif kind == "semi":  # depth by depth, each with the target's head
-        seconds = depth * (at.rates.product(parameters + at.shape.embedding, 1) + 2 * beside)
-    else:  # heads, which share the target's vocabulary matrix or have one each
-        shared = 0.0 if parameters > at.shape.embedding else at.rates.product(at.shape.embedding, depth)
-        seconds = at.rates.product(parameters, 1) + shared + beside
-    return lambda nodes: seconds
+def _drafting(
+    kind: DrafterKind, parameters: int, depth: int, at: CostInputs, small: DraftModelEstimate | None = None
+) -> Callable[[int], float]:
+    """Seconds of one draft, by its nodes."""
+    costs = small.costs if small else at.costs
+    cost = DraftCost(
+        parameters, depth, at.shape, at.rates.product, at.rates.layer[0], lambda rows: costs.at(rows, CONTEXT)
+    )
+    return lambda nodes: kind.seconds(cost, nodes)

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 from localspec.config import nearest
 from localspec.errors import NotHere, UsageMistake
-from localspec.models.drafter_cards import TRAINED, DrafterCard, find_drafter
+from localspec.models.drafter_cards import DrafterCard, find_drafter
+from localspec.models.drafter_kinds import TABLE, WITH_PHRASES, kinds
 from localspec.models.registry import TargetCard, resolve
-from localspec.policy.candidates import PAIRED, WITH_PHRASES
-
-DRAFTERS = ("none", "phrases", "lookahead")  # those that work with every target
 
 
 @dataclass(frozen=True)
@@ -29,27 +27,28 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
     """
     if name == "auto":
         return DrafterSpec(name)
-    kind = name.removesuffix(WITH_PHRASES)
-    phrases = name.removeprefix(kind)
-    paired, _, small = kind.partition(":")
-    if phrases and (kind in ("none", "phrases") or paired == "ouroboros"):
-        raise UsageMistake(f"'{name}' is nothing more than '{'phrases' if kind == 'none' else kind}'; say so.")
-    if kind in DRAFTERS:
+    named = name.removesuffix(WITH_PHRASES)
+    phrases = name.removeprefix(named)
+    first, _, small = named.partition(":")
+    row = next((row for row in TABLE if row.name == (first if row.takes == "draft model" else named)), None)
+    if row is not None and phrases and (row.name == "none" or row.has_phrases):
+        raise UsageMistake(f"'{name}' is nothing more than '{'phrases' if row.name == 'none' else named}'; say so.")
+    if row is not None and row.takes == "nothing":
         return DrafterSpec(name)
-    if paired in PAIRED:
-        if kind.endswith(":"):
-            raise UsageMistake(f"'{name}' names no model; write {paired}:MODEL, or {paired} for the model's own.")
-        return DrafterSpec(paired + phrases, small=resolve(small) if small else _own_draft(paired, card))
-    known = ["auto", *DRAFTERS, *TRAINED, *PAIRED]
-    directory = any(mark in kind for mark in "/\\.~") or (kind not in known and os.path.isdir(kind))
-    if small and re.fullmatch(r"\w{2,}", paired):  # no letter of a drive: some other word stands before a model
+    if row is not None and row.takes == "draft model":
+        if named.endswith(":"):
+            raise UsageMistake(f"'{name}' names no model; write {first}:MODEL, or {first} for the model's own.")
+        return DrafterSpec(first + phrases, small=resolve(small) if small else _own_draft(first, card))
+    known = ["auto", *kinds()]
+    directory = any(mark in named for mark in "/\\.~") or (named not in known and os.path.isdir(named))
+    if small and re.fullmatch(r"\w{2,}", first):  # no letter of a drive: some other word stands before a model
         directory = False
-    if kind not in TRAINED and not directory:
+    if row is None and not directory:
         raise UsageMistake(
-            f"There is no drafter '{kind}'{nearest(paired, known)}; use one of {', '.join(known)}, or a directory that "
+            f"There is no drafter '{named}'{nearest(first, known)}; use one of {', '.join(known)}, or a directory that "
             "`localspec train` wrote."
         )
-    trained = find_drafter(kind, card)
+    trained = find_drafter(named, card)
     return DrafterSpec(trained.kind + phrases, trained)
 
 

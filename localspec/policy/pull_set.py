@@ -9,11 +9,11 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.sources import Source
 from localspec.machine.machine import Machine
 from localspec.models.drafter_cards import drafters
+from localspec.models.drafter_kinds import kinds
 from localspec.models.entries import Entry
 from localspec.models.model import Model, model_of
 from localspec.models.registry import NOWHERE, TargetCard, named_card
 from localspec.models.shape import Shape
-from localspec.policy.candidates import PAIRED
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.survey import Recommendation, recommend
 
@@ -69,11 +69,11 @@ def _of_card(card: TargetCard) -> tuple[Source, ...]:
 
 def _named(entry: Entry, card: TargetCard, kind: str) -> tuple[Source, ...]:
     published = [one for one in entry.drafters if one.kind == kind]
-    if kind in PAIRED and card.draft:
+    if kind in kinds("draft model") and card.draft:
         return _of_card(named_card(card.draft))
     if published and published[0].source is not None:
         return (published[0].source,)
-    known = [one.kind for one in entry.drafters if one.source is not None or one.kind in PAIRED]
+    known = [one.kind for one in entry.drafters if one.source is not None or one.kind in kinds("draft model")]
     made = f"; `localspec train {kind} -m {card.name} --data FILE` makes one" if published else ""
     offered = f"choose one of {', '.join(known)}, or none" if known else "none is published; leave --drafter out"
     raise UsageMistake(f"Nobody publishes a drafter {kind!r} for {card.name}{nearest(kind, known)}: {offered}{made}.")
@@ -83,8 +83,9 @@ def to_make(card: TargetCard) -> str | None:
     """The kind of drafter that its entry is about, nobody publishes and is not here either."""
     if card.entry is None:
         return None
-    kinds = {drafter.kind for drafter in drafters(card)} if card.here else set()
-    missing = (one.kind for one in card.entry.drafters if one.source is None and one.kind not in (*PAIRED, *kinds))
+    here = {drafter.kind for drafter in drafters(card)} if card.here else set()
+    trainable = {*kinds("weights")} - here
+    missing = (one.kind for one in card.entry.drafters if one.source is None and one.kind in trainable)
     return next(missing, None)
 
 

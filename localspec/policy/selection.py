@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.machine.machine import Device, Machine, this_machine
-from localspec.models.drafter_cards import TRAINED, DrafterCard
+from localspec.models.drafter_cards import DrafterCard
+from localspec.models.drafter_kinds import WITH_PHRASES, kind_of, kinds
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard
-from localspec.policy.candidates import WITH_PHRASES, DrafterCandidate, held
+from localspec.policy.candidates import DrafterCandidate, drafter_bytes
 from localspec.policy.drafter_spec import DrafterSpec, named_drafter
 from localspec.policy.measurements import MeasurementSource, NoMeasurements
 from localspec.policy.prediction import PROGRAM, computing
@@ -130,7 +131,7 @@ def _taken(
         planned = min(context or PLANNED, model.shape.context)
         precision = ranked[0].precision
         numbers = computing(precision.dtype, precision.quantize, precision.device.type)
-        extra = held(named.trained, model.shape, precision.dtype, numbers, planned)
+        extra = drafter_bytes(named.trained, model.shape, precision.dtype, numbers, planned)
     if draft is not None and draft.device == ranked[0].precision.device.name:
         extra = draft.bytes - PROGRAM
     plain = [plan for plan in ranked if plan.candidate.name == "none"]
@@ -190,7 +191,7 @@ def _choice(
         cost_effectiveness=plan.cost_effectiveness if foreseen else None,
         trained=named.trained,
         draft=draft,
-        parts=settings.ouroboros if named.drafter == "ouroboros" else (),
+        parts=getattr(settings, kind.parts) if (kind := kind_of(named.drafter)).parts else (),
         threshold=settings.int8_threshold,
     )
 
@@ -199,7 +200,7 @@ def _check_rule(settings: Settings, named: DrafterSpec) -> None:
     if settings.accept == "rejection" and (named.trained is None or named.drafter.endswith(WITH_PHRASES)):
         raise UsageMistake(
             f"--accept rejection needs drafts that are drawn from a known distribution, and those of '{named.drafter}' "
-            f"are not; name one out of {', '.join(TRAINED)}, or leave it out."
+            f"are not; name one out of {', '.join(kinds('weights'))}, or leave it out."
         )
     if settings.accept == "typical" and named.drafter == "none":
         raise UsageMistake("--accept typical has no effect without a drafter; leave it out.")

@@ -23,7 +23,7 @@ from localspec.machine.memory import free_memory, out_of_memory
 from localspec.nn.packing import DTYPES
 from localspec.nn.target import Target
 from localspec.policy.selection import Choice
-from localspec.training.texts import Question
+from localspec.training.examples import Question
 
 PROBE = 16  # tokens that are generated to see how long it will take
 BEGINNING = b'{"asked": "'  # of every line that we write

@@ -56,11 +56,8 @@ def hours(drafter: TrainedDrafter, rates: Rates, tokens: int) -> float:
     target = drafter.target.transformer
     read = sum(parameter.numel() for parameter in target.parameters())
     learn = sum(parameter.numel() for parameters, _ in trainable_groups(drafter) for parameter in parameters)
-    drawn = (
-        read / 2
-        if drafter.kind == "s3d"
-        else learn + drafter.depth * target.config.vocab_size * target.config.hidden_size
-    )
+    head = target.config.vocab_size * target.config.hidden_size
+    drawn = read * drafter.gradient_share or learn + drafter.depth * head
     rows = rates.rows[-1]
     return BESIDE * tokens * rates.product(round(read + 3 * drawn), rows) / rows / 3600
 

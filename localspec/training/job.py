@@ -23,10 +23,10 @@ from localspec.nn.packing import DTYPES
 from localspec.nn.target import Target
 from localspec.policy.selection import Choice, choose
 from localspec.training import checkpoint, estimate
-from localspec.training.data import Corpus
+from localspec.training.corpus import Corpus
 from localspec.training.directory import Lock
+from localspec.training.examples import Example
 from localspec.training.result import Origin, Result, rounded
-from localspec.training.texts import Example
 from localspec.training.train import StepReport, Training, TrainingPlan, perplexity
 
 SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}

@@ -22,7 +22,7 @@ from localspec.machine.memory import out_of_memory
 from localspec.nn.losses import RANKS, cross_entropy
 from localspec.nn.target import Target
 from localspec.training import checkpoint
-from localspec.training.data import Corpus, Cursor, PaddedRows, Rows, split_rows
+from localspec.training.corpus import Corpus, Cursor, PaddedRows, Row, split_rows
 
 WARM_UP = 0.03  # of the training, in which the learning rate rises
 LOWEST = 0.05  # of the learning rate, at the end
@@ -150,7 +150,7 @@ class Training:
                 saved = time.monotonic()
         self.save()
 
-    def _step(self, rows: Rows, done: float) -> float:
+    def _step(self, rows: list[Row], done: float) -> float:
         """One step of the optimiser; returns its loss. Every token weighs the same, however the rows are parted."""
         self.drafter.train()
         self.drafter.progress = done
@@ -186,7 +186,7 @@ class Training:
         self._optimizer.step()
         return loss
 
-    def _batch(self, rows: Rows, seed: str) -> Batch:
+    def _batch(self, rows: list[Row], seed: str) -> Batch:
         """Rows with the target's states, computed as in use: in its precision, and by nothing that learns."""
         filled = PaddedRows.of(rows, self.target.device)
         places = torch.arange(filled.tokens.shape[1], device=self.target.device)
@@ -307,13 +307,13 @@ def trainable_groups(drafter: TrainedDrafter) -> list[tuple[list[torch.nn.Parame
     return [([p for p in group["params"] if p.requires_grad], group["lr_scale"]) for group in groups]
 
 
-def batch_tokens(rows: Rows) -> int:
+def batch_tokens(rows: list[Row]) -> int:
     """Of rows side by side, with what fills up the shorter ones."""
     return len(rows) * max(len(row.tokens) for row in rows)
 
 
 @torch.no_grad()
-def perplexity(target: Target, rows: Rows, at_once: int) -> float:
+def perplexity(target: Target, rows: list[Row], at_once: int) -> float:
     """The target's own, on the tokens that count."""
     total, count = 0.0, 0
     for group in split_rows(rows, at_once):

@@ -16,7 +16,7 @@ from tiny_models import END, stock_reply
 
 from localspec.cli.main import main
 from localspec.training import distill as module
-from localspec.training.texts import read
+from localspec.training.examples import read_examples
 
 MODEL = "phi3-grouped-window-partial-rotary"
 PROMPTS = ["the cat", "one two three four five six", "and the dog sat on the log", "über allen", "sat", "log and cat"]
@@ -66,7 +66,7 @@ def test_greedy_replies_are_those_of_a_plain_loop_over_the_stock_model(distill, 
         line = found[f"p{number}"]
         assert line["messages"] == [*asked, {"role": "assistant", "content": model.target.decode(reply)}]
         assert line["finish_reason"] == ("length" if len(reply) == 20 else "stop")
-    assert len(read([tmp_path / "out.jsonl"])) == 6, "what it writes is what train reads"
+    assert len(read_examples([tmp_path / "out.jsonl"])) == 6, "what it writes is what train reads"
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from localspec.checkpoint import revision
 from localspec.config import Settings
 from localspec.drafters.saved import make_drafter, save_drafter
 from localspec.engine.engine import Engine
-from localspec.models.drafter_cards import TRAINED, find_drafter
+from localspec.models.drafter_cards import find_drafter
+from localspec.models.drafter_kinds import kinds
 from localspec.models.registry import TargetCard
 from localspec.nn.target import Target
 from localspec.paths import Paths
@@ -34,12 +35,12 @@ def trained(model, tmp_path_factory):
     target, place = Target.load(model), tmp_path_factory.mktemp("drafters")
     about = {"target": {"name": "model", "revision": revision(model)}, "accuracy_by_depth": [[0.5, 0.2]] * 4}
     torch.manual_seed(1)
-    for kind in TRAINED:
+    for kind in kinds("weights"):
         drafter = make_drafter(kind, target, {})
         for parameter in drafter.parameters():
             parameter.data.add_(torch.randn_like(parameter) * 0.05)
         save_drafter(drafter, place / kind / "drafter", about)
-    return {kind: place / kind for kind in TRAINED}
+    return {kind: place / kind for kind in kinds("weights")}
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def reply(home, model, *arguments):
     return json.loads(ask(home, model, "hello", "--json", *arguments).stdout)
 
 
-@pytest.mark.parametrize("kind", TRAINED)
+@pytest.mark.parametrize("kind", kinds("weights"))
 def test_a_directory_names_itself_and_the_text_is_the_targets_own(home, model, trained, kind):
     plain = reply(home, model, "--no-spec")
     for name in (str(trained[kind]), str(trained[kind] / "drafter"), f"{trained[kind]}+phrases"):

@@ -19,7 +19,8 @@ from localspec.drafters import saved
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.errors import LocalspecError
 from localspec.events import Done
-from localspec.models.drafter_cards import TRAINED, read_drafter
+from localspec.models.drafter_cards import read_drafter
+from localspec.models.drafter_kinds import kinds
 from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
@@ -29,7 +30,7 @@ SMALL = {
     "num_hidden_layers": 1, "num_attention_heads": 2,
 }  # fmt: skip
 FORMS: dict[str, tuple[str, dict[str, object]]] = {
-    **{kind: (kind, {}) for kind in TRAINED},
+    **{kind: (kind, {}) for kind in kinds("weights")},
     "private medusa": ("medusa", {"private": True}),
     "static medusa": ("medusa", {"tree": "static"}),
     "semi of few tokens": ("semi", {"shared": False, "vocabulary": 20}),

@@ -18,7 +18,7 @@ from localspec.drafters.pool import PhrasePool
 from localspec.engine import assemble
 from localspec.engine.assemble import LoadedDraftModel, drafter_of, hyperparameters, pool_of
 from localspec.engine.model_profile import ModelProfile
-from localspec.policy.candidates import PAIRED
+from localspec.models.drafter_kinds import kinds
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.selection import Choice, choose
 from localspec.store.store import Store
@@ -46,7 +46,7 @@ def small(model: Tiny, store: Store | None = None, subject: str = "small") -> Lo
 
 
 def of(model: Tiny, choice: Choice, pool: PhrasePool) -> object:
-    pair = small(model) if choice.drafter.startswith(PAIRED) else None
+    pair = small(model) if choice.drafter.startswith(kinds("draft model")) else None
     return drafter_of(choice, model.target, pool, None, pair, CHOSEN)
 
 

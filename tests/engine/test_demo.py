@@ -21,7 +21,8 @@ from localspec.drafters.pool import PhrasePool
 from localspec.drafters.saved import WEIGHTS, load_drafter
 from localspec.engine.engine import DTYPES
 from localspec.events import Done, Statistics, Text
-from localspec.models.drafter_cards import TRAINED, read_drafter
+from localspec.models.drafter_cards import read_drafter
+from localspec.models.drafter_kinds import kinds
 from localspec.models.registry import TargetCard
 from localspec.nn.exactness import measure
 from localspec.nn.target import Target
@@ -120,7 +121,7 @@ def answer(target: Target, drafter: object, question: str, sampling: Sampling) -
     return [token for event in events if isinstance(event, Text) for token in event.tokens], done.statistics
 
 
-@pytest.mark.parametrize("kind", TRAINED)
+@pytest.mark.parametrize("kind", kinds("weights"))
 def test_its_drafters_are_saved_under_the_names_they_were_read_by(demo: Tiny, demo_path: Path, kind: str) -> None:
     card = read_drafter(demo_path / "drafters" / kind)
     stored, again = load_file(card.path / WEIGHTS), load_drafter(card, demo.target).tensors()
@@ -129,7 +130,7 @@ def test_its_drafters_are_saved_under_the_names_they_were_read_by(demo: Tiny, de
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TRAINED)
+@pytest.mark.parametrize("kind", kinds("weights"))
 def test_its_trained_drafters_help_and_change_nothing(demo: Tiny, demo_path: Path, kind: str) -> None:
     """A drafter that was trained as it is not used would still be lossless, but guess no better than chance."""
     drafter = load_drafter(read_drafter(demo_path / "drafters" / kind), demo.target)
@@ -155,7 +156,7 @@ def test_its_trained_drafters_change_no_bit_of_int8(demo_path: Path) -> None:
     target = Target.load(demo_path, quantize="int8", exact=True)
     assert measure(target, 17, exact=True).bitwise
     plain, _ = answer(target, Autoregressive(), PROMPTS[1], Sampling())
-    for kind in TRAINED:
+    for kind in kinds("weights"):
         drafter = load_drafter(read_drafter(demo_path / "drafters" / kind), target)
         assert answer(target, drafter, PROMPTS[1], Sampling())[0] == plain
 

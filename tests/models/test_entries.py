@@ -6,8 +6,9 @@ import pytest
 
 from localspec.errors import NotHere, UsageMistake
 from localspec.hub.sources import Source
+from localspec.models.drafter_kinds import kinds
 from localspec.models.entries import PACKAGE, Accepted, Entry, Published, read_entries
-from localspec.models.registry import KINDS, cards, installed, named_card, resolve
+from localspec.models.registry import cards, installed, named_card, resolve
 from localspec.models.shape import Shape
 from localspec.paths import Paths
 
@@ -45,7 +46,7 @@ def file(tmp_path: Path) -> Path:
 
 def read(file: Path, text: str) -> list[Entry]:
     file.write_text(text)
-    return list(read_entries(file, KINDS))
+    return list(read_entries(file))
 
 
 # -- what can be said ------------------------------------------------------------------------------------------------------
@@ -81,7 +82,7 @@ def test_paths_are_relative_to_their_file_to_the_home_or_to_the_package(file: Pa
 
 def test_entries_come_in_the_order_of_the_file_and_no_file_has_none(file: Path) -> None:
     assert [entry.name for entry in read(file, '[z]\npath = "x"\n[a]\npath = "x"\n')] == ["z", "a"]
-    assert read(file, "") == [] == list(read_entries(file.parent / "missing.toml", KINDS))
+    assert read(file, "") == [] == list(read_entries(file.parent / "missing.toml"))
 
 
 # -- mistakes --------------------------------------------------------------------------------------------------------------
@@ -222,8 +223,8 @@ def test_every_draft_is_registered_and_smaller_with_the_same_vocabulary(shipped:
 
 def test_a_pair_has_a_small_model_and_a_published_drafter_a_licence_and_size(shipped: dict[str, Entry]) -> None:
     for name, entry in shipped.items():
-        kinds = [drafter.kind for drafter in entry.drafters]
-        assert len({*kinds}) == len(kinds) and {*kinds} <= {*KINDS}, name
+        listed = [drafter.kind for drafter in entry.drafters]
+        assert len({*listed}) == len(listed) and {*listed} <= {*kinds("weights", "draft model")}, name
         for drafter in entry.drafters:
             assert drafter.kind not in ("ouroboros", "draft_model") or entry.draft, name
             assert drafter.source is None or (drafter.license and drafter.publisher and drafter.parameters), name

@@ -5,17 +5,18 @@ from dataclasses import replace
 import pytest
 from machines import LITTLE, SEVEN, Told, flat, trained, unfetched
 
+from localspec.errors import UsageMistake
 from localspec.models.drafter_cards import DrafterCard
+from localspec.models.drafter_kinds import DRAFT_TOKENS, TOKENS_A_FORWARD
 from localspec.models.entries import Accepted, Published
 from localspec.models.s3d_prediction import Constants, propose, share
 from localspec.policy.candidates import (
-    A_PASS,
-    DEPTH,
     PHRASES,
     CostInputs,
     DrafterCandidate,
     DraftModelEstimate,
     candidates,
+    drafter_bytes,
     plain,
     reply_key,
 )
@@ -165,7 +166,7 @@ def test_bytes_are_those_of_its_own_weights() -> None:
 def test_a_draft_of_s3d_reads_the_layers_that_are_proposed_and_the_head() -> None:
     head = SEVEN.embedding / SEVEN.layer
     part = share(32, len(propose(32, head, Constants()).kept), head)
-    assert seconds("s3d") == pytest.approx(part * AT.costs.at(DEPTH, CONTEXT)) and 0.4 < part < 0.55
+    assert seconds("s3d") == pytest.approx(part * AT.costs.at(DRAFT_TOKENS, CONTEXT)) and 0.4 < part < 0.55
 
 
 def test_a_draft_of_heads_reads_them_and_the_vocabulary_that_they_share() -> None:
@@ -175,9 +176,9 @@ def test_a_draft_of_heads_reads_them_and_the_vocabulary_that_they_share() -> Non
 
 
 def test_a_draft_of_one_layer_borrows_the_head_and_one_of_a_model_has_its_own_layers() -> None:
-    layer = RATES.product(SEVEN.layer + SEVEN.embedding, 2 * DEPTH) + 1e-4
+    layer = RATES.product(SEVEN.layer + SEVEN.embedding, 2 * DRAFT_TOKENS) + 1e-4
     assert seconds("parallelspec") == seconds("parallelspec", SEVEN.layer) == pytest.approx(layer)
-    assert seconds("parallelspec", 10**9) == pytest.approx(RATES.product(10**9, 2 * DEPTH) + 32e-4)
+    assert seconds("parallelspec", 10**9) == pytest.approx(RATES.product(10**9, 2 * DRAFT_TOKENS) + 32e-4)
 
 
 def test_semi_goes_depth_by_depth_with_the_head_each_time() -> None:
@@ -189,7 +190,7 @@ def test_a_pair_drafts_a_forward_a_token_and_an_accelerated_one_fewer() -> None:
     plainly, accelerated = both["draft_model:small"].drafting, both["ouroboros:small"].drafting
     assert [plainly(nodes) for nodes in (0, 1, 3, 5, 16)] == pytest.approx([0, 0.004, 0.012, 0.02, 0.02])
     four = SMALL.costs.at(4, CONTEXT)
-    assert [accelerated(nodes) for nodes in (0, 7)] == pytest.approx([0, 5 / A_PASS * four])
+    assert [accelerated(nodes) for nodes in (0, 7)] == pytest.approx([0, 5 / TOKENS_A_FORWARD * four])
 
 
 @pytest.mark.parametrize("kind", ["s3d", "medusa", "parallelspec", "semi"])
@@ -212,3 +213,13 @@ def test_where_nothing_was_measured_nothing_is_known() -> None:
     known = NoMeasurements().of(unfetched(), "cpu", "bf16", "none")
     assert (known.costs, known.replies, NoMeasurements().rates("cpu", "bf16", "none")) == (None, {}, None)
     assert Told().of(unfetched(), "cpu", "bf16", "none") == known
+
+
+def test_a_kind_that_there_is_not_is_refused_not_priced_as_another() -> None:
+    for unknown in (
+        lambda: found(Published("medusae")),
+        lambda: found(here=(trained("medusae", 10**8, 0.8),)),
+        lambda: drafter_bytes(trained("medusae", 10**8), SEVEN, "bf16", 2, 4096),
+    ):
+        with pytest.raises(UsageMistake, match="no drafter 'medusae'.*did you mean 'medusa'"):
+            unknown()

@@ -15,9 +15,9 @@ from transformers import LlamaConfig
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.nn.target import Target
 from localspec.training import checkpoint
+from localspec.training.corpus import Corpus, Row, split_rows
 from localspec.training.curves import draw
-from localspec.training.data import Corpus, Row, split_rows
-from localspec.training.texts import Example
+from localspec.training.examples import Example
 from localspec.training.train import Training, TrainingPlan, perplexity
 
 PLAN = TrainingPlan(batch=256, at_once=256, rate=3e-3, seed=1, distill=True, steps=8)

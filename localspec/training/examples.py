@@ -38,7 +38,7 @@ class Question:
     messages: tuple[Message, ...]
 
 
-def read(files: Sequence[Path]) -> list[Example]:
+def read_examples(files: Sequence[Path]) -> list[Example]:
     """Plain text, or JSONL with "text" or "messages" a line; either may be packed with xz.
 
     Raises UsageMistake for a file that cannot be read, is not UTF-8, or holds nothing of that kind.
@@ -57,10 +57,10 @@ def _examples(file: Path) -> list[Example]:
     return found
 
 
-def questions(file: Path) -> list[Question]:
+def read_questions(file: Path) -> list[Question]:
     """JSONL with "turns", "prompt" or "messages" a line (and "id"), or plain text with a prompt a line; xz as above.
 
-    Of a conversation the part up to the last user message is asked. Raises what `read` raises.
+    Of a conversation the part up to the last user message is asked. Raises what `read_examples` raises.
     """
     content = _content(file)
     if _is_json(file, content):

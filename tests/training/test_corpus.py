@@ -8,8 +8,8 @@ from tiny_models import byte_tokenizer
 
 from localspec.errors import UsageMistake
 from localspec.nn.target import Target
-from localspec.training.data import BLOCK, Corpus, Cursor, PaddedRows, Row, split_rows
-from localspec.training.texts import Example
+from localspec.training.corpus import BLOCK, Corpus, Cursor, PaddedRows, Row, split_rows
+from localspec.training.examples import Example
 
 NAME = "phi3-one-key-head-tied"
 THINKING = (  # shows the thoughts of the last reply only, as Qwen3's does
@@ -138,7 +138,7 @@ def test_batches_are_full_of_rows_of_like_length(target, texts):
 
 
 def test_the_order_is_that_of_the_seed_and_can_be_entered_anywhere(target, texts, monkeypatch):
-    monkeypatch.setattr("localspec.training.data.BLOCK", 100)
+    monkeypatch.setattr("localspec.training.corpus.BLOCK", 100)
     made = Corpus(target, texts, 256, 512, 3)
     source, seen, places, shares = made.batches(Cursor()), [], [Cursor()], []
     while len(places) < 4 or places[-1] != Cursor(2, 0, 0):

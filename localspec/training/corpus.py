@@ -13,7 +13,7 @@ import torch
 
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn.target import Target
-from localspec.training.texts import Example
+from localspec.training.examples import Example
 
 HELD_OUT = 0.02  # of the examples, never learnt from; one at least
 MEASURED = 16384  # tokens of them that are measured
@@ -32,9 +32,6 @@ class Row:
     def worth(self) -> int:
         """Tokens that count and can be foreseen: no drafter has anything to go by before the second."""
         return sum(self.loss_mask[2:])
-
-
-Rows = list[Row]
 
 
 @dataclass
@@ -68,7 +65,7 @@ class Corpus:
         """Of one pass."""
         return -(-len(self.examples) // BLOCK)
 
-    def batches(self, place: Cursor) -> Iterator[tuple[Rows, Cursor, float]]:
+    def batches(self, place: Cursor) -> Iterator[tuple[list[Row], Cursor, float]]:
         """From `place` on without end: rows of one step, where the next one begins, and passes over the text so far."""
         epoch, number, skip = place.epoch, place.block, place.batch
         while True:
@@ -83,14 +80,14 @@ class Corpus:
             if number == self.blocks:
                 epoch, number = epoch + 1, 0
 
-    def _block(self, epoch: int, number: int) -> list[Rows]:
+    def _block(self, epoch: int, number: int) -> list[list[Row]]:
         """Batches of one block, each at most the tokens of a batch with what fills up its shorter rows."""
         order = list(range(len(self.examples)))
         random.Random(f"{self._seed} {epoch}").shuffle(order)  # noqa: S311
         chosen = order[number * BLOCK : (number + 1) * BLOCK]
         rows = [row for index in chosen for row in self._rows(self.examples[index])]
         rows.sort(key=lambda row: len(row.tokens))
-        batches: list[Rows] = [[]]
+        batches: list[list[Row]] = [[]]
         for row in rows:  # they grow, so the last one is the longest
             if batches[-1] and (len(batches[-1]) + 1) * len(row.tokens) > self._batch:
                 batches.append([])
@@ -120,15 +117,15 @@ class Corpus:
             f"{SHORTEST} tokens each."
         )
 
-    def _some(self, examples: Sequence[Example], tokens: int) -> Rows:
-        rows: Rows = []
+    def _some(self, examples: Sequence[Example], tokens: int) -> list[Row]:
+        rows: list[Row] = []
         for example in examples:
             rows += self._rows(example)
             if sum(len(row.tokens) for row in rows) >= tokens:
                 break
         return rows
 
-    def _rows(self, example: Example) -> Rows:
+    def _rows(self, example: Example) -> list[Row]:
         found = self._chat(example) if example.messages else self._text(example.text)
         rows = [row for row in found if len(row.tokens) >= SHORTEST and row.worth]
         vocabulary = self._target.transformer.config.vocab_size
@@ -138,12 +135,12 @@ class Corpus:
             )
         return rows
 
-    def _text(self, text: str) -> Rows:
+    def _text(self, text: str) -> list[Row]:
         tokens = self._target.tokenizer(self._target.disarm(text))["input_ids"]
         pieces = [tokens[start : start + self.length] for start in range(0, len(tokens), self.length)]
         return [Row(piece, [True] * len(piece)) for piece in pieces]
 
-    def _chat(self, example: Example) -> Rows:
+    def _chat(self, example: Example) -> list[Row]:
         """One row, cut at its length; or one for each reply, where the template shows a reply otherwise later on."""
         messages = list(example.messages)
         try:
@@ -202,9 +199,9 @@ class PaddedRows:
         return torch.ones(n, n, dtype=torch.bool, device=self.tokens.device).tril_()
 
 
-def split_rows(rows: Sequence[Row], tokens: int) -> list[Rows]:
+def split_rows(rows: Sequence[Row], tokens: int) -> list[list[Row]]:
     """Rows in groups that hold at most so many tokens, filled up; a longer row is a group of its own."""
-    groups: list[Rows] = []
+    groups: list[list[Row]] = []
     longest = 0
     for row in sorted(rows, key=lambda row: -len(row.tokens)):
         if not groups or (len(groups[-1]) + 1) * longest > tokens:

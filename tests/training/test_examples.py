@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from localspec.errors import UsageMistake
-from localspec.training.texts import PIECE, Example, Question, questions, read
+from localspec.training.examples import PIECE, Example, Question, read_examples, read_questions
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 
@@ -15,7 +15,7 @@ def test_plain_text_is_cut_between_paragraphs_and_nothing_is_lost(tmp_path):
     file = tmp_path / "book.txt"
     paragraphs = [f"{number} " + "word " * 150 for number in range(20)] + ["x" * (2 * PIECE + 100)]
     file.write_text("\n\n".join(paragraphs))
-    pieces = [example.text for example in read([file])]
+    pieces = [example.text for example in read_examples([file])]
     assert len(pieces) > 4 and max(map(len, pieces)) <= 2 * PIECE
     assert "".join(pieces).replace("\n", "") == "".join(paragraphs)
     assert pieces[0].startswith("0 word") and pieces[1][0].isdigit()
@@ -42,7 +42,7 @@ def test_paragraphs_of_every_length_are_cut_alike(tmp_path):
     for _ in range(30):
         words = (random.choice(["a", " ", "\n", "\n\n", "b" * random.randrange(3000)]) for _ in range(300))
         file.write_text(text := "".join(words) + "end")
-        assert [example.text for example in read([file])] == plainly_cut(text)
+        assert [example.text for example in read_examples([file])] == plainly_cut(text)
 
 
 @pytest.mark.parametrize(("line", "times"), [("A sentence a line, as corpora have it.\n", 600_000), ("\n\n", 200_000)])
@@ -51,7 +51,7 @@ def test_long_text_takes_as_long_as_it_is(tmp_path, line, times):
     file = tmp_path / "corpus.txt"
     file.write_text(line * times + "end")
     began = time.process_time()
-    assert read([file])
+    assert read_examples([file])
     assert time.process_time() - began < 4
 
 
@@ -59,9 +59,9 @@ def test_a_text_may_begin_with_a_bracket(tmp_path):
     file = tmp_path / "notes.md"
     for text in ("[1] A footnote.", "[" * 100_000):
         file.write_text(text)
-        assert "".join(example.text for example in read([file])) == text
+        assert "".join(example.text for example in read_examples([file])) == text
     (tmp_path / "list.txt").write_text("[1, 2]")
-    assert read([tmp_path / "list.txt"]) == [Example("[1, 2]")]
+    assert read_examples([tmp_path / "list.txt"]) == [Example("[1, 2]")]
 
 
 def test_json_lines_packed_or_not(tmp_path):
@@ -73,8 +73,8 @@ def test_json_lines_packed_or_not(tmp_path):
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbf" + content.encode())
     expected = [Example("one\u2028two ?"), Example(messages=tuple(CHAT))]
     for name in ("a.jsonl", "a.jsonl.xz", "a"):
-        assert read([tmp_path / name]) == expected
-    assert len(read([tmp_path / "a", tmp_path / "a.jsonl"])) == 4
+        assert read_examples([tmp_path / name]) == expected
+    assert len(read_examples([tmp_path / "a", tmp_path / "a.jsonl"])) == 4
     assert expected[0].digest != expected[1].digest == Example(messages=tuple(CHAT)).digest
 
 
@@ -104,7 +104,7 @@ def test_json_lines_packed_or_not(tmp_path):
 def test_a_mistake_names_the_file_and_the_line(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageMistake) as mistake:
-        read([tmp_path / name])
+        read_examples([tmp_path / name])
     for word in [name, *words]:
         assert word in str(mistake.value)
 
@@ -112,7 +112,7 @@ def test_a_mistake_names_the_file_and_the_line(tmp_path, name, content, words):
 def test_a_file_that_cannot_be_read(tmp_path):
     for path in (tmp_path / "nowhere.txt", tmp_path):
         with pytest.raises(UsageMistake, match="cannot be read"):
-            read([path])
+            read_examples([path])
 
 
 def test_questions_of_every_form(tmp_path):
@@ -121,18 +121,18 @@ def test_questions_of_every_form(tmp_path):
     lines = [{"id": "a", "turns": ["x", "y"]}, {"prompt": "z"}, {"messages": [*longer, CHAT[1]]}]
     file.write_text("\n".join(map(json.dumps, lines)))
     user = {"role": "user", "content": "x"}
-    assert questions(file) == [
+    assert read_questions(file) == [
         Question("a", (user,)),
         Question("2", ({"role": "user", "content": "z"},)),
         Question("3", tuple(longer)),
     ]
     plain = tmp_path / "plain.txt"
     plain.write_text("one\n\n two \n")
-    assert [(q.id, q.messages[0]["content"]) for q in questions(plain)] == [("1", "one"), ("2", "two")]
+    assert [(q.id, q.messages[0]["content"]) for q in read_questions(plain)] == [("1", "one"), ("2", "two")]
     file.write_text('{"id": 1, "prompt": "a"}\n{"id": "1", "prompt": "b"}\n')
     with pytest.raises(UsageMistake, match="'1' more than once"):
-        questions(file)
+        read_questions(file)
     for bad in ('{"text": "a"}', '{"messages": [{"role": "assistant", "content": "a"}]}', '{"turns": []}'):
         file.write_text(bad)
         with pytest.raises(UsageMistake, match="line 1: there is no prompt"):
-            questions(file)
+            read_questions(file)

@@ -1,0 +1,183 @@
+"""The kinds of drafters: one row each, from which every list of kinds and every answer about a kind is derived.
+
+A new kind is one row here and one file, `localspec/drafters/<name>.py`. The file of a kind that is trained defines the
+class `Drafter`, a `TrainedDrafter`; the file of any other kind defines the function `build`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from localspec.config import nearest
+from localspec.errors import UsageMistake
+from localspec.models.s3d_prediction import Constants, acceptance_at, propose, share
+from localspec.models.shape import Shape
+
+WITH_PHRASES = "+phrases"  # after the name of a kind: its drafts are lengthened by phrases
+DRAFT_TOKENS = 5  # of a draft, where no figure says how many
+TOKENS_A_FORWARD = 1.4  # that a draft model accelerated by phrases drafts, as measured on the demo pair
+
+Takes = Literal["nothing", "weights", "draft model"]
+
+
+@dataclass(frozen=True)
+class DrafterSize:
+    """What the bytes of a trained drafter depend on. `shape` is the target's.
+
+    A weight takes `dtype_bytes` in the target's format, and `compute_bytes` in the precision of the target's
+    activations. `cache_bytes` is the size of the target's cache.
+    """
+
+    parameters: int
+    shape: Shape
+    dtype_bytes: int
+    compute_bytes: int
+    cache_bytes: int
+
+
+@dataclass(frozen=True)
+class DraftCost:
+    """What the seconds of a draft depend on: the drafter, of `depth` tokens a draft, its target and the device.
+
+    `shape` is the target's. `product(weights, rows)` is the seconds of a product with matrices of so many weights, and
+    `layer_seconds` what a layer takes beside its products. `forward(rows)` is the seconds of a forward of the draft
+    model where the kind takes one, else of the target.
+    """
+
+    parameters: int
+    depth: int
+    shape: Shape
+    product: Callable[[int, int], float]
+    layer_seconds: float
+    forward: Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class DrafterKind:
+    """One kind of drafters: what it takes, and what its drafts cost before one is loaded.
+
+    `seconds(cost, nodes)` is one draft of so many nodes. Of a kind with weights, `size` is the bytes that a drafter
+    holds, `parameters` their number where its publisher does not say it, and `predicted` (the chance of each token of a
+    draft to be accepted given the one before it, where that is known from) for a drafter that nobody measured.
+    `has_phrases`: its drafts are phrases, or are lengthened by phrases without `+phrases`. `parts` names the setting
+    that lists which of its parts are used. `mask_key`: a small language model whose config.json has this key is a
+    drafter of this kind.
+    """
+
+    name: str
+    label: str
+    takes: Takes
+    seconds: Callable[[DraftCost, int], float]
+    size: Callable[[DrafterSize], int] = lambda one: one.parameters * one.compute_bytes
+    parameters: Callable[[Shape], int] = lambda shape: shape.matrices // 20
+    predicted: Callable[[Shape], tuple[Sequence[float], str] | None] = lambda shape: None
+    has_phrases: bool = False
+    parts: str = ""
+    mask_key: str = ""
+    module: str = ""
+
+    @property
+    def file(self) -> str:
+        """The module that implements it."""
+        return self.module or f"localspec.drafters.{self.name}"
+
+
+def _free(cost: DraftCost, nodes: int) -> float:
+    """Looking up phrases takes a hundredth of a step."""
+    return 0.0
+
+
+def _medusa_seconds(cost: DraftCost, nodes: int) -> float:
+    """Heads share the target's vocabulary matrix, or have one each."""
+    private = cost.parameters > cost.shape.embedding
+    shared = 0.0 if private else cost.product(cost.shape.embedding, cost.depth)
+    return cost.product(cost.parameters, 1) + shared + cost.layer_seconds
+
+
+def _parallelspec_seconds(cost: DraftCost, nodes: int) -> float:
+    """A small model has layers and a head of its own; a single layer borrows the target's head."""
+    model = cost.parameters > cost.shape.layer
+    head, layers = (0, cost.shape.num_layers) if model else (cost.shape.embedding, 1)
+    return cost.product(cost.parameters + head, 2 * DRAFT_TOKENS) + layers * cost.layer_seconds
+
+
+def _parallelspec_size(one: DrafterSize) -> int:
+    """A small model has the target's format, and a cache no larger than the target's."""
+    if one.parameters > 2 * one.shape.layer:
+        return one.parameters * one.dtype_bytes + one.cache_bytes
+    return one.parameters * one.compute_bytes
+
+
+@lru_cache
+def _s3d_proposal(shape: Shape) -> tuple[float, int]:
+    """(β, γ) that the paper's predictor proposes for a model of this shape (§5.3)."""
+    head = shape.embedding / shape.layer
+    proposal = propose(shape.num_layers, head, Constants())
+    return share(shape.num_layers, len(proposal.kept), head), proposal.gamma
+
+
+def _s3d_seconds(cost: DraftCost, nodes: int) -> float:
+    """A draft reads the share β of the target."""
+    return _s3d_proposal(cost.shape)[0] * cost.forward(DRAFT_TOKENS)
+
+
+def _s3d_predicted(shape: Shape) -> tuple[Sequence[float], str]:
+    """By the paper's own predictor (eq. 10 and 14), for the layers that it proposes."""
+    beta, gamma = _s3d_proposal(shape)
+    chances = [acceptance_at(place, beta, Constants()) for place in range(1, gamma + 1)]
+    return chances, "by the formula of the S3D paper"
+
+
+def _semi_seconds(cost: DraftCost, nodes: int) -> float:
+    """It drafts depth by depth, each time with the target's head."""
+    return cost.depth * (cost.product(cost.parameters + cost.shape.embedding, 1) + 2 * cost.layer_seconds)
+
+
+def _draft_model_seconds(cost: DraftCost, nodes: int) -> float:
+    """A forward a token."""
+    return min(nodes, DRAFT_TOKENS) * cost.forward(1)
+
+
+def _ouroboros_seconds(cost: DraftCost, nodes: int) -> float:
+    """A forward drafts more than a token, with a few rows of phrases."""
+    return min(nodes, DRAFT_TOKENS) / TOKENS_A_FORWARD * cost.forward(4)
+
+
+TABLE = [
+    DrafterKind("none", "plain decoding", "nothing", _free, module="localspec.drafters.autoregressive"),
+    DrafterKind("phrases", "phrases of this text and of earlier replies", "nothing", _free, has_phrases=True),
+    DrafterKind("lookahead", "phrases that a Jacobi window beside the text finds", "nothing", _free),
+    DrafterKind("medusa", "heads on the target's last state, one a depth", "weights", _medusa_seconds),
+    DrafterKind(
+        "parallelspec", "a layer or a small model with mask tokens, all depths in one forward", "weights",
+        _parallelspec_seconds, size=_parallelspec_size, parameters=lambda shape: shape.layer, mask_key="pard_token",
+    ),
+    DrafterKind(
+        "s3d", "the target's outer layers with mask tokens, all depths in one forward", "weights",
+        _s3d_seconds, predicted=_s3d_predicted,
+    ),
+    DrafterKind("semi", "the target's last state and a tiny model of what was drafted", "weights", _semi_seconds),
+    DrafterKind("draft_model", "a small model of the same tokenizer", "draft model", _draft_model_seconds),
+    DrafterKind(
+        "ouroboros", "a small model that drafts phrase by phrase", "draft model", _ouroboros_seconds,
+        has_phrases=True, parts="ouroboros",
+    ),
+]  # fmt: skip
+
+
+def kinds(*takes: Takes) -> tuple[str, ...]:
+    """The names of the kinds that take one of these; of all kinds where nothing is given."""
+    return tuple(kind.name for kind in TABLE if not takes or kind.takes in takes)
+
+
+def kind_of(drafter: str) -> DrafterKind:
+    """The kind that a drafter's name begins with: `medusa+phrases`, `draft_model:MODEL`.
+
+    Raises UsageMistake for a kind that there is not.
+    """
+    name = drafter.removesuffix(WITH_PHRASES).partition(":")[0]
+    for kind in TABLE:
+        if kind.name == name:
+            return kind
+    raise UsageMistake(f"There is no drafter '{name}'{nearest(name, kinds())}; use one of {', '.join(kinds())}.")
