@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from localspec.chat.conversation import saved
-from localspec.cli.store_access import agreed, print_json, store_if_any, tell_what_was_set_aside
+from localspec.cli.console import may_delete, print_json
+from localspec.cli.store_access import store_if_any, tell_what_was_set_aside
 from localspec.errors import UsageMistake
 from localspec.store.history import ConversationInfo, History, Saved
 from localspec.text import one_line, safe
@@ -107,7 +108,7 @@ def rm(
             typer.echo("There are no conversations to delete.")
             return
         target = f"conversation {infos[0].id}, {infos[0].title!r}" if len(infos) == 1 else _count(len(infos))
-        if not agreed(target, yes):
+        if not may_delete(target, yes):
             return
         removed = store.history.remove([info.id for info in infos])
         typer.echo(f"Deleted {_count(removed)}.")

@@ -8,7 +8,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from localspec.cli.store_access import agreed, print_json, store_if_any, tell_what_was_set_aside
+from localspec.cli.console import may_delete, print_json
+from localspec.cli.store_access import store_if_any, tell_what_was_set_aside
 from localspec.errors import NotHere
 from localspec.store.store import Phrase, PoolInfo, Store, unpack_key, unpack_tokens
 from localspec.text import one_line, safe
@@ -85,7 +86,7 @@ def clear(
             typer.echo("There are no phrases to delete.")
             return
         whose = model or "all models"
-        if not agreed(f"{_count(count)} of {whose}", yes):
+        if not may_delete(f"{_count(count)} of {whose}", yes):
             return
         removed = store.clear() if model is None else sum(store.clear(pool.pool) for pool in pools)
         typer.echo(one_line(f"Deleted {_count(removed)} of {whose}."))

@@ -3,22 +3,18 @@
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from localspec.checkpoint import read_json
-from localspec.cli.pull import own_source, size, sources_of
-from localspec.cli.store_access import agreed
-from localspec.config import home
-from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.cli.console import may_delete, size
+from localspec.errors import NotHere, UsageMistake
 from localspec.hub.cache import Removal, removable, remove
-from localspec.hub.records import folder
 from localspec.hub.sources import Source
 from localspec.models.entries import Entry
 from localspec.models.registry import cards
-from localspec.paths import Paths
+from localspec.pulling.heads import drafter_made_of
+from localspec.pulling.repositories import own_source, sources_of
 from localspec.text import one_line
 
 app = typer.Typer()
@@ -47,10 +43,10 @@ def rm(
         for line in _lines(removal, name):
             typer.echo(one_line(line))
     freed = sum(removal.bytes for removal in removals)
-    if not agreed(f"{' and '.join(str(removal.source) for removal in removals)} ({size(freed)})", yes):
+    if not may_delete(f"{' and '.join(str(removal.source) for removal in removals)} ({size(freed)})", yes):
         return
     for removal in removals:
-        if drafter := _made_of(removal):
+        if drafter := drafter_made_of(removal.source, removal.commit):
             shutil.rmtree(drafter)
         remove(removal)
     typer.echo(f"Deleted; {size(freed)} are free again.")
@@ -64,23 +60,12 @@ def _lines(removal: Removal, name: str) -> list[str]:
         lines.append(f"This commit is also called {', '.join(removal.also)} here, and is gone under that name too.")
     if removal.stay:
         lines.append(f"{', '.join(removal.stay)} {'stays' if len(removal.stay) == 1 else 'stay'} as before.")
-    if drafter := _made_of(removal):
+    if drafter := drafter_made_of(removal.source, removal.commit):
         lines.append(f"The drafter that was made of it goes too: {drafter}.")
     if users := _users(source, name):
         lines.append(f"{', '.join(users)} {'uses' if len(users) == 1 else 'use'} it too.")
     lines.append("Other programs share this cache, and would have to fetch it again.")
     return lines
-
-
-def _made_of(removal: Removal) -> Path | None:
-    """The directory of the drafter that `pull` made of Medusa heads, if there is one."""
-    directory = Paths(home()).drafters / folder(removal.source)
-    with suppress(LocalspecError):
-        content = read_json(directory / "drafter" / "drafter.json")
-        published = content.get("published") if isinstance(content, dict) else None
-        if isinstance(published, dict) and published.get("commit") == removal.commit:
-            return directory
-    return None
 
 
 def _users(source: Source, name: str) -> list[str]:

@@ -5,12 +5,13 @@ from typing import Annotated
 import typer
 
 from localspec.checkpoint import inspect
+from localspec.cli.console import size
 from localspec.cli.progress import Progress
-from localspec.cli.pull import own_source, size, sources_of
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import Verified, verify
 from localspec.hub.sources import Source
 from localspec.models.registry import resolve
+from localspec.pulling.repositories import own_source, sources_of
 from localspec.text import one_line
 
 app = typer.Typer()

@@ -50,7 +50,13 @@ class Removal:
 
 
 def repository(source: Source) -> Path:
+    """The directory of a repository in the cache, whether or not it is there."""
     return hub_places().cache / folder(source)
+
+
+def snapshot(source: Source, commit: str) -> Path:
+    """The directory of one commit, whether or not it is there."""
+    return repository(source) / "snapshots" / commit
 
 
 def located(source: Source, paths: Paths | None = None) -> Path | None:
@@ -62,7 +68,7 @@ def located(source: Source, paths: Paths | None = None) -> Path | None:
     commit = pulled.commit if pulled else resolved(source)
     if commit is None:
         return None
-    path = repository(source) / "snapshots" / commit
+    path = snapshot(source, commit)
     if pulled:
         return path if all(size(path / file.name) == file.bytes for file in pulled.files) else None
     return path if _whole(path) else None
@@ -116,14 +122,14 @@ def size(file: Path) -> int:
 
 def cached(source: Source, commit: str, file: FileFact) -> Path | None:
     """Where the client will find this file in the cache: under its name, or its content under that of another."""
-    pointer = repository(source) / "snapshots" / commit / file.name
+    pointer = snapshot(source, commit) / file.name
     path = pointer if os.path.lexists(pointer) else repository(source) / "blobs" / file.digest
     return path if size(path) == file.bytes else None
 
 
 def discard(source: Source, commit: str, file: FileFact) -> None:
     """Removes a damaged file from the cache: its name in this revision, and the content behind it."""
-    for link in (repository(source) / "snapshots" / commit / file.name, repository(source) / "blobs" / file.digest):
+    for link in (snapshot(source, commit) / file.name, repository(source) / "blobs" / file.digest):
         behind = Path(os.path.realpath(link))
         if behind.is_relative_to(os.path.realpath(hub_places().cache)):  # and was not linked in from elsewhere
             behind.unlink(missing_ok=True)
@@ -142,7 +148,7 @@ def verify(
     """
     pulled = record(source, paths)
     commit = pulled.commit if pulled else resolved(source)
-    path = repository(source) / "snapshots" / (commit or "-")
+    path = snapshot(source, commit or "-")
     if commit is None or not path.is_dir():
         raise NotHere(f"{source} is not here; fetch it with `localspec pull {source}`.")
     files = pulled.files if pulled else tuple(_named(path))

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from localspec.config import hub_places
 from localspec.errors import DoesNotFit, LocalspecError
-from localspec.hub.cache import cached, damage, discard, repository, size
+from localspec.hub.cache import cached, damage, discard, repository, size, snapshot
 from localspec.hub.client import PATIENCE, client, server, told
 from localspec.hub.plan import Part, Plan, is_weights
 from localspec.hub.records import FileFact, folder, must_be_writable, record, remember
@@ -103,7 +103,7 @@ class _Fetching:
                 etag_timeout=PATIENCE,
                 tqdm_class=self._bar(file),
             )
-            pointer = repository(part.source) / "snapshots" / part.commit / file.name
+            pointer = snapshot(part.source, part.commit) / file.name
             if not here and (problem := damage(pointer, file)):
                 discard(part.source, part.commit, file)
                 self.of_coming = 0
@@ -122,7 +122,7 @@ class _Fetching:
         from filelock import Timeout
 
         blob = repository(source) / "blobs" / file.digest
-        pointer = repository(source) / "snapshots" / commit / file.name
+        pointer = snapshot(source, commit) / file.name
         if any(os.path.lexists(path) and size(path) != file.bytes for path in (blob, pointer)):
             discard(source, commit, file)
         pattern = f"{file.digest}.*.incomplete"
@@ -184,7 +184,7 @@ def _finish(part: Part, paths: Paths | None) -> list[str]:
         os.chmod(stream.name, 0o644)
         os.replace(stream.name, ref)
     told = remember(source, part.commit, part.files, paths)
-    if former and former.commit != part.commit and (repository(source) / "snapshots" / former.commit).exists():
+    if former and former.commit != part.commit and snapshot(source, former.commit).exists():
         old = Source(source.repo, former.commit)
         return [*filter(None, [told]), f"What {source} was before is still there; `localspec rm {old}` deletes it."]
     return [told] if told else []

@@ -11,8 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from localspec.cli import console
 from localspec.cli import history as history_module
-from localspec.cli import store_access as kept_module
 from localspec.cli.main import main
 from localspec.errors import UsageMistake
 from localspec.paths import Paths
@@ -208,7 +208,7 @@ def test_rm_of_one_leaves_the_others(database: Path) -> None:
 
 
 def test_rm_asks_at_a_terminal(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_module, "at_a_terminal", lambda: True)
+    monkeypatch.setattr(console, "at_a_terminal", lambda: True)
     one, *_ = keep(database, (EVIL, "reply", "stop"))
     keep(database, ("two", "reply", "stop"))
     output = run("rm", str(one), answer="n\n")

@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from localspec.cli import console
 from localspec.cli import pool as pool_module
-from localspec.cli import store_access as kept_module
 from localspec.errors import NotHere, UsageMistake
 from localspec.paths import Paths
 from localspec.store.store import Store, pack_key, pack_tokens
@@ -132,7 +132,7 @@ def test_clear_of_one_model_leaves_the_others(database: Path) -> None:
 
 
 def test_clear_asks_at_a_terminal(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_module, "at_a_terminal", lambda: True)
+    monkeypatch.setattr(console, "at_a_terminal", lambda: True)
     learn(database, "demo", None, phrase([1], (1, 2), [3]))
     output = run("clear", answer="n\n")
     assert "Delete 1 phrase of all models?" in output and "Nothing was deleted." in output

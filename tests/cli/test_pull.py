@@ -321,7 +321,7 @@ def test_a_disk_that_is_too_small(home, hub: Hub, repo, monkeypatch):
 
 def test_what_will_not_fit_into_memory(home, hub: Hub, repo, monkeypatch):
     small = Machine((Device("cpu", "a processor", 10**9, 600 * 10**6 + 1000, ("fp32",)),), 1)
-    monkeypatch.setattr("localspec.cli.pull.this_machine", lambda: small)
+    monkeypatch.setattr("localspec.pulling.pull.this_machine", lambda: small)
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 4 and "org/name does not fit" in result.stderr and "--force" in result.stderr
     assert json.loads(at(home, hub, "pull", "org/name", "--dry-run", "--json").stdout)["fits"] is False

@@ -9,7 +9,7 @@ from cli.hub_commands import WEIGHTS, at, common_cache, home_with_cache, reposit
 from command import sentence
 from hub_server import Hub, Repository, served
 
-from localspec.cli.pull import size
+from localspec.cli.console import size
 from localspec.hub.cache import located
 from localspec.hub.sources import Source
 from localspec.paths import Paths

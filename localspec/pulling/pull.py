@@ -1,0 +1,170 @@
+"""Pulling a model, as a generator of events: planned for this machine, fetched from the hub, its drafter made.
+
+Nothing is fetched before the event after `AboutToFetch` is asked for: who does not want it closes the generator. What
+goes on between two events, such as the bytes of a file that arrive, is reported through callbacks.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from localspec.config import home
+from localspec.engine.device_profile import DeviceProfiler
+from localspec.engine.measurements import Measurements
+from localspec.errors import DoesNotFit, UsageMistake
+from localspec.hub.cache import snapshot
+from localspec.hub.client import server
+from localspec.hub.fetch import fetch, too_large
+from localspec.hub.plan import Plan, plan
+from localspec.hub.sources import Source
+from localspec.machine.machine import Machine, this_machine
+from localspec.models.registry import cards, named_card
+from localspec.paths import Paths
+from localspec.policy.measurements import MeasurementSource, NoMeasurements
+from localspec.policy.pull_set import PullSet, fit, pull_set, to_make
+from localspec.pulling.heads import Converted, NotConverted, convert_heads
+from localspec.pulling.repositories import own_source, sources_of
+from localspec.store.store import Store
+
+TRAINING_TOKENS = 10_000_000  # of text to train a drafter on: about what the S3D paper took
+
+
+@dataclass(frozen=True)
+class NothingToFetch:
+    """All that was asked for is here already; `why` says in words what there was to look for."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What would be fetched.
+
+    `fits` says whether the model fits into memory, None where that cannot be known; `memory` puts it in words, and
+    `drafter` why this drafter comes along, if there was a choice.
+    """
+
+    plan: Plan
+    fits: bool | None
+    memory: str
+    drafter: str
+
+
+@dataclass(frozen=True)
+class AboutToFetch:
+    """So many bytes will be fetched when the next event is asked for."""
+
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Every file is here and agrees with its digest. `notices` are sentences about what was found damaged or left."""
+
+    notices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A repository is here, in this directory."""
+
+    source: Source
+    path: Path
+
+
+@dataclass(frozen=True)
+class DrafterToTrain:
+    """Nobody publishes the drafter of this kind; `localspec train` makes it of so many tokens in about these hours.
+
+    `memory` is in bytes.
+    """
+
+    kind: str
+    tokens: int
+    hours: float
+    memory: int
+
+
+PullEvent = (
+    NothingToFetch | Planned | AboutToFetch | Fetched | Converted | NotConverted | Installed | DrafterToTrain
+)  # in this order, from the plan on
+
+
+def pull(
+    name: str,
+    drafter: str | None,
+    force: bool,
+    notice: Callable[[str], None],
+    progress: Callable[[str], None],
+    downloaded: Callable[[int, int], None],
+) -> Generator[PullEvent, None, None]:
+    """Fetches the model that a name or org/repo[@revision] stands for, and the drafter of the kind given or that pays.
+
+    `force` fetches what does not fit. `notice` gets sentences that must be seen, `progress` what is being done, and
+    `downloaded` the bytes that are here and the bytes in all. Raises UsageMistake for a drafter that cannot be meant,
+    DoesNotFit after the plan, and what `plan`, `fetch` and `convert_heads` raise.
+    """
+    sources, card = sources_of(name), cards().get(name)
+    if not sources:
+        yield NothingToFetch("nothing is to be fetched for it")
+        return
+    if drafter is not None and card is None:
+        raise UsageMistake(f"--drafter {drafter} has no effect with a repository; leave it out, or pull a name.")
+    progress("looking at this machine")
+    machine = this_machine()
+    planned = _planned(name, drafter, machine, notice, progress)
+    yield planned
+    if isinstance(planned, NothingToFetch):
+        return
+    if not planned.plan.fits_on_disk and not force:
+        raise DoesNotFit(f"{too_large(planned.plan)} --force tries all the same.")
+    if planned.fits is False and not force:
+        raise DoesNotFit(f"{planned.memory}; choose a smaller model, or give --force to fetch it all the same.")
+    if planned.plan.fetch_bytes:
+        yield AboutToFetch(planned.plan.fetch_bytes)
+    yield Fetched(tuple(fetch(planned.plan, downloaded, force=force)))
+    yield from convert_heads(planned.plan, progress)
+    for part in planned.plan.parts:
+        yield Installed(part.source, snapshot(part.source, part.commit))
+    if card is not None and (kind := to_make(named_card(name))) is not None:
+        progress(f"estimating what training {kind} takes")
+        from localspec.training.estimate import outlook  # torch and transformers
+
+        hours, memory = outlook(kind, named_card(name), machine, NoMeasurements(), TRAINING_TOKENS)
+        yield DrafterToTrain(kind, TRAINING_TOKENS, hours, memory)
+
+
+def _planned(
+    name: str,
+    drafter: str | None,
+    machine: Machine,
+    notice: Callable[[str], None],
+    progress: Callable[[str], None],
+) -> Planned | NothingToFetch:
+    """Chooses the drafter, asks the hub, and predicts whether the model fits."""
+    card, database = cards().get(name), Paths(home()).database
+    with ExitStack() as at_the_end:
+        store = at_the_end.enter_context(Store.open(database, notice)) if database.exists() else None
+        # Between drafters it chooses as `doctor` does; that a model fits needs no measurement.
+        several = drafter is None and card is not None and card.entry is not None and card.entry.drafters
+        measurements = DeviceProfiler(store, progress, notice) if several else Measurements(store)
+        chosen = pull_set(card, drafter, machine, measurements) if card else PullSet(tuple(sources_of(name)), "")
+        if not chosen.sources:
+            return NothingToFetch(f"drafter: {chosen.why}")
+        progress(f"asking {server()} about {name}")
+        found = plan(chosen.sources)
+        fits, memory = _memory(name, found, drafter is not None, machine, measurements)
+    return Planned(found, fits, memory, chosen.why)
+
+
+def _memory(
+    name: str, found: Plan, drafter_named: bool, machine: Machine, measurements: MeasurementSource
+) -> tuple[bool | None, str]:
+    """Whether the model of a plan fits into memory, and a sentence about it."""
+    model, *others = found.parts
+    if model.heads or own_source(name) is None:
+        return None, "not known for a drafter alone"
+    # A drafter that was chosen for this machine fits beside the model.
+    beside = sum(part.weights for part in others) if drafter_named else 0
+    return fit(name, model.config, model.weights, machine, measurements, beside)

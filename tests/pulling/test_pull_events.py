@@ -1,0 +1,69 @@
+"""A pull as a generator: what it yields in which order, and that nothing is fetched before it was agreed to."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.hub_commands import NUMBERS, blobs, common_cache, home_with_cache, repository, variables
+from hub_server import served
+
+from localspec.errors import DoesNotFit, NotHere, UsageMistake
+from localspec.machine.machine import Device, Machine
+from localspec.pulling.pull import AboutToFetch, Fetched, Installed, NothingToFetch, Planned, PullEvent, pull
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    home = home_with_cache(tmp_path, monkeypatch)
+    with served(org__name=repository(tmp_path / "model")) as hub:
+        for name, value in {**variables(home, hub), "LOCALSPEC_HOME": str(home)}.items():
+            monkeypatch.setenv(name, value)
+        yield home
+
+
+def events(name: str = "org/name", drafter: str | None = None, force: bool = False, **watched: Any):
+    watcher = {"notice": pytest.fail, "progress": lambda what: None, "downloaded": lambda done, total: None}
+    return pull(name, drafter, force, **{**watcher, **watched})
+
+
+def kinds(found: list[PullEvent]) -> list[type]:
+    return [type(event) for event in found]
+
+
+def test_events_from_the_plan_to_the_directory(home):
+    stages, bytes_here = [], []
+    found = list(events(progress=stages.append, downloaded=lambda *how_far: bytes_here.append(how_far)))
+    planned, about, fetched, installed = found
+    assert kinds(found) == [Planned, AboutToFetch, Fetched, Installed]
+    assert planned.fits is True and planned.plan.fetch_bytes == about.bytes == planned.plan.bytes > 4 * NUMBERS
+    assert fetched.notices == () and (installed.path / "model.safetensors").exists()
+    assert stages == ["looking at this machine", f"asking {stages[-1].split()[1]} about org/name"]
+    assert bytes_here[-1] == (about.bytes, about.bytes) and bytes_here == sorted(bytes_here)
+    assert kinds(list(events())) == [Planned, Fetched, Installed], "there is nothing to agree to: it is only compared"
+
+
+def test_who_closes_it_before_it_fetches_has_fetched_nothing(home):
+    pulled = events()
+    assert kinds([next(pulled), next(pulled)]) == [Planned, AboutToFetch]
+    pulled.close()
+    assert not common_cache(home).exists() or blobs(home) == {}
+
+
+def test_what_does_not_fit_is_refused_after_its_plan(home, monkeypatch):
+    small = Machine((Device("cpu", "a CPU", 10**9, 600 * 10**6 + 1000, ("fp32",)),), 1)
+    monkeypatch.setattr("localspec.pulling.pull.this_machine", lambda: small)
+    pulled = events()
+    assert next(pulled).fits is False
+    with pytest.raises(DoesNotFit, match="--force"):
+        next(pulled)
+    assert kinds([event for event, _ in zip(events(force=True), range(2), strict=False)]) == [Planned, AboutToFetch]
+
+
+def test_what_is_here_or_cannot_be_meant_is_not_looked_for(home):
+    (nothing,) = events("demo")
+    assert nothing == NothingToFetch("nothing is to be fetched for it")
+    with pytest.raises(UsageMistake, match="--drafter medusa has no effect"):
+        next(events(drafter="medusa"))
+    with pytest.raises(NotHere, match="dmeo"):
+        next(events("dmeo"))
+    assert not common_cache(home).exists()
