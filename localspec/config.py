@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from localspec.errors import UsageMistake
 from localspec.paths import Paths
@@ -156,7 +156,7 @@ def _device(value: object) -> str:
     raise ValueError("one of auto, cpu, cuda, cuda:0 (or another number), mps")
 
 
-_CHECKS: Mapping[str, Callable[[object], object]] = {
+_CHECKS: Mapping[str, Callable[[object], Any]] = {
     "model": _name,
     "system": _text,
     "max_tokens": _whole(1),
@@ -263,7 +263,7 @@ def load(
     """
     environ = os.environ if environ is None else environ
     paths = paths or Paths(home(environ))
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}  # each of them checked
     origins = dict.fromkeys(NAMES, "default")
 
     def take(name: str, value: object, origin: str, shown: str, remedy: str) -> None:
@@ -292,7 +292,7 @@ def load(
         if value is not None and value != []:
             flag = "--no-log" if name == "log" else "--" + name.replace("_", "-")
             take(name, value, flag, f"{flag} {_shown(value)}", "give another value")
-    return Settings(**values, origins=origins)  # type: ignore[arg-type]  # each was checked above
+    return Settings(**values, origins=origins)
 
 
 def _from_text(name: str, text: str) -> object:
@@ -319,7 +319,7 @@ def _from_text(name: str, text: str) -> object:
 def narrowed(settings: Settings, device: str, dtype: str, quantize: str) -> Settings:
     """The same settings where these were left open before. Raises ValueError for what none of them can be."""
     found = {"device": device, "dtype": dtype, "quantize": quantize}
-    return replace(settings, **{name: _CHECKS[name](value) for name, value in found.items()})  # type: ignore[arg-type]
+    return replace(settings, **{name: _CHECKS[name](value) for name, value in found.items()})
 
 
 def read_toml(file: Path) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """localspec chat [PROMPT]"""
 
 import sys
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -28,7 +28,7 @@ def chat(
         from localspec.cli.plain import converse
 
         return converse(asked, first)
-    if not (_terminal(sys.stdin) and _terminal(sys.stdout) and _terminal(sys.stderr)):
+    if not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout) and _is_terminal(sys.stderr)):
         raise UsageMistake(
             "`localspec chat` needs a terminal to draw on; for pipelines there is `localspec run`, and "
             "`localspec chat --plain` reads a prompt from each line."
@@ -38,5 +38,5 @@ def chat(
     return full_screen(asked.settings, first, asked.files, asked.resume)
 
 
-def _terminal(stream: object) -> bool:
-    return stream is not None and bool(stream.isatty())  # type: ignore[attr-defined]
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
@@ -51,15 +51,15 @@ def takes_shared_flags(command: Callable[..., int]) -> Callable[..., int]:
     shared = inspect.signature(_asked, eval_str=True).parameters.values()
     parameters = [*(parameter for parameter in own if parameter.name != "asked"), *shared]
 
-    @wraps(command)
     def with_shared(**values: Any) -> int:
         given = {parameter.name: values.pop(parameter.name) for parameter in shared}
         return command(asked=_asked(**given), **values)
 
-    del with_shared.__wrapped__  # typer would look through it
-    with_shared.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_shared.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return with_shared
+    wrapped: Any = wraps(command)(with_shared)
+    del wrapped.__wrapped__  # typer would look through it
+    wrapped.__signature__ = inspect.Signature(parameters)
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return cast(Callable[..., int], wrapped)
 
 
 def _asked(
