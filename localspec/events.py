@@ -1,6 +1,6 @@
 """What the engine tells its consumer. A generator of these is the only way results leave it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,3 +73,15 @@ class Done:
 
 
 Event = Prefill | Text | Done
+
+
+def _ignore(sentence: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Reporter:
+    """How a person is kept informed: troubles that cost no text through `notice`, what takes a while by `progress`."""
+
+    notice: Callable[[str], None] = _ignore
+    progress: Callable[[str], None] = _ignore

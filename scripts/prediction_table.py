@@ -57,8 +57,8 @@ def run(path: Path, form: str) -> dict[str, float]:
     import torch
 
     from localspec import Engine, Limits, Sampling
-    from localspec.engine.forward_timing import forward_costs
-    from localspec.engine.rates import measured_rates  # all that is imported counts as there before
+    from localspec.engine.forward_timing import measure_forward_costs
+    from localspec.engine.rates import measure_rates  # all that is imported counts as there before
     from localspec.machine.hardware import physical_cores
     from localspec.machine.memory import peak_memory
     from localspec.models import registry
@@ -83,11 +83,11 @@ def run(path: Path, form: str) -> dict[str, float]:
         return engine.session.statistics.tokens_per_second
 
     def by_rates() -> float:
-        return 1 / Estimate(shape, measured_rates("cpu", choice.dtype, choice.quantize)).at(1, PROMPT)
+        return 1 / Estimate(shape, measure_rates("cpu", choice.dtype, choice.quantize)).at(1, PROMPT)
 
     speeds, peak = [speed()], peak_memory()
     rates = [by_rates()]
-    by_costs = 1 / forward_costs(engine.target).at(1, PROMPT)
+    by_costs = 1 / measure_forward_costs(engine.target).at(1, PROMPT)
     rates.append(by_rates())
     speeds.append(speed())
     return {

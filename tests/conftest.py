@@ -9,13 +9,14 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import pytest
 
 from localspec.config import Settings
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths, private_directory
+from localspec.policy.forward_costs import ForwardCosts
+from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 if TYPE_CHECKING:
@@ -64,13 +65,15 @@ def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             conversation, _ = store.history.say(None, "told", model="demo", system=None)
             store.history.remove([conversation])
             for model in models:
-                from localspec.engine import engine, model_profile
-                from localspec.nn import exactness
+                from localspec.engine.cached_measurements import COSTS
+                from localspec.engine.measurement_cache import MeasurementCache
+                from localspec.engine.model_profile import EXACTNESS, ModelProfile
+                from localspec.nn.exactness import Exactness
 
-                card, found = TargetCard(str(model), model, None, ""), exactness.Exactness(False, 99)
-                with patch.object(model_profile, "measure", lambda *_, found=found: found):
-                    opened = engine.Engine.open(Settings(drafter="none", log=False), card, store=store)
-                store.remember("costs", opened._measured.subject, [[1, 64], [256], [[1.0, 1.1]]])
+                choice = choose(TargetCard(str(model), model, None, ""), Settings(drafter="none"))
+                profile = ModelProfile.of(choice, MeasurementCache(store))
+                profile.remember(EXACTNESS, Exactness(False, 99))
+                profile.remember(COSTS, ForwardCosts((1, 64), (256,), ((1.0, 1.1),)))
         return path
 
     def give(home: Path, *models: Path) -> Path:

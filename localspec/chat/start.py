@@ -9,9 +9,11 @@ from localspec import config
 from localspec.chat.conversation import Conversation, saved
 from localspec.checkpoint import inspect
 from localspec.config import Settings
+from localspec.engine.cached_measurements import CachedMeasurements
 from localspec.engine.device_profile import DeviceProfiler
-from localspec.engine.measurements import Measurements
+from localspec.engine.measurement_cache import MeasurementCache
 from localspec.errors import NotHere
+from localspec.events import Reporter
 from localspec.machine.machine import Machine, this_machine
 from localspec.models import registry
 from localspec.models.registry import TargetCard
@@ -87,12 +89,13 @@ def _chosen(
     """What `localspec doctor` would choose among the models that are here; the demo model where there is no other."""
     found = []
     real = [card for card in registry.known().values() if card.here and card.entry and not card.entry.toy]
+    cache = MeasurementCache(store, Reporter(notice, progress))
     if len(real) > 1:
-        measurements = DeviceProfiler(store, progress, notice, settings.exact, settings.context)
+        measurements = DeviceProfiler(cache, settings.exact, settings.context)
         found = recommendations(_meant(this_machine(measurements.bandwidth), settings), measurements, here=True)
     elif real:  # how fast it is does not matter, only whether it fits
         found = recommendations(
-            _meant(this_machine(), settings), Measurements(store, settings.exact, settings.context), here=True
+            _meant(this_machine(), settings), CachedMeasurements(cache, settings.exact, settings.context), here=True
         )
     chosen = preferred(found, settings.prefer)
     if chosen is None or (chosen.card.entry is not None and chosen.card.entry.toy):

@@ -14,7 +14,9 @@ from localspec.cli.progress import Progress
 from localspec.cli.proof import prove
 from localspec.config import Settings
 from localspec.engine.device_profile import DeviceProfiler
+from localspec.engine.measurement_cache import MeasurementCache
 from localspec.errors import UsageMistake
+from localspec.events import Reporter
 from localspec.machine import hardware
 from localspec.machine.machine import Device, Machine, this_machine, torch_trouble
 from localspec.paths import Paths
@@ -77,7 +79,8 @@ def _survey(settings: Settings, as_json: bool) -> int:
         store = None
         if settings.log or database.exists():  # what is measured now is kept there
             store = at_the_end.enter_context(Store.open(database, progress.notice))
-        measurements = DeviceProfiler(store, progress.show, progress.notice, settings.exact, settings.context)
+        cache = MeasurementCache(store, Reporter(progress.notice, progress.show))
+        measurements = DeviceProfiler(cache, settings.exact, settings.context)
         machine = this_machine(measurements.bandwidth)
         installed, every = (
             recommendations(machine, measurements, here=True),

@@ -14,6 +14,8 @@ from localspec.drafters.ouroboros_tuning import Said, search
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool, PhraseReader
 from localspec.drafters.trained import TrainedDrafter
+from localspec.engine.cached_measurements import COSTS
+from localspec.engine.measurement_cache import Quantity
 from localspec.engine.model_profile import ModelProfile
 from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCosts
@@ -34,7 +36,7 @@ class LoadedDraftModel:
     """A draft model as it was loaded, what was measured of it, and what its forwards cost where that matters."""
 
     target: Target
-    measured: ModelProfile
+    profile: ModelProfile
     costs: ForwardCosts | None
 
 
@@ -81,7 +83,7 @@ def hyperparameters(
     choice: Choice,
     target: Target,
     small: LoadedDraftModel,
-    measured: ModelProfile,
+    profile: ModelProfile,
     costs: ForwardCosts | None,
     again: bool = False,
 ) -> Hyperparameters:
@@ -90,15 +92,16 @@ def hyperparameters(
     The usual ones where trees are fixed, and where what a search finds could not be kept: a busy moment, whose costs
     are not kept either, no store, or a context in which no reply has room.
     """
-    name = f"hyperparameters of {choice.drafter} {'+'.join(choice.parts)} with {small.measured.subject}"
-    found = Hyperparameters.from_json(measured.recall(name))
-    kept = measured.recall("costs") is not None and small.measured.recall("costs") is not None
+    name = f"hyperparameters of {choice.drafter} {'+'.join(choice.parts)} with {small.profile.subject}"
+    quantity = Quantity(name, Hyperparameters.from_json, Hyperparameters.as_json)
+    found = profile.recall(quantity)
+    kept = profile.recall(COSTS) is not None and small.profile.recall(COSTS) is not None
     if costs is None or small.costs is None or (not again and (found or not kept)):
         return found or Hyperparameters()
-    measured.progress("searching how long drafts should be for these two models, once")
+    profile.cache.reporter.progress("searching how long drafts should be for these two models, once")
     said = _replies(target, choice.nodes, costs)
     if not said:
-        measured.notice(
+        profile.cache.reporter.notice(
             f"in a context of {target.context} tokens there is no room to search how long drafts should be."
         )
         return found or Hyperparameters()
@@ -114,7 +117,7 @@ def hyperparameters(
     names += ["window"] if "accelerating" in choice.parts else []
     names += ["phrase", "phrases"] if {"accelerating", "lengthening"} & {*choice.parts} else []
     found = search(build, said, vocabulary, choice.nodes, costs, small.costs, names)
-    measured.remember(name, found.as_json())
+    profile.remember(quantity, found)
     return found
 
 

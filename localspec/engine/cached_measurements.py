@@ -1,10 +1,11 @@
-"""What was measured on this machine and kept: by what it is valid for, for the policy to read."""
+"""The names under which measurements are kept, what each is valid for, and what the policy may read of them."""
 
 from pathlib import Path
 from typing import Any
 
 from localspec import __version__
 from localspec.checkpoint import revision
+from localspec.engine.measurement_cache import MeasurementCache, Quantity
 from localspec.errors import LocalspecError
 from localspec.events import Statistics
 from localspec.machine.hardware import versions
@@ -12,94 +13,96 @@ from localspec.models.registry import TargetCard
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.measurements import ModelMeasurements, ReplyStats
 from localspec.policy.prediction import Rates
-from localspec.store.store import Store
 
-COSTS, REPLIES, RATES, BANDWIDTH = "costs", "replies", "rates by a wide and a slim model", "bandwidth"
-BUSY = " of a busy moment"
-FADING = 0.95  # of what earlier replies say, with each new one
+FADING = 0.95  # the weight of earlier replies, with each new one
 LEAST_TOKENS = 100  # of replies, before their figures are believed
 
 
-def subject(revision: str, device: str, dtype: str, quantize: str, exact: bool, context: int | None) -> str:
+def _bandwidth(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and value > 0 else None
+
+
+def _sums_by_drafter(value: Any) -> dict[str, list[float]] | None:
+    if not isinstance(value, dict):
+        return None
+    return {drafter: list(map(float, sums)) for drafter, sums in value.items() if _are_sums(sums)}
+
+
+def _are_sums(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 5 and all(type(one) in (int, float) and one >= 0 for one in value)
+
+
+COSTS = Quantity("costs", ForwardCosts.from_list, ForwardCosts.as_list)
+RATES = Quantity("rates by a wide and a slim model", Rates.from_list, Rates.as_list)
+BANDWIDTH = Quantity("bandwidth", _bandwidth, float)
+# By drafter: tokens, steps, nodes, seconds of drafting, seconds of verification.
+REPLY_SUMS = Quantity("replies", _sums_by_drafter, dict)
+
+
+def model_subject(revision: str, device: str, dtype: str, quantize: str, exact: bool, context: int | None) -> str:
     """What a measurement of a model is valid for: its weights and form, this version, this machine."""
     form, longest = "exact" if exact else "fastest", "own context" if context is None else str(context)
     return " · ".join((revision, dtype, quantize, form, longest, f"localspec {__version__}", versions(device)))
 
 
-def place(device: str, dtype: str, quantize: str) -> str:
+def device_subject(device: str, dtype: str, quantize: str) -> str:
     """What a measurement of a device in one precision is valid for."""
     return " · ".join((dtype, quantize, f"localspec {__version__}", versions(device)))
 
 
-class Measurements:
-    """A store's, as the policy asks for them. Without a store nothing is known.
+class CachedMeasurements:
+    """What was measured here before, as the policy asks for it; nothing is measured.
 
     `exact` and `context` say how models are to be loaded; where one was not measured so, its usual form serves.
     """
 
-    def __init__(self, store: Store | None, exact: bool = False, context: int | None = None) -> None:
-        self.store = store
+    def __init__(self, cache: MeasurementCache, exact: bool = False, context: int | None = None) -> None:
+        self.cache = cache
         self._forms = dict.fromkeys(((exact, context), (exact, None), (False, None)))
         self._revisions: dict[Path, str] = {}  # every precision asks for it, and it reads all over the files
 
-    def recall(self, name: str, about: str) -> Any:
-        """What was kept; None where nothing was."""
-        return None if self.store is None else self.store.recall(name, about)
-
-    def either(self, name: str, about: str) -> Any:
-        """What was kept of a quiet moment, else of a busy one."""
-        found = self.recall(name, about)
-        return self.recall(name + BUSY, about) if found is None else found
-
     def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
-        """What replies of this model cost and gave here."""
-        if self.store is None or not card.here:
+        """What forwards of this model cost here, and what its replies were like."""
+        if not card.here:
             return ModelMeasurements()
         try:
             if card.path not in self._revisions:
                 self._revisions[card.path] = revision(card.path)
-        except LocalspecError:  # damaged; told when it is loaded
+        except LocalspecError:  # damaged, which is reported when it is loaded
             return ModelMeasurements()
-        every = (self._about(subject(self._revisions[card.path], device, dtype, quantize, *one)) for one in self._forms)
-        return next((one for one in every if one != ModelMeasurements()), ModelMeasurements())
-
-    def _about(self, about: str) -> ModelMeasurements:
-        kept = self.recall(REPLIES, about)
-        found = {name: replies(sums) for name, sums in (kept if isinstance(kept, dict) else {}).items()}
-        known = {name: said for name, said in found.items() if said is not None}
-        return ModelMeasurements(ForwardCosts.from_list(self.either(COSTS, about)), known)
+        for exact, context in self._forms:
+            subject = model_subject(self._revisions[card.path], device, dtype, quantize, exact, context)
+            sums = self.cache.recall(REPLY_SUMS, subject) or {}
+            replies = {drafter: stats for drafter, of_it in sums.items() if (stats := reply_stats(of_it)) is not None}
+            if (costs := self.cache.recall_either(COSTS, subject)) is not None or replies:
+                return ModelMeasurements(costs, replies)
+        return ModelMeasurements()
 
     def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
-        """Those that were measured."""
-        found = self.either(RATES, place(device, dtype, quantize))
-        return Rates.from_list(found)
+        """The rates of a device in one precision; None where they were not measured."""
+        return self.cache.recall_either(RATES, device_subject(device, dtype, quantize))
 
     def bandwidth(self, device: str) -> float | None:
-        """Bytes a second, if that was measured."""
-        found = self.either(BANDWIDTH, versions(device))
-        return float(found) if isinstance(found, int | float) and found > 0 else None
+        """Bytes a second that can be read from a device's memory; None where that was not measured."""
+        return self.cache.recall_either(BANDWIDTH, versions(device))
 
 
-def replies(sums: object) -> ReplyStats | None:
-    """What kept sums say; None where they are of too few tokens, or something else."""
-    if (found := _sums(sums)) is None or found[0] < LEAST_TOKENS or not found[1] or not found[4]:
+def reply_stats(sums: list[float]) -> ReplyStats | None:
+    """What the sums of some replies say; None where they are of too few tokens."""
+    tokens, steps, nodes, drafting, verifying = sums
+    if tokens < LEAST_TOKENS or not steps or not verifying:
         return None
-    tokens, steps, nodes, drafting, verifying = found
     return ReplyStats(tokens / steps, nodes / steps, drafting / verifying)
 
 
-def with_reply(kept: object, drafter: str, said: Statistics) -> dict[str, object]:
+def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistics) -> dict[str, list[float]]:
     """The sums by drafter, with those of one more reply; earlier ones fade."""
-    # the first token belongs to prefill
-    new = (len(said.token_ids) - 1, said.steps, said.drafted, said.draft_seconds, said.verify_seconds)
-    sums: dict[str, object] = dict(kept) if isinstance(kept, dict) else {}
-    former = _sums(sums.get(drafter)) or [0.0] * len(new)
-    sums[drafter] = [FADING * old + one for old, one in zip(former, new, strict=True)]
-    return sums
-
-
-def _sums(value: object) -> list[float] | None:
-    """Tokens, steps, nodes, seconds of drafting and of verification."""
-    if isinstance(value, list) and len(value) == 5 and all(type(one) in (int, float) and one >= 0 for one in value):
-        return [float(one) for one in value]
-    return None
+    new = (
+        len(statistics.token_ids) - 1,  # the first token belongs to prefill
+        statistics.steps,
+        statistics.drafted,
+        statistics.draft_seconds,
+        statistics.verify_seconds,
+    )
+    before = sums.get(drafter) or [0.0] * len(new)
+    return {**sums, drafter: [FADING * old + one for old, one in zip(before, new, strict=True)]}

@@ -11,7 +11,6 @@ from typing import Self
 
 import torch
 
-from localspec.checkpoint import revision
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.calibration import Calibration
@@ -21,11 +20,12 @@ from localspec.drafters.ouroboros import Hyperparameters
 from localspec.drafters.saved import load_drafter
 from localspec.drafters.trained import TrainedDrafter
 from localspec.engine.assemble import LoadedDraftModel, drafter_of, hyperparameters, pool_of
+from localspec.engine.cached_measurements import CachedMeasurements
 from localspec.engine.fit_context import fitting
-from localspec.engine.measurements import Measurements
+from localspec.engine.measurement_cache import MeasurementCache, Quantity
 from localspec.engine.model_profile import ModelProfile
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
-from localspec.events import Event, Prefill, Statistics
+from localspec.events import Event, Prefill, Reporter, Statistics
 from localspec.machine.hardware import IdleCores
 from localspec.machine.machine import this_machine
 from localspec.machine.memory import free_memory, out_of_memory, peak_memory
@@ -95,12 +95,13 @@ class Engine:
         began, self._idle_cores = time.perf_counter(), IdleCores()
         self.choice, self._notice, self._progress = choice, notice, progress
         self.target: Target = beside.target if beside else _load(choice)
-        self.revision = revision(choice.target.path)
         self._store, self._learn = store, learn
-        self._measured = ModelProfile.of(choice, self.revision, store, notice, progress)
+        self._cache = MeasurementCache(store, Reporter(notice, progress))
+        self.profile = ModelProfile.of(choice, self._cache)
+        self.revision = self.profile.revision
         self.exactness = self._measured_exactness()
         auto = choice.nodes and not choice.fixed
-        self.costs = self._measured.costs(self.target, self._idle_cores) if auto else None
+        self.costs = self.profile.costs(self.target) if auto else None
         self._trained = self._load_trained()
         alike = beside is not None and beside.choice.draft == choice.draft
         self.small: LoadedDraftModel | None = beside.small if beside and alike else self._load_small()
@@ -108,7 +109,7 @@ class Engine:
         if beside and alike and beside.choice.drafter == choice.drafter and not tune:
             self.hyperparameters = beside.hyperparameters
         elif self.small:
-            self.hyperparameters = hyperparameters(choice, self.target, self.small, self._measured, self.costs, tune)
+            self.hyperparameters = hyperparameters(choice, self.target, self.small, self.profile, self.costs, tune)
         history = phrases and (not kind_of(choice.drafter).parts or "history" in choice.parts)
         self._pool_id = None if store is None or not history else self._open_pool(store, choice.target.path)
         reader = None if store is None or self._pool_id is None else partial(store.phrases, self._pool_id)
@@ -133,7 +134,8 @@ class Engine:
         Raises what `choose` and the engine itself raise.
         """
         learn = settings.log and settings.pool == "user"
-        options = choices(card, settings, measurements=Measurements(store, settings.exact, settings.context))
+        cache = MeasurementCache(store)
+        options = choices(card, settings, measurements=CachedMeasurements(cache, settings.exact, settings.context))
         for choice, smaller in zip_longest(options, options[1:]):
             phrases = settings.pool != "off" and choice.drafter != "none"
             try:
@@ -225,8 +227,7 @@ class Engine:
 
     def _measured_exactness(self) -> Exactness:
         choice, widest = self.choice, max(self.choice.nodes, AUTO_NODES) + 1
-        found = self._measured.exactness(self.target, widest, choice.exact)
-        self.target.multiple = found.multiple
+        found = self.profile.exactness(self.target, widest, choice.exact)
         if choice.exact and not found.bitwise:
             raise UsageMistake(
                 f"{choice.target.name} cannot be exact bit for bit in {choice.dtype} on {choice.device}: its logits "
@@ -240,14 +241,15 @@ class Engine:
         if self.choice.trained is None:
             return None
         drafter = load_drafter(self.choice.trained, self.target)
-        drafter.calibration = Calibration.from_json(self._measured.recall(self._calibration))
+        drafter.calibration = self.profile.recall(self._calibration) or Calibration()
         return drafter
 
     @property
-    def _calibration(self) -> str:
-        """The name under which is stored what this drafter's confidence is worth."""
+    def _calibration(self) -> Quantity[Calibration]:
+        """What this drafter's confidence is worth."""
         trained = self.choice.trained
-        return f"calibration of {trained.kind} {trained.bytes} {trained.path}" if trained else ""
+        name = f"calibration of {trained.kind} {trained.bytes} {trained.path}" if trained else ""
+        return Quantity(name, Calibration.from_json, Calibration.as_json)
 
     def _load_small(self) -> LoadedDraftModel | None:
         draft = self.choice.draft
@@ -260,8 +262,8 @@ class Engine:
                 f"The draft model {draft.target.name} gives no numbers ({small.dtype}); its weights are damaged, or "
                 "too large for this format: fetch it again."
             )
-        measured = ModelProfile.of(draft, revision(draft.target.path), self._store, self._notice, self._progress)
-        return LoadedDraftModel(small, measured, measured.costs(small, self._idle_cores) if self.costs else None)
+        profile = ModelProfile.of(draft, self._cache)
+        return LoadedDraftModel(small, profile, profile.costs(small) if self.costs else None)
 
     # -- phrases of earlier sessions ----------------------------------------------------------------------------------
 
@@ -283,10 +285,10 @@ class Engine:
         if not self._learned(start):
             return  # one trouble is waited for, and told, once
         if self._trained is not None:
-            self._measured.remember(self._calibration, self._trained.calibration.as_json())
+            self.profile.remember(self._calibration, self._trained.calibration)
         if said is not None:
             small = self.choice.draft.target if self.choice.draft else None
-            self._measured.reply(reply_key(self.choice.drafter, self.choice.trained, small), said)
+            self.profile.add_reply(reply_key(self.choice.drafter, self.choice.trained, small), said)
 
     def _learned(self, start: int) -> bool:
         """Keeps the phrases of a reply, if any are to be kept; whether the store gave no trouble."""

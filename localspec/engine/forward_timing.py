@@ -15,26 +15,26 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 NEAR, FAR = 256, 2048  # tokens of context
 MOST_REPETITIONS = 15
 ENOUGH_SECONDS = 1.0  # of repetitions, but two of them at least
-PATIENCE_SECONDS = 3.0  # beyond this one is enough; and no more rows are tried behind a forward that takes so long
+PATIENCE_SECONDS = 3.0  # after so long one is enough, and after a forward that takes so long no more rows are tried
 
 
-def forward_costs(target: Target) -> ForwardCosts:
+def measure_forward_costs(target: Target) -> ForwardCosts:
     """Measures forwards of 1 to 64 rows at two contexts: about a second for most models, longer for very large ones.
 
-    The numbers of rows take turns, so that a busy moment meets them all. A context that does not fit is left out, and
-    so are more rows once a forward takes more than three seconds.
+    The numbers of rows take turns, so that a busy moment slows them all alike. A context that does not fit in memory is
+    left out, and so are more rows once a forward takes more than three seconds.
     """
-    device, bucket = str(target.device), target.cache(1)
+    device, smallest = str(target.device), target.cache(1)
     far = max(0, min(FAR, target.context - ROWS[-1]))
-    if far < 2 * NEAR or bucket.nbytes * (far / bucket.capacity + 1) > free_memory(device) / 2:
+    if far < 2 * NEAR or smallest.nbytes * (far / smallest.capacity + 1) > free_memory(device) / 2:
         far = min(NEAR, far)
     contexts = sorted({min(NEAR, far), far})
     rows = [n for n in ROWS if n <= target.context - far]
-    # The slots hold zeros, which cost what numbers do, as measured.
+    # Its slots hold zeros, which take as long as other numbers do, as measured.
     cache = target.cache(far + ROWS[-1])
-    taken: dict[tuple[int, int], list[float]] = {}
+    timings: dict[tuple[int, int], list[float]] = {}
 
-    def measure(n: int, context: int) -> float:
+    def time_forward(n: int, context: int) -> float:
         tokens = torch.arange(n, device=target.device) % target.transformer.config.vocab_size
         positions = torch.arange(context, context + n, device=target.device)
         mask = torch.ones(n, n, dtype=torch.bool, device=target.device).tril()
@@ -46,21 +46,23 @@ def forward_costs(target: Target) -> ForwardCosts:
         return time.perf_counter() - start
 
     with torch.inference_mode():
-        measure(1, contexts[0])  # the first time, weights may still come from disk
+        time_forward(1, contexts[0])  # the first time, weights may still come from disk
         began = time.perf_counter()
         for repetition in range(MOST_REPETITIONS + 1):
             if time.perf_counter() - began > (ENOUGH_SECONDS if repetition > 2 else PATIENCE_SECONDS):
                 break
             for n in rows:
                 for context in contexts:
-                    taken.setdefault((n, context), []).append(measure(n, context))
-                if taken[n, contexts[-1]][0] > PATIENCE_SECONDS:
+                    timings.setdefault((n, context), []).append(time_forward(n, context))
+                if timings[n, contexts[-1]][0] > PATIENCE_SECONDS:
                     del rows[rows.index(n) + 1 :]
-    return _costs(rows, contexts, taken)
+    return _smoothed(rows, contexts, timings)
 
 
-def _costs(rows: Sequence[int], contexts: Sequence[int], taken: dict[tuple[int, int], list[float]]) -> ForwardCosts:
-    """Medians without the first of several, and none above those of more rows or of a longer context.
+def _smoothed(
+    rows: Sequence[int], contexts: Sequence[int], timings: dict[tuple[int, int], list[float]]
+) -> ForwardCosts:
+    """Medians that leave out the first of several; none is above that of more rows or of a longer context.
 
     What disturbs a measurement makes it longer, so where two contradict each other the shorter one is right.
     """
@@ -69,7 +71,7 @@ def _costs(rows: Sequence[int], contexts: Sequence[int], taken: dict[tuple[int, 
     for context in reversed(contexts):
         line, least = [], float("inf")
         for n, above in zip(reversed(rows), reversed(longer), strict=True):
-            least = min(least, above, median_low(taken[n, context][1:] or taken[n, context]))
+            least = min(least, above, median_low(timings[n, context][1:] or timings[n, context]))
             line.append(least)
         longer = line[::-1]
         seconds.append(longer)

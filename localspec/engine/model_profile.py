@@ -1,86 +1,69 @@
-"""What is measured once on this machine, for one model in one form, and kept: how exact it is, what its rows cost."""
+"""What is measured of a model as it was loaded: how exact it is, what its forwards cost, what its replies are like."""
 
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Self
 
 import torch
 
-from localspec.engine.forward_timing import forward_costs
-from localspec.engine.measurements import BUSY, COSTS, REPLIES, subject, with_reply
+from localspec.checkpoint import revision
+from localspec.engine.cached_measurements import COSTS, REPLY_SUMS, model_subject, with_reply
+from localspec.engine.forward_timing import measure_forward_costs
+from localspec.engine.measurement_cache import MeasurementCache, Quantity, T
 from localspec.events import Statistics
-from localspec.machine.hardware import IdleCores, physical_cores
 from localspec.nn.exactness import Exactness, measure
 from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.selection import Choice
-from localspec.store.database import StoreTrouble
-from localspec.store.store import Store
+
+EXACTNESS = Quantity("exactness", Exactness.from_json, Exactness.as_json)
 
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """Figures of a model as a choice loads it. Without a store each is measured anew.
+    """The measurements of one model in one form: its weights, precision and context, on this machine."""
 
-    Troubles are told through `notice`; what takes a while, through `progress`.
-    """
-
-    store: Store | None
-    subject: str  # what they are valid for
-    notice: Callable[[str], None]
-    progress: Callable[[str], None]
+    cache: MeasurementCache
+    revision: str  # of the weights
+    subject: str
 
     @classmethod
-    def of(
-        cls,
-        choice: Choice,
-        revision: str,
-        store: Store | None,
-        notice: Callable[[str], None],
-        progress: Callable[[str], None],
-    ) -> "ModelProfile":
-        """Those of this revision, precision, form, context, and of this machine and version."""
+    def of(cls, choice: Choice, cache: MeasurementCache) -> Self:
+        """The profile of the target as this choice loads it. Raises LocalspecError where its files are damaged."""
+        weights = revision(choice.target.path)
         packing = f"{choice.quantize} above {choice.threshold}" if choice.threshold else choice.quantize
-        about = subject(revision, choice.device, choice.dtype, packing, choice.exact, choice.context)
-        return cls(store, about, notice, progress)
+        subject = model_subject(weights, choice.device, choice.dtype, packing, choice.exact, choice.context)
+        return cls(cache, weights, subject)
 
-    def recall(self, name: str) -> Any:
-        """What was kept by this name; None where nothing was."""
-        return None if self.store is None else self.store.recall(name, self.subject)
+    def recall(self, quantity: Quantity[T]) -> T | None:
+        """What was kept of this model; None where nothing was."""
+        return self.cache.recall(quantity, self.subject)
 
-    def remember(self, name: str, value: Any) -> None:
-        """Keeps it for later sessions, where anything is kept."""
-        if self.store is not None and not self.store.read_only:
-            try:
-                self.store.remember(name, self.subject, value)
-            except StoreTrouble as trouble:
-                self.notice(str(trouble))
+    def remember(self, quantity: Quantity[T], value: T) -> None:
+        """Keeps it for later sessions."""
+        self.cache.remember(quantity, self.subject, value)
 
     def exactness(self, target: Target, widest: int, exact: bool) -> Exactness:
-        """How exact trees of up to `widest` rows are."""
-        found = Exactness.from_json(self.recall("exactness"))
+        """How exact trees of up to `widest` rows are; the target then computes as that was found."""
+        found = self.recall(EXACTNESS)
         if found is None or (found.bitwise and found.widest < widest):
-            self.progress("measuring how exact this model computes here, once")
+            self.cache.reporter.progress("measuring how exact this model computes here, once")
             found = measure(target, widest, exact)
-            self.remember("exactness", found.as_json())
+            self.remember(EXACTNESS, found)
+        found.apply(target)
         return found
 
-    def costs(self, target: Target, idle_cores: IdleCores) -> ForwardCosts:
-        """What forwards cost; what a busy moment made of it serves until there is a quiet one."""
-        costs, cores = ForwardCosts.from_list(self.recall(COSTS)), idle_cores()
-        quiet = cores == physical_cores()
-        if costs is None and not quiet:
-            costs = ForwardCosts.from_list(self.recall(COSTS + BUSY))
-        if costs is None:
-            self.progress("measuring what a row costs here, once")
-            torch.set_num_threads(cores)
-            costs = forward_costs(target)
-            self.remember(COSTS if quiet else COSTS + BUSY, costs.as_list())
-        return costs
+    def costs(self, target: Target) -> ForwardCosts:
+        """What forwards cost, with as many threads as other programs leave idle cores."""
 
-    def reply(self, key: str, said: Statistics) -> None:
-        """Adds one reply to what is kept of a drafter here, by its `reply_key`."""
-        if said.steps and said.token_ids and self.store is not None and not self.store.read_only:
-            with suppress(StoreTrouble):  # the next reply will tell as much, and no sentence is worth it
-                self.store.remember(REPLIES, self.subject, with_reply(self.recall(REPLIES), key, said))
+        def measure_now(cores: int) -> ForwardCosts:
+            torch.set_num_threads(cores)
+            return measure_forward_costs(target)
+
+        return self.cache.get_or_measure(COSTS, self.subject, "what a row costs here", measure_now)
+
+    def add_reply(self, drafter: str, statistics: Statistics) -> None:
+        """Adds one reply to what is kept of a drafter, by its `reply_key`."""
+        if statistics.steps and statistics.token_ids:
+            sums = with_reply(self.recall(REPLY_SUMS) or {}, drafter, statistics)
+            # Trouble is not worth a sentence: the next reply will tell as much.
+            self.cache.remember(REPLY_SUMS, self.subject, sums, silent=True)

@@ -1,11 +1,11 @@
-"""What a device takes for a weight and for a layer in each precision: measured once, for models that are not here."""
+"""Measures how long a device takes for a weight and for a layer, to predict models that are not on this machine."""
 
 from types import SimpleNamespace
 
 import torch
 from transformers import LlamaConfig
 
-from localspec.engine.forward_timing import forward_costs
+from localspec.engine.forward_timing import measure_forward_costs
 from localspec.machine.hardware import physical_cores
 from localspec.nn.attention import fastest
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class
@@ -14,9 +14,9 @@ from localspec.nn.target import Target
 from localspec.nn.transformer import RotaryEmbedding, Transformer, TransformerConfig
 from localspec.policy.prediction import Rates
 
-# Two models with layers alike but for their matrices: of the one nearly all time goes into those, which no cache of a
-# processor holds, of the other much less. Its matrices are no toys either, for a product of those is quicker than any
-# that a real model has.
+# Two models whose layers differ in the size of their matrices alone. The wide one spends nearly all its time on them,
+# as no CPU cache holds them; the slim one much less. Its matrices are not tiny either, since products with tiny ones
+# are quicker than any in a real model.
 WIDE = {"num_hidden_layers": 2, "hidden_size": 2048, "intermediate_size": 5632, "vocab_size": 2048}
 SLIM = {"num_hidden_layers": 8, "hidden_size": 512, "intermediate_size": 1536, "vocab_size": 512}
 HEADS = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
@@ -24,25 +24,25 @@ CONTEXT = 512
 
 
 @torch.inference_mode()
-def measured_rates(device: str, dtype: str, quantize: str) -> Rates:
-    """By rows, in some seconds; the large model takes 0.6 GB at most, while it is made.
+def measure_rates(device: str, dtype: str, quantize: str) -> Rates:
+    """The rates by rows, measured in some seconds; the wide model takes 0.6 GB at most, while it is made.
 
     Raises RuntimeError where the device has no room for it, or cannot compute in this precision.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(physical_cores())
     try:
-        wide, slim = (forward_costs(_model(sizes, device, dtype, quantize)) for sizes in (WIDE, SLIM))
+        wide, slim = (measure_forward_costs(_random_model(sizes, device, dtype, quantize)) for sizes in (WIDE, SLIM))
     finally:
         torch.set_num_threads(threads)
-    found = [apart(*seconds) for seconds in zip(wide.seconds[0], slim.seconds[0], strict=True)]
+    found = [weight_and_layer(*seconds) for seconds in zip(wide.seconds[0], slim.seconds[0], strict=True)]
     return Rates(wide.rows, *map(tuple, zip(*found, strict=True)))
 
 
-def apart(wide: float, slim: float) -> tuple[float, float]:
-    """(seconds for one weight, for a layer beside its weights) of what a forward of both models takes.
+def weight_and_layer(wide: float, slim: float) -> tuple[float, float]:
+    """(seconds for one weight, seconds for a layer beside its weights), from those of a forward of each model.
 
-    Each is a tenth of what it could be at most where a disturbed measurement would make it less.
+    Neither is less than a tenth of the most that it could be, however disturbed the measurement was.
     """
     layers, share = SLIM["num_hidden_layers"], WIDE["num_hidden_layers"] / SLIM["num_hidden_layers"]
     weight = (wide - share * slim) / (_matrices(WIDE) - share * _matrices(SLIM))
@@ -50,18 +50,18 @@ def apart(wide: float, slim: float) -> tuple[float, float]:
     return weight, max(slim - weight * _matrices(SLIM), slim / 10) / layers
 
 
-def _model(sizes: dict[str, int], device: str, dtype: str, quantize: str) -> Target:
-    """With weights at random, and without text."""
+def _random_model(sizes: dict[str, int], device: str, dtype: str, quantize: str) -> Target:
+    """A model of these sizes with random weights and no tokenizer."""
     config = LlamaConfig(**sizes, **HEADS, max_position_embeddings=CONTEXT, tie_word_embeddings=False)
-    shape, place = TransformerConfig.of(config), torch.device(device)
-    weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in fresh_weights(shape, place).items()}
+    shape, where = TransformerConfig.of(config), torch.device(device)
+    weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in fresh_weights(shape, where).items()}
     classes = linear_class(quantize, device), fastest, lm_head_class(quantize, device)
-    transformer = Transformer(shape, RotaryEmbedding(config, CONTEXT, place), weights, *classes)
+    transformer = Transformer(shape, RotaryEmbedding(config, CONTEXT, where), weights, *classes)
     return Target(transformer, config, SimpleNamespace(eos_token_id=None, chat_template=None), CONTEXT, {})
 
 
 def _matrices(sizes: dict[str, int]) -> int:
-    """Weights that one forward reads."""
+    """How many weights one forward reads."""
     width, inner, head = sizes["hidden_size"], sizes["intermediate_size"], HEADS["head_dim"]
     attention = width * head * 2 * (HEADS["num_attention_heads"] + HEADS["num_key_value_heads"])
     return sizes["num_hidden_layers"] * (attention + 3 * width * inner) + sizes["vocab_size"] * width

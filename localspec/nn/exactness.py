@@ -39,6 +39,10 @@ class Exactness:
     multiple: int = 1
     largest: float = 0.0
 
+    def apply(self, target: Target) -> None:
+        """Lets the target fill its rows up as this was measured."""
+        target.multiple = self.multiple
+
     def as_json(self) -> dict[str, Any]:
         """For the store."""
         return asdict(self)

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.config import home
+from localspec.engine.cached_measurements import CachedMeasurements
 from localspec.engine.device_profile import DeviceProfiler
-from localspec.engine.measurements import Measurements
+from localspec.engine.measurement_cache import MeasurementCache
 from localspec.errors import DoesNotFit, UsageMistake
+from localspec.events import Reporter
 from localspec.hub.cache import snapshot
 from localspec.hub.client import server
 from localspec.hub.fetch import fetch, too_large
@@ -148,7 +150,8 @@ def _planned(
         store = at_the_end.enter_context(Store.open(database, notice)) if database.exists() else None
         # Between drafters it chooses as `doctor` does; that a model fits needs no measurement.
         several = drafter is None and card is not None and card.entry is not None and card.entry.drafters
-        measurements = DeviceProfiler(store, progress, notice) if several else Measurements(store)
+        cache = MeasurementCache(store, Reporter(notice, progress))
+        measurements = DeviceProfiler(cache) if several else CachedMeasurements(cache)
         chosen = pull_set(card, drafter, machine, measurements) if card else PullSet(tuple(sources_of(name)), "")
         if not chosen.sources:
             return NothingToFetch(f"drafter: {chosen.why}")

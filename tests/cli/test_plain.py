@@ -75,7 +75,7 @@ def home(lived_in: Callable[..., Path], fresh_home: Path, hello: Script, endless
 def talk(home: Path, hello: Script, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Callable[..., Result]:
     """talk(*lines): the chat with `hello` in this process. Rows cost next to nothing, on a busy machine too."""
     cheap = ForwardCosts((1, 64), (256,), ((1.0, 1.1),))
-    monkeypatch.setattr("localspec.engine.model_profile.forward_costs", lambda target: cheap)
+    monkeypatch.setattr("localspec.engine.model_profile.measure_forward_costs", lambda target: cheap)
 
     def call(
         *lines: str | bytes,

@@ -1,5 +1,6 @@
 """Which drafter a choice becomes, and what is searched for it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +16,11 @@ from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.ouroboros import Hyperparameters
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.engine import assemble
+from localspec.engine import assemble, cached_measurements
 from localspec.engine.assemble import LoadedDraftModel, drafter_of, hyperparameters, pool_of
+from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.model_profile import ModelProfile
+from localspec.events import Reporter
 from localspec.models.drafter_kinds import kinds
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.selection import Choice, choose
@@ -41,8 +44,12 @@ def asked(drafter: str, **settings: object) -> Choice:
     return replace(plain, drafter=drafter, parts=plain.parts or (Settings().ouroboros if kind == "ouroboros" else ()))
 
 
+def profile(store: Store | None, subject: str, notice: Callable[[str], None] = pytest.fail) -> ModelProfile:
+    return ModelProfile(MeasurementCache(store, Reporter(notice)), "revision", subject)
+
+
 def small(model: Tiny, store: Store | None = None, subject: str = "small") -> LoadedDraftModel:
-    return LoadedDraftModel(model.target, ModelProfile(store, subject, pytest.fail, lambda _: None), COSTS)
+    return LoadedDraftModel(model.target, profile(store, subject), COSTS)
 
 
 def of(model: Tiny, choice: Choice, pool: PhrasePool) -> object:
@@ -86,10 +93,10 @@ def test_each_part_of_ouroboros_can_be_left_out(tiny, left_out: str) -> None:
 def test_what_is_found_belongs_to_the_pair_and_to_what_is_searched(tiny, store: Store, monkeypatch) -> None:
     model, found = tiny(LLAMA), iter([replace(CHOSEN, draft=number) for number in range(1, 9)])
     monkeypatch.setattr(assemble, "search", lambda *_: next(found))
-    own = ModelProfile(store, "target", pytest.fail, lambda _: None)
+    own = profile(store, "target")
     choice, one, other = asked("ouroboros"), small(model, store), small(model, store, "another small one")
-    for measured in (own, one.measured, other.measured):
-        measured.remember("costs", COSTS.as_list())
+    for kept in (own, one.profile, other.profile):
+        kept.remember(cached_measurements.COSTS, COSTS)
 
     def chosen(choice: Choice, pair: LoadedDraftModel, **more: bool) -> int:
         return hyperparameters(choice, model.target, pair, own, COSTS, **more).draft
@@ -103,17 +110,17 @@ def test_what_is_found_belongs_to_the_pair_and_to_what_is_searched(tiny, store: 
 
 
 def test_nothing_is_searched_that_could_not_be_kept(tiny, store: Store, monkeypatch) -> None:
-    """ForwardCostModel that a busy moment gave are not kept, and what follows from them must not be either."""
+    """Costs that a busy moment gave do not stay, and what follows from them must not be either."""
     model, usual = tiny(LLAMA), Hyperparameters()
     monkeypatch.setattr(assemble, "search", lambda *_: pytest.fail("it was searched"))
-    own, nowhere = ModelProfile(store, "t", pytest.fail, print), ModelProfile(None, "t", pytest.fail, print)
+    own, nowhere = profile(store, "t"), profile(None, "t")
     choice = asked("ouroboros")
     assert hyperparameters(choice, model.target, small(model), nowhere, COSTS) == usual
-    own.remember("costs", COSTS.as_list())
+    own.remember(cached_measurements.COSTS, COSTS)
     assert hyperparameters(choice, model.target, small(model, store), own, COSTS) == usual
     told: list[str] = []
     monkeypatch.setattr(model.target, "context", 30)
-    own = ModelProfile(store, "t", told.append, lambda _: None)
+    own = profile(store, "t", told.append)
     assert hyperparameters(choice, model.target, small(model, store), own, COSTS, again=True) == usual
     assert len(told) == 1 and "context of 30 tokens" in told[0]
 
@@ -136,7 +143,7 @@ def test_phrases_of_a_search_hold_no_id_that_the_small_model_lacks(
         return CHOSEN
 
     monkeypatch.setattr(assemble, "search", search)
-    measured = ModelProfile(store, "target", pytest.fail, lambda _: None)
+    measured = profile(store, "target")
     for parts in (Settings().ouroboros, ("lengthening",)):
         choice = replace(asked("ouroboros"), parts=parts)
         hyperparameters(choice, model.target, small(little, store), measured, COSTS, again=True)

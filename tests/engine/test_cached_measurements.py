@@ -1,4 +1,4 @@
-"""What was measured is kept by what it is valid for, and nothing else is believed."""
+"""What was measured is kept by what it is valid for, under names that earlier versions used, and nothing else is believed."""
 
 from pathlib import Path
 
@@ -8,20 +8,18 @@ from machines import flat, unfetched
 from replies import said
 
 from localspec.checkpoint import revision
-from localspec.engine import measurements
-from localspec.engine.measurements import (
-    BANDWIDTH,
-    COSTS,
+from localspec.engine import cached_measurements
+from localspec.engine.cached_measurements import (
     FADING,
     LEAST_TOKENS,
-    RATES,
-    REPLIES,
-    Measurements,
-    place,
-    replies,
-    subject,
+    REPLY_SUMS,
+    CachedMeasurements,
+    device_subject,
+    model_subject,
+    reply_stats,
     with_reply,
 )
+from localspec.engine.measurement_cache import MeasurementCache
 from localspec.models.registry import TargetCard
 from localspec.policy.measurements import ModelMeasurements, ReplyStats
 from localspec.policy.prediction import Rates
@@ -41,8 +39,18 @@ def card(tmp_path: Path) -> TargetCard:
     return TargetCard("mine", write_checkpoint(tmp_path / "model"), None, "")
 
 
+def known(store: Store | None, *asked: object) -> CachedMeasurements:
+    return CachedMeasurements(MeasurementCache(store), *asked)
+
+
+def stats(sums: object) -> ReplyStats | None:
+    """What these sums say, as they are read from the store."""
+    found = REPLY_SUMS.parse({"phrases": sums}) or {}
+    return reply_stats(found["phrases"]) if found else None
+
+
 def about(card: TargetCard, quantize: str = "none") -> str:
-    return subject(revision(card.path), "cpu", "bf16", quantize, False, None)
+    return model_subject(revision(card.path), "cpu", "bf16", quantize, False, None)
 
 
 # -- what it is valid for --------------------------------------------------------------------------------------------------
@@ -54,21 +62,25 @@ def test_a_measurement_of_a_model_is_of_its_weights_form_context_version_and_mac
         ("b" * 40, *usual[1:]), (*usual[:2], "fp32", *usual[3:]), (*usual[:3], "int8", *usual[4:]),
         (*usual[:4], True, None), (*usual[:5], 512),
     ]  # fmt: skip
-    found = {subject(*usual), *(subject(*other) for other in others)}
-    monkeypatch.setattr(measurements, "__version__", "99")
-    found.add(subject(*usual))
-    monkeypatch.setattr(measurements, "versions", lambda device: f"{device} of another machine")
-    found |= {subject(*usual), subject(usual[0], "cuda:0", *usual[2:])}
+    found = {model_subject(*usual), *(model_subject(*other) for other in others)}
+    monkeypatch.setattr(cached_measurements, "__version__", "99")
+    found.add(model_subject(*usual))
+    monkeypatch.setattr(cached_measurements, "versions", lambda device: f"{device} of another machine")
+    found |= {model_subject(*usual), model_subject(usual[0], "cuda:0", *usual[2:])}
     assert len(found) == 9 and all("\n" not in one for one in found)
-    assert "exact" in subject(*usual[:4], True, None) and "512" in subject(*usual[:5], 512)
+    assert "exact" in model_subject(*usual[:4], True, None) and "512" in model_subject(*usual[:5], 512)
 
 
 def test_a_measurement_of_a_device_is_of_its_precision_version_and_machine(monkeypatch) -> None:
-    found = {place("cpu", "bf16", "none"), place("cpu", "fp32", "none"), place("cpu", "bf16", "int8")}
-    monkeypatch.setattr(measurements, "__version__", "99")
-    found.add(place("cpu", "bf16", "none"))
-    monkeypatch.setattr(measurements, "versions", lambda device: f"{device} of another machine")
-    found |= {place("cpu", "bf16", "none"), place("cuda:0", "bf16", "none")}
+    found = {
+        device_subject("cpu", "bf16", "none"),
+        device_subject("cpu", "fp32", "none"),
+        device_subject("cpu", "bf16", "int8"),
+    }
+    monkeypatch.setattr(cached_measurements, "__version__", "99")
+    found.add(device_subject("cpu", "bf16", "none"))
+    monkeypatch.setattr(cached_measurements, "versions", lambda device: f"{device} of another machine")
+    found |= {device_subject("cpu", "bf16", "none"), device_subject("cuda:0", "bf16", "none")}
     assert len(found) == 6
 
 
@@ -76,61 +88,61 @@ def test_a_measurement_of_a_device_is_of_its_precision_version_and_machine(monke
 
 
 def test_without_a_store_nothing_is_known(card: TargetCard) -> None:
-    nothing = Measurements(None)
+    nothing = known(None)
     assert nothing.of(card, "cpu", "bf16", "none") == ModelMeasurements()
     assert nothing.rates("cpu", "bf16", "none") is None is nothing.bandwidth("cpu")
 
 
 def test_what_was_kept_of_a_model_is_found_in_the_same_form_only(store: Store, card: TargetCard) -> None:
     costs = flat(0.05)
-    store.remember(COSTS, about(card), costs.as_list())
-    store.remember(REPLIES, about(card), {"phrases": SUMS, "s3d": [1.0, 1.0, 1.0, 1.0, 1.0], "medusa": "odd"})
-    known = Measurements(store).of(card, "cpu", "bf16", "none")
-    assert known == ModelMeasurements(costs, {"phrases": ReplyStats(2.0, 4.0, 0.2)})
-    assert Measurements(store).of(card, "cpu", "bf16", "int8") == ModelMeasurements()
-    assert Measurements(store).of(card, "cpu", "fp32", "none") == ModelMeasurements()
+    store.remember("costs", about(card), costs.as_list())
+    store.remember("replies", about(card), {"phrases": SUMS, "s3d": [1.0, 1.0, 1.0, 1.0, 1.0], "medusa": "odd"})
+    found = known(store).of(card, "cpu", "bf16", "none")
+    assert found == ModelMeasurements(costs, {"phrases": ReplyStats(2.0, 4.0, 0.2)})
+    assert known(store).of(card, "cpu", "bf16", "int8") == ModelMeasurements()
+    assert known(store).of(card, "cpu", "fp32", "none") == ModelMeasurements()
     write_checkpoint(card.path, shapes={"a": [4, 11]})
-    assert Measurements(store).of(card, "cpu", "bf16", "none") == ModelMeasurements(), "other weights are another model"
+    assert known(store).of(card, "cpu", "bf16", "none") == ModelMeasurements(), "other weights are another model"
 
 
 def test_the_form_and_context_that_are_asked_for_come_first_and_the_usual_ones_serve(
     store: Store, card: TargetCard
 ) -> None:
-    def known(*asked: object) -> ModelMeasurements:
-        return Measurements(store, *asked).of(card, "cpu", "bf16", "none")
+    def of(*asked: object) -> ModelMeasurements:
+        return known(store, *asked).of(card, "cpu", "bf16", "none")
 
     forms = {(False, None): flat(0.05), (False, 8192): flat(0.06), (True, None): flat(0.07), (True, 8192): flat(0.08)}
     for number, (form, costs) in enumerate(forms.items()):
-        of = subject(revision(card.path), "cpu", "bf16", "none", *form)
-        store.remember(COSTS, of, costs.as_list())
-        assert known(*form).costs == costs
-        assert number or all(known(*other).costs == costs for other in forms), "the usual one serves them all"
-    assert known(True, 512).costs == forms[True, None] and known(False, 512).costs == forms[False, None]
+        about_it = model_subject(revision(card.path), "cpu", "bf16", "none", *form)
+        store.remember("costs", about_it, costs.as_list())
+        assert of(*form).costs == costs
+        assert number or all(of(*other).costs == costs for other in forms), "the usual one serves them all"
+    assert of(True, 512).costs == forms[True, None] and of(False, 512).costs == forms[False, None]
 
 
 def test_of_a_model_that_is_not_here_or_damaged_nothing_is_known(store: Store, card: TargetCard) -> None:
-    assert Measurements(store).of(unfetched(), "cpu", "bf16", "none") == ModelMeasurements()
+    assert known(store).of(unfetched(), "cpu", "bf16", "none") == ModelMeasurements()
     (card.path / "model.safetensors").write_bytes(b"damaged")
-    assert Measurements(store).of(card, "cpu", "bf16", "none") == ModelMeasurements()
+    assert known(store).of(card, "cpu", "bf16", "none") == ModelMeasurements()
 
 
 @pytest.mark.parametrize("kept", [None, 7, "x", [], [1, 2], {"phrases": None}, {"phrases": {}}])
 def test_nonsense_in_the_store_is_nothing(store: Store, card: TargetCard, kept: object) -> None:
-    store.remember(REPLIES, about(card), kept)
-    store.remember(COSTS, about(card), kept)
-    store.remember(RATES, place("cpu", "bf16", "none"), kept)
-    found = Measurements(store)
+    store.remember("replies", about(card), kept)
+    store.remember("costs", about(card), kept)
+    store.remember("rates by a wide and a slim model", device_subject("cpu", "bf16", "none"), kept)
+    found = known(store)
     assert found.of(card, "cpu", "bf16", "none") == ModelMeasurements()
     assert found.rates("cpu", "bf16", "none") is None
 
 
 def test_rates_and_bandwidth_of_a_device_are_found(store: Store) -> None:
     rates = Rates((1, 8), (1e-10, 2e-10), (1e-4, 1e-4))
-    store.remember(RATES, place("cpu", "bf16", "int8"), rates.as_list())
-    found = Measurements(store)
+    store.remember("rates by a wide and a slim model", device_subject("cpu", "bf16", "int8"), rates.as_list())
+    found = known(store)
     assert found.rates("cpu", "bf16", "int8") == rates and found.rates("cpu", "bf16", "none") is None
     for kept, told in ((5e9, 5e9), (7, 7.0), (0, None), (-1.0, None), ("fast", None), (None, None), ([5e9], None)):
-        store.remember(BANDWIDTH, measurements.versions("cpu"), kept)
+        store.remember("bandwidth", cached_measurements.versions("cpu"), kept)
         assert found.bandwidth("cpu") == told
 
 
@@ -138,8 +150,8 @@ def test_rates_and_bandwidth_of_a_device_are_found(store: Store) -> None:
 
 
 def test_sums_say_tokens_and_nodes_a_step_and_drafting_beside_verification() -> None:
-    assert replies(SUMS) == ReplyStats(length=2.0, nodes=4.0, drafting=0.2)
-    assert replies([LEAST_TOKENS, 100, 0, 0, 10]) == ReplyStats(1.0, 0.0, 0.0), "drafts that were cut to nothing count"
+    assert stats(SUMS) == ReplyStats(length=2.0, nodes=4.0, drafting=0.2)
+    assert stats([LEAST_TOKENS, 100, 0, 0, 10]) == ReplyStats(1.0, 0.0, 0.0), "drafts that were cut to nothing count"
 
 
 @pytest.mark.parametrize(
@@ -150,12 +162,12 @@ def test_sums_say_tokens_and_nodes_a_step_and_drafting_beside_verification() -> 
     ],
 )  # fmt: skip
 def test_too_few_tokens_or_anything_else_say_nothing(sums: object) -> None:
-    assert replies(sums) is None
+    assert stats(sums) is None
 
 
 def test_a_reply_is_added_to_its_own_drafter_and_earlier_ones_fade() -> None:
     one = said(range(41), steps=20, drafted=60, draft=0.5, verify=2.0)
-    first = with_reply(None, "phrases", one)
+    first = with_reply({}, "phrases", one)
     assert first == {"phrases": [40, 20, 60, 0.5, 2.0]}, "the first token belongs to prefill"
     second = with_reply({**first, "s3d": SUMS}, "phrases", one)
     assert second["s3d"] == SUMS and second["phrases"] == pytest.approx(
@@ -163,16 +175,14 @@ def test_a_reply_is_added_to_its_own_drafter_and_earlier_ones_fade() -> None:
     )
     assert first == {"phrases": [40, 20, 60, 0.5, 2.0]}, "what was given is left as it was"
     for nonsense in ("x", [1], {"phrases": "x"}, {"phrases": [1]}):
-        assert with_reply(nonsense, "phrases", one)["phrases"] == first["phrases"]
+        assert with_reply(REPLY_SUMS.parse(nonsense) or {}, "phrases", one) == first
 
 
 def test_after_many_replies_alike_the_figures_are_those_of_one() -> None:
     one = said(range(41), steps=20, drafted=60, draft=0.5, verify=2.0)
-    kept: object = None
+    kept: dict[str, list[float]] = {}
     for count in range(200):
         kept = with_reply(kept, "phrases", one)
-        assert isinstance(kept, dict) and (replies(kept["phrases"]) is None) == (count < 2), "two are 78 tokens"
-    assert isinstance(kept, dict) and replies(kept["phrases"]) == ReplyStats(
-        pytest.approx(2.0), pytest.approx(3.0), pytest.approx(0.25)
-    )
+        assert (stats(kept["phrases"]) is None) == (count < 2), "two are 78 tokens"
+    assert stats(kept["phrases"]) == ReplyStats(pytest.approx(2.0), pytest.approx(3.0), pytest.approx(0.25))
     assert kept["phrases"][0] == pytest.approx(40 / (1 - FADING), rel=1e-3), "it does not grow for ever"

@@ -4,15 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from localspec.engine import device_profile
+from localspec.engine import device_profile, measurement_cache
 from localspec.engine.device_profile import DeviceProfiler
-from localspec.engine.rates import SLIM, WIDE, apart, measured_rates
+from localspec.engine.measurement_cache import MeasurementCache
+from localspec.engine.rates import SLIM, WIDE, measure_rates, weight_and_layer
+from localspec.events import Reporter
 from localspec.machine.hardware import physical_cores
 from localspec.models.shape import Shape
 from localspec.policy.prediction import CONTEXT, Estimate, Rates
 from localspec.store.store import Store
 
-RATES = [[1, 8], [1e-12, 2e-12], [1e-4, 2e-4]]
+RATES = Rates((1, 8), (1e-12, 2e-12), (1e-4, 2e-4))
 
 
 class Counted:
@@ -21,9 +23,9 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times, self.idle = 0, physical_cores()
         monkeypatch.setattr(device_profile, "memory_bandwidth", lambda device: self.measure(5e9))
-        monkeypatch.setattr(device_profile, "_listed", lambda *form: self.measure(RATES))
-        monkeypatch.setattr(device_profile, "IdleCores", lambda: lambda: self.idle)
-        monkeypatch.setattr(device_profile, "LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(device_profile, "_measure_rates", lambda *form: self.measure(RATES))
+        monkeypatch.setattr(measurement_cache, "IdleCores", lambda: lambda: self.idle)
+        monkeypatch.setattr(measurement_cache, "LOOK_SECONDS", 0.0)
 
     def measure(self, value: object) -> object:
         self.times += 1
@@ -35,19 +37,22 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     return Counted(monkeypatch)
 
 
+def profiler(store: Store | None, told: list[str] | None = None) -> DeviceProfiler:
+    return DeviceProfiler(MeasurementCache(store, Reporter(notice=print if told is None else told.append)))
+
+
 def ask(path: Path | None) -> tuple[Rates | None, float]:
-    told: list[str] = []
     if path is None:
-        measurements = DeviceProfiler(None, told.append, told.append)
+        measurements = profiler(None)
         return measurements.rates("cpu", "fp32", "int8"), measurements.bandwidth("cpu")
-    with Store.open(path, told.append) as store:
-        measurements = DeviceProfiler(store, told.append, told.append)
+    with Store.open(path, pytest.fail) as store:
+        measurements = profiler(store)
         return measurements.rates("cpu", "fp32", "int8"), measurements.bandwidth("cpu")
 
 
 def test_it_is_measured_once_and_kept(counted, tmp_path) -> None:
     first = ask(tmp_path / "localspec.db")
-    assert first == (Rates((1, 8), (1e-12, 2e-12), (1e-4, 2e-4)), 5e9) and counted.times == 2
+    assert first == (RATES, 5e9) and counted.times == 2
     assert ask(tmp_path / "localspec.db") == first and counted.times == 2
 
 
@@ -71,21 +76,21 @@ def test_what_cannot_be_measured_is_told_once_and_estimates_serve(counted, monke
     def fail(*_: object) -> None:
         raise trouble
 
-    for name in ("_listed", "memory_bandwidth"):
+    for name in ("_measure_rates", "memory_bandwidth"):
         monkeypatch.setattr(device_profile, name, fail)
     told: list[str] = []
     with Store.open(tmp_path / "localspec.db", told.append) as store:
-        measurements = DeviceProfiler(store, lambda _: None, told.append)
+        measurements = profiler(store, told)
         for _ in range(2):
             assert measurements.rates("cpu", "fp32", "int8") is None and measurements.bandwidth("cpu") is None
         assert len(told) == 2 and all("could not be measured" in said and "\n" not in said for said in told)
-    monkeypatch.setattr(device_profile, "_listed", lambda *_: RATES)
+    monkeypatch.setattr(device_profile, "_measure_rates", lambda *_: RATES)
     with Store.open(tmp_path / "localspec.db", told.append) as store:
-        assert DeviceProfiler(store, print, print).rates("cpu", "fp32", "int8") is not None, "nothing was kept of it"
+        assert profiler(store).rates("cpu", "fp32", "int8") is not None, "nothing was kept of it"
 
 
 def test_a_device_that_this_machine_does_not_have_is_not_measured(counted) -> None:
-    assert DeviceProfiler(None, print, print).rates("cuda:7", "bf16", "nf4") is None and counted.times == 0
+    assert profiler(None).rates("cuda:7", "bf16", "nf4") is None and counted.times == 0
 
 
 def shape(sizes: dict[str, int]) -> Shape:
@@ -97,18 +102,18 @@ def shape(sizes: dict[str, int]) -> Shape:
 @pytest.mark.parametrize(("weight", "layer"), [(4e-11, 7e-4), (3e-10, 5e-4), (2e-12, 1.5e-4)])
 def test_what_weights_and_layers_take_is_told_apart(weight: float, layer: float) -> None:
     taken = (sizes["num_hidden_layers"] * layer + shape(sizes).matrices * weight for sizes in (WIDE, SLIM))
-    assert apart(*taken) == pytest.approx((weight, layer))
+    assert weight_and_layer(*taken) == pytest.approx((weight, layer))
 
 
 @pytest.mark.parametrize(("wide", "slim"), [(0.03, 0.2), (0.3, 1e-4), (1e-3, 1.0)])
 def test_a_disturbed_measurement_never_says_that_something_takes_no_time(wide: float, slim: float) -> None:
-    assert all(one > 0 for one in apart(wide, slim))
+    assert all(one > 0 for one in weight_and_layer(wide, slim))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["none", "int8"])
 def test_rates_of_this_machine_foretell_the_model_they_were_measured_with(quantize) -> None:
-    rates = measured_rates("cpu", "fp32", quantize)
+    rates = measure_rates("cpu", "fp32", quantize)
     one, many = (Estimate(shape(WIDE), rates).at(rows, CONTEXT) for rows in (1, 64))
     assert 1e-4 < one < many < 60 and rates.rows[0] == 1
     assert Rates.from_list(rates.as_list()) == rates

@@ -8,8 +8,7 @@ import torch
 
 import localspec
 from localspec.config import Settings
-from localspec.engine import measurements
-from localspec.engine import model_profile as measured_module
+from localspec.engine import cached_measurements, model_profile
 from localspec.engine.engine import Engine
 from localspec.errors import UsageMistake
 from localspec.events import Done
@@ -39,8 +38,8 @@ def measured(monkeypatch) -> list[str]:
         done.append("costs")
         return COSTS
 
-    monkeypatch.setattr(measured_module, "measure", exactness)
-    monkeypatch.setattr(measured_module, "forward_costs", costs)
+    monkeypatch.setattr(model_profile, "measure", exactness)
+    monkeypatch.setattr(model_profile, "measure_forward_costs", costs)
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: hardware.physical_cores())
     return done
 
@@ -74,7 +73,7 @@ def test_another_precision_form_or_context_is_measured_by_itself(measured, store
 
 def test_another_torch_or_processor_is_measured_by_itself(measured, store, monkeypatch):
     Engine(choice(), store=store)
-    monkeypatch.setattr(measurements, "versions", lambda device: "another")
+    monkeypatch.setattr(cached_measurements, "versions", lambda device: "another")
     Engine(choice(), store=store)
     assert len(measured) == 4
 
@@ -131,7 +130,7 @@ def test_a_store_that_cannot_be_written_costs_a_sentence(measured, store, monkey
 
 
 def test_exact_is_refused_where_it_cannot_be_had(monkeypatch):
-    monkeypatch.setattr(measured_module, "measure", lambda target, widest, exact: Exactness(False, widest, 16, 1e-3))
+    monkeypatch.setattr(model_profile, "measure", lambda target, widest, exact: Exactness(False, widest, 16, 1e-3))
     with pytest.raises(UsageMistake, match="demo cannot be exact bit for bit in fp32 on cpu.* 1.0e-03 .*--exact"):
         Engine(choice(exact=True, draft_max=8))
 

@@ -10,7 +10,7 @@ import torch
 from clocks import Clock
 
 from localspec.engine import forward_timing as measuring
-from localspec.engine.forward_timing import ROWS, forward_costs
+from localspec.engine.forward_timing import ROWS, measure_forward_costs
 from localspec.nn.cache import KVCache
 from localspec.policy.forward_costs import ForwardCosts
 
@@ -46,7 +46,7 @@ class Model:
 
 
 def measured(model: Model) -> ForwardCosts:
-    return forward_costs(model)  # type: ignore[arg-type]
+    return measure_forward_costs(model)  # type: ignore[arg-type]
 
 
 def flat_then_linear(rows: int, context: int, _: int = 0) -> float:
@@ -125,7 +125,7 @@ def test_a_long_context_that_would_take_the_memory_is_left_out(clock: Clock, mon
 
 def test_a_real_model_on_a_real_clock(tiny: Callable[[str], Any]) -> None:
     target = tiny("llama-grouped-dynamic").target
-    costs = forward_costs(target)
+    costs = measure_forward_costs(target)
     assert costs.contexts == (64,) and costs.rows == ROWS
     assert all(0 < figure < 60 for figure in costs.seconds[0])
 

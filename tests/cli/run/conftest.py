@@ -61,7 +61,7 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtur
     Rows cost next to nothing: what a busy machine would make of them must not decide what these tests see.
     """
     cheap = ForwardCosts((1, 64), (256,), ((1.0, 1.1),))
-    monkeypatch.setattr("localspec.engine.model_profile.forward_costs", lambda target: cheap)
+    monkeypatch.setattr("localspec.engine.model_profile.measure_forward_costs", lambda target: cheap)
 
     def call(*arguments: object, piped: bytes = b"") -> Result:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped)))
