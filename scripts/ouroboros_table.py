@@ -30,8 +30,9 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
+from localspec.drafters.ingredients import Hyperparameters
 from localspec.drafters.lookahead import Lookahead
-from localspec.drafters.ouroboros import Hyperparameters, Pair, draft_model, ouroboros
+from localspec.drafters.ouroboros import Pair, draft_model, ouroboros
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.engine.engine import Engine
@@ -103,7 +104,8 @@ class Bench:
         costs, chosen = (engine.small.costs, engine.hyperparameters) if auto else (None, chosen)
         drafter: Drafter = Autoregressive()
         if "d" in parts and "l" in parts:
-            drafter = ouroboros(pair, chosen, costs, False, "a" in parts, True, "b" in parts)
+            named = {"a": "accelerating", "l": "lengthening", "b": "beside"}
+            drafter = ouroboros(pair, chosen, costs, False, [name for part, name in named.items() if part in parts])
         elif "d" in parts:
             drafter = draft_model(pair, chosen, "a" in parts, costs, False)
         elif parts:

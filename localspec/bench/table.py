@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from localspec.models.drafter_kinds import kind_of
 from localspec.text import one_line
 
 WIDTH = 100
@@ -42,7 +43,7 @@ def _hyperparameters(row: dict[str, Any]) -> str:
     chosen, parts = row["hyperparameters"], []
     if row["nodes"] == "auto":
         parts.append(f"drafts of {_count(chosen['draft'], 'token')}")
-    if row["drafter"] == "ouroboros":
+    if kind_of(row["drafter"]).has_phrases:
         parts.append(f"{_count(chosen['phrases'], 'phrase')} of {chosen['phrase']} tokens")
         parts.append(f"a window of {_count(chosen['window'], 'column')}" if chosen["window"] else "no window")
     return "".join(f", {part}" for part in parts)

@@ -2,6 +2,7 @@
 
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
+from localspec.drafters.ingredients import Ingredients
 
 
 class Autoregressive:
@@ -18,3 +19,8 @@ class Autoregressive:
 
     def rewind(self, length: int) -> None:
         """Nothing to forget."""
+
+
+def build(ingredients: Ingredients) -> Autoregressive:
+    """Plain decoding takes nothing."""
+    return Autoregressive()

@@ -1,7 +1,7 @@
 """A draft model: a small target, decoded by the same decode step as the one it drafts for (speculative decoding)."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from localspec.decoding.budget import Budget
@@ -10,6 +10,8 @@ from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.forward import common_prefix
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.ingredients import Ingredients
 from localspec.errors import LocalspecError
 from localspec.nn.target import Target
 from localspec.policy.prediction import CHUNK
@@ -127,3 +129,16 @@ class DraftModel:
             step = prefill_step(self.small, self._cache, self.inner, chunk, sampling, last=not unread)
             self.forwards[len(chunk)] += 1
         self._tokens.append(step.committed[-1])
+
+
+def build(ingredients: Ingredients) -> DraftModel:
+    """The draft model alone, by nothing accelerated."""
+    small, vocabulary = ingredients.small, ingredients.target.transformer.config.vocab_size
+    assert small is not None
+    length = None if ingredients.fixed else ingredients.hyperparameters.draft
+    return DraftModel(small, vocabulary, Autoregressive(), Budget(0), length)
+
+
+def searched(parts: Collection[str]) -> Sequence[str]:
+    """The hyper-parameters that are searched for a pair of models."""
+    return ["draft"]

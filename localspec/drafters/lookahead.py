@@ -7,11 +7,14 @@ behind every guess; guesses that are taken from the forward before come closer t
 import random
 from collections.abc import Collection, Sequence
 
-from localspec.decoding.drafter import Context, Step
+from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.tree import DraftTree
+from localspec.drafters.ingredients import Ingredients
+from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 
 SOURCE = "window"
+COLUMNS, PHRASE = 8, 4  # of the window beside a target: columns at most, tokens of a phrase
 
 
 class Lookahead:
@@ -78,3 +81,12 @@ class Lookahead:
         """Some token of the text, a special one only where there is next to nothing else."""
         tried = (self._random.choice(text) for _ in range(32))
         return next((token for token in tried if token not in self._special), text[-1])
+
+
+def build(ingredients: Ingredients) -> Drafter:
+    """The window, which wins phrases for the pool; alone it has a pool of its own, which looks up only what it won."""
+    special = ingredients.target.special_tokens
+    if ingredients.with_phrases:
+        return Lookahead(ingredients.pool, special, COLUMNS, PHRASE)
+    own = PhrasePool(special, text=False, verification=False)
+    return WithPhrases(Lookahead(own, special, COLUMNS, PHRASE), own)

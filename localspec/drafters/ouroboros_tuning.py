@@ -13,7 +13,7 @@ from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.draft_model import DraftModel
-from localspec.drafters.ouroboros import Hyperparameters
+from localspec.drafters.ingredients import Hyperparameters
 from localspec.nn.cache import KVCache
 from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCostModel

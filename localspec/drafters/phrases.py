@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.tree import DraftTree, depth_first
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.ingredients import Ingredients
 from localspec.drafters.pool import BACK, KEY, Continuation, PhrasePool, StoredPhrase
 from localspec.drafters.trained import TrainedDrafter
 
@@ -237,3 +239,8 @@ _DOUBT = 3.0  # weight of "none of these": a match of two tokens alone is believ
 def _weight(continuation: Continuation) -> float:
     """How much a match is believed: twice as much for every token more that agrees."""
     return 3.0 * 2.0 ** (continuation.match - KEY)
+
+
+def build(ingredients: Ingredients) -> WithPhrases:
+    """Phrases alone: the empty draft, lengthened by the pool's."""
+    return WithPhrases(Autoregressive(), ingredients.pool)

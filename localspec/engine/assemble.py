@@ -1,6 +1,7 @@
 """The drafter of a choice, by its name, with what it takes: weights, a small model, phrases, hyper-parameters."""
 
 from dataclasses import dataclass
+from importlib import import_module
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
@@ -8,8 +9,7 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
-from localspec.drafters.lookahead import Lookahead
-from localspec.drafters.ouroboros import Hyperparameters, Pair, draft_model, ouroboros
+from localspec.drafters.ingredients import Hyperparameters, Ingredients
 from localspec.drafters.ouroboros_tuning import Said, search
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool, PhraseReader
@@ -17,11 +17,11 @@ from localspec.drafters.trained import TrainedDrafter
 from localspec.engine.cached_measurements import COSTS
 from localspec.engine.measurement_cache import Quantity
 from localspec.engine.model_profile import ModelProfile
+from localspec.models.drafter_kinds import WITH_PHRASES, kind_of
 from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.selection import Choice
 
-COLUMNS, PHRASE = 8, 4  # of the window beside a target: columns at most, tokens of a phrase
 ASKED = (
     "Write a Python function that returns the largest number of a list, and explain how it works.",
     "Tom has 12 apples. He gives 5 of them to Anna and buys 8 more. How many apples does Tom have now?",
@@ -49,21 +49,17 @@ def drafter_of(
     chosen: Hyperparameters,
 ) -> Drafter:
     """The drafter that the choice names; `trained` or `small` is what it takes."""
-    kind, _, phrases = choice.drafter.partition("+")
-    drafter: Drafter = trained or Autoregressive()
-    if kind == "lookahead":
-        own = pool if phrases else PhrasePool(target.special_tokens, text=False, verification=False)
-        drafter = Lookahead(own, target.special_tokens, COLUMNS, PHRASE)
-        return WithPhrases(drafter, own)
-    if small is not None:
-        pair = Pair(target.special_tokens, target.transformer.config.vocab_size, small.target, pool)
-        if kind == "ouroboros":
-            accelerating, lengthening, beside = (
-                part in choice.parts for part in ("accelerating", "lengthening", "beside")
-            )
-            return ouroboros(pair, chosen, small.costs, choice.fixed, accelerating, lengthening, beside)
-        drafter = draft_model(pair, chosen, False, small.costs, choice.fixed)
-    return WithPhrases(drafter, pool, anywhere=small is not None) if phrases or kind == "phrases" else drafter
+    kind, with_phrases = kind_of(choice.drafter), choice.drafter.endswith(WITH_PHRASES)
+    drafter: Drafter
+    if kind.takes == "weights":
+        assert trained is not None
+        drafter = trained
+    else:
+        model, costs = (small.target, small.costs) if small else (None, None)
+        drafter = import_module(kind.file).build(
+            Ingredients(target, pool, with_phrases, model, costs, chosen, choice.parts, choice.fixed)
+        )
+    return WithPhrases(drafter, pool, anywhere=small is not None) if with_phrases else drafter
 
 
 def pool_of(
@@ -75,7 +71,7 @@ def pool_of(
         target.special_tokens,
         reader,
         min(model.transformer.config.vocab_size for model in models),
-        verification=choice.drafter != "ouroboros" or "verification" in choice.parts,
+        verification=not kind_of(choice.drafter).parts or "verification" in choice.parts,
     )
 
 
@@ -113,9 +109,7 @@ def hyperparameters(
         assert isinstance(drafting, DraftModel)
         return drafter, drafting
 
-    names = ["draft"]
-    names += ["window"] if "accelerating" in choice.parts else []
-    names += ["phrase", "phrases"] if {"accelerating", "lengthening"} & {*choice.parts} else []
+    names = import_module(kind_of(choice.drafter).file).searched(choice.parts)
     found = search(build, said, vocabulary, choice.nodes, costs, small.costs, names)
     profile.remember(quantity, found)
     return found

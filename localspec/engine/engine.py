@@ -16,7 +16,7 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
-from localspec.drafters.ouroboros import Hyperparameters
+from localspec.drafters.ingredients import Hyperparameters
 from localspec.drafters.saved import load_drafter
 from localspec.drafters.trained import TrainedDrafter
 from localspec.engine.assemble import LoadedDraftModel, drafter_of, hyperparameters, pool_of

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from scripted import random_model
 
 from localspec.config import Settings
-from localspec.drafters.ouroboros import Hyperparameters
+from localspec.drafters.ingredients import Hyperparameters
 from localspec.engine import assemble
 from localspec.engine.engine import Engine
 from localspec.models.registry import resolve

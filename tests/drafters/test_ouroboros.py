@@ -38,7 +38,8 @@ from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import SOURCE, DraftModel
-from localspec.drafters.ouroboros import MOST, Hyperparameters, Pair, draft_model, ouroboros
+from localspec.drafters.ingredients import MOST, Hyperparameters
+from localspec.drafters.ouroboros import Pair, draft_model, ouroboros
 from localspec.drafters.ouroboros_tuning import RANGES, START, Replay, predicted, search
 from localspec.drafters.phrases import PHRASES, WithPhrases
 from localspec.drafters.pool import PhrasePool, PhraseReader
@@ -103,7 +104,8 @@ def made(
     known = min(vocabulary, small.transformer.config.vocab_size)
     pool = PhrasePool(target.special_tokens, reader, known, verification=verification)
     pair = Pair(target.special_tokens, vocabulary, small, pool)
-    return ouroboros(pair, chosen, None, fixed, accelerating, lengthening, beside), pool
+    used = {"accelerating": accelerating, "lengthening": lengthening, "beside": beside}
+    return ouroboros(pair, chosen, None, fixed, [part for part, kept in used.items() if kept]), pool
 
 
 class StepReport:

@@ -12,8 +12,8 @@ from transformers import LlamaConfig
 from localspec.config import Settings
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
+from localspec.drafters.ingredients import Hyperparameters
 from localspec.drafters.lookahead import Lookahead
-from localspec.drafters.ouroboros import Hyperparameters
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.engine import assemble, cached_measurements

@@ -15,7 +15,8 @@ from localspec.decoding.drafter import Drafter
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.ouroboros import Hyperparameters, Pair, draft_model, ouroboros
+from localspec.drafters.ingredients import Hyperparameters
+from localspec.drafters.ouroboros import Pair, draft_model, ouroboros
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.drafters.saved import WEIGHTS, load_drafter
@@ -171,7 +172,7 @@ def paired(target: Target, small: Target) -> dict[str, Drafter]:
         "alone": alone,
         "with phrases": WithPhrases(alone, pair.pool, anywhere=True),
         "ouroboros": ouroboros(pair, chosen, None, False),
-        "beside": ouroboros(pair, chosen, None, True, beside=True),
+        "beside": ouroboros(pair, chosen, None, True, ("accelerating", "lengthening", "beside")),
     }
 
 

@@ -1,0 +1,58 @@
+"""What the file of every drafter that is not trained builds its drafter from, in the function `build`."""
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+from localspec.drafters.pool import PhrasePool
+from localspec.nn.target import Target
+from localspec.policy.forward_costs import ForwardCostModel
+
+MOST = 16  # of each hyper-parameter
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """How a small model drafts: γ, W, β and K of Ouroboros. A plain draft model has only the first.
+
+    Without a window the draft is accelerated by the pool alone.
+    """
+
+    draft: int = 4  # tokens that the small model drafts
+    window: int = 2  # columns of its Jacobi window
+    phrase: int = 4  # tokens of a phrase, the first of which is the one it is found by
+    phrases: int = 3  # candidates after a draft, and in each forward of the small model
+
+    def as_json(self) -> dict[str, int]:
+        """What `from_json` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: Any) -> Self | None:
+        """What was stored; None for anything else, for it can be searched again."""
+        least = {"draft": 1, "window": 0, "phrase": 2, "phrases": 1}
+        names = {field.name for field in fields(cls)}
+        if not isinstance(stored, dict) or stored.keys() != names:
+            return None
+        if not all(type(value) is int and least[name] <= value <= MOST for name, value in stored.items()):
+            return None
+        return cls(**stored)
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """What a drafter is built from. `with_phrases`: phrases of the pool will lengthen what is built.
+
+    A kind that takes a draft model has `small`, the `costs` of its forwards (without them its own trees are never
+    resized), its hyper-parameters and the `parts` of the kind that are used. A `fixed` draft is as long as the tree has
+    room for.
+    """
+
+    target: Target
+    pool: PhrasePool
+    with_phrases: bool = False
+    small: Target | None = None
+    costs: ForwardCostModel | None = None
+    hyperparameters: Hyperparameters = field(default_factory=Hyperparameters)
+    parts: Collection[str] = ()
+    fixed: bool = False
