@@ -16,7 +16,7 @@ from localspec.errors import UsageMistake
 from localspec.models import registry
 from localspec.models.drafter_kinds import kinds
 from localspec.paths import Paths
-from localspec.policy.selection import MOST_NODES, Choice, choose
+from localspec.policy.selection import MOST_NODES, Choice, LoadSpec, choose
 from localspec.store.store import Store
 
 Size = int | Literal["auto"]
@@ -72,7 +72,7 @@ def bench(
     asked = prompts.spread(prompts.read(prompt_file) if prompt_file else prompts.BUILT_IN, limit)
     combinations = _combinations(drafter, nodes)
     card = registry.resolve(settings.model or "demo")
-    choices: dict[tuple[str, Choice | None, Size], Choice] = {}
+    choices: dict[tuple[str, LoadSpec | None, Size], Choice] = {}
     for name, size in combinations:  # plain decoding first, in whose precision and on whose device all are
         rule = settings.accept if size else "exact"
         own = replace(settings, drafter=name, draft_max=size or "auto", accept=rule)

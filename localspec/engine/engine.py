@@ -30,6 +30,7 @@ from localspec.machine.hardware import IdleCores
 from localspec.machine.machine import this_machine
 from localspec.machine.memory import free_memory, out_of_memory, peak_memory
 from localspec.models.drafter_kinds import kind_of
+from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
 from localspec.nn.exactness import Exactness
 from localspec.nn.packing import DTYPES
@@ -37,14 +38,14 @@ from localspec.nn.small_model import compare_tokens
 from localspec.nn.target import Message, Target, tokenizer_hash
 from localspec.policy.candidates import reply_key
 from localspec.policy.ranking import AUTO_NODES
-from localspec.policy.selection import Choice, choices
+from localspec.policy.selection import Choice, LoadSpec, choices, requested_drafter
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 
 SUDDEN, FEW_STEPS = 4, 8  # times the usual cost of a step, in a reply of so many: memory has spilt
 
 
-def _load(choice: Choice) -> Target:
+def _load(choice: LoadSpec) -> Target:
     free = free_memory(choice.device)
     if choice.loaded_bytes > free:  # else the system would end some process, likely this one
         raise DoesNotFit(
@@ -134,8 +135,9 @@ class Engine:
         Raises what `choose` and the engine itself raise.
         """
         learn = settings.log and settings.pool == "user"
-        cache = MeasurementCache(store)
-        options = choices(card, settings, measurements=CachedMeasurements(cache, settings.exact, settings.context))
+        cache, drafter = MeasurementCache(store), requested_drafter(settings, card)
+        measurements = CachedMeasurements(cache, settings.exact, settings.context)
+        options = choices(model_of(card), drafter, settings, measurements=measurements)
         for choice, smaller in zip_longest(options, options[1:]):
             phrases = settings.pool != "off" and choice.drafter != "none"
             try:

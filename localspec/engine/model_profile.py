@@ -13,7 +13,7 @@ from localspec.events import Statistics
 from localspec.nn.exactness import Exactness, measure
 from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCosts
-from localspec.policy.selection import Choice
+from localspec.policy.selection import LoadSpec
 
 EXACTNESS = Quantity("exactness", Exactness.from_json, Exactness.as_json)
 
@@ -27,8 +27,8 @@ class ModelProfile:
     subject: str
 
     @classmethod
-    def of(cls, choice: Choice, cache: MeasurementCache) -> Self:
-        """The profile of the target as this choice loads it. Raises LocalspecError where its files are damaged."""
+    def of(cls, choice: LoadSpec, cache: MeasurementCache) -> Self:
+        """The profile of a model as this choice loads it. Raises LocalspecError where its files are damaged."""
         weights = revision(choice.target.path)
         packing = f"{choice.quantize} above {choice.threshold}" if choice.threshold else choice.quantize
         subject = model_subject(weights, choice.device, choice.dtype, packing, choice.exact, choice.context)

@@ -42,6 +42,11 @@ class DrafterCandidate:
     published: Published | None = None
 
     @property
+    def drafter(self) -> str:
+        """The name without that of its small model."""
+        return self.name.partition(":")[0]
+
+    @property
     def here(self) -> bool:
         """Whether it could be loaded now."""
         return self.published is None
@@ -56,7 +61,7 @@ class DrafterCandidate:
     @property
     def key(self) -> str:
         """What replies with it are kept by."""
-        return reply_key(self.name.partition(":")[0], self.trained, self.small)
+        return reply_key(self.drafter, self.trained, self.small)
 
 
 def reply_key(drafter: str, trained: DrafterCard | None, small: TargetCard | None) -> str:

@@ -8,6 +8,7 @@ from localspec.config import nearest
 from localspec.errors import NotHere, UsageMistake
 from localspec.models.drafter_cards import DrafterCard, find_drafter
 from localspec.models.drafter_kinds import TABLE, WITH_PHRASES, kinds
+from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard, resolve
 
 
@@ -17,13 +18,14 @@ class DrafterSpec:
 
     drafter: str
     trained: DrafterCard | None = None
-    small: TargetCard | None = None
+    small: Model | None = None
 
 
 def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
     """What is named, by its kind, its weights, and the small model it takes.
 
-    Raises UsageMistake for a drafter that there is not, NotHere where a small model is not here.
+    Raises UsageMistake for a drafter that there is not, NotHere where a small model is not here, and what `model_of`
+    raises.
     """
     if name == "auto":
         return DrafterSpec(name)
@@ -38,7 +40,7 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
     if row is not None and row.takes == "draft model":
         if named.endswith(":"):
             raise UsageMistake(f"'{name}' names no model; write {first}:MODEL, or {first} for the model's own.")
-        return DrafterSpec(first + phrases, small=resolve(small) if small else _own_draft(first, card))
+        return DrafterSpec(first + phrases, small=model_of(resolve(small) if small else _own_draft(first, card)))
     known = ["auto", *kinds()]
     directory = any(mark in named for mark in "/\\.~") or (named not in known and os.path.isdir(named))
     if small and re.fullmatch(r"\w{2,}", first):  # no letter of a drive: some other word stands before a model

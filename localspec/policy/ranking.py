@@ -58,6 +58,12 @@ def natural_precisions(device: Device, parameters: int) -> list[Precision]:
     return [Precision(device, dtype, quantize) for quantize in ("none", *device.packings)]
 
 
+def draft_precisions(device: Device, parameters: int) -> list[Precision]:
+    """The precisions that a draft model of this size may have; on a GPU it stays as it is published."""
+    natural = natural_precisions(device, parameters)
+    return natural if device.type == "cpu" else natural[:1]
+
+
 def run_plans(
     model: Model,
     precisions: Iterable[Precision],
@@ -169,9 +175,7 @@ def _small(
     """The draft model in the form that its own size asks for; it reads the whole text, as the target does."""
     if model.small is None:
         return None
-    own = natural_precisions(precision.device, model.small.parameters)
-    if precision.device.type != "cpu":  # there a draft model is as it is published
-        own = own[:1]
+    own = draft_precisions(precision.device, model.small.parameters)
     shape, parameters = model.small.shape, model.small.parameters
     chosen = min(own, key=lambda one: _estimate(shape, one, measurements).at(1, CONTEXT))
     size = prediction.weights(shape, chosen.dtype, chosen.quantize, chosen.device.type, parameters)

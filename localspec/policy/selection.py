@@ -20,6 +20,7 @@ from localspec.policy.ranking import (
     Precision,
     RunPlan,
     best,
+    draft_precisions,
     explained,
     natural_precisions,
     run_plans,
@@ -30,28 +31,56 @@ MOST_NODES = 64
 INVARIANT = (("cpu", "none"), ("cpu", "int8"), ("cuda", "none"), ("mps", "none"))  # whose rows can be had to the bit
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What is loaded, what it should take and bring, and the sentence that says why."""
+@dataclass(frozen=True, kw_only=True)
+class LoadSpec:
+    """How one model is loaded: on which device, in which precision, and what that takes."""
 
     target: TargetCard
-    drafter: str
-    nodes: int  # at most
-    fixed: bool  # a number was asked for: no resizing, no switching off
     device: str
     dtype: str
     quantize: str
-    exact: bool
-    context: int | None  # tokens; None is the model's own
-    loaded_bytes: int  # of the target's weights and of all that the drafter holds
+    exact: bool = False
+    context: int | None = None  # tokens; None is the model's own
+    threshold: float = 0.0  # of int8 on CUDA
+    loaded_bytes: int  # of the weights, and of all that a drafter holds beside them
     bytes: int  # with cache, tree and workspace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice(LoadSpec):
+    """How the target is loaded, the drafter beside it, and the sentence that says why."""
+
+    drafter: str
+    nodes: int  # at most
+    fixed: bool  # a number was asked for: no resizing, no switching off
     reason: str
     tokens_per_second: float | None = None  # predicted, or measured in earlier replies
     cost_effectiveness: float | None = None  # M
     trained: DrafterCard | None = None  # the drafter's weights, where it has some
-    draft: "Choice | None" = None  # the small model, where one drafts
+    draft: LoadSpec | None = None  # the draft model, where one drafts
     parts: tuple[str, ...] = ()  # of Ouroboros
-    threshold: float = 0.0  # of int8 on CUDA
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What comes of one device: every plan there, the best M first, and those in question, the one to take first.
+
+    `refused` says that the device cannot do what was named, `no_room` that the named draft model does not fit.
+    """
+
+    ranked: Sequence[RunPlan] = ()
+    eligible: Sequence[RunPlan] = ()
+    draft_device: Device | None = None  # None where the one that was named is not here
+    refused: UsageMistake | None = None
+    no_room: DoesNotFit | None = None
+
+    @property
+    def fitting(self) -> list[RunPlan]:
+        return [plan for plan in self.eligible if plan.fits]
+
+    @property
+    def smallest(self) -> RunPlan:
+        return min(self.eligible or self.ranked, key=lambda plan: plan.bytes)
 
 
 def choose(
@@ -61,161 +90,213 @@ def choose(
 
     Raises UsageMistake for what was named and cannot run here, DoesNotFit, and what `inspect` raises.
     """
-    return choices(card, settings, machine, measurements)[0]
+    drafter = requested_drafter(settings, card)
+    return choices(model_of(card), drafter, settings, machine, measurements)[0]
+
+
+def requested_drafter(settings: Settings, card: TargetCard) -> DrafterSpec:
+    """The drafter that `--drafter` names; none where no node may be drafted.
+
+    Raises UsageMistake for a `--draft-max` that has no effect or is too large, and what `named_drafter` raises.
+    """
+    if settings.drafter == "none" and isinstance(settings.draft_max, int):
+        raise UsageMistake(f"--draft-max {settings.draft_max} has no effect without a drafter; leave one of them out.")
+    if settings.draft_max != "auto" and settings.draft_max > MOST_NODES:
+        raise UsageMistake(
+            f"--draft-max {settings.draft_max} is more than the {MOST_NODES} nodes a tree may have; give fewer."
+        )
+    return named_drafter(settings.drafter if settings.draft_max != 0 else "none", card)
 
 
 def choices(
-    card: TargetCard, settings: Settings, machine: Machine | None = None, measurements: MeasurementSource | None = None
+    model: Model,
+    drafter: DrafterSpec,
+    settings: Settings,
+    machine: Machine | None = None,
+    measurements: MeasurementSource | None = None,
 ) -> list[Choice]:
-    """The choice, and behind it those that take less memory, for where it turns out not to fit."""
+    """The choice, and after it one that takes less memory, for where the first turns out not to fit.
+
+    `drafter` is the one that the settings ask for. Raises UsageMistake and DoesNotFit.
+    """
     machine, measurements = machine or this_machine(), measurements or NoMeasurements()
-    if settings.drafter == "none" and isinstance(settings.draft_max, int):
-        raise UsageMistake(f"--draft-max {settings.draft_max} has no effect without a drafter; leave one of them out.")
-    nodes = AUTO_NODES if settings.draft_max == "auto" else settings.draft_max
-    if nodes > MOST_NODES:
-        raise UsageMistake(f"--draft-max {nodes} is more than the {MOST_NODES} nodes a tree may have; give fewer.")
-    named = named_drafter(settings.drafter if nodes else "none", card)
     devices = machine.devices if settings.device == "auto" else (_device(machine, settings.device),)
-    model = model_of(card)
-    found: list[tuple[RunPlan, Sequence[RunPlan]]] = []
-    least: list[RunPlan] = []
-    refused: list[UsageMistake] = []
-    alone: list[DoesNotFit] = []  # where the target fits, and the draft model that was named does not
-    for device in devices:
+    attempts = [_attempt(model, drafter, settings, device, machine, measurements) for device in devices]
+    possible = [attempt for attempt in attempts if attempt.refused is None]
+    if not possible and attempts[0].refused:
+        raise attempts[0].refused
+    fitting = [attempt for attempt in possible if attempt.fitting]
+    if not fitting:
+        raise DoesNotFit(_too_large(model.card, possible[0].smallest, settings.context, machine, measurements))
+    if fitting[0].no_room and all(attempt.no_room for attempt in fitting):
+        raise fitting[0].no_room
+    # The device on which it is fastest; of two as fast, the one that torch names first.
+    taken = max((one for one in fitting if not one.no_room), key=lambda attempt: attempt.fitting[0].speed)
+    first, *others = taken.fitting
+    smaller = [plan for plan in others if plan.bytes < first.bytes][:1]
+    found = []
+    for plan in (first, *smaller):
+        chosen = _of_candidate(plan.candidate, model) if drafter.drafter == "auto" else drafter
+        _check(settings, chosen, plan.precision)
+        draft = None
+        if chosen.small is not None:
+            draft = _draft(chosen.small, taken.draft_device, settings, machine, measurements)
+        found.append(_choice(model.card, settings, chosen, plan, taken.ranked, draft))
+    return found
+
+
+def _attempt(
+    model: Model,
+    drafter: DrafterSpec,
+    settings: Settings,
+    device: Device,
+    machine: Machine,
+    measurements: MeasurementSource,
+) -> Attempt:
+    try:
+        precisions = _precisions(settings, device, model.parameters)
+    except UsageMistake as mistake:  # another device may have what was named
+        return Attempt(refused=mistake)
+    ranked = run_plans(model, precisions, measurements, _most_nodes(settings), settings.context)
+    draft_device = device if settings.draft_device == "auto" else machine.device(settings.draft_device)
+    if draft_device != device:
+        ranked = [_with_more(plan, -plan.candidate.bytes) if plan.candidate.small else plan for plan in ranked]
+    draft, no_room = None, None
+    if drafter.small is not None:
         try:
-            precisions = _precisions(settings, device, model.parameters)
-        except UsageMistake as mistake:  # another device may have what was named
-            refused.append(mistake)
-            continue
-        ranked = run_plans(model, precisions, measurements, nodes or AUTO_NODES, settings.context)
-        if settings.draft_device != "auto" and machine.device(settings.draft_device) != device:
-            ranked = [_beside(plan, -plan.candidate.bytes) if plan.candidate.small else plan for plan in ranked]
-        draft, trouble = None, None
-        if named.small is not None:
-            try:
-                draft = _draft(named.small, settings, device.name, machine, measurements)
-            except DoesNotFit as error:
-                trouble = error
-        needed = settings.draft_max != "auto" or settings.accept != "exact"  # some drafter, whether it pays or not
-        taken = _taken(named, model, ranked, needed, draft, settings.context)
-        least.append(min(taken or ranked, key=lambda plan: plan.bytes))
-        fitting = [plan for plan in taken if plan.fits]
-        if fitting and trouble is not None:
-            alone.append(trouble)
-            continue
-        # The device on which it is fastest; of two as fast, the one that torch names first.
-        if fitting and (not found or fitting[0].speed > found[0][0].speed):
-            found = [(plan, ranked) for plan in (fitting[0], *_smaller(fitting))]
-    if not least:
-        raise refused[0]
-    if not found and alone:
-        raise alone[0]
-    if not found:
-        raise DoesNotFit(_too_large(card, least[0], settings, machine, measurements))
-    return [_choice(card, settings, named, nodes, plan, ranked, machine, measurements) for plan, ranked in found]
+            draft = _draft(drafter.small, draft_device, settings, machine, measurements)
+        except DoesNotFit as trouble:
+            no_room = trouble
+    eligible = _eligible(ranked, drafter, settings, model, draft)
+    return Attempt(ranked, eligible, draft_device, no_room=no_room)
 
 
-def _taken(
-    named: DrafterSpec, model: Model, ranked: Sequence[RunPlan], needed: bool, draft: Choice | None, context: int | None
+def _eligible(
+    ranked: Sequence[RunPlan], drafter: DrafterSpec, settings: Settings, model: Model, draft: LoadSpec | None
 ) -> list[RunPlan]:
-    """The ways that are in question, the one to take first, with the bytes of the drafter that was named."""
-    if named.drafter == "auto":
+    """The plans in question, the one to take first, with the bytes of the drafter that was named."""
+    if drafter.drafter == "auto":
+        needed = settings.draft_max != "auto" or settings.accept != "exact"  # some drafter, whether it pays or not
         first = best(ranked, without=not needed)
         simple = [plan for plan in ranked if plan.candidate.name in (("phrases",) if needed else ("phrases", "none"))]
         return simple if first is None else [first, *(plan for plan in simple if plan is not first)]
-    same = [plan for plan in ranked if _same(named, plan.candidate)]
-    if same:
-        return same
-    extra = 0
-    if named.trained is not None:
-        planned = min(context or PLANNED, model.shape.context)
-        precision = ranked[0].precision
-        numbers = computing(precision.dtype, precision.quantize, precision.device.type)
-        extra = drafter_bytes(named.trained, model.shape, precision.dtype, numbers, planned)
-    if draft is not None and draft.device == ranked[0].precision.device.name:
+    if predicted := [plan for plan in ranked if _is_of(plan.candidate, drafter)]:
+        return predicted
+    precision, extra = ranked[0].precision, 0
+    if drafter.trained is not None:
+        planned = min(settings.context or PLANNED, model.shape.context)
+        item = computing(precision.dtype, precision.quantize, precision.device.type)
+        extra = drafter_bytes(drafter.trained, model.shape, precision.dtype, item, planned)
+    if draft is not None and draft.device == precision.device.name:
         extra = draft.bytes - PROGRAM
-    plain = [plan for plan in ranked if plan.candidate.name == "none"]
-    return [_beside(plan, extra) for plan in plain]
+    return [_with_more(plan, extra) for plan in ranked if plan.candidate.name == "none"]
 
 
-def _beside(plan: RunPlan, size: int) -> RunPlan:
-    """With so many bytes more of a drafter."""
+def _with_more(plan: RunPlan, size: int) -> RunPlan:
+    """The plan with so many bytes more of a drafter."""
     return replace(plan, loaded_bytes=plan.loaded_bytes + size, bytes=plan.bytes + size)
 
 
-def _same(named: DrafterSpec, candidate: DrafterCandidate) -> bool:
-    """Whether this is what was named, with the same weights."""
-    kind = candidate.name.partition(":")[0]
-    return (named.drafter, named.trained, named.small) == (kind, candidate.trained, candidate.small)
+def _is_of(candidate: DrafterCandidate, drafter: DrafterSpec) -> bool:
+    """Whether this candidate is that drafter, with the same weights or the same small model."""
+    small = drafter.small and drafter.small.card
+    return (drafter.drafter, drafter.trained, small) == (candidate.drafter, candidate.trained, candidate.small)
 
 
-def _smaller(fitting: Sequence[RunPlan]) -> list[RunPlan]:
-    """The next way to try where the first turns out not to fit: the best that takes less."""
-    return [plan for plan in fitting[1:] if plan.bytes < fitting[0].bytes][:1]
+def _of_candidate(candidate: DrafterCandidate, model: Model) -> DrafterSpec:
+    return DrafterSpec(candidate.drafter, candidate.trained, model.small if candidate.small else None)
+
+
+def _most_nodes(settings: Settings) -> int:
+    return AUTO_NODES if settings.draft_max == "auto" else settings.draft_max or AUTO_NODES
+
+
+def _check(settings: Settings, drafter: DrafterSpec, precision: Precision) -> None:
+    """Raises UsageMistake for an acceptance rule or a threshold that has no meaning for what was chosen."""
+    if settings.accept == "rejection" and (drafter.trained is None or drafter.drafter.endswith(WITH_PHRASES)):
+        raise UsageMistake(
+            f"--accept rejection needs drafts that are sampled from a known distribution, and those of "
+            f"'{drafter.drafter}' are not; name one out of {', '.join(kinds('weights'))}, or leave it out."
+        )
+    if settings.accept == "typical" and drafter.drafter == "none":
+        raise UsageMistake("--accept typical has no effect without a drafter; leave it out.")
+    if settings.int8_threshold and (precision.device.type, precision.quantize) != ("cuda", "int8"):
+        raise UsageMistake(
+            f"int8_threshold = {settings.int8_threshold} has no effect in {precision} on {precision.device.name}; "
+            "remove it, or give --quantize int8 and a device with CUDA."
+        )
 
 
 def _choice(
     card: TargetCard,
     settings: Settings,
-    named: DrafterSpec,
-    nodes: int,
+    drafter: DrafterSpec,
     plan: RunPlan,
     ranked: Sequence[RunPlan],
-    machine: Machine,
-    measurements: MeasurementSource,
+    draft: LoadSpec | None,
 ) -> Choice:
-    if named.drafter == "auto":
-        named = DrafterSpec(plan.candidate.name.partition(":")[0], plan.candidate.trained, plan.candidate.small)
-    _check_rule(settings, named)
-    if settings.int8_threshold and (plan.precision.device.type, plan.precision.quantize) != ("cuda", "int8"):
-        raise UsageMistake(
-            f"int8_threshold = {settings.int8_threshold} has no effect in {plan.precision} on "
-            f"{plan.precision.device.name}; remove it, or give --quantize int8 and a device with CUDA."
-        )
-    precision, foreseen = plan.precision, _same(named, plan.candidate)
-    draft = _draft(named.small, settings, precision.device.name, machine, measurements) if named.small else None
+    precision, predicted = plan.precision, _is_of(plan.candidate, drafter)
+    parts = kind_of(drafter.drafter).parts
     return Choice(
         target=card,
-        drafter=named.drafter,
-        nodes=nodes if named.drafter != "none" else 0,
-        fixed=settings.draft_max != "auto",
         device=precision.device.name,
         dtype=precision.dtype,
         quantize=precision.quantize,
         exact=settings.exact,
         context=settings.context,
+        threshold=settings.int8_threshold,
         loaded_bytes=plan.loaded_bytes,
         bytes=plan.bytes,
-        reason=explained(plan, ranked) if foreseen else f"{named.drafter} as asked, in {precision}",
-        tokens_per_second=plan.speed if foreseen else None,
-        cost_effectiveness=plan.cost_effectiveness if foreseen else None,
-        trained=named.trained,
+        drafter=drafter.drafter,
+        nodes=_most_nodes(settings) if drafter.drafter != "none" else 0,
+        fixed=settings.draft_max != "auto",
+        reason=explained(plan, ranked) if predicted else f"{drafter.drafter} as asked, in {precision}",
+        tokens_per_second=plan.speed if predicted else None,
+        cost_effectiveness=plan.cost_effectiveness if predicted else None,
+        trained=drafter.trained,
         draft=draft,
-        parts=getattr(settings, kind.parts) if (kind := kind_of(named.drafter)).parts else (),
-        threshold=settings.int8_threshold,
+        parts=getattr(settings, parts) if parts else (),
     )
 
 
-def _check_rule(settings: Settings, named: DrafterSpec) -> None:
-    if settings.accept == "rejection" and (named.trained is None or named.drafter.endswith(WITH_PHRASES)):
+def _draft(
+    small: Model, device: Device | None, settings: Settings, machine: Machine, measurements: MeasurementSource
+) -> LoadSpec:
+    """How a draft model is loaded: in the precision that suits its own size.
+
+    Raises UsageMistake where there is no such device, and DoesNotFit.
+    """
+    if device is None:
         raise UsageMistake(
-            f"--accept rejection needs drafts that are drawn from a known distribution, and those of '{named.drafter}' "
-            f"are not; name one out of {', '.join(kinds('weights'))}, or leave it out."
+            f"There is no device '{settings.draft_device}' here for a draft model; set draft_device to one of "
+            f"{_names(machine)}, or auto."
         )
-    if settings.accept == "typical" and named.drafter == "none":
-        raise UsageMistake("--accept typical has no effect without a drafter; leave it out.")
+    ranked = run_plans(small, draft_precisions(device, small.parameters), measurements, AUTO_NODES)
+    plain = [plan for plan in ranked if plan.candidate.name == "none"]
+    plan = next((plan for plan in plain if plan.fits), None)
+    if plan is None:
+        smallest = min(plain, key=lambda plan: plan.bytes)
+        raise DoesNotFit(_too_large(small.card, smallest, None, machine, measurements))
+    return LoadSpec(
+        target=small.card,
+        device=device.name,
+        dtype=plan.precision.dtype,
+        quantize=plan.precision.quantize,
+        loaded_bytes=plan.loaded_bytes,
+        bytes=plan.bytes,
+    )
 
 
 def _too_large(
-    card: TargetCard, least: RunPlan, settings: Settings, machine: Machine, measurements: MeasurementSource
+    card: TargetCard, smallest: RunPlan, context: int | None, machine: Machine, measurements: MeasurementSource
 ) -> str:
     """What is missing, and the best model that would fit there: one that is here rather than one to be fetched."""
-    device, gib = least.precision.device, 2.0**30
+    device, gib = smallest.precision.device, 2.0**30
     missing = (
-        f"{card.name} needs {least.bytes / gib:.1f} GiB of memory in {least.precision} on {device.name}, and of "
+        f"{card.name} needs {smallest.bytes / gib:.1f} GiB of memory in {smallest.precision} on {device.name}, and of "
         f"{device.free / gib:.1f} GiB free {device.usable / gib:.1f} may be used"
     )
-    if settings.context is not None and settings.context > PLANNED:  # with which others take more as well
+    if context is not None and context > PLANNED:  # with which others take more as well
         return f"{missing}; close other programs, or give a smaller --context."
     there = replace(machine, devices=(device,))
     others = [
@@ -233,24 +314,6 @@ def _too_large(
     return f"{missing}; close other programs, or give a smaller --context."
 
 
-def _draft(
-    card: TargetCard, settings: Settings, device: str, machine: Machine, measurements: MeasurementSource
-) -> Choice:
-    """The small model, in the precision that suits its own size."""
-    device = device if settings.draft_device == "auto" else settings.draft_device
-    if machine.device(device) is None:
-        raise UsageMistake(
-            f"There is no device '{device}' here for a draft model; set draft_device to one of {_names(machine)}, or "
-            "auto."
-        )
-    own = replace(
-        settings, drafter="none", draft_max="auto", dtype="auto", exact=False, context=None,
-        accept="exact", device=device, int8_threshold=0.0,
-        quantize="auto" if device == "cpu" else "none",  # as ranking has it
-    )  # fmt: skip
-    return choose(card, own, machine, measurements)
-
-
 def _names(machine: Machine) -> str:
     return ", ".join(device.name for device in machine.devices)
 
@@ -262,7 +325,10 @@ def _device(machine: Machine, name: str) -> Device:
 
 
 def _precisions(settings: Settings, device: Device, parameters: int) -> list[Precision]:
-    """The forms that the settings leave open on a device. Raises UsageMistake for what was named and cannot be had."""
+    """The precisions that the settings leave open on a device.
+
+    Raises UsageMistake for one that was named and cannot be had there.
+    """
     dtype: str = settings.dtype
     quantize: str = settings.quantize
     if quantize not in ("auto", "none", *device.packings):
@@ -271,12 +337,12 @@ def _precisions(settings: Settings, device: Device, parameters: int) -> list[Pre
             f"--quantize {quantize} cannot be had on {device.name}: {missing}; use another, none, or auto."
         )
     if dtype == "fp16" and device.type == "cpu":
-        raise UsageMistake("fp16 is many times slower than fp32 on a processor; use bf16, fp32 or auto there.")
+        raise UsageMistake("fp16 is many times slower than fp32 on a CPU; use bf16, fp32 or auto there.")
     natural = natural_precisions(device, parameters)
     if dtype == "auto":
         dtype = natural[0].dtype
     elif quantize == "auto":
-        quantize = "none"  # who names a format of numbers wants those
+        quantize = "none"  # who names a dtype wants weights in it
     if quantize != "auto":
         return [Precision(device, dtype, quantize)]
-    return [precision for precision in natural if not settings.exact or (device.type, precision.quantize) in INVARIANT]
+    return [one for one in natural if not settings.exact or (device.type, one.quantize) in INVARIANT]

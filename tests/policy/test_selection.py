@@ -11,15 +11,15 @@ from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, flat, gpu, machin
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.machine import hardware, memory
-from localspec.machine.machine import Machine
+from localspec.machine.machine import Device, Machine
 from localspec.models.entries import Accepted, Published
-from localspec.models.model import Model
+from localspec.models.model import Model, model_of
 from localspec.models.registry import NOWHERE, TargetCard
 from localspec.policy import selection, survey
 from localspec.policy.candidates import PHRASES, reply_key
 from localspec.policy.measurements import ModelMeasurements, ReplyStats
 from localspec.policy.ranking import AUTO_NODES
-from localspec.policy.selection import MOST_NODES, Choice, choices, choose
+from localspec.policy.selection import MOST_NODES, Choice, LoadSpec, choices, choose, requested_drafter
 
 CARD = unfetched(SEVEN)
 HERE = machine(processor(48))
@@ -29,6 +29,10 @@ NF4 = machine(processor(32, packings=("int8", "nf4")))
 def taken(machine: Machine, card: TargetCard = CARD, **settings: object) -> tuple[str, str, str]:
     choice = choose(card, Settings(**settings), machine)
     return choice.device, choice.dtype, choice.quantize
+
+
+def offered(settings: Settings, machine: Machine) -> list[Choice]:
+    return choices(model_of(CARD), requested_drafter(settings, CARD), settings, machine)
 
 
 @pytest.fixture
@@ -243,7 +247,7 @@ def test_a_damaged_model_is_not_offered_and_does_not_hide_what_was_wrong(tmp_pat
 @pytest.mark.parametrize("where", [HERE, NF4, machine(gpu(24)), machine(gpu(16), processor(64))])
 @pytest.mark.parametrize("settings", [{}, {"drafter": "phrases"}, {"drafter": "lookahead"}, {"drafter": "none"}])
 def test_behind_the_choice_stands_one_that_takes_less(where, settings) -> None:
-    found = choices(CARD, Settings(**settings), where)
+    found = offered(Settings(**settings), where)
     assert choose(CARD, Settings(**settings), where) == found[0]
     assert len({choice.device for choice in found}) == 1
     assert [choice.bytes for choice in found] == sorted({choice.bytes for choice in found}, reverse=True)
@@ -251,8 +255,8 @@ def test_behind_the_choice_stands_one_that_takes_less(where, settings) -> None:
 
 def test_the_second_choice_is_another_precision_and_there_is_none_below_the_smallest() -> None:
     fast8 = machine(gpu(24, packings=("int8",)))
-    assert [choice.quantize for choice in choices(CARD, Settings(drafter="phrases"), fast8)] == ["none", "int8"]
-    assert len(choices(CARD, Settings(quantize="none", drafter="phrases"), fast8)) == 1
+    assert [choice.quantize for choice in offered(Settings(drafter="phrases"), fast8)] == ["none", "int8"]
+    assert len(offered(Settings(quantize="none", drafter="phrases"), fast8)) == 1
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------------
@@ -266,7 +270,7 @@ def test_the_second_choice_is_another_precision_and_there_is_none_below_the_smal
         ({"quantize": "int4"}, "int4 cannot be had on cuda:0: its kernels are not invented"),
         ({"quantize": "int4", "device": "cpu"}, "int4 cannot be had on cpu: its kernels are not invented"),
         ({"quantize": "nf4", "device": "cpu"}, "nf4 cannot be had on cpu"),
-        ({"dtype": "fp16", "device": "cpu"}, "fp16 is many times slower than fp32 on a processor"),
+        ({"dtype": "fp16", "device": "cpu"}, "fp16 is many times slower than fp32 on a CPU"),
         ({"drafter": "none", "draft_max": 4}, "--draft-max 4 has no effect without a drafter"),
         ({"drafter": "none", "draft_max": 0}, "--draft-max 0 has no effect without a drafter"),
         ({"draft_max": MOST_NODES + 1}, "--draft-max 65 is more than the 64 nodes"),
@@ -452,10 +456,10 @@ def test_what_would_fit_instead_is_on_the_device_that_was_asked_for(fresh_home: 
 def test_where_the_draft_model_has_no_room_the_next_device_is_taken(small: str, monkeypatch) -> None:
     usual = selection._draft
 
-    def full(card: TargetCard, settings: Settings, device: str, *rest: object) -> Choice:
-        if device == "cuda:0":
+    def full(small: Model, device: Device, *rest: object) -> LoadSpec:
+        if device.name == "cuda:0":
             raise DoesNotFit("there is no room for it")
-        return usual(card, settings, device, *rest)
+        return usual(small, device, *rest)
 
     monkeypatch.setattr(selection, "_draft", full)
     named = Settings(drafter=f"draft_model:{small}")

@@ -7,10 +7,14 @@ from command import environment
 from training.doubles import Linears
 
 from localspec.errors import DoesNotFit
+from localspec.models.registry import NOWHERE, TargetCard
 from localspec.policy.selection import Choice
 from localspec.training.estimate import Needs, fitting, needs
 
-CHOICE = Choice(None, "none", 0, False, "cpu", "fp32", "none", False, None, 1000, 1000, "")  # type: ignore[arg-type]
+CHOICE = Choice(
+    target=TargetCard("tiny", NOWHERE, None, ""), device="cpu", dtype="fp32", quantize="none", loaded_bytes=1000, bytes=1000,
+    drafter="none", nodes=0, fixed=False, reason="",
+)  # fmt: skip
 PEAK = (
     "import re, resource, sys; from localspec.cli.main import main; code = main(sys.argv[1:]); "
     "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, file=sys.stderr); sys.exit(code)"
@@ -18,16 +22,12 @@ PEAK = (
 
 
 def test_a_forward_is_halved_until_it_fits_and_a_row_is_the_least(monkeypatch):
-    class DrafterSpec:
-        name = "tiny"
-
-    choice = Choice(**{**vars(CHOICE), "target": DrafterSpec()})
     monkeypatch.setattr("localspec.training.estimate.free_memory", lambda _: 1000)
     needed = Needs(fixed=400, token=1, files=0, trainable=0)
-    assert [fitting(needed, choice, at_once, 100) for at_once in (600, 601, 2000, 100)] == [600, 300, 500, 100]
-    assert fitting(Needs(880, 1, 0, 0), choice, 4096, 100) == 100
+    assert [fitting(needed, CHOICE, at_once, 100) for at_once in (600, 601, 2000, 100)] == [600, 300, 500, 100]
+    assert fitting(Needs(880, 1, 0, 0), CHOICE, 4096, 100) == 100
     with pytest.raises(DoesNotFit, match="100 tokens at once"):
-        fitting(Needs(901, 1, 0, 0), choice, 4096, 100)
+        fitting(Needs(901, 1, 0, 0), CHOICE, 4096, 100)
 
 
 def test_what_learns_is_counted(tiny):
