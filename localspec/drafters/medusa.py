@@ -1,6 +1,7 @@
 """Medusa (Cai et al. 2024): K heads on the target's last hidden state, each for one token further ahead.
 
-The state that predicted the root goes in; head k foresees the token k places behind the root, whatever stands between.
+The heads read the state that predicted the root; head k predicts the token k positions after the root, independently of
+the tokens between.
 """
 
 from collections.abc import Sequence
@@ -20,21 +21,21 @@ from localspec.nn.adapters import MOST_RANK, Adapters
 from localspec.nn.losses import RANKS, DepthLoss, cross_entropy
 from localspec.nn.target import Target
 
-JOINT = ("rank", "alpha", "balance", "warmup")  # options that joint training alone has
+JOINT = ("rank", "alpha", "balance", "warmup")  # options that only joint training has
 TREES = ("confident", "static", "chain")
-SLOWER = 0.25  # how fast the target's adapters learn, beside the heads (§4.0.1)
-UNMEASURED = [0.5 ** (rank + 1) for rank in range(RANKS)]  # accuracies by rank, where nobody measured any
+ADAPTERS_LR_SCALE = 0.25  # the learning rate of the target's adapters, as a multiple of the heads' (§4.0.1)
+UNMEASURED = [0.5 ** (rank + 1) for rank in range(RANKS)]  # accuracies by rank, where none were measured
 
 
 @dataclass(frozen=True)
 class MedusaOptions:
-    """`private` gives each head a vocabulary matrix of its own, as in the paper; else all share the target's.
+    """`private` gives each head a vocabulary matrix of its own, as in the paper; else all heads share the target's.
 
     `tree` is built from this step's confidence, or once from measured accuracies (§3.3.3), or is a chain. `decay` is λ:
-    head k weighs λᵏ. `joint` is Medusa-2, which changes the target: adapters of this rank and alpha learn beside the
-    heads, whose loss then weighs `balance` (λ₀: 0.01 for the target's own distribution as the label, 0.2 for the text),
-    after the heads have learned alone for the share `warmup` of the training. Raises UsageMistake for values that mean
-    nothing.
+    the loss of head k is weighted by λᵏ. `joint` is Medusa-2 (§3.2.2), which changes the target: adapters of this rank
+    and alpha are trained with the heads, after the heads alone for the share `warmup` of the training. The heads' loss
+    is then weighted by `balance` (λ₀: 0.01 with the target's distribution as the label, 0.2 with the text). Raises
+    UsageMistake for impossible values.
     """
 
     heads: int = 4
@@ -64,10 +65,10 @@ class MedusaOptions:
         refuse_without_joint("medusa", self, JOINT)
 
 
-class Blocks(nn.Module):
-    """One residual block for each head, x + SiLU(W x + b), the heads side by side; zeros, which change nothing.
+class ResidualBlocks(nn.Module):
+    """One residual block of every head, x + SiLU(W x + b) (§3.1.1); zeros at first, which change nothing.
 
-    weight [heads, width, width], bias [heads, width].
+    weight [heads, hidden_size, hidden_size], bias [heads, hidden_size].
     """
 
     def __init__(self, heads: int, width: int, device: torch.device) -> None:
@@ -76,13 +77,18 @@ class Blocks(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads, width, device=device))
 
     def forward(self, x: torch.Tensor, heads: slice) -> torch.Tensor:
-        """Rows of these heads, [heads, rows, width] -> the same."""
+        """Applies the blocks of these heads to x [heads, rows, hidden_size], whose shape stays."""
         weight, bias = self.weight[heads].to(x.dtype), self.bias[heads].to(x.dtype)
         return x + F.silu(torch.baddbmm(bias[:, None], x, weight.transpose(1, 2)))
 
 
 class Drafter(ParallelDrafter):
-    """`adapters` are those of joint training, until `merge`: what is left are heads as Medusa-1 has them."""
+    """Medusa's heads (Cai et al. 2024, §3.1 and §3.2): p_k = softmax(W_k (h + SiLU(V_k h + b_k))) at depth k.
+
+    From the target's state h [hidden_size] that predicted the root, head k makes logits [vocab_size] of the token k
+    positions after it. Medusa-1 trains the heads alone. In Medusa-2 `adapters` are trained with them, until
+    `merge_adapters`; what is left are heads as of Medusa-1, for a changed target.
+    """
 
     kind = "medusa"
     Options = MedusaOptions
@@ -91,11 +97,11 @@ class Drafter(ParallelDrafter):
     linears: nn.Parameter | None
 
     def __init__(self, target: Target, options: MedusaOptions) -> None:
-        """Raises UsageMistake for joint training of a target in int8."""
+        """Raises UsageMistake for joint training of a quantized target."""
         super().__init__(target, options)
         transformer = target.transformer
         self.blocks = nn.ModuleList(
-            Blocks(options.heads, transformer.config.hidden_size, target.device) for _ in range(options.layers)
+            ResidualBlocks(options.heads, transformer.config.hidden_size, target.device) for _ in range(options.layers)
         )
         self.linears = None
         if options.private:
@@ -106,7 +112,7 @@ class Drafter(ParallelDrafter):
                     "Joint training changes the target's weights, which int8 rounds; use --quantize none."
                 )
             self.adapters = Adapters(transformer, range(len(transformer.layers)), options.rank, options.alpha)
-        self._state: torch.Tensor | None = None  # that predicted the root
+        self._state: torch.Tensor | None = None  # the target's, which predicted the root
 
     @property
     def depth(self) -> int:
@@ -115,17 +121,17 @@ class Drafter(ParallelDrafter):
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
-        """Judges what was proposed; keeps the state that predicted the new root, which is that of the last row."""
+        """Calibrates the last draft; keeps the state that predicted the new root, which is that of the last row."""
         self.calibrate(step)
-        self._state = step.hidden[-1:].clone()  # a copy: the rest of a chunk of prefill need not stay
+        self._state = step.hidden[-1:].clone()  # a copy: a view would keep a whole chunk of prefill
 
     def rewind(self, length: int) -> None:
-        """Forgets the state; the session reads at least one token before it drafts again."""
+        """Forgets the state; the session reads at least one token before the next draft."""
         self._state = None
-        self.forget()
+        self.forget_draft()
 
     def draft(self, context: Context) -> DraftTree:
-        """All heads in one go; those that no node would be left for are not asked."""
+        """Returns the tree of all heads, computed at once; heads that no node would be left for are not computed."""
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))
         depths = min(context.nodes, self.depth)
@@ -135,16 +141,16 @@ class Drafter(ParallelDrafter):
         return self.build_tree(context, logits, 1 if self.options.tree == "chain" else RANKS)
 
     def _logits(self, x: torch.Tensor, heads: slice) -> torch.Tensor:
-        """What these heads make of states: [heads, rows, width] -> [heads, rows, vocabulary]."""
+        """Returns these heads' logits [heads, rows, vocab_size] of states x [heads, rows, hidden_size]."""
         for blocks in self.blocks:
             x = blocks(x, heads)
         if self.linears is None:
             return self.target.head(x)
-        # In this order a single row takes the path for vectors, which reads matrices twice as fast.
+        # In this order a single row takes the path for vectors, which reads the matrices twice as fast.
         return torch.bmm(self.linears[heads].to(x.dtype), x.transpose(1, 2)).transpose(1, 2).contiguous()
 
     def _static(self, context: Context, logits: torch.Tensor) -> DraftTree:
-        """The sparse tree, filled in. How often its nodes are right is for the budget to see: it has no chances."""
+        """Returns the sparse tree (§3.3.3) with this step's tokens. It has no chances: the budget observes them."""
         nodes = context.nodes
         levels = context.sampling.candidates(logits, self.positions(context, logits), min(nodes, RANKS))
         accuracies = self.accuracies or [UNMEASURED] * len(levels)
@@ -157,13 +163,14 @@ class Drafter(ParallelDrafter):
     # -- training -----------------------------------------------------------------------------------------------------
 
     def loss(self, batch: Batch) -> LossOutput:
-        """Medusa-1 (§3.2.1): head k on the state at t against token t + 1 + k. Medusa-2 (§3.2.2) where it is joint.
+        """Returns the loss of Medusa-1 (§3.2.1, eq. 1), or of Medusa-2 (§3.2.2, eq. 2) where training is joint.
 
-        Heads warm up first: until then joint training is Medusa-1. Behind that the heads read the states of the target
-        with its adapters, whose teacher is the target without them (§3.3.2), which the batch's states come from.
+        Head k reads the state at t and predicts the token at t + 1 + k. Joint training is Medusa-1 during the heads'
+        warm-up. After it the heads read the states of the target with its adapters, and the teacher is the target
+        without them (§3.3.2), from which the batch's states come.
         """
         adapted = self.adapters is not None and self.progress >= self.options.warmup
-        states = self.adapted(batch.tokens) if adapted else batch.hidden
+        states = self.adapted_states(batch.tokens) if adapted else batch.hidden
         depth_losses = [self._depth_loss(states, batch, ahead) for ahead in range(1, self.depth + 1)]
         loss = torch.stack(
             [_mean(seen) * self.options.decay**ahead for ahead, seen in enumerate(depth_losses, start=1)]
@@ -173,7 +180,7 @@ class Drafter(ParallelDrafter):
         return LossOutput(loss, depth_losses)
 
     def _depth_loss(self, states: torch.Tensor, batch: Batch, ahead: int) -> DepthLoss:
-        """Of the tokens `ahead` places behind the next one, where they count. 0 ahead is the target's own head."""
+        """Returns the loss of the head for the token `ahead` positions after the next; 0 is the target's own head."""
         count = max(batch.tokens.shape[1] - 1 - ahead, 0)
         where = batch.loss_mask[:, 1 + ahead :]
         labels = batch.hidden[:, ahead : ahead + count] if batch.distill else batch.tokens[:, 1 + ahead :]
@@ -184,14 +191,11 @@ class Drafter(ParallelDrafter):
         return cross_entropy(states[:, :count][where], head, labels[where], self.target.head if batch.distill else None)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """What learns, in groups for an optimiser: `params`, and `lr_scale`, by which the learning rate is multiplied.
-
-        During the warm-up the adapters have no gradient.
-        """
+        """Returns the heads' group and the adapters', which have no gradient during the warm-up."""
         adapters = [] if self.adapters is None else list(self.adapters.parameters())
         theirs = {id(parameter) for parameter in adapters}
         heads = [parameter for parameter in self.parameters() if id(parameter) not in theirs]
-        groups = [{"params": heads, "lr_scale": 1.0}, {"params": adapters, "lr_scale": SLOWER}]
+        groups = [{"params": heads, "lr_scale": 1.0}, {"params": adapters, "lr_scale": ADAPTERS_LR_SCALE}]
         return [group for group in groups if group["params"]]
 
 
@@ -201,9 +205,9 @@ def _mean(seen: DepthLoss) -> torch.Tensor:
 
 @lru_cache(maxsize=256)
 def sparse_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> DraftTree:
-    """Medusa's static tree (§3.3.3), built greedily: the node with the highest accuracy of its path comes next.
+    """Returns Medusa's static tree (§3.3.3), built greedily: the node with the most accurate path comes next.
 
-    accuracies [depth][rank] are how often the candidate of that rank is right. Tokens of the tree are ranks.
+    accuracies [depth][rank] is how often the candidate of that rank is right. The tree's tokens are ranks.
     """
     levels = [sorted(enumerate(ranks), key=lambda candidate: -candidate[1]) for ranks in accuracies]
     return best_first(0, levels, nodes, Drafter.kind)

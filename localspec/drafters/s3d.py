@@ -1,4 +1,4 @@
-"""S3D: the target drafts with its own outer layers, several tokens in one pass, by mask tokens (S3D, §4)."""
+"""S3D: the target drafts with its own outer layers and mask tokens, several tokens in one pass (S3D, §4)."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,18 +21,20 @@ from localspec.nn.cache import FrozenPrefix, KVCache
 from localspec.nn.losses import cross_entropy
 from localspec.nn.target import Target
 
-MOST_DEPTH = 64  # no tree has more nodes
-SLOWER = 0.03  # how fast the target's own layers learn, of the usual 1e-3: the paper's 3e-5
+MAX_DEPTH = 64  # no tree has more nodes
+LAYERS_LR_SCALE = 0.03  # of the usual 1e-3, the learning rate of the target's own layers: the paper's 3e-5
 SHARE = 0.15  # of a text: the positions that are anchors, and in the full form the tokens that are masked (appendix A)
 
 
 @dataclass(frozen=True)
 class S3DOptions:
-    """`depth` tokens a draft (γ). Layers count from 0: `skip` is the first and the last that are skipped, "2-5";
-    `kept` lists those that are not, "0,1,6,7"; with neither the middle half is skipped.
+    """`depth` is the number of tokens of a draft (γ). Layers count from 0: `skip` is the first and the last layer that
+    are skipped, as in "2-5"; `kept` lists the layers that are not, as in "0,1,6,7"; with neither the middle half is
+    skipped.
 
-    `adapters` act while drafting and at no other time: "all" linear layers, "vko" (values, keys, output; appendix B) or
-    "none". `full` trains the kept layers themselves instead, which makes another target.
+    `adapters` act only while drafting: on "all" linear layers, on "vko" (values, keys, output; appendix B) or "none".
+    `full` trains the kept layers themselves instead, which makes another target. Raises UsageMistake for impossible
+    values.
     """
 
     depth: int = 4
@@ -45,7 +47,7 @@ class S3DOptions:
 
     def __post_init__(self) -> None:
         for name, fine, hint in (
-            ("depth", 1 <= self.depth <= MOST_DEPTH, f"1 to {MOST_DEPTH}"),
+            ("depth", 1 <= self.depth <= MAX_DEPTH, f"1 to {MAX_DEPTH}"),
             ("rank", 1 <= self.rank <= MOST_RANK, f"1 to {MOST_RANK}"),
             ("alpha", 0 < self.alpha < float("inf"), "a number above 0"),
             ("adapters", self.adapters in ("", "none", *WHICH), f"{', '.join(WHICH)} or none"),
@@ -64,11 +66,11 @@ class S3DOptions:
 
     @property
     def which(self) -> str:
-        """What is adapted: all, vko or none."""
+        """What is adapted: "all", "vko" or "none"."""
         return self.adapters or ("none" if self.full else "all")
 
     def layers(self, count: int) -> tuple[int, ...]:
-        """The layers that draft, of `count`. Raises UsageMistake where there are not so many, or none is left."""
+        """Returns the layers that draft, of `count`. Raises UsageMistake where one does not exist or none is left."""
         if not (self.skip or self.kept):
             return symmetric(count, max(1, count // 2))
         named = _numbers(self.skip, "-") or _numbers(self.kept, ",")
@@ -82,7 +84,7 @@ class S3DOptions:
 
 
 def _first(accuracies: Sequence[Sequence[float]]) -> list[float]:
-    """Of each depth, how often the likeliest token was right: held-out text stands for acceptance."""
+    """Returns how often the likeliest token was right, by depth: on held-out text this stands for acceptance."""
     return [level[0] for level in accuracies]
 
 
@@ -91,7 +93,7 @@ def _listed(layers: Sequence[int]) -> str:
 
 
 def _numbers(text: str, between: str) -> list[int]:
-    """Numbers in ascending order; none where the text says something else."""
+    """Returns the numbers of a text where they ascend; an empty list where it says anything else."""
     parts = [part.strip() for part in text.split(between)]
     numbers = [int(part) for part in parts if part.isascii() and part.isdecimal() and len(part) < 5]
     rising = all(one <= two if between == "-" else one < two for one, two in pairwise(numbers))
@@ -99,9 +101,11 @@ def _numbers(text: str, between: str) -> list[int]:
 
 
 class Drafter(ParallelDrafter):
-    """The last token and `depth` - 1 mask tokens go through the kept layers, and each row foresees one token more.
+    """Skippy simultaneous speculative decoding (S3D, §4, eqs. 5 to 8): the target drafts with part of its layers.
 
-    They see what the target itself has read, by its own cache. The mask token is an embedding and no id.
+    The root and `depth` - 1 mask tokens [depth, hidden_size] go through the kept layers in one pass, whose row d gives
+    logits [vocab_size] of the token d + 1 positions after the root. The rows see the text through the target's own
+    cache. The mask token is an embedding and has no id.
     """
 
     kind, gradient_share = "s3d", 0.5
@@ -117,7 +121,7 @@ class Drafter(ParallelDrafter):
         if options.which != "none":
             self.adapters = Adapters(transformer, self.kept, options.rank, options.alpha, options.which)
         if options.full:
-            # Part of what is trained, and of its checkpoints; what is saved of them is the target's own matter.
+            # They are trained and part of a training's checkpoints, but saved with the target.
             self.layers = nn.ModuleList(transformer.layers[layer] for layer in self.kept)
             if self._trainable:
                 self.layers.requires_grad_(True)
@@ -128,46 +132,46 @@ class Drafter(ParallelDrafter):
 
     @property
     def changes_target(self) -> bool:
-        """Whether its training changes the target, so that it belongs to the changed one and to no other."""
+        """Whether its training changes the target: only the full form's does."""
         return self.options.full
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """As of `TrainedDrafter`; the target's own layers learn slowly (appendix A)."""
+        """Returns the drafter's own group and the target's layers, which have a low learning rate (appendix A)."""
         layers = list(self.layers.parameters()) if self.options.full else []
         theirs = {id(parameter) for parameter in layers}
         own = [parameter for parameter in self.parameters() if id(parameter) not in theirs]
-        return [{"params": own, "lr_scale": 1.0}, {"params": layers, "lr_scale": SLOWER}]
+        return [{"params": own, "lr_scale": 1.0}, {"params": layers, "lr_scale": LAYERS_LR_SCALE}]
 
     @property
     def nbytes(self) -> int:
-        """Memory the drafter holds beside the target, whose own layers are none of it."""
+        """Bytes that the drafter holds beside the target, whose layers are not counted."""
         return self.mask.nbytes + (self.adapters.nbytes if self.adapters else 0)
 
     @property
     def beta(self) -> float:
-        """β: the share of the weights that a draft reads."""
+        """β: the share of the target's weights that a draft reads."""
         return share(len(self.target.transformer.layers), len(self.kept), head_weight(self.target))
 
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
-        """Judges what was proposed."""
+        """Calibrates the last draft."""
         self.calibrate(step)
 
     def rewind(self, length: int) -> None:
-        """There is no text to forget."""
-        self.forget()
+        """Forgets the last draft; the drafter holds no text."""
+        self.forget_draft()
 
     def draft(self, context: Context) -> DraftTree:
-        """One pass of the kept layers (eqs. 5-8), and the likeliest tree of what its rows foresee."""
+        """Runs one pass of the kept layers (eqs. 5 to 8) and returns the likeliest tree of what its rows predict."""
         logits = self._predict(context)
         return DraftTree((context.root,), (-1,)) if logits is None else self.build_tree(context, logits)
 
     @torch.inference_mode()
     def _predict(self, context: Context) -> torch.Tensor | None:
-        """Logits [rows, vocabulary] of the tokens behind the root; None where there is nothing to foresee.
+        """Returns logits [rows, vocab_size] of the tokens after the root; None where none can be predicted.
 
-        The rows are written behind the committed tokens, and overwritten by verification.
+        The rows are written to the cache after the committed tokens, and verification overwrites them.
         """
         target, cache = self.target, context.cache
         assert isinstance(cache, KVCache)  # the target's own: the draft is written into it
@@ -178,25 +182,26 @@ class Drafter(ParallelDrafter):
         root = torch.tensor([context.root], device=target.device)
         embeddings = torch.cat([target.embed(root), self.mask.expand(rows - 1, -1)])
         positions = torch.arange(cache.length, cache.length + rows, device=target.device)
-        seen = torch.ones(rows, rows, dtype=torch.bool, device=target.device).tril_()
-        states = target.transformer(embeddings[None], positions, seen, cache, self.kept, self.adapters or {})
+        causal = torch.ones(rows, rows, dtype=torch.bool, device=target.device).tril_()
+        states = target.transformer(embeddings[None], positions, causal, cache, self.kept, self.adapters or {})
         logits = target.head(states[0])
         if logits.isfinite().all():
             return logits
-        # A slot that is masked weighs nothing, but nothing times infinity would still reach the target.
+        # A masked slot has the weight 0, but 0 times infinity is NaN and would reach the target.
         shape = target.transformer.config
-        nothing = torch.zeros(shape.num_kv_heads, rows, shape.head_dim, device=target.device)
+        zeros = torch.zeros(shape.num_kv_heads, rows, shape.head_dim, device=target.device)
         for layer in self.kept:
-            cache.write(layer, nothing, nothing)
+            cache.write(layer, zeros, zeros)
         return None
 
     # -- training -----------------------------------------------------------------------------------------------------
 
     def loss(self, batch: Batch) -> LossOutput:
-        """Eq. 9 over groups of an anchor and `depth` - 1 masks, which see real text before them only, as in drafting.
+        """Returns the loss of eq. 9 over groups of an anchor and `depth` - 1 masks, which see only text before them.
 
-        In the full form the masks stand for 15 % of the text, which the rest of it does not see either, and gradients
-        reach the kept layers by all ways. Raises UsageMistake for the full form of a target that is not in fp32.
+        In the full form the masks replace 15 % of the text, which the rest of the text does not see either, and
+        gradients reach the kept layers through keys and values too. Raises UsageMistake for the full form of a target
+        that is not in fp32.
         """
         if self.changes_target and not self._trainable:
             raise UsageMistake(
@@ -214,9 +219,10 @@ class Drafter(ParallelDrafter):
             predicted = self._groups(tokens[:end], anchors, masked)
             for place in range(self.depth):
                 label = anchors + place + 1
-                known = (label < end) & loss_mask[label.clamp_max(end - 1)]
-                states[place].append(predicted[known, place])
-                labels[place].append(hidden[label[known] - 1] if batch.distill else tokens[label[known]])
+                has_label = (label < end) & loss_mask[label.clamp_max(end - 1)]
+                states[place].append(predicted[has_label, place])
+                label = label[has_label]
+                labels[place].append(hidden[label - 1] if batch.distill else tokens[label])
         head = self.target.head
         depth_losses = [
             cross_entropy(torch.cat(rows), head, torch.cat(right or rows), head if batch.distill else None)
@@ -224,17 +230,17 @@ class Drafter(ParallelDrafter):
         ]
         count = sum(found.count for found in depth_losses)
         loss = torch.stack([found.loss for found in depth_losses]).sum() / max(count, 1)
-        if not count:  # nothing to learn here, and several processes must agree on what has a gradient
+        if not count:  # no label in this batch, and several processes must agree on what has a gradient
             loss = loss + sum(parameter.sum() * 0 for parameter in self.parameters())
         return LossOutput(loss, depth_losses)
 
     def _anchors(self, loss_mask: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where groups begin, and which tokens of the text are masked, bool [n]: in the full form only.
+        """Returns where groups begin, [anchors], and which tokens are masked, bool [n]: in the full form only.
 
-        An anchor is followed by a token worth foreseeing.
+        The token after an anchor is in the loss_mask [n].
         """
-        worth, masked = loss_mask[1:].nonzero().flatten(), torch.zeros_like(loss_mask)
-        order = worth[torch.randperm(len(worth), generator=generator).to(worth.device)]
+        possible, masked = loss_mask[1:].nonzero().flatten(), torch.zeros_like(loss_mask)
+        order = possible[torch.randperm(len(possible), generator=generator).to(possible.device)]
         if not self.changes_target or self.depth == 1:
             return order[: max(1, round(SHARE * len(order)))].sort().values, masked
         count = max(1, round(SHARE * len(order) / (self.depth - 1)))
@@ -248,9 +254,9 @@ class Drafter(ParallelDrafter):
         return torch.tensor(sorted(found), dtype=torch.long, device=loss_mask.device), masked
 
     def _groups(self, tokens: torch.Tensor, anchors: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
-        """States behind the final norm [anchors, depth, width] of all groups of a text, in one pass.
+        """Returns states after the final norm [anchors, depth, hidden_size] of all groups of a text [n], in one pass.
 
-        A row sees the text before its anchor, but what is hidden, and the rows of its own group up to itself:
+        A row sees the text before its anchor, masked tokens excepted, and the rows of its own group up to itself:
 
             text  a b c d e      group of b  b M M      b sees a, b     the first M a, b, M     and so on
         """
@@ -273,20 +279,20 @@ class Drafter(ParallelDrafter):
         return states.view(count, self.depth, -1)
 
     def _read(self, tokens: torch.Tensor, masked: torch.Tensor) -> FrozenPrefix:
-        """Keys and values of a text [n] as the target itself makes them, without adapters (eq. 6)."""
+        """Returns keys and values of a text [n] as the target itself makes them, without adapters (eq. 6)."""
         count = len(tokens)
         positions = torch.arange(count, device=tokens.device)
-        alone = torch.eye(count, dtype=torch.bool, device=tokens.device)
-        seen = torch.ones_like(alone).tril_() & (~masked | alone)
+        itself = torch.eye(count, dtype=torch.bool, device=tokens.device)
+        mask = torch.ones_like(itself).tril_() & (~masked | itself)
         layers = range(max(self.kept) + 1)
         if self.changes_target:
-            reading = _Reading()
-            self.target.transformer(tokens[None], positions, seen, reading, layers)
-            reading.length = count
-            return reading
+            prefix = _TracedPrefix()
+            self.target.transformer(tokens[None], positions, mask, prefix, layers)
+            prefix.length = count
+            return prefix
         cache = self.target.cache(count)
         with torch.no_grad():
-            self.target.transformer(tokens[None], positions, seen, cache, layers)
+            self.target.transformer(tokens[None], positions, mask, cache, layers)
         cache.keep(range(count))
         return cache.prefix()
 
@@ -298,12 +304,12 @@ class Drafter(ParallelDrafter):
     # -- files --------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The adapters under peft's names, and the mask token; of the full form its target holds the rest."""
+        """Returns the adapters under peft's names, and the mask token; the full form's layers are in its target."""
         return {**(self.adapters.tensors() if self.adapters else {}), "mask": self.mask.detach()}
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Takes over what `tensors` gave. Raises LocalspecError for what is missing, left over, or of another shape."""
+        """Loads what `tensors` gave. Raises LocalspecError where one is missing, superfluous or of another shape."""
         self.check_tensors(tensors)
         self.mask.copy_(tensors["mask"])
         if self.adapters:
@@ -312,44 +318,45 @@ class Drafter(ParallelDrafter):
     # -- before and after training ------------------------------------------------------------------------------------
 
     @classmethod
-    def propose(cls, target: Target, former: Sequence[PreviousRun] = ()) -> tuple[dict[str, Any], str] | None:
-        """Options that promise to be fastest here (§5.3), and why, in a sentence.
+    def propose(cls, target: Target, previous: Sequence[PreviousRun] = ()) -> tuple[dict[str, Any], str] | None:
+        """Returns the options that should be fastest on this machine (§5.3), and why, in a sentence.
 
-        U and the discount are fitted to former drafters of this model, or else the paper's; what a draft and its
-        verification cost is measured on this machine, with adapters, for some shares of the layers.
+        U and the discount are fitted to previous drafters of this model, else they are the paper's. What a draft and
+        its verification cost is measured on this machine, with adapters, for some shares of the layers.
         """
         layers, head = len(target.transformer.layers), head_weight(target)
-        found = timings(target, lambda kept: cls(target, S3DOptions(kept=_listed(kept))))
+        costs = timings(target, lambda kept: cls(target, S3DOptions(kept=_listed(kept))))
         measured = []
-        for one in former:
-            with suppress(UsageMistake):  # of an edited file, or another version
+        for one in previous:
+            with suppress(UsageMistake):  # an edited file, or one of another version
                 kept = cls.parse_options(one.options).layers(layers)
                 measured.append(Acceptance(share(layers, len(kept), head), _first(one.accuracies)))
-        known = fit(measured, found)
-        best = propose(layers, head, known)
+        constants = fit(measured, costs)
+        best = propose(layers, head, constants)
         listed = _listed(best.kept)
         return {"kept": listed, "depth": best.gamma}, (
             f"Drafting {best.gamma} tokens at a time with {len(best.kept)} of {layers} layers ({listed}) should make "
-            f"{best.speedup:.2f} times the tokens a second of plain decoding: S3D's formula with U = {known.u:.3g} and "
-            f"a discount of {known.discount:.2f} {'as fitted to this model' if measured else 'as in the paper'}, and "
-            f"δ = {known.delta:.2f} as measured on this machine."
+            f"{best.speedup:.2f} times the tokens a second of plain decoding: S3D's formula with "
+            f"U = {constants.u:.3g} and a discount of {constants.discount:.2f} "
+            f"{'as fitted to this model' if measured else 'as in the paper'}, "
+            f"and δ = {constants.delta:.2f} as measured on this machine."
         )
 
     def outcome(self, accuracies: Sequence[Sequence[float]]) -> str:
-        """As of `TrainedDrafter`: what the paper's constants predict, beside what was measured on held-out text."""
+        """Returns what the paper's constants predict, beside what was measured on held-out text."""
         (timing,) = timings(self.target, lambda _: self, [len(self.kept)])
         return beside(fit([], [timing]), Acceptance(self.beta, _first(accuracies)), timing)
 
 
-class _Reading(FrozenPrefix):
-    """A text that is being read, in place of a cache: keys and values stay in the graph of gradients."""
+class _TracedPrefix(FrozenPrefix):
+    """A text's keys and values, in place of a cache, through which gradients flow."""
 
     def __init__(self) -> None:
         super().__init__(torch.zeros(0, 2, 0, 0, 0))
         self._read: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the text itself, and then of rows behind it."""
+        """Returns the text's keys and values where it is read; later the text's before those of the rows after it."""
         if self.length == 0:
             self._read[layer] = keys, values
             return keys, values

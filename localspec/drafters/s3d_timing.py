@@ -1,4 +1,4 @@
-"""What a draft by part of a target's layers, its verification and a plain step take on this machine."""
+"""Times a draft by part of a target's layers, its verification and a plain step on this machine (S3D, §5.3)."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from localspec.models.s3d_prediction import Timing, share, symmetric
 from localspec.nn.adapters import LINEARS
 from localspec.nn.target import Target
 
-PARTS = (0.25, 0.5, 0.75)  # of the layers
+SHARES = (0.25, 0.5, 0.75)  # of the layers
 RUNS = 5
 CONTEXT, ROWS = 256, 17  # tokens before the tree, and rows of it
 
@@ -21,7 +21,10 @@ CONTEXT, ROWS = 256, 17  # tokens before the tree, and rows of it
 def timings(
     target: Target, make: Callable[[Sequence[int]], Drafter], counts: Sequence[int] | None = None
 ) -> list[Timing]:
-    """Of drafters that `make` makes of the layers they keep, so many or some shares; weights and text do not matter."""
+    """Times the drafters that `make` returns for the layers they keep: `counts` of them, else some shares of all.
+
+    Neither weights nor text change the times.
+    """
     layers, room = len(target.transformer.layers), min(CONTEXT, max(1, target.context - ROWS))
     cache = target.cache(room + ROWS)
     cache.keep(range(room))
@@ -30,10 +33,10 @@ def timings(
     def forward(rows: int) -> float:
         tokens = torch.zeros(rows, dtype=torch.long, device=target.device)
         positions = torch.arange(room, room + rows, device=target.device)
-        seen = torch.ones(rows, rows, dtype=torch.bool, device=target.device).tril_()
+        causal = torch.ones(rows, rows, dtype=torch.bool, device=target.device).tril_()
 
-        def run() -> float:  # looking at a number waits for the device
-            return float(target.forward(tokens, positions, seen, cache).logits[0, 0])
+        def run() -> float:  # reading a number waits for the device
+            return float(target.forward(tokens, positions, causal, cache).logits[0, 0])
 
         return _seconds(run)
 
@@ -42,19 +45,19 @@ def timings(
         return _seconds(lambda: drafter.draft(context))
 
     plain, verify, head = forward(1), forward(ROWS), head_weight(target)
-    counts = counts or sorted({max(1, round(layers * part)) for part in PARTS})
+    counts = counts or sorted({max(1, round(layers * part)) for part in SHARES})
     return [Timing(share(layers, kept, head), draft(kept), verify, plain) for kept in counts]
 
 
 def head_weight(target: Target) -> float:
-    """How many layers the head weighs."""
+    """Returns how many layers have as many weights as the head."""
     shape, layer = target.transformer.config, target.transformer.layers[0]
     numbers: int = sum(getattr(layer, name).shape.numel() for name in LINEARS)
     return shape.vocab_size * shape.hidden_size / numbers
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """The median of a few runs; the first one, which prepares much, is not counted."""
+    """Returns the median seconds of a few runs; the first one, which prepares much, is not counted."""
     times = []
     for _ in range(RUNS + 1):
         began = time.perf_counter()

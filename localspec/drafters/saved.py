@@ -1,7 +1,7 @@
 """How trained drafters are made, saved and loaded.
 
-A trained drafter is a directory: `drafter.json` says what it is and what it was made for, `drafter.safetensors` holds
-its weights.
+A trained drafter is a directory: `drafter.json` says what it is and which target it was made for, and
+`drafter.safetensors` holds its weights.
 """
 
 import json
@@ -29,14 +29,14 @@ def drafter_class(kind: str) -> "type[TrainedDrafter]":
 
 
 def make_drafter(kind: str, target: "Target", options: Mapping[str, Any]) -> "TrainedDrafter":
-    """A new one, untrained. Raises UsageMistake for options that this kind does not have or that do not fit."""
-    made = drafter_class(kind)
-    return made(target, made.parse_options(options))
+    """Returns a new, untrained drafter. Raises UsageMistake for options that it cannot have."""
+    class_ = drafter_class(kind)
+    return class_(target, class_.parse_options(options))
 
 
 def load_drafter(card: DrafterCard, target: "Target") -> "TrainedDrafter":
-    """The trained drafter of a directory. Raises UsageMistake where it was made for another target, LocalspecError
-    where it is damaged.
+    """Returns the trained drafter of a directory. Raises LocalspecError where it is damaged or does not fit the target;
+    of a small language model as it was published UsageMistake says the latter.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -47,13 +47,13 @@ def load_drafter(card: DrafterCard, target: "Target") -> "TrainedDrafter":
         return drafter_class(card.kind).from_model(card.path, target)
     file = card.path / WEIGHTS
     try:
-        with safe_open(file, framework="pt") as stored:  # a graphics card holds them once only, as they are filled in
+        with safe_open(file, framework="pt") as stored:  # a GPU holds them once only: they are loaded into place
             entries = {name: TensorSpec.of(stored.get_slice(name)) for name in stored.keys()}  # noqa: SIM118
-            # A few bytes of drafter.json can ask for any amount of memory: nothing is taken for what does not fit.
+            # A few bytes of drafter.json can ask for any amount of memory: nothing is allocated for what does not fit.
             make_drafter(card.kind, without_weights(target), card.options).check_tensors(entries)
             tensors = {name: stored.get_tensor(name) for name in entries}
         if broken := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
-            raise LocalspecError(f"'{broken}' holds numbers that are none; train the drafter again.")
+            raise LocalspecError(f"'{broken}' holds NaN or inf; train the drafter again.")
         drafter = make_drafter(card.kind, target, card.options)
         drafter.load_tensors(tensors)
     except UsageMistake as mistake:
@@ -68,7 +68,7 @@ def load_drafter(card: DrafterCard, target: "Target") -> "TrainedDrafter":
 
 
 def save_drafter(drafter: "TrainedDrafter", path: Path, about: Mapping[str, Any]) -> None:
-    """Writes a directory for `load_drafter`. `about` is what else drafter.json says. No half-written file is left."""
+    """Writes a directory for `load_drafter`; `about` is what else drafter.json says. No reader sees half a file."""
     from safetensors.torch import save_file
 
     path.mkdir(parents=True, exist_ok=True)

@@ -324,7 +324,7 @@ class Drafter(TrainedDrafter):
         gradient, and (1 - λ) times the target's own loss, with the same labels, is added to λ times this mean.
         """
         hidden = batch.hidden.to(self._dtype)
-        states = hidden if self.adapters is None else self.adapted(batch.tokens)
+        states = hidden if self.adapters is None else self.adapted_states(batch.tokens)
         windows = F.pad(batch.tokens, (0, self.depth + 1)).unfold(1, self.depth + 1, 1)  # [texts, n + 1, depth + 1]
         counted = F.pad(batch.loss_mask, (0, self.depth + 1)).unfold(1, self.depth + 1, 1)
         # [texts, n, depth + 1] behind each position: the root, then the labels; nothing counts behind what does not.

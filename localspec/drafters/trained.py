@@ -1,4 +1,4 @@
-"""What drafters with weights of their own have in common: options, training, files, and trees of parallel drafts."""
+"""What all drafters with weights have in common: options, training, files; and trees of drafts made in parallel."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -23,11 +23,11 @@ from localspec.nn.target import Target
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts to learn from, shorter ones filled up behind their end.
+    """Texts to learn from, the shorter ones padded at their end.
 
-    tokens [texts, n]; counts bool [texts, n]: the tokens that are worth foreseeing, those of replies and their end
-    marks, never what is filled up; hidden [texts, n, width]: the target's states behind its final norm, in the
-    precision of inference. With `distill` the target's distribution is the label, else the text is.
+    tokens [texts, n]; loss_mask bool [texts, n]: the tokens to predict, which are those of replies and their end marks
+    and never padding; hidden [texts, n, hidden_size]: the target's states after its final norm, in the precision of
+    inference. With `distill` the label is the target's distribution, else it is the text.
     """
 
     tokens: torch.Tensor
@@ -39,7 +39,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """What one batch teaches: the loss to go down, a mean over tokens, and how well each depth was foreseen."""
+    """The loss to minimise, a mean over tokens, and how well each depth was predicted."""
 
     loss: torch.Tensor
     depth_losses: Sequence[DepthLoss]
@@ -51,20 +51,20 @@ OTHERS = {"BOOL": torch.bool, "I64": torch.int64}  # by their names in files
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a file says of a tensor. The type is its name in files where no drafter has a tensor of it."""
+    """The shape and type of a tensor in a file. The type is a string where no drafter has a tensor of that type."""
 
     shape: Sequence[int]
     dtype: torch.dtype | str
 
     @classmethod
     def of(cls, stored: Any) -> Self:
-        """Of a slice of a safetensors file."""
+        """Returns the spec of a slice of an open safetensors file."""
         name = stored.get_dtype()
         return cls(stored.get_shape(), (FLOATS | OTHERS).get(name, name))
 
 
 def refuse_without_joint(kind: str, options: Any, names: Sequence[str]) -> None:
-    """Raises UsageMistake for an option out of `names`, which only joint training has, where that was not asked for."""
+    """Raises UsageMistake where an option that only joint training has, one of `names`, was given without `joint`."""
     for option in fields(options):
         value = getattr(options, option.name)
         if option.name in names and value != option.default and not options.joint:
@@ -75,18 +75,18 @@ def refuse_without_joint(kind: str, options: Any, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class PreviousRun:
-    """A drafter that was trained before: its options, and its accuracies by depth and rank on held-out text."""
+    """A drafter that was trained before: its options, and its accuracies [depth][rank] on held-out text."""
 
     options: Mapping[str, Any]
     accuracies: Sequence[Sequence[float]]
 
 
 class TrainedDrafter(nn.Module):
-    """A drafter with weights of its own, made for one target. `Options` is a frozen dataclass of what can be chosen.
+    """A drafter with weights, made for one target. `Options` is a frozen dataclass of what can be chosen.
 
     Its weights are trained and saved in fp32, and compute in the precision of the target's activations. A new one is
-    untrained, and lossless like any other. `accuracies` [depth][rank] are how often the token of that rank was right on
-    held-out text, where that was measured.
+    untrained, and as lossless as any other. `accuracies` [depth][rank] is how often the token of that rank was right on
+    held-out text, where that was measured. `progress` is how much of a training is over, from 0 to 1.
     """
 
     kind: ClassVar[str]
@@ -100,36 +100,36 @@ class TrainedDrafter(nn.Module):
         self.calibration = Calibration()
         self.accuracies: Sequence[Sequence[float]] = ()
         self.adapters: Adapters | None = None
-        self.progress = 1.0  # how much of a training is over, 0 to 1
+        self.progress = 1.0
 
     @property
     @abstractmethod
     def depth(self) -> int:
-        """Levels of its trees, the root not counted."""
+        """The number of levels of its trees, the root not counted."""
 
     @abstractmethod
     def observe(self, step: Step) -> None:
-        """As of `Drafter`."""
+        """Takes in what a step committed, as `Drafter.observe` does."""
 
     @abstractmethod
     def draft(self, context: Context) -> DraftTree:
-        """As of `Drafter`."""
+        """Returns a tree of at most `context.nodes` nodes below the root, as `Drafter.draft` does."""
 
     @abstractmethod
     def rewind(self, length: int) -> None:
-        """As of `Drafter`."""
+        """Forgets the text after `length`, as `Drafter.rewind` does."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> LossOutput:
-        """What a batch teaches. Every depth is foreseen as in drafting."""
+        """Returns the loss of a batch. Every depth is predicted as it is in drafting."""
 
     def cast_for_inference(self) -> None:
-        """Called when nobody will train it: the weights take on the precision that they compute in."""
+        """Casts the weights to the precision that they compute in. Called where the drafter will not be trained."""
         self.to(self.target.transformer.computes_in)
 
     @classmethod
     def parse_options(cls, options: Mapping[str, Any]) -> Any:
-        """These as `Options`. Raises UsageMistake for options that this kind does not have, and for their values."""
+        """Returns these options as `Options`. Raises UsageMistake for an unknown name or an impossible value."""
         types = {option.name: type(option.default) for option in fields(cls.Options)}
         for name, value in options.items():
             if name not in types:
@@ -150,108 +150,107 @@ class TrainedDrafter(nn.Module):
     # -- training -----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def propose(cls, target: Target, former: Sequence[PreviousRun] = ()) -> tuple[dict[str, Any], str] | None:
-        """Options that suit this target and machine, and why, in a sentence; None where a kind proposes nothing.
+    def propose(cls, target: Target, previous: Sequence[PreviousRun] = ()) -> tuple[dict[str, Any], str] | None:
+        """Returns options that suit this target and machine, and why, in a sentence; None where a kind has no proposal.
 
-        `former` are drafters of this kind that were trained for the target before.
+        `previous` are drafters of this kind that were trained for the target before.
         """
         return None
 
     def outcome(self, accuracies: Sequence[Sequence[float]]) -> str:
-        """What a finished training came to, beside what was expected; empty where a kind expects nothing."""
+        """Returns a sentence that compares a finished training with what was expected; empty where nothing was."""
         return ""
 
     @property
     def changes_target(self) -> bool:
-        """Whether its training changes the target, so that it belongs to the changed one and to no other."""
+        """Whether its training changes the target: then it belongs to the changed target and to no other."""
         return self.adapters is not None
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Called before training, with how often each token [vocabulary] comes in the text."""
+        """Called before training with `frequencies` [vocab_size], how often each token occurs in the text."""
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """What learns, in groups: `params`, and `lr_scale`, the multiple of the learning rate that they learn with."""
+        """Returns groups of what is trained: `params`, and `lr_scale`, by which their learning rate is multiplied."""
         return [{"params": list(self.parameters()), "lr_scale": 1.0}]
 
-    def adapted(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The target's states with the adapters of a joint form, [texts, n, width]; gradients flow."""
+    def adapted_states(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Returns the target's states [texts, n, hidden_size] with the adapters of joint training; gradients flow."""
         assert self.adapters is not None
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        states: torch.Tensor = self.target.transformer(
-            tokens, places, places[:, None] >= places, adapters=self.adapters
-        )
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        causal = positions[:, None] >= positions
+        states: torch.Tensor = self.target.transformer(tokens, positions, causal, adapters=self.adapters)
         return states
 
-    def merge(self) -> None:
-        """Ends joint training: the adapters become part of the target, which then is another model."""
+    def merge_adapters(self) -> None:
+        """Ends joint training: the adapters become part of the target, which is another model from then on."""
         assert self.adapters is not None and self.changes_target
         self.adapters.merge(self.target.transformer)
-        usual = {option.name: option.default for option in fields(self.Options) if option.name in self.JOINT}
-        self.adapters, self.options = None, replace(self.options, joint=False, **usual)
+        defaults = {option.name: option.default for option in fields(self.Options) if option.name in self.JOINT}
+        self.adapters, self.options = None, replace(self.options, joint=False, **defaults)
         self.rewind(0)
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
     @property
     def nbytes(self) -> int:
-        """Memory the drafter holds beside the target."""
+        """Bytes that the drafter holds beside the target."""
         return sum(parameter.nbytes for parameter in self.parameters())
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What is saved."""
+        """Returns what is saved, by name."""
         return {name: tensor.detach() for name, tensor in self.state_dict().items()}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Takes over what `tensors` gave. Raises LocalspecError for what is missing, left over, or of another shape."""
+        """Loads what `tensors` gave. Raises LocalspecError where one is missing, superfluous or of another shape."""
         self.check_tensors(tensors)
         self.load_state_dict(dict(tensors), strict=False)  # a kind may hold more than it saves
 
     def check_tensors(self, tensors: Mapping[str, torch.Tensor | TensorSpec]) -> None:
-        """Raises LocalspecError where these are not what `tensors` gives: missing, left over, of another shape or type.
+        """Raises LocalspecError where a tensor is missing, superfluous, or of another shape or type than in `tensors`.
 
-        Weights may be of any precision that they compute in.
+        Floating-point weights may be of any precision that they compute in.
         """
-        wanted = self.tensors()
-        if missing := sorted(wanted.keys() - tensors.keys()):
+        expected = self.tensors()
+        if missing := sorted(expected.keys() - tensors.keys()):
             raise LocalspecError(f"{_named(missing)} missing; train the drafter again.")
-        if extra := sorted(tensors.keys() - wanted.keys()):
+        if extra := sorted(tensors.keys() - expected.keys()):
             raise LocalspecError(f"{_named(extra)} not a part of it; train the drafter again.")
         for name, tensor in tensors.items():
-            want = wanted[name]
-            if list(tensor.shape) != list(want.shape):
+            own = expected[name]
+            if list(tensor.shape) != list(own.shape):
                 raise LocalspecError(
-                    f"'{name}' has the shape {list(tensor.shape)} where {list(want.shape)} belongs; "
+                    f"'{name}' has the shape {list(tensor.shape)} where {list(own.shape)} belongs; "
                     "train the drafter again."
                 )
-            if tensor.dtype != want.dtype and not (want.is_floating_point() and tensor.dtype in FLOATS.values()):
-                found, right = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, want.dtype))
+            if tensor.dtype != own.dtype and not (own.is_floating_point() and tensor.dtype in FLOATS.values()):
+                found, right = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, own.dtype))
                 raise LocalspecError(f"'{name}' is of type {found} where {right} belongs; train the drafter again.")
 
 
 def _named(names: Sequence[str]) -> str:
-    """The first one, and how many there are beside it."""
+    """Returns the first name and the number of the others, with the verb that follows."""
     return f"'{names[0]}'" + (" is" if len(names) == 1 else f" and {len(names) - 1} more are")
 
 
-def _is(value: object, kind: type) -> bool:
-    """Whether an option may have this value; a number that no float holds is none."""
-    if isinstance(value, bool) or kind is bool:
-        return isinstance(value, bool) and kind is bool
-    return isinstance(value, kind) or (kind is float and isinstance(value, int) and abs(value) < 2**53)
+def _is(value: object, type_: type) -> bool:
+    """Whether an option of this type may have this value; an integer is a float where a float can hold it exactly."""
+    if isinstance(value, bool) or type_ is bool:
+        return isinstance(value, bool) and type_ is bool
+    return isinstance(value, type_) or (type_ is float and isinstance(value, int) and abs(value) < 2**53)
 
 
 class ParallelDrafter(TrainedDrafter):
-    """A trained drafter that foresees all depths at once, whatever stands between: a level is the same everywhere."""
+    """A trained drafter that predicts all depths at once: the candidates of a depth do not depend on their parents."""
 
     def __init__(self, target: Target, options: Any) -> None:
         super().__init__(target, options)
-        self._candidates: list[list[Candidate]] = []  # by the last draft, to be judged
+        self._candidates: list[list[Candidate]] = []  # of the last draft, by depth
         self._greedy = True
 
     def build_tree(self, context: Context, logits: torch.Tensor, width: int = RANKS) -> DraftTree:
-        """The likeliest tree of what logits [depths, vocabulary] say; one that is drawn, by the rule `rejection`.
+        """Returns the likeliest tree by logits [depths, vocab_size]; by the rule `rejection`, a tree that is sampled.
 
-        Of each depth it takes `width` candidates; with one it is a chain.
+        Each depth has `width` candidates; with one of them the tree is a chain.
         """
         sampling = context.sampling
         if sampling.rule == "rejection":
@@ -263,16 +262,16 @@ class ParallelDrafter(TrainedDrafter):
 
     @staticmethod
     def positions(context: Context, logits: torch.Tensor) -> range:
-        """The positions that rows of logits foresee."""
+        """Returns the positions of the tokens that rows of logits [depths, vocab_size] predict."""
         return range(len(context.committed), len(context.committed) + len(logits))
 
     def calibrate(self, step: Step) -> None:
-        """Learns what the confidence of the last draft was worth: of each level whose parents were all accepted."""
+        """Calibrates the confidence of the last draft, at each depth whose parents were all accepted."""
         if step.tree is not None:
             for depth, (level, token) in enumerate(zip(self._candidates, step.committed, strict=False), start=1):
                 self.calibration.learn(level, depth, self._greedy, token)
-        self.forget()
+        self.forget_draft()
 
-    def forget(self) -> None:
-        """What was proposed will not be judged."""
+    def forget_draft(self) -> None:
+        """Drops the last draft's candidates, so that nothing is calibrated by them."""
         self._candidates = []

@@ -178,12 +178,12 @@ class Job:
         """Those that were given; where none were, those that the kind proposes for this model and machine."""
         if self.request.options:
             return self.request.options
-        former = [
+        previous = [
             PreviousRun(card.options, card.about["accuracy_by_depth"])
             for card in trained_before(self.request.card)
             if card.kind == self.request.kind and card.about.get("accuracy_by_depth")
         ]
-        if (proposed := drafter_class(self.request.kind).propose(target, former)) is None:
+        if (proposed := drafter_class(self.request.kind).propose(target, previous)) is None:
             return {}
         options, sentence = proposed
         self._tell(sentence)
@@ -199,7 +199,7 @@ class Job:
         accuracy = training.measure()
         if self.changes_target:
             if self.drafter.adapters is not None:
-                self.drafter.merge()
+                self.drafter.merge_adapters()
             self.perplexity.append(perplexity(self.drafter.target, training.corpus.held_out, self.at_once))
         self.drafter.eval()
         if outcome := self.drafter.outcome(accuracy):

@@ -91,7 +91,7 @@ def read_published(path: Path, target: Target, vocabulary: torch.Tensor | None =
     file = _find(path)
     tensors = _read(file)
     if broken := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
-        raise LocalspecError(f"'{broken}' in {file} holds numbers that are none; fetch it again.")
+        raise LocalspecError(f"'{broken}' in {file} holds NaN or inf; fetch it again.")
     blocks = _blocks(tensors, file)
     heads, layers = len(blocks), len(blocks[0])
     shape = target.transformer.config

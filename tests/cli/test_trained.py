@@ -165,7 +165,7 @@ def broken(path, how):
         ("missing tensor", 1, "missing"),
         ("extra tensor", 1, "not a part of it"),
         ("shape", 1, "has the shape"),
-        ("not a number", 1, "numbers that are none"),
+        ("not a number", 1, "NaN or inf"),
         ("type", 1, "is of type F8_E4M3 where float32 belongs"),
         ("accuracies", 1, "accuracy_by_depth in "),
         ("option", 1, "must be of type int"),

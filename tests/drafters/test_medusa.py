@@ -31,8 +31,8 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.medusa import Blocks, sparse_tree
 from localspec.drafters.medusa import Drafter as Medusa
+from localspec.drafters.medusa import ResidualBlocks, sparse_tree
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.drafters.saved import load_drafter, make_drafter, save_drafter
@@ -163,13 +163,13 @@ def test_no_block_is_another_one(tiny: Make) -> None:
 
 
 def test_heads_do_not_run_in_prefill_and_then_on_one_row(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, forward = [], Blocks.forward
+    seen, forward = [], ResidualBlocks.forward
 
-    def watched(blocks: Blocks, x: torch.Tensor, heads: slice) -> torch.Tensor:
+    def watched(blocks: ResidualBlocks, x: torch.Tensor, heads: slice) -> torch.Tensor:
         seen.append(tuple(x.shape))
         return forward(blocks, x, heads)
 
-    monkeypatch.setattr(Blocks, "forward", watched)
+    monkeypatch.setattr(ResidualBlocks, "forward", watched)
     target = tiny(LLAMA).target
     session = Session(target, medusa(target, heads=3), Budget(2))
     for _ in itertools.islice(session.generate(prompt_ids(60), GREEDY, Limits(max_tokens=5)), 3):
@@ -632,7 +632,7 @@ def test_states_with_adapters_do_not_see_what_comes(own: Callable[[str], Target]
     drafter = perturbed(medusa(own(LLAMA), joint=True, rank=4))
     one, other = torch.tensor([prompt_ids(12)]), torch.tensor([prompt_ids(12)])
     other[0, 7] = END
-    before, after = drafter.adapted(one)[0], drafter.adapted(other)[0]
+    before, after = drafter.adapted_states(one)[0], drafter.adapted_states(other)[0]
     assert torch.equal(before[:7], after[:7])
     assert (before[7:] - after[7:]).abs().sum(-1).min() > 0
 
@@ -673,9 +673,9 @@ def test_joint_training_makes_a_new_target_for_which_it_is_lossless(
     lesson = batch(target, [prompt_ids(30, seed=seed) for seed in range(3)], distill=True)
     drafter = medusa(target, heads=2, joint=True, rank=4, balance=0.5)
     learn(drafter, lesson, 10, rate=0.02)
-    trained = drafter.adapted(lesson.tokens).detach()
+    trained = drafter.adapted_states(lesson.tokens).detach()
     assert (trained - lesson.hidden).abs().max() > 0.05
-    drafter.merge()
+    drafter.merge_adapters()
     torch.testing.assert_close(states(target, lesson.tokens), trained, rtol=1e-3, atol=1e-4)
     assert drafter.adapters is None and not drafter.options.joint
     assert sorted(drafter.tensors()) == ["blocks.0.bias", "blocks.0.weight"]

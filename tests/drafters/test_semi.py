@@ -713,8 +713,8 @@ def test_a_target_that_learned_with_its_drafter_is_one_of_its_own_and_lossless(o
     batch = batch_of(own.target, [[*prompt, *text]], prompt=15)
     drafter = train(semi(own.target, joint=True, rank=4), batch, 60)
     original = own.target.head(batch.hidden[0]).argmax(-1).tolist()
-    adapted = drafter.adapted(batch.tokens)[0]
-    drafter.merge()
+    adapted = drafter.adapted_states(batch.tokens)[0]
+    drafter.merge_adapters()
     assert torch.allclose(states(own.target, batch.tokens)[0], adapted, atol=1e-3)
     assert drafter.adapters is None
     assert not drafter.options.joint

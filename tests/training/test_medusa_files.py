@@ -199,7 +199,7 @@ def test_a_pickle_that_would_run_code_does_not(tmp_path, target: Target, packed:
         ),
         pytest.param(
             {**official(), "2.0.linear.bias": torch.full((WIDTH,), float("nan"))},
-            LocalspecError, "'2.0.linear.bias'.*none", id="no numbers",
+            LocalspecError, "'2.0.linear.bias'.*holds NaN or inf", id="not a number",
         ),
     ],
 )  # fmt: skip
