@@ -25,14 +25,14 @@ class ForwardCosts:
     seconds: tuple[tuple[float, ...], ...]
 
     def at(self, rows: int, context: int) -> float:
-        """Seconds of a forward of so many rows behind so many tokens: linear between what was measured and beyond it.
+        """Seconds of a forward of so many rows after so many tokens: linear between what was measured and beyond it.
 
-        Below what was measured, the nearest figure.
+        Below what was measured, it is the nearest figure.
         """
         return linear(self.contexts, [linear(self.rows, line, rows) for line in self.seconds], context)
 
     def as_list(self) -> list[object]:
-        """What `from_list` reads, of lists and numbers only."""
+        """Lists and numbers that `from_list` reads."""
         return [list(self.rows), list(self.contexts), [list(line) for line in self.seconds]]
 
     @classmethod
@@ -50,9 +50,9 @@ class ForwardCosts:
 
 
 def linear(points: Sequence[int], values: Sequence[float], at: int) -> float:
-    """Through (points, values); beyond the last one as between the last two, below the first one its value."""
+    """The value at `at` of the line through these points; it goes on beyond the last, and is level before the first."""
     if len(points) == 1 or at <= points[0]:
         return values[0]
     right = min(bisect_left(points, at), len(points) - 1)
     share = (at - points[right - 1]) / (points[right] - points[right - 1])
-    return values[right - 1] * (1 - share) + values[right] * share  # of this form, for it is exact at the points
+    return values[right - 1] * (1 - share) + values[right] * share  # written so, it is exact at the points

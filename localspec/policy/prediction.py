@@ -12,7 +12,7 @@ from localspec.policy.forward_costs import ForwardCostModel, linear
 ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number
 CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
 BUCKET = 256  # slots: caches grow by this many, and attention looks at a multiple of it, so that shapes seldom change
-PROGRAM = 40 * 2**20  # what a loaded model holds beside its tensors and its tokenizer: template, threads
+PROGRAM = 40 * 2**20  # bytes that a loaded model holds beside its tensors and its tokenizer: template, threads
 TOKEN = 830  # bytes of each token that a tokenizer knows, as measured with 8 and 151 thousand of them
 CONTEXT = 512  # tokens of text at which speeds are compared
 
@@ -26,9 +26,9 @@ def cost_effectiveness(speed: float, memory: float, plain_speed: float, plain_me
 
 
 def packed(weights: int, rows: int, quantize: str, device_type: str) -> int:
-    """Bytes of matrices with so many weights and output channels together, packed on a kind of device."""
+    """Bytes of packed matrices with so many weights and output channels (`rows`) together, on a type of device."""
     if quantize == "int8":
-        # a channel: scale, zero point and sum on a processor, a scale elsewhere
+        # a channel: scale, zero point and sum on a CPU, a scale elsewhere
         return weights + rows * {"cpu": 12, "cuda": 4, "mps": 2}[device_type]
     if quantize == "nf4":  # 64 weights share a scale of a byte, 256 of those another one
         return weights // 2 + weights // 64 + weights // (64 * 256) * 4
@@ -57,17 +57,17 @@ def cache(shape: Shape, tokens: int, dtype: str) -> int:
 
 
 def tokenizer(shape: Shape, device_type: str) -> int:
-    """Bytes of the tokenizer while it is loaded: in main memory, of which a graphics card has none."""
+    """Bytes of the tokenizer while it is loaded: in main memory, so none of a GPU's."""
     return 0 if device_type == "cuda" else TOKEN * shape.vocab_size
 
 
 def computing(dtype: str, quantize: str, device_type: str) -> int:
-    """Bytes of a number between the matrices, and of a weight of what is made for the target and drafts for it."""
+    """Bytes of an activation, and of a weight of a trained drafter beside this target."""
     return 4 if device_type == "cpu" and quantize == "int8" else ITEM[dtype]
 
 
 def workspace(shape: Shape, dtype: str, quantize: str, device_type: str, nodes: int) -> int:
-    """Bytes of what a forward holds for a moment at most: of a chunk of a prompt, or of a tree's logits."""
+    """The most bytes that a forward holds for a moment: for a chunk of a prompt, or for a tree's logits."""
     item = computing(dtype, quantize, device_type)
     layer = (
         shape.head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
@@ -78,7 +78,7 @@ def workspace(shape: Shape, dtype: str, quantize: str, device_type: str, nodes: 
 
 
 def loading(shape: Shape, dtype: str, quantize: str, device_type: str) -> int:
-    """Bytes beside the packed weights while the largest matrix is packed: it, and what becomes of it."""
+    """Bytes beside the packed weights while the largest matrix is packed: itself, and its packed copy."""
     if quantize == "none":
         return 0
     if device_type == "cuda":  # the head is not packed
@@ -88,8 +88,8 @@ def loading(shape: Shape, dtype: str, quantize: str, device_type: str) -> int:
 
 # -- seconds -----------------------------------------------------------------------------------------------------------
 
-# Before anything was measured: the share of its bandwidth that a device reaches with a packing, what more rows cost,
-# and the seconds that a layer takes beside its matrices. Figures of others and of this program on other machines.
+# For a device on which nothing was measured: the share of its bandwidth that it reaches with a packing, what more rows
+# cost, and the seconds that a layer takes beside its matrices. Published figures, and ours from other machines.
 _SHARES = {
     "cpu": {"none": 0.6, "int8": 0.5, "nf4": 0.27},
     "cuda": {"none": 0.8, "int8": 0.2, "nf4": 0.5},
@@ -104,12 +104,12 @@ _GROWTH = {
     ("mps", "int8"): (1.0, 3.0, 6.0, 12.0, 24.0), ("mps", "int4"): (1.0, 3.0, 6.0, 12.0, 24.0),
 }  # fmt: skip
 _LAYER = {"cpu": 1e-4, "cuda": 1.5e-4, "mps": 2.5e-4}
-_BANDWIDTH = {"cpu": 20e9, "cuda": 300e9, "mps": 100e9}  # where even that was not measured
+_BANDWIDTH = {"cpu": 20e9, "cuda": 300e9, "mps": 100e9}  # bytes a second, where that was not measured either
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device takes by the number of rows: seconds for one weight of a matrix, and for a layer beside those."""
+    """Seconds that a device takes by the number of rows: for a weight of a matrix, and for a layer beside its matrices."""
 
     rows: tuple[int, ...]
     weight: tuple[float, ...]
@@ -117,7 +117,7 @@ class Rates:
 
     @classmethod
     def from_list(cls, value: Any) -> "Rates | None":
-        """Those that `as_list` wrote; None for anything else."""
+        """The rates that `as_list` wrote; None for anything else."""
         try:
             rows, weight, layer = value
             rates = cls(tuple(map(int, rows)), tuple(map(float, weight)), tuple(map(float, layer)))
@@ -142,13 +142,13 @@ class Rates:
 
 
 def estimated_rates(device: Device, dtype: str, quantize: str) -> Rates:
-    """From the bandwidth of a device's memory alone."""
+    """The rates that the bandwidth of a device's memory suggests."""
     device_type, bandwidth = device.type, device.bandwidth or _BANDWIDTH[device.type]
     matrix = Shape(1, 4096, 4096, 32, 32, 128, 1, 1)
     size = weights(matrix, dtype, quantize, device_type) / matrix.parameters
     share = _SHARES[device_type][quantize]
-    form = dtype if (device_type, quantize) == ("cpu", "none") else quantize
-    growth = _GROWTH[device_type, "bf16" if form == "fp16" else form]
+    numbers = dtype if (device_type, quantize) == ("cpu", "none") else quantize
+    growth = _GROWTH[device_type, "bf16" if numbers == "fp16" else numbers]
     return Rates(
         _ROWS, tuple(size / (bandwidth * share) * times for times in growth), (_LAYER[device_type],) * len(_ROWS)
     )
@@ -170,19 +170,19 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What each further node of a draft should bring, in tokens, the most first; and where that is known from."""
+    """The tokens that each further node of a draft should bring, the most first, and where they are known from."""
 
     gains: tuple[float, ...]
     origin: str
 
     @classmethod
     def chain(cls, chances: Sequence[float], origin: str) -> "Acceptance":
-        """Of a chain whose token at each depth is accepted with a chance, given the one before it."""
+        """A chain whose token at each depth is accepted with this chance, given the one before it."""
         return cls(tuple(accumulate(chances, lambda reached, chance: reached * chance)), origin)
 
     @classmethod
     def of_length(cls, length: float, depth: int, origin: str) -> "Acceptance":
-        """Of an acceptance length with so many tokens a draft: the chance at each depth is taken to be the same."""
+        """A chain of `depth` tokens with this acceptance length; the chance at each depth is taken to be the same."""
         low, high = 0.0, 1.0
         for _ in range(40):
             chance = (low + high) / 2
@@ -194,16 +194,16 @@ class Acceptance:
         return 1 + sum(self.gains[:nodes])
 
     def beside(self, other: "Acceptance") -> "Acceptance":
-        """Of two drafters in one tree. That they add up is what was measured (docs/drafter-table.md)."""
+        """Two drafters in one tree. That their gains add up is what was measured (docs/drafter-table.md)."""
         return Acceptance(tuple(sorted(self.gains + other.gains, reverse=True)), f"{self.origin} and {other.origin}")
 
 
 def speed(
     costs: ForwardCostModel, acceptance: Acceptance, drafting: Callable[[int], float], most: int
 ) -> tuple[float, int]:
-    """(tokens/s, nodes) of the size of a draft that gives the most, 0 included; `drafting(nodes)` is seconds.
+    """(tokens/s, nodes) of the draft size that gives the most tokens/s, 0 included; `drafting(nodes)` is in seconds.
 
-    A drafter that reads weights reads them for a draft of any size.
+    A drafter that reads weights reads all of them, whatever the size of the draft.
     """
     sizes = range(min(most, len(acceptance.gains)) + 1)
     return max((acceptance.length(nodes) / (drafting(nodes) + costs.at(nodes + 1, CONTEXT)), nodes) for nodes in sizes)

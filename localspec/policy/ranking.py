@@ -1,4 +1,4 @@
-"""Which precision and drafter of one model pay on a machine: every way to run it, ranked by M. Pure arithmetic."""
+"""Which precision and drafter of one model pay on a machine: every plan to run it, ranked by M. Pure arithmetic."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,15 +9,15 @@ from localspec.models.shape import Shape
 from localspec.policy import prediction
 from localspec.policy.candidates import CostInputs, DrafterCandidate, DraftModelEstimate, candidates, plain
 from localspec.policy.forward_costs import ForwardCostModel
-from localspec.policy.measurements import MeasurementSource, ModelMeasurements
+from localspec.policy.measurements import MeasurementSource
 from localspec.policy.prediction import CONTEXT, Estimate, Rates, cost_effectiveness, estimated_rates
 
-AUTO_NODES = 16  # of a tree at most, unless told; how many pay is measured
+AUTO_NODES = 16  # of a tree at most, where no number was asked for; how many pay is measured
 SMALL = 64_000_000  # parameters: a quarter of a GB in fp32
 PLANNED = 4096  # tokens of context that must fit where none was asked for
-CLEARLY = 1.05  # so much better a drafter must be than a simpler one
-DOUBT = 1.15  # and so much more where what it costs and brings was not measured here
-ON_APPLE = 1.05  # and so much faster than plain decoding, as measured, on Apple's GPUs
+CLEARLY = 1.05  # times the M of a simpler drafter, which a drafter must reach
+DOUBT = 1.15  # times more where what it costs and brings was not measured here
+ON_APPLE = 1.05  # times the measured speed of plain decoding, on Apple's GPUs
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RunPlan:
 
 
 def natural_precisions(device: Device, parameters: int) -> list[Precision]:
-    """The forms that come into question on a device where none was named, the truest first."""
+    """The precisions in question on a device where none was named, the most accurate first."""
     dtype = device.dtypes[0]
     if device.type == "cpu" and parameters <= SMALL:
         return [Precision(device, "fp32", "none")]  # costs little, and speculation changes no token there
@@ -71,23 +71,23 @@ def run_plans(
     most: int,
     context: int | None = None,
 ) -> list[RunPlan]:
-    """Every way to run a model in these forms, the best M first, with trees of up to `most` nodes.
+    """Every plan to run a model in these precisions, the best M first, with trees of up to `most` nodes.
 
-    v₀ and m₀ are those of its fastest plain decoding that fits; where nothing fits, of the fastest.
+    v₀ and m₀ are those of the model's fastest plain decoding that fits; where nothing fits, of the fastest.
     """
     found = [plan for precision in precisions for plan in _plans_in(model, precision, measurements, most, context)]
     without = [plan for plan in found if plan.candidate.name == "none"]
     base = max(without, key=lambda plan: (plan.fits, plan.speed))
     rated = [_rated(plan, base) for plan in found]
-    # A stable sort: of equals the truer precision and the simpler drafter comes first.
+    # A stable sort: of equals the more accurate precision and the simpler drafter come first.
     return sorted(rated, key=lambda plan: plan.cost_effectiveness, reverse=True)
 
 
 def best(ranked: Sequence[RunPlan], here: bool = True, without: bool = True) -> RunPlan | None:
-    """The way to take among those that fit: the simplest drafter that no other clearly beats. None where nothing fits.
+    """The plan to take of those that fit: the simplest drafter that no other clearly beats. None where nothing fits.
 
-    With `here`, what could be loaded now; with `without`, plain decoding too. One whose M is below that of plain
-    decoding is never taken.
+    `here` leaves out what could not be loaded now; `without` lets plain decoding be taken too. A plan whose M is below
+    that of plain decoding is never taken.
     """
     possible = [
         plan
@@ -103,12 +103,12 @@ def best(ranked: Sequence[RunPlan], here: bool = True, without: bool = True) -> 
 
 
 def _cautious(plan: RunPlan) -> float:
-    """M, less of it where that rests on guesses about a drafter."""
+    """M, lowered where it rests on guesses about a drafter."""
     return plan.cost_effectiveness / (1 if plan.measured or _weight(plan.candidate)[0] < 2 else DOUBT)
 
 
 def pays(plan: RunPlan, ranked: Sequence[RunPlan]) -> bool:
-    """Whether its M is at least that of plain decoding in the same form; on Apple's GPUs, only as measured."""
+    """Whether its M is at least that of plain decoding in the same precision; on Apple's GPUs, only as measured."""
     if plan.candidate.name == "none":
         return True
     without = _without(plan, ranked)
@@ -122,7 +122,7 @@ def _without(plan: RunPlan, ranked: Sequence[RunPlan]) -> RunPlan:
 
 
 def _weight(candidate: DrafterCandidate) -> tuple[int, int]:
-    """How much there is to a drafter. Phrases come before none: drafts of them that do not pay are cut to nothing."""
+    """How simple a drafter is, then its bytes. Phrases come before none: where they do not pay, nothing is drafted."""
     simple = {"phrases": 0, "none": 1}.get(candidate.name, 2)
     return simple, candidate.bytes
 
@@ -134,45 +134,45 @@ def _rated(plan: RunPlan, base: RunPlan) -> RunPlan:
 def _plans_in(
     model: Model, precision: Precision, measurements: MeasurementSource, most: int, context: int | None
 ) -> Iterator[RunPlan]:
-    known = measurements.of(model.card, precision.device.name, precision.dtype, precision.quantize)
+    """The plans in one precision: plain decoding first, then each drafter of which it is known what it brings."""
+    dtype, quantize, device_type = how = precision.dtype, precision.quantize, precision.device.type
+    known = measurements.of(model.card, precision.device.name, dtype, quantize)
     costs = known.costs or _estimate(model.shape, precision, measurements)
-    weights = prediction.weights(
-        model.shape, precision.dtype, precision.quantize, precision.device.type, model.parameters
-    )
     planned = min(context or PLANNED, model.shape.context)  # more than it holds is refused when it is loaded
-    computing = prediction.computing(precision.dtype, precision.quantize, precision.device.type)
-    setting = CostInputs(
-        model.shape, costs, _rates(precision, measurements, "none"), precision.dtype, computing, planned, known.replies
-    )
-    small = _small(model, precision, measurements, planned)
+    plain_speed = 1 / costs.at(1, CONTEXT)
+    weights = prediction.weights(model.shape, *how, model.parameters)
+    beside = prediction.PROGRAM + prediction.tokenizer(model.shape, device_type)
+    loading = prediction.loading(model.shape, *how)
 
     def plan(candidate: DrafterCandidate) -> RunPlan | None:
-        nodes, speed = 0, 1 / costs.at(1, CONTEXT)
+        nodes, speed = 0, plain_speed
         if candidate.name != "none":
             if candidate.acceptance is None:
                 return None
             speed, nodes = prediction.speed(costs, candidate.acceptance, candidate.drafting, most)
-        loaded_bytes = weights + candidate.bytes
-        how = precision.dtype, precision.quantize, precision.device.type
-        working = prediction.cache(model.shape, planned + nodes + 1, precision.dtype)
-        working += prediction.workspace(model.shape, *how, nodes)
-        beside = prediction.PROGRAM + prediction.tokenizer(model.shape, precision.device.type)
-        size = loaded_bytes + beside + max(working, prediction.loading(model.shape, *how))
         replies = known.replies.get(candidate.key) if known.costs else None
-        told = speed if replies is None else replies.speed(costs)
+        if replies is not None:
+            speed = replies.speed(costs)
         if candidate.name == "phrases":  # drafts of them that do not pay are cut to nothing
-            told = max(told, 1 / costs.at(1, CONTEXT))
-        sure = known.costs is not None if candidate.name == "none" else replies is not None
-        return RunPlan(precision, candidate, nodes, loaded_bytes, size, told, sure)
+            speed = max(speed, plain_speed)
+        loaded_bytes = weights + candidate.bytes
+        working = prediction.cache(model.shape, planned + nodes + 1, dtype)
+        working += prediction.workspace(model.shape, *how, nodes)
+        size = loaded_bytes + beside + max(working, loading)
+        measured = known.costs is not None if candidate.name == "none" else replies is not None
+        return RunPlan(precision, candidate, nodes, loaded_bytes, size, speed, measured)
 
-    every = candidates(model.card, setting, list(model.trained), small, model.small_here)
-    yield from (found for found in map(plan, (plain(), *every)) if found is not None)
+    rates, computing = _rates(precision, measurements, "none"), prediction.computing(*how)
+    inputs = CostInputs(model.shape, costs, rates, dtype, computing, planned, known.replies)
+    small = _draft_model(model, precision, measurements, planned)
+    every = candidates(model.card, inputs, list(model.trained), small, model.small_here)
+    yield from (one for one in map(plan, (plain(), *every)) if one is not None)
 
 
-def _small(
+def _draft_model(
     model: Model, precision: Precision, measurements: MeasurementSource, planned: int
 ) -> DraftModelEstimate | None:
-    """The draft model in the form that its own size asks for; it reads the whole text, as the target does."""
+    """The draft model in the precision that its own size asks for; it reads the whole text, as the target does."""
     if model.small is None:
         return None
     own = draft_precisions(precision.device, model.small.parameters)
@@ -181,7 +181,7 @@ def _small(
     size = prediction.weights(shape, chosen.dtype, chosen.quantize, chosen.device.type, parameters)
     size += prediction.cache(shape, min(shape.context, planned), chosen.dtype)
     size += prediction.tokenizer(shape, chosen.device.type)
-    known: ModelMeasurements = measurements.of(model.small.card, chosen.device.name, chosen.dtype, chosen.quantize)
+    known = measurements.of(model.small.card, chosen.device.name, chosen.dtype, chosen.quantize)
     return DraftModelEstimate(model.small.card, size, known.costs or _estimate(shape, chosen, measurements))
 
 
@@ -195,7 +195,7 @@ def _estimate(shape: Shape, precision: Precision, measurements: MeasurementSourc
 
 
 def explained(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
-    """Why this way, in one sentence."""
+    """Why this plan is taken, in one sentence."""
     name = "plain decoding" if plan.candidate.name == "none" else plan.candidate.name
     basis = "measured here" if plan.measured else "predicted"
     said = f"{name} in {plan.precision}: {plan.speed:.3g} tokens/s, M {plan.cost_effectiveness:.2f} ({basis}"
@@ -205,7 +205,7 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
 
 
 def _others(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
-    """What was left out beside it: the best other drafter of this form, and why."""
+    """The best other drafter in this precision and why it was left out, as the end of a sentence."""
     if plan.candidate.name == "none" and plan.precision.device.type == "mps":
         return "; speculation is off on Apple's GPUs until `localspec bench` has measured that it pays"
     others = [

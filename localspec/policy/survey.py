@@ -1,4 +1,4 @@
-"""Every registered model on a machine: how it would run there, and which one to take. Pure arithmetic."""
+"""Every registered model on a machine: how it would run there, and which one to take."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from localspec.models.registry import TargetCard, known
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.ranking import AUTO_NODES, RunPlan, best, explained, natural_precisions, run_plans
 
-LEAST_SPEED = 8.0  # tokens/s: somewhat faster than one reads
+LEAST_SPEED = 8.0  # tokens/s: somewhat faster than people read
 Prefer = Literal["speed", "memory", "quality"]
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A model on a machine: the best way to run it, of those that fit if any does. Without one, `reason` says why."""
+    """The best plan to run a model on a machine, one that fits if any does. Without a plan, `reason` says why."""
 
     card: TargetCard
     plan: RunPlan | None
@@ -32,11 +32,11 @@ class Recommendation:
 
 def recommendations(machine: Machine, measurements: MeasurementSource, here: bool) -> list[Recommendation]:
     """Every registered model, the best first: as it could be loaded now, or with all that could be fetched for it."""
-    found = [_recommend(card, machine, measurements, here) for card in known().values() if card.here or not here]
-    return sorted(found, key=lambda one: one.quality, reverse=True)
+    every = [_recommend_card(card, machine, measurements, here) for card in known().values() if card.here or not here]
+    return sorted(every, key=lambda one: one.quality, reverse=True)
 
 
-def _recommend(card: TargetCard, machine: Machine, measurements: MeasurementSource, here: bool) -> Recommendation:
+def _recommend_card(card: TargetCard, machine: Machine, measurements: MeasurementSource, here: bool) -> Recommendation:
     try:
         model = model_of(card)
         if card.here and not tokenized(card.path):
@@ -47,40 +47,40 @@ def _recommend(card: TargetCard, machine: Machine, measurements: MeasurementSour
 
 
 def recommend(model: Model, machine: Machine, measurements: MeasurementSource, here: bool) -> Recommendation:
-    """One model on this machine, as `recommendations`."""
+    """The recommendation for one model: as it could be loaded now (`here`), or with what could be fetched for it."""
     card = model.card
     fitting: list[tuple[RunPlan, Sequence[RunPlan]]] = []
-    least: list[RunPlan] = []
+    smallest: list[RunPlan] = []
     for device in machine.devices:
         ranked = run_plans(model, natural_precisions(device, model.parameters), measurements, AUTO_NODES)
         if (plan := best(ranked, here)) is not None:
             fitting.append((plan, ranked))
-        least.append(min(ranked, key=lambda one: one.bytes))
+        smallest.append(min(ranked, key=lambda one: one.bytes))
     quality = _quality(card, model)
     if fitting:
         chosen, others = max(fitting, key=lambda option: option[0].speed)
         return Recommendation(card, chosen, explained(chosen, others), quality)
-    smallest = least[0]
-    precision, device = smallest.precision, smallest.precision.device
+    plan = smallest[0]
+    precision, device = plan.precision, plan.precision.device
     reason = (
-        f"does not fit: {smallest.bytes / 2**30:.1f} GiB in {precision} on {device.name}, of which "
+        f"does not fit: {plan.bytes / 2**30:.1f} GiB in {precision} on {device.name}, of which "
         f"{device.usable / 2**30:.1f} may be used"
     )
-    return Recommendation(card, smallest, reason, quality)
+    return Recommendation(card, plan, reason, quality)
 
 
 def _quality(card: TargetCard, model: Model) -> int:
-    """The entry's own figure, else what the registered models of this size have, about."""
+    """The entry's own figure, else about what the registered models of this size have."""
     return (card.entry.quality if card.entry else 0) or round(12 * (model.parameters / 5e8) ** 0.45)
 
 
-def preferred(found: Sequence[Recommendation], prefer: Prefer | None = None) -> Recommendation | None:
-    """Which one to take: the best that fits and reaches 8 tokens/s, else the fastest that fits.
+def preferred(every: Sequence[Recommendation], prefer: Prefer | None = None) -> Recommendation | None:
+    """The recommendation to take: the best model that fits and reaches 8 tokens/s, else the fastest that fits.
 
     `prefer` asks for the fastest, for the one that takes least memory, or for the best however slow it is. A toy is
     taken only where nothing else fits.
     """
-    fitting = [one for one in found if one.fits]
+    fitting = [one for one in every if one.fits]
     possible = [one for one in fitting if not (one.card.entry and one.card.entry.toy)] or fitting
     quick = [one for one in possible if _speed(one) >= LEAST_SPEED]
     if not possible:
