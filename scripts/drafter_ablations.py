@@ -127,7 +127,8 @@ def measured(group: str, directories: Mapping[str, Path], arguments: argparse.Na
             return comparison.Row(choose(card, chosen), size)
 
         rows = [row("none", 0), *(row(str(path), NODES) for path in together.values())]
-        report = comparison.bench(rows, settings, asked, arguments.max_tokens, 1, [], lambda _: None)
+        compared = comparison.Comparison(rows, asked, arguments.max_tokens)
+        report = comparison.bench(compared, settings, lambda _: None)
         found.update(dict(zip(together, report["rows"][1:], strict=True)))
     file.write_text(json.dumps(found), "utf-8")
     return found

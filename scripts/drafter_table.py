@@ -49,7 +49,8 @@ def measured(
 
     rows = [row("none", 0), *(row(name, nodes) for name in names)]
     asked = questions(arguments.prompts, arguments.limit)
-    report = comparison.bench(rows, settings, asked, arguments.max_tokens, 1, [], lambda _: None)
+    compared = comparison.Comparison(rows, asked, arguments.max_tokens)
+    report = comparison.bench(compared, settings, lambda _: None)
     arguments.work.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(report), "utf-8")
     return report

@@ -32,41 +32,48 @@ class Row:
     accept: Rule = "exact"
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared: rows, of which the first is plain decoding, and the `peers` beside them.
+
+    Every row answers all prompts `repeat` times, with at most `max_tokens` a reply.
+    """
+
+    rows: Sequence[Row]
+    prompts: Sequence[Prompt]
+    max_tokens: int
+    repeat: int = 1
+    peers: Sequence[str] = ()
+
+
 def bench(
-    rows: Sequence[Row],
+    compared: Comparison,
     settings: Settings,
-    prompts: Sequence[Prompt],
-    max_tokens: int,
-    repeat: int,
-    beside: Sequence[str],
     progress: Callable[[str], None],
-    kept: Store | None = None,
+    store: Store | None = None,
     tune: bool = False,
 ) -> dict[str, Any]:
-    """Measures all rows, of which the first is plain decoding, then the peers `beside` it; returns the report.
+    """Measures all rows, then the peers beside them; returns the report.
 
-    Hyper-parameters of draft models are taken from what is `kept`, and searched again with `tune`.
+    Hyper-parameters of draft models are taken from `store`, and searched again with `tune`.
     Raises UsageMistake where no prompt leaves room for an answer in the context, LocalspecError for a model that a peer
     cannot be given.
     """
-    with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", progress) as store:
+    with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", progress) as own:
         # A store of its own, for costs are measured once and not for every engine; it holds no phrases.
-        load = partial(Engine, store=store, phrases=False, progress=progress)
-        paired = partial(load, tune=tune) if kept is None else partial(load, store=kept, tune=tune)
-        return _bench(load, paired, rows, settings, prompts, max_tokens, repeat, beside, progress)
+        load = partial(Engine, store=own, phrases=False, progress=progress)
+        paired = partial(load, tune=tune) if store is None else partial(load, store=store, tune=tune)
+        return _compare(compared, settings, load, paired, progress)
 
 
-def _bench(
+def _compare(
+    compared: Comparison,
+    settings: Settings,
     load: Callable[..., Engine],
     paired: Callable[..., Engine],
-    rows: Sequence[Row],
-    settings: Settings,
-    prompts: Sequence[Prompt],
-    max_tokens: int,
-    repeat: int,
-    beside: Sequence[str],
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
+    rows, prompts, max_tokens = compared.rows, compared.prompts, compared.max_tokens
     progress(f"loading {rows[0].choice.target.name}")
     engine = load(rows[0].choice)
     target, choice, sampling, limits = engine.target, engine.choice, engine.sampling(settings), Limits(max_tokens)
@@ -79,12 +86,12 @@ def _bench(
         )
     texts, categories = [prompt.text for prompt in fitting], [prompt.category for prompt in fitting]
     room = max(peers.CONTEXT + max(peers.ROWS), *(lengths[text] for text in texts))
-    peers.check(beside, engine, room)
+    peers.check(compared.peers, engine, room)
     firsts = _firsts(load, paired, [row.choice for row in rows], engine)
     engines = [partial(load, row.choice, beside=first) for row, first in zip(rows, firsts, strict=True)]
     exactness = ["bitwise" if first.exactness.bitwise else "numerical" for first in firsts]
     rules = [replace(sampling, rule=row.accept) for row in rows]
-    replies = run_rows(engines, texts, rules, limits, repeat, progress)
+    replies = run_rows(engines, texts, rules, limits, compared.repeat, progress)
     bandwidth = hardware.memory_bandwidth(choice.device)
     report = {
         "machine": {
@@ -101,7 +108,7 @@ def _bench(
         "exactness": max(exactness),  # the weaker one of the two
         "prompts": len(fitting),
         "left_out": len(prompts) - len(fitting),
-        "repeat": repeat,
+        "repeat": compared.repeat,
         "max_tokens": max_tokens,
         "temperature": sampling.temperature,
         "seed": sampling.seed,
@@ -113,15 +120,15 @@ def _bench(
                 "accept": row.accept,
                 "exactness": promise,
                 **_paired(first),
-                **figures.of_row(said, replies[0], categories, target.read_bytes, bandwidth, row.accept == "exact"),
+                **figures.of_row(ours, replies[0], categories, target.read_bytes, bandwidth, row.accept == "exact"),
             }
-            for row, first, promise, said in zip(rows, firsts, exactness, replies, strict=True)
+            for row, first, promise, ours in zip(rows, firsts, exactness, replies, strict=True)
         ],
         "peers": [],
     }
-    if beside:
+    if compared.peers:
         progress("loading peers")
-        with peers.opened(beside, engine, limits, room) as others:
+        with peers.opened(compared.peers, engine, limits, room) as others:
             report["peers"] = run_beside([peers.Ours(engine, limits), *others], texts, progress)
     return report
 
@@ -205,7 +212,7 @@ def run_beside(
         {
             "name": contender.name,
             "ms_by_rows": {str(rows): round(1e3 * median(taken), 3) for rows, taken in seconds[contender.name].items()},
-            "tokens_per_second": round(median(said), 4) if (said := speeds[contender.name]) else None,
+            "tokens_per_second": round(median(measured), 4) if (measured := speeds[contender.name]) else None,
         }
         for contender in contenders
     ]

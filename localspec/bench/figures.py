@@ -19,8 +19,8 @@ def of_row(
 
     `replies` and `plain` hold all prompts once or several times over, in the same order; `categories` names the kind of
     each prompt. `read_bytes` are read from memory in a decode step, of `bandwidth` bytes a second. What is compared
-    with plain decoding is compared reply by reply, and the median of that is told: never a ratio of two medians. Texts
-    are compared where they are `comparable`: other rules than `exact` give other ones.
+    with plain decoding is compared reply by reply, and the median of that is given: never a ratio of two medians. Texts
+    are compared where they are `comparable`: rules other than `exact` give other texts.
     """
     prompts = len(categories)
     pairs = [
@@ -32,11 +32,11 @@ def of_row(
     speedup, speedup_quartiles = _spread([_speedup(ours, theirs) for ours, theirs, _ in pairs])
     costs = [_costs(ours, theirs) for ours, theirs, _ in pairs]
     draft, verify, host = (_median([cost[part] for cost in costs]) for part in range(3))
-    memory = _median([_held(ours) / _held(theirs) for ours, theirs, _ in pairs])
-    same = [said.token_ids == plain[turn % prompts].token_ids for turn, said in enumerate(replies)]
+    memory = _median([_memory_held(ours) / _memory_held(theirs) for ours, theirs, _ in pairs])
+    same = [reply.token_ids == plain[turn % prompts].token_ids for turn, reply in enumerate(replies)]
     return {
         "prompts": prompts,
-        "tokens": sum(len(said.token_ids) for said in replies),
+        "tokens": sum(len(reply.token_ids) for reply in replies),
         "tokens_per_second": _rounded(speed),
         "tokens_per_second_quartiles": speed_quartiles,
         "speedup": _rounded(speedup),
@@ -47,18 +47,18 @@ def of_row(
         "verify_cost": _rounded(verify),
         "host_cost": _rounded(host),
         "bandwidth_share": _rounded(speed and speed * read_bytes / bandwidth),
-        "peak_bytes": max(said.memory.peak for said in replies),
+        "peak_bytes": max(reply.memory.peak for reply in replies),
         "M": _rounded(speedup and memory and speedup / memory),
         "identical": all(same) if comparable else None,
         "identical_prompts": sum(all(same[at::prompts]) for at in range(prompts)) if comparable else None,
-        "off_reason": next((said.off_reason for said in reversed(replies) if said.off_reason), None),
+        "off_reason": next((reply.off_reason for reply in reversed(replies) if reply.off_reason), None),
         "categories": {
             category: {
                 "speedup": _rounded(
-                    _median([_speedup(ours, theirs) for ours, theirs, kind in pairs if kind == category])
+                    _median([_speedup(ours, theirs) for ours, theirs, named in pairs if named == category])
                 ),
                 "acceptance_length": _acceptance_length(
-                    [said for turn, said in enumerate(replies) if categories[turn % prompts] == category]
+                    [reply for turn, reply in enumerate(replies) if categories[turn % prompts] == category]
                 ),
             }
             for category in dict.fromkeys(categories)
@@ -77,21 +77,21 @@ def _costs(ours: Statistics, theirs: Statistics) -> tuple[float, float, float]:
     return draft, verify, ours.decode_seconds / unit - draft - verify
 
 
-def _held(said: Statistics) -> int:
-    return said.memory.target + said.memory.drafter + said.memory.cache
+def _memory_held(reply: Statistics) -> int:
+    return reply.memory.target + reply.memory.drafter + reply.memory.cache
 
 
 def _acceptance_length(replies: Sequence[Statistics]) -> float | None:
-    steps = sum(said.steps for said in replies)
-    return _rounded(sum(said.acceptance_length * said.steps for said in replies) / steps) if steps else None
+    steps = sum(reply.steps for reply in replies)
+    return _rounded(sum(reply.acceptance_length * reply.steps for reply in replies) / steps) if steps else None
 
 
 def _acceptance_by_depth(replies: Sequence[Statistics]) -> list[float]:
     """Of all replies: each counts by the nodes it drafted, and the share of them that got to that depth."""
     depths: list[list[tuple[float, float]]] = []
-    for said in replies:
-        reached = float(said.drafted)
-        for depth, chance in enumerate(said.acceptance_by_depth):
+    for reply in replies:
+        reached = float(reply.drafted)
+        for depth, chance in enumerate(reply.acceptance_by_depth):
             if depth == len(depths):
                 depths.append([])
             depths[depth].append((chance, reached))

@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import cache, cached_property
@@ -19,7 +20,7 @@ from localspec.errors import LocalspecError, UsageMistake
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 KINDS = {"transformers": (), "llama.cpp": ("llama_cpp", "gguf")}  # and the packages each needs beside our own
-CONTEXT = 256  # tokens that a timed forward has behind it
+CONTEXT = 256  # tokens in the cache before a timed forward
 BATCH = 512  # tokens that llama.cpp reads at once
 
 
@@ -30,10 +31,10 @@ class Contender(Protocol):
     def name(self) -> str: ...
 
     def forward(self, rows: int) -> None:
-        """One forward of so many tokens behind 256, up to where the likeliest next token of each is on the host."""
+        """Runs one forward of so many tokens after 256, until the likeliest next token of each is on the host."""
 
     def tokens_per_second(self, prompt: str) -> float:
-        """Of a plain greedy reply, from its first token on; 0 where there is no second one."""
+        """The speed of a plain greedy reply from its first token on; 0 where there is no second one."""
 
 
 class Ours:
@@ -60,7 +61,7 @@ class Ours:
         return done.statistics.tokens_per_second
 
 
-class Peer:
+class Peer(ABC):
     """What peers share: our prompts as tokens, and a greedy loop with our stop tokens, timed as ours is."""
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
@@ -76,9 +77,9 @@ class Peer:
             tokens += 1
         return tokens / (time.perf_counter() - began) if tokens else 0.0
 
+    @abstractmethod
     def greedy(self, prompt: Sequence[int]) -> Iterator[int]:
-        """The tokens of a reply, endlessly."""
-        raise NotImplementedError
+        """Yields the tokens of a greedy reply, without an end."""
 
 
 class Transformers(Peer):
@@ -107,7 +108,7 @@ class Transformers(Peer):
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int], cache: Any, last: bool = False) -> torch.Tensor:
-        """[tokens, vocabulary] behind what the cache holds, which then holds them too; with `last` [1, vocabulary]."""
+        """Logits [tokens, vocab_size] after what the cache holds, which then holds them too; [1, …] with `last`."""
         ids = torch.tensor([list(tokens)], device=self.model.device)
         logits: torch.Tensor = self.model(ids, past_key_values=cache, logits_to_keep=int(last)).logits[0]
         return logits

@@ -115,7 +115,7 @@ def _peers(peers: Sequence[dict[str, Any]]) -> list[str]:
     return [
         "",
         *_columns(["plain, greedy", "tokens/s", *peers[0]["ms_by_rows"]], lines),
-        "behind tokens/s: milliseconds of one forward of so many rows, 256 tokens before them; medians",
+        "after tokens/s: milliseconds of one forward of so many rows, with 256 tokens before them; medians",
     ]
 
 

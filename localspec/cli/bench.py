@@ -98,7 +98,8 @@ def bench(
             store = None
             if tune or database.exists():
                 store = at_the_end.enter_context(Store.open(database, progress.notice))
-            report = comparison.bench(rows, settings, asked, max_tokens, repeat, peer or [], progress.show, store, tune)
+            compared = comparison.Comparison(rows, asked, max_tokens, repeat, peer or [])
+            report = comparison.bench(compared, settings, progress.show, store, tune)
     finally:
         progress.clear()
     if as_json:

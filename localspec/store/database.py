@@ -78,7 +78,7 @@ class Database:
         memory what a session cannot go on without, should its file turn out to be broken.
 
         Never fails: a broken file or one of a newer version is set aside, one that can only be read is read, and
-        where nothing works the database lives in memory. Each of these is told to `notice` in one sentence.
+        where nothing works the database lives in memory. Each of these is reported to `notice` in one sentence.
         """
         path = path.absolute()
         try:
@@ -141,7 +141,7 @@ class Database:
 
     def scrub(self) -> str:
         """Takes what was deleted out of the files too; returns what stood in the way, or nothing."""
-        # The deleted text is overwritten in the database (secure_delete), but still stands in the write-ahead log.
+        # The deleted text is overwritten in the database (secure_delete), but is still in the write-ahead log.
         try:
             with self._lock:
                 # Only gives the space back; where there is no room to do so, the bytes are gone all the same.

@@ -147,7 +147,7 @@ class Store:
         """Opens or makes the store at `path`; `limit` bounds the phrases of one pool.
 
         Never fails: a broken file or one of a newer version is set aside, one that can only be read is read, and
-        where nothing works the store lives in memory. Each of these is told to `notice` in one sentence.
+        where nothing works the store lives in memory. Each of these is reported to `notice` in one sentence.
         """
         known: dict[int, tuple[str, str, str | None]] = {}
 
@@ -177,7 +177,7 @@ class Store:
 
     @property
     def read_only(self) -> bool:
-        """True where phrases can be used and none kept."""
+        """True where phrases can be used and none can be kept."""
         return self._database.read_only
 
     def pool(
@@ -215,7 +215,7 @@ class Store:
     def phrases(self, pool: int, keys: Sequence[int]) -> list[Phrase]:
         """The phrases of these keys (at most 16 a key), most recently used first.
 
-        Never raises for what goes wrong with the file: a reply does without phrases and `notice` is told once.
+        Never raises for what goes wrong with the file: a reply does without phrases and `notice` is called once.
         """
         count = len(keys)
         query = self._lookups.get(count)

@@ -99,13 +99,13 @@ class EngineThread(threading.Thread):
             self.start()
 
     def ask(self, prompt: str) -> None:
-        """Its reply comes through `buffer`, and ReplyEnded behind it."""
+        """Asks the model; its reply comes through `buffer`, and ReplyEnded after it."""
         self._stop_asked = threading.Event()
         self.buffer.begin()
         self._jobs.put(partial(self._answer, prompt, self._stop_asked))
 
     def stop_reply(self) -> None:
-        """What was said stays."""
+        """Stops the reply under way; what was said stays."""
         self._stop_asked.set()
 
     def switch_model(self, card: "TargetCard") -> None:
@@ -117,11 +117,11 @@ class EngineThread(threading.Thread):
         self._jobs.put(partial(self._set_system, system))
 
     def new_conversation(self) -> None:
-        """The one so far stays kept."""
+        """Begins a new conversation; the one so far stays in the history."""
         self._jobs.put(self._renew)
 
     def resume(self, conversation: int) -> None:
-        """Goes on with a kept one."""
+        """Goes on with a conversation of the history."""
         self._jobs.put(partial(self._resume, conversation))
 
     def close(self, seconds: float) -> bool:
@@ -178,7 +178,7 @@ class EngineThread(threading.Thread):
             self._notice(sentence)
         try:
             self._load(self._card)
-        except UsageMistake as error:  # flags that cannot be meant: better told at once than with every reply
+        except UsageMistake as error:  # flags that cannot be meant: better reported at once than with every reply
             self._post(messages.StartFailed(error))
         except LocalspecError as error:
             self._post(messages.ModelFailed(str(error)))

@@ -1,4 +1,4 @@
-"""What happened on the engine's thread, told to the screen. Facts: nobody changes them."""
+"""What happened on the engine's thread, posted to the screen. Messages are facts: nobody changes them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class ChatOpened(Message):
     """The store is open, the conversation found; its model comes next. `history` is None where there is no store."""
 
     history: "History | None"
-    prompts: Sequence[str]  # said earlier, the newest first
+    prompts: Sequence[str]  # entered earlier, the newest first
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""How often the screen follows a reply, so that it leaves the processor to the model."""
+"""How often the screen follows a reply, so that it leaves the CPU to the model."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Markdown as a model writes it: nothing of it is obeyed, fetched or opened, and HTML is shown as it stands."""
+"""Markdown as a model writes it: nothing of it is obeyed, fetched or opened, and HTML is shown as it is."""
 
 from collections.abc import Iterable, Iterator
 from urllib.parse import unquote
@@ -26,17 +26,17 @@ def parser() -> MarkdownIt:
 
 
 def _as_it_stands(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    """What is nested too deep becomes one paragraph: markdown-it would leave it out, and all that comes behind it."""
+    """What is nested too deep becomes one paragraph: markdown-it would leave it out, and all that comes after it."""
     if silent or state.level < DEEPEST:
         return False
-    behind = first
-    while behind < end and (state.isEmpty(behind) or state.sCount[behind] >= state.blkIndent):
-        behind += 1
-    state.push("paragraph_open", "p", 1).map = [first, behind]
+    after = first
+    while after < end and (state.isEmpty(after) or state.sCount[after] >= state.blkIndent):
+        after += 1
+    state.push("paragraph_open", "p", 1).map = [first, after]
     text = state.push("inline", "", 0)
-    text.content, text.children = state.getLines(first, behind, state.blkIndent, False).strip(), []
+    text.content, text.children = state.getLines(first, after, state.blkIndent, False).strip(), []
     state.push("paragraph_close", "p", -1)
-    state.line = behind
+    state.line = after
     return True
 
 

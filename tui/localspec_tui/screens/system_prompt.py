@@ -25,7 +25,7 @@ class SystemPromptScreen(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="panel"):
-            yield Static("System prompt: what the model is told before everything else", markup=False)
+            yield Static("System prompt: what the model reads before everything else", markup=False)
             yield TypedText(compact=True, highlight_cursor_line=False)
         yield Footer(show_command_palette=False)
 

@@ -1,4 +1,4 @@
-"""What was said so far: it owns the messages, how many of them are mounted, and the one that grows."""
+"""The conversation so far: owns the messages, decides how many of them are mounted, and lets the last one grow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ BATCH = 5  # turns more, whenever one scrolls beyond the first
 
 @dataclass
 class _Exchange:
-    """A prompt and its reply, and what stands there of them while they are mounted."""
+    """A prompt and its reply, and their widgets while they are mounted."""
 
     prompt: str
     reply: str = ""
@@ -50,7 +50,7 @@ class ConversationView(VerticalScroll, can_focus=False):
         """The source of the newest reply, also while it grows."""
         if self._growing is not None and self._growing.source:
             return self._growing.source
-        return next((said.reply for said in reversed([*self._older, *self._exchanges]) if said.reply), None)
+        return next((one.reply for one in reversed([*self._older, *self._exchanges]) if one.reply), None)
 
     # -- whole conversations ------------------------------------------------------------------------------------------
 
@@ -82,16 +82,16 @@ class ConversationView(VerticalScroll, can_focus=False):
     async def _mount_older(self, count: int) -> None:
         batch, self._older = self._older[-count:], self._older[:-count]
         self._exchanges[:0] = batch
-        views = [view for said in batch for view in said.mountable()]
+        views = [view for exchange in batch for view in exchange.mountable()]
         await self.mount_all(views, before=0 if self.children else None)
 
     async def _unmount_old(self) -> None:
         excess, self._exchanges = self._exchanges[:-MOUNTED], self._exchanges[-MOUNTED:]
         self._older += excess
-        for said in excess:
-            for view in said.views:
+        for exchange in excess:
+            for view in exchange.views:
                 await view.remove()
-            said.views = []
+            exchange.views = []
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
@@ -102,9 +102,9 @@ class ConversationView(VerticalScroll, can_focus=False):
 
     async def add_prompt(self, prompt: str) -> None:
         """A turn begins."""
-        said = _Exchange(prompt)
-        self._exchanges.append(said)
-        await self.mount_all(said.mountable())
+        exchange = _Exchange(prompt)
+        self._exchanges.append(exchange)
+        await self.mount_all(exchange.mountable())
         self.anchor()
         await self._unmount_old()
 
@@ -132,7 +132,7 @@ class ConversationView(VerticalScroll, can_focus=False):
         for view in self._exchanges.pop().views:
             await view.remove()
 
-    # -- beside what is said ------------------------------------------------------------------------------------------
+    # -- beside the messages ------------------------------------------------------------------------------------------
 
     async def tell(self, sentence: str, *, trouble: bool = False) -> None:
         """A sentence of localspec's own."""
@@ -143,15 +143,15 @@ class ConversationView(VerticalScroll, can_focus=False):
 
     def walk(self, step: int) -> bool:
         """The focus goes to the message above (-1) or below (1); False where there is none."""
-        spoken = list(self.query(MessageView))
+        messages = list(self.query(MessageView))
         focused = self.screen.focused
-        at = spoken.index(focused) if isinstance(focused, MessageView) else len(spoken)
+        at = messages.index(focused) if isinstance(focused, MessageView) else len(messages)
         if at + step < 0:
             self.run_worker(self.fetch_older())
             return True
-        if at + step >= len(spoken):
+        if at + step >= len(messages):
             return False
-        spoken[at + step].focus()
+        messages[at + step].focus()
         return True
 
     def page(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""What was said, one widget each; replies, which take longer to import, are in reply_view.py."""
+"""Prompts and notices, one widget each; replies, which take longer to import, are in reply_view.py."""
 
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ class MessageView(Vertical, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("c", "copy", "Copy its text", id="message.copy")]
 
     class CopyAsked(Message):
-        """The source of what was said is to go to the clipboard."""
+        """The source of this message is to go to the clipboard."""
 
         def __init__(self, source: str) -> None:
             super().__init__()
@@ -40,7 +40,7 @@ class PromptView(MessageView):
 
 
 class NoticeView(Static):
-    """A sentence of localspec's own among what was said."""
+    """A sentence of localspec's own between the messages."""
 
     def __init__(self, sentence: str, *, trouble: bool = False) -> None:
         mark = "✗" if trouble else "·"

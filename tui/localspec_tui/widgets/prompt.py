@@ -63,7 +63,7 @@ class Prompt(TypedText, inherit_bindings=False):
         self._said = [*prompts, *self._said]
 
     async def _on_key(self, event: events.Key) -> None:
-        """Bindings act here and now: on their way up to the application the letters behind them would overtake them."""
+        """Bindings act at once: on their way up to the application the letters typed after them would overtake them."""
         active = self.screen.active_bindings.get(event.key)
         if active is None or (active.node is not self and event.is_printable):
             return
@@ -105,7 +105,7 @@ class Prompt(TypedText, inherit_bindings=False):
             self.action_cursor_down()
 
     def _walk(self, step: int) -> None:
-        """To an earlier prompt (-1) or a later one (1); behind the latest waits what was being written."""
+        """Goes to an earlier prompt (-1) or a later one (1); after the latest comes what was being written."""
         at = (len(self._said) if self._at is None else self._at) + step
         if not 0 <= at <= len(self._said) or (self._at is None and step > 0):
             return
