@@ -109,7 +109,7 @@ _BANDWIDTH = {"cpu": 20e9, "cuda": 300e9, "mps": 100e9}  # bytes a second, where
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds that a device takes by the number of rows: for a weight of a matrix, and for a layer beside its matrices."""
+    """Seconds that a device takes by the number of rows: for a weight of a matrix, for a layer beside its matrices."""
 
     rows: tuple[int, ...]
     weight: tuple[float, ...]
