@@ -11,7 +11,7 @@ from localspec import config
 from localspec.cli.options import Context, Drafter, DraftMax, Dtype, Quantize
 from localspec.cli.options import Device as DeviceOption
 from localspec.cli.progress import Progress
-from localspec.cli.proof import prove
+from localspec.bench.proof import prove
 from localspec.config import Settings
 from localspec.engine.device_profile import DeviceProfiler
 from localspec.engine.measurement_cache import MeasurementCache

@@ -18,7 +18,7 @@ from replies import said
 from scripted import Script, random_model, scripted_model
 
 from localspec import Done, Engine, Text
-from localspec.cli import proof
+from localspec.bench import proof
 from localspec.cli.main import main
 from localspec.policy import selection
 from localspec.store.store import Store
