@@ -1,22 +1,22 @@
-"""What `localspec doctor --prove MODEL` does: replies with and without speculation, compared token for token."""
+"""The proof of losslessness: replies with and without speculation, compared token for token."""
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localspec.checkpoint import inspect
-from localspec.cli.progress import Progress
-from localspec.errors import LocalspecError, UsageMistake
+from localspec.errors import UsageMistake
+from localspec.events import Reporter
 from localspec.models import registry
+from localspec.models.registry import TargetCard
 from localspec.text import safe
 
 if TYPE_CHECKING:
-    from localspec import Engine, Sampling, Statistics
+    from localspec import Choice, Engine, Sampling, Statistics
     from localspec.config import Settings
 
 TEMPERATURE = 0.8
@@ -47,8 +47,8 @@ PROMPTS = (
 
 
 @dataclass(frozen=True)
-class _Divergence:
-    """The first place where two replies to the same prompt part; a text of None is the end of the reply.
+class Divergence:
+    """The first place where two replies to the same prompt differ; a text of None is the end of the reply.
 
     `gap` is by how much the target's logit of the plain token exceeds that of the other. `repeatable`: plain decoding
     gives the same reply again, so it is speculation that changed it.
@@ -62,62 +62,99 @@ class _Divergence:
     gap: float
     repeatable: bool
 
+    def sentence(self, precision: str) -> str:
+        """What differs where, and what to do about it."""
+        one, other = (
+            "the end" if text is None else json.dumps(text, ensure_ascii=False)
+            for text in (self.plain, self.speculative)
+        )
+        where = f"prompt {self.prompt} ({self.sampling}), token {self.token} of the reply"
+        if self.repeatable:
+            what, remedy = f"Speculation changes the text at {where}: {one} becomes {other}", "use --no-spec"
+        else:
+            what = f"Plain decoding does not repeat itself at {where}: {one}, then {other}"
+            remedy = "use another --dtype"
+        return f"{what}, with a logit gap of {self.gap:.2g} ({precision}); {remedy}, and report this line."
 
-def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, as_json: bool) -> int:
-    """Prints what it finds. Raises LocalspecError where replies part, and what loading raises."""
+
+@dataclass(frozen=True)
+class Proof:
+    """How many of the `replies` are the `same` with and without speculation, until the first `divergence` if any.
+
+    `rows` is the widest forward, `drafted` and `accepted` count tokens.
+    """
+
+    model: str
+    revision: str
+    drafter: str
+    device: str
+    dtype: str
+    quantize: str
+    exactness: str
+    rows: int
+    replies: int
+    same: int
+    drafted: int
+    accepted: int
+    divergence: Divergence | None
+
+    @property
+    def precision(self) -> str:
+        """In which precision it was proved, and how exact that is."""
+        return f"{self.dtype if self.quantize == 'none' else self.quantize}, {self.exactness}"
+
+
+def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, reporter: Reporter) -> Proof:
+    """Asks for every reply with and without speculation, until two differ.
+
+    Raises UsageMistake where nothing would be drafted, and what loading raises.
+    """
     card = registry.resolve(model)
     inspect(card.path)
-    progress = Progress()
-    with ExitStack() as at_the_end:
-        at_the_end.callback(progress.clear)
-        progress.show(f"loading {card.name}")
+    reporter.progress(f"loading {card.name}")
 
-        # From here on torch is needed, and takes a second to import.
-        from localspec import Engine
-        from localspec.policy.ranking import AUTO_NODES
-        from localspec.policy.selection import choose
-        from localspec.store.store import Store
+    # From here on torch is needed, and takes a second to import.
+    from localspec import Engine
+    from localspec.store.store import Store
 
-        choice = choose(card, settings)
-        if (choice.drafter, settings.drafter, settings.draft_max) == ("none", "auto", "auto"):
-            choice = choose(card, replace(settings, draft_max=AUTO_NODES))
-        choice = replace(choice, fixed=True)  # also where it does not pay
-        if choice.drafter == "none":
-            raise UsageMistake("Without a drafter there is nothing to compare; leave --drafter and --draft-max out.")
-        # A store of its own: phrases of this proof are used in it, and nothing of it is kept.
-        place = at_the_end.enter_context(TemporaryDirectory())
-        store = at_the_end.enter_context(Store.open(Path(place) / "localspec.db", progress.notice))
-        common: dict[str, Any] = {"store": store, "notice": progress.notice, "progress": progress.show}
+    choice = _choice(card, settings)
+    # A store of its own: phrases of this proof are used in it, and nothing of it is kept.
+    with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", reporter.notice) as store:
+        common: dict[str, Any] = {"store": store, "notice": reporter.notice, "progress": reporter.progress}
         plain = Engine(replace(choice, drafter="none", nodes=0), **common)
         speculative = Engine(choice, beside=plain, **common)
-
         replies, compared, drafted, accepted, divergence = 2 * prompts, 0, 0, 0, None
-        progress.show(f"reply 1 of {replies}")
+        reporter.progress(f"reply 1 of {replies}")
         for case, expected, found in _pairs(plain, speculative, prompts, max_tokens):
             drafted, accepted = drafted + found.drafted, accepted + found.accepted
             if found.token_ids != expected.token_ids:
                 divergence = _divergence(plain, case, expected, found, max_tokens)
                 break
             compared += 1
-            progress.show(f"reply {min(compared // 2 + 1, replies)} of {replies}")
+            reporter.progress(f"reply {min(compared // 2 + 1, replies)} of {replies}")
+    return Proof(
+        model=card.name, revision=plain.revision, drafter=choice.drafter, device=choice.device, dtype=choice.dtype,
+        quantize=choice.quantize, exactness="bitwise",  # else the engine would have refused
+        rows=choice.nodes + 1, replies=replies, same=compared // 2, drafted=drafted, accepted=accepted,
+        divergence=divergence,
+    )  # fmt: skip
 
-    same, precision = compared // 2, choice.dtype if choice.quantize == "none" else choice.quantize
-    exactness, rows = "bitwise", choice.nodes + 1  # else the engine would have refused
-    if as_json:
-        about = {"model": card.name, "revision": plain.revision, "drafter": choice.drafter, "device": choice.device}
-        about |= {"dtype": choice.dtype, "quantize": choice.quantize, "exactness": exactness}
-        counts = {"rows": rows, "replies": replies, "same": same, "drafted": drafted, "accepted": accepted}
-        print(json.dumps({**about, **counts, "divergence": asdict(divergence) if divergence else None}), flush=True)
-    if divergence:
-        raise LocalspecError(_sentence(divergence, f"{precision}, {exactness}"))
-    if not as_json:
-        how = f"{precision}, {exactness}; widths up to {rows} rows; {accepted} of {drafted} drafted tokens accepted"
-        print(f"✓ {same} of {replies} replies are the same, token for token ({how})")
-    return 0
+
+def _choice(card: TargetCard, settings: "Settings") -> "Choice":
+    """What drafts, also where it does not pay. Raises UsageMistake where nothing would."""
+    from localspec.policy.ranking import AUTO_NODES
+    from localspec.policy.selection import choose
+
+    choice = choose(card, settings)
+    if (choice.drafter, settings.drafter, settings.draft_max) == ("none", "auto", "auto"):
+        choice = choose(card, replace(settings, draft_max=AUTO_NODES))
+    if choice.drafter == "none":
+        raise UsageMistake("Without a drafter there is nothing to compare; leave --drafter and --draft-max out.")
+    return replace(choice, fixed=True)
 
 
 class _Case(NamedTuple):
-    """One reply that is asked for: the number of its prompt, from 1, the prompt, and how tokens are drawn."""
+    """One reply that is asked for: the number of its prompt, from 1, the prompt, and how tokens are sampled."""
 
     number: int
     prompt: str
@@ -151,32 +188,19 @@ def _reply(engine: "Engine", case: _Case, max_tokens: int) -> "Statistics":
 
 def _divergence(
     plain: "Engine", case: _Case, expected: "Statistics", found: "Statistics", max_tokens: int
-) -> _Divergence:
-    """Where they part; of plain decoding and itself, if it does not repeat itself."""
+) -> Divergence:
+    """Where two replies differ; those of plain decoding alone, if it does not repeat itself."""
     again = _reply(plain, case, max_tokens)
     repeatable = again.token_ids == expected.token_ids
     if not repeatable:
         found = again
     both = list(zip_longest(expected.token_ids, found.token_ids))
-    place = next(place for place, (ours, theirs) in enumerate(both) if ours != theirs)
+    place = next(place for place, (one, other) in enumerate(both) if one != other)
     ends = sorted(plain.target.stop_tokens)
     ones, others = ([token] if token is not None else ends for token in both[place])
-    # Again's tokens are in the session; up to the place where they part they are those of both.
-    behind = plain.session.tokens[: expected.prompt_tokens + place]
-    gap = max(min(plain.gap(behind, ours, theirs) for theirs in others) for ours in ones)
-    one, other = (None if token is None else safe(plain.target.decode([token])) for token in both[place])
-    drawn = "greedy" if case.sampling.greedy else f"temperature {TEMPERATURE}, seed {case.sampling.seed}"
-    return _Divergence(case.number, drawn, place + 1, one, other, gap, repeatable)
-
-
-def _sentence(divergence: _Divergence, precision: str) -> str:
-    one, other = (
-        "the end" if text is None else json.dumps(text, ensure_ascii=False)
-        for text in (divergence.plain, divergence.speculative)
-    )
-    where = f"prompt {divergence.prompt} ({divergence.sampling}), token {divergence.token} of the reply"
-    if divergence.repeatable:
-        what, remedy = f"Speculation changes the text at {where}: {one} becomes {other}", "use --no-spec"
-    else:
-        what, remedy = f"Plain decoding does not repeat itself at {where}: {one}, then {other}", "use another --dtype"
-    return f"{what}, with a logit gap of {divergence.gap:.2g} ({precision}); {remedy}, and report this line."
+    # The session holds the tokens of `again`, which up to the place where they differ are those of both.
+    prefix = plain.session.tokens[: expected.prompt_tokens + place]
+    gap = max(min(plain.gap(prefix, one, other) for other in others) for one in ones)
+    texts = [None if token is None else safe(plain.target.decode([token])) for token in both[place]]
+    sampling = "greedy" if case.sampling.greedy else f"temperature {TEMPERATURE}, seed {case.sampling.seed}"
+    return Divergence(case.number, sampling, place + 1, texts[0], texts[1], gap, repeatable)

@@ -21,7 +21,7 @@ from localspec.paths import Paths
 from localspec.policy.survey import preferred, recommendations
 from localspec.store.database import StoreTrouble
 from localspec.store.history import History, Saved
-from localspec.store.store import Store
+from localspec.store.store import Store, user_store
 
 DEMO = "no model named, so the small demo model answers; choose one with -m."
 
@@ -45,12 +45,11 @@ def opened(
     database = Paths(config.home()).database
     store = found = None
     if resume is not None:
-        if database.exists():
-            store = at_the_end.enter_context(Store.open(database, notice))
+        store = at_the_end.enter_context(user_store(notice, create=False))
         found = saved(store.history if store else None, resume)
     card = _named(settings, found, notice)
-    if store is None and (settings.log or database.exists()):  # what was measured here is kept there too
-        store = at_the_end.enter_context(Store.open(database, notice))
+    if store is None:  # what was measured here is kept there too
+        store = at_the_end.enter_context(user_store(notice, create=settings.log))
     card = card or _chosen(settings, store, notice, progress)
     history = store.history if store is not None and settings.log and not store.read_only else None
     if history is not None and store is not None and store.path is not None and not _ever_kept(history):

@@ -1,7 +1,6 @@
 """localspec bench"""
 
 import json
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,9 +14,8 @@ from localspec.cli.progress import Progress, tell
 from localspec.errors import UsageMistake
 from localspec.models import registry
 from localspec.models.drafter_kinds import kinds
-from localspec.paths import Paths
 from localspec.policy.selection import MOST_NODES, Choice, LoadSpec, choose
-from localspec.store.store import Store
+from localspec.store.store import user_store
 
 Size = int | Literal["auto"]
 
@@ -92,13 +90,9 @@ def bench(
     rows = [
         comparison.Row(choice, size, settings.accept if size else "exact") for (*_, size), choice in choices.items()
     ]
-    database = Paths(config.home()).database
     try:
-        with ExitStack() as at_the_end:
-            store = None
-            if tune or database.exists():
-                store = at_the_end.enter_context(Store.open(database, progress.notice))
-            compared = comparison.Comparison(rows, asked, max_tokens, repeat, peer or [])
+        compared = comparison.Comparison(rows, asked, max_tokens, repeat, peer or [])
+        with user_store(progress.notice, create=tune) as store:
             report = comparison.bench(compared, settings, progress.show, store, tune)
     finally:
         progress.clear()

@@ -1,27 +1,26 @@
 """localspec doctor"""
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
 
 from localspec import config
+from localspec.bench.proof import prove
+from localspec.cli.console import print_json
 from localspec.cli.options import Context, Drafter, DraftMax, Dtype, Quantize
 from localspec.cli.options import Device as DeviceOption
 from localspec.cli.progress import Progress
-from localspec.bench.proof import prove
 from localspec.config import Settings
 from localspec.engine.device_profile import DeviceProfiler
 from localspec.engine.measurement_cache import MeasurementCache
-from localspec.errors import UsageMistake
-from localspec.events import Reporter
+from localspec.errors import LocalspecError, UsageMistake
 from localspec.machine import hardware
 from localspec.machine.machine import Device, Machine, this_machine, torch_trouble
-from localspec.paths import Paths
 from localspec.policy.survey import Recommendation, preferred, recommendations
-from localspec.store.store import Store
+from localspec.store.store import user_store
 from localspec.text import one_line
 
 app = typer.Typer()
@@ -62,62 +61,81 @@ def doctor(
         if prefer is not None:
             raise UsageMistake(f"--prefer {prefer} has no effect with --prove; leave one of them out.")
         settings = config.load(flags={"exact": True, **options})
-        return prove(model, settings, limit or 20, max_tokens or 64, as_json)
+        return _prove(model, settings, limit or 20, max_tokens or 64, as_json)
     for name, value in {"limit": limit, "max_tokens": max_tokens, **options}.items():
         if value is not None:
             flag = "--" + name.replace("_", "-")
             raise UsageMistake(f"{flag} {value} has no effect without --prove MODEL; add that, or leave {flag} out.")
-    return _survey(config.load(flags={"prefer": prefer}), as_json)
+    survey = _survey(config.load(flags={"prefer": prefer}))
+    if as_json:
+        print_json(_report(survey))
+    else:
+        print("\n".join(map(one_line, _page(survey))))
+    return 0
 
 
-def _survey(settings: Settings, as_json: bool) -> int:
+def _prove(model: str, settings: Settings, prompts: int, max_tokens: int, as_json: bool) -> int:
+    progress = Progress()
+    try:
+        proof = prove(model, settings, prompts, max_tokens, progress.reporter)
+    finally:
+        progress.clear()
+    if as_json:
+        print_json(asdict(proof))
+    if proof.divergence is not None:
+        raise LocalspecError(proof.divergence.sentence(proof.precision))
+    if not as_json:
+        accepted = f"{proof.accepted} of {proof.drafted} drafted tokens accepted"
+        how = f"{proof.precision}; widths up to {proof.rows} rows; {accepted}"
+        print(f"✓ {proof.same} of {proof.replies} replies are the same, token for token ({how})")
+    return 0
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """This machine, the models it could run, the best first, and which to take of those here and of all."""
+
+    machine: Machine
+    recommendations: list[Recommendation]
+    chosen: Recommendation | None
+    recommended: Recommendation | None
+
+
+def _survey(settings: Settings) -> _Survey:
     progress = Progress()
     with ExitStack() as at_the_end:
         at_the_end.callback(progress.clear)
         progress.show("looking at this machine")
-        database = Paths(config.home()).database
-        store = None
-        if settings.log or database.exists():  # what is measured now is kept there
-            store = at_the_end.enter_context(Store.open(database, progress.notice))
-        cache = MeasurementCache(store, Reporter(progress.notice, progress.show))
-        measurements = DeviceProfiler(cache, settings.exact, settings.context)
+        # What is measured now is kept there.
+        store = at_the_end.enter_context(user_store(progress.notice, create=settings.log))
+        measurements = DeviceProfiler(MeasurementCache(store, progress.reporter), settings.exact, settings.context)
         machine = this_machine(measurements.bandwidth)
-        installed, every = (
-            recommendations(machine, measurements, here=True),
-            recommendations(machine, measurements, here=False),
-        )
-    chosen, recommended = preferred(installed, settings.prefer), preferred(every, settings.prefer)
-    if as_json:
-        print(json.dumps(_report(machine, installed, every, chosen, recommended)))
-    else:
-        print("\n".join(map(one_line, _page(machine, installed, every, chosen, recommended))))
-    return 0
+        here = recommendations(machine, measurements, here=True)
+        every = recommendations(machine, measurements, here=False)
+    # Of a model that is here: as it is, and with what could be fetched for it, where that is another way.
+    seen = {_name(recommendation) for recommendation in here}
+    more = [recommendation for recommendation in every if _name(recommendation) not in seen]
+    return _Survey(machine, [*here, *more], preferred(here, settings.prefer), preferred(every, settings.prefer))
+
+
+def _name(recommendation: Recommendation) -> tuple[str, str | None]:
+    """The model, and what would draft for it."""
+    return recommendation.card.name, _drafter(recommendation)
 
 
 # -- as JSON -----------------------------------------------------------------------------------------------------------
 
 
-def _report(
-    machine: Machine,
-    installed: list[Recommendation],
-    every: list[Recommendation],
-    chosen: Recommendation | None,
-    recommended: Recommendation | None,
-) -> dict[str, Any]:
-    # Of a model that is here: as it is, and with what could be fetched for it, where that is another way.
-    alike = {(recommendation.card.name, _drafter(recommendation)) for recommendation in installed}
-    more = [
-        recommendation for recommendation in every if (recommendation.card.name, _drafter(recommendation)) not in alike
-    ]
+def _report(survey: _Survey) -> dict[str, Any]:
     return {
         "processor": hardware.processor(),
-        "cores": machine.cores,
+        "cores": survey.machine.cores,
         "capabilities": hardware.capabilities(),
         "torch_trouble": torch_trouble(),
-        "devices": [_device(device) for device in machine.devices],
-        "choices": [_choice(recommendation) for recommendation in (*installed, *more)],
-        "chosen": chosen and _choice(chosen),
-        "recommended": recommended and _choice(recommended),
+        "devices": [_device(device) for device in survey.machine.devices],
+        "choices": [_choice(recommendation) for recommendation in survey.recommendations],
+        "chosen": survey.chosen and _choice(survey.chosen),
+        "recommended": survey.recommended and _choice(survey.recommended),
     }
 
 
@@ -162,17 +180,11 @@ def _drafter(recommendation: Recommendation) -> str | None:
 # -- as a page ---------------------------------------------------------------------------------------------------------
 
 
-def _page(
-    machine: Machine,
-    installed: list[Recommendation],
-    every: list[Recommendation],
-    chosen: Recommendation | None,
-    recommended: Recommendation | None,
-) -> Iterator[str]:
-    for device in machine.devices:
+def _page(survey: _Survey) -> Iterator[str]:
+    for device in survey.machine.devices:
         formats = ", ".join((*device.dtypes, *device.packings))
         speed = f"{device.bandwidth / 1e9:.0f} GB/s" if device.bandwidth else "bandwidth unknown"
-        cores = f", {machine.cores} cores" if device.type == "cpu" else ""
+        cores = f", {survey.machine.cores} cores" if device.type == "cpu" else ""
         yield f"{device.name}: {device.title}{cores}, {device.capability}; computes in {formats}; reads {speed}"
         yield (
             f"{device.name}: memory {_gib(device.total)}, free {_gib(device.free)}, of which a model may take "
@@ -181,36 +193,31 @@ def _page(
     if trouble := torch_trouble():
         yield trouble
     yield ""
-    here = {(recommendation.card.name, _drafter(recommendation)) for recommendation in installed}
-    shown = [
-        *installed,
-        *(
-            recommendation
-            for recommendation in every
-            if (recommendation.card.name, _drafter(recommendation)) not in here
-        ),
-    ]
-    shown.sort(key=lambda recommendation: recommendation.quality, reverse=True)
+    yield from _table(sorted(survey.recommendations, key=lambda recommendation: recommendation.quality, reverse=True))
+    yield ""
+    yield "~ is predicted, the rest measured here. M is speedup over relative memory, against the fastest plain"
+    yield "decoding of the same model that fits."
+    yield ""
+    chosen, recommended = survey.chosen, survey.recommended
+    if chosen is not None:
+        yield f"Chosen among what is here: {chosen.card.name}: {chosen.reason}."
+    if recommended is None:
+        yield "No registered model fits here."
+    elif chosen is None or _name(recommended) != _name(chosen):
+        yield f"Recommended: {recommended.card.name}: {recommended.reason}."
+        yield f"Fetch it with: localspec pull {recommended.card.name}"
+
+
+def _table(recommendations: list[Recommendation]) -> Iterator[str]:
     rows = [
         ["MODEL", "HERE", "FITS", "AS", "MEMORY", "TOKENS/S", "M"],
-        *([recommendation.card.name, _here(recommendation), *_cells(recommendation)] for recommendation in shown),
+        *([one.card.name, _here(one), *_cells(one)] for one in recommendations),
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         left = (f"{cell:{width}}" for cell, width in zip(row[:4], widths, strict=False))
         right = (f"{cell:>{width}}" for cell, width in zip(row[4:], widths[4:], strict=True))
         yield "  ".join((*left, *right)).rstrip()
-    yield ""
-    yield "~ is predicted, the rest measured here. M is speedup over relative memory, against the fastest plain"
-    yield "decoding of the same model that fits."
-    yield ""
-    if chosen is not None:
-        yield f"Chosen among what is here: {chosen.card.name}: {chosen.reason}."
-    if recommended is None:
-        yield "No registered model fits here."
-    elif chosen is None or (recommended.card.name, _drafter(recommended)) != (chosen.card.name, _drafter(chosen)):
-        yield f"Recommended: {recommended.card.name}: {recommended.reason}."
-        yield f"Fetch it with: localspec pull {recommended.card.name}"
 
 
 def _here(recommendation: Recommendation) -> str:

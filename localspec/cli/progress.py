@@ -7,6 +7,7 @@ from contextlib import suppress
 from time import monotonic
 
 from localspec.cli.console import size
+from localspec.events import Reporter
 from localspec.text import one_line
 
 
@@ -23,6 +24,11 @@ class Progress:
     def __init__(self) -> None:
         self._on = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._shown = False
+
+    @property
+    def reporter(self) -> Reporter:
+        """What whoever works for this command reports to."""
+        return Reporter(self.notice, self.show)
 
     def show(self, what: str) -> None:
         if self._on:

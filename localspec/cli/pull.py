@@ -45,7 +45,7 @@ def pull(
     progress = Progress()
     download = Download(progress, name)
     try:
-        with closing(pulled(name, drafter, force, progress.notice, progress.show, download.show)) as events:
+        with closing(pulled(name, drafter, force, progress.reporter, download.show)) as events:
             for event in events:
                 progress.clear()
                 if as_json:

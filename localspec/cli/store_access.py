@@ -8,7 +8,7 @@ import typer
 from localspec import config
 from localspec.paths import Paths
 from localspec.store.database import StoreTrouble
-from localspec.store.store import Store
+from localspec.store.store import Store, user_store
 from localspec.text import one_line
 
 
@@ -18,12 +18,9 @@ def store_if_any(what: str) -> Iterator[Store | None]:
 
     None where there is none yet, since looking must not make one. Raises StoreTrouble.
     """
-    database = Paths(config.home()).database
-    if not database.exists():
-        yield None
-        return
-    with Store.open(database, lambda sentence: typer.echo(one_line(sentence), err=True)) as store:
-        if store.path is None:
+    with user_store(lambda sentence: typer.echo(one_line(sentence), err=True), create=False) as store:
+        if store is not None and store.path is None:
+            database = Paths(config.home()).database
             raise StoreTrouble(f"{database} cannot be used, so its {what} can be neither shown nor deleted.")
         yield store
 

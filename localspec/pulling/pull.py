@@ -5,11 +5,9 @@ goes on between two events, such as the bytes of a file that arrive, is reported
 """
 
 from collections.abc import Callable, Generator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.config import home
 from localspec.engine.cached_measurements import CachedMeasurements
 from localspec.engine.device_profile import DeviceProfiler
 from localspec.engine.measurement_cache import MeasurementCache
@@ -22,12 +20,11 @@ from localspec.hub.plan import Plan, plan
 from localspec.hub.sources import Source
 from localspec.machine.machine import Machine, this_machine
 from localspec.models.registry import cards, named_card
-from localspec.paths import Paths
 from localspec.policy.measurements import MeasurementSource, NoMeasurements
 from localspec.policy.pull_set import PullSet, fit, pull_set, to_make
 from localspec.pulling.heads import Converted, NotConverted, convert_heads
 from localspec.pulling.repositories import own_source, sources_of
-from localspec.store.store import Store
+from localspec.store.store import user_store
 
 TRAINING_TOKENS = 10_000_000  # of text to train a drafter on: about what the S3D paper took
 
@@ -97,15 +94,14 @@ def pull(
     name: str,
     drafter: str | None,
     force: bool,
-    notice: Callable[[str], None],
-    progress: Callable[[str], None],
+    reporter: Reporter,
     downloaded: Callable[[int, int], None],
 ) -> Generator[PullEvent, None, None]:
     """Fetches the model that a name or org/repo[@revision] stands for, and the drafter of the kind given or that pays.
 
-    `force` fetches what does not fit. `notice` gets sentences that must be seen, `progress` what is being done, and
-    `downloaded` the bytes that are here and the bytes in all. Raises UsageMistake for a drafter that cannot be meant,
-    DoesNotFit after the plan, and what `plan`, `fetch` and `convert_heads` raise.
+    `force` fetches what does not fit; `downloaded` gets the bytes that are here and the bytes in all, as they arrive.
+    Raises UsageMistake for a drafter that cannot be meant, DoesNotFit after the plan, and what `plan`, `fetch` and
+    `convert_heads` raise.
     """
     sources, card = sources_of(name), cards().get(name)
     if not sources:
@@ -113,9 +109,9 @@ def pull(
         return
     if drafter is not None and card is None:
         raise UsageMistake(f"--drafter {drafter} has no effect with a repository; leave it out, or pull a name.")
-    progress("looking at this machine")
+    reporter.progress("looking at this machine")
     machine = this_machine()
-    planned = _planned(name, drafter, machine, notice, progress)
+    planned = _planned(name, drafter, machine, reporter)
     yield planned
     if isinstance(planned, NothingToFetch):
         return
@@ -126,36 +122,29 @@ def pull(
     if planned.plan.fetch_bytes:
         yield AboutToFetch(planned.plan.fetch_bytes)
     yield Fetched(tuple(fetch(planned.plan, downloaded, force=force)))
-    yield from convert_heads(planned.plan, progress)
+    yield from convert_heads(planned.plan, reporter.progress)
     for part in planned.plan.parts:
         yield Installed(part.source, snapshot(part.source, part.commit))
     if card is not None and (kind := to_make(named_card(name))) is not None:
-        progress(f"estimating what training {kind} takes")
+        reporter.progress(f"estimating what training {kind} takes")
         from localspec.training.estimate import outlook  # torch and transformers
 
         hours, memory = outlook(kind, named_card(name), machine, NoMeasurements(), TRAINING_TOKENS)
         yield DrafterToTrain(kind, TRAINING_TOKENS, hours, memory)
 
 
-def _planned(
-    name: str,
-    drafter: str | None,
-    machine: Machine,
-    notice: Callable[[str], None],
-    progress: Callable[[str], None],
-) -> Planned | NothingToFetch:
+def _planned(name: str, drafter: str | None, machine: Machine, reporter: Reporter) -> Planned | NothingToFetch:
     """Chooses the drafter, asks the hub, and predicts whether the model fits."""
-    card, database = cards().get(name), Paths(home()).database
-    with ExitStack() as at_the_end:
-        store = at_the_end.enter_context(Store.open(database, notice)) if database.exists() else None
+    card = cards().get(name)
+    with user_store(reporter.notice, create=False) as store:
         # Between drafters it chooses as `doctor` does; that a model fits needs no measurement.
         several = drafter is None and card is not None and card.entry is not None and card.entry.drafters
-        cache = MeasurementCache(store, Reporter(notice, progress))
+        cache = MeasurementCache(store, reporter)
         measurements = DeviceProfiler(cache) if several else CachedMeasurements(cache)
         chosen = pull_set(card, drafter, machine, measurements) if card else PullSet(tuple(sources_of(name)), "")
         if not chosen.sources:
             return NothingToFetch(f"drafter: {chosen.why}")
-        progress(f"asking {server()} about {name}")
+        reporter.progress(f"asking {server()} about {name}")
         found = plan(chosen.sources)
         fits, memory = _memory(name, found, drafter is not None, machine, measurements)
     return Planned(found, fits, memory, chosen.why)

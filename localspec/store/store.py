@@ -9,9 +9,12 @@ import sqlite3
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from localspec.config import home
+from localspec.paths import Paths
 from localspec.store import history
 from localspec.store.database import Database, StoreTrouble
 
@@ -346,3 +349,14 @@ def _learn(
     count = connection.execute("SELECT phrases FROM pool WHERE id = ?", (pool,)).fetchone()[0]
     if count > limit:
         connection.execute(BOUND_POOL, (pool, count - limit - 1))
+
+
+@contextmanager
+def user_store(notice: Callable[[str], None], create: bool) -> Iterator[Store | None]:
+    """The user's own store; None where there is none yet, unless `create`: looking must not make one."""
+    database = Paths(home()).database
+    if not create and not database.exists():
+        yield None
+        return
+    with Store.open(database, notice) as store:
+        yield store

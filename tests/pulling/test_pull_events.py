@@ -8,6 +8,7 @@ from cli.hub_commands import NUMBERS, blobs, common_cache, home_with_cache, repo
 from hub_server import served
 
 from localspec.errors import DoesNotFit, NotHere, UsageMistake
+from localspec.events import Reporter
 from localspec.machine.machine import Device, Machine
 from localspec.pulling.pull import AboutToFetch, Fetched, Installed, NothingToFetch, Planned, PullEvent, pull
 
@@ -22,8 +23,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def events(name: str = "org/name", drafter: str | None = None, force: bool = False, **watched: Any):
-    watcher = {"notice": pytest.fail, "progress": lambda what: None, "downloaded": lambda done, total: None}
-    return pull(name, drafter, force, **{**watcher, **watched})
+    downloaded = watched.pop("downloaded", lambda done, total: None)
+    return pull(name, drafter, force, Reporter(**{"notice": pytest.fail, **watched}), downloaded)
 
 
 def kinds(found: list[PullEvent]) -> list[type]:
