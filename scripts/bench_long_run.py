@@ -22,6 +22,7 @@ from localspec.bench import peers
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits
 from localspec.engine.engine import Engine
+from localspec.events import Reporter
 from localspec.models import registry
 from localspec.policy.selection import choose
 from localspec.store.store import Store
@@ -58,7 +59,7 @@ def main() -> None:
     choice = choose(card, config.load(flags={"drafter": arguments.drafter}))
     asked = [question.text for question in questions(arguments.prompts, None)]
     with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", print) as store:
-        engine = Engine(choice, store=store, learn=arguments.pool == "user", notice=print)
+        engine = Engine(choice, store=store, phrases=arguments.pool, reporter=Reporter(print))
         drafter, pool = engine.session.drafter, engine.pool
         observe = drafter.observe = Timed(drafter.observe)  # type: ignore[method-assign]
         look_up = pool.continuations = Timed(pool.continuations)  # type: ignore[method-assign]

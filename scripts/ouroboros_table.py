@@ -90,7 +90,7 @@ class Bench:
     ) -> dict[str, Any]:
         """One reply with the parts of a row, which goes on with the `history` of that name."""
         engine, target, parts = self.engine, self.engine.target, PARTS[row]
-        assert engine.small is not None
+        assert engine.draft_model is not None
         store, number = self.history(history) if "h" in parts else (None, 0)
         vocabulary, auto = target.transformer.config.vocab_size, "*" in parts
         pool = PhrasePool(
@@ -100,8 +100,8 @@ class Bench:
             text="t" in parts,
             verification="v" in parts,
         )
-        pair = Pair(target.special_tokens, vocabulary, engine.small.target, pool)
-        costs, chosen = (engine.small.costs, engine.hyperparameters) if auto else (None, chosen)
+        pair = Pair(target.special_tokens, vocabulary, engine.draft_model.target, pool)
+        costs, chosen = (engine.draft_model.costs, engine.hyperparameters) if auto else (None, chosen)
         drafter: Drafter = Autoregressive()
         if "d" in parts and "l" in parts:
             named = {"a": "accelerating", "l": "lengthening", "b": "beside"}
@@ -223,7 +223,7 @@ def main() -> None:
     choice = choose(card, config.load(flags={"drafter": name, "temperature": 0.0}))
     with TemporaryDirectory() as place, ExitStack() as at_the_end:
         store = at_the_end.enter_context(Store.open(arguments.work / "localspec.db", print))
-        engine = Engine(choice, store=store, phrases=False)
+        engine = Engine(choice, store=store, phrases="off")
         bench = Bench(engine, CHOSEN, Path(place), at_the_end)
         arguments.out.write_text(page(bench, arguments), "utf-8")
 
@@ -233,8 +233,8 @@ def page(bench: Bench, arguments: argparse.Namespace) -> str:
     work, most, greedy = arguments.work, arguments.max_tokens, Sampling()
     tasks = {task: asked(arguments.prompts, task, arguments.limit) for task in TASKS}
     mixed = [question for questions in tasks.values() for question in questions]
-    assert bench.engine.small is not None
-    costs = [bench.engine.costs, bench.engine.small.costs]
+    assert bench.engine.draft_model is not None
+    costs = [bench.engine.costs, bench.engine.draft_model.costs]
     rows = [f"{1e3 * cost.at(n, 256):.1f}" for cost in costs if cost for n in (1, 4, 8, 16)]
     parts = [
         f"# Ouroboros, part by part, with `{bench.engine.choice.target.name}`",

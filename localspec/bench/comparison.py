@@ -16,6 +16,7 @@ from localspec.bench import figures, peers
 from localspec.bench.prompts import Prompt
 from localspec.config import Rule, Settings
 from localspec.errors import UsageMistake
+from localspec.events import Reporter
 from localspec.machine import hardware
 from localspec.store.store import Store
 
@@ -61,7 +62,7 @@ def bench(
     """
     with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", progress) as own:
         # A store of its own, for costs are measured once and not for every engine; it holds no phrases.
-        load = partial(Engine, store=own, phrases=False, progress=progress)
+        load = partial(Engine, store=own, phrases="off", reporter=Reporter(progress=progress))
         paired = partial(load, tune=tune) if store is None else partial(load, store=store, tune=tune)
         return _compare(compared, settings, load, paired, progress)
 

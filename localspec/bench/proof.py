@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from localspec.checkpoint import inspect
 from localspec.errors import UsageMistake
@@ -120,9 +120,8 @@ def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, repor
     choice = _choice(card, settings)
     # A store of its own: phrases of this proof are used in it, and nothing of it is kept.
     with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", reporter.notice) as store:
-        common: dict[str, Any] = {"store": store, "notice": reporter.notice, "progress": reporter.progress}
-        plain = Engine(replace(choice, drafter="none", nodes=0), **common)
-        speculative = Engine(choice, beside=plain, **common)
+        plain = Engine(replace(choice, drafter="none", nodes=0), store=store, reporter=reporter)
+        speculative = Engine(choice, store=store, reporter=reporter, beside=plain)
         replies, compared, drafted, accepted, divergence = 2 * prompts, 0, 0, 0, None
         reporter.progress(f"reply 1 of {replies}")
         for case, expected, found in _pairs(plain, speculative, prompts, max_tokens):

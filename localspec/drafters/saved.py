@@ -16,6 +16,7 @@ from localspec.models.drafter_cards import FORMAT, DrafterCard
 from localspec.models.drafter_kinds import kind_of
 
 if TYPE_CHECKING:
+    from localspec.decoding.calibration import Calibration
     from localspec.drafters.trained import TrainedDrafter
     from localspec.nn.target import Target
 
@@ -34,17 +35,27 @@ def make_drafter(kind: str, target: "Target", options: Mapping[str, Any]) -> "Tr
     return class_(target, class_.parse_options(options))
 
 
-def load_drafter(card: DrafterCard, target: "Target") -> "TrainedDrafter":
-    """Returns the trained drafter of a directory. Raises LocalspecError where it is damaged or does not fit the target;
-    of a small language model as it was published UsageMistake says the latter.
+def load_drafter(card: DrafterCard, target: "Target", calibration: "Calibration | None" = None) -> "TrainedDrafter":
+    """Returns the trained drafter of a directory, with the calibration that earlier replies gave it, if any did.
+
+    Raises LocalspecError where it is damaged or does not fit the target; of a small language model as it was published
+    UsageMistake says the latter.
     """
+    if (card.path / CARD).is_file():
+        drafter = _read(card, target)
+    else:  # a small language model as it was published
+        drafter = drafter_class(card.kind).from_model(card.path, target)
+    if calibration is not None:
+        drafter.calibration = calibration
+    return drafter
+
+
+def _read(card: DrafterCard, target: "Target") -> "TrainedDrafter":
     from safetensors import SafetensorError, safe_open
 
     from localspec.drafters.trained import TensorSpec
     from localspec.nn.small_model import without_weights
 
-    if not (card.path / CARD).is_file():  # a small language model as it was published
-        return drafter_class(card.kind).from_model(card.path, target)
     file = card.path / WEIGHTS
     try:
         with safe_open(file, framework="pt") as stored:  # a GPU holds them once only: they are loaded into place

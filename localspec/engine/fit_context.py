@@ -7,14 +7,16 @@ from localspec.decoding.session import Limits
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.nn.target import Message, Target
 
-LONGEST_TOKEN = 256  # characters; what is longer than a context of these need not be cut into tokens to be refused
+LONGEST_TOKEN = 256  # characters; a text longer than a context of such tokens is refused before it is tokenized
 
 
-def fitting(target: Target, messages: Sequence[Message], limits: Limits, holds: int) -> tuple[list[int], int, Limits]:
-    """Token ids of the conversation, how many of its oldest turns had to be left out, and where the reply ends.
+def fit_conversation(
+    target: Target, messages: Sequence[Message], limits: Limits, room: int
+) -> tuple[list[int], int, Limits]:
+    """Token ids of the conversation, how many of its oldest turns had to be left out, and the limits of the reply.
 
-    `holds` is how many tokens memory holds: what is beyond is treated like what is beyond the context.
-    Raises UsageMistake for a prompt that the model has no context for, DoesNotFit for one that there is no memory for.
+    `room` is how many tokens fit in memory: what is beyond it is treated like what is beyond the context.
+    Raises UsageMistake for a prompt that the context has no room for, DoesNotFit for one that memory has none for.
     """
     messages, dropped = list(messages), 0
     if (length := len(messages[-1]["content"])) > LONGEST_TOKEN * target.context:
@@ -24,19 +26,19 @@ def fitting(target: Target, messages: Sequence[Message], limits: Limits, holds: 
     while True:
         prompt = target.encode(messages)
         first = 1 if messages[0]["role"] == "system" else 0
-        # Room for an answer: what was asked for, but never more than a quarter of the context.
-        room = min(limits.max_tokens or holds, holds // 4)
-        if len(prompt) + room <= holds or len(messages) - first < 3:
+        # What is left free for the reply: what was asked for, but never more than a quarter of the room.
+        reply = min(limits.max_tokens or room, room // 4)
+        if len(prompt) + reply <= room or len(messages) - first < 3:
             break
         del messages[first : first + 2]
         dropped += 1
-    if holds == target.context or len(prompt) + (limits.max_tokens or target.context) <= holds:
+    if room == target.context or len(prompt) + (limits.max_tokens or target.context) <= room:
         return prompt, dropped, limits
     if len(prompt) >= target.context:
         return prompt, dropped, limits  # which the session refuses
-    if len(prompt) >= holds:
+    if len(prompt) >= room:
         raise DoesNotFit(
-            f"The prompt is {len(prompt)} tokens long, and the memory of {target.device} holds {holds} now; shorten "
+            f"The prompt is {len(prompt)} tokens long, and the memory of {target.device} holds {room} now; shorten "
             "it, or close other programs."
         )
-    return prompt, dropped, replace(limits, max_tokens=min(limits.max_tokens or holds, holds - len(prompt)))
+    return prompt, dropped, replace(limits, max_tokens=min(limits.max_tokens or room, room - len(prompt)))

@@ -158,7 +158,7 @@ def test_a_pair_is_tuned_once_and_again_where_that_is_asked(home, model, small, 
         fixed = engine(store, model, f"ouroboros:{small}", draft_max=8)
         assert len(asked) == 3 and fixed.hyperparameters == found[2], "what was found serves a fixed tree, too"
         first = engine(store, model, f"ouroboros:{small}")
-        assert engine(store, model, f"ouroboros:{small}", beside=first).small is first.small
+        assert engine(store, model, f"ouroboros:{small}", beside=first).draft_model is first.draft_model
 
 
 def test_parts_that_are_left_out_are_not_searched_for_and_not_used(home, model, small, monkeypatch):
@@ -167,9 +167,9 @@ def test_parts_that_are_left_out_are_not_searched_for_and_not_used(home, model, 
     with Store.open(Paths(home).database, pytest.fail) as store:
         alone = engine(store, model, f"ouroboros:{small}", ouroboros=("lengthening",))
         assert asked == [["draft", "phrase", "phrases"]]
-        assert alone._pool_id is None, "without history nothing of earlier sessions is looked at"
+        assert alone.saved_phrases is None, "without history nothing of earlier sessions is looked at"
         both = engine(store, model, f"ouroboros:{small}", ouroboros=("accelerating", "history"))
-        assert both._pool_id is not None
+        assert both.saved_phrases is not None
         assert "window" in asked[1]
 
 

@@ -191,10 +191,10 @@ def test_what_confidence_is_worth_is_remembered(tmp_path, model, trained, monkey
     choice = choose(card, Settings(drafter=str(trained["medusa"]), draft_max=6))
     assert choice.trained == find_drafter(str(trained["medusa"]), card)
     with Store.open(Paths(tmp_path).database, pytest.fail) as store:
-        engine = Engine(choice, store=store, learn=False)
+        engine = Engine(choice, store=store, phrases="readonly")
         assert engine.session.drafter.accuracies == [[0.5, 0.2]] * 4
         assert engine.session.drafter.calibration.as_json() == []
         list(engine.chat([{"role": "user", "content": "hello"}], engine.sampling(Settings(max_tokens=20))))
         learned = engine.session.drafter.calibration.as_json()
-        again = Engine(choice, store=store, learn=False, beside=engine)
+        again = Engine(choice, store=store, phrases="readonly", beside=engine)
     assert learned and sorted(again.session.drafter.calibration.as_json()) == sorted(learned)

@@ -20,12 +20,12 @@ from localspec.drafters.ouroboros import Pair, draft_model, ouroboros
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.drafters.saved import WEIGHTS, load_drafter
-from localspec.engine.engine import DTYPES
 from localspec.events import Done, Statistics, Text
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.drafter_kinds import kinds
 from localspec.models.registry import TargetCard
 from localspec.nn.exactness import measure
+from localspec.nn.packing import DTYPES
 from localspec.nn.target import Target
 from localspec.policy.selection import choose
 

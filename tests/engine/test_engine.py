@@ -9,9 +9,9 @@ import localspec
 from localspec.config import Settings
 from localspec.decoding.session import Limits
 from localspec.engine.engine import Engine
-from localspec.engine.fit_context import fitting
+from localspec.engine.fit_context import fit_conversation
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
-from localspec.events import Done, Prefill, Text
+from localspec.events import Done, Prefill, Reporter, Text
 from localspec.models.registry import TargetCard
 from localspec.policy.selection import choose
 from localspec.store.store import Store
@@ -70,7 +70,7 @@ def test_the_oldest_turns_are_left_out_where_the_context_is_full_and_it_is_said(
     _, events = say(engine, turns, Limits(4))
     first = next(event for event in events if isinstance(event, Prefill))
     assert first.dropped > 0
-    prompt, dropped, _ = fitting(engine.target, turns, Limits(4), engine.context)
+    prompt, dropped, _ = fit_conversation(engine.target, turns, Limits(4), engine.context)
     assert dropped == first.dropped
     assert len(prompt) + 4 <= engine.target.context
     text = engine.target.tokenizer.decode(prompt)
@@ -118,14 +118,14 @@ def test_three_turns_reuse_what_they_share_and_answer_like_a_fresh_session(engin
 def test_phrases_of_one_session_serve_the_next_and_only_where_they_may(tmp_path):
     prompt, limits = [user("Tell me a story about a king.")], Limits(60)
 
-    def session(learn: bool = True):
+    def session(phrases: str = "user"):
         with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
-            text, events = say(load(store=store, learn=learn), prompt, limits)
+            text, events = say(load(store=store, phrases=phrases), prompt, limits)
             return text, events[-1].statistics.acceptance_length, events[-1].statistics.sources.get("phrases", 0)
 
-    text, first, from_pool = session(learn=False)
+    text, first, from_pool = session("readonly")
     assert from_pool == 0
-    assert session(learn=False)[1:] == (first, 0), "what may not learn leaves nothing"
+    assert session("readonly")[1:] == (first, 0), "what may not learn leaves nothing"
     assert session()[1:] == (first, 0)
     again, second, from_pool = session()
     assert again == text
@@ -175,12 +175,12 @@ def test_a_huge_prompt_is_refused_without_cutting_it_into_tokens(engine, monkeyp
 @pytest.mark.slow
 def test_what_may_not_learn_writes_nothing(tmp_path):
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
-        say(load(store=store, learn=False), [user("Who are you?")], Limits(10))
+        say(load(store=store, phrases="readonly"), [user("Who are you?")], Limits(10))
         assert store.pools() == []
 
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_read(monkeypatch):
-    monkeypatch.setattr("localspec.engine.engine.free_memory", lambda device: 10_000_000)
+    monkeypatch.setattr("localspec.engine.loading.free_memory", lambda device: 10_000_000)
     with pytest.raises(DoesNotFit, match="0.0 GiB are free"):
         load()
 
@@ -191,7 +191,7 @@ def test_a_store_that_cannot_be_written_costs_a_sentence_and_no_text(tmp_path, m
 
     told: list[str] = []
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
-        engine = load(store=store, notice=told.append)
+        engine = load(store=store, reporter=Reporter(told.append))
 
         def full(*_: object) -> None:
             raise StoreTrouble("The disk is full: make room.")
@@ -208,5 +208,7 @@ def test_a_store_that_can_only_be_read_is_not_written_and_nothing_is_told_of_it(
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
         monkeypatch.setattr(Store, "read_only", True)
         monkeypatch.setattr(store, "remember", pytest.fail)
-        text, _ = say(load(store=store, learn=False, notice=pytest.fail), [user("Who are you?")], Limits(5))
+        text, _ = say(
+            load(store=store, phrases="readonly", reporter=Reporter(pytest.fail)), [user("Who are you?")], Limits(5)
+        )
     assert text

@@ -11,7 +11,7 @@ from localspec.config import Settings
 from localspec.engine import cached_measurements, model_profile
 from localspec.engine.engine import Engine
 from localspec.errors import UsageMistake
-from localspec.events import Done
+from localspec.events import Done, Reporter
 from localspec.machine import hardware
 from localspec.models.registry import TargetCard
 from localspec.nn.exactness import Exactness
@@ -125,7 +125,7 @@ def test_a_store_that_cannot_be_written_costs_a_sentence(measured, store, monkey
 
     told: list[str] = []
     monkeypatch.setattr(store, "remember", full)
-    assert Engine(choice(), store=store, notice=told.append).costs == COSTS
+    assert Engine(choice(), store=store, reporter=Reporter(told.append)).costs == COSTS
     assert told == ["The disk is full: make room."] * 2
 
 

@@ -1,18 +1,18 @@
 """Memory that is short: one more try with less, a context that ends earlier, and weights that have moved away."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-import torch
 from machines import flat, machine, processor
+from replies import said
 
 from localspec.config import Settings
 from localspec.decoding.session import Limits
 from localspec.engine import engine as module
-from localspec.engine.engine import SUDDEN, Engine
+from localspec.engine.engine import Engine
+from localspec.engine.spilling import SPILL_FACTOR, SpillWatch
 from localspec.errors import DoesNotFit
-from localspec.events import Done
+from localspec.events import Done, Reporter
 from localspec.models.registry import resolve
 from localspec.policy.selection import choose
 
@@ -24,7 +24,7 @@ USER = [{"role": "user", "content": "Who are you?"}]
 def two(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Two choices, of which the first never fits in memory; what is loaded is listed."""
     first = choose(DEMO, Settings())
-    second, loaded, load = replace(first, drafter="none", nodes=0, reason="plain decoding"), [], module._load
+    second, loaded, load = replace(first, drafter="none", nodes=0, reason="plain decoding"), [], module.load_target
 
     def short(choice):
         loaded.append(choice.drafter)
@@ -33,7 +33,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return load(choice)
 
     monkeypatch.setattr(module, "choices", lambda *arguments, **named: [first, second])
-    monkeypatch.setattr(module, "_load", short)
+    monkeypatch.setattr(module, "load_target", short)
     return loaded
 
 
@@ -77,21 +77,21 @@ def test_a_memory_that_is_nearly_full_ends_replies_earlier_and_says_so_once(monk
 
 
 @pytest.mark.parametrize(
-    ("device", "times", "steps", "tells"),
-    [("cuda", 6, 10, True), ("cuda", SUDDEN - 1, 10, False), ("cuda", 6, 3, False), ("cpu", 6, 10, False)],
-)
-def test_steps_that_suddenly_take_many_times_as_long_are_told_on_a_graphics_card(device, times, steps, tells) -> None:
-    told: list[str] = []
-    engine = SimpleNamespace(
-        _told_of_spilling=False,
-        costs=flat(0.01),
-        target=SimpleNamespace(device=torch.device(device)),
-        session=SimpleNamespace(tokens=[1, 2]),
-        choice=SimpleNamespace(device=device),
-        _notice=told.append,
-    )
-    said = SimpleNamespace(steps=steps, drafted=0, verify_seconds=0.01 * times * steps)
+    ("device", "times", "steps", "warns"),
+    [
+        ("cuda:0", 6, 10, True), ("cuda:0", SPILL_FACTOR - 1, 10, False), ("cuda:0", 6, 3, False),
+        ("cpu", 6, 10, False),
+    ],
+)  # fmt: skip
+def test_steps_that_suddenly_take_many_times_as_long_are_reported_once_on_a_gpu(device, times, steps, warns) -> None:
+    notices: list[str] = []
+    watch = SpillWatch(device, flat(0.01), Reporter(notices.append))
     for _ in range(2):
-        Engine._look_for_spilling(engine, said)
-    assert len(told) == (1 if tells else 0)
-    assert not tells or "6 times" in told[0]
+        watch.look(said(range(steps + 1), steps=steps, drafted=0, draft=0.0, verify=0.01 * times * steps), tokens=2)
+    assert len(notices) == (1 if warns else 0)
+    assert not warns or "6 times" in notices[0]
+
+
+def test_without_costs_nothing_can_be_said_of_a_step() -> None:
+    watch = SpillWatch("cuda:0", None, Reporter(pytest.fail))
+    watch.look(said(range(99), steps=50, drafted=0, draft=0.0, verify=1e6), tokens=2)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from localspec.decoding.session import Limits
-from localspec.engine.fit_context import fitting
+from localspec.engine.fit_context import fit_conversation
 from localspec.errors import DoesNotFit
 
 NAME = "llama-grouped-dynamic"
@@ -25,22 +25,22 @@ def target(tiny: Callable[[str], Any]) -> Any:
 
 
 def test_what_fits_is_read_whole_and_ends_where_it_was_asked_to(target) -> None:
-    prompt, dropped, limits = fitting(target, turns(2), Limits(5), target.context)
+    prompt, dropped, limits = fit_conversation(target, turns(2), Limits(5), target.context)
     assert (prompt, dropped, limits) == (target.encode(turns(2)), 0, Limits(5))
 
 
 def test_a_memory_that_holds_less_drops_the_oldest_turns_and_ends_the_reply(target) -> None:
     whole = len(target.encode(turns(6)))
     holds = whole - 4
-    prompt, dropped, limits = fitting(target, turns(6), Limits(), holds)
+    prompt, dropped, limits = fit_conversation(target, turns(6), Limits(), holds)
     assert dropped > 0 and len(prompt) < whole and limits.max_tokens == holds - len(prompt) > 0
     assert target.decode(prompt).count("brief") == 1 and "last" in target.decode(prompt)
 
 
 def test_a_short_reply_is_not_cut_where_there_is_room_for_it(target) -> None:
     prompt = target.encode(turns(0))
-    assert fitting(target, turns(0), Limits(3), len(prompt) + 3) == (prompt, 0, Limits(3))
-    assert fitting(target, turns(0), Limits(4), len(prompt) + 3)[2] == Limits(3)
+    assert fit_conversation(target, turns(0), Limits(3), len(prompt) + 3) == (prompt, 0, Limits(3))
+    assert fit_conversation(target, turns(0), Limits(4), len(prompt) + 3)[2] == Limits(3)
 
 
 def test_a_prompt_that_no_memory_holds_is_refused(target) -> None:
@@ -48,4 +48,4 @@ def test_a_prompt_that_no_memory_holds_is_refused(target) -> None:
     with pytest.raises(
         DoesNotFit, match=f"is {len(prompt)} tokens long, and the memory of cpu holds {len(prompt)} now"
     ):
-        fitting(target, turns(0), Limits(), len(prompt))
+        fit_conversation(target, turns(0), Limits(), len(prompt))

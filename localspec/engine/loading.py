@@ -1,0 +1,85 @@
+"""Loads what a choice names, each part by itself: the target, the trained drafter, the draft model."""
+
+from localspec.decoding.calibration import Calibration
+from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import TrainedDrafter
+from localspec.engine.assemble import LoadedDraftModel
+from localspec.engine.measurement_cache import MeasurementCache, Quantity
+from localspec.engine.model_profile import ModelProfile
+from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
+from localspec.machine.memory import free_memory, out_of_memory
+from localspec.models.drafter_cards import DrafterCard
+from localspec.nn.exactness import Exactness
+from localspec.nn.packing import DTYPES
+from localspec.nn.small_model import compare_tokens
+from localspec.nn.target import Target
+from localspec.policy.ranking import AUTO_NODES
+from localspec.policy.selection import Choice, LoadSpec
+
+
+def load_target(choice: LoadSpec) -> Target:
+    """The model of a choice, in its precision, on its device. Raises DoesNotFit, LocalspecError for a broken model."""
+    free = free_memory(choice.device)
+    if choice.loaded_bytes > free:  # else the system would end some process, likely this one
+        raise DoesNotFit(
+            f"{choice.target.name} needs {choice.loaded_bytes / 2**30:.1f} GiB of memory and "
+            f"{free / 2**30:.1f} GiB are free on {choice.device}; close other programs, or choose a smaller model."
+        )
+    try:
+        return Target.load(
+            choice.target.path,
+            device=choice.device,
+            dtype=DTYPES[choice.dtype],
+            context=choice.context,
+            quantize=choice.quantize,
+            exact=choice.exact,
+            threshold=choice.threshold,
+        )
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise DoesNotFit(
+            f"{choice.target.name} does not fit in the memory of {choice.device}; choose a smaller model."
+        ) from error
+
+
+def promised_exactness(choice: Choice, target: Target, profile: ModelProfile) -> Exactness:
+    """How exact the choice's trees are on this target. Raises UsageMistake where `choice.exact` cannot be had."""
+    found = profile.exactness(target, max(choice.nodes, AUTO_NODES) + 1, choice.exact)
+    if choice.exact and not found.bitwise:
+        raise UsageMistake(
+            f"{choice.target.name} cannot be exact bit for bit in {choice.dtype} on {choice.device}: its logits "
+            f"differ by up to {found.largest:.1e} of the largest; try another precision, or leave --exact out."
+        )
+    return found
+
+
+def load_trained(card: DrafterCard | None, target: Target, profile: ModelProfile) -> TrainedDrafter | None:
+    """The trained drafter of a card, if there is one, with the calibration that earlier replies gave it."""
+    return None if card is None else load_drafter(card, target, profile.recall(calibration_of(card)))
+
+
+def calibration_of(card: DrafterCard) -> Quantity[Calibration]:
+    """What this drafter's confidence is worth, as the cache of measurements keeps it."""
+    name = f"calibration of {card.kind} {card.bytes} {card.path}"
+    return Quantity(name, Calibration.from_json, Calibration.as_json)
+
+
+def load_draft_model(
+    draft: LoadSpec | None, target: Target, cache: MeasurementCache, with_costs: bool
+) -> LoadedDraftModel | None:
+    """The draft model of a choice, if there is one; its forwards are measured `with_costs` alone.
+
+    Raises DoesNotFit, UsageMistake where its tokens are not the target's, LocalspecError for a broken model.
+    """
+    if draft is None:
+        return None
+    model = load_target(draft)
+    compare_tokens(model, target, draft.target.path)
+    if not model.answers():
+        raise LocalspecError(
+            f"The draft model {draft.target.name} gives no numbers ({model.dtype}); its weights are damaged, or "
+            "too large for this format: fetch it again."
+        )
+    profile = ModelProfile.of(draft, cache)
+    return LoadedDraftModel(model, profile, profile.costs(model) if with_costs else None)

@@ -1,0 +1,53 @@
+"""The phrases of earlier sessions with a model: read while one drafts, and kept after each reply."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from localspec.drafters.pool import PhrasePool
+from localspec.events import Reporter
+from localspec.models.registry import TargetCard
+from localspec.store.database import StoreTrouble
+from localspec.store.store import Phrase, Store
+
+
+@dataclass(frozen=True)
+class SavedPhrases:
+    """The phrases in the store that belong to one model; they are only read unless `learn` is set."""
+
+    store: Store
+    pool_id: int
+    learn: bool
+    reporter: Reporter
+
+    @classmethod
+    def open(cls, store: Store, card: TargetCard, tokens: str, learn: bool, reporter: Reporter) -> Self | None:
+        """The phrases of this model in these `tokens`, which name its tokenizer and revision.
+
+        None where there are none and nothing may be kept, or where the store cannot be used, which is reported.
+        """
+        try:
+            pool_id = store.pool(card.name, tokens, str(card.path), make=learn)
+        except StoreTrouble as trouble:
+            reporter.notice(str(trouble))
+            return None
+        return None if pool_id is None else cls(store, pool_id, learn, reporter)
+
+    def read(self, keys: Sequence[int]) -> Sequence[Phrase]:
+        """The phrases of some keys; a `PhraseReader`."""
+        return self.store.phrases(self.pool_id, keys)
+
+    def keep(self, pool: PhrasePool, start: int) -> bool:
+        """Keeps what a reply that began at token `start` brought into the pool, if anything may be kept.
+
+        Returns False where the store gave trouble, which is reported.
+        """
+        if not self.learn or self.store.read_only:
+            return True
+        phrases, used = pool.harvest(start)
+        try:
+            self.store.learn(self.pool_id, phrases, used)
+        except StoreTrouble as trouble:
+            self.reporter.notice(str(trouble))
+            return False
+        return True
