@@ -1,0 +1,154 @@
+"""A new kind of drafter is one file and one row: every command knows it, and nothing else has to."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from command import called, sentence
+from machines import Told, machine
+
+from localspec.checkpoint import revision
+from localspec.drafters.saved import make_drafter, save_drafter
+from localspec.models.drafter_kinds import TABLE, DrafterKind
+from localspec.models.registry import resolve
+from localspec.nn.target import Target
+from localspec.paths import Paths
+
+ROW = DrafterKind(
+    "toy", "shifts the target's last state", "weights", seconds=lambda cost, nodes: cost.product(cost.parameters, 1),
+    module="toy_drafter",
+)  # fmt: skip
+FILE = '''
+from dataclasses import dataclass
+
+import torch
+
+from localspec.decoding.tree import DraftTree
+from localspec.drafters.trained import LossOutput, TrainedDrafter
+from localspec.nn.losses import cross_entropy
+
+
+@dataclass(frozen=True)
+class ToyOptions:
+    """`depth` tokens a draft."""
+
+    depth: int = 2
+
+
+class Drafter(TrainedDrafter):
+    """A vector for each depth, added to the target's last state before its head."""
+
+    kind, Options = "toy", ToyOptions
+
+    def __init__(self, target, options):
+        super().__init__(target, options)
+        self.shift = torch.nn.Parameter(torch.zeros(options.depth, target.transformer.config.hidden_size))
+        self._state = None
+
+    @property
+    def depth(self):
+        return self.options.depth
+
+    def observe(self, step):
+        self._state = step.hidden[-1:].clone()
+
+    def rewind(self, length):
+        self._state = None
+
+    def draft(self, context):
+        if self._state is None or not context.nodes:
+            return DraftTree((context.root,), (-1,))
+        picks = self.target.head(self._state + self.shift).argmax(-1).tolist()
+        return DraftTree.chain([context.root, *picks[: context.nodes]], self.kind)
+
+    def loss(self, batch):
+        by_depth = []
+        for ahead, shift in enumerate(self.shift, start=2):
+            known, states = batch.loss_mask[:, ahead:], batch.hidden[:, :-ahead] + shift
+            by_depth.append(cross_entropy(states[known], self.target.head, batch.tokens[:, ahead:][known]))
+        return LossOutput(sum(found.loss / max(found.count, 1) for found in by_depth), by_depth)
+'''
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The file, and the row; what was imported before the row stood there is imported anew."""
+    (tmp_path / "toy_drafter.py").write_text(FILE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "toy_drafter", raising=False)
+    monkeypatch.delitem(sys.modules, "localspec.cli.train", raising=False)
+    TABLE.append(ROW)
+    yield
+    TABLE.remove(ROW)
+
+
+def answer(home: Path, *arguments: str) -> dict:
+    result = called(home, *arguments)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def home(tmp_path: Path, toy: None) -> Path:
+    """A home with a toy for the demo model, of which is said that it is nearly always right."""
+    home = tmp_path / "home"
+    home.mkdir()
+    card = resolve("demo")
+    about = {"target": {"name": "demo", "revision": revision(card.path)}, "accuracy_by_depth": [[0.99]] * 8}
+    drafter = make_drafter("toy", Target.load(card.path), {})
+    save_drafter(drafter, Paths(home).drafters / "demo-toy" / "drafter", about)
+    return home
+
+
+def test_it_is_run_and_the_text_stays_the_targets_own(home: Path) -> None:
+    ask = ("run", "-m", "demo", "--temp", "0", "-n", "16", "--no-log", "--json", "Tell me a story.")
+    plain = answer(home, *ask, "--no-spec")["token_ids"]
+    for name in ("toy", "toy+phrases"):
+        drafted = answer(home, *ask, "--drafter", name, "--draft-max", "4")
+        assert drafted["drafter"] == name and drafted["speculation"]["draft_n"] > 0
+        assert drafted["token_ids"] == plain
+
+
+def test_it_is_measured_beside_plain_decoding(home: Path) -> None:
+    report = answer(
+        home, "bench", "-m", "demo", "--drafter", "toy", "--nodes", "2", "--limit", "1", "-n", "8", "--json"
+    )
+    assert [(row["drafter"], row["identical"]) for row in report["rows"]] == [("none", True), ("toy", True)]
+
+
+def test_it_is_shown_listed_and_chosen_where_it_pays(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert answer(home, "show", "demo", "--json")["drafters"] == [
+        "none", "phrases", "lookahead", "medusa", "parallelspec", "s3d", "semi", "toy", "draft_model:demo-draft",
+        "ouroboros:demo-draft",
+    ]  # fmt: skip
+    assert "demo" in [model["name"] for model in answer(home, "list", "--json")]
+    measurements = SimpleNamespace(of=Told().of, rates=Told().rates, bandwidth=lambda device: None)
+    monkeypatch.setattr("localspec.cli.doctor.this_machine", lambda bandwidth: machine())
+    monkeypatch.setattr("localspec.cli.doctor.DeviceProfiler", lambda *_: measurements)
+    chosen = [one["drafter"] for one in answer(home, "doctor", "--json")["choices"] if one["model"] == "demo"]
+    assert any(drafter.startswith("toy") for drafter in chosen), chosen
+
+
+def test_it_is_a_kind_to_train(home: Path) -> None:
+    shown = called(home, "train", "--help")
+    assert "toy: shifts the target's last state" in " ".join(shown.stdout.split())
+
+
+@pytest.mark.slow
+def test_it_is_trained(home: Path) -> None:
+    lines = [json.dumps({"text": f"The fox jumps over {number} dogs. " * 8}) for number in range(8)]
+    (home / "text.jsonl").write_text("\n".join(lines))
+    report = answer(home, "train", "toy", "-m", "demo", "--data", "text.jsonl", "--steps", "1", "--force", "--json")
+    assert report["kind"] == "toy" and len(report["accuracy_by_depth"]) == 2
+
+
+def test_an_entry_may_name_it_and_a_kind_without_a_row_is_refused(tmp_path: Path, toy: None) -> None:
+    home, file = tmp_path, Paths(tmp_path).user_models_file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('[mine]\nrepo = "org/model"\n[[mine.drafters]]\nkind = "toy"\n')
+    assert called(home, "list").returncode == 0
+    file.write_text(file.read_text().replace("toy", "tot"))
+    assert "did you mean 'toy'" in sentence(called(home, "list"))
