@@ -39,7 +39,7 @@ def gpu(
     packings: tuple[str, ...] = ("int8", "nf4"),
     bandwidth: float | None = 600e9,
 ) -> Device:
-    """A graphics card by NVIDIA."""
+    """A GPU by NVIDIA."""
     return _device(f"cuda:{index}", gib, free, ("bf16", "fp16", "fp32"), packings, bandwidth)
 
 

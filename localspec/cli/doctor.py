@@ -128,7 +128,7 @@ def _name(recommendation: Recommendation) -> tuple[str, str | None]:
 
 def _report(survey: _Survey) -> dict[str, Any]:
     return {
-        "processor": hardware.processor(),
+        "processor": hardware.cpu_name(),
         "cores": survey.machine.cores,
         "capabilities": hardware.capabilities(),
         "torch_trouble": torch_trouble(),

@@ -1,4 +1,4 @@
-"""Facts about this machine: devices, the speed of their memory, processor cores. No policy."""
+"""Facts about this machine: its devices, the speed of their memory, its CPU. No policy."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ import psutil
 from localspec import config
 from localspec.machine.memory import free_memory
 
-# Instructions that decide which matrix kernels are taken.
+# Instructions that decide which matrix kernels torch takes.
 KERNELS = ("avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "dot", "i8mm", "bf16", "sve")
 
 
@@ -47,50 +47,50 @@ class IdleCores:
 
 
 def cpu_computes_bf16() -> bool:
-    """Whether the processor has bf16 instructions; without them bf16 is emulated, many times slower than fp32."""
+    """Whether the CPU has bf16 instructions; without them bf16 is emulated, many times slower than fp32."""
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(capabilities())
 
 
 def cpu_multiplies_int8() -> bool:
-    """Whether this build of torch has int8 kernels that pack a weight for this processor."""
+    """Whether this build of torch has int8 kernels that pack a weight for this CPU."""
     import torch
 
     return not {"x86", "fbgemm"}.isdisjoint(torch.backends.quantized.supported_engines)
 
 
 def capabilities() -> list[str]:
-    """What the processor can do that decides which kernels torch takes; the widest vectors first."""
+    """The capabilities of the CPU that decide which kernels torch takes; the widest vectors first."""
     import torch
 
-    known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch do not tell
+    known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch do not say
     return [torch.backends.cpu.get_cpu_capability().lower(), *(name for name in KERNELS if known.get(name))]
 
 
-def processor() -> str:
-    """The name of the processor, as it is sold."""
+def cpu_name() -> str:
+    """The name under which the CPU is sold."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     except OSError:
         lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
 
 
 def versions(device: str = "cpu") -> str:
-    """What a measurement on this device is only valid for, in one line: torch, the device, what it computes with."""
+    """One line that says what a measurement on this device is valid for: torch, the device, what it computes with."""
     import torch
 
     if device.startswith("cuda"):
         return f"torch {torch.__version__}, {torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
     cores = f"{physical_cores()} cores"
-    parts = [f"torch {torch.__version__}", processor(), *capabilities(), cores, *config.kernel_settings()]
+    parts = [f"torch {torch.__version__}", cpu_name(), *capabilities(), cores, *config.kernel_settings()]
     if device == "mps":
         parts += ["mps", f"macOS {platform.mac_ver()[0]}"]
     return ", ".join(parts)
 
 
 def devices() -> list[str]:
-    """Devices torch can use here, fastest first; the CPU is always one."""
+    """The devices that torch can use, the fastest first; the CPU is always one."""
     import torch
 
     found = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
@@ -102,7 +102,7 @@ def devices() -> list[str]:
 def memory_bandwidth(device: str = "cpu") -> float:
     """Bytes a second that can be read from a device's memory, measured in under half a second.
 
-    Takes 512 MiB for it (4 GiB of a GPU's memory, which is faster), or an eighth of what is free.
+    Reads 512 MiB (on a GPU, which is faster, 4 GiB), or an eighth of what is free.
     """
     import torch
 
@@ -110,7 +110,7 @@ def memory_bandwidth(device: str = "cpu") -> float:
     torch.set_num_threads(physical_cores())
     try:
         limit = 4 * 2**30 if device.startswith("cuda") else 512 * 2**20
-        # ones: pages that hold nothing yet are not read from memory
+        # ones, because pages that hold nothing yet are not read from memory
         buffer = torch.ones(min(limit, free_memory(device) // 8) // 4, dtype=torch.float32, device=device)
         best, began = float("inf"), time.perf_counter()
         for repetition in range(8):
@@ -126,7 +126,7 @@ def memory_bandwidth(device: str = "cpu") -> float:
 
 
 def wait_for(device: str) -> None:
-    """A GPU works on while Python goes on."""
+    """Waits until a GPU has done its work, which Python does not wait for."""
     import torch
 
     if device.startswith("cuda"):

@@ -1,4 +1,4 @@
-"""What this machine is, as plain facts: its devices, what they compute in, and why torch uses no more."""
+"""The machine as plain facts: its devices, what they compute in, and why torch cannot use more of them."""
 
 import platform
 import re
@@ -23,8 +23,8 @@ _CUDA_BUILDS = ((580, "cu130"), (570, "cu128"), (525, "cu126"))
 class Device:
     """One place to compute: its memory in bytes, and what it computes in, the best first.
 
-    `missing` says of the packings that it has not what they lack here. `bandwidth` is bytes a second that can be read
-    from its memory; None where that was not measured.
+    `missing` says, for each packing that cannot be used, what it lacks here. `bandwidth` is the bytes a second that can
+    be read from its memory; None where that was not measured.
     """
 
     name: str
@@ -44,13 +44,13 @@ class Device:
 
     @property
     def usable(self) -> int:
-        """Bytes that a model may take: Windows moves what is beyond to main memory, without a word."""
+        """Bytes that a model may take: Windows would silently move more than that to main memory."""
         return max(0, self.free - max(self.total // 10, LEAST_FREE))
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The devices that torch can use, the fastest first and the processor last."""
+    """The devices that torch can use, the fastest first and the CPU last."""
 
     devices: tuple[Device, ...]
     cores: int
@@ -62,21 +62,21 @@ class Machine:
 
 
 def this_machine(bandwidth: Callable[[str], float | None] = lambda device: None) -> Machine:
-    """The machine this runs on, its free memory as it is now. `bandwidth` tells that of a device, where it is known."""
+    """This machine, with its free memory as it is now. `bandwidth` gives that of a device, where it is known."""
     devices = tuple(_device(name, bandwidth(name)) for name in hardware.devices())
     return Machine(devices, hardware.physical_cores())
 
 
 def _device(name: str, bandwidth: float | None) -> Device:
-    title, dtypes, capability = _about(name)
-    missing = {packing: what for packing in PACKINGS if (what := lacking(packing, name))}
+    title, dtypes, capability = _description(name)
+    missing = {packing: reason for packing in PACKINGS if (reason := lacking(packing, name))}
     packings = tuple(packing for packing in PACKINGS if packing not in missing)
     total, free = memory.total_memory(name), memory.free_memory(name)
     return Device(name, title, total, free, dtypes, packings, capability, bandwidth, missing)
 
 
-def _about(name: str) -> tuple[str, tuple[str, ...], str]:
-    """(title, number formats that it computes in at full speed, what tells its generation)."""
+def _description(name: str) -> tuple[str, tuple[str, ...], str]:
+    """(title, dtypes that it computes in at full speed, what identifies its generation)."""
     if name.startswith("cuda"):
         import torch
 
@@ -84,16 +84,16 @@ def _about(name: str) -> tuple[str, tuple[str, ...], str]:
         dtypes = ("bf16", "fp16", "fp32") if major >= 8 else ("fp16", "fp32")
         return torch.cuda.get_device_name(name), dtypes, f"compute capability {major}.{minor}"
     if name == "mps":
-        return hardware.processor(), ("bf16", "fp16", "fp32"), f"macOS {platform.mac_ver()[0]}"
-    formats = ("bf16", "fp32") if hardware.cpu_computes_bf16() else ("fp32",)
-    return hardware.processor(), formats, ", ".join(hardware.capabilities())
+        return hardware.cpu_name(), ("bf16", "fp16", "fp32"), f"macOS {platform.mac_ver()[0]}"
+    native = ("bf16", "fp32") if hardware.cpu_computes_bf16() else ("fp32",)
+    return hardware.cpu_name(), native, ", ".join(hardware.capabilities())
 
 
 # -- a build of torch that cannot use what is there --------------------------------------------------------------------
 
 
 def torch_trouble() -> str | None:
-    """A sentence with the command that mends it, where this build of torch cannot use a graphics card that is here."""
+    """A sentence with the command that mends it, where this build of torch cannot use a GPU of this machine."""
     import torch
 
     version = torch.__version__
@@ -101,9 +101,9 @@ def torch_trouble() -> str | None:
     if torch.cuda.is_available() or torch.backends.mps.is_available():
         return None
     if sys.platform == "darwin":
-        if platform.machine() == "x86_64" and "Apple" in hardware.processor():
+        if platform.machine() == "x86_64" and "Apple" in hardware.cpu_name():
             return (
-                "This Python is made for Intel and runs translated, so torch cannot use the graphics of this Mac: "
+                "This Python is made for Intel and runs translated, so torch cannot use the GPU of this Mac: "
                 "install a Python for arm64, and localspec with it."
             )
         return None
@@ -115,7 +115,7 @@ def torch_trouble() -> str | None:
             return f"NVIDIA driver {driver} found, torch {version} is a CPU build: {_install(plain, build)}"
         if "cu" + torch.version.cuda.replace(".", "") <= build:
             return (
-                f"NVIDIA driver {driver} found, and torch {version} sees no card: CUDA_VISIBLE_DEVICES or a container "
+                f"NVIDIA driver {driver} found, and torch {version} sees no GPU: CUDA_VISIBLE_DEVICES or a container "
                 "may hide it."
             )
         return (
@@ -123,7 +123,7 @@ def torch_trouble() -> str | None:
             f"one: {_install(plain, build)}"
         )
     if torch.version.hip is None and Path("/dev/kfd").exists():
-        return f"An AMD graphics card is found, torch {version} is not built for it: {_install(plain, 'rocm6.4')}"
+        return f"An AMD GPU is found, and torch {version} is not built for it: {_install(plain, 'rocm6.4')}"
     return None
 
 
@@ -133,18 +133,18 @@ def _install(version: str, build: str) -> str:
 
 
 def _nvidia_driver() -> int | None:
-    """The first number of the driver's version; None where there is no driver or no card."""
+    """The first number of the driver's version; None where there is no driver or no GPU."""
     try:
-        said = Path("/proc/driver/nvidia/version").read_text("utf-8", "replace")
+        text = Path("/proc/driver/nvidia/version").read_text("utf-8", "replace")
     except OSError:
         program = shutil.which("nvidia-smi")
         if program is None:
             return None
-        question = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+        command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
         try:
-            answer = subprocess.run(question, capture_output=True, text=True, timeout=5, check=True)
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
         except (OSError, subprocess.SubprocessError):
             return None
-        said = f"Kernel Module {answer.stdout}"
-    found = re.search(r"Kernel Module.*?\s(\d+)\.\d", said)
+        text = f"Kernel Module {answer.stdout}"
+    found = re.search(r"Kernel Module.*?\s(\d+)\.\d", text)
     return int(found[1]) if found else None

@@ -1,15 +1,15 @@
-"""Memory: how much of it is free, how much was taken at most, and what is done when it runs out."""
+"""Memory: how much is free, how much was taken at most, and how running out of it is recognised."""
 
 import sys
 from pathlib import Path
 
 import psutil
 
-CONTAINER = Path("/sys/fs/cgroup")  # as a container with a group of its own sees it (version 2)
+CONTAINER = Path("/sys/fs/cgroup")  # as a container with a control group of its own sees it (version 2)
 
 
 def free_memory(device: str = "cpu") -> int:
-    """Bytes of a device's memory that a program may still take; all but a graphics card share the main memory."""
+    """Bytes of a device's memory that a program may still take; all devices but CUDA's share the main memory."""
     if device.startswith("cuda"):
         import torch
 
@@ -18,13 +18,13 @@ def free_memory(device: str = "cpu") -> int:
     if device == "mps":
         import torch
 
-        # beyond what the system recommends, it begins to write memory to the disk
+        # beyond what macOS recommends, it begins to write memory to the disk
         return min(available, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
     return available
 
 
 def total_memory(device: str = "cpu") -> int:
-    """Bytes of memory that a device has; of a Mac's, those that the system recommends to a GPU."""
+    """Bytes of memory that a device has; for a Mac's GPU, those that the system recommends."""
     import torch
 
     if device.startswith("cuda"):
@@ -35,19 +35,19 @@ def total_memory(device: str = "cpu") -> int:
 
 
 def _container() -> tuple[int, int]:
-    """(bytes of main memory that a container may have, and may still take); whatever there is where none is set."""
+    """(bytes of main memory that a container may have, and may still take); `sys.maxsize` where there is no limit."""
     try:
         limit = int((CONTAINER / "memory.max").read_text())
         held = int((CONTAINER / "memory.current").read_text())
         counts = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
-        # pages of files are given back when memory is asked for
+        # cached pages of files are given back when a program asks for memory
         return limit, max(0, limit - held + int(counts["inactive_file"]))
     except (OSError, ValueError, KeyError):  # another system, the root group, or "max"
         return sys.maxsize, sys.maxsize
 
 
 def peak_memory(device: str = "cpu") -> int:
-    """The most bytes that this process ever held: of a graphics card's memory, or of main memory for other devices."""
+    """The most bytes that this process ever held: of a CUDA device's memory, or of main memory for other devices."""
     if device.startswith("cuda"):
         import torch
 
@@ -60,18 +60,18 @@ def peak_memory(device: str = "cpu") -> int:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether this error says that memory ran out; torch has an error of its own for that on CUDA only."""
+    """Whether this error means that memory ran out; torch has an exception of its own for that on CUDA only."""
     import torch
 
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(
-        said in str(error) for said in ("can't allocate memory", "out of memory", "_ALLOC_FAILED")
+        phrase in str(error) for phrase in ("can't allocate memory", "out of memory", "_ALLOC_FAILED")
     )
 
 
 def give_back(device: str) -> None:
-    """Gives back what the allocator of a device holds and nobody uses."""
+    """Gives back the memory that a device's allocator holds and nothing uses."""
     import torch
 
     if device.startswith("cuda"):

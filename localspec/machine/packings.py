@@ -1,4 +1,4 @@
-"""Which packings of weights can be computed with here. Loads neither a model nor what would compute with it."""
+"""Which packings of weights this machine can compute with. Loads neither a model nor the libraries that compute."""
 
 from importlib.util import find_spec
 
@@ -8,7 +8,7 @@ _OPERATORS = {"int8": "aten::_weight_int8pack_mm", "int4": "aten::_weight_int4pa
 
 
 def lacking(quantize: str, device: str) -> str:
-    """What this machine lacks to compute with none, int8, int4 or nf4 on a device: a clause, empty where nothing."""
+    """A clause that says what this machine lacks to compute in a packing (or `none`) on a device; empty for nothing."""
     device_type = device.partition(":")[0]
     if quantize == "none":
         return ""
@@ -18,13 +18,13 @@ def lacking(quantize: str, device: str) -> str:
         known = torch._C._dispatch_has_kernel_for_dispatch_key(_OPERATORS[quantize], "MPS")
         return "" if known else f"this build of torch has no {quantize} kernels for Apple's GPUs"
     if device_type == "cpu" and quantize == "int8":
-        return "" if hardware.cpu_multiplies_int8() else "this build of torch has no int8 kernels for this processor"
+        return "" if hardware.cpu_multiplies_int8() else "this build of torch has no int8 kernels for this CPU"
     if quantize == "int4":
         return "int4 is for Apple's GPUs"
     if device_type not in ("cpu", "cuda"):
         return f"{quantize} is not for {device_type}"
     if device_type == "cpu" and "avx512_bf16" not in hardware.capabilities():
-        return "NF4 on a processor needs AVX512-BF16 instructions, which this one lacks"
+        return "NF4 on a CPU needs AVX512-BF16 instructions, which this one lacks"
     if device_type == "cuda" and quantize == "int8" and _older_than_turing(device):
         return f"int8 on {device} needs a GPU of compute capability 7.5 or more"
     return "" if find_spec("bitsandbytes") else "bitsandbytes is not installed; pip install bitsandbytes"

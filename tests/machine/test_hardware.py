@@ -17,7 +17,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_versions_change_with_what_changes_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     before = versions("cpu")
-    assert torch.__version__ in before and hardware.processor() in before and "\n" not in before
+    assert torch.__version__ in before and hardware.cpu_name() in before and "\n" not in before
     assert torch.backends.cpu.get_cpu_capability().lower() in before
     assert versions() == before
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
@@ -36,7 +36,7 @@ def test_a_gpu_is_named_and_not_the_processor(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_processor_has_a_name_where_nothing_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hardware.processor()
+    assert hardware.cpu_name()
     monkeypatch.setattr(hardware.platform, "processor", lambda: "")
     monkeypatch.setattr(hardware.platform, "machine", lambda: "riscv64")
 
@@ -47,7 +47,7 @@ def test_the_processor_has_a_name_where_nothing_tells_it(monkeypatch: pytest.Mon
             raise FileNotFoundError
 
     monkeypatch.setattr(hardware, "Path", Nowhere)
-    assert hardware.processor() == "riscv64"
+    assert hardware.cpu_name() == "riscv64"
 
 
 def test_bandwidth_is_bytes_over_the_quickest_of_several(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,12 +129,12 @@ def computer(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(facts.sys, "platform", platform)
         monkeypatch.setattr(facts.sys, "executable", "/venv/bin/python")
         monkeypatch.setattr(facts.platform, "machine", lambda: arch)
-        monkeypatch.setattr(hardware, "processor", lambda: name)
+        monkeypatch.setattr(hardware, "cpu_name", lambda: name)
 
     return be
 
 
-def test_a_machine_without_a_graphics_card_has_no_trouble(computer) -> None:
+def test_a_machine_without_a_gpu_has_no_trouble(computer) -> None:
     computer()
     assert torch_trouble() is None
 
@@ -163,10 +163,10 @@ def test_a_build_for_a_newer_driver_is_named(computer) -> None:
     assert said.endswith("/cu126")
 
 
-def test_a_card_that_a_right_build_does_not_see_is_hidden(computer) -> None:
+def test_a_gpu_that_a_right_build_does_not_see_is_hidden(computer) -> None:
     computer(kernel=MODULE.format("580.65"), version="2.9.0+cu128", cuda="12.8")
     said = torch_trouble()
-    assert said and "sees no card" in said and "CUDA_VISIBLE_DEVICES" in said and "pip" not in said
+    assert said and "sees no GPU" in said and "CUDA_VISIBLE_DEVICES" in said and "pip" not in said
 
 
 def test_a_driver_that_is_too_old_for_every_build_is_to_be_updated(computer) -> None:
@@ -187,16 +187,16 @@ def test_a_driver_that_does_not_answer_is_none(computer, smi: str) -> None:
     assert torch_trouble() is None
 
 
-def test_an_amd_card_wants_a_build_of_its_own(computer) -> None:
+def test_an_amd_gpu_wants_a_build_of_its_own(computer) -> None:
     computer(amd=True)
     said = torch_trouble()
-    assert said and said.startswith("An AMD graphics card is found, torch 2.9.0+cpu is not built for it: ")
+    assert said and said.startswith("An AMD GPU is found, and torch 2.9.0+cpu is not built for it: ")
     assert re.search(r"torch==2\.9\.0 --index-url https://download\.pytorch\.org/whl/rocm[\d.]+$", said)
     computer(amd=True, version="2.9.0+rocm6.4", hip="6.4")
     assert torch_trouble() is None, "the build is right, and something else is wrong"
 
 
-def test_a_translated_python_on_a_mac_cannot_use_its_graphics(computer) -> None:
+def test_a_translated_python_on_a_mac_cannot_use_its_gpu(computer) -> None:
     computer(platform="darwin", arch="x86_64", name="Apple M2")
     assert "install a Python for arm64" in (torch_trouble() or "")
     for arch, name in (("x86_64", "Intel(R) Core(TM) i7"), ("arm64", "Apple M2")):
@@ -204,7 +204,7 @@ def test_a_translated_python_on_a_mac_cannot_use_its_graphics(computer) -> None:
         assert torch_trouble() is None
 
 
-def test_where_torch_uses_the_card_nothing_is_said(computer, monkeypatch) -> None:
+def test_where_torch_uses_the_gpu_nothing_is_said(computer, monkeypatch) -> None:
     computer(kernel=MODULE.format("580.65"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert torch_trouble() is None
