@@ -11,6 +11,9 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
+# bytecode is kept even where the environment says not to: to compile every test anew takes as long as importing torch
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses auto --dist worksteal
+
 BENCH ?=
 DATA ?= data
 WORK ?= build/demo
@@ -21,13 +24,16 @@ INSTALLED := $(VENV)/.installed
 TESTABLE := $(VENV)/.testable
 endif
 
-.PHONY: demo test lint check bench train-demo clean
+.PHONY: demo test fast-test lint check bench train-demo clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/localspec run "Who are you?"
 
 test: $(TESTABLE)
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses auto
+	$(PYTEST)
+
+fast-test: $(TESTABLE)
+	$(PYTEST) -m "not slow"
 
 lint: $(TESTABLE)
 	$(PYTHON) -m ruff format --check .
@@ -35,8 +41,8 @@ lint: $(TESTABLE)
 	$(PYTHON) -m mypy
 	$(dir $(PYTHON))lint-imports
 
-check: lint
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses auto -m "not slow"
+check: $(TESTABLE)
+	+$(MAKE) --jobs=2 lint fast-test
 
 bench: $(INSTALLED)
 	$(PYTHON) -m localspec bench $(BENCH)

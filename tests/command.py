@@ -14,8 +14,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def environment(home: Path, **variables: str) -> dict[str, str]:
-    """This process's environment without its terminal's size and without any LOCALSPEC_* but those given."""
-    foreign = ("LOCALSPEC_", "COLUMNS", "LINES")
+    """This process's environment without its terminal's size, without switches of Python (such as PYTHONUNBUFFERED,
+    which would flush what the program forgot to) and without any LOCALSPEC_* but those given."""
+    foreign = ("LOCALSPEC_", "COLUMNS", "LINES", "PYTHON")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return {
         **kept,

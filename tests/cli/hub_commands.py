@@ -11,6 +11,8 @@ from checkpoints import write_checkpoint
 from command import called, environment
 from hub_server import Hub, Repository, model_repository
 
+from localspec.policy.prediction import Rates
+
 WEIGHTS = "model.safetensors"
 NUMBERS = 900_000  # of four bytes each: some pieces of a download
 
@@ -31,7 +33,12 @@ def _counted(numbers: int) -> bytes:
 
 
 def home_with_cache(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home that has the common cache in it, also for what is asked in this process."""
+    """A home that has the common cache in it, also for what is asked in this process.
+
+    There, rates of a device cost nothing to measure: they tell which drafter pays, and no file.
+    """
+    rates = Rates((1, 64), (1e-11, 4e-11), (1e-4, 1e-4))
+    monkeypatch.setattr("localspec.engine.device_profile._measure_rates", lambda *_: rates)
     (directory / "home").mkdir()
     monkeypatch.setenv("HF_HOME", str(directory / "home" / "hf"))
     return directory / "home"
