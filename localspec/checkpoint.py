@@ -1,4 +1,4 @@
-"""What lies in a model's directory in the Hugging Face layout. Reads headers, never weights."""
+"""Reads what a model's directory in the Hugging Face layout holds: headers, never weights."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ _ITEM_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's directory, as far as it can be known without reading the weights."""
+    """What is known of a model's directory without reading the weights."""
 
     path: Path
     config: Mapping[str, Any]
@@ -39,17 +39,17 @@ class Checkpoint:
     weight_files: tuple[Path, ...]
     parameters: int
     bytes: int  # of the weight files
-    embedding: int = 0  # of the parameters, those of the input embedding
+    embedding: int = 0  # how many of the parameters are the input embedding
 
     @property
     def context(self) -> int | None:
-        """The most tokens the model was made for."""
+        """The longest text that the model was made for, in tokens."""
         longest = self.config.get("max_position_embeddings")
         return longest if isinstance(longest, int) else None
 
 
 def inspect(path: Path) -> Checkpoint:
-    """What lies in a directory in the Hugging Face layout.
+    """Reads what a directory in the Hugging Face layout holds.
 
     Raises NotHere where there is no model, LocalspecError where it is damaged or of a kind that cannot be served.
     """
@@ -76,10 +76,10 @@ def inspect(path: Path) -> Checkpoint:
 
 
 def revision(path: Path) -> str:
-    """40 hexadecimal digits that change with config.json, tokenizer.json, or a weight file, its name or its weights.
+    """Returns 40 hexadecimal digits that change with config.json, tokenizer.json, and names and contents of weights.
 
-    Of the weights a few thousand are looked at, all over the file: training changes all of them a little. Raises what
-    `inspect` raises.
+    Of each file's weights a few thousand are read, evenly spaced, since training changes all of them a little. Raises
+    what `inspect` raises.
     """
     read_config(path)
     digest = hashlib.sha256()
@@ -108,7 +108,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _weight_files(path: Path) -> tuple[Path, ...]:
-    """model.safetensors, or the files its index names."""
+    """Returns model.safetensors, or the files that its index names."""
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
     if single.is_file():
         return (single,)
@@ -128,7 +128,7 @@ def _weight_files(path: Path) -> tuple[Path, ...]:
         raise LocalspecError(f"{index} holds no weight_map; fetch it again.")
     names = sorted(set(table.values()))
     for name in names:
-        if not re.fullmatch(r"[\w.-]+\.safetensors", name):  # nothing outside the directory, no pickle behind an index
+        if not re.fullmatch(r"[\w.-]+\.safetensors", name):  # nothing outside the directory, and no pickle
             raise LocalspecError(f"{index} names {name!r}, which is not a safetensors file beside it; fetch it again.")
         if not (path / name).is_file():
             raise NotHere(f"{path} lacks {name}, which its index names; fetch the missing file.")
@@ -143,7 +143,7 @@ def _bytes(file: Path) -> bytes:
 
 
 def read_json(file: Path, remedy: str = FETCH) -> object:
-    """What a file says. Raises LocalspecError, which ends in the remedy, where it is damaged."""
+    """Reads a JSON file. Raises LocalspecError, which ends in the remedy, where it is damaged."""
     try:
         content: object = json.loads(_bytes(file).decode())
     except (ValueError, RecursionError) as error:
@@ -160,7 +160,7 @@ def read_json(file: Path, remedy: str = FETCH) -> object:
 
 
 def _header(file: Path, remedy: str = FETCH) -> bytes:
-    """The JSON in front of the tensors, whose length the first eight bytes tell."""
+    """Reads the JSON before the tensors, whose length is in the first eight bytes."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -176,7 +176,7 @@ def _header(file: Path, remedy: str = FETCH) -> bytes:
 
 
 def _samples(file: Path, start: int) -> bytes:
-    """Pieces of a file behind `start`, evenly spaced."""
+    """Reads evenly spaced pieces of a file after `start`."""
     size = file.stat().st_size - start
     with file.open("rb") as stream:
         pieces = []
@@ -187,9 +187,9 @@ def _samples(file: Path, start: int) -> bytes:
 
 
 def tensor_headers(file: Path, remedy: str = FETCH) -> dict[str, Any]:
-    """The header's tensors: name -> dtype, shape, data_offsets; a cut download is told here.
+    """Reads a header's tensors: name -> dtype, shape, data_offsets.
 
-    Raises LocalspecError, which ends in the remedy, where the file is damaged.
+    Raises LocalspecError, which ends in the remedy, where the file is damaged or its download was cut short.
     """
     header = _header(file, remedy)
     present = file.stat().st_size - 8 - len(header)
@@ -215,5 +215,5 @@ def tensor_headers(file: Path, remedy: str = FETCH) -> dict[str, Any]:
 
 
 def tensor_start(file: Path) -> int:
-    """The byte of a safetensors file that its tensors' data_offsets count from. Raises as `tensor_headers`."""
+    """Returns the byte of a safetensors file that data_offsets count from. Raises what `tensor_headers` raises."""
     return 8 + len(_header(file))

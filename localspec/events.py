@@ -1,4 +1,4 @@
-"""What the engine tells its consumer. A generator of these is the only way results leave it."""
+"""What the engine reports to its consumer: a generator of these is the only way that results leave it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ Reason = Literal["stop", "length", "interrupted"]
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes held, and the most this process ever held."""
+    """Bytes that are held, and the most that this process ever held."""
 
     target: int
     drafter: int
@@ -19,19 +19,19 @@ class Memory:
 
 @dataclass(frozen=True)
 class Statistics:
-    """One reply in numbers. Times are seconds; tokens/s counts decoding only, from the first token on."""
+    """The figures of one reply. Times are in seconds; tokens/s counts decoding only, from the first token on."""
 
     token_ids: tuple[int, ...]  # of the reply, the stop token left out
     prompt_tokens: int
-    reused_tokens: int  # of the prompt: already in the cache from the turn before
+    reused_tokens: int  # of the prompt, those in the cache already from the turn before
     prefill_seconds: float
     first_token_seconds: float
     decode_seconds: float
-    draft_seconds: float  # of these: spent by the drafter
-    verify_seconds: float  # and by the forwards of the target
+    draft_seconds: float  # of the decode seconds, those of the drafter
+    verify_seconds: float  # and those of the target's forwards
     tokens_per_second: float
     steps: int  # target forwards after prefill
-    acceptance_length: float  # tokens committed per target forward, bonus included
+    acceptance_length: float  # τ: tokens committed per target forward, bonus included
     acceptance_by_depth: tuple[float, ...]  # chance that a node at depth 1, 2, ... is accepted, given its parent was
     drafted: int
     accepted: int
@@ -42,7 +42,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Prefill:
-    """Prompt tokens the target has read so far. `dropped` turns were left out because the context is full."""
+    """How many prompt tokens the target has read so far. `dropped` turns were left out, for the context is full."""
 
     done: int
     total: int
@@ -53,8 +53,8 @@ class Prefill:
 class Text:
     """What one decode step added: printable text, token ids, who proposed each, seconds since the reply began.
 
-    A step whose text is held back, since it may be half a character or the start of a stop string, has no event of its
-    own: the next one brings its tokens too. `steps` counts the target's forwards so far, prefill left out.
+    A step whose text is held back, because it may be half a character or the start of a stop string, has no event of
+    its own: the next event brings its tokens too. `steps` counts the target's forwards so far, without prefill.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""Makes text that came from a model, a file or a file name safe for a terminal, and nothing else."""
+"""Makes text from a model, a file or a file name safe for a terminal."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _TABLE: dict[int, str | None] = {
@@ -15,10 +15,10 @@ del _TABLE[ord("\n")], _TABLE[ord("\t")]
 
 
 def safe(text: str) -> str:
-    """`text` without anything a terminal would obey. Character by character: safe(a) + safe(b) == safe(a + b)."""
+    """Removes all that a terminal would obey, character by character: safe(a) + safe(b) == safe(a + b)."""
     return text.translate(_TABLE)
 
 
 def one_line(text: str) -> str:
-    """`text` as safe as `safe` makes it and on a single line, for messages and tables."""
+    """Makes text safe and puts it on a single line, for messages and tables."""
     return " ".join(part for part in (line.strip() for line in safe(text).replace("\t", "\n").split("\n")) if part)

@@ -21,7 +21,7 @@ class Witness:
         # The first pick behind the last chunk of a prompt has no row of its own.
         assert len(step.hidden) in ((rows,) if step.tree else (rows, rows - 1))
         if step.tree:
-            assert len(step.best) == step.tree.size
+            assert len(step.greedy_picks) == step.tree.size
 
     def draft(self, context: Context) -> DraftTree:
         assert list(context.committed) == self.tokens, "the drafter observed another text than was committed"

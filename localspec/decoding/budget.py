@@ -1,4 +1,4 @@
-"""How many nodes a tree may have: as many as pay on this machine, for this drafter, on this text. It may be none."""
+"""Decides how many nodes a tree may have: as many as pay on this machine, for this drafter and this text, or none."""
 
 from collections import deque
 from statistics import median
@@ -7,7 +7,7 @@ from localspec.decoding.drafter import Step
 from localspec.decoding.tree import DraftTree
 from localspec.policy.forward_costs import ForwardCostModel
 
-DECAY = 0.85  # of what is known about a guess, each time one like it is judged: about seven are remembered
+DECAY = 0.85  # of the counts of a guess, each time one like it is judged: about seven are remembered
 PRIOR = 0.5  # how many guesses the first estimate counts for
 PATIENCE = 16  # drafts in a row that do not pay before speculation is switched off,
 LOSS = 1.5  # or plain steps that they cost together: a draft model costs much more than a look at phrases
@@ -17,40 +17,40 @@ SOONEST, LATEST = 16, 512  # plain steps until it is tried again: twice as many 
 class Budget:
     """Decides what part of a draft is verified: the size with the most expected tokens a second, 0 included.
 
-    The chance of a node, given its parent, is the drafter's own estimate where it has one. Else it is estimated by who
-    proposed the node, its depth, and its rank among its siblings. Only what the target answered is learned from: every
-    draft is walked along the committed tokens, so one level more is judged than was verified, and a draft that was cut
-    to nothing is still judged by its first guess. That costs no row, and nothing that has become right again stays
-    hidden behind an old estimate.
+    The chance of a node, given its parent, is the drafter's own estimate where it has one. Otherwise it is estimated
+    from who proposed the node, its depth, and its rank among its siblings. Only the target's answers are learned from:
+    every draft is walked along the committed tokens, so one level more is judged than was verified, and a draft that
+    was cut to nothing is still judged by its first guess. That costs no row, and an old estimate never hides a source
+    that has become right again.
 
     Without costs it is a fixed experiment: trees of `most` nodes, no resizing, no switching off as long as they fit.
     """
 
     def __init__(self, most: int, costs: ForwardCostModel | None = None) -> None:
         self.most, self._costs = most, costs
-        self._seen: dict[tuple[str | None, int, int], tuple[float, float]] = {}  # (hits, tries); None is all sources
-        self._draft = DraftTree((0,), (-1,))  # the last one, whole
-        self._drafting = deque([0.0], maxlen=9)  # seconds that the last drafts took
+        self._seen: dict[tuple[str | None, int, int], tuple[float, float]] = {}  # (hits, tries); None means all sources
+        self._draft = DraftTree((0,), (-1,))  # the last one, before pruning
+        self._draft_seconds = deque([0.0], maxlen=9)  # seconds that the last drafts took
         self.begin()
 
     def begin(self) -> None:
-        """A new prompt: what did not pay in the last reply may pay in this one."""
+        """Begins a new reply: what did not pay in the last one may pay in this one."""
         self.nodes = self.most  # what the drafter may propose next: `most`, or 0 while speculation is off
         self.off_reason: str | None = None  # a sentence for the user, from switching off until drafts pay again
-        self._cut = self._wait = 0  # drafts in a row that did not pay; plain steps still to go
-        self._lost = 0.0  # plain steps that those drafts cost
+        self._losing_drafts = self._wait = 0  # drafts in a row that did not pay; plain steps until the next try
+        self._lost_steps = 0.0  # plain steps that those drafts cost
         self._interval = SOONEST
 
     def stop(self, reason: str) -> None:
-        """No tree for the rest of this reply, whatever it would save; nor in a fixed experiment."""
-        self.nodes, self._wait = 0, 0  # no wait that could end
+        """Allows no tree for the rest of this reply, whatever it would save, not even in a fixed experiment."""
+        self.nodes, self._wait = 0, 0  # so that no wait ends
         self.off_reason = reason if self.most else None
 
     def prune(self, tree: DraftTree, context: int) -> DraftTree:
-        """The part of a tree that is worth its rows behind `context` committed tokens; the root always is.
+        """Returns the part of a tree that is worth its rows after `context` committed tokens; the root always is.
 
-        Probes have no chance of their own: they stay with the node they hang on, at the price of their rows, and go
-        where nothing else pays. A tree of nothing but probes is handed on as it is, and is a draft that does not pay.
+        Probes have no chance of their own: they stay with the node that they belong to, at the price of their rows, and
+        go where nothing else pays. A tree of probes alone is returned as it is, and is a draft that does not pay.
         """
         if self._costs is None:
             return tree
@@ -58,13 +58,13 @@ class Budget:
         if not self.nodes:
             self._wait -= 1
             if self._wait == 0:
-                self.nodes, self._cut, self._lost = self.most, 0, 0.0
+                self.nodes, self._losing_drafts, self._lost_steps = self.most, 0, 0.0
         chances = self._chances(tree)
-        plain, drafting = self._costs.at(1, context), median(self._drafting)
+        plain_seconds, draft_seconds = self._costs.at(1, context), median(self._draft_seconds)
         if len(chances) == 1:
-            if tree.size > 1:  # of probes alone
-                price = (drafting + self._costs.at(tree.size, context)) / plain - 1
-                self._refuse(0.0, price, price)
+            if tree.size > 1:  # all others are probes
+                price = (draft_seconds + self._costs.at(tree.size, context)) / plain_seconds - 1
+                self._note_loss(0.0, price, price)
             return tree
         hosts = _hosts(tree, chances)
         order = sorted(chances, key=chances.__getitem__, reverse=True)  # a stable sort: parents before their children
@@ -72,25 +72,25 @@ class Budget:
         for node in order[1:]:
             tokens += chances[node]
             rows += 1 + hosts.count(node)
-            sizes.append((tokens, drafting + self._costs.at(rows, context)))
+            sizes.append((tokens, draft_seconds + self._costs.at(rows, context)))
         best = max(range(len(sizes)), key=lambda size: sizes[size][0] / sizes[size][1])
         expected, seconds = sizes[best]
-        if expected * plain <= seconds:
-            worth_its_rows = expected * (drafting + plain) > seconds  # now that the draft is there
-            lost = seconds / plain - expected if worth_its_rows else drafting / plain
-            self._refuse(expected - 1, seconds / plain - 1, lost)
+        if expected * plain_seconds <= seconds:
+            worth_its_rows = expected * (draft_seconds + plain_seconds) > seconds  # now that the draft is there
+            lost = seconds / plain_seconds - expected if worth_its_rows else draft_seconds / plain_seconds
+            self._note_loss(expected - 1, seconds / plain_seconds - 1, lost)
             if not worth_its_rows:
-                return tree.only([0])
+                return tree.subtree([0])
         else:
-            self._cut, self._lost, self._interval, self.off_reason = 0, 0.0, SOONEST, None
+            self._losing_drafts, self._lost_steps, self._interval, self.off_reason = 0, 0.0, SOONEST, None
         kept = set(order[: best + 2])
         nodes = [node for node in range(tree.size) if node in kept or hosts[node] in kept]
-        return tree if len(nodes) == tree.size else tree.only(nodes)
+        return tree if len(nodes) == tree.size else tree.subtree(nodes)
 
     def observe(self, step: Step) -> None:
-        """Judges the last draft, pruned nodes too, by what the target said as far as the draft agreed with it."""
+        """Judges the last draft, pruned nodes too, by the committed tokens, as far down as it agreed with them."""
         if self._draft.size > 1:
-            self._drafting.append(step.draft_seconds)
+            self._draft_seconds.append(step.draft_seconds)
         node: int | None = 0
         for token in step.committed:
             if node is None:
@@ -103,13 +103,13 @@ class Budget:
             node = children.get(token)
 
     def _chances(self, tree: DraftTree) -> dict[int, float]:
-        """Chance that a node and all above it are accepted, by node; without those that never can be."""
-        given, path = {0: 0.0}, {0: 1.0}  # `given` that the parent was accepted
+        """Returns the chance that a node and all above it are accepted, by node, without probes and what is below."""
+        given, path = {0: 0.0}, {0: 1.0}  # chances, `given` that the parent was accepted, and of the whole `path`
         for parent, children in enumerate(tree.children):
             if parent not in path:
                 continue
             # A drafter that was right once tends to go on being right; the other siblings share what is left.
-            rest = max(1 - given[parent], 0.2) / 2  # what was never tried is believed nine times in ten at most
+            rest = max(1 - given[parent], 0.2) / 2  # a source that was never tried has a chance of 0.9 at most
             for rank, node in enumerate(children.values()):
                 if tree.chance and (own := tree.chance[node]) is not None:
                     given[node], path[node] = own, path[parent] * own
@@ -126,11 +126,11 @@ class Budget:
         source = tree.source[node] if tree.source else "drafter"
         return (None, tree.depth[node], rank), (source, tree.depth[node], rank)
 
-    def _refuse(self, saved: float, price: float, lost: float) -> None:
-        """One draft more that does not pay even at its best size, and what it cost; all in units of a plain step."""
-        self._cut += 1
-        self._lost += lost
-        if self._cut >= PATIENCE or self._lost >= LOSS:
+    def _note_loss(self, saved: float, price: float, lost: float) -> None:
+        """Counts a draft that does not pay even at its best size, and what it cost; all in units of a plain step."""
+        self._losing_drafts += 1
+        self._lost_steps += lost
+        if self._losing_drafts >= PATIENCE or self._lost_steps >= LOSS:
             self.nodes, self._wait = 0, self._interval
             self._interval = min(2 * self._interval, LATEST)
             self.off_reason = (
@@ -140,7 +140,7 @@ class Budget:
 
 
 def _hosts(tree: DraftTree, chances: dict[int, float]) -> list[int]:
-    """By probe, the node that it hangs on, directly or by other probes; -1 for all others."""
+    """Returns by node the one that a probe belongs to, directly or through other probes; -1 for all that are none."""
     hosts = [-1] * tree.size
     for node in range(1, tree.size):
         if tree.probe and tree.probe[node]:

@@ -1,4 +1,4 @@
-"""What a drafter's confidence is worth: how often candidates like this one were right."""
+"""Turns a drafter's confidence into a chance: how often candidates with such a confidence were right."""
 
 from bisect import bisect
 from collections.abc import Sequence
@@ -6,49 +6,50 @@ from typing import Any, Self
 
 from localspec.decoding.tree import Candidate
 
-EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # of confidence: what lies between two is alike
-DEPTHS, RANKS = 8, 8  # those behind count as the last one
-PRIOR = 4.0  # candidates that the drafter's own confidence counts for
-REMEMBERED = 400.0  # candidates; then old ones fade
+EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # of the bins of confidence
+DEPTHS, RANKS = 8, 8  # deeper levels and lower ranks count as the last ones
+PRIOR = 4.0  # the drafter's own confidence counts as much as this many candidates
+REMEMBERED = 400.0  # candidates in a bin; beyond that old ones fade
 
 
 class Calibration:
-    """Running shares of right candidates by depth, rank and confidence, for greedy and for drawn text.
+    """Counts how often candidates were right, by depth, rank and confidence, apart for greedy and sampled text.
 
-    A candidate is judged where its parent was accepted, so a share estimates the chance of a node given its parent.
+    A candidate is judged only where its parent was accepted, so the share of right ones estimates the chance that a
+    node is accepted, given its parent is.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[bool, int, int, int], tuple[float, float]] = {}  # (right, all)
+        self._counts: dict[tuple[bool, int, int, int], tuple[float, float]] = {}  # (right, judged)
 
     def chances(self, candidates: Sequence[Candidate], depth: int, greedy: bool) -> list[Candidate]:
-        """(token, confidence) of one level, `depth` places behind the root -> (token, chance), likeliest first."""
-        found = []
+        """Turns (token, confidence) of one level, at this depth, into (token, chance), the likeliest first."""
+        calibrated = []
         for rank, (token, confidence) in enumerate(candidates):
-            right, all_ = self._seen.get(_key(greedy, depth, rank, confidence), (0.0, 0.0))
-            found.append((token, (right + PRIOR * confidence) / (all_ + PRIOR)))
-        return sorted(found, key=lambda candidate: -candidate[1])  # stable: equal ones keep their rank
+            right, judged = self._counts.get(_key(greedy, depth, rank, confidence), (0.0, 0.0))
+            calibrated.append((token, (right + PRIOR * confidence) / (judged + PRIOR)))
+        return sorted(calibrated, key=lambda candidate: -candidate[1])  # stable: equal ones keep their rank
 
     def learn(self, candidates: Sequence[Candidate], depth: int, greedy: bool, token: int) -> None:
-        """The target went on with `token` where these were proposed."""
+        """Judges candidates: the target went on with `token` where they were proposed."""
         for rank, (drafted, confidence) in enumerate(candidates):
             key = _key(greedy, depth, rank, confidence)
-            right, all_ = self._seen.get(key, (0.0, 0.0))
-            fading = REMEMBERED / (REMEMBERED + 1) if all_ >= REMEMBERED else 1.0
-            self._seen[key] = fading * right + (drafted == token), fading * all_ + 1
+            right, judged = self._counts.get(key, (0.0, 0.0))
+            fading = REMEMBERED / (REMEMBERED + 1) if judged >= REMEMBERED else 1.0
+            self._counts[key] = fading * right + (drafted == token), fading * judged + 1
 
     def as_json(self) -> list[Any]:
-        """For `from_json`, in this or a later process."""
-        return [[*key, round(right, 2), round(all_, 2)] for key, (right, all_) in self._seen.items()]
+        """Returns what `from_json` reads, in this or a later process."""
+        return [[*key, round(right, 2), round(judged, 2)] for key, (right, judged) in self._counts.items()]
 
     @classmethod
     def from_json(cls, stored: Any) -> Self:
-        """What was stored; nothing known where that is no calibration."""
+        """Reads what `as_json` gave; anything else gives an empty calibration."""
         calibration = cls()
         try:
-            for greedy, depth, rank, level, right, all_ in stored or ():
-                if 0 <= right <= all_ and all(isinstance(number, int) for number in (depth, rank, level)):
-                    calibration._seen[bool(greedy), depth, rank, level] = float(right), float(all_)
+            for greedy, depth, rank, level, right, judged in stored or ():
+                if 0 <= right <= judged and all(isinstance(number, int) for number in (depth, rank, level)):
+                    calibration._counts[bool(greedy), depth, rank, level] = float(right), float(judged)
         except (TypeError, ValueError):
             return cls()
         return calibration

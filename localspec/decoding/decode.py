@@ -7,7 +7,7 @@ import torch
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
-from localspec.decoding.forward import CacheT, ForwardModel
+from localspec.decoding.forward import CacheT, ForwardModel, ForwardOutput
 from localspec.decoding.sampling import Sampling, walk, walk_by_rejection, walk_by_typicality
 from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError
@@ -17,18 +17,19 @@ from localspec.errors import LocalspecError
 def prefill_step(
     target: ForwardModel[CacheT], cache: CacheT, drafter: Drafter, tokens: Sequence[int], sampling: Sampling, last: bool
 ) -> Step:
-    """Reads one chunk of the prompt. The last one ends in the first pick, which becomes the root."""
-    positions = torch.arange(cache.length, cache.length + len(tokens), device=target.device)
-    causal = torch.ones(len(tokens), len(tokens), dtype=torch.bool, device=target.device).tril_()
-    output = target.forward(torch.tensor(tokens, device=target.device), positions, causal, cache, last=True)
+    """Reads one chunk of the prompt. The last chunk ends in the first pick, which becomes the root.
+
+    Raises LocalspecError where the logits are NaN or inf.
+    """
+    output = _forward(target, cache, DraftTree.chain(tokens), last=True)
     cache.keep(range(len(tokens)))
     if last and not output.logits.isfinite().all():
         raise LocalspecError(
             f"The model's answer is not a number ({target.dtype}); its weights are damaged, or too large for this "
             "format: try --dtype fp32, or fetch the model again."
         )
-    first = [sampling.pick(output.logits[-1], cache.length)] if last else []
-    step = Step([*tokens, *first], output.hidden)
+    first_pick = [sampling.pick(output.logits[-1], cache.length)] if last else []
+    step = Step([*tokens, *first_pick], output.hidden)
     drafter.observe(step)
     return step
 
@@ -42,42 +43,52 @@ def decode_step(
     budget: Budget,
     sampling: Sampling,
 ) -> Step:
-    """Commits the accepted path of one draft tree, and the bonus token behind it.
+    """Commits the accepted path of one draft tree, and the bonus token after it.
+
+    1. draft: the drafter proposes a tree below the root, the last committed token;
+    2. prune: the budget cuts it to the nodes that pay;
+    3. verify: one forward of the target over all nodes, each of which sees its ancestors alone;
+    4. walk: from the root down the target's picks, as far as the tree has them;
+    5. keep: the cache keeps the path;
+    6. observe: drafter and budget learn what the target did.
 
     The step says how long drafting and verification took; a step of prefill does not.
     """
-    began = time.perf_counter()
+    start, began = cache.length, time.perf_counter()
     draft = drafter.draft(Context(committed, cache, budget.nodes, sampling))
     drafted = time.perf_counter()
-    position = cache.length
-    # What was drawn must not be cut by what it is: the rule `rejection` would no longer keep the distribution.
-    tree = target.aligned(draft if sampling.rule == "rejection" else budget.prune(draft, position), position)
+    # The rule `rejection` keeps the distribution only if no sampled node is cut for what it is.
+    tree = target.aligned(draft if sampling.rule == "rejection" else budget.prune(draft, start), start)
     pruned = time.perf_counter()
-    depth = torch.tensor(tree.depth, device=target.device)
-    output = target.forward(
-        torch.tensor(tree.tokens, device=target.device), position + depth, tree.mask.to(target.device), cache
-    )
-    best: list[int] = output.logits.argmax(-1).tolist()
+    output = _forward(target, cache, tree)
+    greedy_picks: list[int] = output.logits.argmax(-1).tolist()  # which waits for the device
     verified = time.perf_counter()
-    path, bonus = _walk(tree, output.logits, best, position, sampling)
+    path, bonus = _walk(tree, output.logits, greedy_picks, start, sampling)
     cache.keep(path)
     accepted = [tree.tokens[node] for node in path[1:]]
-    step = Step([*accepted, bonus], output.hidden[path], tree, path, best, drafted - began, verified - pruned)
+    step = Step([*accepted, bonus], output.hidden[path], tree, path, greedy_picks, drafted - began, verified - pruned)
     drafter.observe(step)
     budget.observe(step)
     return step
 
 
+def _forward(target: ForwardModel[CacheT], cache: CacheT, tree: DraftTree, last: bool = False) -> ForwardOutput:
+    """One forward over the nodes of a tree after the committed tokens; a prompt is a chain."""
+    tokens = torch.tensor(tree.tokens, device=target.device)
+    positions = cache.length + torch.tensor(tree.depth, device=target.device)
+    return target.forward(tokens, positions, tree.mask.to(target.device), cache, last=last)
+
+
 def _walk(
-    tree: DraftTree, logits: torch.Tensor, best: Sequence[int], position: int, sampling: Sampling
+    tree: DraftTree, logits: torch.Tensor, greedy_picks: Sequence[int], start: int, sampling: Sampling
 ) -> tuple[list[int], int]:
-    """The accepted path and the bonus token, by the rule that was asked for; the root stands at `position`."""
+    """Returns the accepted path and the bonus token by the rule that was asked for; the root is at `start`."""
     if sampling.rule == "rejection" and tree.draft_logits is not None:
-        return walk_by_rejection(tree, logits, sampling, position)
+        return walk_by_rejection(tree, logits, sampling, start)
     if sampling.rule == "typical":
         return walk_by_typicality(tree, logits, sampling)
-    # A pick at a node is the token that would stand one place behind it.
-    return walk(
-        tree,
-        lambda node: best[node] if sampling.greedy else sampling.pick(logits[node], position + tree.depth[node] + 1),
-    )
+
+    def pick(node: int) -> int:  # the token one place after the node
+        return greedy_picks[node] if sampling.greedy else sampling.pick(logits[node], start + tree.depth[node] + 1)
+
+    return walk(tree, pick)

@@ -1,4 +1,4 @@
-"""What every drafter is: it observes what the target did, and proposes a tree for what it does next."""
+"""What every drafter is: it observes what the target did, and proposes a tree of what it may do next."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from localspec.decoding.tree import DraftTree
 
 @dataclass(frozen=True)
 class Context:
-    """What a draft may rest on. `committed` ends with the root; the cache holds all before it and may be borrowed."""
+    """What a draft may use. `committed` ends with the root; the cache holds all before it, and may be borrowed."""
 
     committed: Sequence[int]
     cache: TokenCache
-    nodes: int  # the tree may have so many, the root not counted
+    nodes: int  # the most that the tree may have, the root not counted
     sampling: Sampling
 
     @property
@@ -29,17 +29,17 @@ class Context:
 class Step:
     """What the target did: one chunk of prefill, or one decode step.
 
-    `committed` are the tokens that became final, in order: the accepted nodes and the bonus token; in prefill those
-    of the chunk, and behind the last chunk the first pick. `hidden` [rows, width] are the target's states at the rows
-    now in the cache (the chunk, or the path), and `best` its argmax at every node of the tree. Prefill has no tree and
-    no times.
+    `committed` are the tokens that became final, in order: the accepted nodes and the bonus token; in prefill those of
+    the chunk, and after the last chunk the first pick. `hidden` [rows, hidden_size] are the target's states at the rows
+    now in the cache (the chunk, or the path), and `greedy_picks` its argmax at every node of the tree. Prefill has no
+    tree and no times.
     """
 
     committed: Sequence[int]
     hidden: torch.Tensor
     tree: DraftTree | None = None
     path: Sequence[int] = ()
-    best: Sequence[int] = ()
+    greedy_picks: Sequence[int] = ()
     draft_seconds: float = 0.0  # until the drafter had its tree
     verify_seconds: float = 0.0  # from there until the target's picks were known
 
@@ -58,4 +58,4 @@ class Drafter(Protocol):
         """A tree whose root is the last committed token, of at most `context.nodes` nodes below it."""
 
     def rewind(self, length: int) -> None:
-        """Forgets what was observed behind the first `length` committed tokens; 0 starts afresh."""
+        """Forgets what was observed after the first `length` committed tokens; 0 starts afresh."""

@@ -1,4 +1,4 @@
-"""What decoding asks of the model it decodes with, whoever computes it: forwards over rows, and a cache behind them."""
+"""What decoding asks of a model, whoever computes it: forwards over rows of tokens, and a cache of those committed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,20 +10,23 @@ from localspec.decoding.tree import DraftTree
 
 
 class TokenCache(Protocol):
-    """Keys and values of the committed tokens; the rows of the last forward lie behind them until they are kept."""
+    """Keys and values of the committed tokens; the rows of the last forward lie after them until they are kept."""
 
     length: int
 
     @property
     def capacity(self) -> int:
-        """Slots that it has room for now."""
+        """How many tokens it has room for now."""
 
     @property
     def nbytes(self) -> int:
-        """Memory the cache holds."""
+        """Bytes that the cache holds."""
 
     def reserve(self, slots: int, spare: bool = True) -> None:
-        """Makes room for `slots` tokens, the tree included; with `spare` for some more, so that it seldom grows."""
+        """Makes room for `slots` tokens, the tree included; with `spare`, for some more, so that it seldom grows.
+
+        Raises MemoryError or RuntimeError where memory runs out; the cache is then unchanged.
+        """
 
     def keep(self, path: Sequence[int]) -> None:
         """Commits the rows `path` of the last forward, in that order."""
@@ -49,20 +52,20 @@ class ForwardModel(Protocol[CacheT]):
     """A model that reads rows of tokens, and turns committed tokens into text."""
 
     context: int  # the longest text it holds, in tokens
-    multiple: int  # rows behind a cache are filled up to a multiple of this many
+    row_multiple: int  # a forward with a cache fills its rows up to a multiple of this many
     stop_tokens: frozenset[int]
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device that it computes on."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """What its embeddings are kept in."""
+        """The precision of its embeddings and its cache."""
 
     @property
     def nbytes(self) -> int:
-        """Memory its weights hold."""
+        """Bytes that its weights hold."""
 
     def cache(self, slots: int) -> CacheT:
         """An empty cache with room for `slots` tokens."""
@@ -70,17 +73,23 @@ class ForwardModel(Protocol[CacheT]):
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: CacheT, *, last: bool = False
     ) -> ForwardOutput:
-        """One pass over new rows: tokens [n], positions [n], mask bool [n, n]; with `last`, logits of the last row."""
+        """Reads new rows: tokens [n], positions [n], mask bool [n, n], True where a row sees another.
+
+        Every row sees all committed tokens too. With `last` the logits are those of the last row only.
+        """
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """The part of a tree, after `start` committed tokens, that is computed to the bit where that was asked for."""
+        """Returns the part of a tree, after `start` committed tokens, that the model computes as plain decoding would.
+
+        That is all of it, except where results must be equal to the bit and the cache's layout would change one.
+        """
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of token ids; special tokens have none."""
+        """Returns the text of token ids; special tokens have none."""
 
 
 def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Length of the longest common prefix of two texts: so many tokens of a cache can be kept."""
+    """Returns the length of the longest common prefix of two texts: so many tokens of a cache can be kept."""
     for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
         if a != b:
             return index

@@ -10,17 +10,17 @@ from localspec.config import Rule
 from localspec.decoding.tree import Candidate, DraftTree
 from localspec.errors import UsageMistake
 
-LIKELY = 128  # ids that a drafter's candidates are drawn from
-Walk = tuple[list[int], int]  # the accepted path, root first, and the bonus token behind it
+LIKELY = 128  # the likeliest ids, which a drafter's candidates are taken from
+Walk = tuple[list[int], int]  # the accepted path, root first, and the bonus token after it
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn. Temperature 0 is greedy; 0, 1.0 and 0.0 switch top-k, top-p and min-p off.
+    """How the next token is sampled. Temperature 0 is greedy; 0, 1.0 and 0.0 switch top-k, top-p and min-p off.
 
-    The noise of a draw is a function of (seed, position, token id) alone, so a seed gives the same text with and
+    The noise of a sample is a function of (seed, position, token id) alone, so a seed gives the same text with and
     without speculation, whatever the drafter. `rule` says how a draft is accepted. Raises UsageMistake for values that
-    mean nothing.
+    are not possible.
     """
 
     temperature: float = 0.0
@@ -48,21 +48,21 @@ class Sampling:
         return self.temperature == 0
 
     def pick(self, logits: torch.Tensor, position: int) -> int:
-        """The token that comes at `position`, from the logits [vocabulary] before it.
+        """Picks the token at `position` from the target's logits [vocab_size] for it.
 
-        argmax(log p + Gumbel noise) is a draw from p; temperature, top-k, top-p and min-p shape p in that order.
+        argmax(log p + Gumbel noise) is a sample from p; temperature, top-k, top-p and min-p shape p in that order.
         """
         if self.greedy:
             return int(logits.argmax())
         scores, ids = self._survivors(logits)
         if len(scores) == 1:
             return int(ids[0])
-        # On the processor, wherever the logits are: a logarithm is not the same to the last bit on every device.
+        # On the CPU, wherever the logits are: a logarithm is not the same to the last bit on every device.
         scores, ids = scores.cpu(), ids.cpu()
         return int(ids[(scores.double() + gumbel(self.seed, position, ids)).argmax()])
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
-        """What a token is drawn from, [vocabulary] in float64: zero for all that does not survive truncation."""
+        """Returns what a token is sampled from, [vocab_size] in float64: zero for all that truncation removes."""
         scores, ids = self._survivors(logits)
         return torch.zeros(len(logits), dtype=torch.float64, device=logits.device).index_put_(
             (ids,), scores.double().softmax(0)
@@ -71,33 +71,33 @@ class Sampling:
     def candidates(
         self, logits: torch.Tensor, positions: Sequence[int], count: int, ids: torch.Tensor | None = None
     ) -> list[list[Candidate]]:
-        """Of a drafter's logits [rows, vocabulary]: the tokens to propose for the position of each row.
+        """Returns the tokens to propose for the position of each row of a drafter's logits [rows, vocab_size].
 
-        (token, confidence) by row, the most confident first. Greedily they are the likeliest. Else they have the
-        highest log q + the noise that the target's own pick at this position will meet, so that a drafter whose q is
-        the target's p proposes that pick, and drawn text is accepted almost as well as greedy text. `ids` are the
-        tokens that the columns stand for, where a drafter knows only some. Logits that are no numbers propose nothing:
-        weights that are damaged cost speed and never the text.
+        They are (token, confidence) by row, the most confident first. Greedily they are the likeliest. Otherwise they
+        have the highest log q + noise, the noise of the target's own pick at this position, so that a drafter whose q
+        is the target's p proposes that pick, and sampled text is accepted almost as well as greedy text. `ids` are the
+        tokens that the columns stand for, where a drafter knows only some. Logits that are NaN propose nothing: damaged
+        weights cost speed and never the text.
         """
-        plain = self.greedy or self.rule == "typical"  # which takes what is likely, whatever would be drawn
-        scores = logits.float() if plain else logits.float() / self.temperature
-        likely = scores.softmax(-1).topk(min(count if plain else self.top_k or LIKELY, LIKELY, logits.shape[-1]))
+        likeliest = self.greedy or self.rule == "typical"  # which accepts what is likely, whatever would be sampled
+        scores = logits.float() if likeliest else logits.float() / self.temperature
+        likely = scores.softmax(-1).topk(min(count if likeliest else self.top_k or LIKELY, LIKELY, logits.shape[-1]))
         confidence = likely.values.cpu()
         tokens = (likely.indices if ids is None else ids[likely.indices]).cpu()
-        if not plain:
+        if not likeliest:
             noisy = confidence.double().log() + gumbel(self.seed, positions, tokens)
             best = noisy.topk(min(count, tokens.shape[-1]))
             confidence, tokens = best.values.softmax(-1), tokens.gather(-1, best.indices)
         rows = [zip(*row, strict=True) for row in zip(tokens.tolist(), confidence.tolist(), strict=True)]
         return [[(token, chance) for token, chance in row if not math.isnan(chance)] for row in rows]
 
-    def usable(self, logits: torch.Tensor) -> int:
-        """How many rows of a drafter's logits [rows, vocabulary], from the first on, something can be drawn from."""
-        fine = (logits.float().amax(-1) / self.temperature).isfinite().tolist()
-        return fine.index(False) if False in fine else len(fine)
+    def finite_rows(self, logits: torch.Tensor) -> int:
+        """Counts the rows of a drafter's logits [rows, vocab_size] before the first with NaN or inf."""
+        finite = (logits.float().amax(-1) / self.temperature).isfinite().tolist()
+        return finite.index(False) if False in finite else len(finite)
 
-    def draw(self, logits: torch.Tensor, position: int, stream: int) -> int:
-        """A token from these logits [vocabulary], with noise of its own, which no pick of the target's will meet."""
+    def sample(self, logits: torch.Tensor, position: int, stream: int) -> int:
+        """Samples a token from logits [vocab_size], with noise that no pick of the target has."""
         scores, ids = self._survivors(logits)
         scores, ids = scores.cpu(), ids.cpu()
         return int(
@@ -105,11 +105,11 @@ class Sampling:
         )
 
     def uniform(self, position: int, stream: int) -> float:
-        """A number between 0 and 1 for one decision at `position`; each stream is independent of all others."""
+        """Returns a number between 0 and 1 for one decision at `position`; streams are independent of each other."""
         return uniform(self.seed, position, torch.tensor([-1 - stream])).item()
 
     def _survivors(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores at this temperature, and ids, of the tokens that may be drawn."""
+        """Returns scores at this temperature, and ids, of the tokens that truncation leaves."""
         scores = logits.float() / self.temperature
         ids = torch.arange(len(scores), device=scores.device)
         if self.top_k and self.top_k < len(scores):
@@ -126,7 +126,7 @@ class Sampling:
 
 
 def _nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Indices of the likeliest tokens that together reach `top_p`; the one that reaches it is in."""
+    """Returns the indices of the likeliest tokens that together reach `top_p`, with the one that reaches it."""
     total = scores.logsumexp(0)
     for count in (1024, len(scores)):  # sorting a whole vocabulary takes longer than many a forward
         best, order = scores.topk(min(count, len(scores)))
@@ -138,14 +138,15 @@ def _nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def gumbel(seed: int, position: int | Sequence[int], ids: torch.Tensor) -> torch.Tensor:
-    """Gumbel noise [ids] in float64: a hash of (seed, position, id), no generator state. For ids [rows, n] a position
-    for each row.
+    """Returns Gumbel noise [ids] in float64, a hash of (seed, position, id) without generator state.
+
+    ids [rows, n] need a position for each row.
     """
     return -(-uniform(seed, position, ids).log()).log()
 
 
 def uniform(seed: int, position: int | Sequence[int], ids: torch.Tensor) -> torch.Tensor:
-    """Numbers between 0 and 1, as many as ids, in float64, by the same hash."""
+    """Returns numbers between 0 and 1, as many as ids, in float64, by the same hash."""
     start = _mixed(seed & _WORD)
     places = [position] if isinstance(position, int) else position
     keys = torch.tensor([_signed(_mixed(start + place * _STEP & _WORD)) for place in places], device=ids.device)
@@ -179,10 +180,11 @@ def _signed(z: int) -> int:
 
 
 def walk(tree: DraftTree, pick: Callable[[int], int]) -> Walk:
-    """The rule `exact`: the accepted path, root first, and the bonus token behind it.
+    """Walks by the rule `exact`: returns the accepted path, root first, and the bonus token after it.
 
-    The target picks at each node it reaches, once; while a child carries the pick, the walk goes down. Every token
-    that is emitted is a pick of the target, so the text is the target's own at every temperature, whatever was drafted.
+    The target picks once at each node that is reached; while a child has the picked token, the walk goes down to it.
+    Every committed token is a pick of the target, so the text is the target's own at every temperature, whatever was
+    drafted.
     """
     path = [0]
     while True:
@@ -194,38 +196,41 @@ def walk(tree: DraftTree, pick: Callable[[int], int]) -> Walk:
 
 
 def walk_by_rejection(tree: DraftTree, logits: torch.Tensor, sampling: Sampling, position: int) -> Walk:
-    """The rule `rejection` (ParallelSpec, algorithm 1): keeps the target's distribution, not the text of a seed.
+    """Walks by the rule `rejection` (ParallelSpec, algorithm 1): keeps the target's distribution, not a seed's text.
 
-    logits [size, vocabulary] are the target's, `position` that of the root. The children of a node must have been drawn
-    independently from the same `draft_logits`, shaped as the target's own are; equal ones count as often as drawn.
+    logits [size, vocab_size] are the target's, `position` that of the root. The children of a node must have been
+    sampled independently from the same `draft_logits`, truncated as the target's own are; equal ones count as often as
+    they were sampled.
     """
     assert tree.draft_logits is not None
     path = [0]
     while True:
         place = position + tree.depth[path[-1]] + 1
-        left = sampling.probabilities(logits[path[-1]])
+        p = sampling.probabilities(logits[path[-1]])  # of the target; after each refusal, what is left of it
         accepted, children = None, tree.siblings[path[-1]]
-        drafted = sampling.probabilities(tree.draft_logits[children[0]]) if children else left  # one for all siblings
+        q = sampling.probabilities(tree.draft_logits[children[0]]) if children else p  # the same for all siblings
         for rank, child in enumerate(children):
             token = tree.tokens[child]
-            if sampling.uniform(place, rank) * float(drafted[token]) < float(left[token]):
+            if sampling.uniform(place, rank) * float(q[token]) < float(p[token]):
                 accepted = child
                 break
-            rest = (left - drafted).clamp_(min=0)
-            left = rest / rest.sum() if rest.sum() > 0 else left  # nothing is left by rounding only
+            residual = (p - q).clamp_(min=0)
+            p = residual / residual.sum() if residual.sum() > 0 else p  # only rounding leaves nothing
         if accepted is None:
-            return path, int((left.log() + gumbel(sampling.seed, place, torch.arange(len(left)))).argmax())
+            return path, int((p.log() + gumbel(sampling.seed, place, torch.arange(len(p)))).argmax())
         path.append(accepted)
 
 
-def drawn(root: int, logits: torch.Tensor, nodes: int, sampling: Sampling, position: int, source: str) -> DraftTree:
-    """A tree for the rule `rejection`: chains side by side, every token drawn independently from its depth's logits.
+def sampled_tree(
+    root: int, logits: torch.Tensor, nodes: int, sampling: Sampling, position: int, source: str
+) -> DraftTree:
+    """Returns a tree for the rule `rejection`: chains side by side, every token sampled independently.
 
-    logits [depths, vocabulary], the first for `position`. As many chains of all depths as there are nodes for; what is
-    left over become draws for the first depth alone. The shape does not depend on what is drawn. Nothing is drawn from
-    a depth whose logits are no numbers, nor behind it.
+    logits [depths, vocab_size], the first for `position`. There are as many chains of all depths as the nodes allow;
+    nodes that are left over become samples for the first depth alone. The shape does not depend on what is sampled.
+    Nothing is sampled at a depth whose logits are NaN or inf, nor after it.
     """
-    depths = min(sampling.usable(logits), nodes)
+    depths = min(sampling.finite_rows(logits), nodes)
     if not depths:
         return DraftTree((root,), (-1,))
     tokens, parents, level = [root], [-1], [0]
@@ -234,7 +239,7 @@ def drawn(root: int, logits: torch.Tensor, nodes: int, sampling: Sampling, posit
             if len(tokens) > nodes:
                 break
             parents.append(len(tokens) - 1 if depth else 0)
-            tokens.append(sampling.draw(logits[depth], position + depth, chain))
+            tokens.append(sampling.sample(logits[depth], position + depth, chain))
             level.append(depth)
     return DraftTree(tokens, parents, [source] * len(tokens), draft_logits=logits[level])
 
@@ -243,24 +248,24 @@ EPSILON, DELTA = 0.09, 0.3  # as in the code that came with the paper
 
 
 def walk_by_typicality(tree: DraftTree, logits: torch.Tensor, sampling: Sampling) -> Walk:
-    """The rule `typical` (Medusa, §3.3.1): not lossless. The longest path of tokens that are not improbable.
+    """Walks by the rule `typical` (Medusa, §3.3.1), which is not lossless: the longest path of typical tokens.
 
-    A token passes with p > min(ε, δ exp(-H(p))) under the temperature; the target's likeliest one always does, and is
-    the bonus token too. Of equally long paths the likelier one is taken.
+    A token is typical with p > min(ε, δ exp(-H(p))) at this temperature; the target's likeliest one always is, and it
+    is the bonus token too. Of equally long paths the likelier one is taken.
     """
     chances = (logits.float() / sampling.temperature).log_softmax(-1)
     entropy = -(chances.exp() * chances.clamp_min(-1e4)).sum(-1)
     threshold = (DELTA * (-entropy).exp()).clamp_max(EPSILON).log()
-    best = logits.argmax(-1).tolist()
+    greedy_picks = logits.argmax(-1).tolist()
     reached = {0: (0, 0.0, -1)}  # node -> (depth, log p of the path, parent)
     for node in range(1, tree.size):
         parent, token = tree.parents[node], tree.tokens[node]
         if parent in reached and not (tree.probe and tree.probe[node]):
             chance = float(chances[parent, token])
-            if token == best[parent] or chance > threshold[parent]:
+            if token == greedy_picks[parent] or chance > threshold[parent]:
                 reached[node] = reached[parent][0] + 1, reached[parent][1] + chance, parent
     node = max(reached, key=lambda node: reached[node][:2])
     path = [node]
     while path[-1]:
         path.append(reached[path[-1]][2])
-    return path[::-1], best[node]
+    return path[::-1], greedy_picks[node]

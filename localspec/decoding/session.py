@@ -1,4 +1,4 @@
-"""One live conversation: committed tokens, their cache and a drafter. Streams events, ends a reply where it must."""
+"""One live conversation: committed tokens, their cache and a drafter. It streams events and ends replies."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -18,36 +18,36 @@ from localspec.machine.memory import give_back, out_of_memory, peak_memory
 from localspec.policy.prediction import CHUNK
 from localspec.text import safe
 
-FEWER = CHUNK // 4  # prompt tokens a forward where CHUNK take too much memory
-Made = TypeVar("Made")
+SMALL_CHUNK = CHUNK // 4  # prompt tokens a forward where CHUNK take too much memory
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a reply ends at the latest: tokens, and strings that are cut off with all that follows."""
+    """Where a reply ends at the latest: after so many tokens, or before one of these strings."""
 
     max_tokens: int | None = None
     stop: Sequence[str] = ()
 
 
 class Session:
-    """`tokens` are final and all but the last one are in the cache, between replies and after every step."""
+    """Between replies and after every step, `tokens` are final, and all but the last are in the cache."""
 
     def __init__(self, target: ForwardModel[Any], drafter: Drafter, budget: Budget) -> None:
         self.target, self.drafter, self.budget = target, drafter, budget
         self.tokens: list[int] = []
         self.cache: TokenCache = target.cache(0)
         self.statistics: Statistics | None = None  # of the last reply, complete or not
-        self.current: object = None  # the reply that may change this session; a later one takes over
+        self.current: object = None  # the reply that may change this session: the latest
 
     def generate(
         self, prompt: Sequence[int], sampling: Sampling, limits: Limits | None = None
     ) -> Generator[Event, None, None]:
-        """Answers a prompt of token ids. Stop asking for events and the session stands where the last event left it.
+        """Answers a prompt of token ids. A consumer may stop at any event; the session is then as that event left it.
 
-        What the new prompt shares with the tokens of the turns before is not read again. Raises UsageMistake for a
-        prompt that is empty or leaves no room for an answer. Where memory runs out, the reply goes on in smaller steps
-        and without trees, which changes no token; raises DoesNotFit where not even that fits.
+        What the prompt shares with the tokens of the turns before is not read again. Raises UsageMistake for a prompt
+        that is empty or leaves no room for an answer. Where memory runs out, the reply goes on in smaller steps and
+        without trees, which changes no token; raises DoesNotFit where not even that fits.
         """
         limits = limits or Limits()
         room = self.target.context - len(prompt)
@@ -60,10 +60,8 @@ class Session:
                 f"The prompt is {len(prompt)} tokens long and the context holds {self.target.context}; "
                 "shorten it, or give a longer --context where the model allows one."
             )
-        reply = _Reply(
-            self, prompt, sampling, limits, room if limits.max_tokens is None else min(room, limits.max_tokens)
-        )
-        return reply.events()
+        most = room if limits.max_tokens is None else min(room, limits.max_tokens)
+        return _Reply(self, prompt, sampling, most, limits.stop).events()
 
     def rewind(self, length: int) -> None:
         """Cuts tokens, cache and drafter to the first `length` tokens; the last of them becomes the root again."""
@@ -73,17 +71,19 @@ class Session:
 
 
 class _Reply:
-    """The making of one reply: its clock, its counts, its text."""
+    """One reply in the making: its clock, its counts, its text."""
 
-    def __init__(self, session: Session, prompt: Sequence[int], sampling: Sampling, limits: Limits, room: int) -> None:
-        self.session, self.prompt, self.sampling, self.room = session, prompt, sampling, room
-        self.transcript = Transcript(session.target.decode, limits.stop)
+    def __init__(
+        self, session: Session, prompt: Sequence[int], sampling: Sampling, max_tokens: int, stops: Sequence[str]
+    ) -> None:
+        self.session, self.prompt, self.sampling, self.max_tokens = session, prompt, sampling, max_tokens
+        self.transcript = Transcript(session.target.decode, stops)
         self.tally = Tally()
         self.sources: list[str] = []
         self.began = time.perf_counter()
-        self.prefilled = self.first = self.last = 0.0
-        self.out = 0  # reply tokens the consumer has
-        self.reused = 0
+        self.prefill_seconds = self.first_seconds = self.last_seconds = 0.0  # since then: prompt, first, last token
+        self.released = 0  # reply tokens that the consumer has
+        self.reused = 0  # prompt tokens that were in the cache
         self.chunk, self.spare = CHUNK, True  # what memory allows
 
     def events(self) -> Generator[Event, None, None]:
@@ -91,23 +91,23 @@ class _Reply:
         session.current = self
         try:
             yield from self._prefill()
-            reason, _ = self._take([session.tokens[-1]], ["target"])
-            self.first = self.last = self._clock()
-            yield from self._text(reason is not None)
+            reason, _ = self._commit([session.tokens[-1]], ["target"])
+            self.first_seconds = self.last_seconds = self._clock()
+            yield from self._release(reason is not None)
             while reason is None:
-                step = self._fitting(self._decode, self._without_trees)
+                step = self._within_memory(self._decode, self._give_up_trees)
                 session.tokens += step.committed
-                reason, taken = self._take(step.committed, step_sources(step))
+                reason, taken = self._commit(step.committed, step_sources(step))
                 self.tally.add(step, taken)
-                self.last = self._clock()
-                yield from self._text(reason is not None)
-            self._settle(self.transcript.tokens)
+                self.last_seconds = self._clock()
+                yield from self._release(reason is not None)
+            self._finish(self.transcript.tokens)
             assert session.statistics is not None
             yield Done(reason, session.statistics)
         finally:
-            # The consumer stopped asking, or a step failed; a stream that is closed late changes nothing.
+            # The consumer stopped, or a step failed. A stream that is closed after a later reply began changes nothing.
             if session.statistics is None and session.current is self:
-                self._settle(self.out)
+                self._finish(self.released)
 
     def _prefill(self) -> Iterator[Prefill]:
         session, prompt = self.session, self.prompt
@@ -117,17 +117,17 @@ class _Reply:
         session.cache.truncate(self.reused)
         session.drafter.rewind(self.reused)
         session.budget.begin()
-        self._fitting(lambda: self._reserve(len(prompt)), self._without_spare)
+        self._within_memory(lambda: self._reserve(len(prompt)), self._give_up_spare)
         yield Prefill(self.reused, len(prompt))
         while len(session.tokens) < len(prompt):
-            session.tokens += self._fitting(self._read, self._in_smaller_chunks).committed
+            session.tokens += self._within_memory(self._read_chunk, self._shrink_chunks).committed
             if len(session.tokens) < len(prompt):
                 yield Prefill(len(session.tokens), len(prompt))
-        self.prefilled = self._clock()
+        self.prefill_seconds = self._clock()
         yield Prefill(len(prompt), len(prompt))
 
-    def _read(self) -> Step:
-        """The next chunk of the prompt."""
+    def _read_chunk(self) -> Step:
+        """Reads the next chunk of the prompt."""
         session, start = self.session, len(self.session.tokens)
         chunk = self.prompt[start : start + self.chunk]
         last = start + len(chunk) == len(self.prompt)
@@ -141,16 +141,16 @@ class _Reply:
         )
 
     def _reserve(self, tokens: int) -> None:
-        """Room for so many, a tree behind them, and the rows that the target fills it up with."""
+        """Makes room for so many tokens, a tree after them, and the rows that the target fills the tree up with."""
         session = self.session
-        session.cache.reserve(tokens + session.budget.nodes + session.target.multiple, self.spare)
+        session.cache.reserve(tokens + session.budget.nodes + session.target.row_multiple, self.spare)
 
     # -- where memory runs out ----------------------------------------------------------------------------------------
 
-    def _fitting(self, work: Callable[[], Made], less: Callable[[], bool]) -> Made:
-        """What `work` gives. Where memory runs out it is tried once more, if `less` made it need less than before.
+    def _within_memory(self, work: Callable[[], Result], less: Callable[[], bool]) -> Result:
+        """Returns what `work` does. Where memory runs out, it is tried once more if `less` made it need less memory.
 
-        Raises DoesNotFit. The session then stands where it stood before.
+        Raises DoesNotFit, and the session is then as it was before.
         """
         length = self.session.cache.length
         for _ in range(2):
@@ -159,7 +159,7 @@ class _Reply:
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
-            # No longer in the handler: an error keeps alive all that its frames hold.
+            # Outside the handler, for an error keeps alive all that its frames hold.
             self.session.cache.truncate(length)
             self.session.drafter.rewind(len(self.session.tokens))
             give_back(str(self.session.target.device))
@@ -170,23 +170,23 @@ class _Reply:
             f"{self.session.target.device}; give a smaller --context, or another --quantize."
         )
 
-    def _without_spare(self) -> bool:
+    def _give_up_spare(self) -> bool:
         before, self.spare = self.spare, False
         return before
 
-    def _in_smaller_chunks(self) -> bool:
-        before, self.chunk = self.chunk, FEWER
-        return before > FEWER
+    def _shrink_chunks(self) -> bool:
+        before, self.chunk = self.chunk, SMALL_CHUNK
+        return before > SMALL_CHUNK
 
-    def _without_trees(self) -> bool:
+    def _give_up_trees(self) -> bool:
         fewer = self.session.budget.nodes > 0
         self.session.budget.stop("memory ran out, so the rest of this reply is decoded without drafts")
-        return self._without_spare() or fewer
+        return self._give_up_spare() or fewer
 
-    # -- what leaves --------------------------------------------------------------------------------------------------
+    # -- tokens and text -----------------------------------------------------------------------------------------------
 
-    def _take(self, tokens: Sequence[int], sources: Sequence[str]) -> tuple[Reason | None, int]:
-        """Commits tokens one by one; the reason to end the reply within them, if any, and how many were taken."""
+    def _commit(self, tokens: Sequence[int], sources: Sequence[str]) -> tuple[Reason | None, int]:
+        """Commits tokens one by one. Returns why the reply ends within them, if it does, and how many were taken."""
         for taken, (token, source) in enumerate(zip(tokens, sources, strict=True), start=1):
             if token in self.session.target.stop_tokens:
                 self.transcript.finish()
@@ -194,30 +194,30 @@ class _Reply:
             self.sources.append(source)
             if self.transcript.add(token):
                 return "stop", taken
-            if self.transcript.tokens >= self.room:
+            if self.transcript.tokens >= self.max_tokens:
                 return "stop" if self.transcript.finish() else "length", taken
         return None, len(tokens)
 
-    def _text(self, final: bool) -> Iterator[Text]:
+    def _release(self, final: bool) -> Iterator[Text]:
         text, tokens = self.transcript.release(final)
-        start, self.out = self.out, tokens
+        start, self.released = self.released, tokens
         if text or tokens > start:
             ids = self.session.tokens[len(self.prompt) + start : len(self.prompt) + tokens]
-            yield Text(safe(text), tuple(ids), tuple(self.sources[start:tokens]), self.last, self.tally.steps)
+            yield Text(safe(text), tuple(ids), tuple(self.sources[start:tokens]), self.last_seconds, self.tally.steps)
 
-    def _settle(self, reply_tokens: int) -> None:
-        """Text, tokens, cache and drafter end at the same place, the cache one token short of the text."""
+    def _finish(self, reply_tokens: int) -> None:
+        """Lets tokens, cache and drafter end where the text does, the cache one token earlier, and fills statistics."""
         session = self.session
-        # A reply that was stopped while its prompt was read leaves what was read.
+        # Where the reply was stopped while the prompt was read, what was read stays.
         session.rewind(min(len(self.prompt) + reply_tokens, len(session.tokens)))
-        decoding = self.last - self.first
+        decoding = self.last_seconds - self.first_seconds
         counted = reply_tokens - 1  # the first token belongs to prefill
         session.statistics = Statistics(
             token_ids=tuple(session.tokens[len(self.prompt) :]),
             prompt_tokens=len(self.prompt),
             reused_tokens=self.reused,
-            prefill_seconds=self.prefilled,
-            first_token_seconds=self.first,
+            prefill_seconds=self.prefill_seconds,
+            first_token_seconds=self.first_seconds,
             decode_seconds=decoding,
             draft_seconds=self.tally.draft_seconds,
             verify_seconds=self.tally.verify_seconds,

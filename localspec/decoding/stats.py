@@ -1,4 +1,4 @@
-"""Counts what happened in one reply and turns it into the figures that are shown."""
+"""Counts what happened in one reply, and turns the counts into the figures that are shown."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ class Tally:
         self.accepted = 0
         self.committed = 0
         self.draft_seconds = self.verify_seconds = 0.0
-        self._reached: list[int] = []  # by depth: how often its parent was accepted and had a child
-        self._taken: list[int] = []
+        self._reached: list[int] = []  # by depth: how often a parent was accepted and had a child
+        self._accepted: list[int] = []  # and how often one of its children was accepted
 
     def add(self, step: Step, taken: int) -> None:
-        """Counts one decode step, of whose committed tokens the reply took the first `taken`."""
+        """Counts one decode step, of whose committed tokens the reply has the first `taken`."""
         assert step.tree is not None
         self.steps += 1
         self.drafted += step.tree.size - 1
@@ -32,28 +32,28 @@ class Tally:
                 break
             if depth == len(self._reached):
                 self._reached.append(0)
-                self._taken.append(0)
+                self._accepted.append(0)
             self._reached[depth] += 1
-            self._taken[depth] += depth + 1 < len(step.path)
+            self._accepted[depth] += depth + 1 < len(step.path)
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens committed per target forward, bonus included; 0 before the first step."""
+        """τ, the tokens committed per target forward, bonus included; 0 before the first step."""
         return self.committed / self.steps if self.steps else 0.0
 
     @property
     def acceptance_by_depth(self) -> tuple[float, ...]:
-        """Chance that a node at depth 1, 2, … is accepted, given its parent was."""
-        return tuple(taken / reached for taken, reached in zip(self._taken, self._reached, strict=True))
+        """The chance that a node at depth 1, 2, … is accepted, given its parent was."""
+        return tuple(accepted / reached for accepted, reached in zip(self._accepted, self._reached, strict=True))
 
 
 def step_sources(step: Step) -> list[str]:
-    """Who proposed each committed token of a decode step; the bonus token is the target's own."""
+    """Names who proposed each committed token of a decode step; the bonus token is the target's own."""
     assert step.tree is not None
     named = step.tree.source or ["drafter"] * step.tree.size
     return [*(named[node] for node in step.path[1:]), "target"]
 
 
 def count_sources(sources: Sequence[str]) -> dict[str, int]:
-    """How many tokens each proposer gave; the target is always listed."""
+    """Counts the tokens of each proposer; the target is always listed."""
     return {"target": 0, **Counter(sources)}

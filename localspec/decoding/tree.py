@@ -1,4 +1,4 @@
-"""The draft tree: which tokens are proposed after the last committed one, and which hangs on which."""
+"""The draft tree: the tokens that are proposed after the last committed one, and which token follows which."""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ class DraftTree:
 
     `source` names who proposed each node. A `probe` node is never accepted: it is there for the target's pick at it.
     `chance` is the drafter's own estimate that a node is accepted, given its parent is, where it has one.
-    `draft_logits` ([size, vocabulary]) are those that nodes were drawn from, for the rule `rejection`.
+    `draft_logits` [size, vocab_size] are those that nodes were sampled from, for the rule `rejection`.
     """
 
     tokens: Sequence[int]
@@ -39,8 +39,8 @@ class DraftTree:
         """A tree of width one: the root, then each token below the one before it."""
         return cls(tokens, range(-1, len(tokens) - 1), None if source is None else [source] * len(tokens))
 
-    def only(self, nodes: Sequence[int]) -> "DraftTree":
-        """The tree of these nodes, which are in ascending order and hold the root and the parent of each."""
+    def subtree(self, nodes: Sequence[int]) -> "DraftTree":
+        """Returns the tree of these nodes, given in ascending order and with the root and all parents among them."""
         number = {node: index for index, node in enumerate(nodes)}
         return DraftTree(
             tokens=[self.tokens[node] for node in nodes],
@@ -52,20 +52,21 @@ class DraftTree:
         )
 
     def aligned(self, start: int, page: int) -> "DraftTree":
-        """The part whose every node, behind `start` committed tokens, lies in the page of slots where its token goes.
+        """Returns the part whose nodes all lie in the page of cache slots that their token would have in a chain.
 
-        Its token goes as far behind `start` as the node is deep; the node's slot is its row. With pages of four slots:
+        With `start` committed tokens a node's slot is `start` plus its row, and in a chain it is `start` plus its
+        depth. With pages of four slots:
 
-            slots  · a b c│d e     a─b─c       d's token goes where b is, to the first page, and d lies in the
-                                    └d─e       second: it is cut off, and e, which hangs below it, too
+            slots  · a b c│d e     a─b─c       in a chain d would be where b is, in the first page, and it lies in
+                                    └d─e       the second: it is cut off, and so is e, which hangs below it
         """
         kept, number = [0], {0: 0}
         for node in range(1, self.size):
-            slot, place = start + len(kept), start + self.depth[node]
-            if self.parents[node] in number and slot // page == place // page:
+            slot, chain_slot = start + len(kept), start + self.depth[node]
+            if self.parents[node] in number and slot // page == chain_slot // page:
                 number[node] = len(kept)
                 kept.append(node)
-        return self if len(kept) == self.size else self.only(kept)
+        return self if len(kept) == self.size else self.subtree(kept)
 
     @property
     def size(self) -> int:
@@ -73,7 +74,7 @@ class DraftTree:
 
     @cached_property
     def depth(self) -> list[int]:
-        """Distance from the root, by node."""
+        """The distance from the root, by node."""
         depths = [0] * self.size
         for node in range(1, self.size):
             depths[node] = depths[self.parents[node]] + 1
@@ -101,7 +102,7 @@ class DraftTree:
 
     @cached_property
     def children(self) -> list[dict[int, int]]:
-        """token -> node, by parent; the first of two equal siblings, and no probes."""
+        """token -> node, by parent; of two equal siblings the first, and no probes."""
         below: list[dict[int, int]] = [{} for _ in self.tokens]
         for node in range(1, self.size):
             if not (self.probe and self.probe[node]):
@@ -109,14 +110,14 @@ class DraftTree:
         return below
 
 
-Candidate = tuple[int, float]  # a token, and the chance that it is accepted, given what it stands behind
+Candidate = tuple[int, float]  # a token, and the chance that it is accepted, given that its parent is
 
 
-def best_first(root: int, levels: Sequence[Sequence[Candidate]], nodes: int, source: str) -> DraftTree:
-    """The tree of so many nodes with the highest expected acceptance, where candidates depend on their depth alone.
+def best_first_tree(root: int, levels: Sequence[Sequence[Candidate]], nodes: int, source: str) -> DraftTree:
+    """Builds the tree of so many nodes with the highest expected acceptance, where candidates depend on depth alone.
 
-    levels[d] are the candidates d + 1 places behind the root, likeliest first. A node's worth is the product of the
-    chances on its path, and the best one comes next (Medusa, §3.3.3, with the chances of this very step).
+    levels[d] are the candidates at depth d + 1, likeliest first. A node's worth is the product of the chances on its
+    path, and the best node is added next (Medusa, §3.3.3, with the chances of this very step).
     """
     tokens, parents, chances = [root], [-1], [1.0]
     heap: list[tuple[float, int, int, int, int]] = []  # (-worth, order, parent, depth, rank)
@@ -145,29 +146,29 @@ def best_first(root: int, levels: Sequence[Sequence[Candidate]], nodes: int, sou
 Expand = Callable[[Sequence[int], Sequence[int], int], Sequence[Sequence[Candidate]]]
 
 
-def grown(root: int, expand: Expand, nodes: int, depth: int, source: str) -> DraftTree:
-    """As `best_first`, where candidates depend on the path: `expand` is asked once a depth, for all nodes it takes.
+def grow_tree(root: int, expand: Expand, nodes: int, depth: int, source: str) -> DraftTree:
+    """Builds what `best_first_tree` does where candidates depend on the path: `expand` is called once a level.
 
     A node is worth less than its parent, so a node that is not among the best so far has no descendant that will be;
-    and of a level only half as many nodes as the tree may have are gone on from. Candidates come likeliest first.
+    and at most half as many nodes of a level are expanded as the tree may have. Candidates come likeliest first.
     """
     found: list[tuple[float, int, int, float]] = [(1.0, -1, root, 1.0)]  # worth, parent, token, chance
     parents, level, least = [0], [0], 0.0
-    for behind in range(depth):
+    for level_depth in range(depth):
         tokens = [found[node][2] for node in level]
-        fresh: list[int] = []
-        for node, candidates in zip(level, expand(parents, tokens, behind), strict=True):
+        children: list[int] = []
+        for node, candidates in zip(level, expand(parents, tokens, level_depth), strict=True):
             for token, chance in candidates:
                 if (worth := found[node][0] * chance) <= least:
                     break
-                fresh.append(len(found))
+                children.append(len(found))
                 found.append((worth, node, token, chance))
         worths = sorted((node[0] for node in found), reverse=True)
         least = worths[nodes] if len(worths) > nodes else 0.0
-        fresh = sorted((node for node in fresh if found[node][0] >= least), key=lambda node: -found[node][0])
-        fresh = fresh[: max(nodes // 2, 1)]
+        children = sorted((node for node in children if found[node][0] >= least), key=lambda node: -found[node][0])
+        children = children[: max(nodes // 2, 1)]
         place = {node: index for index, node in enumerate(level)}
-        parents, level = [place[found[node][1]] for node in fresh], fresh
+        parents, level = [place[found[node][1]] for node in children], children
         if not level:
             break
     best = sorted(range(len(found)), key=lambda node: -found[node][0])[: nodes + 1]  # stable: parents come first
@@ -182,7 +183,7 @@ def grown(root: int, expand: Expand, nodes: int, depth: int, source: str) -> Dra
 
 
 def depth_first(parents: Sequence[int]) -> list[int]:
-    """Nodes in an order in which each is followed by its first child and all below it, so a chain stays together."""
+    """Orders nodes so that each is followed by its first child and all below it: a chain stays together."""
     below: list[list[int]] = [[] for _ in parents]
     for node in range(1, len(parents)):
         below[parents[node]].append(node)

@@ -115,7 +115,7 @@ class DraftModel:
     def _go_on(self, sampling: Sampling) -> None:
         """Reads what is unread, by which at least one token more is drafted."""
         unread = self._tokens[self._cache.length :]
-        self._cache.reserve(len(self._tokens) + self._budget.most + self.small.multiple)
+        self._cache.reserve(len(self._tokens) + self._budget.most + self.small.row_multiple)
         if len(unread) == 1:
             step = decode_step(self.small, self._cache, self.inner, self._tokens, self._budget, sampling)
             self.forwards[step.tree.size if step.tree else 1] += 1

@@ -46,7 +46,7 @@ class Lookahead:
         probes = [node for node in range(step.tree.size) if step.tree.probe and step.tree.probe[node]]
         columns, nodes = self._placed
         if probes and len(probes) == nodes:  # all were verified
-            picks = [step.best[node] for node in probes[-columns:]]
+            picks = [step.greedy_picks[node] for node in probes[-columns:]]
             if len(self._levels) == self._depth:
                 for guesses in zip(*self._levels, picks, strict=True):
                     self._pool.take([token for token in guesses if token is not None])  # all were filled to be placed

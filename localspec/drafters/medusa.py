@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from localspec.decoding.drafter import Context, Step
-from localspec.decoding.tree import DraftTree, best_first
+from localspec.decoding.tree import DraftTree, best_first_tree
 from localspec.drafters.trained import Batch, LossOutput, ParallelDrafter, refuse_without_joint
 from localspec.errors import UsageMistake
 from localspec.nn.adapters import MOST_RANK, Adapters
@@ -210,4 +210,4 @@ def sparse_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> DraftTree:
     accuracies [depth][rank] is how often the candidate of that rank is right. The tree's tokens are ranks.
     """
     levels = [sorted(enumerate(ranks), key=lambda candidate: -candidate[1]) for ranks in accuracies]
-    return best_first(0, levels, nodes, Drafter.kind)
+    return best_first_tree(0, levels, nodes, Drafter.kind)

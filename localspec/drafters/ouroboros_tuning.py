@@ -31,7 +31,7 @@ class Replay(Target):
     """Says a text that is known: what the target says does not depend on the draft, so it need not be asked again."""
 
     def __init__(self, text: Sequence[int], vocabulary: int) -> None:
-        self.exact, self.multiple, self._vocabulary = False, 1, vocabulary
+        self.exact, self.row_multiple, self._vocabulary = False, 1, vocabulary
         self._text = torch.tensor(text)
 
     def forward(

@@ -77,7 +77,7 @@ class WithPhrases:
             while node not in path and tree.source[node] in PHRASES:
                 tried.append(tree.tokens[node])
                 node = tree.parents[node]
-                said.append(step.best[node])
+                said.append(step.greedy_picks[node])
             if node in path and len(said) > 1:
                 before = tree.tokens[tree.parents[node]] if node else self.pool.tokens[-2]
                 self.pool.correct(before, tree.tokens[node], tried[::-1], said[::-1])

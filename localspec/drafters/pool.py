@@ -101,10 +101,10 @@ class PhrasePool:
         for node in range(1, tree.size):
             if node in accepted or (tree.probe and tree.probe[node]):
                 continue
-            phrase, at = [step.best[node]], tree.children[node].get(step.best[node])
+            phrase, at = [step.greedy_picks[node]], tree.children[node].get(step.greedy_picks[node])
             while at is not None:
-                phrase.append(step.best[at])
-                at = tree.children[at].get(step.best[at])
+                phrase.append(step.greedy_picks[at])
+                at = tree.children[at].get(step.greedy_picks[at])
             if len(phrase) > 1:
                 self._win(tree.tokens[tree.parents[node]], tree.tokens[node], phrase)
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from localspec.decoding.drafter import Context, Step
-from localspec.decoding.tree import Candidate, DraftTree, grown
+from localspec.decoding.tree import Candidate, DraftTree, grow_tree
 from localspec.drafters.trained import Batch, LossOutput, TrainedDrafter, refuse_without_joint
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn.adapters import MOST_RANK, Adapters
@@ -279,7 +279,7 @@ class Drafter(TrainedDrafter):
             self._candidates.update(zip(paths, found, strict=True))
             return [self.calibration.chances(candidates, depth + 1, self._greedy) for candidates in found]
 
-        return grown(context.root, expand, context.nodes, self.depth, self.kind)
+        return grow_tree(context.root, expand, context.nodes, self.depth, self.kind)
 
     def _sample_tree(self, context: Context, far: torch.Tensor) -> DraftTree:
         """Samples chains side by side, each token given those above it; nodes left over are children of the root.
@@ -295,11 +295,11 @@ class Drafter(TrainedDrafter):
         for depth, width in enumerate(widths):
             state, x = self._read(torch.tensor(tokens, device=state.device), far, state[:width], depth)
             logits = self._in_full_vocabulary(self._head(x))
-            if context.sampling.usable(logits) < len(logits):
+            if context.sampling.finite_rows(logits) < len(logits):
                 break
             if depth == 0:
                 logits, state = logits.expand(width, -1), state.expand(width, -1)
-            tokens = [context.sampling.draw(row, position + depth, chain) for chain, row in enumerate(logits[:width])]
+            tokens = [context.sampling.sample(row, position + depth, chain) for chain, row in enumerate(logits[:width])]
             sampled.append(tokens)
             rows.append(logits)
             tokens = tokens[:chains]

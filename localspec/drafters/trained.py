@@ -13,8 +13,8 @@ from torch import nn
 from localspec.config import nearest
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.drafter import Context, Step
-from localspec.decoding.sampling import drawn
-from localspec.decoding.tree import Candidate, DraftTree, best_first
+from localspec.decoding.sampling import sampled_tree
+from localspec.decoding.tree import Candidate, DraftTree, best_first_tree
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn.adapters import Adapters
 from localspec.nn.losses import RANKS, DepthLoss
@@ -254,11 +254,11 @@ class ParallelDrafter(TrainedDrafter):
         """
         sampling = context.sampling
         if sampling.rule == "rejection":
-            return drawn(context.root, logits, context.nodes, sampling, len(context.committed), self.kind)
+            return sampled_tree(context.root, logits, context.nodes, sampling, len(context.committed), self.kind)
         levels = sampling.candidates(logits, self.positions(context, logits), min(context.nodes, width))
         self._candidates, self._greedy = levels, sampling.greedy
         chances = [self.calibration.chances(level, depth, self._greedy) for depth, level in enumerate(levels, start=1)]
-        return best_first(context.root, chances, context.nodes, self.kind)
+        return best_first_tree(context.root, chances, context.nodes, self.kind)
 
     @staticmethod
     def positions(context: Context, logits: torch.Tensor) -> range:

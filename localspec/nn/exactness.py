@@ -58,7 +58,7 @@ class Exactness:
 
 
 def measure(target: Target, widest: int, exact: bool) -> Exactness:
-    """Compares trees with plain decoding, row by row; sets `target.multiple` to what `bitwise` needs.
+    """Compares trees with plain decoding, row by row; sets `target.row_multiple` to what `bitwise` needs.
 
     In the invariant form (`exact`) rows are filled up to the smallest multiple that gives every bit, the same whatever
     the width of a run, for plain and speculative runs must agree on it. The fastest form is taken as it is.
@@ -70,7 +70,7 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
         # Any other rounds one row otherwise than several, in bf16 so seldom that no short text is sure to show it.
         least = 0 if isinstance(target.transformer.lm_head, Int8Linear) else 1
         for multiple in MULTIPLES[least:] if exact else (1,):
-            target.multiple = multiple
+            target.row_multiple = multiple
             largest = _largest_difference(target, widths)
             found = replace(found, bitwise=largest == 0.0, multiple=multiple, largest=largest)
             if found.bitwise:
@@ -86,7 +86,7 @@ def _largest_difference(target: Target, widths: Sequence[int]) -> float:
     made = torch.Generator().manual_seed(0)
     path = torch.randint(target.transformer.config.vocab_size, (max(*widths, DEPTH),), generator=made).tolist()
     # Just before the end of a bucket wide trees see more slots than a single row; and before that of a page.
-    contexts = [2 * BUCKET - DEPTH - target.multiple + 1, BUCKET - DEPTH]
+    contexts = [2 * BUCKET - DEPTH - target.row_multiple + 1, BUCKET - DEPTH]
     if target.exact:
         contexts.append(-(-2 * BUCKET // target.page) * target.page - DEPTH // 2)
     all_cores = physical_cores()

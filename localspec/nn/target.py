@@ -55,7 +55,7 @@ class Target:
         self.exact = exact
         self.transformer, self.config, self.tokenizer, self.context = transformer, config, tokenizer, context
         self.generation = generation  # generation_config.json: the model's own sampling
-        self.multiple = 1  # behind a cache, rows are filled up to a multiple of this many
+        self.row_multiple = 1  # behind a cache, rows are filled up to a multiple of this many
         self.stop_tokens = _stop_tokens(config, generation, tokenizer)
 
     @classmethod
@@ -149,7 +149,7 @@ class Target:
         With `last` the logits are those of the last row only: what prefill needs of a long prompt.
         """
         rows = len(positions)
-        if cache is not None and (short := -rows % self.multiple):
+        if cache is not None and (short := -rows % self.row_multiple):
             tokens, positions = F.pad(tokens, (0, short)), F.pad(positions, (0, short), value=int(positions[0]))
             mask = F.pad(mask, (0, short, 0, short)) | torch.eye(rows + short, dtype=torch.bool, device=mask.device)
             cache.reserve(cache.length + rows + short)
@@ -176,7 +176,7 @@ class Target:
     def page(self) -> int:
         """Slots that the invariant form of attention adds up in one go, where a single row is filled up."""
         shape = self.transformer.config
-        rows = shape.num_heads // shape.num_kv_heads * self.multiple
+        rows = shape.num_heads // shape.num_kv_heads * self.row_multiple
         return page(shape.num_kv_heads, shape.head_dim, rows, self.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:

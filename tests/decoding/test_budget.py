@@ -77,7 +77,7 @@ def step(tree: DraftTree, *coming: int) -> Step:
 def feed(budget: Budget, draft: DraftTree, *coming: int, times: int = 1) -> DraftTree:
     """One decode step after the other with the same draft and the same outcome; the last tree that was verified."""
     for _ in range(times):
-        tree = budget.prune(draft if budget.nodes else draft.only([0]), 100)
+        tree = budget.prune(draft if budget.nodes else draft.subtree([0]), 100)
         budget.observe(step(tree, *coming))
     return tree
 
@@ -378,7 +378,7 @@ def test_probes_stay_with_the_node_they_hang_on() -> None:
 def test_probes_have_their_price_and_go_where_nothing_pays() -> None:
     free_without_probes = ForwardCostModel(1.0, 1.0, 1.0, 9.0, 9.0, 9.0)
     assert Budget(5, free_without_probes).prune(PROBED, 100).size == 1
-    assert Budget(5, free_without_probes).prune(PROBED.only([0, 1, 2]), 100).size == 3
+    assert Budget(5, free_without_probes).prune(PROBED.subtree([0, 1, 2]), 100).size == 3
 
 
 def test_a_tree_of_nothing_but_probes_is_handed_on_and_is_a_draft_that_does_not_pay() -> None:
@@ -486,7 +486,7 @@ class Whim(Budget):
             if tree.parents[node] in kept and self.random.random() < 0.8:
                 kept.append(node)
         self.cut += tree.size - len(kept)
-        return tree.only(kept)
+        return tree.subtree(kept)
 
 
 def endless(model: Tiny) -> Target:

@@ -68,7 +68,7 @@ def test_a_step_reports_states_picks_and_rows_of_the_accepted_path(tiny: Make, n
     assert torch.allclose(step.hidden, states([*text, one, two])[-3:], atol=1e-5)
     for node in range(7):  # at every node, rejected ones and probes too
         path = [tokens[at] for at in path_to(drafter.next, node)]
-        assert step.best[node] == int(stock_logits(model.stock, prompt + path)[-1].argmax())
+        assert step.greedy_picks[node] == int(stock_logits(model.stock, prompt + path)[-1].argmax())
     context = drafter.contexts[-1]
     assert (context.root, context.nodes, context.sampling) == (root, 6, sampling)
 
@@ -82,7 +82,7 @@ class Halving(Budget):
 
     def prune(self, tree: DraftTree, context: int) -> DraftTree:
         self.asked.append((tree, context))
-        return tree.only(range((tree.size + 1) // 2))
+        return tree.subtree(range((tree.size + 1) // 2))
 
     def observe(self, step: Step) -> None:
         self.told.append(step)
@@ -101,7 +101,7 @@ def test_what_the_budget_leaves_of_a_draft_is_verified_and_both_are_told(tiny: M
     assert drafter.contexts[-1].nodes == 5, "what the budget allows now, not the most it ever will"
     assert list(step.committed) == coming[:3], "two of the nodes, and the token behind them"
     assert step.tree is not None
-    assert step.tree.size == len(step.best) == 3
+    assert step.tree.size == len(step.greedy_picks) == 3
     assert drafter.steps[-1] is budget.told[-1] is step
 
 

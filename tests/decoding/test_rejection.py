@@ -6,7 +6,7 @@ from draws import assert_drawn_from
 from tiers import cases
 from tiny_models import stock_distribution
 
-from localspec.decoding.sampling import Sampling, drawn, walk_by_rejection
+from localspec.decoding.sampling import Sampling, sampled_tree, walk_by_rejection
 from localspec.decoding.tree import DraftTree
 
 LETTERS, PLACE = 4, 17
@@ -54,7 +54,7 @@ def counts(model: Model, shape: dict[str, float], draws: int, rule=walk_by_rejec
     found, random = torch.zeros(LETTERS, LETTERS, LETTERS), torch.Generator().manual_seed(5)
     for seed in range(draws):
         sampling = Sampling(**shape, seed=seed, rule="rejection")
-        tree = drawn(0, model.draft, NODES, sampling, PLACE + 1, "draft")
+        tree = sampled_tree(0, model.draft, NODES, sampling, PLACE + 1, "draft")
         tokens = model.say(tree, sampling, rule)
         while len(tokens) < 3:
             chances = stock_distribution(model.logits(tuple(tokens)), sampling)
@@ -98,12 +98,12 @@ def test_a_drafter_that_is_the_target_is_always_right_and_drawn_like_it() -> Non
     model.draft[1] = model.second[0]
     for seed in range(60):
         sampling = Sampling(1.0, seed=seed, rule="rejection")
-        assert len(model.say(drawn(0, model.draft, NODES, sampling, PLACE + 1, "draft"), sampling)) == 3
+        assert len(model.say(sampled_tree(0, model.draft, NODES, sampling, PLACE + 1, "draft"), sampling)) == 3
     assert_drawn_from(model.joint(Sampling(1.0)), counts(model, SHAPES["plain"], draws=600))
 
 
 def test_equal_siblings_are_in_the_tree_as_often_as_they_were_drawn() -> None:
-    trees = [drawn(0, Model(1).draft, NODES, Sampling(1.0, seed=seed), PLACE + 1, "draft") for seed in range(20)]
+    trees = [sampled_tree(0, Model(1).draft, NODES, Sampling(1.0, seed=seed), PLACE + 1, "draft") for seed in range(20)]
     first = [[tree.tokens[child] for child in tree.siblings[0]] for tree in trees]
     assert all(len(children) == 4 for children in first)
     assert sum(len({*children}) < len(children) for children in first) > 10
@@ -127,7 +127,7 @@ def mutated(subtract: bool, duplicates: bool):
                     left = (left - draft).clamp(min=0)
                     left = left / left.sum()
             else:
-                return path, sampling.draw(left.log() * sampling.temperature, place, 99)
+                return path, sampling.sample(left.log() * sampling.temperature, place, 99)
 
     return rule
 
@@ -141,7 +141,7 @@ def test_one_token_after_three_draws_and_the_chi_square_sees_what_the_rule_must_
     rule = mutated(forgotten != "to subtract", forgotten != "duplicates") if forgotten != "as it is" else None
     for seed in range(800):
         sampling = Sampling(1.0, seed=seed, rule="rejection")
-        tree = drawn(0, draft, 3, sampling, PLACE + 1, "draft")
+        tree = sampled_tree(0, draft, 3, sampling, PLACE + 1, "draft")
         assert tree.parents == [-1, 0, 0, 0]
         path, bonus = (rule or walk_by_rejection)(tree, target.log().expand(4, -1), sampling, PLACE)
         found[tree.tokens[path[1]] if len(path) > 1 else bonus] += 1

@@ -10,7 +10,7 @@ from scipy.stats import chi2_contingency, kstest, pearsonr
 from tiers import cases
 from tiny_models import stock_distribution
 
-from localspec.decoding.sampling import Sampling, _nucleus, drawn, gumbel, walk
+from localspec.decoding.sampling import Sampling, _nucleus, gumbel, sampled_tree, walk
 from localspec.decoding.tree import DraftTree
 from localspec.errors import UsageMistake
 
@@ -56,8 +56,8 @@ def test_logits_that_are_no_numbers_propose_nothing(row: list[float], shape: dic
 def test_nothing_is_drawn_behind_logits_that_are_no_numbers(row: list[float]) -> None:
     sampling = Sampling(0.5, rule="rejection")
     fine = torch.zeros(2, 2)
-    assert drawn(7, torch.cat([fine, torch.tensor([row])]), 6, sampling, 0, "x").depth == [0, 1, 2, 1, 2, 1, 2]
-    assert drawn(7, torch.cat([torch.tensor([row]), fine]), 6, sampling, 0, "x").tokens == (7,)
+    assert sampled_tree(7, torch.cat([fine, torch.tensor([row])]), 6, sampling, 0, "x").depth == [0, 1, 2, 1, 2, 1, 2]
+    assert sampled_tree(7, torch.cat([torch.tensor([row]), fine]), 6, sampling, 0, "x").tokens == (7,)
 
 
 def assert_picks(logits: torch.Tensor, shape: dict[str, float]) -> None:
@@ -283,7 +283,7 @@ def test_probabilities_are_those_that_transformers_draws_from(shape: dict[str, f
 @pytest.mark.parametrize("nodes", range(1, 14))
 def test_drawn_trees_are_chains_side_by_side_whatever_is_drawn(nodes: int) -> None:
     logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(6))
-    trees = [drawn(9, logits, nodes, Sampling(temperature=1.0, seed=seed), 40, "semi") for seed in range(20)]
+    trees = [sampled_tree(9, logits, nodes, Sampling(temperature=1.0, seed=seed), 40, "semi") for seed in range(20)]
     assert {tuple(tree.parents) for tree in trees} == {tuple(trees[0].parents)}
     for tree in trees:
         assert tree.size == nodes + 1 and tree.source == ["semi"] * tree.size
@@ -296,7 +296,7 @@ def test_equal_siblings_are_drawn_as_often_as_chance_has_it() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0]])
     counts = torch.zeros(9)
     for seed in range(4000):
-        _, first, second = drawn(0, logits, 2, Sampling(temperature=1.0, seed=seed), 7, "semi").tokens
+        _, first, second = sampled_tree(0, logits, 2, Sampling(temperature=1.0, seed=seed), 7, "semi").tokens
         counts[3 * first + second] += 1
     chances = logits[0].softmax(0)
     assert_drawn_from(torch.outer(chances, chances).flatten(), counts)

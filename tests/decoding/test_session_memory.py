@@ -14,7 +14,7 @@ from tiny_models import Tiny, prompt_ids, stock_reply
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import FEWER, Limits, Session
+from localspec.decoding.session import SMALL_CHUNK, Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.phrases import WithPhrases
@@ -88,7 +88,7 @@ def test_speculation_that_was_paused_does_not_come_back_after_memory_ran_out() -
     budget, tree = Budget(NODES, Free()), DraftTree.chain([1, 2])
     budget.stop("memory ran out")
     for _ in range(2000):
-        budget.prune(tree.only([0]), 10)
+        budget.prune(tree.subtree([0]), 10)
         assert (budget.nodes, budget.off_reason) == (0, "memory ran out")
     budget.begin()
     assert (budget.nodes, budget.off_reason) == (NODES, None)
@@ -184,14 +184,14 @@ def test_what_the_error_held_is_free_when_the_step_is_tried_again(tiny: Make) ->
 
 def test_a_prompt_is_read_in_smaller_chunks_where_large_ones_do_not_fit(tiny: Make) -> None:
     model, prompt = tiny(NAME), prompt_ids(300, seed=6)
-    short = Short(model.target, lambda calls, rows: rows > FEWER)
+    short = Short(model.target, lambda calls, rows: rows > SMALL_CHUNK)
     text = stock_reply(model.stock, prompt, 12, stops=())
     session = Session(short.target, Oracle(prompt + text), Budget(NODES))
     *events, done = session.generate(prompt, Sampling(), Limits(max_tokens=12))
     assert list(done.statistics.token_ids) == text
-    assert short.rows[:4] == [300, FEWER, FEWER, 300 - 2 * FEWER]
+    assert short.rows[:4] == [300, SMALL_CHUNK, SMALL_CHUNK, 300 - 2 * SMALL_CHUNK]
     progress = [event.done for event in events if isinstance(event, Prefill)]
-    assert progress == [0, FEWER, 2 * FEWER, 300]
+    assert progress == [0, SMALL_CHUNK, 2 * SMALL_CHUNK, 300]
     assert done.statistics.off_reason is None, "drafts may still fit"
 
 
@@ -204,10 +204,10 @@ def test_a_prompt_that_does_not_fit_leaves_what_was_read_and_the_turns_before(ti
     session = Session(short.target, Oracle(first + answer), Budget(NODES))
     assert reply(session, first, 6)[0] == answer
     begun = len(short.rows)
-    short.full = lambda calls, rows: rows > FEWER or calls - begun > 1 + fits
+    short.full = lambda calls, rows: rows > SMALL_CHUNK or calls - begun > 1 + fits
     with pytest.raises(DoesNotFit, match=rf"{len(second)} tokens"):
         list(session.generate(second, Sampling(), Limits(max_tokens=COUNT)))
-    assert session.tokens == second[: 25 + fits * FEWER], "the last token of a reply was never in the cache"
+    assert session.tokens == second[: 25 + fits * SMALL_CHUNK], "the last token of a reply was never in the cache"
     short.full = never
     assert reply(session, second, 12)[0] == stock_reply(model.stock, second, 12, stops=())
 

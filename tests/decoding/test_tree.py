@@ -6,7 +6,7 @@ import pytest
 import torch
 from doubles import path_to, random_tree
 
-from localspec.decoding.tree import DraftTree, best_first, depth_first
+from localspec.decoding.tree import DraftTree, best_first_tree, depth_first
 
 #  10─11─12
 #    └13─14     and 15 below 11
@@ -54,18 +54,18 @@ def test_a_part_of_a_tree_keeps_order_sources_probes_and_distributions() -> None
     tree = DraftTree(
         DRAWN.tokens, DRAWN.parents, [*"rabcde"], [False] * 5 + [True], torch.arange(12).reshape(6, 2)
     )  # fmt: skip
-    part = tree.only([0, 1, 3, 4, 5])
+    part = tree.subtree([0, 1, 3, 4, 5])
     assert list(part.tokens) == [10, 11, 13, 14, 15]
     assert list(part.parents) == [-1, 0, 0, 2, 1]
     assert list(part.source or ()) == [*"racde"]
     assert list(part.probe or ()) == [False] * 4 + [True]
     assert part.draft_logits is not None
     assert part.draft_logits.tolist() == [[0, 1], [2, 3], [6, 7], [8, 9], [10, 11]]
-    bare = DRAWN.only([0])
+    bare = DRAWN.subtree([0])
     assert (bare.source, bare.probe, bare.draft_logits, bare.size) == (None, None, None, 1)
     for nodes in ([0, 2], [1, 2], [0, 2, 1], []):
         with pytest.raises((AssertionError, KeyError)):
-            DRAWN.only(nodes)
+            DRAWN.subtree(nodes)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_the_best_first_tree_has_the_most_worthy_nodes(nodes: int, seed: int) ->
     levels = [
         sorted(((10 * depth + rank, chance.random()) for rank in range(3)), key=lambda c: -c[1]) for depth in range(3)
     ]
-    tree = best_first(99, levels, nodes, "medusa")
+    tree = best_first_tree(99, levels, nodes, "medusa")
     assert tree.size == min(nodes, 39) + 1
     assert tree.tokens[0] == 99 and tree.parents[0] == -1
     assert tree.source == ["medusa"] * tree.size
@@ -136,9 +136,9 @@ def test_the_best_first_tree_has_the_most_worthy_nodes(nodes: int, seed: int) ->
 
 
 def test_a_level_without_candidates_ends_the_tree() -> None:
-    tree = best_first(1, [[(2, 0.9)], []], 5, "s3d")
+    tree = best_first_tree(1, [[(2, 0.9)], []], 5, "s3d")
     assert (list(tree.tokens), list(tree.parents)) == ([1, 2], [-1, 0])
-    assert best_first(1, [], 5, "s3d").size == 1
+    assert best_first_tree(1, [], 5, "s3d").size == 1
 
 
 def test_depth_first_keeps_chains_together() -> None:
@@ -146,6 +146,6 @@ def test_depth_first_keeps_chains_together() -> None:
 
 
 def test_a_part_keeps_its_chances() -> None:
-    tree = best_first(1, [[(2, 0.9), (3, 0.05)], [(4, 0.5)]], 4, "s3d")
+    tree = best_first_tree(1, [[(2, 0.9), (3, 0.05)], [(4, 0.5)]], 4, "s3d")
     assert list(tree.tokens) == [1, 2, 4, 3, 4]
-    assert tree.only([0, 1, 3]).chance == [1.0, 0.9, 0.05]
+    assert tree.subtree([0, 1, 3]).chance == [1.0, 0.9, 0.05]

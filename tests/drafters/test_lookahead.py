@@ -188,7 +188,7 @@ def test_where_probes_were_cut_off_nothing_is_won_and_the_window_stays_in_step(m
     step_by_step(window, text, 4, [[1], [1], [1]])
     pool.taken.clear()
     tree = window.draft(context(text, 4))
-    part = tree.only(range(tree.size - missing))
+    part = tree.subtree(range(tree.size - missing))
     window.observe(answered(part, range(2000, 2000 + part.size - 1), [1, 2][:accepted]))
     assert pool.taken == []
     text += [1, 2][:accepted]

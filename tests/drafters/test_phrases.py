@@ -372,11 +372,11 @@ def test_a_stored_phrase_is_known_again_in_what_is_left_of_the_draft() -> None:
     drafter.observe(observed([1, 2]))
     tree = drafter.draft(context([1, 2], 4))
     first, second = tree.tokens[1], 70 - tree.tokens[1]
-    left = tree.only([0, list(tree.tokens).index(second)])
+    left = tree.subtree([0, list(tree.tokens).index(second)])
     drafter.observe(verified(left, path=[0, 1], best=[second, 99]))
     assert drafter.pool.harvest(2)[1] == [(pack_key(1, 2), b"", pack_tokens([second, second + 1]))]
     tree = drafter.draft(context([1, 2], 4))
-    drafter.observe(verified(tree.only([0]), path=[0], best=[first]))
+    drafter.observe(verified(tree.subtree([0]), path=[0], best=[first]))
     assert drafter.pool.harvest(3)[1] == [], "it was right, but the target found it alone"
 
 

@@ -16,7 +16,7 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
-from localspec.decoding.tree import Candidate, DraftTree, grown
+from localspec.decoding.tree import Candidate, DraftTree, grow_tree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.saved import load_drafter, make_drafter, save_drafter
 from localspec.drafters.trained import Batch, TrainedDrafter
@@ -177,7 +177,7 @@ def test_a_grown_tree_is_the_best_there_is(nodes: int) -> None:
     depth = 3
     for seed in range(8):
         expand = Foretold(seed)
-        tree = grown(9, expand, nodes, depth, "semi")
+        tree = grow_tree(9, expand, nodes, depth, "semi")
         paths = [path_tokens(tree, node) for node in range(tree.size)]
         assert len(set(paths)) == tree.size == nodes + 1, "no path comes twice"
         every = {(): 1.0}
@@ -198,15 +198,15 @@ def test_a_grown_tree_has_its_likeliest_chain_first_and_asks_no_deeper_than_it_m
         asked.append((list(parents), list(tokens)))
         return [[(1, 0.5), (2, 0.4)]] if at == 0 else [[(3, 0.9), (4, 0.1)] for _ in tokens]
 
-    tree = grown(7, expand, 4, 2, "semi")
+    tree = grow_tree(7, expand, 4, 2, "semi")
     assert (tree.tokens, tree.parents) == ([7, 1, 3, 2, 3], [-1, 0, 1, 0, 3])
     assert tree.chance == [1.0, 0.5, 0.9, 0.4, 0.9]
     assert asked == [([0], [7]), ([0, 0], [1, 2])]
     asked.clear()
-    assert grown(7, expand, 2, 5, "semi").tokens == [7, 1, 3]
+    assert grow_tree(7, expand, 2, 5, "semi").tokens == [7, 1, 3]
     assert [tokens for _, tokens in asked] == [[7], [1], [3]], "0.405 can push out neither 0.5 nor 0.45"
     asked.clear()
-    grown(7, lambda *given: expand(*given) and [[(1, 0.5), (2, 0.4)] for _ in given[1]], 2, 5, "semi")
+    grow_tree(7, lambda *given: expand(*given) and [[(1, 0.5), (2, 0.4)] for _ in given[1]], 2, 5, "semi")
     assert len(asked) == 2, "0.25 can push out neither 0.5 nor 0.4"
 
 

@@ -199,7 +199,7 @@ def test_its_draft_model_helps_and_changes_nothing(demo: Tiny, demo_path: Path) 
 @pytest.mark.slow
 def test_its_draft_model_changes_no_bit_of_int8(demo_path: Path) -> None:
     target, small = Target.load(demo_path, quantize="int8", exact=True), Target.load(demo_path / "draft")
-    target.multiple = measure(target, 17, exact=True).multiple
+    target.row_multiple = measure(target, 17, exact=True).multiple
     for sampling in (Sampling(), Sampling(0.8, seed=3)):
         plain, _ = answer(target, Autoregressive(), PROMPTS[1], sampling)
         for name, drafter in paired(target, small).items():

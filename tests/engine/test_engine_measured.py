@@ -68,7 +68,7 @@ def test_another_precision_form_or_context_is_measured_by_itself(measured, store
     measured.clear()
     engine = Engine(choice(**other), store=store)
     assert measured == [f"exactness {AUTO_NODES + 1}", "costs"]
-    assert engine.target.multiple == (4 if "exact" in other else 1)
+    assert engine.target.row_multiple == (4 if "exact" in other else 1)
 
 
 def test_another_torch_or_processor_is_measured_by_itself(measured, store, monkeypatch):
@@ -80,7 +80,7 @@ def test_another_torch_or_processor_is_measured_by_itself(measured, store, monke
 
 def test_what_was_kept_is_what_the_target_fills_its_rows_up_to(measured, store):
     for _ in range(2):
-        assert Engine(choice(exact=True), store=store).target.multiple == 4
+        assert Engine(choice(exact=True), store=store).target.row_multiple == 4
 
 
 def test_a_wider_tree_than_was_tried_is_tried(measured, store):

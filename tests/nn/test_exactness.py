@@ -71,7 +71,7 @@ def test_the_invariant_form_is_bitwise(load: Load, name: str, precision: str) ->
     target = load(name, precision)
     found = measure(target, 9, exact=True)
     assert (found.bitwise, found.largest, found.widest) == (True, 0.0, 9)
-    assert target.multiple == found.multiple
+    assert target.row_multiple == found.multiple
     assert precision == "int8" or found.multiple > 1, "one row alone is rounded otherwise, if seldom"
     assert branches_agree(target)
 
@@ -366,13 +366,13 @@ def test_rows_are_filled_up_to_the_smallest_multiple_that_holds(
 
     found = measure(attending(target, in_blocks), 3, exact=True)
     assert found == Exactness(True, 3, needed, 0.0)
-    assert target.multiple == needed
+    assert target.row_multiple == needed
 
 
 def test_the_fastest_form_is_never_filled_up(small: Small) -> None:
     target = doctored(small(exact=False), lambda output, mask: output.logits + len(mask))
     assert measure(target, 3, exact=False).multiple == 1
-    assert target.multiple == 1
+    assert target.row_multiple == 1
 
 
 # -- what it leaves behind ---------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ def test_the_number_of_threads_is_what_it_was_also_where_the_model_fails(load: L
 def test_what_is_said_afterwards_is_what_would_have_been_said_before(load: Load, exact: bool) -> None:
     fresh, measured = load(exact=exact), load(exact=exact)
     state = torch.random.get_rng_state()
-    fresh.multiple = measure(measured, 9, exact).multiple
+    fresh.row_multiple = measure(measured, 9, exact).multiple
     assert torch.equal(torch.random.get_rng_state(), state)
     torch.set_num_threads(1)
     one, other = (Talk(target, Autoregressive(), [prompt_ids(20)], Sampling(), 20) for target in (fresh, measured))
@@ -592,7 +592,7 @@ def test_pages_are_asked_of_the_rows_that_plain_decoding_has(load: Load, monkeyp
     monkeypatch.setattr("localspec.nn.target.page", page)
     target = load(GROUPED)
     for multiple in (1, 4, 16):
-        target.multiple = multiple
+        target.row_multiple = multiple
         assert target.aligned(DraftTree([7, 8, 9], [-1, 0, 0]), 190).size == 2
     assert asked == [(2, 12, 2), (2, 12, 8), (2, 12, 32)], "two queries share a key head"
 

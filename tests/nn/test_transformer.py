@@ -227,7 +227,7 @@ def test_weights_in_several_files_are_read_through_their_index(tiny: Make) -> No
 
 def filled(target: Target, multiple: int) -> Target:
     target = copy.copy(target)
-    target.multiple = multiple
+    target.row_multiple = multiple
     return target
 
 
