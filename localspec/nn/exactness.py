@@ -41,7 +41,7 @@ class Exactness:
 
     def apply(self, target: Target) -> None:
         """Lets the target fill its rows up as this was measured."""
-        target.multiple = self.multiple
+        target.row_multiple = self.multiple
 
     def as_json(self) -> dict[str, Any]:
         """For the store."""
