@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pyte
 
-from localspec.chat.conversation import saved
+from localspec.chat.conversation import saved_conversation
 from localspec.paths import Paths
 from localspec.store.history import Saved
 from localspec.store.store import Store
@@ -108,7 +108,7 @@ def in_the_terminal(command: list[str], home: Path, alike: list[str]) -> tuple[f
 def last(home: Path) -> Saved:
     """The conversation used last."""
     with Store.open(Paths(home).database, lambda _: None) as store:
-        return saved(store.history, "last")
+        return saved_conversation(store.history, "last")
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A conversation: what was said so far, kept in the store as it is said, and asking a model to go on."""
+"""A conversation: its turns so far, saved in the store while they are spoken, and the request to a model to go on."""
 
 import time
 from collections.abc import Callable, Generator
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from localspec.engine.engine import Engine
     from localspec.events import Statistics
 
-SAVE_SECONDS = 1.0  # at most so much of a reply is lost when its process is killed
+SAVE_SECONDS = 1.0  # at most so many seconds of a reply are lost when its process is killed
 
 
-def saved(history: History | None, which: int | Literal["last"]) -> Saved:
-    """The kept conversation of this id, or the one used last. Raises UsageMistake where there is none, StoreTrouble."""
+def saved_conversation(history: History | None, which: int | Literal["last"]) -> Saved:
+    """The saved conversation of this id, or the one used last. Raises UsageMistake if there is none, StoreTrouble."""
     wanted = None if history is None else history.latest() if which == "last" else which
     found = None if history is None or wanted is None else history.read(wanted)
     if found is None:
@@ -31,16 +31,16 @@ def saved(history: History | None, which: int | Literal["last"]) -> Saved:
     return found
 
 
-def left_out(turns: int) -> str:
-    """What a person is told when the context is full."""
+def dropped_turns_notice(turns: int) -> str:
+    """The sentence for the user when the context is full and so many of the oldest turns were dropped."""
     return f"The context is full: the model no longer reads the oldest {'turn' if turns == 1 else f'{turns} turns'}."
 
 
 class Conversation:
-    """What was said so far. Use it from one thread at a time.
+    """The turns so far, the one under way included. Use it from one thread at a time.
 
-    With a history every turn is kept in it while it is said; a history that cannot be written is told through `notice`
-    and costs no reply. `turns` are those so far, the one under way included.
+    With a history every turn is saved in it while it is spoken; that a history cannot be written is reported through
+    `notice`, and costs no reply.
     """
 
     def __init__(
@@ -54,24 +54,24 @@ class Conversation:
         self.model, self.system = model, system
         self.turns: list[Turn] = []
         self._history, self._notice = history, notice
-        self._kept = history is not None
+        self._saving = history is not None
 
     @classmethod
     def resume(
         cls, history: History | None, saved: Saved, model: str, notice: Callable[[str], None] = lambda _: None
     ) -> Self:
-        """Goes on with what was kept; without a history the rest is not kept."""
+        """A saved conversation, to go on with; without a history what follows is not saved."""
         conversation = cls(history, model, saved.system, notice)
         conversation.id = saved.info.id if history is not None else None
         conversation.turns = list(saved.turns)
         return conversation
 
-    def other(self, saved: Saved) -> "Conversation":
-        """The one that was kept, to go on with under the same conditions: kept or not, by the same model."""
+    def resume_other(self, saved: Saved) -> "Conversation":
+        """Another saved conversation, to go on with under the same conditions: saved or not, with the same model."""
         return Conversation.resume(self._history, saved, self.model, self._notice)
 
-    def afresh(self) -> "Conversation":
-        """A new one, under the same conditions and with the same system prompt."""
+    def start_new(self) -> "Conversation":
+        """A new conversation under the same conditions, with the same system prompt."""
         return Conversation(self._history, self.model, self.system, self._notice)
 
     @property
@@ -82,30 +82,30 @@ class Conversation:
     def ask(
         self, engine: "Engine", prompt: str, sampling: "Sampling", limits: "Limits | None" = None
     ) -> Generator[Event, None, None]:
-        """The model's answer. Stop asking for events to stop it: what was said stays, and is kept as interrupted.
+        """Yields the events of the model's answer. To stop it, close the generator: the turn is saved as interrupted.
 
-        A turn is kept before its `Done` is given out. Raises what `Engine.chat` raises; a prompt that it refuses leaves
+        A turn is saved before its `Done` is yielded. Raises what `Engine.chat` raises; a prompt that it refuses leaves
         no trace.
         """
         events = engine.chat([*self._messages(), {"role": "user", "content": prompt}], sampling, limits)
-        reply, kept_at, turn = "", 0.0, None
+        reply, saved_at, turn = "", 0.0, None
         try:
             with closing(events):
                 for event in events:
                     if turn is None:
-                        turn, kept_at = self._begin(prompt), time.monotonic()
+                        turn, saved_at = self._begin(prompt), time.monotonic()
                     if isinstance(event, Text):
                         reply += event.text
-                        if time.monotonic() - kept_at >= SAVE_SECONDS:
-                            turn, kept_at = self._keep(replace(turn, reply=reply)), time.monotonic()
+                        if time.monotonic() - saved_at >= SAVE_SECONDS:
+                            turn, saved_at = self._save(replace(turn, reply=reply)), time.monotonic()
                     elif isinstance(event, Done):
                         figures = _figures(event.statistics, sampling)
-                        turn = self._keep(replace(turn, reply=reply, reason=event.reason, figures=figures))
+                        turn = self._save(replace(turn, reply=reply, reason=event.reason, figures=figures))
                     yield event
         finally:
             if turn is not None and turn.reason is None:  # the consumer stopped asking, or the engine failed
                 figures = _figures(engine.session.statistics, sampling) if engine.session.statistics else {}
-                self._keep(replace(turn, reply=reply, reason="interrupted", figures=figures))
+                self._save(replace(turn, reply=reply, reason="interrupted", figures=figures))
 
     def _messages(self) -> list[dict[str, str]]:
         messages = [{"role": "system", "content": self.system}] if self.system else []
@@ -114,12 +114,12 @@ class Conversation:
                 messages += ({"role": "user", "content": turn.prompt}, {"role": "assistant", "content": turn.reply})
         return messages
 
-    # -- keeping ------------------------------------------------------------------------------------------------------
+    # -- saving ------------------------------------------------------------------------------------------------------
 
     def _begin(self, prompt: str) -> Turn:
         instead = self.turns.pop().id if self.unanswered is not None else None
         turn = Turn(id=0, prompt=prompt, reply="", reason=None, figures={}, asked=time.time())
-        if self._history is not None and self._kept:
+        if self._history is not None and self._saving:
             before = self.id
             try:
                 self.id, number = self._history.say(
@@ -127,7 +127,7 @@ class Conversation:
                 )
                 turn = replace(turn, id=number)
             except StoreTrouble as trouble:
-                self._stop_keeping(trouble)
+                self._stop_saving(trouble)
             if before not in (None, self.id):
                 self._notice(
                     f"Conversation {before} was deleted meanwhile, so what is said from here on is kept as {self.id}."
@@ -135,26 +135,26 @@ class Conversation:
         self.turns.append(turn)
         return turn
 
-    def _keep(self, turn: Turn) -> Turn:
+    def _save(self, turn: Turn) -> Turn:
         self.turns[-1] = turn
-        if self._history is not None and self._kept:
+        if self._history is not None and self._saving:
             try:
                 there = self._history.write(turn.id, turn.reply, turn.reason, turn.figures)
             except StoreTrouble as trouble:
-                self._stop_keeping(trouble)
+                self._stop_saving(trouble)
             else:
                 if turn.reason is not None and not there:
                     self._notice("This turn was deleted while it was said, so it is not kept.")
         return turn
 
-    def _stop_keeping(self, trouble: StoreTrouble) -> None:
-        """Half a conversation would be worse to come back to than one that ends here."""
-        self._kept = False
+    def _stop_saving(self, trouble: StoreTrouble) -> None:
+        """Saves nothing more: a conversation with gaps would be worse to come back to than one that ends here."""
+        self._saving = False
         self._notice(f"From here on this conversation is not kept: {trouble}")
 
 
 def _figures(statistics: "Statistics", sampling: "Sampling") -> dict[str, Any]:
-    """What is kept about how a reply was made."""
+    """The figures of a reply that are saved with it."""
     return {
         "prompt_tokens": statistics.prompt_tokens,
         "completion_tokens": len(statistics.token_ids),

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from localspec.engine.engine import Engine
 
 
-class Live:
-    """Takes the events of one reply after another; `parts` says how it goes, the most important first."""
+class LiveStats:
+    """Takes the events of one reply after another; `parts` are its figures so far, the most important first."""
 
     def __init__(self, engine: "Engine", rule: Rule = "exact") -> None:
         choice = engine.choice
         precision = choice.dtype if choice.quantize == "none" else choice.quantize
-        kept = "bitwise" if engine.exactness.bitwise else "numerical"
-        self._exactness = f"{precision}, {'not lossless' if rule == 'typical' else kept}"
+        exactness = "bitwise" if engine.exactness.bitwise else "numerical"
+        self._exactness = f"{precision}, {'not lossless' if rule == 'typical' else exactness}"
         self._context = engine.context
         self._peak: Callable[[], int] = engine.peak_bytes
         self._begin()
@@ -30,7 +30,7 @@ class Live:
         self._off_reason: str | None = None
 
     def take(self, event: Event) -> None:
-        """Counts one event."""
+        """Adds one event to the figures; the first `Prefill` of a reply begins them anew."""
         match event:
             case Prefill(done, _, _):
                 self._begin()

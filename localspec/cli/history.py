@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from localspec.chat.conversation import saved
+from localspec.chat.conversation import saved_conversation
 from localspec.cli.console import may_delete, print_json
 from localspec.cli.store_access import store_if_any, tell_what_was_set_aside
 from localspec.errors import UsageMistake
@@ -70,7 +70,7 @@ def show(
 ) -> None:
     """One conversation."""
     with store_if_any(WHAT) as store:
-        found = saved(store.history if store else None, conversation)
+        found = saved_conversation(store.history if store else None, conversation)
     if as_json:
         print_json(_value(found))
         return
@@ -117,7 +117,7 @@ def rm(
 
 
 def _given(history: History | None, conversations: Sequence[int]) -> list[Saved]:
-    return [saved(history, number) for number in sorted(set(conversations))]
+    return [saved_conversation(history, number) for number in sorted(set(conversations))]
 
 
 def _all(history: History | None) -> Iterator[Saved]:

@@ -6,9 +6,9 @@ from contextlib import ExitStack, closing, suppress
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
-from localspec.chat.conversation import left_out, saved
-from localspec.chat.live_stats import Live
-from localspec.chat.start import Opened, opened
+from localspec.chat.conversation import dropped_turns_notice, saved_conversation
+from localspec.chat.live_stats import LiveStats
+from localspec.chat.start import StartedChat, start_chat
 from localspec.checkpoint import inspect
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Asked
@@ -39,7 +39,7 @@ def converse(asked: Asked, prompt: str | None) -> int:
     if isinstance(sys.stdin, TextIOWrapper):  # what is no text is no reason to stop
         sys.stdin.reconfigure(encoding=None if sys.stdin.isatty() else "utf-8", errors="replace")
     with ExitStack() as at_the_end:
-        begun = opened(asked.settings, asked.resume, at_the_end, progress.notice, progress.show)
+        begun = start_chat(asked.settings, asked.resume, at_the_end, progress.notice, progress.show)
         talk = _Talk(asked, begun, progress)
         talk.greet()
         talk.listen(prompt)
@@ -57,7 +57,7 @@ class _Lines(Progress):
 class _Talk:
     """One run of the line-by-line chat."""
 
-    def __init__(self, asked: Asked, at_hand: Opened, progress: Progress) -> None:
+    def __init__(self, asked: Asked, at_hand: StartedChat, progress: Progress) -> None:
         self._settings, self._files, self._progress = asked.settings, asked.files, progress
         self._card, self._store, self._conversation = at_hand
         self._engine: Engine | None = None
@@ -145,14 +145,14 @@ class _Talk:
         self._left = True
 
     def _new(self) -> None:
-        self._conversation = self._conversation.afresh()
+        self._conversation = self._conversation.start_new()
         tell("A new conversation.")
 
     def _resume(self, which: str) -> None:
         history = self._store.history if self._store else None
         if which:
-            found = saved(history, conversation_id(which, "/resume"))
-            self._conversation = self._conversation.other(found)
+            found = saved_conversation(history, conversation_id(which, "/resume"))
+            self._conversation = self._conversation.resume_other(found)
             self._recall()
             return
         kept = history.conversations(LISTED) if history else []
@@ -192,7 +192,7 @@ class _Talk:
         from localspec import Done, Limits, Prefill, Text
 
         settings, engine = self._settings, self._loaded()
-        live, limits = Live(engine, settings.accept), Limits(settings.max_tokens, settings.stop)
+        live, limits = LiveStats(engine, settings.accept), Limits(settings.max_tokens, settings.stop)
         prompt = joined(self._files, line)
         events = self._conversation.ask(engine, prompt, engine.sampling(settings), limits)
         ended, how, begun = "\n", "(stopped)", False
@@ -207,7 +207,7 @@ class _Talk:
                     case Prefill(_, _, dropped):
                         interrupt.wait_for_step = True
                         if dropped:
-                            self._progress.notice(left_out(dropped))
+                            self._progress.notice(dropped_turns_notice(dropped))
                     case Text(text):
                         print(text, end="", flush=True)
                         ended = text[-1:] or ended

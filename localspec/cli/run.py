@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localspec.chat.conversation import left_out
-from localspec.chat.start import opened
+from localspec.chat.conversation import dropped_turns_notice
+from localspec.chat.start import start_chat
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Asked, takes_shared_flags
 from localspec.cli.progress import Progress, tell
@@ -49,7 +49,7 @@ def _answer(asked: Asked, question: str, output: "_Output", stats: bool) -> int:
     settings, progress = asked.settings, Progress()
     with ExitStack() as at_the_end, Interrupt() as interrupt:
         at_the_end.callback(progress.clear)
-        card, store, conversation = opened(asked.settings, asked.resume, at_the_end, progress.notice, progress.show)
+        card, store, conversation = start_chat(asked.settings, asked.resume, at_the_end, progress.notice, progress.show)
         progress.show(f"loading {card.name}")
         began = time.perf_counter()
 
@@ -83,7 +83,7 @@ def _answer(asked: Asked, question: str, output: "_Output", stats: bool) -> int:
                     case Prefill(_, _, dropped):
                         progress.clear()
                         if dropped:
-                            progress.notice(left_out(dropped))
+                            progress.notice(dropped_turns_notice(dropped))
                         interrupt.wait_for_step = True
                     case Text():
                         output.text(event.text, event.tokens, event.sources)

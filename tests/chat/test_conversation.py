@@ -8,7 +8,7 @@ import pytest
 from scripted_conversation import SAMPLING, Engine, talk
 
 from localspec.chat import conversation as module
-from localspec.chat.conversation import Conversation, saved
+from localspec.chat.conversation import Conversation, saved_conversation
 from localspec.errors import UsageMistake
 from localspec.events import Done, Prefill, Text
 from localspec.store.database import StoreTrouble
@@ -22,7 +22,7 @@ def store(tmp_path) -> Iterator[Store]:
 
 
 def last(store: Store) -> Any:
-    return saved(store.history, "last").turns[-1]
+    return saved_conversation(store.history, "last").turns[-1]
 
 
 def test_the_model_reads_the_system_prompt_and_every_turn_before(store):
@@ -32,7 +32,7 @@ def test_the_model_reads_the_system_prompt_and_every_turn_before(store):
     assert [(message["role"], message["content"]) for message in engine.asked[1]] == [
         ("system", "Be brief."), ("user", "one?"), ("assistant", "yes."), ("user", "two?")
     ]  # fmt: skip
-    kept = saved(store.history, "last")
+    kept = saved_conversation(store.history, "last")
     assert kept.system == "Be brief." and kept.info.model == "demo" and kept.info.id == conversation.id
     assert [(turn.prompt, turn.reply, turn.reason) for turn in kept.turns] == [
         ("one?", "yes.", "stop"),
@@ -95,12 +95,12 @@ def test_an_unanswered_prompt_gives_way_to_the_next(store):
     next(events)
     events.close()
     assert conversation.unanswered == "lost" and last(store).prompt == "lost"
-    again = Conversation.resume(store.history, saved(store.history, "last"), "demo")
+    again = Conversation.resume(store.history, saved_conversation(store.history, "last"), "demo")
     assert again.unanswered == "lost"
     talk(again, engine := Engine("here"), "two?")
     assert [message["content"] for message in engine.asked[0]] == ["one?", "yes", "two?"]
     assert (
-        [turn.prompt for turn in saved(store.history, "last").turns]
+        [turn.prompt for turn in saved_conversation(store.history, "last").turns]
         == ["one?", "two?"]
         == [turn.prompt for turn in again.turns]
     )
@@ -108,11 +108,11 @@ def test_an_unanswered_prompt_gives_way_to_the_next(store):
 
 def test_without_a_history_nothing_is_kept(store):
     talk(Conversation(store.history, "demo"), Engine("kept"), "one?")
-    conversation = Conversation.resume(None, saved(store.history, "last"), "demo")
+    conversation = Conversation.resume(None, saved_conversation(store.history, "last"), "demo")
     talk(conversation, engine := Engine("gone"), "two?")
     assert len(engine.asked[0]) == 3 and conversation.id is None
-    assert [turn.reply for turn in saved(store.history, "last").turns] == ["kept"]
-    talk(conversation.afresh(), Engine("gone"), "three?")
+    assert [turn.reply for turn in saved_conversation(store.history, "last").turns] == ["kept"]
+    talk(conversation.start_new(), Engine("gone"), "three?")
     assert len(store.history.conversations()) == 1
 
 
@@ -129,7 +129,7 @@ def test_a_store_that_fails_costs_no_reply_and_is_told_once(store, broken, monke
     assert told == ["From here on this conversation is not kept: The disk is full."]
     assert [turn.reply for turn in conversation.turns] == ["yes", "yes"]
     monkeypatch.undo()
-    new = conversation.afresh()  # perhaps there is room again
+    new = conversation.start_new()  # perhaps there is room again
     talk(new, Engine("yes"), "one?")
     assert last(store).reply == "yes" and new.id is not None
 
@@ -138,28 +138,28 @@ def test_another_conversation_goes_on_under_its_own_id(store):
     first, second = Conversation(store.history, "demo"), Conversation(store.history, "demo")
     talk(first, Engine("a"), "one?")
     talk(second, Engine("b"), "two?")
-    talk(second.other(saved(store.history, first.id)), Engine("c"), "three?")
-    assert [turn.reply for turn in saved(store.history, first.id).turns] == ["a", "c"]
+    talk(second.resume_other(saved_conversation(store.history, first.id)), Engine("c"), "three?")
+    assert [turn.reply for turn in saved_conversation(store.history, first.id).turns] == ["a", "c"]
 
 
 def test_conversations_that_are_not_there_are_named(store):
     with pytest.raises(UsageMistake, match="no conversation to continue"):
-        saved(store.history, "last")
+        saved_conversation(store.history, "last")
     with pytest.raises(UsageMistake, match="no conversation 12 here.*history list"):
-        saved(store.history, 12)
+        saved_conversation(store.history, 12)
     with pytest.raises(UsageMistake):
-        saved(None, "last")
+        saved_conversation(None, "last")
 
 
 def test_two_chats_in_one_conversation_lose_nothing(store):
     first = Conversation(store.history, "demo")
     talk(first, Engine("a"), "one?")
-    second = first.other(saved(store.history, "last"))
+    second = first.resume_other(saved_conversation(store.history, "last"))
     events = first.ask(Engine("b"), "two?", SAMPLING)
     next(events)
     talk(second, Engine("c"), "three?")
     list(events)
-    assert [(turn.prompt, turn.reply) for turn in saved(store.history, "last").turns] == [
+    assert [(turn.prompt, turn.reply) for turn in saved_conversation(store.history, "last").turns] == [
         ("one?", "a"), ("two?", "b"), ("three?", "c")
     ]  # fmt: skip
 

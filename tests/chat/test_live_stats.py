@@ -5,7 +5,7 @@ from typing import Any
 
 from scripted_conversation import statistics
 
-from localspec.chat.live_stats import Live
+from localspec.chat.live_stats import LiveStats
 from localspec.events import Done, Prefill, Text
 
 
@@ -19,7 +19,7 @@ def engine(**choice: str) -> Any:
 
 
 def live(*events: Any, **choice: str) -> list[str]:
-    line = Live(engine(**choice))
+    line = LiveStats(engine(**choice))
     for event in events:
         line.take(event)
     return line.parts()
@@ -59,5 +59,5 @@ def test_a_reply_begins_afresh():
 
 
 def test_a_rule_that_is_not_lossless_says_so():
-    assert Live(engine(quantize="int8"), "typical").parts()[-1] == "int8, not lossless"
-    assert Live(engine(quantize="int8"), "rejection").parts()[-1] == "int8, bitwise"
+    assert LiveStats(engine(quantize="int8"), "typical").parts()[-1] == "int8, not lossless"
+    assert LiveStats(engine(quantize="int8"), "rejection").parts()[-1] == "int8, bitwise"

@@ -14,7 +14,7 @@ from machines import BILLION, gpu, machine, processor, unfetched
 from scripted_conversation import Engine, talk
 
 from localspec.chat import start
-from localspec.chat.start import Opened, opened
+from localspec.chat.start import StartedChat, start_chat
 from localspec.config import load
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.machine.machine import Machine
@@ -28,16 +28,16 @@ DEMO = "no model named, so the small demo model answers; choose one with -m."
 
 
 class Opening:
-    """`opened` in one home; `told` is what was said since the last time, and nothing is closed before the end."""
+    """`start_chat` in one home; `told` is what was said since the last time, and nothing is closed before the end."""
 
     def __init__(self, home: Path, stack: ExitStack) -> None:
         self.home, self.database = home, Paths(home).database
         self.told: list[str] = []
         self._stack = stack
 
-    def __call__(self, resume: Any = None, **flags: Any) -> Opened:
+    def __call__(self, resume: Any = None, **flags: Any) -> StartedChat:
         self.told.clear()
-        return opened(load(flags=flags), resume, self._stack, self.told.append)
+        return start_chat(load(flags=flags), resume, self._stack, self.told.append)
 
     def keep(self, *prompts: str, model: str = "demo", system: str | None = None) -> int:
         """A conversation of these prompts, as it would have been kept; its number."""
@@ -178,7 +178,7 @@ def test_a_damaged_model_is_told_before_it_is_loaded(begin, other):
 # -- one that is gone on with --------------------------------------------------------------------------------------
 
 
-def prompts(opening: Opened) -> list[str]:
+def prompts(opening: StartedChat) -> list[str]:
     return [turn.prompt for turn in opening.conversation.turns]
 
 

@@ -22,7 +22,7 @@ from command import environment, what_is_kept
 from hostile import NAME, commands
 from scripted import Script, scripted_model
 
-from localspec.chat.conversation import saved
+from localspec.chat.conversation import saved_conversation
 from localspec.cli import plain
 from localspec.cli.main import main
 from localspec.paths import Paths
@@ -109,7 +109,7 @@ def told(result: Result, model: Script) -> list[str]:
 def kept(home: Path) -> list[Saved]:
     """Every conversation in that home, the one used last first."""
     with Store.open(Paths(home).database, pytest.fail) as store:
-        return [saved(store.history, info.id) for info in store.history.conversations()]
+        return [saved_conversation(store.history, info.id) for info in store.history.conversations()]
 
 
 def keep(home: Path, *turns: tuple[str, str], model: str = "demo", system: str | None = None) -> int:
@@ -564,7 +564,7 @@ def test_a_reply_that_is_stopped_is_kept_and_the_chat_goes_on(
 ):
     from localspec.decoding import session
 
-    owner: Any = plain.Live if place == "take" else session
+    owner: Any = plain.LiveStats if place == "take" else session
     monkeypatch.setattr(owner, place, interrupting(getattr(owner, place), 6))
     result = talk("one", "/model", model=endless.path, terminal=terminal)
     [turn] = kept(home)[0].turns
@@ -603,14 +603,14 @@ def test_a_long_prompt_can_be_stopped(talk, home, endless, messages, monkeypatch
 def test_an_interrupt_behind_the_last_word_stops_nothing(talk, home, hello, monkeypatch):
     from localspec.events import Done
 
-    original = plain.Live.take
+    original = plain.LiveStats.take
 
     def take(live: Any, event: Any) -> None:
         original(live, event)
         if isinstance(event, Done):
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(plain.Live, "take", take)
+    monkeypatch.setattr(plain.LiveStats, "take", take)
     result = talk("one", "two")
     assert (result.code, result.out) == (0, "Hello!\nHello!\n") and told(result, hello) == ["(figures)"] * 2
     assert [turn.reason for turn in kept(home)[0].turns] == ["stop"] * 2

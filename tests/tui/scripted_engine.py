@@ -11,7 +11,7 @@ from typing import Any
 from textual.pilot import Pilot
 
 from localspec.chat.conversation import Conversation
-from localspec.chat.start import Opened
+from localspec.chat.start import StartedChat
 from localspec.config import Settings
 from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
 from localspec.models.registry import TargetCard
@@ -101,7 +101,7 @@ class ScriptedChat:
         self.thread = EngineThread(self.settings, self._open, self._load)
         self.app = ChatApp(self.thread, kept=self.settings.log, **about)
 
-    def _open(self, at_the_end: ExitStack, notice: Callable[[str], None]) -> Opened:
+    def _open(self, at_the_end: ExitStack, notice: Callable[[str], None]) -> StartedChat:
         if self.opening_error:
             raise self.opening_error
         store = at_the_end.enter_context(Store.open(self.database, notice))
@@ -113,7 +113,7 @@ class ScriptedChat:
             found = store.history.read(self.resumed)
             assert found is not None
             self.conversation = Conversation.resume(history, found, "scripted", notice)
-        return Opened(card("scripted"), store, self.conversation)
+        return StartedChat(card("scripted"), store, self.conversation)
 
     def _load(self, settings: Settings, asked: TargetCard, *, store: Any, notice: Any, progress: Any) -> Any:
         self.loaded.append(asked.name)

@@ -16,7 +16,7 @@ if sys.platform == "win32":
 from command import localspec
 from tui.terminal import LEAVE, Terminal, chat, scripted_chat
 
-from localspec.chat.conversation import saved
+from localspec.chat.conversation import saved_conversation
 from localspec.paths import Paths
 from localspec.store.history import Turn
 from localspec.store.store import Store
@@ -52,14 +52,14 @@ BRAKE = """
 import os, time
 from pathlib import Path
 from localspec.events import Text
-from localspec.chat.live_stats import Live
-def take(live, event, real=Live.take):
+from localspec.chat.live_stats import LiveStats
+def take(live, event, real=LiveStats.take):
     real(live, event)
     os.write(1, b"native words to 1\\x1b[31m\\n")
     os.write(2, b"native words to 2\\x1b[31m\\n")
     while isinstance(event, Text) and live._tokens > int(Path({place!r}, "allowed").read_text() or 0):
         time.sleep(0.01)
-Live.take = take
+LiveStats.take = take
 """
 ALL = 10**6
 
@@ -84,7 +84,7 @@ def said(home: Path) -> Sequence[Turn]:
     """The turns of the conversation used last."""
     with Store.open(Paths(home).database, pytest.fail) as store:
         latest = store.history.latest()
-        return () if latest is None else saved(store.history, latest).turns
+        return () if latest is None else saved_conversation(store.history, latest).turns
 
 
 def letters(text: str) -> str:
@@ -241,8 +241,8 @@ def end(terminal: Terminal, how: str | signal.Signals) -> None:
 READY = "GiB"
 STORY = '[["Once upon a time ", *["and "] * 10_000]]'
 SLOWLY = """
-from localspec.chat.live_stats import Live
-Live.take = lambda live, event, real=Live.take: (real(live, event), closed.wait(0.05))
+from localspec.chat.live_stats import LiveStats
+LiveStats.take = lambda live, event, real=LiveStats.take: (real(live, event), closed.wait(0.05))
 """
 
 
@@ -310,11 +310,11 @@ def key(parser, words, alt=False, real=XTermParser._sequence_to_key_events):
 XTermParser._sequence_to_key_events = key
 """,
     "engine": """
-from localspec.chat.live_stats import Live
+from localspec.chat.live_stats import LiveStats
 def take(live, event):
     words = event
     raise OverflowError(WORD)
-Live.take = take
+LiveStats.take = take
 """,
 }
 

@@ -14,7 +14,7 @@ if sys.platform == "win32":
 from scripted import scripted_model
 from tui.terminal import COMMANDING, LEAVE, Terminal, chat, scripted_chat
 
-from localspec.chat.conversation import saved
+from localspec.chat.conversation import saved_conversation
 from localspec.paths import Paths, private_directory
 from localspec.store.store import Store
 from localspec.text import safe
@@ -84,8 +84,8 @@ MARKDOWN: tuple[tuple[str, str | None], ...] = (
 )  # fmt: skip
 REPLY = "\n\n".join(source for source, _ in MARKDOWN)
 SLOWLY = """
-from localspec.chat.live_stats import Live
-Live.take = lambda live, event, real=Live.take: (real(live, event), closed.wait(0.001))
+from localspec.chat.live_stats import LiveStats
+LiveStats.take = lambda live, event, real=LiveStats.take: (real(live, event), closed.wait(0.001))
 """
 
 
@@ -154,7 +154,7 @@ def test_the_same_from_a_real_engine_in_a_hostile_directory(tmp_path):
         still_answers(terminal)
         leaves_cleanly(terminal)
     with Store.open(Paths(tmp_path / "home").database, pytest.fail) as store:
-        (turn,) = saved(store.history, "last").turns
+        (turn,) = saved_conversation(store.history, "last").turns
     assert re.findall(COMMANDING, turn.reply.replace("\n", "")) == []  # nor is there any for a later version to obey
 
 

@@ -13,7 +13,7 @@ from localspec.config import Settings
 from localspec.paths import Paths
 
 if TYPE_CHECKING:
-    from localspec.chat.start import Opened
+    from localspec.chat.start import StartedChat
 
 CLOSE_SECONDS = 2.0  # for the step under way and the store
 SWITCH_SECONDS = 0.0005
@@ -31,12 +31,12 @@ def chat(settings: Settings, prompt: str | None, files: str, resume: int | Liter
     from localspec_tui.app import ChatApp
     from localspec_tui.engine_thread import EngineThread, load
 
-    def opening(at_the_end: ExitStack, notice: Callable[[str], None]) -> "Opened":
+    def opening(at_the_end: ExitStack, notice: Callable[[str], None]) -> "StartedChat":
         gc.freeze()  # what is there by now stays to the end, and need not be looked through again
         gc.enable()
-        from localspec.chat.start import opened  # on the engine's thread: the first paint does not wait for it
+        from localspec.chat.start import start_chat  # on the engine's thread: the first paint does not wait for it
 
-        return opened(settings, resume, at_the_end, notice)
+        return start_chat(settings, resume, at_the_end, notice)
 
     terminal.prepare()
     # A step is hundreds of short operations, and after each one the engine's thread asks for the interpreter again:

@@ -19,8 +19,8 @@ from localspec_tui.reply_buffer import ReplyBuffer
 if TYPE_CHECKING:  # what only this thread needs it imports itself: the first paint waits for nothing of it
     from localspec import Engine, Limits
     from localspec.chat.conversation import Conversation
-    from localspec.chat.live_stats import Live
-    from localspec.chat.start import Opened
+    from localspec.chat.live_stats import LiveStats
+    from localspec.chat.start import StartedChat
     from localspec.models.registry import TargetCard
     from localspec.store.store import Store
 
@@ -30,7 +30,7 @@ PROMPTS = 500  # for the arrow keys
 class Opening(Protocol):
     """Opens the store, which the ExitStack closes, and finds the conversation and its model. Raises LocalspecError."""
 
-    def __call__(self, at_the_end: ExitStack, notice: Callable[[str], None], /) -> "Opened": ...
+    def __call__(self, at_the_end: ExitStack, notice: Callable[[str], None], /) -> "StartedChat": ...
 
 
 class Loading(Protocol):
@@ -87,7 +87,7 @@ class EngineThread(threading.Thread):
         self._store: Store | None = None
         self._engine: Engine | None = None
         self._limits: Limits | None = None
-        self._live: Live | None = None
+        self._live: LiveStats | None = None
 
     # -- what the screen asks for -------------------------------------------------------------------------------------
 
@@ -198,9 +198,9 @@ class EngineThread(threading.Thread):
         self._post(messages.ModelLoaded(card.name, precision, choice.device))
 
     def _begin_figures(self, engine: "Engine") -> None:
-        from localspec.chat.live_stats import Live
+        from localspec.chat.live_stats import LiveStats
 
-        self._live = Live(engine, self._settings.accept)
+        self._live = LiveStats(engine, self._settings.accept)
         self.buffer.end(self._live)
 
     def _switch(self, card: "TargetCard") -> None:
@@ -225,19 +225,19 @@ class EngineThread(threading.Thread):
         self._conversation.system = system
 
     def _renew(self) -> None:
-        self._conversation = self._conversation.afresh()
+        self._conversation = self._conversation.start_new()
         self._show_conversation()
 
     def _resume(self, conversation: int) -> None:
-        from localspec.chat.conversation import saved
+        from localspec.chat.conversation import saved_conversation
 
         try:
-            found = saved(self._store.history if self._store else None, conversation)
+            found = saved_conversation(self._store.history if self._store else None, conversation)
         except LocalspecError as error:
             self._show_conversation()
             self._post(messages.JobRefused(str(error)))
             return
-        self._conversation = self._conversation.other(found)
+        self._conversation = self._conversation.resume_other(found)
         self._show_conversation()
 
     def _show_conversation(self) -> None:
@@ -247,7 +247,7 @@ class EngineThread(threading.Thread):
         self._post(messages.ConversationShown(tuple(now.turns), now.unanswered, now.system))
 
     def _answer(self, prompt: str, stop: threading.Event) -> None:
-        from localspec.chat.conversation import left_out
+        from localspec.chat.conversation import dropped_turns_notice
 
         engine, live = self._engine, self._live
         begun, trouble = False, None
@@ -257,7 +257,7 @@ class EngineThread(threading.Thread):
                 with closing(events):
                     for event in events:
                         if isinstance(event, Prefill) and event.done == event.total and event.dropped:
-                            self._notice(left_out(event.dropped))
+                            self._notice(dropped_turns_notice(event.dropped))
                         begun = True
                         live.take(event)
                         self.buffer.put(event, live)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from localspec.events import Event, Prefill, Text
 
 if TYPE_CHECKING:
-    from localspec.chat.live_stats import Live
+    from localspec.chat.live_stats import LiveStats
 
 FIGURES_SECONDS = 0.1  # no eye follows more
 
@@ -25,7 +25,7 @@ class ReplyBuffer:
         self._texts.clear()
         self.figures = ()
 
-    def put(self, event: Event, live: "Live") -> None:
+    def put(self, event: Event, live: "LiveStats") -> None:
         """One event, which `live` has counted."""
         match event:
             case Prefill(done, total, _) if done < total:
@@ -36,7 +36,7 @@ class ReplyBuffer:
                 if now - self._figured_at >= FIGURES_SECONDS:
                     self.figures, self._figured_at = tuple(live.parts()), now
 
-    def end(self, live: "Live") -> None:
+    def end(self, live: "LiveStats") -> None:
         """The figures that stay."""
         self.figures, self._figured_at = tuple(live.parts()), 0.0
 

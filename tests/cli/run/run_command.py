@@ -13,7 +13,7 @@ import pytest
 from command import environment
 from scripted import FRAME
 
-from localspec.chat.conversation import saved
+from localspec.chat.conversation import saved_conversation
 from localspec.paths import Paths
 from localspec.store.history import Saved
 from localspec.store.store import Store, unpack_key, unpack_tokens
@@ -67,7 +67,7 @@ def refused(result: Result, code: int, *said: str) -> None:
 def kept(home: Path) -> list[Saved]:
     """Every conversation in that home, the one used last first."""
     with Store.open(Paths(home).database, pytest.fail) as store:
-        return [saved(store.history, info.id) for info in store.history.conversations()]
+        return [saved_conversation(store.history, info.id) for info in store.history.conversations()]
 
 
 def said(conversation: Saved) -> list[tuple[str, str, str | None]]:
