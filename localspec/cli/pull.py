@@ -10,7 +10,7 @@ from localspec.cli.progress import Download, Progress
 from localspec.config import hub_places
 from localspec.errors import UsageMistake
 from localspec.hub.fetch import Interrupted
-from localspec.hub.plan import Part, Plan, room
+from localspec.hub.plan import Part, Plan, free_disk_bytes
 from localspec.pulling.heads import Converted, NotConverted
 from localspec.pulling.pull import (
     AboutToFetch,
@@ -124,7 +124,7 @@ def _lines(planned: Planned) -> list[str]:
 def _value(name: str, event: PullEvent) -> dict[str, Any]:
     """The plan, which is the first event, as `--json` prints it; sizes in bytes."""
     if isinstance(event, NothingToFetch):
-        event = Planned(Plan((), room()), None, _nothing_to_fetch(name, event), "")
+        event = Planned(Plan((), free_disk_bytes()), None, _nothing_to_fetch(name, event), "")
     assert isinstance(event, Planned)
     plan = event.plan
     return {

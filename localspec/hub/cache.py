@@ -1,4 +1,4 @@
-"""What lies in the common Hugging Face cache, without any network: found, recorded, verified, removed.
+"""The common Hugging Face cache, without any network: revisions in it are found, verified and removed.
 
 The cache belongs to every program of this user: <cache>/models--org--name/snapshots/<commit>/FILE is a link to
 ../../blobs/<digest>.
@@ -15,18 +15,18 @@ from typing import Any
 from localspec.checkpoint import inspect
 from localspec.config import hub_places
 from localspec.errors import LocalspecError, NotHere
-from localspec.hub.records import COMMIT, DIGEST, FileFact, Pulled, folder, forget, pulls, record, records
+from localspec.hub.records import COMMIT, DIGEST, ExpectedFile, PullRecord, all_records, folder, forget, record, records
 from localspec.hub.sources import Source
 from localspec.paths import Paths
 
-HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # Medusa heads, the first that is there
+HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # files of Medusa heads; the first that exists is used
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))  # one of these is needed
 _PIECE = 2**22  # bytes read at once
 
 
 @dataclass(frozen=True)
 class Verified:
-    """How many files were compared, with a record of ours or with their names in the cache, and what is wrong."""
+    """What verifying a revision found. `files` were compared with our record (`recorded`) or the cache's names."""
 
     commit: str
     files: int
@@ -36,7 +36,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class Removal:
-    """What removing one revision would do. `bytes` become free; `also` are its other names, `stay` other revisions."""
+    """What removing a revision would do. `bytes` become free; `also` are its other names; other revisions `stay`."""
 
     source: Source
     commit: str
@@ -59,28 +59,28 @@ def snapshot(source: Source, commit: str) -> Path:
     return repository(source) / "snapshots" / commit
 
 
-def located(source: Source, paths: Paths | None = None) -> Path | None:
-    """The directory of this revision if it is here whole; an interrupted pull is not, nor is a file of another length.
+def find_snapshot(source: Source, paths: Paths | None = None) -> Path | None:
+    """The directory of this revision if it is here and complete; None after an interrupted pull, or for a wrong length.
 
-    A revision that was pulled is the commit that it meant then, whatever other programs have fetched since.
+    A revision that was pulled stays the commit that it was then, whatever other programs have fetched since.
     """
     pulled = record(source, paths)
-    commit = pulled.commit if pulled else resolved(source)
+    commit = pulled.commit if pulled else cached_commit(source)
     if commit is None:
         return None
     path = snapshot(source, commit)
     if pulled:
         return path if all(size(path / file.name) == file.bytes for file in pulled.files) else None
-    return path if _whole(path) else None
+    return path if _is_complete(path) else None
 
 
 def pulled_sources(paths: Paths | None = None) -> list[Source]:
-    """Every revision of a repository that was pulled and is here whole, by name; Medusa heads are among them."""
-    return sorted((one.source for one in pulls(paths) if located(one.source, paths) is not None), key=str)
+    """Every revision that was pulled and is here and complete, sorted by name; Medusa heads are among them."""
+    return sorted((one.source for one in all_records(paths) if find_snapshot(one.source, paths) is not None), key=str)
 
 
-def resolved(source: Source) -> str | None:
-    """The commit that this cache takes a revision for."""
+def cached_commit(source: Source) -> str | None:
+    """The commit that a revision means in this cache; None where the cache does not say."""
     if COMMIT.fullmatch(source.revision):
         return source.revision
     try:
@@ -90,11 +90,11 @@ def resolved(source: Source) -> str | None:
     return commit if COMMIT.fullmatch(commit) else None
 
 
-def _whole(path: Path) -> bool:
-    """Whether a directory that another program fetched is a model with its tokenizer, or Medusa heads."""
+def _is_complete(path: Path) -> bool:
+    """Whether a directory that another program fetched holds a model with its tokenizer, or Medusa heads."""
     if any((path / name).is_file() for name in HEADS) and (path / "config.json").is_file():
         return True
-    if not tokenized(path):
+    if not holds_tokenizer(path):
         return False
     try:
         return bool(inspect(path))
@@ -102,37 +102,37 @@ def _whole(path: Path) -> bool:
         return False
 
 
-def tokenized(path: Path) -> bool:
-    """Whether a directory holds what a tokenizer is made of."""
+def holds_tokenizer(path: Path) -> bool:
+    """Whether a directory holds the files of a tokenizer."""
     return has_tokenizer({name for names in TOKENIZERS for name in names if (path / name).is_file()})
 
 
 def has_tokenizer(names: Container[str]) -> bool:
-    """Whether files of these names are enough to make a tokenizer of."""
+    """Whether files of these names are enough for a tokenizer."""
     return any(all(name in names for name in needed) for needed in TOKENIZERS)
 
 
 def size(file: Path) -> int:
-    """In bytes; -1 where there is none, or a link leads nowhere."""
+    """The size of a file in bytes; -1 where there is none, or a link leads nowhere."""
     try:
         return file.stat().st_size
     except OSError:
         return -1
 
 
-def cached(source: Source, commit: str, file: FileFact) -> Path | None:
-    """Where the client will find this file in the cache: under its name, or its content under that of another."""
+def cached(source: Source, commit: str, file: ExpectedFile) -> Path | None:
+    """Where the client will find this file in the cache, by its name or by its content; None where it is not there."""
     pointer = snapshot(source, commit) / file.name
     path = pointer if os.path.lexists(pointer) else repository(source) / "blobs" / file.digest
     return path if size(path) == file.bytes else None
 
 
-def discard(source: Source, commit: str, file: FileFact) -> None:
-    """Removes a damaged file from the cache: its name in this revision, and the content behind it."""
+def discard(source: Source, commit: str, file: ExpectedFile) -> None:
+    """Removes a damaged file from the cache: its name in this revision, and the content that the name links to."""
     for link in (snapshot(source, commit) / file.name, repository(source) / "blobs" / file.digest):
-        behind = Path(os.path.realpath(link))
-        if behind.is_relative_to(os.path.realpath(hub_places().cache)):  # and was not linked in from elsewhere
-            behind.unlink(missing_ok=True)
+        content = Path(os.path.realpath(link))
+        if content.is_relative_to(os.path.realpath(hub_places().cache)):  # not what somebody linked in from elsewhere
+            content.unlink(missing_ok=True)
         link.unlink(missing_ok=True)
 
 
@@ -144,14 +144,14 @@ def verify(
 ) -> Verified:
     """Reads every file of a revision and compares it with what was recorded, else with its name in the cache.
 
-    `progress` is told bytes read and bytes in all. Raises NotHere.
+    `progress` is called with the bytes read and the bytes in all. Raises NotHere.
     """
     pulled = record(source, paths)
-    commit = pulled.commit if pulled else resolved(source)
+    commit = pulled.commit if pulled else cached_commit(source)
     path = snapshot(source, commit or "-")
     if commit is None or not path.is_dir():
         raise NotHere(f"{source} is not here; fetch it with `localspec pull {source}`.")
-    files = pulled.files if pulled else tuple(_named(path))
+    files = pulled.files if pulled else tuple(_linked_files(path))
     total, before = sum(max(size(path / file.name), 0) for file in files), 0
     problems = []
     for file in files:
@@ -162,22 +162,22 @@ def verify(
         if problem := damage(path / file.name, file, show):
             problems.append(problem)
         before += max(size(path / file.name), 0)
-    if not pulled and not problems and not _whole(path):
+    if not pulled and not problems and not _is_complete(path):
         problems.append("files are missing, or they are no model that localspec can use")
     return Verified(commit, len(files), pulled is not None, tuple(problems))
 
 
-def _named(path: Path) -> Iterator[FileFact]:
-    """What the names in the cache say: a link leads to a file that is called by its digest. Copies are passed over."""
+def _linked_files(path: Path) -> Iterator[ExpectedFile]:
+    """The files of a snapshot as the cache names them: links to files named by their digests. Copies are left out."""
     for file in sorted(path.iterdir()):
         with suppress(OSError):
             digest = os.path.basename(os.readlink(file))
             if DIGEST.fullmatch(digest):
-                yield FileFact(file.name, size(file), digest)
+                yield ExpectedFile(file.name, size(file), digest)
 
 
-def damage(path: Path, file: FileFact, progress: Callable[[int], None] = lambda read: None) -> str | None:
-    """What is wrong with a file, in words that go behind a name; `progress` is told the bytes that were read."""
+def damage(path: Path, file: ExpectedFile, progress: Callable[[int], None] = lambda read: None) -> str | None:
+    """A clause that says what is wrong with a file, or None. `progress` is called with the bytes read so far."""
     length = size(path)
     if length < 0:
         return f"{file.name} is missing"
@@ -203,11 +203,11 @@ def damage(path: Path, file: FileFact, progress: Callable[[int], None] = lambda 
 
 
 def removable(source: Source, paths: Paths | None = None) -> Removal:
-    """What removing this revision would do. Raises NotHere, and LocalspecError where the cache cannot be understood."""
+    """What removing this revision would do. Raises NotHere, and LocalspecError where the cache is damaged."""
     known = records(source, paths)
     pulled = known.get(source.revision)
-    commit = pulled.commit if pulled else resolved(source)
-    info = _scanned(source)
+    commit = pulled.commit if pulled else cached_commit(source)
+    info = _scan(source)
     repo = next(iter(info.repos), None)
     here = {revision.commit_hash: revision for revision in repo.revisions} if repo else {}
     if commit is None or commit not in here:
@@ -216,7 +216,7 @@ def removable(source: Source, paths: Paths | None = None) -> Removal:
                 f"The cache of {source.repo} in {repository(source)} is damaged ({trouble}); "
                 f"mend it with `localspec pull {source}`, or delete that directory."
             )
-        others = ", ".join(sorted(_called(source, hash_, found.refs, known) for hash_, found in here.items()))
+        others = ", ".join(sorted(_display_name(source, hash_, found.refs, known) for hash_, found in here.items()))
         raise NotHere(f"{source} is not here{f'; of it there is {others}' if others else ', so nothing is removed'}.")
     names = {*here[commit].refs, *(name for name, one in known.items() if one.commit == commit)}
     return Removal(
@@ -225,29 +225,29 @@ def removable(source: Source, paths: Paths | None = None) -> Removal:
         here[commit].snapshot_path,
         info.delete_revisions(commit).expected_freed_size,
         tuple(sorted(names - {source.revision, commit})),
-        tuple(sorted(_called(source, name, one.refs, known) for name, one in here.items() if name != commit)),
+        tuple(sorted(_display_name(source, name, one.refs, known) for name, one in here.items() if name != commit)),
     )
 
 
-def _called(source: Source, commit: str, refs: frozenset[str], records: dict[str, Pulled]) -> str:
-    """What a person may call a commit: a name that means it, else the commit itself."""
+def _display_name(source: Source, commit: str, refs: frozenset[str], records: dict[str, PullRecord]) -> str:
+    """How a commit is shown: by a name that means it, else as the commit itself."""
     names = sorted({*refs, *(name for name, pulled in records.items() if pulled.commit == commit)})
     return str(Source(source.repo, names[0] if names else commit))
 
 
 def remove(removal: Removal, paths: Paths | None = None) -> None:
-    """Deletes what no other revision uses, and the record of it. Raises OSError."""
-    _scanned(removal.source).delete_revisions(removal.commit).execute()
+    """Deletes what no other revision uses, and its record. Raises OSError, and LocalspecError where that fails."""
+    _scan(removal.source).delete_revisions(removal.commit).execute()
     forget(removal.source, removal.commit, paths)
     if os.path.lexists(removal.path):
         raise LocalspecError(f"{removal.path} could not be deleted; correct its permissions.")
 
 
-def _scanned(source: Source) -> Any:
-    """The client's own view of the cache, with this repository alone in it, and with no file that lies outside of it.
+def _scan(source: Source) -> Any:
+    """The client's view of the cache, reduced to this repository and to files that lie inside its directory.
 
-    The client deletes a commit wherever it finds it first, and two repositories may have the same: one that was moved,
-    or copied. It also deletes what somebody linked in from elsewhere.
+    The client deletes a commit wherever it finds it first, and a repository that was moved or copied has the same
+    commits. It also deletes what somebody linked in from elsewhere.
     """
     from localspec.hub.client import client
 
@@ -260,7 +260,7 @@ def _scanned(source: Source) -> Any:
 
 
 def _only_its_own(repo: Any) -> Any:
-    """The client's view of a repository without the files whose content lies outside of its directory."""
+    """The client's view of a repository, without the files whose content lies outside its directory."""
     root = os.path.realpath(repo.repo_path)
 
     def own(revision: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The Hugging Face client, made quiet, and its errors made into sentences with an exit code each."""
+"""The Hugging Face client, silenced; its errors become sentences, each with an exit code."""
 
 import errno
 import json
@@ -13,24 +13,24 @@ from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, fi
 from localspec.hub.sources import Source
 from localspec.text import one_line
 
-PATIENCE = 10.0  # seconds without an answer to a question about a repository
+PATIENCE = 10.0  # seconds to wait for an answer about a repository
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @cache
 def client() -> Any:
-    """The module huggingface_hub. It reads its variables and makes its logger when it is first imported."""
+    """The module huggingface_hub, which reads its environment variables and makes its logger when first imported."""
     quiet_hub()
     import huggingface_hub
 
-    huggingface_hub.logging.set_verbosity(100)  # each warning of its own is told here as a sentence, or mended
-    huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = 2**20  # bytes; progress is told once a piece
+    huggingface_hub.logging.set_verbosity(100)  # each of its warnings is a sentence of ours, or is dealt with
+    huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = 2**20  # bytes; progress is reported once a piece
     huggingface_hub.set_client_factory(_session)
     return huggingface_hub
 
 
 def _session() -> Any:
-    """How requests are made: with an end to patience, and with a look at what becomes the name of a file."""
+    """An HTTP client with a timeout, which checks the headers that become names of files."""
     import httpx2
 
     def check(response: Any) -> None:
@@ -40,15 +40,15 @@ def _session() -> Any:
                 if not re.fullmatch(r'(W/)?"?[\w=+:-]*"?', response.headers.get(name, ""), re.ASCII):
                     raise ValueError(f"{name} is {response.headers[name][:80]!r}")
 
-    def online(request: Any) -> None:
+    def check_online(request: Any) -> None:
         must_be_online(str(request.url.host))
 
-    hooks: dict[str, list[Callable[..., Any]]] = {"request": [online], "response": [check]}
+    hooks: dict[str, list[Callable[..., Any]]] = {"request": [check_online], "response": [check]}
     return httpx2.Client(event_hooks=hooks, follow_redirects=True, timeout=PATIENCE)
 
 
 def server() -> str:
-    """The server's address as it may be shown: without a password that somebody put into it."""
+    """The server's address as it may be shown: without a password in it."""
     return re.sub(r"//[^/@]*@", "//", hub_places().endpoint)
 
 
@@ -64,35 +64,35 @@ def must_be_online(what: str) -> None:
 
 
 @contextmanager
-def told(source: Source, kept: Callable[[], str] = str) -> Iterator[None]:
-    """Makes what the client raises into a LocalspecError, with a sentence about what is not lost behind it."""
+def localspec_errors(source: Source, kept: Callable[[], str] = str) -> Iterator[None]:
+    """Turns what the client raises into a LocalspecError, followed by the sentence of `kept` about what is not lost."""
     try:
         yield
-    except Exception as error:  # the client, and what it is made of, raise of many kinds
-        made = error if isinstance(error, LocalspecError) else _made(source, error)
-        raise type(made)(one_line(f"{made} {kept()}")) from error
+    except Exception as error:  # the client and its libraries raise exceptions of many classes
+        found = error if isinstance(error, LocalspecError) else _error_of(source, error)
+        raise type(found)(one_line(f"{found} {kept()}")) from error
 
 
-def _made(source: Source, error: Exception) -> LocalspecError:
+def _error_of(source: Source, error: Exception) -> LocalspecError:
     import httpx2
     from huggingface_hub import errors
 
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
-        return _made(source, error.__cause__)  # the client says so of whatever keeps it from the network
+        return _error_of(source, error.__cause__)  # which hides what kept the client from the network
     where = server()
     if isinstance(error, errors.OfflineModeIsEnabled):
         return NotHere(f"{source} needs the network, and HF_HUB_OFFLINE forbids it; unset that, and try again.")
     if isinstance(error, errors.HfHubHTTPError):
-        return _answered(source, error, errors)
+        return _error_of_status(source, error, errors)
     if isinstance(error, httpx2.TooManyRedirects):
         return LocalspecError(f"{where} sends requests for {source} round in circles; try again later.")
     if isinstance(error, httpx2.TimeoutException):
         return LocalspecError(f"{where} did not answer in time about {source}; try again, or later.")
     if isinstance(error, httpx2.ConnectError):
-        return LocalspecError(f"{where} cannot be reached ({_first(error)}); check the network and try again.")
+        return LocalspecError(f"{where} cannot be reached ({_first_line(error)}); check the network and try again.")
     if isinstance(error, httpx2.HTTPError) and not isinstance(error, httpx2.UnsupportedProtocol):
         return LocalspecError(
-            f"The connection to {where} broke off while {source} was fetched ({_first(error)}); try again."
+            f"The connection to {where} broke off while {source} was fetched ({_first_line(error)}); try again."
         )
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         return DoesNotFit(f"The disk of {hub_places().cache} is full; make room, and try again.")
@@ -102,13 +102,13 @@ def _made(source: Source, error: Exception) -> LocalspecError:
     if isinstance(error, OSError) and "Consistency check" in str(error):
         return LocalspecError(f"{where} sent a file of {source} of another length than it announced; try again.")
     return LocalspecError(
-        f"{where} did not answer about {source} as a Hugging Face server does ({_first(error)}); check HF_ENDPOINT, "
-        "and whether a proxy or a log-in page of this network stands between."
+        f"{where} did not answer about {source} as a Hugging Face server does ({_first_line(error)}); "
+        "check HF_ENDPOINT, and whether a proxy or a log-in page of this network stands between."
     )
 
 
-def _answered(source: Source, error: Any, errors: Any) -> LocalspecError:
-    """What a status means for the user."""
+def _error_of_status(source: Source, error: Any, errors: Any) -> LocalspecError:
+    """The error for an HTTP status."""
     status, where = error.response.status_code, server()
     if isinstance(error, errors.GatedRepoError):
         if status == 401:
@@ -129,8 +129,8 @@ def _answered(source: Source, error: Any, errors: Any) -> LocalspecError:
         )
     if isinstance(error, errors.RepositoryNotFoundError):
         return NotHere(
-            f"There is no model {source.repo!r} on {where}{nearest(source.repo, _cached())}, or it is private; "
-            "check the spelling, or log in with `hf auth login`."
+            f"There is no model {source.repo!r} on {where}{nearest(source.repo, _cached_repositories())}, "
+            "or it is private; check the spelling, or log in with `hf auth login`."
         )
     if isinstance(error, errors.RemoteEntryNotFoundError):
         return NotHere(f"{source} lacks a file that it listed a moment ago; try again.")
@@ -149,7 +149,7 @@ def _answered(source: Source, error: Any, errors: Any) -> LocalspecError:
 
 
 def _revisions(source: Source) -> list[str]:
-    """The branches and tags of a repository, for a hint: nothing where they are not to be had."""
+    """The branches and tags of a repository, for a hint; empty where they cannot be listed."""
     try:
         refs = client().HfApi(endpoint=hub_places().endpoint).list_repo_refs(source.repo)
         return [ref.name for ref in (*refs.branches, *refs.tags)]
@@ -157,14 +157,14 @@ def _revisions(source: Source) -> list[str]:
         return []
 
 
-def _cached() -> list[str]:
+def _cached_repositories() -> list[str]:
     """The repositories in the cache, for a hint."""
     found = hub_places().cache.glob("models--*--*")
     return [path.name.removeprefix("models--").replace("--", "/", 1) for path in found]
 
 
-def _first(error: Exception) -> str:
-    """What the error says in its first line, or what it is."""
+def _first_line(error: Exception) -> str:
+    """The first line of an error, or the name of its class."""
     if isinstance(error, json.JSONDecodeError):
         return "no JSON"
     return first_line(error)[:200]

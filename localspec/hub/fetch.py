@@ -1,4 +1,4 @@
-"""Fetching what was planned with the Hugging Face client: each file is compared with what the server said of it."""
+"""Fetches a plan with the Hugging Face client, and compares each file with what the server said of it."""
 
 import os
 import tempfile
@@ -11,9 +11,9 @@ from typing import Any, Self
 from localspec.config import hub_places
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.hub.cache import cached, damage, discard, repository, size, snapshot
-from localspec.hub.client import PATIENCE, client, server, told
+from localspec.hub.client import PATIENCE, client, localspec_errors, server
 from localspec.hub.plan import Part, Plan, is_weights
-from localspec.hub.records import FileFact, folder, must_be_writable, record, remember
+from localspec.hub.records import ExpectedFile, folder, must_be_writable, record, remember
 from localspec.hub.sources import Source
 from localspec.paths import Paths
 
@@ -21,7 +21,7 @@ _GIB = 2**30
 
 
 class Interrupted(KeyboardInterrupt):
-    """A pull was stopped by its user; says what is kept."""
+    """The user stopped a pull. The message says what is kept."""
 
 
 def fetch(
@@ -30,9 +30,9 @@ def fetch(
     paths: Paths | None = None,
     force: bool = False,
 ) -> list[str]:
-    """Fetches what is not there yet or damaged, compares all with its digests, records it; returns what to tell.
+    """Fetches what is missing or damaged, compares every file with its digest, and records the pull; returns notices.
 
-    `progress` is told the bytes that are there and all that will be. Raises DoesNotFit (unless `force`), and
+    `progress` is called with the bytes that are there and the bytes in all. Raises DoesNotFit (unless `force`), and
     LocalspecError where no record can be written, before anything is fetched; then Interrupted, NotAllowed, NotHere,
     and LocalspecError, which all say what is kept.
     """
@@ -40,17 +40,17 @@ def fetch(
         raise DoesNotFit(too_large(planned))
     if planned.parts:
         must_be_writable(paths)
-    under_way = _Fetching(planned, progress)
+    fetching = _Fetching(planned, progress)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the client warns of a small disk, which the plan has said
             for part in planned.parts:
-                with told(part.source, under_way.kept):
-                    under_way.part(part)
-                    under_way.notices += _finish(part, paths)
+                with localspec_errors(part.source, fetching.kept):
+                    fetching.part(part)
+                    fetching.notices += _finish(part, paths)
     except KeyboardInterrupt:
-        raise Interrupted(under_way.kept()) from None
-    return under_way.notices
+        raise Interrupted(fetching.kept()) from None
+    return fetching.notices
 
 
 def too_large(planned: Plan) -> str:
@@ -62,18 +62,18 @@ def too_large(planned: Plan) -> str:
 
 @dataclass
 class _Fetching:
-    """How far a pull is: bytes that came, files that are whole, the file that is coming and how much of it there is."""
+    """How far a pull is: bytes and files that are done, the file that is `coming` and the bytes of it so far."""
 
     plan: Plan
     progress: Callable[[int, int], None]
     done: int = 0
     whole: list[str] = field(default_factory=list)
-    coming: FileFact | None = None
+    coming: ExpectedFile | None = None
     of_coming: int = 0
     notices: list[str] = field(default_factory=list)
 
     def kept(self) -> str:
-        """A sentence about what is not lost; nothing before the first file."""
+        """A sentence about what is not lost; empty before the first file."""
         said = []
         if self.whole:
             names = ", ".join(self.whole) if len(self.whole) <= 6 else f"{len(self.whole)} files"
@@ -84,11 +84,18 @@ class _Fetching:
         return f"{'; '.join(said)}: the same command goes on from there." if said else ""
 
     def part(self, part: Part) -> None:
-        """Small files first: what has no weights is never taken for a model. What is here already is compared too."""
+        """Fetches a part, small files first: without weights, a directory is never taken for a model.
+
+        Files that are cached already are compared with their digests too.
+        """
         hub, places = client(), hub_places()
         for file in sorted(part.files, key=lambda file: (is_weights(file.name), file.bytes)):
             before, here, damaged = self.done, cached(part.source, part.commit, file), False
-            if here and damage(here, file, lambda read, before=before: self._show(before + read)):  # type: ignore[misc]
+
+            def show(read: int, before: int = before) -> None:
+                self._show(before + read)
+
+            if here and damage(here, file, show):
                 discard(part.source, part.commit, file)
                 here, damaged = None, True
             self.coming, self.of_coming = file, 0
@@ -117,8 +124,8 @@ class _Fetching:
     def _show(self, done: int) -> None:
         self.progress(done, self.plan.bytes)
 
-    def _clear(self, source: Source, commit: str, file: FileFact) -> None:
-        """Removes what is of the wrong length, which the client would take, and what a killed pull left behind."""
+    def _clear(self, source: Source, commit: str, file: ExpectedFile) -> None:
+        """Removes a file of the wrong length, which the client would accept, and what a killed pull left."""
         from filelock import Timeout
 
         blob = repository(source) / "blobs" / file.digest
@@ -129,7 +136,7 @@ class _Fetching:
         lock = hub_places().cache / ".locks" / folder(source) / f"{file.digest}.lock"
         if any(blob.parent.glob(pattern)) and lock.exists():
             with suppress(Timeout, OSError), client().utils.WeakFileLock(lock, timeout=0.1):
-                left = list(blob.parent.glob(pattern))  # behind the lock: of no pull that still goes on
+                left = list(blob.parent.glob(pattern))  # the lock is held, so no pull still writes them
                 freed = sum(max(size(path), 0) for path in left)
                 for path in left:
                     path.unlink(missing_ok=True)
@@ -138,8 +145,8 @@ class _Fetching:
                         f"Removed {freed:,} bytes of {file.name} that a pull which was killed left behind."
                     )
 
-    def _bar(self, file: FileFact) -> type:
-        """What the client takes for a bar of tqdm: it draws nothing, and stops what is not what was planned."""
+    def _bar(self, file: ExpectedFile) -> type:
+        """A class that the client takes for tqdm's bar: it draws nothing, and raises where the plan is not met."""
         state = self
 
         class Bar:
@@ -174,7 +181,7 @@ class _Fetching:
 
 
 def _finish(part: Part, paths: Paths | None) -> list[str]:
-    """Records the pull, and tells other programs what the revision means now. Returns what to tell."""
+    """Records the pull, and writes the ref that tells other programs what the revision means now. Returns notices."""
     source, former = part.source, record(part.source, paths)
     if source.revision != part.commit:
         ref = repository(source) / "refs" / source.revision
@@ -183,8 +190,8 @@ def _finish(part: Part, paths: Paths | None) -> list[str]:
             stream.write(part.commit)
         os.chmod(stream.name, 0o644)
         os.replace(stream.name, ref)
-    told = remember(source, part.commit, part.files, paths)
+    notice = remember(source, part.commit, part.files, paths)
     if former and former.commit != part.commit and snapshot(source, former.commit).exists():
         old = Source(source.repo, former.commit)
-        return [*filter(None, [told]), f"What {source} was before is still there; `localspec rm {old}` deletes it."]
-    return [told] if told else []
+        return [*filter(None, [notice]), f"What {source} was before is still there; `localspec rm {old}` deletes it."]
+    return [notice] if notice else []

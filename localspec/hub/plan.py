@@ -1,4 +1,4 @@
-"""What a pull would fetch: asked of the server before anything is fetched, and refused where it cannot be served."""
+"""What a pull would fetch: the server is asked first, and what localspec cannot serve is refused."""
 
 import json
 import re
@@ -11,8 +11,8 @@ from localspec.checkpoint import ARCHITECTURES
 from localspec.config import hub_places
 from localspec.errors import LocalspecError
 from localspec.hub.cache import HEADS, cached, damage, has_tokenizer
-from localspec.hub.client import PATIENCE, client, must_be_online, page, server, told
-from localspec.hub.records import COMMIT, NAME, FileFact, sound
+from localspec.hub.client import PATIENCE, client, localspec_errors, must_be_online, page, server
+from localspec.hub.records import COMMIT, NAME, ExpectedFile, is_valid
 from localspec.hub.sources import Source
 from localspec.text import one_line
 
@@ -23,17 +23,20 @@ _BESIDE = re.compile(
     re.ASCII,
 )
 _PICKLED = re.compile(r"[\w.-]+\.(bin|pt|pth|ckpt|pkl)", re.ASCII)
-_LONGEST = 2**50  # bytes of a file; no server means more
-_READ_FIRST = 2**25  # bytes of the longest config.json or index that is read for a plan
+_LONGEST = 2**50  # bytes of a file; no real file is longer
+_READ_FIRST = 2**25  # bytes of a config.json or index that is read for a plan, at most
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is wanted of one revision of a repository; `heads` are Medusa heads, `here` the names that the cache has."""
+    """The files to fetch of one revision of a repository.
+
+    `heads` says that they are Medusa heads; `here` are the names of files that the cache has already.
+    """
 
     source: Source
     commit: str
-    files: tuple[FileFact, ...]
+    files: tuple[ExpectedFile, ...]
     here: frozenset[str]
     config: Mapping[str, Any]
     heads: bool = False
@@ -49,7 +52,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a pull would fetch; `disk_free` in bytes, where the cache lies."""
+    """What a pull would fetch; `disk_free` is the bytes free on the cache's disk."""
 
     parts: tuple[Part, ...]
     disk_free: int
@@ -79,7 +82,7 @@ def is_weights(name: str) -> bool:
 
 
 def plan(sources: Sequence[Source]) -> Plan:
-    """Asks the server what these revisions are and hold; fetches nothing but config.json and the index of weights.
+    """Asks the server what these revisions hold; fetches nothing but config.json and the index of weights.
 
     Raises NotHere (nothing of that name, or offline), NotAllowed (gated), and LocalspecError for what cannot be served
     here, or where the server fails.
@@ -87,13 +90,13 @@ def plan(sources: Sequence[Source]) -> Plan:
     must_be_online(f"Fetching {sources[0] if sources else 'a model'}")
     parts = []
     for source in sources:
-        with told(source):
+        with localspec_errors(source):
             parts.append(_part(source))
-    return Plan(tuple(parts), room())
+    return Plan(tuple(parts), free_disk_bytes())
 
 
-def room() -> int:
-    """Bytes that are free where the cache lies."""
+def free_disk_bytes() -> int:
+    """Bytes that are free on the cache's disk."""
     cache = hub_places().cache
     there = next(parent for parent in (cache, *cache.parents) if parent.exists())
     return shutil.disk_usage(there).free
@@ -104,9 +107,9 @@ def _part(source: Source) -> Part:
     info = api.model_info(source.repo, revision=source.revision, files_metadata=True, timeout=PATIENCE)
     if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
         raise ValueError("no commit")
-    # Only what lies beside config.json, by a harmless name: no directories, nothing outside of them, no commands.
+    # Only files beside config.json with a harmless name: nothing in directories, nothing outside, no options.
     known = {
-        file.rfilename: FileFact(
+        file.rfilename: ExpectedFile(
             file.rfilename, file.lfs.size if file.lfs else file.size, file.lfs.sha256 if file.lfs else file.blob_id
         )
         for file in info.siblings or ()
@@ -120,7 +123,7 @@ def _part(source: Source) -> Part:
     heads = config.get("architectures") == ["MedusaModel"] or config.get("model_type") == "medusa"
     weights = _weight_names(source, known, read)
     heads = heads or weights[0] in HEADS
-    notes = () if heads else _served(source, config)
+    notes = () if heads else _check_supported(source, config)
     if not heads and not has_tokenizer(known):
         raise LocalspecError(
             f"{source} has no tokenizer that localspec reads (tokenizer.json, tokenizer.model, or vocab.json with "
@@ -129,7 +132,7 @@ def _part(source: Source) -> Part:
     beside = (name for name in known if _BESIDE.fullmatch(name) and not name.endswith(".index.json"))
     names = [*sorted(beside), *([INDEX] if weights[0] != WEIGHTS and not heads else []), *weights]
     files = tuple(known[name] for name in names)
-    if odd := next((file for file in files if not sound(file)), None):
+    if odd := next((file for file in files if not is_valid(file)), None):
         raise ValueError(f"no length or digest of {odd.name}")
     if endless := next((file for file in files if file.bytes > _LONGEST), None):
         raise LocalspecError(
@@ -140,8 +143,8 @@ def _part(source: Source) -> Part:
     return Part(source, info.sha, files, here, config, heads, _license(info), bool(info.gated), notes)
 
 
-def _weight_names(source: Source, known: Mapping[str, FileFact], read: Callable[[str], Any]) -> list[str]:
-    """The files that the layout needs, and none of the copies in other formats beside them."""
+def _weight_names(source: Source, known: Mapping[str, ExpectedFile], read: Callable[[str], Any]) -> list[str]:
+    """The weight files of the Hugging Face layout, without copies in other formats."""
     if WEIGHTS in known:
         return [WEIGHTS]
     if INDEX in known:
@@ -168,14 +171,14 @@ def _weight_names(source: Source, known: Mapping[str, FileFact], read: Callable[
     )
 
 
-def _served(source: Source, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What to tell about a model of this config.json. Raises LocalspecError where it cannot be served here."""
+def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Notes about a model with this config.json. Raises LocalspecError where localspec cannot serve it."""
     if not config:
         raise LocalspecError(
             f"{source} has no config.json, so it is no model in the Hugging Face layout; choose another."
         )
-    named = config.get("architectures")
-    architecture = str(named[0])[:80] if isinstance(named, list) and named else None
+    names = config.get("architectures")
+    architecture = str(names[0])[:80] if isinstance(names, list) and names else None
     own_code = isinstance(config.get("auto_map"), dict)
     if architecture not in ARCHITECTURES or config.get("model_type") != ARCHITECTURES[architecture]:
         what = f"is of the architecture {architecture}" if architecture else "names no architecture"
@@ -187,13 +190,13 @@ def _served(source: Source, config: Mapping[str, Any]) -> tuple[str, ...]:
             f"The weights of {source} are packed ({method}), which localspec does not read; choose the model's bf16 or "
             "fp16 weights."
         )
-    # Many models of a supported architecture still name the code they came with before transformers knew them.
+    # Many models of a supported architecture still name the code from before transformers supported them.
     return ("It names code of its own (auto_map), which is neither fetched nor run.",) if own_code else ()
 
 
-def _read(source: Source, commit: str, file: FileFact) -> dict[str, Any]:
-    """What a small JSON file of a repository says, out of the cache if it is there."""
-    if not sound(file) or file.bytes > _READ_FIRST:
+def _read(source: Source, commit: str, file: ExpectedFile) -> dict[str, Any]:
+    """The object in a small JSON file of a repository, from the cache if it is there."""
+    if not is_valid(file) or file.bytes > _READ_FIRST:
         raise ValueError(f"no length that {file.name} can have")
     content = b""
     if (here := cached(source, commit, file)) and not damage(here, file):
@@ -218,7 +221,7 @@ def _read(source: Source, commit: str, file: FileFact) -> dict[str, Any]:
 
 
 def _license(info: Any) -> str | None:
-    """What the model card says, cut short."""
+    """The license that the model card names, cut short."""
     said = [getattr(info.card_data, name, None) for name in ("license", "license_name")] if info.card_data else []
     chosen = (
         next((one for one in reversed(said) if one), None) if said and said[0] == "other" else next(iter(said), None)

@@ -1,4 +1,4 @@
-"""What was pulled: one small file a repository, so that it can be verified without a network."""
+"""Records of what was pulled, a small file for each repository, so that it can be verified without a network."""
 
 import json
 import os
@@ -15,15 +15,15 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.sources import Source
 from localspec.paths import Paths, private_directory
 
-FORMAT = 1  # of a record
+FORMAT = 1  # of the files of records
 COMMIT = re.compile(r"[0-9a-f]{40}")
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")  # of a file that is fetched: beside the others, and harmless
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")  # of a file that is fetched: no directory, and harmless
 
 
 @dataclass(frozen=True)
-class FileFact:
-    """What a file of a repository must be. The digest is sha256 (64 digits), or what git calls a blob by (40)."""
+class ExpectedFile:
+    """The name, length and digest that a file must have. The digest is sha256 (64 digits) or git's blob id (40)."""
 
     name: str
     bytes: int
@@ -31,21 +31,21 @@ class FileFact:
 
 
 @dataclass(frozen=True)
-class Pulled:
-    """One revision of a repository as it was pulled: what `source.revision` meant then."""
+class PullRecord:
+    """One revision of a repository as it was pulled; `commit` is what `source.revision` meant then."""
 
     source: Source
     commit: str
     time: str
-    files: tuple[FileFact, ...]
+    files: tuple[ExpectedFile, ...]
 
 
 def folder(source: Source) -> str:
-    """The name that the cache has for a repository."""
+    """The name of a repository's directory in the cache."""
     return "models--" + source.repo.replace("/", "--")
 
 
-def pulls(paths: Paths | None = None) -> list[Pulled]:
+def all_records(paths: Paths | None = None) -> list[PullRecord]:
     """Every revision of every repository that was pulled; what cannot be read, or names no repository, is skipped."""
     directory, found = (paths or Paths(home())).pulled, []
     with suppress(OSError):
@@ -74,13 +74,13 @@ def _record_file(source: Source, paths: Paths | None) -> Path:
     return (paths or Paths(home())).pulled / f"{folder(source)}.json"
 
 
-def record(source: Source, paths: Paths | None = None) -> Pulled | None:
-    """What was pulled under this revision; None where nothing was, or what says so cannot be read."""
+def record(source: Source, paths: Paths | None = None) -> PullRecord | None:
+    """The record of this revision; None where it was not pulled, or its record cannot be read."""
     return records(source, paths).get(source.revision)
 
 
-def records(source: Source, paths: Paths | None) -> dict[str, Pulled]:
-    """Every revision of this repository that was pulled. Nothing of a damaged file is believed."""
+def records(source: Source, paths: Paths | None) -> dict[str, PullRecord]:
+    """The records of a repository by revision. A damaged file counts as none."""
     try:
         content: Any = json.loads(_record_file(source, paths).read_bytes())
         if content["format"] != FORMAT or content["repo"] != source.repo:
@@ -90,41 +90,42 @@ def records(source: Source, paths: Paths | None) -> dict[str, Pulled]:
         return {}
 
 
-def _pulled(source: Source, entry: Any) -> Pulled:
+def _pulled(source: Source, entry: Any) -> PullRecord:
     files = tuple(
-        FileFact(name, fact["bytes"], fact.get("sha256") or fact["git_sha1"]) for name, fact in entry["files"].items()
+        ExpectedFile(name, fact["bytes"], fact.get("sha256") or fact["git_sha1"])
+        for name, fact in entry["files"].items()
     )
-    if not COMMIT.fullmatch(entry["commit"]) or not files or not all(map(sound, files)):
+    if not COMMIT.fullmatch(entry["commit"]) or not files or not all(map(is_valid, files)):
         raise ValueError
-    return Pulled(source, entry["commit"], str(entry["time"]), files)
+    return PullRecord(source, entry["commit"], str(entry["time"]), files)
 
 
-def sound(file: FileFact) -> bool:
-    """Whether this can be fetched and lie beside the others, whoever says so."""
+def is_valid(file: ExpectedFile) -> bool:
+    """Whether the name is harmless and the length and digest are possible, whoever claims them."""
     return bool(NAME.fullmatch(file.name) and type(file.bytes) is int and file.bytes >= 0) and bool(
         isinstance(file.digest, str) and DIGEST.fullmatch(file.digest)
     )
 
 
-def remember(source: Source, commit: str, files: tuple[FileFact, ...], paths: Paths | None = None) -> str | None:
-    """Records a pull that is finished. Returns what to tell where an unreadable record had to be set aside.
+def remember(source: Source, commit: str, files: tuple[ExpectedFile, ...], paths: Paths | None = None) -> str | None:
+    """Records a finished pull. Returns a notice where an unreadable record had to be set aside.
 
     Raises OSError.
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
     with _locked(source, paths):
         file, known = _record_file(source, paths), records(source, paths)
-        told = None
+        notice = None
         if not known and file.exists():
             aside = file.with_suffix(f".{int(datetime.now(UTC).timestamp())}.aside")
             file.replace(aside)
-            told = f"{file} could not be read and was set aside as {aside.name}."
-        _write(file, source, {**known, source.revision: Pulled(source, commit, now, files)})
-    return told
+            notice = f"{file} could not be read and was set aside as {aside.name}."
+        _write(file, source, {**known, source.revision: PullRecord(source, commit, now, files)})
+    return notice
 
 
 def forget(source: Source, commit: str, paths: Paths | None = None) -> None:
-    """Takes a commit out of the record. Raises OSError."""
+    """Removes a commit from the records. Raises OSError."""
     with _locked(source, paths):
         file, known = _record_file(source, paths), records(source, paths)
         left = {name: pulled for name, pulled in known.items() if pulled.commit != commit}
@@ -135,7 +136,7 @@ def forget(source: Source, commit: str, paths: Paths | None = None) -> None:
 
 
 def _locked(source: Source, paths: Paths | None) -> Any:
-    """Two pulls of one repository do not lose each other's record."""
+    """A lock, so that two pulls of one repository do not lose each other's record."""
     from filelock import FileLock
 
     file = _record_file(source, paths)
@@ -143,7 +144,7 @@ def _locked(source: Source, paths: Paths | None) -> Any:
     return FileLock(file.with_suffix(".lock"), mode=0o600)
 
 
-def _write(file: Path, source: Source, known: dict[str, Pulled]) -> None:
+def _write(file: Path, source: Source, known: dict[str, PullRecord]) -> None:
     content = {
         "format": FORMAT,
         "repo": source.repo,

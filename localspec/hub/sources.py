@@ -1,4 +1,4 @@
-"""Where models come from: a repository of the hub, and one of its revisions."""
+"""Where models come from: a repository of the Hugging Face hub, at one of its revisions."""
 
 import re
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> "Source":
-        """What `org/repo[@revision]` means. Raises UsageMistake."""
+        """The source that `org/repo[@revision]` names. Raises UsageMistake."""
         repo, at, revision = text.partition("@")
-        # The cache's folders are named with --, and the client takes no longer names.
+        # -- stands for / in the names of the cache's directories; the client refuses longer names.
         unsafe = ".." in text or "--" in repo or repo.endswith(".git") or len(repo) > 96 or len(revision) > 200
         if not _REPO.fullmatch(repo) or unsafe or (at and not _REVISION.fullmatch(revision)):
             raise UsageMistake(f"{text!r} names no repository of the hub; write org/repo, or org/repo@revision.")

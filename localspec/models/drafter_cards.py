@@ -10,7 +10,7 @@ from typing import Any
 from localspec.checkpoint import inspect, read_config, read_json, revision, tensor_headers
 from localspec.config import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
-from localspec.hub.cache import located
+from localspec.hub.cache import find_snapshot
 from localspec.models.drafter_kinds import TABLE, kind_of, kinds
 from localspec.models.registry import TargetCard, reference
 from localspec.paths import Paths
@@ -94,7 +94,7 @@ def _lying_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object,
             yield content.get("kind"), found
     for one in card.entry.drafters if card.entry else ():
         # A small model is a drafter as it was published; what is not one was made into one of ours.
-        if kind_of(one.kind).mask_key and one.source and (here := located(one.source, paths or Paths(home()))):
+        if kind_of(one.kind).mask_key and one.source and (here := find_snapshot(one.source, paths or Paths(home()))):
             try:
                 yield one.kind, read_drafter(here)
             except LocalspecError as trouble:

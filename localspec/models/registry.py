@@ -9,7 +9,7 @@ from pathlib import Path
 from localspec.checkpoint import Checkpoint, inspect
 from localspec.config import home, nearest
 from localspec.errors import LocalspecError, NotHere
-from localspec.hub.cache import located, pulled_sources
+from localspec.hub.cache import find_snapshot, pulled_sources
 from localspec.hub.sources import Source
 from localspec.models.entries import PACKAGE, Entry, read_entries
 from localspec.paths import Paths
@@ -62,12 +62,12 @@ def known(paths: Paths | None = None) -> dict[str, TargetCard]:
 
 def _is_model(source: Source, paths: Paths) -> bool:
     """And not heads for another model."""
-    path = located(source, paths)
+    path = find_snapshot(source, paths)
     return path is not None and any((path / name).is_file() for name in (WEIGHTS, f"{WEIGHTS}.index.json"))
 
 
 def _card(entry: Entry, paths: Paths) -> TargetCard:
-    path = entry.path or located(entry.source, paths) or NOWHERE / entry.name  # type: ignore[arg-type]  # one of both
+    path = entry.path or find_snapshot(entry.source, paths) or NOWHERE / entry.name  # type: ignore[arg-type]  # one of both
     return TargetCard(entry.name, path, entry.license or _license(path), entry.description, entry.draft, entry)
 
 
@@ -99,7 +99,7 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
         raise NotHere(f"There is no directory {name!r}; give one in the Hugging Face layout, or a name out of: {here}.")
     if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", name):
         source = Source.parse(name)
-        if found := located(source, paths or Paths(home())):
+        if found := find_snapshot(source, paths or Paths(home())):
             return TargetCard(str(source), found, _license(found), "", entry=Entry(str(source), source=source))
         raise NotHere(f"{name!r} is neither a directory nor fetched; fetch it with `localspec pull {name}`.")
     raise NotHere(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from localspec.errors import LocalspecError
-from localspec.hub.cache import tokenized
+from localspec.hub.cache import holds_tokenizer
 from localspec.machine.machine import Machine
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard, known
@@ -39,7 +39,7 @@ def recommendations(machine: Machine, measurements: MeasurementSource, here: boo
 def _recommend_card(card: TargetCard, machine: Machine, measurements: MeasurementSource, here: bool) -> Recommendation:
     try:
         model = model_of(card)
-        if card.here and not tokenized(card.path):
+        if card.here and not holds_tokenizer(card.path):
             return Recommendation(card, None, "it has no tokenizer, and cannot be talked to")
         return recommend(model, machine, measurements, here)
     except LocalspecError as trouble:

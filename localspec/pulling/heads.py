@@ -8,7 +8,7 @@ from pathlib import Path
 from localspec.checkpoint import read_json
 from localspec.config import home
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.hub.cache import located, snapshot
+from localspec.hub.cache import find_snapshot, snapshot
 from localspec.hub.plan import Part, Plan
 from localspec.hub.records import folder
 from localspec.hub.sources import Source
@@ -40,7 +40,7 @@ def convert_heads(plan: Plan, progress: Callable[[str], None]) -> Iterator[Conve
     models = [part.source for part in plan.parts if not part.heads]
     for part in (part for part in plan.parts if part.heads):
         model = models[0] if models else _base_model(part)
-        path = located(model) if model else None
+        path = find_snapshot(model) if model else None
         if model is None or path is None:
             yield NotConverted(part.source, model)
             continue

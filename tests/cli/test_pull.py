@@ -14,7 +14,7 @@ from cli.hub_commands import WEIGHTS, at, blobs, common_cache, home_with_cache, 
 from command import ROOT, localspec, sentence
 from hub_server import Hub, Repository, model_repository, served
 
-from localspec.hub.cache import located
+from localspec.hub.cache import find_snapshot
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device, Machine
 from localspec.paths import Paths
@@ -39,7 +39,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found(home: Path, source: Source = SOURCE) -> Path | None:
-    return located(source, Paths(home))
+    return find_snapshot(source, Paths(home))
 
 
 def is_whole(home: Path, repo: Repository) -> bool:

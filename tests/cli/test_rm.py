@@ -10,7 +10,7 @@ from command import sentence
 from hub_server import Hub, Repository, served
 
 from localspec.cli.console import size
-from localspec.hub.cache import located
+from localspec.hub.cache import find_snapshot
 from localspec.hub.sources import Source
 from localspec.paths import Paths
 
@@ -32,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found(home: Path, name: str = "org/name", revision: str = "main") -> Path | None:
-    return located(Source(name, revision), Paths(home))
+    return find_snapshot(Source(name, revision), Paths(home))
 
 
 def test_asks_and_nobody_can_answer(home, hub: Hub):

@@ -7,7 +7,7 @@ from cli.hub_commands import WEIGHTS, at, home_with_cache, repository
 from command import sentence
 from hub_server import Hub, served
 
-from localspec.hub.cache import located
+from localspec.hub.cache import find_snapshot
 from localspec.hub.sources import Source
 from localspec.paths import Paths
 
@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def path(home: Path) -> Path:
-    found = located(Source("org/name"), Paths(home))
+    found = find_snapshot(Source("org/name"), Paths(home))
     assert found is not None
     return found
 
@@ -64,7 +64,7 @@ def test_cut_short_missing_and_leading_nowhere(home, path: Path, recorded: bool)
     (path / WEIGHTS).unlink()
     result = at(home, GONE, "verify", "org/name")
     assert result.returncode == 1 and "missing" in result.stderr
-    assert located(Source("org/name"), Paths(home)) is None
+    assert find_snapshot(Source("org/name"), Paths(home)) is None
 
 
 def test_what_is_not_here(home):

@@ -8,8 +8,8 @@ import pytest
 from checkpoints import safetensors, write_checkpoint
 from hub_server import git_sha1
 
-from localspec.hub.cache import discard, located, pulled_sources, verify
-from localspec.hub.records import FileFact, forget, record, remember
+from localspec.hub.cache import discard, find_snapshot, pulled_sources, verify
+from localspec.hub.records import ExpectedFile, forget, record, remember
 from localspec.hub.sources import Source
 from localspec.paths import Paths
 
@@ -34,49 +34,49 @@ def snapshot(tmp_path: Path, paths: Paths) -> Path:
     return path
 
 
-def facts(path: Path) -> tuple[FileFact, ...]:
+def facts(path: Path) -> tuple[ExpectedFile, ...]:
     return tuple(
-        FileFact(file.name, file.stat().st_size, git_sha1(file.read_bytes())) for file in sorted(path.iterdir())
+        ExpectedFile(file.name, file.stat().st_size, git_sha1(file.read_bytes())) for file in sorted(path.iterdir())
     )
 
 
 def test_what_another_program_fetched(paths, snapshot):
-    assert located(SOURCE, paths) == snapshot == located(Source("org/name", COMMIT), paths)
+    assert find_snapshot(SOURCE, paths) == snapshot == find_snapshot(Source("org/name", COMMIT), paths)
     for other in (Source("org/name", "dev"), Source("org/name", "d" * 40), Source("org/other")):
-        assert located(other, paths) is None
+        assert find_snapshot(other, paths) is None
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_what_is_not_whole_is_not_here(paths, snapshot, missing):
     (snapshot / missing).unlink()
-    assert located(SOURCE, paths) is None
+    assert find_snapshot(SOURCE, paths) is None
     (snapshot / missing).symlink_to(snapshot / "nowhere")
-    assert located(SOURCE, paths) is None
+    assert find_snapshot(SOURCE, paths) is None
 
 
 def test_weights_that_are_cut_or_lack_a_shard(paths, snapshot):
     weights = (snapshot / "model.safetensors").read_bytes()
     (snapshot / "model.safetensors").write_bytes(weights[:-1])
-    assert located(SOURCE, paths) is None
+    assert find_snapshot(SOURCE, paths) is None
     (snapshot / "model.safetensors").unlink()
     shards = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
     (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
     (snapshot / shards["a"]).write_bytes(safetensors({"a": [4]}))
-    assert located(SOURCE, paths) is None
+    assert find_snapshot(SOURCE, paths) is None
     (snapshot / shards["b"]).write_bytes(safetensors({"b": [4]}))
-    assert located(SOURCE, paths) == snapshot
+    assert find_snapshot(SOURCE, paths) == snapshot
 
 
 def test_heads_of_medusa_need_no_tokenizer(paths, snapshot):
     (snapshot / "tokenizer.json").unlink()
     (snapshot / "medusa_lm_head.pt").write_bytes(b"x")
-    assert located(SOURCE, paths) == snapshot
+    assert find_snapshot(SOURCE, paths) == snapshot
 
 
 @pytest.mark.parametrize("said", ["", "main", "../../x", COMMIT[:-1], COMMIT + "\n", "\xff"])
 def test_refs_that_are_none(paths, snapshot, said):
     (snapshot.parent.parent / "refs" / "main").write_bytes(said.encode("latin-1"))
-    assert located(SOURCE, paths) == (snapshot if said.strip() == COMMIT else None)
+    assert find_snapshot(SOURCE, paths) == (snapshot if said.strip() == COMMIT else None)
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ def test_a_ref_leads_nowhere_but_to_a_commit(paths, snapshot):
     root = snapshot.parent.parent
     write_checkpoint(root / "elsewhere")
     (root / "refs" / "main").write_text("../elsewhere")
-    assert located(SOURCE, paths) is None
+    assert find_snapshot(SOURCE, paths) is None
 
 
 def test_half_a_tokenizer_is_none(paths, snapshot):
     (snapshot / "tokenizer.json").rename(snapshot / "vocab.json")
-    assert located(SOURCE, paths) is None
+    assert find_snapshot(SOURCE, paths) is None
     (snapshot / "merges.txt").write_text("")
-    assert located(SOURCE, paths) == snapshot
+    assert find_snapshot(SOURCE, paths) == snapshot
 
 
 # -- records ------------------------------------------------------------------------------------------------------------
@@ -156,10 +156,10 @@ def test_what_was_pulled_and_is_whole(paths, snapshot, tmp_path):
 
 def test_a_recorded_revision_is_whole_or_not_here(paths, snapshot):
     remember(SOURCE, COMMIT, facts(snapshot), paths)
-    assert located(SOURCE, paths) == snapshot
+    assert find_snapshot(SOURCE, paths) == snapshot
     with (snapshot / "tokenizer.json").open("ab") as file:
         file.write(b" ")
-    assert located(SOURCE, paths) is None
+    assert find_snapshot(SOURCE, paths) is None
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_damaged_record_is_not_believed_and_set_aside_when_a_new_one_comes(pat
     paths.pulled.mkdir(parents=True)
     file = paths.pulled / "models--org--name.json"
     file.write_text(content)
-    assert record(SOURCE, paths) is None and located(SOURCE, paths) == snapshot
+    assert record(SOURCE, paths) is None and find_snapshot(SOURCE, paths) == snapshot
     told = remember(SOURCE, COMMIT, facts(snapshot), paths)
     assert told and str(file) in told and "set aside" in told
     (aside,) = paths.pulled.glob("*.aside")
@@ -189,7 +189,7 @@ def test_discarding_touches_nothing_outside_the_cache(paths, snapshot, tmp_path)
     own = tmp_path / "own.safetensors"
     (snapshot / "model.safetensors").rename(own)
     (snapshot / "model.safetensors").symlink_to(own)
-    discard(SOURCE, COMMIT, FileFact("model.safetensors", 1, "0" * 40))
+    discard(SOURCE, COMMIT, ExpectedFile("model.safetensors", 1, "0" * 40))
     assert own.exists() and not os.path.lexists(snapshot / "model.safetensors")
 
 

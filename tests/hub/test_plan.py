@@ -10,7 +10,7 @@ from checkpoints import CONFIG, safetensors
 from hub_server import Hub, Repository, git_sha1, served
 
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
-from localspec.hub.cache import located
+from localspec.hub.cache import find_snapshot
 from localspec.hub.fetch import fetch
 from localspec.hub.plan import Part, plan
 from localspec.hub.sources import Source
@@ -197,7 +197,7 @@ def test_names_of_files_that_are_no_names(hub, tmp_path, name):
         return
     assert names(made.parts[0]) == set(MODEL)
     fetch(made, paths=Paths(tmp_path / "home"))
-    assert {path.name for path in located(SOURCE, Paths(tmp_path / "home")).iterdir()} == set(MODEL)
+    assert {path.name for path in find_snapshot(SOURCE, Paths(tmp_path / "home")).iterdir()} == set(MODEL)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_answers_about_a_file_that_are_none(hub, tmp_path, head):
     hub.answer = answer
     with pytest.raises(LocalspecError):
         fetch(made, paths=Paths(tmp_path / "home"))
-    assert answered.is_set() and located(SOURCE, Paths(tmp_path / "home")) is None
+    assert answered.is_set() and find_snapshot(SOURCE, Paths(tmp_path / "home")) is None
     outside = [p for p in tmp_path.rglob("*evil*") if not p.is_relative_to(tmp_path / "hf" / "hub")]
     assert outside == []
 
@@ -329,7 +329,7 @@ def test_what_does_not_fit_on_the_disk_is_not_begun(hub, tmp_path):
         fetch(made, paths=Paths(tmp_path / "home"))
     assert hub.requests == [] and not (tmp_path / "hf").exists()
     fetch(made, paths=Paths(tmp_path / "home"), force=True)
-    assert located(SOURCE, Paths(tmp_path / "home")) is not None
+    assert find_snapshot(SOURCE, Paths(tmp_path / "home")) is not None
 
 
 def test_two_revisions_of_which_one_is_wanted_do_not_share_a_record(hub, tmp_path):
@@ -337,14 +337,14 @@ def test_two_revisions_of_which_one_is_wanted_do_not_share_a_record(hub, tmp_pat
     hub.repositories["org/name"] = Repository(MODEL, revisions={"dev": "d" * 40})
     dev = Source("org/name", "dev")
     fetch(plan([SOURCE, dev]), paths=Paths(tmp_path / "home"))
-    here = [located(source, Paths(tmp_path / "home")) for source in (SOURCE, dev)]
+    here = [find_snapshot(source, Paths(tmp_path / "home")) for source in (SOURCE, dev)]
     assert None not in here and here[1].name == "d" * 40 != here[0].name
 
 
 def test_a_file_of_another_length_does_not_count_as_cached(hub, tmp_path):
     planned(hub, MODEL)
     fetch(plan([SOURCE]), paths=Paths(tmp_path / "home"))
-    path = located(SOURCE, Paths(tmp_path / "home"))
+    path = find_snapshot(SOURCE, Paths(tmp_path / "home"))
     assert plan([SOURCE]).parts[0].here == set(MODEL)
     (path / "model.safetensors").resolve().write_bytes(WEIGHTS[:-1])
     made = plan([SOURCE])
