@@ -37,7 +37,7 @@ class ForwardCosts:
 
     @classmethod
     def from_list(cls, value: Any) -> "ForwardCosts | None":
-        """The costs that `as_list` wrote; None for anything else, for costs can be measured again."""
+        """The costs that `as_list` wrote; None for anything else, since costs can be measured again."""
         try:
             rows, contexts, seconds = value
             costs = cls(tuple(map(int, rows)), tuple(map(int, contexts)), tuple(tuple(map(float, s)) for s in seconds))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from clocks import Clock
 
-from localspec.engine import forward_timing as measuring
+from localspec.engine import forward_timing
 from localspec.engine.forward_timing import ROWS, measure_forward_costs
 from localspec.nn.cache import KVCache
 from localspec.policy.forward_costs import ForwardCosts
@@ -18,7 +18,7 @@ from localspec.policy.forward_costs import ForwardCosts
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(measuring, "time", clock)
+    monkeypatch.setattr(forward_timing, "time", clock)
     return clock
 
 
@@ -38,7 +38,7 @@ class Model:
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: KVCache) -> None:
         n, context = len(tokens), cache.length
         assert torch.is_inference_mode_enabled()
-        assert context + n <= min(cache.capacity, self.context), "behind the end"
+        assert context + n <= min(cache.capacity, self.context), "after the end"
         assert tokens.max() < 3 and positions.tolist() == list(range(context, context + n))
         assert mask.dtype == torch.bool and mask.equal(torch.ones(n, n).tril().bool())
         self.clock.now += self.cost(n, context, self.calls.count((n, context)))
@@ -119,7 +119,7 @@ def test_what_is_measured_fits_the_model(clock: Clock, context: int, contexts: t
 def test_a_long_context_that_would_take_the_memory_is_left_out(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = Model(clock, flat_then_linear).cache(1).nbytes
     for free, contexts in ((17 * bucket, (256,)), (19 * bucket, (256, 2048))):
-        monkeypatch.setattr(measuring, "free_memory", lambda device, free=free: free)
+        monkeypatch.setattr(forward_timing, "free_memory", lambda device, free=free: free)
         assert measured(Model(clock, flat_then_linear)).contexts == contexts
 
 
