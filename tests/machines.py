@@ -7,7 +7,7 @@ from pathlib import Path
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device, Machine
 from localspec.models.drafter_cards import DrafterCard
-from localspec.models.entries import Entry, Published
+from localspec.models.entries import Entry, PublishedDrafter
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
 from localspec.policy.forward_costs import ForwardCosts
@@ -70,7 +70,7 @@ def machine(*devices: Device) -> Machine:
 
 
 def unfetched(
-    shape: Shape | None = SEVEN, name: str = "big", draft: str = "", drafters: tuple[Published, ...] = ()
+    shape: Shape | None = SEVEN, name: str = "big", draft: str = "", drafters: tuple[PublishedDrafter, ...] = ()
 ) -> TargetCard:
     """A registered model that is not here, so that its entry alone tells its sizes."""
     entry = Entry(name, source=Source("org/model"), draft=draft, shape=shape, drafters=drafters)

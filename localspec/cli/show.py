@@ -8,9 +8,9 @@ import typer
 from localspec.checkpoint import inspect, revision
 from localspec.errors import LocalspecError
 from localspec.hub.records import record
-from localspec.models.drafter_cards import drafters
+from localspec.models.drafter_cards import trained_drafters
 from localspec.models.drafter_kinds import kinds
-from localspec.models.entries import Entry, Published
+from localspec.models.entries import Entry, PublishedDrafter
 from localspec.models.registry import TargetCard, named_card, resolve
 from localspec.text import one_line
 
@@ -58,7 +58,7 @@ def _found(card: TargetCard) -> Facts:
         "license": card.license,
         "drafters": [
             *kinds("nothing"),
-            *(drafter.kind for drafter in drafters(card)),
+            *(drafter.kind for drafter in trained_drafters(card)),
             *(f"{kind}:{card.draft}" for kind in kinds("draft model") if _is_here(card.draft)),
         ],
         "revision": revision(card.path),
@@ -95,7 +95,7 @@ def _registered(entry: Entry) -> Facts:
     }
 
 
-def _published(one: Published) -> str:
+def _published(one: PublishedDrafter) -> str:
     """One drafter in words."""
     where = f"{one.source}, by {one.publisher or 'unknown'}" if one.source else "a small model of its family"
     if one.source is None and one.kind in kinds("weights"):

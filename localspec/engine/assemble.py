@@ -1,4 +1,4 @@
-"""The drafter of a choice, by its name, with what it takes: weights, a small model, phrases, hyper-parameters."""
+"""Builds the drafter of a choice from what it takes: weights, a small model, phrases, hyper-parameters."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -33,7 +33,7 @@ REPLY = 48  # tokens of the replies that hyper-parameters are searched on
 
 @dataclass(frozen=True)
 class LoadedDraftModel:
-    """A draft model as it was loaded, what was measured of it, and what its forwards cost where that matters."""
+    """A draft model that was loaded, what was measured of it, and the costs of its forwards where they are needed."""
 
     target: Target
     profile: ModelProfile
@@ -48,7 +48,7 @@ def drafter_of(
     small: LoadedDraftModel | None,
     chosen: Hyperparameters,
 ) -> Drafter:
-    """The drafter that the choice names; `trained` or `small` is what it takes."""
+    """Builds the drafter that the choice names; `trained` or `small` is given where its kind takes that."""
     kind, with_phrases = kind_of(choice.drafter), choice.drafter.endswith(WITH_PHRASES)
     drafter: Drafter
     if kind.takes == "weights":
@@ -65,7 +65,7 @@ def drafter_of(
 def pool_of(
     choice: Choice, target: Target, small: LoadedDraftModel | None, reader: PhraseReader | None = None
 ) -> PhrasePool:
-    """An empty pool for this drafter; it holds no id that one of its models does not know."""
+    """Returns an empty pool for this drafter, which will hold no token id that one of its models lacks."""
     models = [target] if small is None else [target, small.target]
     return PhrasePool(
         target.special_tokens,
@@ -75,7 +75,7 @@ def pool_of(
     )
 
 
-def hyperparameters(
+def find_hyperparameters(
     choice: Choice,
     target: Target,
     small: LoadedDraftModel,
@@ -83,10 +83,10 @@ def hyperparameters(
     costs: ForwardCosts | None,
     again: bool = False,
 ) -> Hyperparameters:
-    """Those found before for this pair, else, or `again`, those that a search finds.
+    """Returns what was found before for this pair of models; else, or `again`, what a search finds.
 
-    The usual ones where trees are fixed, and where what a search finds could not be kept: a busy moment, whose costs
-    are not kept either, no store, or a context in which no reply has room.
+    Returns the defaults where trees are fixed, where no reply has room in the context, and where what a search finds
+    could not be kept: without a store, or while the machine is busy, when costs are not kept either.
     """
     name = f"hyperparameters of {choice.drafter} {'+'.join(choice.parts)} with {small.profile.subject}"
     quantity = Quantity(name, Hyperparameters.from_json, Hyperparameters.as_json)
@@ -116,7 +116,7 @@ def hyperparameters(
 
 
 def _replies(target: Target, nodes: int, costs: ForwardCosts) -> list[Said]:
-    """What the target says to a few prompts, greedily."""
+    """The target's greedy replies to a few prompts."""
     said: list[Said] = []
     session = Session(target, WithPhrases(Autoregressive(), PhrasePool(target.special_tokens)), Budget(nodes, costs))
     for question in ASKED:

@@ -14,7 +14,7 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.drafters.ingredients import Hyperparameters
-from localspec.engine.assemble import LoadedDraftModel, drafter_of, hyperparameters, pool_of
+from localspec.engine.assemble import LoadedDraftModel, drafter_of, find_hyperparameters, pool_of
 from localspec.engine.cached_measurements import CachedMeasurements
 from localspec.engine.fit_context import fit_conversation
 from localspec.engine.loading import calibration_of, load_draft_model, load_target, load_trained, promised_exactness
@@ -78,7 +78,7 @@ class Engine:
         if pair and pair.choice.drafter == choice.drafter and not tune:
             self.hyperparameters = pair.hyperparameters
         elif self.draft_model:
-            self.hyperparameters = hyperparameters(
+            self.hyperparameters = find_hyperparameters(
                 choice, self.target, self.draft_model, self.profile, self.costs, tune
             )
         # Phrases, those of earlier sessions included.

@@ -1,4 +1,4 @@
-"""Trained drafters: names and directories -> DrafterCard. Reads headers, never weights."""
+"""Finds trained drafters by name or directory and describes them as DrafterCard. Reads headers, never weights."""
 
 import math
 import os
@@ -26,23 +26,23 @@ class DrafterCard:
     kind: str
     path: Path
     options: Mapping[str, Any]
-    revision: str  # of the target it was made for; empty where that is any with its tokenizer
-    target: str  # and the name of that
+    revision: str  # of the target it was made for; empty where any target with its tokenizer will do
+    target: str  # the name of that target
     parameters: int
     bytes: int
     about: Mapping[str, Any]  # the rest of drafter.json
 
 
 def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> DrafterCard:
-    """The trained drafter that `name`, a kind or a directory, means for a model.
+    """Returns the trained drafter that `name`, a kind or a directory, means for a model.
 
-    Of one kind the user's own comes before the one that came with the model, and the newest first; a damaged one is
-    passed over. Raises NotHere where there is none, UsageMistake where it was made for another model, LocalspecError
-    where it is damaged.
+    Of one kind, the user's own come before the one that came with the model, the newest first; a damaged one is passed
+    over. Raises NotHere where there is none, UsageMistake where it was made for another model, LocalspecError where it
+    is damaged.
     """
     if name in kinds("weights"):
         trouble = None
-        for found in (found for kind, found in _lying_here(card, paths) if kind == name):
+        for found in (found for kind, found in _drafters_here(card, paths) if kind == name):
             if isinstance(found, DrafterCard):
                 return found
             trouble = trouble or found
@@ -66,24 +66,24 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
     return named
 
 
-def drafters(card: TargetCard, paths: Paths | None = None) -> list[DrafterCard]:
-    """The trained drafters for a model that can be read: one a kind, the one that `find_drafter` finds."""
+def trained_drafters(card: TargetCard, paths: Paths | None = None) -> list[DrafterCard]:
+    """Returns the trained drafters for a model that can be read: of each kind the one that `find_drafter` finds."""
     found: dict[str, DrafterCard] = {}
-    for _, drafter in _lying_here(card, paths):
+    for _, drafter in _drafters_here(card, paths):
         if isinstance(drafter, DrafterCard):
             found.setdefault(drafter.kind, drafter)
     return [found[kind] for kind in sorted(found)]
 
 
-def _lying_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object, DrafterCard | LocalspecError]]:
-    """The drafters for a model by their kind, the first choice first; of a damaged one what is wrong with it."""
+def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object, DrafterCard | LocalspecError]]:
+    """Yields (kind, drafter) for a model, the first choice first; of a damaged drafter what is wrong."""
     places = _drafter_places(card, paths)
     own = revision(card.path) if places else ""
     for path in places:
         try:
             content = _content(path / "drafter.json")
         except LocalspecError:
-            continue  # it does not even say what it is; whoever names it is told
+            continue  # it does not even say what it is; who names its directory gets the error
         target = content.get("target")
         if isinstance(target, dict) and target.get("revision") == own:
             found: DrafterCard | LocalspecError
@@ -93,7 +93,7 @@ def _lying_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object,
                 found = trouble
             yield content.get("kind"), found
     for one in card.entry.drafters if card.entry else ():
-        # A small model is a drafter as it was published; what is not one was made into one of ours.
+        # A small model drafts as it was published; what else is published was converted when it was fetched.
         if kind_of(one.kind).mask_key and one.source and (here := find_snapshot(one.source, paths or Paths(home()))):
             try:
                 yield one.kind, read_drafter(here)
@@ -102,7 +102,7 @@ def _lying_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object,
 
 
 def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
-    """Where drafters for a model may lie: below the user's data directory, and beside the model's weights."""
+    """Returns where drafters for a model may lie: below the user's data directory, and beside the model's weights."""
     own = (paths or Paths(home())).drafters
     trained = [file.parent for file in own.glob("*/drafter/drafter.json")] if own.is_dir() else []
     trained.sort(key=lambda path: (path / "drafter.json").stat().st_mtime, reverse=True)
@@ -111,7 +111,7 @@ def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
 
 
 def read_drafter(path: Path) -> DrafterCard:
-    """What a directory that `train` wrote says of itself; the directory of its drafter alone will do.
+    """Describes the drafter in a directory that `train` wrote, or in its subdirectory `drafter`.
 
     A small language model whose config.json names a mask token is a drafter too (PARD). Raises NotHere where there is
     none, LocalspecError where it is damaged.
@@ -139,7 +139,7 @@ def read_drafter(path: Path) -> DrafterCard:
         raise LocalspecError(
             f"{file} is of format {version!r}, and this version reads {FORMAT}; use the version that wrote it."
         )
-    if not _accuracies(content.get("accuracy_by_depth", [])):
+    if not _are_accuracies(content.get("accuracy_by_depth", [])):
         raise LocalspecError(
             f"accuracy_by_depth in {file} does not list numbers from 0 to 1 for each depth; train the drafter again."
         )
@@ -152,12 +152,12 @@ def read_drafter(path: Path) -> DrafterCard:
 
 
 def _content(file: Path) -> dict[str, Any]:
-    """What drafter.json says; nothing where it is no table."""
+    """The content of a drafter.json; empty where it is no table."""
     content = read_json(file, REMEDY)
     return content if isinstance(content, dict) else {}
 
 
-def _accuracies(content: object) -> bool:
+def _are_accuracies(content: object) -> bool:
     """Whether this says how often the token of each rank was right, by depth."""
     return isinstance(content, list) and all(
         isinstance(level, list) and level and all(type(rate) in (int, float) and 0 <= rate <= 1 for rate in level)

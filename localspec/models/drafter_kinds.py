@@ -60,6 +60,7 @@ class DrafterKind:
     `seconds(cost, nodes)` is one draft of so many nodes. Of a kind with weights, `size` is the bytes that a drafter
     holds, `parameters` their number where its publisher does not say it, and `predicted` (the chance of each token of a
     draft to be accepted given the one before it, where that is known from) for a drafter that nobody measured.
+    A kind that takes nothing is used where it is named; only `phrases` and plain decoding are also chosen by `auto`.
     `has_phrases`: its drafts are phrases, or are lengthened by phrases without `+phrases`. `parts` names the setting
     that lists which of its parts are used. `mask_key`: a small language model whose config.json has this key is a
     drafter of this kind.

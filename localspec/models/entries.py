@@ -1,4 +1,4 @@
-"""What a models.toml says, read strictly: one entry a model, with the drafters that are known for it."""
+"""Reads a models.toml strictly: one entry a model, with the drafters that are known for it."""
 
 import os
 import re
@@ -15,12 +15,12 @@ from localspec.models.shape import TABLE_KEYS, Shape, whole
 
 PACKAGE = Path(__file__).parent.parent
 DEEPEST = 64  # tokens of a draft
-LONGEST = 10**12  # of any number in an entry; what is more is a slip
+LARGEST = 10**12  # number in an entry; a larger one is a slip
 
 
 @dataclass(frozen=True)
-class Accepted:
-    """A published acceptance length: tokens committed per forward, the most tokens a draft had, and who says so."""
+class PublishedLength:
+    """A published acceptance length: tokens per forward, the largest number of tokens in a draft, and who says so."""
 
     length: float
     depth: int
@@ -28,13 +28,13 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class Published:
-    """A drafter known for a model; without a repository nobody publishes one, and `localspec train` makes it."""
+class PublishedDrafter:
+    """A drafter that is known for a model. Without a `source` nobody publishes one, and `localspec train` makes it."""
 
     kind: str
     source: Source | None = None
     parameters: int | None = None
-    accepted: Accepted | None = None
+    accepted: PublishedLength | None = None
     license: str | None = None
     publisher: str = ""
     lossless: bool = True
@@ -42,7 +42,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Entry:
-    """A model as an entry describes it: it lies in a directory, or comes from a repository.
+    """A model as its entry describes it, in a directory (`path`) or from a repository (`source`).
 
     `quality` orders models, the best highest. `verified`: a pull of it is known to have worked.
     """
@@ -58,11 +58,11 @@ class Entry:
     gated: bool = False
     verified: bool = False
     shape: Shape | None = None
-    drafters: tuple[Published, ...] = ()
+    drafters: tuple[PublishedDrafter, ...] = ()
 
     @property
     def toy(self) -> bool:
-        """Whether it is there to see localspec work, and not for its answers: those that come inside."""
+        """Whether it comes inside the package, to see localspec work and not for its answers."""
         return self.path is not None and self.path.is_relative_to(PACKAGE)
 
 
@@ -75,11 +75,11 @@ def _switch(value: object) -> bool:
 
 
 def _count(value: object) -> bool:
-    return whole(value) and isinstance(value, int) and value <= LONGEST
+    return whole(value) and isinstance(value, int) and value <= LARGEST
 
 
 def _length(value: object) -> bool:
-    return type(value) in (int, float) and 1 <= value <= 100  # type: ignore[operator]
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value <= 100
 
 
 _Keys = Mapping[str, tuple[Callable[[object], bool], str]]
@@ -169,7 +169,7 @@ def _shape(table: Mapping[str, Any], of: str) -> Shape:
     return Shape(**{TABLE_KEYS[name]: value for name, value in table.items()})
 
 
-def _published(table: Mapping[str, Any], of: str) -> Published:
+def _published(table: Mapping[str, Any], of: str) -> PublishedDrafter:
     _check(table, _DRAFTER, of)
     kind, known = table.get("kind"), sorted(kinds("weights", "draft model"))
     if kind not in known:
@@ -180,11 +180,11 @@ def _published(table: Mapping[str, Any], of: str) -> Published:
         _check(accepted, _ACCEPTED, f"accepted of {of}")
         if missing := [key for key in _ACCEPTED if key not in accepted]:
             raise UsageMistake(f"accepted of {of} lacks {missing[0]}; add it.")
-    return Published(
+    return PublishedDrafter(
         kind=kind,
         source=_source(table, of),
         accepted=None
         if accepted is None
-        else Accepted(float(accepted["length"]), accepted["depth"], accepted["source"]),
+        else PublishedLength(float(accepted["length"]), accepted["depth"], accepted["source"]),
         **{key: table[key] for key in ("parameters", "license", "publisher", "lossless") if key in table},
     )

@@ -1,21 +1,18 @@
-"""A model as the policy looks at it: its card, its sizes, and the drafters that are here."""
+"""A model as the policy sees it: its card, its sizes, and the drafters that are here."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from localspec.checkpoint import inspect
 from localspec.errors import LocalspecError
-from localspec.models.drafter_cards import DrafterCard, drafters
+from localspec.models.drafter_cards import DrafterCard, trained_drafters
 from localspec.models.registry import TargetCard, named_card
 from localspec.models.shape import Shape
 
 
 @dataclass(frozen=True)
 class Model:
-    """A target, and what could draft for it.
-
-    `parameters` is their true number. `small` is its draft model.
-    """
+    """A target and what could draft for it. `parameters` is their true number. `small` is its draft model."""
 
     card: TargetCard
     shape: Shape
@@ -26,13 +23,13 @@ class Model:
 
 
 def model_of(card: TargetCard) -> Model:
-    """What ranking looks at, of a model that is here, or of a registered one whose sizes its entry tells.
+    """Describes a model that is here, or a registered one whose entry gives its sizes.
 
     Raises what `inspect` raises, and LocalspecError where its sizes are not known.
     """
     if card.here:
         checkpoint = inspect(card.path)
-        shape, parameters, trained = Shape.of(checkpoint.config), checkpoint.parameters, tuple(drafters(card))
+        shape, parameters, trained = Shape.of(checkpoint.config), checkpoint.parameters, tuple(trained_drafters(card))
     else:
         shape, trained = card.entry.shape if card.entry else None, ()
         parameters = shape.parameters if shape else 0
@@ -44,7 +41,7 @@ def model_of(card: TargetCard) -> Model:
         )
     small = None
     if card.draft:
-        with suppress(LocalspecError):  # a draft model that cannot be used is told to who names it
+        with suppress(LocalspecError):  # only who names a draft model gets its error
             own = named_card(card.draft)
             small = replace(model_of(replace(own, draft="")), card=own)
     return Model(card, shape, parameters, trained, small, small is not None and small.card.here)

@@ -1,4 +1,4 @@
-"""Names of models -> TargetCard: models.toml, and the user's own."""
+"""Finds models by name, in models.toml and in the user's own, and describes them as TargetCard."""
 
 import os
 import re
@@ -20,7 +20,7 @@ NOWHERE = Path("not fetched")  # stands for the directory of a model that is not
 
 @dataclass(frozen=True)
 class TargetCard:
-    """A model by its name, and where it lies, or would lie once it is fetched."""
+    """A model by its name, and where it lies or would lie once it is fetched."""
 
     name: str
     path: Path
@@ -31,12 +31,12 @@ class TargetCard:
 
     @property
     def here(self) -> bool:
-        """Whether there is anything of it on this machine; what, `inspect` tells."""
+        """Whether any of its files are on this machine; `inspect` says which."""
         return self.entry is None or self.entry.source is None or self.path.is_dir()
 
 
 def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
-    """Every registered model by name, fetched or not; an entry of the user's own models.toml replaces one of its name.
+    """Returns every registered model by name, fetched or not. The user's own entries replace those of the same name.
 
     Raises UsageMistake for an entry that cannot be meant.
     """
@@ -49,7 +49,7 @@ def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
 
 
 def known(paths: Paths | None = None) -> dict[str, TargetCard]:
-    """Every registered model, and those that were pulled by the name of their repository."""
+    """Returns every registered model, and those that were pulled by the name of their repository."""
     paths = paths or Paths(home())
     registered = cards(paths)
     entries = [card.entry for card in registered.values() if card.entry]
@@ -61,23 +61,23 @@ def known(paths: Paths | None = None) -> dict[str, TargetCard]:
 
 
 def _is_model(source: Source, paths: Paths) -> bool:
-    """And not heads for another model."""
+    """Whether this is a model that was pulled, not heads for another one."""
     path = find_snapshot(source, paths)
     return path is not None and any((path / name).is_file() for name in (WEIGHTS, f"{WEIGHTS}.index.json"))
 
 
 def _card(entry: Entry, paths: Paths) -> TargetCard:
-    path = entry.path or find_snapshot(entry.source, paths) or NOWHERE / entry.name  # type: ignore[arg-type]  # one of both
+    path = entry.path or (entry.source and find_snapshot(entry.source, paths)) or NOWHERE / entry.name
     return TargetCard(entry.name, path, entry.license or _license(path), entry.description, entry.draft, entry)
 
 
 def named_card(name: str, paths: Paths | None = None) -> TargetCard:
-    """As `resolve`, but of a registered model that is not here, too."""
+    """Like `resolve`, but a registered model need not be here."""
     return cards(paths).get(name) or resolve(name, paths)
 
 
 def resolve(name: str, paths: Paths | None = None) -> TargetCard:
-    """The model that `name` means: a registered one, else a local directory. Raises NotHere naming what there is."""
+    """Returns the model that `name` means: a registered one, else a local directory. Raises NotHere where none is."""
     known = cards(paths)
     if name in known:
         if not known[name].here:
@@ -108,12 +108,12 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
 
 
 def reference(card: TargetCard) -> str:
-    """What `resolve` finds this model by from anywhere: its name, or the absolute path of its directory."""
+    """By which `resolve` finds this model from any directory: its name, or the absolute path of its directory."""
     return str(card.path) if card.entry is None else card.name
 
 
 def installed(paths: Paths | None = None) -> Iterator[tuple[TargetCard, Checkpoint | LocalspecError]]:
-    """Every model that is on this machine by a name, with what lies in its directory, or with why it cannot be used."""
+    """Yields every named model on this machine, with its checkpoint or with why it cannot be used."""
     for card in (card for card in known(paths).values() if card.here):
         try:
             yield card, inspect(card.path)
@@ -122,7 +122,7 @@ def installed(paths: Paths | None = None) -> Iterator[tuple[TargetCard, Checkpoi
 
 
 def _license(path: Path) -> str | None:
-    """What the directory's README.md says in its front matter, else the name of a license file."""
+    """The license in the front matter of the directory's README.md, else the name of a license file."""
     try:
         front = re.match(r"---\r?\n(.*?)\r?\n---", (path / "README.md").read_text("utf-8", "replace"), re.DOTALL)
     except OSError:

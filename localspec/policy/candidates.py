@@ -14,41 +14,41 @@ from localspec.models.drafter_kinds import (
     kind_of,
     kinds,
 )
-from localspec.models.entries import Published
+from localspec.models.entries import PublishedDrafter
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.measurements import ReplyStats
 from localspec.policy.prediction import CONTEXT, ITEM, Acceptance, Rates, cache
 
-# Prompt lookup, Vicuna 7B, Spec-Bench on an RTX 3090, greedy (published). Ours also knows what replies said before.
+# Published for prompt lookup: Vicuna 7B, Spec-Bench on an RTX 3090, greedy. Ours also knows phrases of earlier replies.
 PHRASES = Acceptance.of_length(1.73, 10, "from 1.73 as published for prompt lookup, Spec-Bench")
 
 
 @dataclass(frozen=True)
 class DrafterCandidate:
-    """A drafter by what `--drafter` would say. `bytes` is all it holds, its cache too.
+    """A drafter, by the name that `--drafter` takes. `bytes` is all it holds, its cache included.
 
-    `drafting(nodes)` is seconds a draft. Without an acceptance nobody knows what it brings. `trained` and `small` are
-    here; `published` may be fetched.
+    `draft_seconds(nodes)` is what a draft of so many nodes takes. Where `acceptance` is None, nobody knows what the
+    drafter brings. `trained` and `small` are what it uses; `published` is set where something must be fetched or made.
     """
 
     name: str
     bytes: int
     acceptance: Acceptance | None
-    drafting: Callable[[int], float]
+    draft_seconds: Callable[[int], float]
     trained: DrafterCard | None = None
     small: TargetCard | None = None
-    published: Published | None = None
+    published: PublishedDrafter | None = None
 
     @property
     def drafter(self) -> str:
-        """The name without that of its small model."""
+        """The name without its small model's."""
         return self.name.partition(":")[0]
 
     @property
     def here(self) -> bool:
-        """Whether it could be loaded now."""
+        """Whether nothing has to be fetched or made before it is loaded."""
         return self.published is None
 
     @property
@@ -60,12 +60,12 @@ class DrafterCandidate:
 
     @property
     def key(self) -> str:
-        """What replies with it are kept by."""
+        """The key under which the figures of replies with it are stored."""
         return reply_key(self.drafter, self.trained, self.small)
 
 
 def reply_key(drafter: str, trained: DrafterCard | None, small: TargetCard | None) -> str:
-    """What replies are kept by: the drafter, and which weights or which small model it had."""
+    """The key of a drafter's replies in the store: its name, and which weights or which small model it had."""
     if trained is not None:
         weights = trained.path / "drafter.safetensors"
         written = weights.stat().st_mtime_ns if weights.is_file() else 0
@@ -84,27 +84,27 @@ class DraftModelEstimate:
 
 @dataclass(frozen=True)
 class CostInputs:
-    """What drafting depends on: the target's shape and costs, the rates of its device unpacked, its numbers."""
+    """What drafting depends on: the target's shape and costs, its device's rates for unpacked weights, its formats."""
 
     shape: Shape
     costs: ForwardCostModel
     rates: Rates
     dtype: str
-    computing: int  # bytes of a number that its drafters compute with
-    planned: int  # tokens of context
+    compute_bytes: int  # of a number that its drafters compute with
+    context: int  # tokens
     replies: Mapping[str, ReplyStats]
 
 
 def plain() -> DrafterCandidate:
-    """No drafter at all."""
-    return DrafterCandidate("none", 0, Acceptance((), ""), _free)
+    """Plain decoding."""
+    return DrafterCandidate("none", 0, Acceptance((), ""), lambda nodes: 0.0)
 
 
 def candidates(
     card: TargetCard, at: CostInputs, trained: list[DrafterCard], small: DraftModelEstimate | None, small_here: bool
 ) -> Iterator[DrafterCandidate]:
     """Phrases, which need no training, then the drafters that are here, then those that could be fetched or made."""
-    phrases = _as_measured(DrafterCandidate("phrases", 0, PHRASES, _free), at)
+    phrases = _as_measured(DrafterCandidate("phrases", 0, PHRASES, _draft_seconds(kind_of("phrases"), 0, 0, at)), at)
     yield phrases
     published = card.entry.drafters if card.entry else ()
     by_kind = {one.kind: one for one in published}
@@ -113,18 +113,13 @@ def candidates(
     if small is not None:
         for one in (one for one in published if kind_of(one.kind).takes == "draft model"):
             yield _as_measured(_paired(one, small, at, small_here), at)
-        # Whatever small model is here drafts best with phrases, published or not.
+        # A small model that is here can draft with phrases, too, whether or not anybody published figures of that.
         for name in kinds("draft model") if small_here else ():
             if kind_of(name).has_phrases and name not in by_kind:
-                yield _as_measured(_paired(Published(name), small, at, True), at)
+                yield _as_measured(_paired(PublishedDrafter(name), small, at, True), at)
     here = {drafter.kind for drafter in trained}
     for one in (one for one in published if one.kind not in here and kind_of(one.kind).takes == "weights"):
         yield from _alone_and_with_phrases(_fetched(one, at), phrases, at)
-
-
-def _free(nodes: int) -> float:
-    """Looking up phrases takes a hundredth of a step."""
-    return 0.0
 
 
 def _as_measured(candidate: DrafterCandidate, at: CostInputs) -> DrafterCandidate:
@@ -147,14 +142,14 @@ def _alone_and_with_phrases(
     yield _as_measured(replace(alone, name=alone.name + WITH_PHRASES, acceptance=both), at)
 
 
-def _trained(drafter: DrafterCard, published: Published | None, at: CostInputs) -> DrafterCandidate:
+def _trained(drafter: DrafterCard, published: PublishedDrafter | None, at: CostInputs) -> DrafterCandidate:
     rates = [level[0] for level in drafter.about.get("accuracy_by_depth", [])]
     acceptance = (
-        Acceptance.chain(rates, "by what it foresaw of held-out text") if rates else _published_acceptance(published)
+        Acceptance.chain(rates, "by what it predicted of held-out text") if rates else _published_acceptance(published)
     )
-    size = drafter_bytes(drafter, at.shape, at.dtype, at.computing, at.planned)
-    drafting = _drafting(kind_of(drafter.kind), drafter.parameters, len(rates) or DRAFT_TOKENS, at)
-    return DrafterCandidate(drafter.kind, size, acceptance, drafting, trained=drafter)
+    size = drafter_bytes(drafter, at.shape, at.dtype, at.compute_bytes, at.context)
+    seconds = _draft_seconds(kind_of(drafter.kind), drafter.parameters, len(rates) or DRAFT_TOKENS, at)
+    return DrafterCandidate(drafter.kind, size, acceptance, seconds, trained=drafter)
 
 
 def drafter_bytes(drafter: DrafterCard, shape: Shape, dtype: str, computing: int, planned: int) -> int:
@@ -162,24 +157,24 @@ def drafter_bytes(drafter: DrafterCard, shape: Shape, dtype: str, computing: int
     return _size(kind_of(drafter.kind), drafter.parameters, shape, dtype, computing, planned)
 
 
-def _published_acceptance(one: Published | None) -> Acceptance | None:
+def _published_acceptance(one: PublishedDrafter | None) -> Acceptance | None:
     if one is None or one.accepted is None:
         return None
     said = one.accepted
     return Acceptance.of_length(said.length, said.depth, f"from {said.length:.3g} as published, {said.source}")
 
 
-def _fetched(one: Published, at: CostInputs) -> DrafterCandidate:
+def _fetched(one: PublishedDrafter, at: CostInputs) -> DrafterCandidate:
     kind, acceptance = kind_of(one.kind), _published_acceptance(one)
     if acceptance is None and (predicted := kind.predicted(at.shape)):
         acceptance = Acceptance.chain(*predicted)
     parameters = one.parameters or kind.parameters(at.shape)
     depth = one.accepted.depth if one.accepted else DRAFT_TOKENS
-    size = _size(kind, parameters, at.shape, at.dtype, at.computing, at.planned)
-    return DrafterCandidate(one.kind, size, acceptance, _drafting(kind, parameters, depth, at), published=one)
+    size = _size(kind, parameters, at.shape, at.dtype, at.compute_bytes, at.context)
+    return DrafterCandidate(one.kind, size, acceptance, _draft_seconds(kind, parameters, depth, at), published=one)
 
 
-def _paired(one: Published, small: DraftModelEstimate, at: CostInputs, here: bool) -> DrafterCandidate:
+def _paired(one: PublishedDrafter, small: DraftModelEstimate, at: CostInputs, here: bool) -> DrafterCandidate:
     kind, acceptance = kind_of(one.kind), _published_acceptance(one)
     if acceptance and kind.has_phrases:
         acceptance = acceptance.beside(PHRASES)
@@ -187,7 +182,7 @@ def _paired(one: Published, small: DraftModelEstimate, at: CostInputs, here: boo
         f"{one.kind}:{small.card.name}",
         small.bytes,
         acceptance,
-        _drafting(kind, 0, DRAFT_TOKENS, at, small),
+        _draft_seconds(kind, 0, DRAFT_TOKENS, at, small),
         small=small.card,
         published=None if here else one,
     )
@@ -198,10 +193,10 @@ def _size(kind: DrafterKind, parameters: int, shape: Shape, dtype: str, computin
     return kind.size(DrafterSize(parameters, shape, ITEM[dtype], computing, cache(shape, planned, dtype)))
 
 
-def _drafting(
+def _draft_seconds(
     kind: DrafterKind, parameters: int, depth: int, at: CostInputs, small: DraftModelEstimate | None = None
 ) -> Callable[[int], float]:
-    """Seconds of one draft, by its nodes."""
+    """Returns the function of nodes that gives the seconds of one draft."""
     costs = small.costs if small else at.costs
     cost = DraftCost(
         parameters, depth, at.shape, at.rates.product, at.rates.layer[0], lambda rows: costs.at(rows, CONTEXT)

@@ -1,4 +1,4 @@
-"""What `--drafter` names: a kind with its weights or its small model."""
+"""Finds what `--drafter` names: a kind with its weights or its small model."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from localspec.models.registry import TargetCard, resolve
 
 @dataclass(frozen=True)
 class DrafterSpec:
-    """What `--drafter` says: a name without its weights or its small model, or `auto`."""
+    """What `--drafter` names: a kind, perhaps with `+phrases`, or `auto`; and the weights or small model it takes."""
 
     drafter: str
     trained: DrafterCard | None = None
@@ -22,7 +22,7 @@ class DrafterSpec:
 
 
 def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
-    """What is named, by its kind, its weights, and the small model it takes.
+    """Finds the drafter that `name` means for a model.
 
     Raises UsageMistake for a drafter that there is not, NotHere where a small model is not here, and what `model_of`
     raises.

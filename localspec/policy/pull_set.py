@@ -8,7 +8,7 @@ from localspec.config import nearest
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.sources import Source
 from localspec.machine.machine import Machine
-from localspec.models.drafter_cards import drafters
+from localspec.models.drafter_cards import trained_drafters
 from localspec.models.drafter_kinds import kinds
 from localspec.models.entries import Entry
 from localspec.models.model import Model, model_of
@@ -22,17 +22,17 @@ WIDEST, SLACK = 4.5, 64 * 2**20  # bytes of a published weight at most, and of w
 
 @dataclass(frozen=True)
 class PullSet:
-    """Repositories, the model first; and why this drafter, in a sentence."""
+    """The repositories to fetch, the model first, and why this drafter, in a clause."""
 
     sources: tuple[Source, ...]
     why: str
 
 
 def pull_set(card: TargetCard, drafter: str | None, machine: Machine, measurements: MeasurementSource) -> PullSet:
-    """What to fetch for a registered model: it and the published drafter that pays most, or the one that is named.
+    """Decides what to fetch for a registered model: it and the published drafter that pays most, or the named one.
 
-    Of one that came with localspec, or that is a directory, only the drafter. Raises UsageMistake for a drafter that
-    is not published for it.
+    Of a model that came with localspec, or that is a directory, only the drafter is fetched. Raises UsageMistake for a
+    drafter that is not published for it.
     """
     entry = card.entry
     assert entry is not None
@@ -42,7 +42,7 @@ def pull_set(card: TargetCard, drafter: str | None, machine: Machine, measuremen
             found = recommend(model_of(card), machine, measurements, here=False)
         except LocalspecError:  # an entry without sizes
             first = [one.source for one in entry.drafters if one.source is not None][:1]
-            return PullSet((*own, *first), "the first that is published, for its entry tells no sizes")
+            return PullSet((*own, *first), "the first that is published, for its entry gives no sizes")
         sources, why = _sources_of(found), found.reason
         unknown = [one.kind for one in entry.drafters if one.source and not one.accepted and one.source not in sources]
         if unknown:
@@ -80,10 +80,10 @@ def _named(entry: Entry, card: TargetCard, kind: str) -> tuple[Source, ...]:
 
 
 def to_make(card: TargetCard) -> str | None:
-    """The kind of drafter that its entry is about, nobody publishes and is not here either."""
+    """Returns the first kind of drafter that the model's entry names, nobody publishes, and is not here either."""
     if card.entry is None:
         return None
-    here = {drafter.kind for drafter in drafters(card)} if card.here else set()
+    here = {drafter.kind for drafter in trained_drafters(card)} if card.here else set()
     trainable = {*kinds("weights")} - here
     missing = (one.kind for one in card.entry.drafters if one.source is None and one.kind in trainable)
     return next(missing, None)
@@ -97,10 +97,10 @@ def fit(
     measurements: MeasurementSource,
     beside: int = 0,
 ) -> tuple[bool | None, str]:
-    """Whether a model with this config.json and so many bytes of weights fits here, and a sentence about it.
+    """Returns whether a model with this config.json and so many bytes of weights fits here, and a clause about it.
 
-    `beside` are bytes of a drafter that was asked for. None where its sizes are not told, or config.json promises
-    another model than the weights are.
+    `beside` are the bytes of a drafter that was asked for. The first is None where config.json does not give the sizes,
+    or gives those of another model than the weights are.
     """
     shape = Shape.of(config)
     if shape is None:

@@ -149,7 +149,7 @@ def _plans_in(
         if candidate.name != "none":
             if candidate.acceptance is None:
                 return None
-            speed, nodes = prediction.speed(costs, candidate.acceptance, candidate.drafting, most)
+            speed, nodes = prediction.speed(costs, candidate.acceptance, candidate.draft_seconds, most)
         replies = known.replies.get(candidate.key) if known.costs else None
         if replies is not None:
             speed = replies.speed(costs)

@@ -17,7 +17,7 @@ from localspec.drafters.saved import drafter_class, make_drafter
 from localspec.drafters.trained import PreviousRun, TrainedDrafter
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.machine.memory import out_of_memory
-from localspec.models.drafter_cards import drafters as trained_before
+from localspec.models.drafter_cards import trained_drafters
 from localspec.models.registry import TargetCard
 from localspec.nn.packing import DTYPES
 from localspec.nn.target import Target
@@ -180,7 +180,7 @@ class Job:
             return self.request.options
         previous = [
             PreviousRun(card.options, card.about["accuracy_by_depth"])
-            for card in trained_before(self.request.card)
+            for card in trained_drafters(self.request.card)
             if card.kind == self.request.kind and card.about.get("accuracy_by_depth")
         ]
         if (proposed := drafter_class(self.request.kind).propose(target, previous)) is None:

@@ -17,7 +17,7 @@ from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.engine import assemble, cached_measurements
-from localspec.engine.assemble import LoadedDraftModel, drafter_of, hyperparameters, pool_of
+from localspec.engine.assemble import LoadedDraftModel, drafter_of, find_hyperparameters, pool_of
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.model_profile import ModelProfile
 from localspec.events import Reporter
@@ -99,14 +99,14 @@ def test_what_is_found_belongs_to_the_pair_and_to_what_is_searched(tiny, store: 
         kept.remember(cached_measurements.COSTS, COSTS)
 
     def chosen(choice: Choice, pair: LoadedDraftModel, **more: bool) -> int:
-        return hyperparameters(choice, model.target, pair, own, COSTS, **more).draft
+        return find_hyperparameters(choice, model.target, pair, own, COSTS, **more).draft
 
     assert [chosen(choice, one), chosen(choice, one)] == [1, 1]
     assert chosen(choice, other) == 2, "another draft model is another pair"
     assert chosen(replace(choice, parts=("lengthening",)), one) == 3
     assert chosen(choice, one, again=True) == 4
     assert [chosen(choice, one), chosen(choice, other)] == [4, 2]
-    assert hyperparameters(choice, model.target, one, own, None).draft == 4, "a fixed tree uses what was found"
+    assert find_hyperparameters(choice, model.target, one, own, None).draft == 4, "a fixed tree uses what was found"
 
 
 def test_nothing_is_searched_that_could_not_be_kept(tiny, store: Store, monkeypatch) -> None:
@@ -115,13 +115,13 @@ def test_nothing_is_searched_that_could_not_be_kept(tiny, store: Store, monkeypa
     monkeypatch.setattr(assemble, "search", lambda *_: pytest.fail("it was searched"))
     own, nowhere = profile(store, "t"), profile(None, "t")
     choice = asked("ouroboros")
-    assert hyperparameters(choice, model.target, small(model), nowhere, COSTS) == usual
+    assert find_hyperparameters(choice, model.target, small(model), nowhere, COSTS) == usual
     own.remember(cached_measurements.COSTS, COSTS)
-    assert hyperparameters(choice, model.target, small(model, store), own, COSTS) == usual
+    assert find_hyperparameters(choice, model.target, small(model, store), own, COSTS) == usual
     told: list[str] = []
     monkeypatch.setattr(model.target, "context", 30)
     own = profile(store, "t", told.append)
-    assert hyperparameters(choice, model.target, small(model, store), own, COSTS, again=True) == usual
+    assert find_hyperparameters(choice, model.target, small(model, store), own, COSTS, again=True) == usual
     assert len(told) == 1 and "context of 30 tokens" in told[0]
 
 
@@ -146,6 +146,6 @@ def test_phrases_of_a_search_hold_no_id_that_the_small_model_lacks(
     measured = profile(store, "target")
     for parts in (Settings().ouroboros, ("lengthening",)):
         choice = replace(asked("ouroboros"), parts=parts)
-        hyperparameters(choice, model.target, small(little, store), measured, COSTS, again=True)
+        find_hyperparameters(choice, model.target, small(little, store), measured, COSTS, again=True)
     assert [pool._vocabulary for pool in pools] == [300, 300]
     assert [pool._verification for pool in pools] == [True, False]

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from localspec.checkpoint import revision
 from localspec.config import Settings
 from localspec.errors import LocalspecError, NotHere, UsageMistake
-from localspec.models.drafter_cards import drafters, find_drafter, read_drafter
+from localspec.models.drafter_cards import find_drafter, read_drafter, trained_drafters
 from localspec.models.registry import TargetCard, resolve
 from localspec.paths import Paths
 from localspec.policy.selection import choose
@@ -54,12 +54,12 @@ def test_of_a_kind_the_users_newest_comes_first_and_then_the_models_own(paths, m
     written(paths.drafters / "c" / "drafter", model, kind="semi")
     found = find_drafter("medusa", model, paths)
     assert (found.path, found.kind, found.parameters, found.target) == (newer, "medusa", 12, "mine")
-    assert [drafter.kind for drafter in drafters(model, paths)] == ["medusa", "semi"]
+    assert [drafter.kind for drafter in trained_drafters(model, paths)] == ["medusa", "semi"]
 
 
 def test_one_that_was_made_for_another_model_is_not_meant_by_its_kind_and_refused_by_its_directory(paths, model):
     path = written(paths.drafters / "a" / "drafter", model, target={"name": "other", "revision": "0" * 40})
-    assert drafters(model, paths) == []
+    assert trained_drafters(model, paths) == []
     with pytest.raises(NotHere):
         find_drafter("medusa", model, paths)
     with pytest.raises(UsageMistake, match="made for other"):
@@ -87,7 +87,7 @@ def test_a_broken_one_is_told_to_who_names_it_and_hides_nothing_else(paths, mode
     broken = written(paths.drafters / "a" / "drafter", model)
     (broken / "drafter.safetensors").write_bytes(b"no")
     written(paths.drafters / "b" / "drafter", model, kind="s3d", age=5)
-    assert [drafter.kind for drafter in drafters(model, paths)] == ["s3d"]
+    assert [drafter.kind for drafter in trained_drafters(model, paths)] == ["s3d"]
     with pytest.raises(LocalspecError, match="safetensors"):
         find_drafter("medusa", model, paths)
 
@@ -98,7 +98,7 @@ def test_damaged_ones_spoil_no_other(paths, model):
     (unreadable / "drafter.json").write_text("{")
     (written(paths.drafters / "c" / "drafter", model) / "drafter.safetensors").write_bytes(b"no")
     assert find_drafter("medusa", model, paths).path == sound
-    assert [drafter.path for drafter in drafters(model, paths)] == [sound]
+    assert [drafter.path for drafter in trained_drafters(model, paths)] == [sound]
     with pytest.raises(NotHere):
         find_drafter("semi", model, paths)
     with pytest.raises(LocalspecError, match=r"not JSON.*; train the drafter again\."):

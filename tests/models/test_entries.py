@@ -7,7 +7,7 @@ import pytest
 from localspec.errors import NotHere, UsageMistake
 from localspec.hub.sources import Source
 from localspec.models.drafter_kinds import kinds
-from localspec.models.entries import PACKAGE, Accepted, Entry, Published, read_entries
+from localspec.models.entries import PACKAGE, Entry, PublishedDrafter, PublishedLength, read_entries
 from localspec.models.registry import cards, installed, named_card, resolve
 from localspec.models.shape import Shape
 from localspec.paths import Paths
@@ -54,13 +54,19 @@ def read(file: Path, text: str) -> list[Entry]:
 
 def test_everything_that_an_entry_can_say(file: Path) -> None:
     (entry,) = read(file, EVERYTHING)
-    heads = Published(
-        "medusa", Source("org/heads", "abc"), 1000, Accepted(2.5, 4, "a paper"), "Apache-2.0", "Somebody else", False
+    heads = PublishedDrafter(
+        "medusa",
+        Source("org/heads", "abc"),
+        1000,
+        PublishedLength(2.5, 4, "a paper"),
+        "Apache-2.0",
+        "Somebody else",
+        False,
     )
     assert entry == Entry(
         name="all", source=Source("org/name", "v1.0"), license="MIT", description="Everything.", draft="small",
         publisher="Somebody", quality=40, gated=True, verified=True, shape=Shape(2, 8, 16, 4, 2, 2, 32, 64, tied=True),
-        drafters=(heads, Published("s3d")),
+        drafters=(heads, PublishedDrafter("s3d")),
     )  # fmt: skip
 
 
@@ -68,7 +74,7 @@ def test_what_is_left_out_has_a_value_that_promises_nothing(file: Path) -> None:
     (entry,) = read(file, '[m]\nrepo = "org/name"\n')
     assert entry == Entry("m", source=Source("org/name", "main"))
     assert (entry.gated, entry.verified, entry.quality, entry.shape, entry.drafters) == (False, False, 0, None, ())
-    drafter = Published("s3d")
+    drafter = PublishedDrafter("s3d")
     assert (drafter.source, drafter.parameters, drafter.accepted, drafter.lossless) == (None, None, None, True)
 
 

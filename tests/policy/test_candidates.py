@@ -8,7 +8,7 @@ from machines import LITTLE, SEVEN, Told, flat, trained, unfetched
 from localspec.errors import UsageMistake
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.drafter_kinds import DRAFT_TOKENS, TOKENS_A_FORWARD
-from localspec.models.entries import Accepted, Published
+from localspec.models.entries import PublishedDrafter, PublishedLength
 from localspec.models.s3d_prediction import Constants, propose, share
 from localspec.policy.candidates import (
     PHRASES,
@@ -25,12 +25,12 @@ from localspec.policy.prediction import CONTEXT, Acceptance, Rates
 
 RATES = Rates((1, 64), (1e-12, 4e-12), (1e-4, 1e-4))
 AT = CostInputs(SEVEN, flat(0.05), RATES, "bf16", 2, 4096, {})
-SAID = Accepted(2.32, 4, "a paper")
+SAID = PublishedLength(2.32, 4, "a paper")
 SMALL = DraftModelEstimate(unfetched(LITTLE, name="small"), 10**7, flat(0.004, slope=0.25))
 
 
 def found(
-    *published: Published,
+    *published: PublishedDrafter,
     here: tuple[DrafterCard, ...] = (),
     small: DraftModelEstimate | None = None,
     at: CostInputs = AT,
@@ -41,7 +41,7 @@ def found(
 
 
 def seconds(kind: str, parameters: int | None = None) -> float:
-    return found(Published(kind, parameters=parameters, accepted=SAID))[kind].drafting(3)
+    return found(PublishedDrafter(kind, parameters=parameters, accepted=SAID))[kind].draft_seconds(3)
 
 
 # -- which there are -------------------------------------------------------------------------------------------------------
@@ -50,12 +50,12 @@ def seconds(kind: str, parameters: int | None = None) -> float:
 def test_every_model_has_phrases_which_weigh_nothing_and_cost_nothing() -> None:
     phrases = found()["phrases"]
     assert [*found()] == ["phrases"]
-    assert (phrases.bytes, phrases.here, phrases.acceptance, phrases.drafting(16)) == (0, True, PHRASES, 0.0)
+    assert (phrases.bytes, phrases.here, phrases.acceptance, phrases.draft_seconds(16)) == (0, True, PHRASES, 0.0)
     assert PHRASES.length(10) == pytest.approx(1.73) and "published" in PHRASES.origin
 
 
 def test_no_drafter_is_a_candidate_too() -> None:
-    assert (plain().name, plain().bytes, plain().here, plain().drafting(0)) == ("none", 0, True, 0.0)
+    assert (plain().name, plain().bytes, plain().here, plain().draft_seconds(0)) == ("none", 0, True, 0.0)
     assert plain().acceptance == Acceptance((), "")
 
 
@@ -65,14 +65,14 @@ def test_no_drafter_is_a_candidate_too() -> None:
 def test_a_drafter_takes_as_much_before_it_is_fetched_as_afterwards(kind: str, parameters: int) -> None:
     model = parameters == 10**9  # as it was published; else heads or a layer that were made for the target
     here = trained(kind, parameters, 0.8, revision="" if model else "0" * 40)
-    published = Published(kind, parameters=parameters, accepted=SAID)
+    published = PublishedDrafter(kind, parameters=parameters, accepted=SAID)
     assert found(published)[kind].bytes == found(published, here=(here,))[kind].bytes
 
 
 def test_a_trained_drafter_comes_alone_and_with_phrases_and_before_what_is_published() -> None:
     heads = trained("medusa", 10**8, 0.8)
-    published = Published("medusa", accepted=SAID)
-    assert [*found(published, Published("semi"), here=(heads,))] == [
+    published = PublishedDrafter("medusa", accepted=SAID)
+    assert [*found(published, PublishedDrafter("semi"), here=(heads,))] == [
         "phrases", "medusa", "medusa+phrases", "semi", "semi+phrases",
     ]  # fmt: skip
     assert found(published, here=(heads,))["medusa"].trained == heads
@@ -81,11 +81,13 @@ def test_a_trained_drafter_comes_alone_and_with_phrases_and_before_what_is_publi
 
 
 def test_a_pair_needs_a_small_model() -> None:
-    pair = Published("draft_model")
+    pair = PublishedDrafter("draft_model")
     assert [*found(pair)] == ["phrases"]
     assert [*found(pair, small=SMALL)] == ["phrases", "draft_model:small"]
     assert [*found(pair, small=SMALL, small_here=True)] == ["phrases", "draft_model:small", "ouroboros:small"]
-    assert [*found(Published("ouroboros"), small=SMALL, small_here=True)] == ["phrases", "ouroboros:small"], "once"
+    assert [*found(PublishedDrafter("ouroboros"), small=SMALL, small_here=True)] == ["phrases", "ouroboros:small"], (
+        "once"
+    )
     assert not found(pair, small=SMALL)["draft_model:small"].here
     assert found(pair, small=SMALL, small_here=True)["draft_model:small"].here
 
@@ -101,12 +103,12 @@ def test_held_out_text_tells_by_depth_what_a_trained_drafter_brings() -> None:
 
 def test_without_that_the_figure_of_its_publisher_and_without_any_nobody_knows() -> None:
     heads = trained("medusa", 10**8)
-    said = found(Published("medusa", accepted=SAID), here=(heads,))["medusa"].acceptance
+    said = found(PublishedDrafter("medusa", accepted=SAID), here=(heads,))["medusa"].acceptance
     assert (
         said is not None and said.length(4) == pytest.approx(2.32) and said.origin == "from 2.32 as published, a paper"
     )
     assert found(here=(heads,))["medusa"].acceptance is None is found(here=(heads,))["medusa+phrases"].acceptance
-    assert found(Published("medusa"))["medusa"].acceptance is None
+    assert found(PublishedDrafter("medusa"))["medusa"].acceptance is None
 
 
 def test_what_was_measured_here_comes_before_all_figures() -> None:
@@ -114,7 +116,7 @@ def test_what_was_measured_here_comes_before_all_figures() -> None:
     at = replace(
         AT, replies={reply_key("medusa", own, None): ReplyStats(3.0, 8, 0.1), "phrases": ReplyStats(2.0, 8, 0.0)}
     )
-    told = found(Published("medusa", accepted=SAID), here=(own,), at=at)
+    told = found(PublishedDrafter("medusa", accepted=SAID), here=(own,), at=at)
     for name, length in (("medusa", 3.0), ("phrases", 2.0)):
         measured = told[name].acceptance
         assert measured is not None and measured.length(99) == pytest.approx(length)
@@ -130,20 +132,20 @@ def test_what_was_measured_here_comes_before_all_figures() -> None:
 
 
 def test_s3d_is_foreseen_by_the_formula_of_its_paper() -> None:
-    own = found(Published("s3d"))["s3d"].acceptance
+    own = found(PublishedDrafter("s3d"))["s3d"].acceptance
     head = SEVEN.embedding / SEVEN.layer
     assert own is not None and len(own.gains) == propose(32, head, Constants()).gamma
     assert own.origin == "by the formula of the S3D paper" and 2 < own.length(5) < 4
-    said = found(Published("s3d", accepted=SAID))["s3d"].acceptance
+    said = found(PublishedDrafter("s3d", accepted=SAID))["s3d"].acceptance
     assert said is not None and said.origin == "from 2.32 as published, a paper"
 
 
 def test_ouroboros_brings_phrases_beside_what_its_small_model_does() -> None:
-    own = Published("ouroboros", accepted=SAID), Published("draft_model", accepted=SAID)
+    own = PublishedDrafter("ouroboros", accepted=SAID), PublishedDrafter("draft_model", accepted=SAID)
     both = found(*own, small=SMALL)
     lengths = [both[f"{kind}:small"].acceptance.length(99) for kind in ("draft_model", "ouroboros")]  # type: ignore[union-attr]
     assert lengths == pytest.approx([2.32, 2.32 + 0.73])
-    assert found(Published("ouroboros"), small=SMALL)["ouroboros:small"].acceptance is None
+    assert found(PublishedDrafter("ouroboros"), small=SMALL)["ouroboros:small"].acceptance is None
 
 
 # -- what they cost --------------------------------------------------------------------------------------------------------
@@ -152,15 +154,15 @@ def test_ouroboros_brings_phrases_beside_what_its_small_model_does() -> None:
 def test_bytes_are_those_of_its_own_weights() -> None:
     ours = trained("medusa", 10**8, 0.8)
     assert found(here=(ours,))["medusa"].bytes == found(here=(ours,))["medusa+phrases"].bytes == 2 * 10**8
-    packed = found(here=(ours,), at=replace(AT, computing=4))
+    packed = found(here=(ours,), at=replace(AT, compute_bytes=4))
     assert packed["medusa"].bytes == 4 * 10**8, "int8 on a processor computes in fp32"
     model = replace(ours, kind="parallelspec", revision="")
     assert found(here=(model,))["parallelspec"].bytes == 2 * 10**8, "one that is a model is in the target's format"
-    assert found(here=(model,), at=replace(AT, dtype="fp32", computing=4))["parallelspec"].bytes == 4 * 10**8
-    assert found(Published("medusa", parameters=10**9))["medusa"].bytes == 2 * 10**9
-    assert found(Published("parallelspec"))["parallelspec"].bytes == 2 * SEVEN.layer, "one layer of the target"
-    assert found(Published("s3d"))["s3d"].bytes == 2 * (SEVEN.matrices // 20)
-    assert found(Published("draft_model"), small=SMALL)["draft_model:small"].bytes == 10**7
+    assert found(here=(model,), at=replace(AT, dtype="fp32", compute_bytes=4))["parallelspec"].bytes == 4 * 10**8
+    assert found(PublishedDrafter("medusa", parameters=10**9))["medusa"].bytes == 2 * 10**9
+    assert found(PublishedDrafter("parallelspec"))["parallelspec"].bytes == 2 * SEVEN.layer, "one layer of the target"
+    assert found(PublishedDrafter("s3d"))["s3d"].bytes == 2 * (SEVEN.matrices // 20)
+    assert found(PublishedDrafter("draft_model"), small=SMALL)["draft_model:small"].bytes == 10**7
 
 
 def test_a_draft_of_s3d_reads_the_layers_that_are_proposed_and_the_head() -> None:
@@ -186,8 +188,8 @@ def test_semi_goes_depth_by_depth_with_the_head_each_time() -> None:
 
 
 def test_a_pair_drafts_a_forward_a_token_and_an_accelerated_one_fewer() -> None:
-    both = found(Published("draft_model"), Published("ouroboros"), small=SMALL)
-    plainly, accelerated = both["draft_model:small"].drafting, both["ouroboros:small"].drafting
+    both = found(PublishedDrafter("draft_model"), PublishedDrafter("ouroboros"), small=SMALL)
+    plainly, accelerated = both["draft_model:small"].draft_seconds, both["ouroboros:small"].draft_seconds
     assert [plainly(nodes) for nodes in (0, 1, 3, 5, 16)] == pytest.approx([0, 0.004, 0.012, 0.02, 0.02])
     four = SMALL.costs.at(4, CONTEXT)
     assert [accelerated(nodes) for nodes in (0, 7)] == pytest.approx([0, 5 / TOKENS_A_FORWARD * four])
@@ -195,7 +197,7 @@ def test_a_pair_drafts_a_forward_a_token_and_an_accelerated_one_fewer() -> None:
 
 @pytest.mark.parametrize("kind", ["s3d", "medusa", "parallelspec", "semi"])
 def test_what_reads_weights_reads_them_for_a_draft_of_any_size(kind: str) -> None:
-    drafting = found(Published(kind, accepted=SAID))[kind].drafting
+    drafting = found(PublishedDrafter(kind, accepted=SAID))[kind].draft_seconds
     assert drafting(0) == drafting(16) > 0
 
 
@@ -217,7 +219,7 @@ def test_where_nothing_was_measured_nothing_is_known() -> None:
 
 def test_a_kind_that_there_is_not_is_refused_not_priced_as_another() -> None:
     for unknown in (
-        lambda: found(Published("medusae")),
+        lambda: found(PublishedDrafter("medusae")),
         lambda: found(here=(trained("medusae", 10**8, 0.8),)),
         lambda: drafter_bytes(trained("medusae", 10**8), SEVEN, "bf16", 2, 4096),
     ):

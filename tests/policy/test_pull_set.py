@@ -5,12 +5,12 @@ from machines import BILLION, LITTLE, gpu, machine, processor, unfetched
 
 from localspec.errors import UsageMistake
 from localspec.hub.sources import Source
-from localspec.models.entries import Accepted, Published
+from localspec.models.entries import PublishedDrafter, PublishedLength
 from localspec.policy import pull_set as module
 from localspec.policy.measurements import NoMeasurements
 from localspec.policy.pull_set import fit, pull_set, to_make
 
-HEADS = Published("medusa", Source("org/heads"), 10**6, Accepted(3.0, 4, "a paper"))
+HEADS = PublishedDrafter("medusa", Source("org/heads"), 10**6, PublishedLength(3.0, 4, "a paper"))
 CONFIG = {
     "num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
     "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256, "max_position_embeddings": 131072,
@@ -19,16 +19,16 @@ CONFIG = {
 MODEL, GPU = Source("org/model"), machine(gpu(24))
 
 
-def fetched(*published: Published, drafter: str | None = None) -> list[str]:
+def fetched(*published: PublishedDrafter, drafter: str | None = None) -> list[str]:
     card = unfetched(BILLION, drafters=published)
     return [source.repo for source in pull_set(card, drafter, GPU, NoMeasurements()).sources]
 
 
 def test_the_published_drafter_that_pays_comes_along() -> None:
     assert fetched(HEADS) == ["org/model", "org/heads"]
-    weak = Published("medusa", Source("org/heads"), 10**9, Accepted(1.1, 4, "a paper"))
+    weak = PublishedDrafter("medusa", Source("org/heads"), 10**9, PublishedLength(1.1, 4, "a paper"))
     assert fetched(weak) == ["org/model"]
-    assert fetched(Published("s3d")) == ["org/model"], "what nobody publishes cannot be fetched"
+    assert fetched(PublishedDrafter("s3d")) == ["org/model"], "what nobody publishes cannot be fetched"
     assert fetched(HEADS, drafter="none") == ["org/model"] and fetched(weak, drafter="medusa")[1:] == ["org/heads"]
 
 
@@ -36,17 +36,17 @@ def test_what_is_not_published_is_refused_with_what_is() -> None:
     with pytest.raises(UsageMistake, match="did you mean 'medusa'"):
         fetched(HEADS, drafter="medus")
     with pytest.raises(UsageMistake, match="localspec train s3d -m big --data FILE"):
-        fetched(Published("s3d"), drafter="s3d")
+        fetched(PublishedDrafter("s3d"), drafter="s3d")
 
 
 def test_with_an_entry_without_sizes_the_first_that_is_published_comes_along() -> None:
-    found = pull_set(unfetched(None, drafters=(Published("s3d"), HEADS)), None, GPU, NoMeasurements())
+    found = pull_set(unfetched(None, drafters=(PublishedDrafter("s3d"), HEADS)), None, GPU, NoMeasurements())
     assert found.sources == (MODEL, Source("org/heads")) and "no sizes" in found.why
 
 
 def test_what_is_left_to_make() -> None:
-    assert to_make(unfetched(BILLION, drafters=(HEADS, Published("s3d")))) == "s3d"
-    assert to_make(unfetched(BILLION, drafters=(HEADS, Published("ouroboros")))) is None
+    assert to_make(unfetched(BILLION, drafters=(HEADS, PublishedDrafter("s3d")))) == "s3d"
+    assert to_make(unfetched(BILLION, drafters=(HEADS, PublishedDrafter("ouroboros")))) is None
 
 
 def test_whether_it_fits() -> None:

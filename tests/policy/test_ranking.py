@@ -8,7 +8,7 @@ from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, flat, gpu, proces
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device
 from localspec.models.drafter_cards import DrafterCard
-from localspec.models.entries import Accepted, Published
+from localspec.models.entries import PublishedDrafter, PublishedLength
 from localspec.models.model import Model
 from localspec.policy import ranking
 from localspec.policy.candidates import DrafterCandidate, plain, reply_key
@@ -20,7 +20,7 @@ GPU = gpu(24, packings=("int8",))
 PRECISION = Precision(GPU, "bf16", "none")
 
 
-def model(*published: Published, here: tuple[DrafterCard, ...] = ()) -> Model:
+def model(*published: PublishedDrafter, here: tuple[DrafterCard, ...] = ()) -> Model:
     return Model(unfetched(SEVEN, drafters=published), SEVEN, SEVEN.parameters, here)
 
 
@@ -70,7 +70,7 @@ def test_m_is_against_the_fastest_plain_decoding_that_fits() -> None:
 
 
 def test_bytes_are_weights_drafter_cache_tree_workspace_and_the_program() -> None:
-    found = run_plans(model(Published("medusa", parameters=10**9)), [PRECISION], NoMeasurements(), 16)
+    found = run_plans(model(PublishedDrafter("medusa", parameters=10**9)), [PRECISION], NoMeasurements(), 16)
     plain_decoding, heads = (
         one(found, "none"),
         one(found, "medusa+phrases") if "medusa+phrases" in names(found) else None,
@@ -82,7 +82,10 @@ def test_bytes_are_weights_drafter_cache_tree_workspace_and_the_program() -> Non
     short = one(run_plans(model(), [PRECISION], NoMeasurements(), 16, context=100), "none")
     assert plain_decoding.bytes - short.bytes == SEVEN.cached(4096, 2)
     with_heads = run_plans(
-        model(Published("medusa", parameters=10**9, accepted=Accepted(2.3, 4, "x"))), [PRECISION], NoMeasurements(), 16
+        model(PublishedDrafter("medusa", parameters=10**9, accepted=PublishedLength(2.3, 4, "x"))),
+        [PRECISION],
+        NoMeasurements(),
+        16,
     )
     assert one(with_heads, "medusa").loaded_bytes == 2 * SEVEN.parameters + 2 * 10**9
 
@@ -147,7 +150,7 @@ def plan(name: str, cost_effectiveness: float, *, measured: bool = False, size: 
     """A plan whose M is given, on a GPU with room."""
     precision = more.pop("precision", PRECISION)
     source = more.pop("source", Source("org/medusa"))
-    published = None if more.pop("here", True) else Published("medusa", source=source)  # type: ignore[arg-type]
+    published = None if more.pop("here", True) else PublishedDrafter("medusa", source=source)  # type: ignore[arg-type]
     drafter = plain() if name == "none" else DrafterCandidate(
         name, size, Acceptance((0.5,), "by guess"), lambda nodes: 0.0, published=published
     )  # fmt: skip
@@ -218,10 +221,13 @@ def test_under_a_cap_a_drafter_without_weights_of_its_own_needs_no_quantisation(
     S3D stays in half precision; what needs gigabytes beside the target has to be quantised, and loses. Where there is
     room for both, the larger drafter may win.
     """
-    large = Published(
-        "parallelspec", source=Source("org/large"), parameters=1_500_000_000, accepted=Accepted(3.8, 10, "a paper")
+    large = PublishedDrafter(
+        "parallelspec",
+        source=Source("org/large"),
+        parameters=1_500_000_000,
+        accepted=PublishedLength(3.8, 10, "a paper"),
     )
-    target = model(Published("s3d", source=Source("org/s3d")), large)
+    target = model(PublishedDrafter("s3d", source=Source("org/s3d")), large)
 
     def slower(times: float) -> Rates:
         weight = times * 2 / 480e9
@@ -257,7 +263,7 @@ def test_a_draft_model_is_in_the_precision_of_its_own_size() -> None:
     for small, where, at_most in ((little, cpu, 5), (large, cpu, 2), (large, GPU, 2.1)):
         precision = Precision(where, "bf16", "none")
         found = run_plans(
-            replace(model(Published("draft_model", accepted=Accepted(3, 5, "x"))), small=small),
+            replace(model(PublishedDrafter("draft_model", accepted=PublishedLength(3, 5, "x"))), small=small),
             [precision],
             NoMeasurements(),
             16,
@@ -306,7 +312,9 @@ def test_a_trained_drafter_that_is_here_takes_part() -> None:
 
 def test_a_draft_model_keeps_the_whole_text_too() -> None:
     small = Model(unfetched(LITTLE, name="small"), LITTLE, LITTLE.parameters)
-    pair = replace(model(Published("draft_model", accepted=Accepted(3, 5, "x"))), small=small, small_here=True)
+    pair = replace(
+        model(PublishedDrafter("draft_model", accepted=PublishedLength(3, 5, "x"))), small=small, small_here=True
+    )
     short, long = (
         one(run_plans(pair, [PRECISION], NoMeasurements(), 16, context=tokens), "draft_model:small")
         for tokens in (256, 1024)

@@ -12,7 +12,7 @@ from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.machine import hardware, memory
 from localspec.machine.machine import Device, Machine
-from localspec.models.entries import Accepted, Published
+from localspec.models.entries import PublishedDrafter, PublishedLength
 from localspec.models.model import Model, model_of
 from localspec.models.registry import NOWHERE, TargetCard
 from localspec.policy import selection, survey
@@ -347,7 +347,7 @@ def test_a_named_drafter_that_cannot_be_predicted_is_taken_without_a_forecast(sm
 
 
 def test_a_published_pair_is_predicted_and_another_small_model_is_not(small: str) -> None:
-    pair = Published("draft_model", accepted=Accepted(3.0, 5, "a paper"))
+    pair = PublishedDrafter("draft_model", accepted=PublishedLength(3.0, 5, "a paper"))
     card = unfetched(SEVEN, draft="demo-draft", drafters=(pair,))
     own, other = (choose(card, Settings(drafter=f"draft_model{of}"), HERE) for of in ("", f":{small}"))
     assert "a paper" in own.reason and own.cost_effectiveness and own.draft and own.draft.target.name == "demo-draft"
@@ -399,7 +399,9 @@ def test_a_draft_model_is_beside_its_target_unless_a_device_is_named(small: str)
 
 
 def test_a_predicted_pair_takes_no_memory_of_the_target_s_device_when_it_drafts_elsewhere() -> None:
-    card = unfetched(SEVEN, draft="demo", drafters=(Published("ouroboros", accepted=Accepted(3.0, 5, "a paper")),))
+    card = unfetched(
+        SEVEN, draft="demo", drafters=(PublishedDrafter("ouroboros", accepted=PublishedLength(3.0, 5, "a paper")),)
+    )
     both, named = machine(gpu(24), processor(64)), {"drafter": "ouroboros", "quantize": "none"}
     together, apart = choose(card, Settings(**named), both), choose(card, Settings(**named, draft_device="cpu"), both)
     assert "a paper" in together.reason and "a paper" in apart.reason, "foreseen, though the small model has one itself"
