@@ -22,5 +22,5 @@ class Autoregressive:
 
 
 def build(ingredients: Ingredients) -> Autoregressive:
-    """Plain decoding takes nothing."""
+    """Builds the drafter of plain decoding, which takes nothing."""
     return Autoregressive()

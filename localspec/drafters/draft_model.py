@@ -1,4 +1,4 @@
-"""A draft model: a small target, decoded by the same decode step as the one it drafts for (speculative decoding)."""
+"""A draft model: a small target, decoded by the same decode step as the target that it drafts for."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -17,18 +17,18 @@ from localspec.nn.target import Target
 from localspec.policy.prediction import CHUNK
 
 SOURCE = "draft_model"
-UNSEEN = 0.5  # how often a token is believed to be right at first
-REMEMBERED = 24  # drafts
+PRIOR = 0.5  # how often a token is believed to be right at first
+REMEMBERED = 24  # drafts, over which accuracy is averaged
 
 
 class DraftModel:
-    """Proposes the chain that a small model would say: at most `length` tokens, or as many as there are nodes.
+    """Speculative decoding (Leviathan et al. 2023, §2; Chen et al. 2023): drafts the chain that a small model decodes.
 
-    The small model draws with the noise that the target's own picks will meet, so drawn text is accepted almost as well
-    as greedy text. What accelerates it is a drafter of its own, `inner`, with a budget of its own (Ouroboros §3.1),
-    which sees what the small model says and reads, not every token of the target's.
-    Each token is read once: after a draft that was accepted in part there is nothing to read again, after a whole one
-    its last token goes along with the bonus token. Of the target's ids there are `vocabulary`.
+    A draft has at most `length` tokens, or as many as there are nodes. The small model samples with the noise that the
+    target's picks will meet, so that sampled text is accepted almost as well as greedy text. It may be accelerated by a
+    drafter of its own, `inner`, with its own budget (Ouroboros, §3.1), which observes what the small model commits.
+    Each token is read once: nothing is read again where a part of a draft was accepted, and where all of it was, its
+    last token is read together with the bonus token. The target has the ids below `vocabulary`.
     """
 
     def __init__(
@@ -37,83 +37,82 @@ class DraftModel:
         self.small, self.inner, self.length = small, inner, length
         self.forwards: Counter[int] = Counter()  # of the small model, by their rows
         self._vocabulary, self._budget, self._cache = vocabulary, budget, small.cache(0)
-        self._tokens: list[int] = []  # the text, and behind it the draft; the first ones are in the cache
-        self._fails = False
-        self._agreed = 0  # so many of them are known to be the text's
-        self._drafted: list[int] = []  # by the last draft, to be judged
-        self._right: list[float] = []  # by depth: how often a token was right of late, where all before it were
+        self._tokens: list[int] = []  # the text, then the draft; the first ones are in the cache
+        self._failed = False
+        self._confirmed = 0  # so many of them are known to be the text's
+        self._drafted: list[int] = []  # the last draft
+        self._accuracy: list[float] = []  # by depth: how often a token was right lately, where all before it were
 
     @property
     def nbytes(self) -> int:
         return self.small.nbytes + self._cache.nbytes + self.inner.nbytes
 
     def observe(self, step: Step) -> None:
-        """Judges the last draft. What was committed is taken over when the next one is made."""
+        """Learns from the last draft. The committed text is taken over with the next draft."""
         for depth, (drafted, token) in enumerate(zip(self._drafted, step.committed, strict=False)):
-            if depth == len(self._right):
-                self._right.append(UNSEEN)
-            self._right[depth] += (float(drafted == token) - self._right[depth]) / REMEMBERED
+            if depth == len(self._accuracy):
+                self._accuracy.append(PRIOR)
+            self._accuracy[depth] += (float(drafted == token) - self._accuracy[depth]) / REMEMBERED
             if drafted != token:
                 break
         self._drafted = []
 
     def rewind(self, length: int) -> None:
-        """Forgets what stands behind `length`; what was read before is not read again."""
-        self._cut(length)
-        self._agreed = min(self._agreed, length)
+        """Forgets what follows `length`; what was read before it is not read again."""
+        self._truncate(length)
+        self._confirmed = min(self._confirmed, length)
         self._budget.begin()
-        if self._fails:
-            self._cut(0)  # what it has read may hold what made it fail
-            self._agreed, self._fails = 0, False
+        if self._failed:
+            self._truncate(0)  # what made it fail may be in the cache
+            self._confirmed, self._failed = 0, False
 
     def draft(self, context: Context) -> DraftTree:
-        """The chain, up to a token that ends a reply. The root alone where the small model's context is full, and for
-        the rest of a reply in which it gave no numbers: that costs speed, and never text.
+        """Returns the chain, up to a token that ends a reply. It is the root alone where the small model's context is
+        full, and for the rest of a reply in which its logits were NaN or inf: that costs speed and changes no text.
         """
         count = len(context.committed)
         wanted = min(context.nodes, self.length or context.nodes, self.small.context - count)
-        if wanted < 1 or self._fails:
+        if wanted < 1 or self._failed:
             return DraftTree((context.root,), (-1,))
-        self._follow(context.committed)
+        self._follow_text(context.committed)
         sampling = replace(context.sampling, rule="exact")
         drafted: list[int] = []
         while len(drafted) < wanted:
             if len(self._tokens) == count + len(drafted):
                 try:
-                    self._go_on(sampling)
-                except (LocalspecError, IndexError):  # from logits that are no numbers nothing can be picked
-                    self._fails = True
+                    self._decode(sampling)
+                except (LocalspecError, IndexError):  # nothing can be picked from NaN or inf
+                    self._failed = True
                     break
             token = self._tokens[count + len(drafted)]
-            if token >= self._vocabulary:  # where its vocabulary is filled up further than the target's
+            if token >= self._vocabulary:  # where its vocabulary is padded beyond the target's
                 break
             drafted.append(token)
             if token in self.small.stop_tokens:
                 break
         self._drafted = drafted
-        chances = [1.0, *self._right[: len(drafted)], *[UNSEEN] * (len(drafted) - len(self._right))]
+        chances = [1.0, *self._accuracy[: len(drafted)], *[PRIOR] * (len(drafted) - len(self._accuracy))]
         return replace(DraftTree.chain([context.root, *drafted], SOURCE), chance=chances)
 
-    def _follow(self, committed: Sequence[int]) -> None:
-        """Takes over what is new in the text. What was drafted stays as far as the text confirms it."""
+    def _follow_text(self, committed: Sequence[int]) -> None:
+        """Takes over what is new in the text. The draft stays as far as the text confirms it."""
         known = self.small.transformer.config.vocab_size
-        fresh = [token if token < known else 0 for token in committed[self._agreed :]]
-        same = common_prefix(self._tokens[self._agreed :], fresh)
+        fresh = [token if token < known else 0 for token in committed[self._confirmed :]]
+        same = common_prefix(self._tokens[self._confirmed :], fresh)
         if same < len(fresh):
-            self._cut(self._agreed + same)
+            self._truncate(self._confirmed + same)
             self._tokens += fresh[same:]
-        self._agreed = len(committed)
-        self._cache.truncate(
-            min(self._cache.length, len(self._tokens) - 1)
-        )  # the last token is to be read, for its pick
+        self._confirmed = len(committed)
+        # The last token is always read again, for the pick after it.
+        self._cache.truncate(min(self._cache.length, len(self._tokens) - 1))
 
-    def _cut(self, length: int) -> None:
+    def _truncate(self, length: int) -> None:
         del self._tokens[length:]
         self._cache.truncate(min(self._cache.length, length))
         self.inner.rewind(length)
 
-    def _go_on(self, sampling: Sampling) -> None:
-        """Reads what is unread, by which at least one token more is drafted."""
+    def _decode(self, sampling: Sampling) -> None:
+        """Reads what is unread, which drafts at least one more token."""
         unread = self._tokens[self._cache.length :]
         self._cache.reserve(len(self._tokens) + self._budget.most + self.small.row_multiple)
         if len(unread) == 1:
@@ -132,7 +131,7 @@ class DraftModel:
 
 
 def build(ingredients: Ingredients) -> DraftModel:
-    """The draft model alone, by nothing accelerated."""
+    """Builds the draft model alone, without a drafter of its own."""
     small, vocabulary = ingredients.small, ingredients.target.transformer.config.vocab_size
     assert small is not None
     length = None if ingredients.fixed else ingredients.hyperparameters.draft
@@ -140,5 +139,5 @@ def build(ingredients: Ingredients) -> DraftModel:
 
 
 def searched(parts: Collection[str]) -> Sequence[str]:
-    """The hyper-parameters that are searched for a pair of models."""
+    """Returns the hyper-parameters that are searched for a pair of models."""
     return ["draft"]

@@ -1,7 +1,7 @@
-"""Lookahead: a Jacobi window beside the text, whose picks become phrases (Fu et al. 2023; Ouroboros §3.1).
+"""Lookahead: a Jacobi window beside the text, whose picks become phrases (Fu et al. 2024; Ouroboros, §3.1).
 
-A window of guesses stands behind the root. Each forward computes, beside what it was made for, what the model would say
-behind every guess; guesses that are taken from the forward before come closer to what the model would really say.
+A window of guesses follows the root. Each forward also computes what the model would say after every guess; guesses
+that are taken from the forward before come closer to what the model would really say.
 """
 
 import random
@@ -18,15 +18,16 @@ COLUMNS, PHRASE = 8, 4  # of the window beside a target: columns at most, tokens
 
 
 class Lookahead:
-    """Probe nodes of a window `columns` wide, that win phrases of `phrase` tokens for a pool.
+    """Lookahead decoding's window (Fu et al. 2024, §3.1): probe nodes that give a pool phrases of `phrase` tokens.
 
-    Levels lie below each other, level 0 is a chain below the root. With three columns and phrases of three tokens:
+    The window has `columns` columns and `phrase` - 1 levels, one below the other; level 0 is a chain below the root.
+    With three columns and phrases of three tokens:
 
-        level 0   root ─ a ─ b ─ c        position = depth: a stands one place behind the root, b and d two, …
+        level 0   root ─ a ─ b ─ c        position = depth: a is one position after the root, b and d two, …
         level 1          │   │   │        a d x is a phrase, where x is the model's pick at d.
                          d   e   f        Then level 1 becomes level 0, and the picks at d e f level 1.
 
-    Until all levels are there, a forward adds one and wins nothing.
+    Until all levels are there, a forward adds one and gives no phrase.
     """
 
     nbytes = 0
@@ -39,7 +40,7 @@ class Lookahead:
         self._random = random.Random(0)  # noqa: S311  # guesses change the speed, never the text
 
     def observe(self, step: Step) -> None:
-        """Phrases from the picks at the last level; the window moves on with the text."""
+        """Gives the pool phrases from the picks at the last level, and moves the window on with the text."""
         if step.tree is None:
             return
         advance = len(step.committed)
@@ -49,19 +50,19 @@ class Lookahead:
             picks = [step.greedy_picks[node] for node in probes[-columns:]]
             if len(self._levels) == self._depth:
                 for guesses in zip(*self._levels, picks, strict=True):
-                    self._pool.take([token for token in guesses if token is not None])  # all were filled to be placed
+                    self._pool.take([token for token in guesses if token is not None])  # none is None by now
                 del self._levels[0]
-                advance -= 1  # level 1 stood one place further on
+                advance -= 1  # level 1 was one position further on
             self._levels.append([None if token in self._special else token for token in picks])
         for level in self._levels:
             del level[:advance]
         self._placed = (0, 0)
 
     def rewind(self, length: int) -> None:
-        """The window stays: it holds guesses, and is as good as another."""
+        """Keeps the window: it holds guesses, which may be wrong anyway."""
 
     def draft(self, context: Context) -> DraftTree:
-        """The root, and the window below it as far as there are nodes."""
+        """Returns the root, and below it as many columns of the window as there are nodes for."""
         columns = min(self._columns, context.nodes // self._depth)
         if not columns:
             return DraftTree((context.root,), (-1,))
@@ -71,20 +72,20 @@ class Lookahead:
             level += [None] * (columns - len(level))
             for column, token in enumerate(level):
                 if token is None:
-                    token = level[column] = self._word(context.committed)
+                    token = level[column] = self._guess(context.committed)
                 parents.append(column if number == 0 else len(tokens) - columns)
                 tokens.append(token)
         self._placed = (columns, len(tokens) - 1)
         return DraftTree(tokens, parents, [SOURCE] * len(tokens), [False] + [True] * (len(tokens) - 1))
 
-    def _word(self, text: Sequence[int]) -> int:
-        """Some token of the text, a special one only where there is next to nothing else."""
+    def _guess(self, text: Sequence[int]) -> int:
+        """Returns a random token of the text, a special one only where there is hardly another."""
         tried = (self._random.choice(text) for _ in range(32))
         return next((token for token in tried if token not in self._special), text[-1])
 
 
 def build(ingredients: Ingredients) -> Drafter:
-    """The window, which wins phrases for the pool; alone it has a pool of its own, which looks up only what it won."""
+    """Builds the window, which gives the pool phrases; alone it has its own pool, which holds only those."""
     special = ingredients.target.special_tokens
     if ingredients.with_phrases:
         return Lookahead(ingredients.pool, special, COLUMNS, PHRASE)

@@ -1,4 +1,4 @@
-"""Ouroboros (Zhao et al. 2024): a small model that drafts phrase by phrase, and drafts lengthened by phrases."""
+"""Ouroboros (Zhao et al. 2024): a small model drafts phrase by phrase, and phrases lengthen its drafts."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,14 @@ from localspec.drafters.pool import PhrasePool
 from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCostModel
 
-WIDEST = 64  # nodes of the small model's own trees
+MAX_NODES = 64  # of the small model's own trees
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A target's special tokens and vocabulary, the small model that drafts for it, and the phrases they share, which
-    hold no id that one of the two does not know.
+    """A target's special tokens and vocabulary, the small model that drafts for it, and the phrases that they share.
+
+    The phrases hold no id that one of the two models does not know.
     """
 
     special: Collection[int]
@@ -32,17 +33,18 @@ class Pair:
 def draft_model(
     pair: Pair, chosen: Hyperparameters, accelerated: bool, costs: ForwardCostModel | None, fixed: bool
 ) -> DraftModel:
-    """The small model, by phrases where it is `accelerated` (§3.1); `costs` are those of its own forwards.
+    """Returns the small model as a drafter, which drafts by phrases where it is `accelerated` (§3.1).
 
-    Without them its own trees are never resized. A `fixed` draft is as long as the tree has room for.
+    `costs` are those of its own forwards; without them its own trees are never resized. A `fixed` draft is as long as
+    the tree has room for.
     """
     length = None if fixed else chosen.draft
     if not accelerated:
         return DraftModel(pair.small, pair.vocabulary, Autoregressive(), Budget(0), length)
     window = Lookahead(pair.pool, pair.special, chosen.window, chosen.phrase) if chosen.window else Autoregressive()
     ahead = chosen.phrase - 1
-    inner = WithPhrases(window, pair.pool, chosen.phrases, ahead, lent=True)
-    budget = Budget(min((chosen.window + chosen.phrases) * ahead, WIDEST), costs)
+    inner = WithPhrases(window, pair.pool, chosen.phrases, ahead, read_only=True)
+    budget = Budget(min((chosen.window + chosen.phrases) * ahead, MAX_NODES), costs)
     return DraftModel(pair.small, pair.vocabulary, inner, budget, length)
 
 
@@ -53,11 +55,11 @@ def ouroboros(
     fixed: bool,
     parts: Collection[str] = ("accelerating", "lengthening"),
 ) -> Drafter:
-    """The draft of the small model, and behind it K phrases that begin with its last token (§3.2, eqs. 7 to 9).
+    """Returns Ouroboros: the small model's draft, then K phrases that begin with its last token (§3.2, eqs. 7 to 9).
 
-    They count where the whole draft was accepted, for they hang below its last node, and then with the token that the
-    target says behind them. Phrases from verification and from history (§3.3, §3.4) are the pool's. With the part
-    `beside`, which is not in the paper, phrases may stand at the root, too, and serve where the small model errs at
+    The phrases are below the draft's last node, so they matter where the whole draft was accepted, and then the target
+    adds the token after them. Phrases from verification and from history (§3.3, §3.4) are in the pool. With the part
+    `beside`, which is not in the paper, phrases may also start at the root, which helps where the small model errs at
     once.
     """
     drafted = draft_model(pair, chosen, "accelerating" in parts, costs, fixed)
@@ -67,7 +69,7 @@ def ouroboros(
 
 
 def build(ingredients: Ingredients) -> Drafter:
-    """The drafter of these two models, with those of its parts that are used."""
+    """Builds the drafter of these two models, with the parts that are used."""
     target, small = ingredients.target, ingredients.small
     assert small is not None
     pair = Pair(target.special_tokens, target.transformer.config.vocab_size, small, ingredients.pool)
@@ -75,7 +77,7 @@ def build(ingredients: Ingredients) -> Drafter:
 
 
 def searched(parts: Collection[str]) -> Sequence[str]:
-    """The hyper-parameters that are searched for a pair of models, with these parts."""
+    """Returns the hyper-parameters that are searched for a pair of models, with these parts."""
     names = ["draft"]
     names += ["window"] if "accelerating" in parts else []
     names += ["phrase", "phrases"] if {"accelerating", "lengthening"} & {*parts} else []

@@ -1,7 +1,7 @@
-"""Hyper-parameters of Ouroboros for one pair of models on one machine (Zhao et al. 2024, appendix B)."""
+"""Searches Ouroboros' hyper-parameters for one pair of models on one machine (Zhao et al. 2024, appendix B)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -18,17 +18,31 @@ from localspec.nn.cache import KVCache
 from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCostModel
 
-# What is tried, in this order, one after the other; the paper's W of 15 to 20 would be forwards of 200 rows.
+# The values that are tried, one parameter after the other; the paper's W of 15 to 20 would need forwards of 200 rows.
 RANGES = {"draft": (1, 2, 3, 4, 6, 8, 11), "window": (0, 1, 2, 3, 5), "phrase": (3, 4, 5, 7), "phrases": (1, 2, 3, 4)}
 START = Hyperparameters()
-CONTEXT = 256  # tokens behind which forwards are counted
+CONTEXT = 256  # tokens of text at which forwards are priced
 
-Said = tuple[Sequence[int], Sequence[int]]  # a prompt, and what the target says to it
-Build = Callable[[Hyperparameters], tuple[Drafter, DraftModel]]  # the drafter, and the draft model in it
+Exchange = tuple[Sequence[int], Sequence[int]]  # a prompt, and the target's reply to it
+Build = Callable[[Hyperparameters], tuple[Drafter, DraftModel]]  # returns the drafter, and the draft model in it
 
 
-class Replay(Target):
-    """Says a text that is known: what the target says does not depend on the draft, so it need not be asked again."""
+@dataclass(frozen=True)
+class Workload:
+    """Replies that are decoded again, with trees of up to `nodes`, and what the forwards of both models cost.
+
+    The target has a `vocabulary` of so many tokens.
+    """
+
+    exchanges: Sequence[Exchange]
+    vocabulary: int
+    nodes: int
+    target_costs: ForwardCostModel
+    draft_costs: ForwardCostModel
+
+
+class ReplayTarget(Target):
+    """A target that repeats a known text: its text does not depend on the draft, so no forward is needed."""
 
     def __init__(self, text: Sequence[int], vocabulary: int) -> None:
         self.exact, self.row_multiple, self._vocabulary = False, 1, vocabulary
@@ -43,17 +57,17 @@ class Replay(Target):
         layers: Sequence[int] | None = None,
         last: bool = False,
     ) -> ForwardOutput:
-        """All weight on the next token of the text, wherever a row stands."""
+        """Returns logits [rows, vocab_size] that are 1 for the text's next token at each row's position, else 0."""
         rows = positions[-1:] if last else positions
         following = self._text[(rows + 1).clamp(max=len(self._text) - 1)]
         return ForwardOutput(F.one_hot(following, self._vocabulary).float(), torch.empty(len(positions), 0))
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """There is nothing to compute, so nothing that could be computed otherwise."""
+        """Returns the tree itself: where nothing is computed, its number of rows does not matter."""
         return tree
 
     def cache(self, slots: int) -> KVCache:
-        """One that holds next to nothing."""
+        """Returns a cache that holds next to nothing."""
         return KVCache(1, 1, 1, slots, torch.float32, self.device)
 
     @property
@@ -61,41 +75,33 @@ class Replay(Target):
         return self._text.device
 
 
-class Predicted(Budget):
+class SimulatedBudget(Budget):
     """Cuts drafts as in use, and adds up the `seconds` that both models' forwards would take by their costs."""
 
-    def __init__(self, nodes: int, costs: ForwardCostModel, small: DraftModel, own: ForwardCostModel) -> None:
-        super().__init__(nodes, costs)
+    def __init__(self, workload: Workload, small: DraftModel) -> None:
+        super().__init__(workload.nodes, workload.target_costs)
         self.seconds = 0.0
-        self._target, self._small, self._own, self._before = costs, small, own, small.forwards.copy()
+        self._workload, self._small, self._forwards = workload, small, small.forwards.copy()
 
     def observe(self, step: Step) -> None:
-        """As of `Budget`; drafting took what the small model's forwards cost, whatever else the machine did."""
-        made, self._before = self._small.forwards - self._before, self._small.forwards.copy()
-        drafting = sum(times * self._own.at(rows, CONTEXT) for rows, times in made.items())
-        self.seconds += drafting + self._target.at(step.tree.size if step.tree else 1, CONTEXT)
+        """Observes a step as if drafting had taken what the small model's forwards cost, on a busy machine too."""
+        new, self._forwards = self._small.forwards - self._forwards, self._small.forwards.copy()
+        drafting = sum(times * self._workload.draft_costs.at(rows, CONTEXT) for rows, times in new.items())
+        self.seconds += drafting + self._workload.target_costs.at(step.tree.size if step.tree else 1, CONTEXT)
         super().observe(replace(step, draft_seconds=drafting))
 
 
-def predicted(
-    drafter: Drafter,
-    small: DraftModel,
-    said: Sequence[Said],
-    vocabulary: int,
-    nodes: int,
-    costs: ForwardCostModel,
-    own: ForwardCostModel,
-) -> float:
-    """Seconds that these replies would take with trees of up to `nodes`, by the costs of both models' forwards."""
-    seconds = 0.0
-    for prompt, reply in said:
+def simulated_seconds(drafter: Drafter, small: DraftModel, workload: Workload) -> float:
+    """Returns the seconds that the workload would take with this drafter, whose draft model is `small`."""
+    seconds, nodes = 0.0, workload.nodes
+    for prompt, reply in workload.exchanges:
         text = [*prompt, *reply]
-        target, tokens = Replay(text, vocabulary), list(prompt)
+        target, tokens = ReplayTarget(text, workload.vocabulary), list(prompt)
         cache = target.cache(len(text) + nodes + 1)
         drafter.rewind(0)
         tokens += prefill_step(target, cache, drafter, prompt, Sampling(), last=True).committed[-1:]
         small.draft(Context(tokens, cache, 1, Sampling()))  # reads the prompt, which takes the same time for all
-        budget = Predicted(nodes, costs, small, own)
+        budget = SimulatedBudget(workload, small)
         while len(tokens) < len(text):
             cache.reserve(len(tokens) + nodes + 1)
             tokens += decode_step(target, cache, drafter, tokens, budget, Sampling()).committed
@@ -103,22 +109,16 @@ def predicted(
     return seconds
 
 
-def search(
-    build: Build,
-    said: Sequence[Said],
-    vocabulary: int,
-    nodes: int,
-    costs: ForwardCostModel,
-    own: ForwardCostModel,
-    names: Sequence[str],
-) -> Hyperparameters:
-    """The best of the ranges of those `names`, one after the other, each with the best found before (algorithm 1)."""
+def search(build: Build, workload: Workload, names: Sequence[str]) -> Hyperparameters:
+    """Returns the best values of the parameters `names`: one after the other, each with the best found before it
+    (appendix B.2, algorithm 1).
+    """
     best, least = START, float("inf")
     for name in names:
         for value in RANGES[name]:
             tried = replace(best, **{name: value})
             drafter, small = build(tried)
-            seconds = predicted(drafter, small, said, vocabulary, nodes, costs, own)
+            seconds = simulated_seconds(drafter, small, workload)
             if seconds < least:
                 best, least = tried, seconds
     return best

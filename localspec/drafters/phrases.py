@@ -1,4 +1,4 @@
-"""Drafting from phrases, alone or at the ends of what another drafter proposed (Ouroboros §3.2)."""
+"""Drafting from phrases, alone or at the ends of another drafter's drafts (Ouroboros, §3.2)."""
 
 import heapq
 from collections.abc import Sequence
@@ -8,91 +8,91 @@ from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.tree import DraftTree, depth_first
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.ingredients import Ingredients
-from localspec.drafters.pool import BACK, KEY, Continuation, PhrasePool, StoredPhrase
+from localspec.drafters.pool import KEY_LENGTH, MATCH_LENGTH, Continuation, PhrasePool, StoredPhrase
 from localspec.drafters.trained import TrainedDrafter
 
 
 class WithPhrases:
-    """Any drafter, its drafts lengthened by phrases from the pool (Ouroboros §3.2), as one merged tree.
+    """Any drafter, its drafts lengthened by phrases from the pool (Ouroboros, §3.2, eqs. 7 to 9), as one merged tree.
 
-    Over the empty draft it is the drafter `phrases`: what the root's phrases propose. It leaves a drafter two thirds of
-    the nodes, puts phrases at the ends of what that one proposed, and where phrases are lacking it lets that one go on.
-    With `anywhere`, for drafters that know what their nodes are worth as trained ones do, the best nodes of both are
-    taken, be they phrases at the root or at an end.
+    With the empty draft it is the drafter `phrases`, whose drafts are the phrases at the root. It leaves a drafter two
+    thirds of the nodes, puts phrases at the ends of its draft, and where phrases are lacking it lets the drafter go on.
+    With `anywhere`, for drafters such as trained ones that know how likely their nodes are, the best nodes of both are
+    taken, whether phrases at the root or at an end.
 
-    At most `most` phrases stand at one end, of `ahead` tokens each; None is as many as there are nodes. A pool that is
-    `lent` is read, and kept by whom the text belongs to: a draft is no text yet.
+    At most `max_phrases` phrases are at one end, of at most `phrase_length` tokens; None is as many as there are nodes.
+    A `read_only` pool is written by another drafter, whose text is committed: a draft is no text yet.
     """
 
     def __init__(
         self,
         inner: Drafter,
         pool: PhrasePool,
-        most: int | None = None,
-        ahead: int | None = None,
-        lent: bool = False,
+        max_phrases: int | None = None,
+        phrase_length: int | None = None,
+        read_only: bool = False,
         anywhere: bool = False,
     ) -> None:
         self.inner, self.pool = inner, pool
         self._anywhere = anywhere or isinstance(inner, TrainedDrafter)
-        self._most, self._ahead, self._lent = most, ahead, lent
+        self._max_phrases, self._phrase_length, self._read_only = max_phrases, phrase_length, read_only
         self._draft = DraftTree((0,), (-1,))  # the last one, of which only a part may have been verified
-        self._stored: list[StoredPhrase | None] = []  # by its nodes
+        self._stored: list[StoredPhrase | None] = []  # by node of the draft
 
     @property
     def nbytes(self) -> int:
-        return self.inner.nbytes + (0 if self._lent else self.pool.nbytes)
+        return self.inner.nbytes + (0 if self._read_only else self.pool.nbytes)
 
     def observe(self, step: Step) -> None:
-        """Commits the text, learns from what was rejected, remembers which stored phrases were right."""
+        """Adds the text to the pool, learns from what was rejected, and remembers which stored phrases were right."""
         self.inner.observe(step)
-        if self._lent:
+        if self._read_only:
             return
         self.pool.learn(step)
         self._correct(step)
         self.pool.extend(step.committed)
         node = 0
         for token in step.committed[: max(len(step.path) - 1, 0)]:
-            if token not in self._draft.children[node]:  # below the second of two equal siblings, the first cut off
+            if token not in self._draft.children[node]:  # below the second of equal siblings, the first cut off
                 break
             node = self._draft.children[node][token]
             if stored := self._stored[node]:
                 self.pool.mark_used(stored)
 
     def rewind(self, length: int) -> None:
-        """Forgets what was committed behind `length`."""
+        """Forgets what was committed after `length`."""
         self.inner.rewind(length)
-        if not self._lent:
+        if not self._read_only:
             self.pool.rewind(length)
 
     def _correct(self, step: Step) -> None:
-        """Phrases that were tried behind the accepted path, and failed, are replaced (Ouroboros §3.3)."""
+        """Replaces phrases that were tried after the accepted path and failed (Ouroboros, §3.3)."""
         tree, path = step.tree, set(step.path)
-        if tree is None or not tree.source or len(self.pool.tokens) < KEY:
+        if tree is None or not tree.source or len(self.pool.tokens) < KEY_LENGTH:
             return
         for leaf in range(1, tree.size):
             if tree.siblings[leaf] or leaf in path or tree.source[leaf] not in PHRASES:
                 continue
-            tried, said, node = [], [], leaf
+            tried, picks, node = [], [], leaf
             while node not in path and tree.source[node] in PHRASES:
                 tried.append(tree.tokens[node])
                 node = tree.parents[node]
-                said.append(step.greedy_picks[node])
-            if node in path and len(said) > 1:
+                picks.append(step.greedy_picks[node])
+            if node in path and len(picks) > 1:
                 before = tree.tokens[tree.parents[node]] if node else self.pool.tokens[-2]
-                self.pool.correct(before, tree.tokens[node], tried[::-1], said[::-1])
+                self.pool.correct(before, tree.tokens[node], tried[::-1], picks[::-1])
 
     def draft(self, context: Context) -> DraftTree:
-        """The inner tree, and below it the likeliest phrases, best first, until the nodes are spent."""
+        """Returns the inner tree, and below it the likeliest phrases, best first, as far as there are nodes."""
         nodes = context.nodes if self._anywhere else context.nodes - context.nodes // 3
         inner = self.inner.draft(replace(context, nodes=nodes))
-        builder = _Builder(inner)
+        builder = _TreeBuilder(inner)
         most = builder.size + context.nodes - 1 if self._anywhere else context.nodes
         heap: list[tuple[float, int, int, list[tuple[float, Continuation]], int]] = []
         order = 0
 
         def offer(node: int, chance: float, followers: list[tuple[float, Continuation]], at: int) -> None:
-            """Puts the children that `followers` give `node` on the heap; their chance is their share of the weight."""
+            """Puts the children that `followers` give `node` on the heap, with their share of the weight as chance."""
             nonlocal order
             total = sum(weight for weight, _ in followers) + _DOUBT
             by_token: dict[int, list[tuple[float, Continuation]]] = {}
@@ -104,7 +104,7 @@ class WithPhrases:
                 heapq.heappush(heap, (-chance * share, order, node, group, at))
                 order += 1
 
-        recent = list(context.committed[-BACK:])
+        recent = list(context.committed[-MATCH_LENGTH:])
         ends = sorted({0, *builder.leaves}) if self._anywhere else builder.leaves
         for rank, end in enumerate(ends if context.nodes and builder.size <= most else ()):
             tail = recent + builder.path_tokens(end)
@@ -125,22 +125,25 @@ class WithPhrases:
         return self._draft
 
     def _followers(self, tail: Sequence[int], nodes: int) -> list[tuple[float, Continuation]]:
-        """What may follow a text that ends in `tail`, with how much it is believed."""
-        found = self.pool.continuations(tail, min(nodes, self._ahead or nodes))
+        """Returns what may follow a text that ends in `tail`, with its weight."""
+        found = self.pool.continuations(tail, min(nodes, self._phrase_length or nodes))
         followers = [(_weight(continuation), continuation) for continuation in found]
-        if self._most is None or len(followers) <= self._most:
+        if self._max_phrases is None or len(followers) <= self._max_phrases:
             return followers
         distinct: dict[tuple[int, ...], tuple[float, Continuation]] = {}
         for weight, continuation in followers:
             before, _ = distinct.get(tuple(continuation.tokens), (0.0, None))
             distinct[tuple(continuation.tokens)] = (before + weight, continuation)
         newest = list(distinct.values())[::-1]
-        return sorted(newest, key=lambda follower: -follower[0])[: self._most]  # stable: of equal ones the newest
+        return sorted(newest, key=lambda follower: -follower[0])[
+            : self._max_phrases
+        ]  # stable: of equal ones the newest
 
 
-class _Builder:
-    """A tree that grows in any order and is handed out with its likeliest chain first. `worth` is by node the chance
-    that it and all above it are accepted.
+class _TreeBuilder:
+    """A tree that grows in any order and is built with its likeliest chain first.
+
+    `worth` [nodes] is the chance that a node and all nodes above it are accepted.
     """
 
     def __init__(self, inner: DraftTree) -> None:
@@ -162,13 +165,13 @@ class _Builder:
 
     @property
     def leaves(self) -> list[int]:
-        """Nodes without children, the likeliest chain's first; a probe is no end of a draft."""
+        """The nodes without children, the likeliest chain's first; probes are not counted."""
         probe = self._inner.probe or [False] * self._inner.size
         real = [[child for child in children if not probe[child]] for children in self._children]
         return [node for node in range(self.size) if not real[node] and not probe[node]]
 
     def path_tokens(self, node: int) -> list[int]:
-        """The tokens from below the root to `node`."""
+        """Returns the tokens from below the root to `node`."""
         tokens = []
         while node:
             tokens.append(self._tokens[node])
@@ -176,19 +179,19 @@ class _Builder:
         return tokens[::-1]
 
     def add(self, parent: int, token: int, continuation: Continuation, worth: float) -> int:
-        """One more node, or the one that says this already; its number until `build`."""
+        """Adds a node, unless there is one with this token, and returns its number, which is valid until `build`."""
         for child in self._children[parent]:
             if self._tokens[child] == token and not (
                 self._inner.probe and child < self._inner.size and self._inner.probe[child]
             ):
-                self.worth[child] = max(self.worth[child], worth)  # never worth less than what hangs below it
+                self.worth[child] = max(self.worth[child], worth)  # never worth less than the nodes below it
                 return child
         node = self._add(parent, token, continuation.source, continuation.stored)
         self.worth[node] = worth
         return node
 
     def grow(self, tree: DraftTree) -> None:
-        """Takes over what a longer draft of the same kind has more."""
+        """Adds the nodes that a longer draft of the same drafter has more."""
         ours = [0]
         for node in range(1, tree.size):
             parent, token = ours[tree.parents[node]], tree.tokens[node]
@@ -206,12 +209,12 @@ class _Builder:
         return self.size - 1
 
     def build(self, nodes: int) -> tuple[DraftTree, list[StoredPhrase | None]]:
-        """The most worthy nodes, so many, in depth-first order, and the stored phrase behind each."""
+        """Returns the likeliest `nodes` nodes in depth-first order, and the stored phrase of each."""
         order = depth_first(self._parents)
         if self.size > nodes + 1:  # a stable sort keeps parents before their children, which are worth no more
-            kept = set(sorted(order, key=lambda node: -self.worth[node])[: nodes + 1])
-            order = [node for node in order if node in kept]
-        if inner_probe := self._inner.probe:  # behind all that can be accepted, in their own order
+            likeliest = set(sorted(order, key=lambda node: -self.worth[node])[: nodes + 1])
+            order = [node for node in order if node in likeliest]
+        if inner_probe := self._inner.probe:  # after all nodes that can be accepted, in their own order
             probes = {node for node in range(self._inner.size) if inner_probe[node]}
             order = [node for node in order if node not in probes] + sorted(probes.intersection(order))
         if order == list(range(self._inner.size)):
@@ -232,15 +235,15 @@ class _Builder:
         )
 
 
-PHRASES = ("phrases", "prompt")  # the sources of what comes out of a pool
-_DOUBT = 3.0  # weight of "none of these": a match of two tokens alone is believed half
+PHRASES = ("phrases", "prompt")  # the sources of a pool's phrases
+_DOUBT = 3.0  # weight of "none of these": a single match of two tokens has a chance of one half
 
 
 def _weight(continuation: Continuation) -> float:
-    """How much a match is believed: twice as much for every token more that agrees."""
-    return 3.0 * 2.0 ** (continuation.match - KEY)
+    """Returns the weight of a match, which doubles with every further token that agrees."""
+    return 3.0 * 2.0 ** (continuation.match - KEY_LENGTH)
 
 
 def build(ingredients: Ingredients) -> WithPhrases:
-    """Phrases alone: the empty draft, lengthened by the pool's."""
+    """Builds phrases alone: the empty draft, lengthened by the pool's phrases."""
     return WithPhrases(Autoregressive(), ingredients.pool)

@@ -1,8 +1,8 @@
 """The phrase pool: what followed the last few tokens before, in this conversation or in earlier sessions.
 
-The writers are those of Ouroboros (Zhao et al. 2024): committed text, phrases from verification (§3.3), and phrases
-from history (§3.4), which a store keeps across sessions; a Jacobi window adds its own (§3.1). A wrong phrase costs
-time, never text: the target checks it.
+Its phrases are those of Ouroboros (Zhao et al. 2024): committed text, phrases from verification (§3.3), phrases from
+history (§3.4), which a store keeps across sessions, and those of a Jacobi window (§3.1). A wrong phrase costs time and
+changes no text, for the target verifies it.
 """
 
 from collections import OrderedDict
@@ -12,27 +12,28 @@ from itertools import pairwise
 from typing import Protocol
 
 from localspec.decoding.drafter import Step
+from localspec.decoding.forward import common_prefix
 from localspec.store.store import Phrase, pack_key, pack_tokens, unpack_tokens
 
-KEY = 2  # tokens a phrase is looked up by
-BACK = 8  # tokens back that a match may reach, the key included
-AHEAD = 8  # tokens of a stored phrase
-RECENT = 12  # places of this conversation that are looked at for one key
-KEYS = 20_000  # last tokens behind which phrases are held at once
-ENTRIES = 16  # of those, a token
+KEY_LENGTH = 2  # tokens a phrase is looked up by
+MATCH_LENGTH = 8  # tokens that a match may have at most, the key included
+PHRASE_LENGTH = 8  # tokens of a stored phrase
+RECENT_PLACES = 12  # of this conversation that are looked at for one key
+MAX_KEYS = 20_000  # last tokens whose phrases are held at once
+PHRASES_PER_TOKEN = 16  # of those that were learned
 
 StoredPhrase = tuple[int, bytes, bytes]  # key, before, after: as the store writes them
 
 
 class PhraseReader(Protocol):
-    """Where the phrases of earlier sessions are read from, a few keys at a time."""
+    """Reads the phrases of earlier sessions, a few keys at a time."""
 
     def __call__(self, keys: Sequence[int]) -> Sequence[Phrase]: ...
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """What may follow: tokens, how many tokens back the match reaches, and where it was seen."""
+    """What may follow: the tokens, the number of tokens that match before them, and where it was seen."""
 
     tokens: Sequence[int]
     match: int
@@ -40,16 +41,16 @@ class Continuation:
     stored: StoredPhrase | None = None
 
 
-Won = tuple[int | None, tuple[int, ...]]  # the token before the one that a phrase is found by, and the phrase
+LearnedPhrase = tuple[int | None, tuple[int, ...]]  # the token before the one that it is found by; the phrase
 
 
 class PhrasePool:
     """Phrases of this conversation and of earlier ones, by the two tokens before them.
 
-    `special` are the ids no phrase may hold, `vocabulary` how many ids all models know that are given its phrases: a
-    damaged store must cost no reply.
-    Without a reader the pool starts empty and lives as long as the session. Without `text` nothing is looked up in the
-    conversation itself, without `verification` nothing is learned from what the target said of a draft.
+    No phrase holds an id in `special`, nor one from `vocabulary` on, the number of ids that all models know which are
+    given its phrases: a damaged store must cost no reply. Without a reader the pool starts empty and lives as long as
+    the session. Without `text` nothing is looked up in the conversation itself, and without `verification` nothing is
+    learned from what the target picked for a draft.
     """
 
     def __init__(
@@ -64,36 +65,38 @@ class PhrasePool:
         self._special, self._reader, self._vocabulary = frozenset(special), reader, vocabulary
         self._text, self._verification = text, verification
         self.tokens: list[int] = []
-        self._places: dict[int, list[int]] = {}  # key -> where in `tokens` the next token stands
-        self._singles: dict[int, list[int]] = {}  # the same for the last token alone
-        self._won: OrderedDict[int, OrderedDict[Won, None]] = OrderedDict()  # by the last token, oldest first
-        self._fetched: dict[int, list[Phrase]] = {}  # keys that were looked up in the store, found or not
+        self._by_key: dict[int, list[int]] = {}  # key -> positions in `tokens` of the token after it
+        self._by_token: dict[int, list[int]] = {}  # the same for the last token alone
+        # By the last token before the phrase, the oldest first.
+        self._learned: OrderedDict[int, OrderedDict[LearnedPhrase, None]] = OrderedDict()
+        self._from_store: dict[int, list[Phrase]] = {}  # keys that were looked up in the store, found or not
         self._used: dict[StoredPhrase, None] = {}
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Takes committed text."""
+        """Adds committed text."""
         for token in tokens:
             self.tokens.append(token)
             place = len(self.tokens)
-            self._singles.setdefault(token, []).append(place)
-            if place >= KEY:
-                self._places.setdefault(pack_key(self.tokens[-2], token), []).append(place)
+            self._by_token.setdefault(token, []).append(place)
+            if place >= KEY_LENGTH:
+                self._by_key.setdefault(pack_key(self.tokens[-2], token), []).append(place)
 
     def rewind(self, length: int) -> None:
-        """Forgets committed text behind `length`; phrases won from it stay, they are only guesses."""
+        """Forgets committed text after `length`; phrases learned from it stay, for they are only guesses."""
         while len(self.tokens) > length:
             place = len(self.tokens)
             token = self.tokens.pop()
-            _pop(self._singles, token)
-            if place >= KEY:
-                _pop(self._places, pack_key(self.tokens[-1], token))
+            _pop(self._by_token, token)
+            if place >= KEY_LENGTH:
+                _pop(self._by_key, pack_key(self.tokens[-1], token))
 
     def learn(self, step: Step) -> None:
-        """Phrases from verification (Ouroboros §3.3): a rejected token, and what the target says behind it.
+        """Learns phrases from verification (Ouroboros, §3.3, eq. 10): a rejected token and the target's picks after it.
 
-        While the draft goes on as the target would, the phrase goes on with it; one that agrees nowhere is no phrase.
+        A phrase goes on along the draft as long as the draft is what the target picks; without any agreement there is
+        no phrase.
         """
         tree, accepted = step.tree, set(step.path)
         if tree is None or not self._verification:
@@ -106,42 +109,43 @@ class PhrasePool:
                 phrase.append(step.greedy_picks[at])
                 at = tree.children[at].get(step.greedy_picks[at])
             if len(phrase) > 1:
-                self._win(tree.tokens[tree.parents[node]], tree.tokens[node], phrase)
+                self._add(tree.tokens[tree.parents[node]], tree.tokens[node], phrase)
 
-    def correct(self, before: int | None, token: int, tried: Sequence[int], said: Sequence[int]) -> None:
-        """A phrase that was tried behind a draft gives way to what the target said in its place (Ouroboros §3.3)."""
+    def correct(self, before: int | None, token: int, tried: Sequence[int], picks: Sequence[int]) -> None:
+        """Replaces a phrase that was tried after a draft by what the target picked in its place (Ouroboros, §3.3)."""
         if self._verification:
-            if token in self._won:
+            if token in self._learned:
                 for known in (before, None):
-                    self._won[token].pop((known, tuple(tried)), None)
-            self._win(before, token, said)
+                    self._learned[token].pop((known, tuple(tried)), None)
+            self._add(before, token, picks)
 
     def take(self, phrase: Sequence[int]) -> None:
-        """A phrase that a Jacobi window came to: its first token, and what followed that."""
-        self._win(None, phrase[0], phrase[1:])
+        """Adds a phrase of a Jacobi window: its first token, and those that follow it."""
+        self._add(None, phrase[0], phrase[1:])
 
-    def _win(self, before: int | None, token: int, phrase: Sequence[int]) -> None:
+    def _add(self, before: int | None, token: int, phrase: Sequence[int]) -> None:
         if any(map(self._refused, (token, *phrase))) or before in self._special:
             return
-        entries, entry = self._won.setdefault(token, OrderedDict()), (before, tuple(phrase[:AHEAD]))
+        entries, entry = self._learned.setdefault(token, OrderedDict()), (before, tuple(phrase[:PHRASE_LENGTH]))
         entries[entry] = None
         entries.move_to_end(entry)
-        self._won.move_to_end(token)
-        if len(entries) > ENTRIES:
+        self._learned.move_to_end(token)
+        if len(entries) > PHRASES_PER_TOKEN:
             entries.popitem(last=False)
-        if len(self._won) > KEYS:
-            self._won.popitem(last=False)
+        if len(self._learned) > MAX_KEYS:
+            self._learned.popitem(last=False)
 
     def harvest(self, start: int) -> tuple[list[StoredPhrase], list[StoredPhrase]]:
-        """What the reply `tokens[start:]` leaves for later sessions: (its own and verified phrases, those used).
+        """Returns what the reply `tokens[start:]` leaves for later sessions: (its own and verified phrases, used ones).
 
-        The prompt before `start` is the user's own text and is not kept, nor is a phrase won from verification that
-        holds two neighbouring tokens of it: drafts are copied from the prompt too. Each phrase is handed over once.
+        The prompt before `start` is the user's text and is not kept, nor is a phrase learned from verification that
+        holds two neighbouring tokens of it: drafts are copied from the prompt too. Each phrase is returned once.
         """
         tokens, phrases = self.tokens, []
-        for place in range(start + KEY, len(tokens)):
-            after = tokens[place : place + AHEAD]
-            key, before = tokens[place - KEY : place], tokens[max(place - BACK, start) : place - KEY]
+        for place in range(start + KEY_LENGTH, len(tokens)):
+            after = tokens[place : place + PHRASE_LENGTH]
+            key = tokens[place - KEY_LENGTH : place]
+            before = tokens[max(place - MATCH_LENGTH, start) : place - KEY_LENGTH]
             if self._special.intersection(key):
                 continue
             after = after[: next((i for i, token in enumerate(after) if token in self._special), len(after))]
@@ -149,57 +153,54 @@ class PhrasePool:
             if after:
                 phrases.append((pack_key(*key), pack_tokens(before), pack_tokens(after)))
         private = {*pairwise(tokens[:start])} - {*pairwise(tokens[start:])}
-        won = []
-        for token, entries in self._won.items():
+        verified = []
+        for token, entries in self._learned.items():
             for first, phrase in list(entries):
-                if first is not None:  # what a window won is not known to be anything the target says
+                if first is not None:  # a window's phrase may be nothing that the target would say
                     del entries[first, phrase]
                     if private.isdisjoint(pairwise((first, token, *phrase))):
-                        won.append((pack_key(first, token), b"", pack_tokens(phrase)))
+                        verified.append((pack_key(first, token), b"", pack_tokens(phrase)))
         used = list(self._used)
         self._used.clear()
-        self._fetched.clear()  # the store has changed
-        return phrases + won, used
+        self._from_store.clear()  # the store has changed
+        return phrases + verified, used
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def continuations(self, tail: Sequence[int], ahead: int) -> list[Continuation]:
-        """What followed the end of `tail` (at least the last BACK tokens of the text): up to `ahead` tokens each."""
-        if len(tail) < KEY:
+        """Returns what followed the end of `tail` before, up to `ahead` tokens each.
+
+        `tail` has at least the last MATCH_LENGTH tokens of the text.
+        """
+        if len(tail) < KEY_LENGTH:
             return self._after_single(tail[-1], ahead)
         key, found = pack_key(tail[-2], tail[-1]), []
-        for place in self._places.get(key, ())[-RECENT:] if self._text else ():
+        for place in self._by_key.get(key, ())[-RECENT_PLACES:] if self._text else ():
             if place < len(self.tokens):
-                match = KEY
-                while match < min(BACK, place, len(tail)) and tail[-match - 1] == self.tokens[place - match - 1]:
-                    match += 1
+                before = self.tokens[max(place - MATCH_LENGTH, 0) : place]
+                match = common_prefix(tail[::-1], before[::-1])
                 found.append(Continuation(self._ahead(place, ahead), match, "prompt"))
         found += [
-            Continuation(phrase[:ahead], KEY, "phrases")
-            for before, phrase in self._won.get(tail[-1], ())
-            if before == tail[-2]
+            Continuation(phrase[:ahead], KEY_LENGTH, "phrases")
+            for first, phrase in self._learned.get(tail[-1], ())
+            if first == tail[-2]
         ]
         for phrase in self._stored(key):
-            before, match = unpack_tokens(phrase.before), KEY
-            while match - KEY < len(before) and match < len(tail) and tail[-match - 1] == before[KEY - match - 1]:
-                match += 1
-            found.append(
-                Continuation(
-                    unpack_tokens(phrase.after)[:ahead], match, "phrases", (phrase.key, phrase.before, phrase.after)
-                )
-            )
+            match = KEY_LENGTH + common_prefix(tail[-KEY_LENGTH - 1 :: -1], unpack_tokens(phrase.before)[::-1])
+            stored = phrase.key, phrase.before, phrase.after
+            found.append(Continuation(unpack_tokens(phrase.after)[:ahead], match, "phrases", stored))
         return found or self._after_single(tail[-1], ahead)
 
     def mark_used(self, stored: StoredPhrase) -> None:
-        """A phrase of the store that was accepted: it is the last to be dropped."""
+        """Marks a phrase of the store that was accepted: it will be the last one to be dropped."""
         self._used[stored] = None
-        if len(self._used) > KEYS:
+        if len(self._used) > MAX_KEYS:
             del self._used[next(iter(self._used))]
 
     def _after_single(self, token: int, ahead: int) -> list[Continuation]:
-        places = self._singles.get(token, ())[-3:] if self._text else ()
+        places = self._by_token.get(token, ())[-3:] if self._text else ()
         found = [Continuation(self._ahead(place, ahead), 1, "prompt") for place in places if place < len(self.tokens)]
-        return found + [Continuation(phrase[:ahead], 1, "phrases") for _, phrase in self._won.get(token, ())]
+        return found + [Continuation(phrase[:ahead], 1, "phrases") for _, phrase in self._learned.get(token, ())]
 
     def _ahead(self, place: int, ahead: int) -> list[int]:
         tokens = self.tokens[place : place + ahead]
@@ -211,11 +212,11 @@ class PhrasePool:
     def _stored(self, key: int) -> list[Phrase]:
         if self._reader is None:
             return []
-        if key not in self._fetched:
-            if len(self._fetched) >= KEYS:  # nothing clears it where nothing is kept
-                self._fetched.clear()
-            self._fetched[key] = [phrase for phrase in self._reader([key]) if self._sound(phrase)]
-        return self._fetched[key]
+        if key not in self._from_store:
+            if len(self._from_store) >= MAX_KEYS:  # without a store nothing else clears it
+                self._from_store.clear()
+            self._from_store[key] = [phrase for phrase in self._reader([key]) if self._sound(phrase)]
+        return self._from_store[key]
 
     def _sound(self, phrase: Phrase) -> bool:
         if not phrase.after or len(phrase.before) % 4 or len(phrase.after) % 4:
@@ -225,14 +226,14 @@ class PhrasePool:
 
     @property
     def nbytes(self) -> int:
-        """A rough count: eight bytes a token and a place, a hundred an entry of a dictionary."""
+        """A rough count: 24 bytes a token, a hundred an entry of a dictionary."""
         return 24 * len(self.tokens) + 100 * (
-            len(self._places) + len(self._singles) + sum(map(len, self._won.values())) + len(self._fetched)
+            len(self._by_key) + len(self._by_token) + sum(map(len, self._learned.values())) + len(self._from_store)
         )
 
 
 def _pop(places: dict[int, list[int]], key: int) -> None:
-    """Forgets the last place of a key, and the key with its only one: a session reads many texts."""
+    """Forgets the last position of a key, and a key without any: a session reads many texts."""
     places[key].pop()
     if not places[key]:
         del places[key]

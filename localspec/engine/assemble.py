@@ -10,7 +10,7 @@ from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ingredients import Hyperparameters, Ingredients
-from localspec.drafters.ouroboros_tuning import Said, search
+from localspec.drafters.ouroboros_tuning import Exchange, Workload, search
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool, PhraseReader
 from localspec.drafters.trained import TrainedDrafter
@@ -101,7 +101,7 @@ def find_hyperparameters(
             f"in a context of {target.context} tokens there is no room to search how long drafts should be."
         )
         return found or Hyperparameters()
-    vocabulary = target.transformer.config.vocab_size
+    workload = Workload(said, target.transformer.config.vocab_size, choice.nodes, costs, small.costs)
 
     def build(tried: Hyperparameters) -> tuple[Drafter, DraftModel]:
         drafter = drafter_of(choice, target, pool_of(choice, target, small), None, small, tried)
@@ -110,14 +110,14 @@ def find_hyperparameters(
         return drafter, drafting
 
     names = import_module(kind_of(choice.drafter).file).searched(choice.parts)
-    found = search(build, said, vocabulary, choice.nodes, costs, small.costs, names)
+    found = search(build, workload, names)
     profile.remember(quantity, found)
     return found
 
 
-def _replies(target: Target, nodes: int, costs: ForwardCosts) -> list[Said]:
+def _replies(target: Target, nodes: int, costs: ForwardCosts) -> list[Exchange]:
     """The target's greedy replies to a few prompts."""
-    said: list[Said] = []
+    said: list[Exchange] = []
     session = Session(target, WithPhrases(Autoregressive(), PhrasePool(target.special_tokens)), Budget(nodes, costs))
     for question in ASKED:
         prompt = target.encode([{"role": "user", "content": question}])

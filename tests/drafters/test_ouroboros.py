@@ -40,7 +40,7 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import SOURCE, DraftModel
 from localspec.drafters.ingredients import MOST, Hyperparameters
 from localspec.drafters.ouroboros import Pair, draft_model, ouroboros
-from localspec.drafters.ouroboros_tuning import RANGES, START, Replay, predicted, search
+from localspec.drafters.ouroboros_tuning import RANGES, START, ReplayTarget, Workload, search, simulated_seconds
 from localspec.drafters.phrases import PHRASES, WithPhrases
 from localspec.drafters.pool import PhrasePool, PhraseReader
 from localspec.events import Text
@@ -398,7 +398,7 @@ def test_a_pool_that_is_lent_is_read_and_not_written() -> None:
 
     pool = Locked(reader=lambda keys: [Phrase(key, b"", pack_tokens([50, 51]), 1) for key in keys])
     inner = Witness()
-    drafter = WithPhrases(inner, pool, lent=True)
+    drafter = WithPhrases(inner, pool, read_only=True)
     drafter.observe(Step([1, 2], torch.empty(2, 0)))
     tree = drafter.draft(Context([1, 2], cast(KVCache, Held(1)), 4, GREEDY))
     assert list(tree.tokens) == [2, 50, 51], "read it is"
@@ -668,7 +668,7 @@ def test_hyperparameters_that_are_none_are_searched_again(stored: object) -> Non
 @pytest.mark.parametrize("seed", range(3))
 def test_a_replay_gives_back_the_text_whatever_is_drafted(seed: int) -> None:
     text = prompt_ids(60, seed=seed)
-    drafter, target = RandomBranches(text, seed=seed, right=0.8, vocabulary=300), Replay(text, 320)
+    drafter, target = RandomBranches(text, seed=seed, right=0.8, vocabulary=300), ReplayTarget(text, 320)
     cache, tokens, steps = target.cache(80), text[:9], 0
     tokens += prefill_step(target, cache, drafter, text[:9], GREEDY, last=True).committed[-1:]
     while len(tokens) < len(text):
@@ -735,7 +735,9 @@ def test_predicted_seconds_are_those_of_a_real_session(tiny: Make, small: str) -
             rows = statistics.drafted + statistics.steps
             forwards = sum(inner.forwards.values()) - 1  # the prompt is read before the clock starts
             seconds = 1e6 * statistics.steps + row * rows + forward * forwards
-            assert predicted(*build(SMALL), [(prompt, text)], VOCABULARY, NODES, costs, own) == seconds
+            assert (
+                simulated_seconds(*build(SMALL), Workload([(prompt, text)], VOCABULARY, NODES, costs, own)) == seconds
+            )
 
 
 def test_what_a_drafter_read_of_one_reply_does_not_disturb_the_next(tiny: Make) -> None:
@@ -743,8 +745,8 @@ def test_what_a_drafter_read_of_one_reply_does_not_disturb_the_next(tiny: Make) 
     said = said_by(model, 12)
     assert len(said) == 2
     drafter, small = build(SMALL)
-    together = predicted(drafter, small, said, VOCABULARY, 8, Flat(1.0), Flat(0.1))
-    apart = [predicted(*build(SMALL), [one], VOCABULARY, 8, Flat(1.0), Flat(0.1)) for one in said]
+    together = simulated_seconds(drafter, small, Workload(said, VOCABULARY, 8, Flat(1.0), Flat(0.1)))
+    apart = [simulated_seconds(*build(SMALL), Workload([one], VOCABULARY, 8, Flat(1.0), Flat(0.1))) for one in said]
     assert together == pytest.approx(sum(apart))
 
 
@@ -752,7 +754,7 @@ def test_what_a_drafter_read_of_one_reply_does_not_disturb_the_next(tiny: Make) 
 def test_where_the_small_model_is_right_and_free_the_search_finds_long_drafts(tiny: Make) -> None:
     model = tiny(LLAMA)
     build = builder(model.target, model.target, accelerating=False, lengthening=False)
-    found = search(build, said_by(model)[:1], VOCABULARY, 16, Flat(1.0), Flat(1e-6), ["draft"])
+    found = search(build, Workload(said_by(model)[:1], VOCABULARY, 16, Flat(1.0), Flat(1e-6)), ["draft"])
     assert found == replace(START, draft=max(RANGES["draft"]))
 
 
@@ -760,7 +762,7 @@ def test_where_the_small_model_is_right_and_free_the_search_finds_long_drafts(ti
 def test_where_the_small_model_is_always_wrong_the_search_finds_short_ones(tiny: Make) -> None:
     model, small = tiny(LLAMA), tiny("qwen2-one-key-head")
     build = builder(model.target, small.target, accelerating=False, lengthening=False)
-    found = search(build, said_by(model, 12)[:1], VOCABULARY, 16, Flat(1.0), Flat(0.2), ["draft"])
+    found = search(build, Workload(said_by(model, 12)[:1], VOCABULARY, 16, Flat(1.0), Flat(0.2)), ["draft"])
     assert found == replace(START, draft=min(RANGES["draft"]))
 
 
@@ -778,7 +780,7 @@ def test_the_search_is_deterministic_and_looks_at_what_it_was_asked_for(tiny: Ma
                 log.append(chosen)
                 return build(chosen)
 
-            found.append(search(recorded, said, VOCABULARY, 12, Flat(1.0), Flat(0.01), asked))
+            found.append(search(recorded, Workload(said, VOCABULARY, 12, Flat(1.0), Flat(0.01)), asked))
         assert found[0] == found[1] and tried[0] == tried[1]
         assert len(tried[0]) == sum(len(RANGES[name]) for name in asked)
         assert found[0].draft != START.draft

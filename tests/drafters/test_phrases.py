@@ -18,7 +18,7 @@ from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.phrases import WithPhrases
-from localspec.drafters.pool import AHEAD, BACK, ENTRIES, KEYS, PhrasePool
+from localspec.drafters.pool import MATCH_LENGTH, MAX_KEYS, PHRASE_LENGTH, PHRASES_PER_TOKEN, PhrasePool
 from localspec.events import Done, Statistics, Text
 from localspec.nn.cache import KVCache
 from localspec.store.store import Phrase, Store, pack_key, pack_tokens, unpack_key, unpack_tokens
@@ -239,17 +239,17 @@ def test_a_phrase_from_verification_is_proposed_when_its_key_comes() -> None:
 
 def test_phrases_from_verification_are_bounded_the_oldest_go_first() -> None:
     pool = PhrasePool()
-    for last in range(2 * ENTRIES):
+    for last in range(2 * PHRASES_PER_TOKEN):
         pool.learn(verified(DraftTree.chain([1, 2, 3]), path=[0], best=[9, 3, 100 + last]))
-    assert won(pool) == {((1, 2), (3, 100 + last)) for last in range(ENTRIES, 2 * ENTRIES)}
-    for last in (*range(ENTRIES), 0, ENTRIES):  # the first is seen again before one more comes
+    assert won(pool) == {((1, 2), (3, 100 + last)) for last in range(PHRASES_PER_TOKEN, 2 * PHRASES_PER_TOKEN)}
+    for last in (*range(PHRASES_PER_TOKEN), 0, PHRASES_PER_TOKEN):  # the first is seen again before one more comes
         pool.learn(verified(DraftTree.chain([1, 2, 3]), path=[0], best=[9, 3, 100 + last]))
-    assert won(pool) == {((1, 2), (3, 100 + last)) for last in (0, *range(2, ENTRIES + 1))}
+    assert won(pool) == {((1, 2), (3, 100 + last)) for last in (0, *range(2, PHRASES_PER_TOKEN + 1))}
 
 
 def test_the_keys_of_phrases_from_verification_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert KEYS == 20_000
-    monkeypatch.setattr("localspec.drafters.pool.KEYS", 10)
+    assert MAX_KEYS == 20_000
+    monkeypatch.setattr("localspec.drafters.pool.MAX_KEYS", 10)
     pool = PhrasePool()
     for key in range(30):
         pool.learn(verified(DraftTree.chain([1, 100 + key, 3]), path=[0], best=[9, 3, 4]))
@@ -274,8 +274,8 @@ def test_a_harvest_holds_the_reply_and_nothing_of_the_prompt() -> None:
         assert set(words(phrase)) <= set(reply)
         start = words(phrase)[0] - 200
         assert words(phrase) == reply[start : start + len(words(phrase))], "a phrase is a stretch of the reply"
-        assert len(unpack_tokens(phrase[2])) <= AHEAD
-        assert len(unpack_tokens(phrase[1])) <= BACK - 2
+        assert len(unpack_tokens(phrase[2])) <= PHRASE_LENGTH
+        assert len(unpack_tokens(phrase[1])) <= MATCH_LENGTH - 2
     assert {unpack_key(key) for key, _, _ in found} == {(200 + at, 201 + at) for at in range(18)}
 
 

@@ -135,10 +135,9 @@ def test_phrases_of_a_search_hold_no_id_that_the_small_model_lacks(
     model, little = tiny(LLAMA), read(write(tmp_path / "small", config, byte_tokenizer(), seed=5))
     pools: list[PhrasePool] = []
 
-    def search(build, said, vocabulary, nodes, costs, own, names) -> Hyperparameters:
-        assert all(
-            len(reply) <= assemble.REPLY and len(prompt) + len(reply) <= model.target.context for prompt, reply in said
-        )
+    def search(build, workload, names) -> Hyperparameters:
+        for prompt, reply in workload.exchanges:
+            assert len(reply) <= assemble.REPLY and len(prompt) + len(reply) <= model.target.context
         pools.append(build(CHOSEN)[0].pool)
         return CHOSEN
 
