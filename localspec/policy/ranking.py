@@ -76,55 +76,56 @@ def run_plans(
     v₀ and m₀ are those of the model's fastest plain decoding that fits; where nothing fits, of the fastest.
     """
     found = [plan for precision in precisions for plan in _plans_in(model, precision, measurements, most, context)]
-    without = [plan for plan in found if plan.candidate.name == "none"]
-    base = max(without, key=lambda plan: (plan.fits, plan.speed))
+    plain_decoding = [plan for plan in found if plan.candidate.name == "none"]
+    base = max(plain_decoding, key=lambda plan: (plan.fits, plan.speed))
     rated = [_rated(plan, base) for plan in found]
     # A stable sort: of equals the more accurate precision and the simpler drafter come first.
     return sorted(rated, key=lambda plan: plan.cost_effectiveness, reverse=True)
 
 
-def best(ranked: Sequence[RunPlan], here: bool = True, without: bool = True) -> RunPlan | None:
+def best(ranked: Sequence[RunPlan], here: bool = True, allow_plain: bool = True) -> RunPlan | None:
     """The plan to take of those that fit: the simplest drafter that no other clearly beats. None where nothing fits.
 
-    `here` leaves out what could not be loaded now; `without` lets plain decoding be taken too. A plan whose M is below
-    that of plain decoding is never taken.
+    `here` leaves out what could not be loaded now, and `allow_plain` lets plain decoding be taken too. A plan whose M is
+    below that of plain decoding is never taken.
     """
     possible = [
         plan
         for plan in ranked
         if plan.fits and (plan.candidate.here or (not here and plan.candidate.obtainable))
-        if without or plan.candidate.name != "none"
+        if allow_plain or plan.candidate.name != "none"
         if pays(plan, ranked)
     ]
     if not possible:
         return None
     limit = max(map(_cautious, possible)) / CLEARLY
-    return min((plan for plan in possible if _cautious(plan) >= limit), key=lambda plan: _weight(plan.candidate))
+    return min((plan for plan in possible if _cautious(plan) >= limit), key=lambda plan: _complexity(plan.candidate))
 
 
 def _cautious(plan: RunPlan) -> float:
     """M, lowered where it rests on guesses about a drafter."""
-    return plan.cost_effectiveness / (1 if plan.measured or _weight(plan.candidate)[0] < 2 else DOUBT)
+    return plan.cost_effectiveness / (1 if plan.measured or _complexity(plan.candidate)[0] < 2 else DOUBT)
 
 
 def pays(plan: RunPlan, ranked: Sequence[RunPlan]) -> bool:
     """Whether its M is at least that of plain decoding in the same precision; on Apple's GPUs, only as measured."""
     if plan.candidate.name == "none":
         return True
-    without = _without(plan, ranked)
-    if plan.precision.device.type == "mps" and not (plan.measured and plan.speed > ON_APPLE * without.speed):
+    plain_decoding = _plain_decoding(plan, ranked)
+    if plan.precision.device.type == "mps" and not (plan.measured and plan.speed > ON_APPLE * plain_decoding.speed):
         return False
-    return plan.cost_effectiveness >= without.cost_effectiveness
+    return plan.cost_effectiveness >= plain_decoding.cost_effectiveness
 
 
-def _without(plan: RunPlan, ranked: Sequence[RunPlan]) -> RunPlan:
+def _plain_decoding(plan: RunPlan, ranked: Sequence[RunPlan]) -> RunPlan:
+    """Plain decoding in the precision of this plan."""
     return next(other for other in ranked if other.precision == plan.precision and other.candidate.name == "none")
 
 
-def _weight(candidate: DrafterCandidate) -> tuple[int, int]:
-    """How simple a drafter is, then its bytes. Phrases come before none: where they do not pay, nothing is drafted."""
-    simple = {"phrases": 0, "none": 1}.get(candidate.name, 2)
-    return simple, candidate.bytes
+def _complexity(candidate: DrafterCandidate) -> tuple[int, int]:
+    """How complex a drafter is, then its bytes. Phrases come before none: where they do not pay, nothing is drafted."""
+    complexity = {"phrases": 0, "none": 1}.get(candidate.name, 2)
+    return complexity, candidate.bytes
 
 
 def _rated(plan: RunPlan, base: RunPlan) -> RunPlan:
@@ -213,12 +214,12 @@ def _others(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
         for other in ranked
         if other.precision == plan.precision and other.candidate.name not in ("none", "phrases", plan.candidate.name)
     ]
-    if not others or _weight(plan.candidate)[0] == 2:
+    if not others or _complexity(plan.candidate)[0] == 2:
         return ""
     other = others[0]
     where = "" if other.candidate.here else ", which is not here," if other.candidate.obtainable else ", once made,"
     if not pays(other, ranked):
-        relative = other.cost_effectiveness / _without(plan, ranked).cost_effectiveness
+        relative = other.cost_effectiveness / _plain_decoding(plan, ranked).cost_effectiveness
         return f"; {other.candidate.name}{where} would have {relative:.2f} of plain decoding's M, so it is left out"
     room = "" if other.fits else f", and takes {other.bytes / 2**30:.1f} GiB"
     return f"; {other.candidate.name}{where} would have M {other.cost_effectiveness:.2f}{room}"

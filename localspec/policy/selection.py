@@ -177,7 +177,7 @@ def _eligible(
     """The plans in question, the one to take first, with the bytes of the drafter that was named."""
     if drafter.drafter == "auto":
         needed = settings.draft_max != "auto" or settings.accept != "exact"  # some drafter, whether it pays or not
-        first = best(ranked, without=not needed)
+        first = best(ranked, allow_plain=not needed)
         simple = [plan for plan in ranked if plan.candidate.name in (("phrases",) if needed else ("phrases", "none"))]
         return simple if first is None else [first, *(plan for plan in simple if plan is not first)]
     if predicted := [plan for plan in ranked if _is_of(plan.candidate, drafter)]:

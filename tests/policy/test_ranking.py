@@ -194,8 +194,8 @@ def test_what_does_not_fit_is_not_here_or_is_left_out_is_not_taken() -> None:
         "nobody publishes it"
     )
     assert taken(plan("none", 1.0, fits=False), plan("phrases", 1.4, fits=False)) is None
-    assert taken(plain_decoding, plan("phrases", 1.2), without=False) == "phrases"
-    assert taken(plain_decoding, plan("phrases", 0.9), without=False) is None
+    assert taken(plain_decoding, plan("phrases", 1.2), allow_plain=False) == "phrases"
+    assert taken(plain_decoding, plan("phrases", 0.9), allow_plain=False) is None
 
 
 def test_a_drafter_whose_m_is_below_plain_decoding_in_its_own_precision_is_never_taken() -> None:
