@@ -20,7 +20,7 @@ def gpu(name: str, gib: float, bandwidth: float, free: float | None = None, turi
     return Device("cuda:0", name, int(gib * GIB), int(left * GIB), dtypes, ("int8", "nf4"), capability, bandwidth * 1e9)
 
 
-def processor(gib: float, bandwidth: float, modern: bool = True) -> Device:
+def cpu(gib: float, bandwidth: float, modern: bool = True) -> Device:
     """With AVX512-BF16 and VNNI, or with AVX2 alone; a third of the memory is taken."""
     dtypes, packings = (("bf16", "fp32"), ("int8", "nf4")) if modern else (("fp32",), ("int8",))
     kernels = "avx512_vnni, avx512_bf16" if modern else "avx2"
@@ -29,7 +29,7 @@ def processor(gib: float, bandwidth: float, modern: bool = True) -> Device:
     )
 
 
-HOST = processor(32, 50)
+HOST = cpu(32, 50)
 
 
 MACHINES = {
@@ -60,9 +60,9 @@ MACHINES = {
         ),
         8,
     ),
-    "processor, 8 GB": Machine((processor(8, 40),), 4),
-    "processor, 8 GB, older (AVX2)": Machine((processor(8, 25, modern=False),), 4),
-    "processor, 24 GB": Machine((processor(24, 60),), 8),
+    "processor, 8 GB": Machine((cpu(8, 40),), 4),
+    "processor, 8 GB, older (AVX2)": Machine((cpu(8, 25, modern=False),), 4),
+    "processor, 24 GB": Machine((cpu(24, 60),), 8),
 }
 
 HEAD = """# What is chosen where

@@ -21,7 +21,7 @@ SEVEN = Shape(32, 4096, 11008, 32, 32, 128, 32000, 4096)  # 6.7 B: Llama-2-7B
 PHI = Shape(32, 3072, 8192, 32, 32, 96, 32064, 4096)  # 3.8 B: Phi-3-mini
 
 
-def processor(
+def cpu(
     gib: float = 24,
     free: float | None = None,
     packings: tuple[str, ...] = ("int8",),
@@ -65,7 +65,7 @@ def _device(
 
 def machine(*devices: Device) -> Machine:
     """Of these devices, and of a usual processor where none of them is one."""
-    own = () if any(device.type == "cpu" for device in devices) else (processor(),)
+    own = () if any(device.type == "cpu" for device in devices) else (cpu(),)
     return Machine((*devices, *own), 8)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from command import what_is_kept
-from machines import BILLION, gpu, machine, processor, unfetched
+from machines import BILLION, cpu, gpu, machine, unfetched
 from scripted_conversation import Engine, talk
 
 from localspec.chat import start
@@ -135,7 +135,7 @@ def test_the_model_is_chosen_for_the_device_that_was_named(begin, other, monkeyp
         seen.append([device.name for device in where.devices])
         return []
 
-    monkeypatch.setattr(start, "this_machine", lambda *_: machine(gpu(24), processor(8)))
+    monkeypatch.setattr(start, "this_machine", lambda *_: machine(gpu(24), cpu(8)))
     monkeypatch.setattr(start, "recommendations", recommendations)
     monkeypatch.setattr(start.registry, "known", lambda: {"own": replace(unfetched(BILLION), path=other)})
     for device in ("auto", "cpu", "cuda", "mps"):

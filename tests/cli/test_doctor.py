@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from command import localspec
-from machines import GIB, Told, apple, machine, processor
+from machines import GIB, Told, apple, cpu, machine
 from replies import said
 from scripted import Script, random_model, scripted_model
 
@@ -295,7 +295,7 @@ def test_mistakes(doctor, arguments, code, said):
 @pytest.fixture
 def invented(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Mac of which nothing is measured, and whose processor has a hostile name."""
-    mac = machine(replace(apple(16, free=12), title="Apple\x1b[31m"), processor(24, free=20, bandwidth=None))
+    mac = machine(replace(apple(16, free=12), title="Apple\x1b[31m"), cpu(24, free=20, bandwidth=None))
     measurements = SimpleNamespace(of=Told().of, rates=Told().rates, bandwidth=lambda device: None)
     monkeypatch.setattr("localspec.cli.doctor.this_machine", lambda bandwidth: mac)
     monkeypatch.setattr("localspec.cli.doctor.DeviceProfiler", lambda *_: measurements)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from machines import flat, machine, processor
+from machines import cpu, flat, machine
 from replies import said
 
 from localspec.config import Settings
@@ -58,8 +58,8 @@ def test_a_memory_that_is_nearly_full_ends_replies_earlier_and_says_so_once(monk
     told: list[str] = []
     engine = Engine.open(Settings(drafter="none", temperature=0.0), DEMO, notice=told.append)
     short = engine.target.cache(1).nbytes // engine.target.cache(1).capacity * 40  # bytes of forty tokens
-    whole = machine(processor(1000))
-    full = processor(1)
+    whole = machine(cpu(1000))
+    full = cpu(1)
     monkeypatch.setattr(module, "this_machine", lambda: whole)
     *_, done = engine.chat(USER, engine.sampling(Settings(temperature=0.0)), Limits(8))
     assert isinstance(done, Done) and len(done.statistics.token_ids) == 8 and told == []

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from machines import GIB, apple, gpu, machine, processor
+from machines import GIB, apple, cpu, gpu, machine
 
 from localspec.machine import hardware
 from localspec.machine import machine as facts
@@ -40,15 +40,15 @@ def test_a_device_is_found_by_its_name_and_cuda_is_the_first_of_several() -> Non
     assert both.device("cuda") == both.device("cuda:0") == both.devices[0]
     assert both.device("cuda:1") == both.devices[1] and both.device("cpu") == both.devices[2]
     assert both.device("mps") is both.device("cuda:2") is both.device("cud") is None
-    assert machine(apple()).devices[0].type == "mps" and machine(processor()).device("cuda") is None
+    assert machine(apple()).devices[0].type == "mps" and machine(cpu()).device("cuda") is None
 
 
-def test_this_machine_has_a_processor_with_memory() -> None:
+def test_this_machine_has_a_cpu_with_memory() -> None:
     here = this_machine(lambda device: 7.0)
-    cpu = here.devices[-1]
-    assert (cpu.name, cpu.bandwidth, here.cores) == ("cpu", 7.0, hardware.physical_cores())
-    assert 0 < cpu.free <= cpu.total and cpu.dtypes[-1] == "fp32" and cpu.title
-    assert "int4" not in cpu.packings and "none" not in cpu.packings
+    own = here.devices[-1]
+    assert (own.name, own.bandwidth, here.cores) == ("cpu", 7.0, hardware.physical_cores())
+    assert 0 < own.free <= own.total and own.dtypes[-1] == "fp32" and own.title
+    assert "int4" not in own.packings and "none" not in own.packings
     assert this_machine().devices[-1].bandwidth is None
 
 

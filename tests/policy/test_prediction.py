@@ -10,7 +10,7 @@ from statistics import fmean
 from string import ascii_letters
 
 import pytest
-from machines import BILLION, PHI, SEVEN, apple, flat, gpu, processor
+from machines import BILLION, PHI, SEVEN, apple, cpu, flat, gpu
 from s3d_tables import TABLES, Line
 
 from localspec.machine.machine import Device
@@ -151,7 +151,7 @@ def test_a_tokenizer_takes_what_is_predicted(tmp_path: Path) -> None:
     )  # fmt: skip
     count, held = map(int, result.stdout.split())
     assert count == len(words)
-    assert held == pytest.approx(prediction.tokenizer(replace(SEVEN, vocabulary=count), "cpu"), rel=0.3)
+    assert held == pytest.approx(prediction.tokenizer(replace(SEVEN, vocab_size=count), "cpu"), rel=0.3)
 
 
 def test_a_workspace_holds_a_chunk_of_a_prompt_or_the_logits_of_a_tree() -> None:
@@ -196,7 +196,7 @@ def test_anything_else_is_no_rates(damaged: object) -> None:
 
 FORMS = [
     (device, dtype, quantize)
-    for device in (processor(), gpu(), apple())
+    for device in (cpu(), gpu(), apple())
     for dtype in ("bf16", "fp32", "fp16")
     for quantize in ("none", "int8", {"mps": "int4"}.get(device.type, "nf4"))
 ]
@@ -217,7 +217,7 @@ def test_an_estimate_is_bytes_over_a_share_of_the_bandwidth() -> None:
         """Of the bandwidth, that bytes of this size a weight are read with."""
         return size / estimated_rates(device, dtype, quantize).weight[0] / (device.bandwidth or 1)
 
-    for device in (processor(), gpu(), apple()):
+    for device in (cpu(), gpu(), apple()):
         plain = share(device, "bf16", "none", 2)
         assert 0.5 < plain < 0.9
         assert share(device, "fp32", "none", 4) == pytest.approx(plain), "another item, the same share"

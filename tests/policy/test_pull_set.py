@@ -1,7 +1,7 @@
 """What a pull fetches for a name, and what is said of its memory."""
 
 import pytest
-from machines import BILLION, LITTLE, gpu, machine, processor, unfetched
+from machines import BILLION, LITTLE, cpu, gpu, machine, unfetched
 
 from localspec.errors import UsageMistake
 from localspec.hub.sources import Source
@@ -52,7 +52,7 @@ def test_what_is_left_to_make() -> None:
 def test_whether_it_fits() -> None:
     fits, said = fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, NoMeasurements())
     assert fits and "GiB that may be taken" in said
-    fits, said = fit("org/name", CONFIG, 2 * BILLION.parameters, machine(processor(2)), NoMeasurements())
+    fits, said = fit("org/name", CONFIG, 2 * BILLION.parameters, machine(cpu(2)), NoMeasurements())
     assert fits is False and said.startswith("org/name does not fit: ")
     beside = int(gpu(24).usable - 1.5 * BILLION.parameters)  # what is left holds the model in half its bytes at most
     assert fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, NoMeasurements(), beside)[0]

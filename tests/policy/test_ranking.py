@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, flat, gpu, processor, trained, unfetched
+from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, cpu, flat, gpu, trained, unfetched
 
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device
@@ -37,10 +37,10 @@ def one(found: list[RunPlan], name: str, quantize: str = "none") -> RunPlan:
 
 
 def test_a_small_model_on_a_processor_is_in_fp32_and_a_larger_one_in_all_that_it_has() -> None:
-    where = processor(packings=("int8", "nf4"))
+    where = cpu(packings=("int8", "nf4"))
     assert [str(precision) for precision in natural_precisions(where, SMALL)] == ["fp32"]
     assert [str(precision) for precision in natural_precisions(where, SMALL + 1)] == ["bf16", "int8", "nf4"]
-    assert {precision.dtype for precision in natural_precisions(processor(bf16=False), SMALL + 1)} == {"fp32"}
+    assert {precision.dtype for precision in natural_precisions(cpu(bf16=False), SMALL + 1)} == {"fp32"}
     assert [str(precision) for precision in natural_precisions(gpu(), SMALL)] == ["bf16", "int8", "nf4"]
     assert [str(precision) for precision in natural_precisions(apple(), SMALL)] == ["bf16", "int8", "int4"]
 
@@ -259,7 +259,7 @@ def test_a_draft_model_is_in_the_precision_of_its_own_size() -> None:
     little, large = (
         Model(unfetched(shape, name="small"), shape, shape.parameters) for shape in (LITTLE, BILLION)
     )  # fmt: skip
-    cpu = processor(48)
+    big_cpu = cpu(48)
     for small, where, at_most in ((little, cpu, 5), (large, cpu, 2), (large, GPU, 2.1)):
         precision = Precision(where, "bf16", "none")
         found = run_plans(

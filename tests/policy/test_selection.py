@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import CONFIG, write_checkpoint
-from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, flat, gpu, machine, processor, trained, unfetched
+from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, cpu, flat, gpu, machine, trained, unfetched
 
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
@@ -22,8 +22,8 @@ from localspec.policy.ranking import AUTO_NODES
 from localspec.policy.selection import MOST_NODES, Choice, LoadSpec, choices, choose, requested_drafter
 
 CARD = unfetched(SEVEN)
-HERE = machine(processor(48))
-NF4 = machine(processor(32, packings=("int8", "nf4")))
+HERE = machine(cpu(48))
+NF4 = machine(cpu(32, packings=("int8", "nf4")))
 
 
 def taken(machine: Machine, card: TargetCard = CARD, **settings: object) -> tuple[str, str, str]:
@@ -55,12 +55,12 @@ def test_auto_takes_phrases_in_the_precision_whose_m_is_best() -> None:
         None,
     )
     assert choice.cost_effectiveness is not None and choice.cost_effectiveness > 1
-    assert taken(machine(processor(32, packings=()))) == ("cpu", "bf16", "none")
-    assert taken(machine(processor(48, packings=(), bf16=False))) == ("cpu", "fp32", "none")
+    assert taken(machine(cpu(32, packings=()))) == ("cpu", "bf16", "none")
+    assert taken(machine(cpu(48, packings=(), bf16=False))) == ("cpu", "fp32", "none")
     assert taken(NF4) == ("cpu", "bf16", "nf4")
 
 
-@pytest.mark.parametrize("where", [processor(), processor(packings=("int8", "nf4")), processor(bf16=False)])
+@pytest.mark.parametrize("where", [cpu(), cpu(packings=("int8", "nf4")), cpu(bf16=False)])
 def test_a_small_model_on_a_processor_is_exact_rather_than_a_little_faster(where) -> None:
     little = unfetched(LITTLE)
     assert taken(machine(where), little) == ("cpu", "fp32", "none")
@@ -77,7 +77,7 @@ def test_who_names_a_format_of_numbers_gets_it_unpacked() -> None:
     assert taken(machine(gpu()), dtype="fp16", quantize="int8") == ("cuda:0", "fp16", "int8")
 
 
-@pytest.mark.parametrize("where", [machine(gpu(16, packings=("nf4",))), NF4, machine(apple(48), processor(8))])
+@pytest.mark.parametrize("where", [machine(gpu(16, packings=("nf4",))), NF4, machine(apple(48), cpu(8))])
 def test_exact_leaves_out_what_cannot_be_had_to_the_bit(where) -> None:
     assert taken(where)[2] in ("nf4", "int4")
     assert taken(where, exact=True)[2] in ("none", "int8")
@@ -184,10 +184,10 @@ def test_a_named_device_is_taken_though_another_is_faster() -> None:
 
 def test_what_only_one_device_can_do_is_done_there(old_gpus: None) -> None:
     """The processor has no NF4 and no fast fp16, which is no reason to refuse them on a GPU."""
-    both = machine(gpu(24), processor(64))
+    both = machine(gpu(24), cpu(64))
     assert taken(both, quantize="nf4") == ("cuda:0", "bf16", "nf4")
     assert taken(both, dtype="fp16") == ("cuda:0", "fp16", "none")
-    assert taken(machine(gpu(24, packings=()), processor(64)), quantize="int8") == ("cpu", "bf16", "int8")
+    assert taken(machine(gpu(24, packings=()), cpu(64)), quantize="int8") == ("cpu", "bf16", "int8")
 
 
 # -- Apple -------------------------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_apple_decodes_plainly_until_it_is_measured_that_a_drafter_pays() -> Non
 
 def test_what_does_not_fit_names_what_is_missing_and_what_would_fit(fresh_home: Path) -> None:
     with pytest.raises(DoesNotFit) as caught:
-        choose(CARD, Settings(), machine(processor(8)))
+        choose(CARD, Settings(), machine(cpu(8)))
     said = re.fullmatch(
         r"big needs ([\d.]+) GiB of memory in int8 on cpu, and of 8.0 GiB free 7.2 may be used; "
         r"close other programs, give a smaller --context, or choose (\S+) \(`localspec pull \2`\), which takes ([\d.]+) GiB\.",
@@ -223,17 +223,17 @@ def test_what_does_not_fit_names_what_is_missing_and_what_would_fit(fresh_home: 
     assert said and float(said[1]) == pytest.approx(8.7, abs=0.1)
     assert said[2] == "qwen3-4b" and float(said[3]) < 7.2
     with pytest.raises(DoesNotFit, match=r"or choose demo, which takes 0\.1 GiB\.$"):
-        choose(CARD, Settings(), machine(processor(8, free=1)))
+        choose(CARD, Settings(), machine(cpu(8, free=1)))
     with pytest.raises(DoesNotFit, match=r"close other programs, or give a smaller --context\.$"):
-        choose(CARD, Settings(), machine(processor(8, free=0.8)))
+        choose(CARD, Settings(), machine(cpu(8, free=0.8)))
     with pytest.raises(DoesNotFit, match="in fp32 on cuda:0, .* 22.0 GiB free 19.6 may be used"):
-        choose(CARD, Settings(dtype="fp32"), machine(gpu(24, free=22), processor(8)))
+        choose(CARD, Settings(dtype="fp32"), machine(gpu(24, free=22), cpu(8)))
 
 
 def test_it_never_offers_the_very_model_that_does_not_fit() -> None:
     named = unfetched(SEVEN, name="qwen3-4b")
     with pytest.raises(DoesNotFit, match="choose phi3-s3d"):
-        choose(named, Settings(), machine(processor(8)))
+        choose(named, Settings(), machine(cpu(8)))
 
 
 def test_a_damaged_model_is_not_offered_and_does_not_hide_what_was_wrong(tmp_path: Path, monkeypatch) -> None:
@@ -241,10 +241,10 @@ def test_a_damaged_model_is_not_offered_and_does_not_hide_what_was_wrong(tmp_pat
     bad = replace(unfetched(BILLION, name="damaged"), path=tmp_path)
     monkeypatch.setattr(survey, "known", lambda: {"damaged": bad, "sound": unfetched(BILLION, name="sound")})
     with pytest.raises(DoesNotFit, match="choose sound"):
-        choose(CARD, Settings(), machine(processor(8)))
+        choose(CARD, Settings(), machine(cpu(8)))
 
 
-@pytest.mark.parametrize("where", [HERE, NF4, machine(gpu(24)), machine(gpu(16), processor(64))])
+@pytest.mark.parametrize("where", [HERE, NF4, machine(gpu(24)), machine(gpu(16), cpu(64))])
 @pytest.mark.parametrize("settings", [{}, {"drafter": "phrases"}, {"drafter": "lookahead"}, {"drafter": "none"}])
 def test_behind_the_choice_stands_one_that_takes_less(where, settings) -> None:
     found = offered(Settings(**settings), where)
@@ -290,13 +290,13 @@ def test_the_second_choice_is_another_precision_and_there_is_none_below_the_smal
 )  # fmt: skip
 def test_what_is_named_and_cannot_be_had_is_refused_in_a_sentence(settings, said) -> None:
     with pytest.raises(UsageMistake, match=said) as caught:
-        choose(CARD, Settings(**settings), machine(gpu(24, packings=()), processor(64)))
+        choose(CARD, Settings(**settings), machine(gpu(24, packings=()), cpu(64)))
     assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("packing", "device"), [("int8", "cpu"), ("int8", "cuda:0"), ("nf4", "cuda:0")])
 def test_a_packing_without_kernels_is_refused_by_its_name(old_gpus: None, packing: str, device: str) -> None:
-    bare = machine(gpu(packings=()), processor(packings=()))
+    bare = machine(gpu(packings=()), cpu(packings=()))
     with pytest.raises(
         UsageMistake, match=f"--quantize {packing} cannot be had on {device}: .*; use another, none, or"
     ):
@@ -310,7 +310,7 @@ def test_int8_on_apple_and_int4_too_where_they_are_there() -> None:
 
 
 def test_a_threshold_is_for_int8_on_a_gpu() -> None:
-    both = machine(gpu(24), processor(48))
+    both = machine(gpu(24), cpu(48))
     choice = choose(CARD, Settings(quantize="int8", int8_threshold=6.0), both)
     assert (choice.device, choice.threshold) == ("cuda:0", 6.0)
     assert choose(CARD, Settings(quantize="int8"), both).threshold == 0
@@ -380,7 +380,7 @@ def test_a_draft_model_has_a_precision_and_a_device_of_its_own(small: str) -> No
 
 
 def test_a_draft_model_is_beside_its_target_unless_a_device_is_named(small: str) -> None:
-    both = machine(gpu(24), processor(64))
+    both = machine(gpu(24), cpu(64))
 
     def drafting(**settings) -> Choice:
         return choose(CARD, Settings(drafter=f"draft_model:{small}", **settings), both)
@@ -402,7 +402,7 @@ def test_a_predicted_pair_takes_no_memory_of_the_target_s_device_when_it_drafts_
     card = unfetched(
         SEVEN, draft="demo", drafters=(PublishedDrafter("ouroboros", accepted=PublishedLength(3.0, 5, "a paper")),)
     )
-    both, named = machine(gpu(24), processor(64)), {"drafter": "ouroboros", "quantize": "none"}
+    both, named = machine(gpu(24), cpu(64)), {"drafter": "ouroboros", "quantize": "none"}
     together, apart = choose(card, Settings(**named), both), choose(card, Settings(**named, draft_device="cpu"), both)
     assert "a paper" in together.reason and "a paper" in apart.reason, "foreseen, though the small model has one itself"
     assert apart.loaded_bytes == 2 * SEVEN.parameters < together.loaded_bytes
@@ -443,7 +443,7 @@ def test_where_no_machine_is_given_it_is_this_one() -> None:
 
 
 def test_what_would_fit_instead_is_on_the_device_that_was_asked_for(fresh_home: Path) -> None:
-    both = machine(gpu(4), processor(64))
+    both = machine(gpu(4), cpu(64))
     with pytest.raises(DoesNotFit) as caught:
         choose(CARD, Settings(device="cuda:0", quantize="none"), both)
     said = re.search(
@@ -465,7 +465,7 @@ def test_where_the_draft_model_has_no_room_the_next_device_is_taken(small: str, 
 
     monkeypatch.setattr(selection, "_draft", full)
     named = Settings(drafter=f"draft_model:{small}")
-    assert choose(CARD, named, machine(gpu(24), processor(64))).device == "cpu"
+    assert choose(CARD, named, machine(gpu(24), cpu(64))).device == "cpu"
     there = replace(named, device="cuda:0")
     with pytest.raises(DoesNotFit, match="no room for it"):
         choose(CARD, there, machine(gpu(24)))

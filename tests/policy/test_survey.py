@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from machines import BILLION, GIB, LITTLE, PHI, SEVEN, gpu, machine, processor, unfetched
+from machines import BILLION, GIB, LITTLE, PHI, SEVEN, cpu, gpu, machine, unfetched
 
 from localspec.models.entries import PACKAGE, Entry
 from localspec.models.registry import NOWHERE, TargetCard
@@ -41,27 +41,27 @@ def test_the_best_that_fits_and_is_read_as_fast_as_it_comes(registry) -> None:
     found = recommendations(machine(gpu(24)), NoMeasurements(), here=False)
     assert [one.card.name for one in found] == ["best", "good", "middle", "small"], "the best first"
     assert taken(found) == "best"
-    assert taken(recommendations(machine(gpu(4.5), processor(8)), NoMeasurements(), here=False)) == "good"
-    slow = recommendations(machine(processor(64, bandwidth=30e9)), NoMeasurements(), here=False)
+    assert taken(recommendations(machine(gpu(4.5), cpu(8)), NoMeasurements(), here=False)) == "good"
+    slow = recommendations(machine(cpu(64, bandwidth=30e9)), NoMeasurements(), here=False)
     speeds = {one.card.name: one.plan.speed for one in slow if one.plan}
     assert speeds["good"] < LEAST_SPEED < speeds["middle"] and taken(slow) == "middle"
 
 
 def test_what_is_preferred_changes_that_and_nothing_else(registry) -> None:
     registry(small=(LITTLE, 10), middle=(BILLION, 20), good=(PHI, 30), best=(SEVEN, 40))
-    slow = recommendations(machine(processor(64, bandwidth=30e9)), NoMeasurements(), here=False)
+    slow = recommendations(machine(cpu(64, bandwidth=30e9)), NoMeasurements(), here=False)
     assert [taken(slow, prefer) for prefer in ("speed", "memory", "quality")] == ["small", "small", "best"]
     assert len({id(one.plan) for one in slow}) == 4
 
 
 def test_where_nothing_is_fast_the_fastest_of_those_that_fit(registry) -> None:
     registry(good=(PHI, 30), best=(SEVEN, 40))
-    assert taken(recommendations(machine(processor(64, bandwidth=2e9)), NoMeasurements(), here=False)) == "good"
+    assert taken(recommendations(machine(cpu(64, bandwidth=2e9)), NoMeasurements(), here=False)) == "good"
 
 
 def test_what_does_not_fit_is_listed_with_what_is_missing_and_never_taken(registry) -> None:
     registry(best=(SEVEN, 40))
-    (found,) = recommendations(machine(processor(4)), NoMeasurements(), here=False)
+    (found,) = recommendations(machine(cpu(4)), NoMeasurements(), here=False)
     assert not found.fits and found.plan is not None and found.plan.bytes > 4 * GIB
     assert found.reason.startswith("does not fit: ") and "GiB" in found.reason
     assert taken([found]) is None and taken([]) is None
