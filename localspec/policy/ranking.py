@@ -86,8 +86,8 @@ def run_plans(
 def best(ranked: Sequence[RunPlan], here: bool = True, allow_plain: bool = True) -> RunPlan | None:
     """The plan to take of those that fit: the simplest drafter that no other clearly beats. None where nothing fits.
 
-    `here` leaves out what could not be loaded now, and `allow_plain` lets plain decoding be taken too. A plan whose M is
-    below that of plain decoding is never taken.
+    `here` leaves out what could not be loaded now, and `allow_plain` lets plain decoding be taken too. A plan whose M
+    is below that of plain decoding is never taken.
     """
     possible = [
         plan

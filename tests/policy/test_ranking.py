@@ -260,7 +260,7 @@ def test_a_draft_model_is_in_the_precision_of_its_own_size() -> None:
         Model(unfetched(shape, name="small"), shape, shape.parameters) for shape in (LITTLE, BILLION)
     )  # fmt: skip
     big_cpu = cpu(48)
-    for small, where, at_most in ((little, cpu, 5), (large, cpu, 2), (large, GPU, 2.1)):
+    for small, where, at_most in ((little, big_cpu, 5), (large, big_cpu, 2), (large, GPU, 2.1)):
         precision = Precision(where, "bf16", "none")
         found = run_plans(
             replace(model(PublishedDrafter("draft_model", accepted=PublishedLength(3, 5, "x"))), small=small),
