@@ -41,7 +41,7 @@ class Settings:
     min_p: float | None = None
     """Only tokens at least this likely, relative to the likeliest."""
     seed: int | None = None
-    """The same seed gives the same text (in bf16 up to its rounding); without one a fresh one is drawn."""
+    """The same seed gives the same text (in bf16 up to its rounding); without one, a new one is chosen each time."""
     drafter: str = "auto"
     """auto, none, or a kind of drafter."""
     draft_max: int | Literal["auto"] = "auto"
@@ -98,13 +98,13 @@ def _texts(value: object) -> tuple[str, ...]:
     raise ValueError("a list of texts, none of them empty")
 
 
-def _switch(value: object) -> bool:
+def _boolean(value: object) -> bool:
     if isinstance(value, bool):
         return value
     raise ValueError("true or false")
 
 
-def _whole(least: int) -> Callable[[object], int]:
+def _integer(least: int) -> Callable[[object], int]:
     def check(value: object) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63:
             return value
@@ -136,7 +136,7 @@ def _draft_max(value: object) -> int | str:
     if value == "auto":
         return "auto"
     try:
-        return _whole(0)(value)
+        return _integer(0)(value)
     except ValueError:
         raise ValueError("auto or a whole number from 0 up") from None
 
@@ -159,14 +159,14 @@ def _device(value: object) -> str:
 _CHECKS: Mapping[str, Callable[[object], Any]] = {
     "model": _name,
     "system": _text,
-    "max_tokens": _whole(1),
+    "max_tokens": _integer(1),
     "stop": _texts,
-    "context": _whole(1),
+    "context": _integer(1),
     "temperature": _number("a number from 0 up", lambda n: n >= 0),
     "top_p": _number("a number above 0 and at most 1", lambda n: 0 < n <= 1),
-    "top_k": _whole(0),
+    "top_k": _integer(0),
     "min_p": _number("a number from 0 to 1", lambda n: 0 <= n <= 1),
-    "seed": _whole(0),
+    "seed": _integer(0),
     "drafter": _name,
     "draft_max": _draft_max,
     "draft_device": _device,
@@ -178,8 +178,8 @@ _CHECKS: Mapping[str, Callable[[object], Any]] = {
     "quantize": _one_of("auto", "none", "int8", "int4", "nf4"),
     "int8_threshold": _number("a number from 0 up", lambda n: n >= 0),
     "prefer": _one_of("speed", "memory", "quality"),
-    "exact": _switch,
-    "log": _switch,
+    "exact": _boolean,
+    "log": _boolean,
 }
 
 _NUMBERS = {"max_tokens", "context", "temperature", "top_p", "top_k", "min_p", "seed", "draft_max", "int8_threshold"}
@@ -226,7 +226,7 @@ class HubPlaces:
 
 
 def hub_places(environ: Mapping[str, str] | None = None) -> HubPlaces:
-    """What the client would make of these variables; it reads them once, when it is imported."""
+    """What the client makes of these variables; it reads them once, when it is imported."""
     environ = os.environ if environ is None else environ
 
     def place(*names: str, default: str) -> str:
@@ -244,7 +244,7 @@ def hub_places(environ: Mapping[str, str] | None = None) -> HubPlaces:
 
 
 def quiet_hub(environ: MutableMapping[str, str] | None = None) -> None:
-    """Call it before the Hugging Face client is imported: no telemetry, no look for updates, no advice on links.
+    """Switches off the Hugging Face client's telemetry, look for updates and advice on links, before it is imported.
 
     Files come over HTTP, where a break is resumed and every byte passes our checks; HF_HUB_DISABLE_XET=0 allows Xet.
     """
@@ -296,7 +296,7 @@ def load(
 
 
 def _from_text(name: str, text: str) -> object:
-    """What a variable says, in the type its setting has; else the text itself, which is then refused."""
+    """A variable's value in the type of its setting; else the text itself, which is then refused."""
     if _CHECKS[name] in (_texts, _parts):
         if not text.startswith("["):
             return [text]
@@ -305,25 +305,25 @@ def _from_text(name: str, text: str) -> object:
         except (tomllib.TOMLDecodeError, RecursionError):
             return text
         return found["list"] if len(found) == 1 else text
-    if _CHECKS[name] is _switch:
+    if _CHECKS[name] is _boolean:
         return _WORDS.get(text.lower(), text)
     if name in _NUMBERS:
-        for kind in (int, float):
+        for number_type in (int, float):
             try:
-                return kind(text)
+                return number_type(text)
             except ValueError:
                 continue
     return text
 
 
 def narrowed(settings: Settings, device: str, dtype: str, quantize: str) -> Settings:
-    """The same settings where these were left open before. Raises ValueError for what none of them can be."""
+    """The settings with this device and this precision. Raises ValueError for a value that none of them can have."""
     found = {"device": device, "dtype": dtype, "quantize": quantize}
     return replace(settings, **{name: _CHECKS[name](value) for name, value in found.items()})
 
 
 def read_toml(file: Path) -> dict[str, object]:
-    """The tables of a file of the user's; empty if there is none. Raises UsageMistake naming the file and the line."""
+    """The content of a user's TOML file; empty if there is none. Raises UsageMistake naming the file and the line."""
     try:
         source = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -338,10 +338,10 @@ def read_toml(file: Path) -> dict[str, object]:
     except RecursionError:
         raise UsageMistake(f"{file}, line 1: lists or tables are nested too deeply; make them flat.") from None
     except tomllib.TOMLDecodeError as error:
-        said = str(error)
-        place = re.search(r" \(at line (\d+), column \d+\)", said)
+        message = str(error)
+        place = re.search(r" \(at line (\d+), column \d+\)", message)
         line = int(place[1]) if place else source.count(b"\n") + 1  # "at end of document"
-        what = re.sub(r" \(at .*\)$", "", said)
+        what = re.sub(r" \(at .*\)$", "", message)
         raise UsageMistake(f"{file}, line {line}: this is not TOML ({what}); correct the line.") from None
 
 

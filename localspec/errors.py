@@ -1,4 +1,4 @@
-"""What can go wrong that a person can do something about: one sentence and an exit code each."""
+"""The errors that a person can do something about: one sentence and an exit code each."""
 
 
 class LocalspecError(Exception):
@@ -8,29 +8,29 @@ class LocalspecError(Exception):
 
 
 class UsageMistake(LocalspecError):
-    """A flag, a setting or an argument that cannot be meant."""
+    """A flag, a setting or an argument has a value that it cannot have."""
 
     exit_code = 2
 
 
 class NotHere(LocalspecError):
-    """A model or a drafter that is not on this machine."""
+    """A model or a drafter is not on this machine."""
 
     exit_code = 3
 
 
 class DoesNotFit(LocalspecError):
-    """More memory or disk than there is."""
+    """More memory or disk is needed than there is."""
 
     exit_code = 4
 
 
 class NotAllowed(LocalspecError):
-    """Gated, or not authorised."""
+    """A repository is gated, or the account has no access to it."""
 
     exit_code = 5
 
 
 def first_line(error: Exception) -> str:
-    """What another library's error says in its first line, or what it is."""
+    """The first line of another library's message, or the error's type where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -12,7 +12,7 @@ _PLATFORM = PlatformDirs("localspec", appauthor=False)
 
 @dataclass(frozen=True)
 class Paths:
-    """Where the files lie: below `home` if it is given, else where this platform keeps such things."""
+    """Where the files are: below `home` if it is given, else where this platform keeps such things."""
 
     home: Path | None = None
 
@@ -54,7 +54,7 @@ class Paths:
 
 
 def private_directory(path: Path) -> Path:
-    """Makes `path` and its missing parents with mode 0700, closes a present one to others. Raises OSError."""
+    """Makes `path` and its missing parents with mode 0700; one that exists is closed to others. Raises OSError."""
     if not path.parent.exists():
         private_directory(path.parent)
     path.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""One file a command: arguments, one call, print. `main.py` wires them; each file recommendations its `app`."""
+"""One file a command: arguments, one call, print. `main.py` wires them; each command's file holds its `app`."""
 
 import signal
 

@@ -5,8 +5,8 @@ from typing import Annotated, TextIO
 
 import typer
 
-from localspec.cli.options import Asked, takes_shared_flags
-from localspec.cli.texts import whole
+from localspec.cli.options import SharedFlags, takes_shared_flags
+from localspec.cli.texts import valid_text
 from localspec.config import dumb_terminal
 from localspec.errors import UsageMistake
 
@@ -16,18 +16,18 @@ app = typer.Typer()
 @app.command()
 @takes_shared_flags
 def chat(
-    asked: Asked,
+    flags: SharedFlags,
     prompt: Annotated[str | None, typer.Argument(help="The first thing to say.")] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Line by line, for dumb terminals and screen readers.")
     ] = False,
 ) -> int:
     """A conversation in the terminal."""
-    first = None if prompt is None else whole(prompt)
+    first = None if prompt is None else valid_text(prompt)
     if plain or dumb_terminal():
         from localspec.cli.plain import converse
 
-        return converse(asked, first)
+        return converse(flags, first)
     if not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout) and _is_terminal(sys.stderr)):
         raise UsageMistake(
             "`localspec chat` needs a terminal to draw on; for pipelines there is `localspec run`, and "
@@ -35,7 +35,7 @@ def chat(
         )
     from localspec_tui import chat as full_screen
 
-    return full_screen(asked.settings, first, asked.files, asked.resume)
+    return full_screen(flags.settings, first, flags.files, flags.resume)
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

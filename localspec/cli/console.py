@@ -1,7 +1,8 @@
-"""What commands print in the same form, and how they ask before they delete."""
+"""What commands print in the same form: JSON, sizes, counts, times; and how they ask before they delete."""
 
 import json
 import sys
+from datetime import datetime
 
 import typer
 
@@ -22,6 +23,16 @@ def size(count: float) -> str:
     while count >= 1024 and power < len(_UNITS) - 1:
         count, power = count / 1024, power + 1
     return f"{count:,.1f} {_UNITS[power]}" if power else "1 byte" if count == 1 else f"{count:,.0f} bytes"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 phrase`, `1,234 phrases`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def moment(seconds: float) -> str:
+    """A time in seconds since 1970, to the minute, in this machine's time zone."""
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 def may_delete(target: str, yes: bool) -> bool:

@@ -106,7 +106,7 @@ def _survey(settings: Settings) -> _Survey:
     with ExitStack() as at_the_end:
         at_the_end.callback(progress.clear)
         progress.show("looking at this machine")
-        # What is measured now is kept there.
+        # What is measured now is saved there.
         store = at_the_end.enter_context(user_store(progress.notice, create=settings.log))
         measurements = DeviceProfiler(MeasurementCache(store, progress.reporter), settings.exact, settings.context)
         machine = this_machine(measurements.bandwidth)

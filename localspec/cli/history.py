@@ -3,14 +3,13 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
 from localspec.chat.conversation import saved_conversation
-from localspec.cli.console import may_delete, print_json
-from localspec.cli.store_access import store_if_any, tell_what_was_set_aside
+from localspec.cli.console import counted, may_delete, moment, print_json
+from localspec.cli.store_access import report_files_set_aside, store_if_any
 from localspec.errors import UsageMistake
 from localspec.store.history import ConversationInfo, History, Saved
 from localspec.text import one_line, safe
@@ -40,7 +39,7 @@ def list_conversations(
     if not infos:
         typer.echo("No conversations are kept.")
     for info in infos:
-        typer.echo(_line(info))
+        typer.echo(_title_line(info))
 
 
 @app.command()
@@ -60,7 +59,7 @@ def search(
     if not found:
         typer.echo("Nothing was found.")
     for hit in found:
-        typer.echo(f"{_line(hit.info)}\n    {hit.excerpt}")
+        typer.echo(f"{_title_line(hit.info)}\n    {hit.excerpt}")
 
 
 @app.command()
@@ -72,9 +71,9 @@ def show(
     with store_if_any(WHAT) as store:
         found = saved_conversation(store.history if store else None, conversation)
     if as_json:
-        print_json(_value(found))
+        print_json(_as_json(found))
         return
-    typer.echo(f"{_line(found.info)}\n\n{_markdown(found)}")
+    typer.echo(f"{_title_line(found.info)}\n\n{_markdown(found)}")
 
 
 @app.command()
@@ -82,9 +81,9 @@ def export(conversations: Ids = None, as_json: AsJson = False) -> None:
     """Conversations as Markdown, all or the given ones, the oldest first."""
     with store_if_any(WHAT) as store:
         history = store.history if store else None
-        found = _given(history, conversations) if conversations else _all(history)
+        found = _saved(history, conversations) if conversations else _all_saved(history)
         if as_json:
-            print_json([_value(conversation) for conversation in found])
+            print_json([_as_json(conversation) for conversation in found])
             return
         for number, conversation in enumerate(found):
             typer.echo("\n" * bool(number) + _markdown(conversation))
@@ -101,26 +100,30 @@ def rm(
         raise UsageMistake("Say which conversations to delete: either their IDs, which `list` shows, or --all.")
     with store_if_any(WHAT) as store:
         history = store.history if store else None
-        given = [found.info for found in _given(history, conversations or ())]
+        given = [found.info for found in _saved(history, conversations or ())]
         infos = given or (history.conversations() if history else [])
-        tell_what_was_set_aside(WHAT)
+        report_files_set_aside(WHAT)
         if store is None or not infos:
             typer.echo("There are no conversations to delete.")
             return
-        target = f"conversation {infos[0].id}, {infos[0].title!r}" if len(infos) == 1 else _count(len(infos))
+        target = (
+            f"conversation {infos[0].id}, {infos[0].title!r}"
+            if len(infos) == 1
+            else counted(len(infos), "conversation")
+        )
         if not may_delete(target, yes):
             return
         removed = store.history.remove([info.id for info in infos])
-        typer.echo(f"Deleted {_count(removed)}.")
+        typer.echo(f"Deleted {counted(removed, 'conversation')}.")
         if any(pool.phrases for pool in store.pools()):
             typer.echo("Phrases that were learned from replies stay until `localspec pool clear`.")
 
 
-def _given(history: History | None, conversations: Sequence[int]) -> list[Saved]:
+def _saved(history: History | None, conversations: Sequence[int]) -> list[Saved]:
     return [saved_conversation(history, number) for number in sorted(set(conversations))]
 
 
-def _all(history: History | None) -> Iterator[Saved]:
+def _all_saved(history: History | None) -> Iterator[Saved]:
     if history is not None:
         for number in sorted(info.id for info in history.conversations()):
             found = history.read(number)
@@ -128,25 +131,23 @@ def _all(history: History | None) -> Iterator[Saved]:
                 yield found
 
 
-def _line(info: ConversationInfo) -> str:
-    when = datetime.fromtimestamp(info.used).strftime("%Y-%m-%d %H:%M")
-    turns = f"{info.turns:,} turn{'' if info.turns == 1 else 's'}"
-    return one_line(f"{info.id}: {info.title} ({turns}, {info.model}, {when})")
+def _title_line(info: ConversationInfo) -> str:
+    return one_line(f"{info.id}: {info.title} ({counted(info.turns, 'turn')}, {info.model}, {moment(info.used)})")
 
 
 def _markdown(found: Saved) -> str:
     parts = [f"# {found.info.title}"]
     if found.system:
-        parts.append(f"## System\n\n{_closed(found.system)}")
+        parts.append(f"## System\n\n{_with_closed_fence(found.system)}")
     for turn in found.turns:
-        parts.append(f"## You\n\n{_closed(turn.prompt)}")
-        reply = _closed(turn.reply) + ENDS.get(turn.reason or "", INTERRUPTED) if turn.reply else UNANSWERED
+        parts.append(f"## You\n\n{_with_closed_fence(turn.prompt)}")
+        reply = _with_closed_fence(turn.reply) + ENDS.get(turn.reason or "", INTERRUPTED) if turn.reply else UNANSWERED
         parts.append(f"## localspec ({one_line(found.info.model)})\n\n{reply}")
     return "\n\n".join(parts)
 
 
-def _closed(text: str) -> str:
-    """`text` made safe, with the end of a code block that it breaks off in: what follows shall not be code too."""
+def _with_closed_fence(text: str) -> str:
+    """`text` made safe; where it breaks off in a code block, that is ended, so that what follows is not code too."""
     text, fence = safe(text), ""
     for line in text.split("\n"):
         found = FENCE.match(line)
@@ -157,9 +158,5 @@ def _closed(text: str) -> str:
     return f"{text}\n{fence}" if fence else text
 
 
-def _value(found: Saved) -> dict[str, Any]:
+def _as_json(found: Saved) -> dict[str, Any]:
     return {**found.info._asdict(), "system": found.system, "turns": [asdict(turn) for turn in found.turns]}
-
-
-def _count(conversations: int) -> str:
-    return f"{conversations:,} conversation{'' if conversations == 1 else 's'}"

@@ -1,11 +1,11 @@
-"""What Ctrl+C does while a reply comes."""
+"""What Ctrl+C does while a reply is being written."""
 
 import signal
 from typing import Self
 
 
 class Interrupt:
-    """Ctrl+C while text comes: the step under way is finished, so that text and tokens agree. Again: at once."""
+    """The first Ctrl+C lets the step under way finish, so that text and tokens agree; the second one stops at once."""
 
     def __init__(self) -> None:
         self.asked = self.wait_for_step = False
@@ -21,6 +21,7 @@ class Interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _ask(self, *_: object) -> None:
-        first, self.asked = not self.asked, True  # kept, for a library that is being imported may swallow the exception
+        # It is remembered, for a library that is being imported may swallow the exception.
+        first, self.asked = not self.asked, True
         if not first or not self.wait_for_step:
             raise KeyboardInterrupt

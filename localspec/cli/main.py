@@ -22,7 +22,7 @@ from localspec.errors import LocalspecError
 from localspec.paths import Paths, private_directory
 from localspec.text import one_line
 
-# The help of every command stands here, so that `localspec --help` and completion import none of them.
+# Every command's help is here, so that `localspec --help` and completion import none of them.
 COMMANDS = {
     "chat": "A conversation in the terminal.",
     "run": "One answer to standard output; for pipelines.",
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = _run(arguments)
         if sys.stdout is not None:
-            sys.stdout.flush()  # what cannot be written must be told here, not at interpreter shutdown
+            sys.stdout.flush()  # what cannot be written must be reported here, not at interpreter shutdown
     except (BrokenPipeError, _ReaderGone):
         code = READER_GONE
     except OSError as error:
@@ -174,13 +174,13 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _say(sentence: str, code: int = 1) -> int:
     if sys.stderr is not None:
-        with suppress(OSError):  # a full disk behind it does not change what happened
+        with suppress(OSError):  # that standard error is full does not change what happened
             print(f"localspec: {one_line(sentence)}", file=sys.stderr, flush=True)
     return code
 
 
 def _keep_traceback(error: BaseException) -> str:
-    """Writes where it happened, without messages and values: these may quote a prompt. Returns where, or why not."""
+    """Writes where it happened, without messages and values: these may quote a prompt. Returns the file, or why not."""
     lines: list[str] = []
     link: BaseException | None = error
     while link is not None and len(lines) < 1000:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, cast
 import typer
 
 from localspec import config
-from localspec.cli.texts import conversation_id, joined, read, whole
+from localspec.cli.texts import conversation_id, joined, read_file, valid_text
 from localspec.config import Settings
 from localspec.errors import UsageMistake
 
@@ -20,9 +20,9 @@ def number(*names: str, help: str) -> Any:  # noqa: A002
     """An option whose value the settings check: their sentence names it, which typer's own does not."""
 
     def read(text: str) -> int | float | str:
-        for kind in (int, float):
+        for number_type in (int, float):
             with suppress(ValueError):
-                return kind(text)
+                return number_type(text)
         return text
 
     return typer.Option(*names, parser=read, metavar="N", help=help)
@@ -37,7 +37,7 @@ Quantize = Annotated[str | None, typer.Option("--quantize", help="auto, none, in
 
 
 @dataclass(frozen=True)
-class Asked:
+class SharedFlags:
     """What the flags say that `run` and `chat` share."""
 
     settings: Settings
@@ -46,14 +46,14 @@ class Asked:
 
 
 def takes_shared_flags(command: Callable[..., int]) -> Callable[..., int]:
-    """Gives a command the flags that `run` and `chat` share, prefix its own; it gets them as its argument `asked`."""
+    """Gives a command the flags that `run` and `chat` share, after its own; it gets them as its argument `flags`."""
     own = inspect.signature(command, eval_str=True).parameters.values()
-    shared = inspect.signature(_asked, eval_str=True).parameters.values()
-    parameters = [*(parameter for parameter in own if parameter.name != "asked"), *shared]
+    shared = inspect.signature(_shared_flags, eval_str=True).parameters.values()
+    parameters = [*(parameter for parameter in own if parameter.name != "flags"), *shared]
 
     def with_shared(**values: Any) -> int:
         given = {parameter.name: values.pop(parameter.name) for parameter in shared}
-        return command(asked=_asked(**given), **values)
+        return command(flags=_shared_flags(**given), **values)
 
     wrapped: Any = wraps(command)(with_shared)
     del wrapped.__wrapped__  # typer would look through it
@@ -62,7 +62,7 @@ def takes_shared_flags(command: Callable[..., int]) -> Callable[..., int]:
     return cast(Callable[..., int], wrapped)
 
 
-def _asked(
+def _shared_flags(
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="A name, or a directory in the Hugging Face layout.")
     ] = None,
@@ -111,7 +111,7 @@ def _asked(
     dtype: Dtype = None,
     quantize: Quantize = None,
     no_log: Annotated[bool, typer.Option("--no-log", help="Keep neither conversation nor phrases.")] = False,
-) -> Asked:
+) -> SharedFlags:
     if no_spec and drafter not in (None, "none"):
         raise UsageMistake(f"--no-spec and --drafter {drafter} contradict each other; give one of them.")
     if go_on and conversation is not None:
@@ -128,5 +128,5 @@ def _asked(
     if pool in ("user", "readonly") and (settings.drafter == "none" or settings.draft_max == 0):
         raise UsageMistake(f"--pool {pool} has no effect without a drafter; leave it out.")
     if settings.system is not None:
-        settings = replace(settings, system=whole(settings.system))
-    return Asked(settings, joined(*map(read, file or [])), "last" if go_on else conversation)
+        settings = replace(settings, system=valid_text(settings.system))
+    return SharedFlags(settings, joined(*map(read_file, file or [])), "last" if go_on else conversation)

@@ -10,8 +10,9 @@ from localspec.chat.conversation import dropped_turns_notice, saved_conversation
 from localspec.chat.live_stats import LiveStats
 from localspec.chat.start import StartedChat, start_chat
 from localspec.checkpoint import inspect
+from localspec.cli.console import counted
 from localspec.cli.interrupt import Interrupt
-from localspec.cli.options import Asked
+from localspec.cli.options import SharedFlags
 from localspec.cli.progress import Progress, tell
 from localspec.cli.texts import conversation_id, joined
 from localspec.config import nearest
@@ -33,21 +34,21 @@ LISTED = 20
 LONG = 1000  # tokens: reading so many takes seconds
 
 
-def converse(asked: Asked, prompt: str | None) -> int:
+def converse(flags: SharedFlags, prompt: str | None) -> int:
     """Reads prompts from standard input until it ends, and answers each. Raises what opening the model raises."""
-    progress = _Lines()
-    if isinstance(sys.stdin, TextIOWrapper):  # what is no text is no reason to stop
+    progress = _LineProgress()
+    if isinstance(sys.stdin, TextIOWrapper):  # bytes that are not text are no reason to stop
         sys.stdin.reconfigure(encoding=None if sys.stdin.isatty() else "utf-8", errors="replace")
     with ExitStack() as at_the_end:
-        begun = start_chat(asked.settings, asked.resume, at_the_end, progress.notice, progress.show)
-        talk = _Talk(asked, begun, progress)
+        begun = start_chat(flags.settings, flags.resume, at_the_end, progress.notice, progress.show)
+        talk = _Talk(flags, begun, progress)
         talk.greet()
         talk.listen(prompt)
     return 0
 
 
-class _Lines(Progress):
-    """A line for each stage, at a terminal: what is overwritten, a screen reader may read out again and again."""
+class _LineProgress(Progress):
+    """At a terminal, a line for each stage: a screen reader may read an overwritten one out again and again."""
 
     def show(self, what: str) -> None:
         if sys.stderr is not None and sys.stderr.isatty():
@@ -57,9 +58,9 @@ class _Lines(Progress):
 class _Talk:
     """One run of the line-by-line chat."""
 
-    def __init__(self, asked: Asked, at_hand: StartedChat, progress: Progress) -> None:
-        self._settings, self._files, self._progress = asked.settings, asked.files, progress
-        self._card, self._store, self._conversation = at_hand
+    def __init__(self, flags: SharedFlags, begun: StartedChat, progress: Progress) -> None:
+        self._settings, self._files, self._progress = flags.settings, flags.files, progress
+        self._card, self._store, self._conversation = begun
         self._engine: Engine | None = None
         self._left = False
 
@@ -70,7 +71,7 @@ class _Talk:
         engine = Engine.open(
             self._settings, card, store=self._store, notice=self._progress.notice, progress=self._progress.show
         )
-        engine.sampling(self._settings)  # what this model cannot do is told before the first prompt
+        engine.sampling(self._settings)  # what this model cannot do is reported before the first prompt
         return engine
 
     def _loaded(self) -> "Engine":
@@ -81,14 +82,14 @@ class _Talk:
     # -- lines --------------------------------------------------------------------------------------------------------
 
     def greet(self) -> None:
-        """Which model answers, and what was said before."""
+        """Prints which model answers, and the last turn of a conversation that goes on."""
         choice = self._loaded().choice
         precision = choice.dtype if choice.quantize == "none" else choice.quantize
         tell(one_line(f"{self._card.name} ({precision}, {choice.device}). /help lists the commands, Ctrl+D ends."))
         self._recall()
 
     def listen(self, prompt: str | None) -> None:
-        """Until the input ends or /quit."""
+        """Answers prompts until the input ends or /quit."""
         if prompt is not None and prompt.strip():
             tell(safe(f"> {prompt}"))
             self._answer(prompt)
@@ -112,7 +113,7 @@ class _Talk:
         lines: list[str] = []
         while True:
             try:
-                line = _read("… " if lines else "> ")
+                line = _read_line("… " if lines else "> ")
             except EOFError:
                 return "\n".join(lines) if lines else None
             if not line.endswith("\\"):
@@ -155,10 +156,10 @@ class _Talk:
             self._conversation = self._conversation.resume_other(found)
             self._recall()
             return
-        kept = history.conversations(LISTED) if history else []
-        for info in kept:
+        infos = history.conversations(LISTED) if history else []
+        for info in infos:
             tell(one_line(f"{info.id}: {info.title} ({info.turns})"))
-        if not kept:
+        if not infos:
             tell("No conversations are kept here yet.")
 
     def _model(self, name: str) -> None:
@@ -182,7 +183,7 @@ class _Talk:
     def _recall(self) -> None:
         turns = self._conversation.turns
         if turns:
-            tell(f"Going on after {len(turns)} turn{'' if len(turns) == 1 else 's'}; the last one was:")
+            tell(f"Going on after {counted(len(turns), 'turn')}; the last one was:")
             tell(safe(f"> {turns[-1].prompt}"))
             tell(safe(turns[-1].reply or "(no answer)"))
 
@@ -223,7 +224,7 @@ class _Talk:
         tell(f"({' · '.join(live.parts())})")
 
 
-def _read(mark: str) -> str:
+def _read_line(mark: str) -> str:
     """One line. At a terminal it can be edited, and arrow keys bring earlier ones back. Raises EOFError."""
     if sys.stdin is None:
         raise EOFError

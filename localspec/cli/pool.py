@@ -1,15 +1,14 @@
-"""`localspec pool`: what the phrases learned here are, and how to be rid of them."""
+"""`localspec pool`: the phrases learned here, and how to be rid of them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
-from localspec.cli.console import may_delete, print_json
-from localspec.cli.store_access import store_if_any, tell_what_was_set_aside
+from localspec.cli.console import counted, may_delete, moment, print_json
+from localspec.cli.store_access import report_files_set_aside, store_if_any
 from localspec.errors import NotHere
 from localspec.store.store import Phrase, PoolInfo, Store, unpack_key, unpack_tokens
 from localspec.text import one_line, safe
@@ -46,9 +45,9 @@ def list_pools(as_json: AsJson = False) -> None:
     if not pools:
         typer.echo("No phrases are kept yet.")
     for pool in pools:
-        when = datetime.fromtimestamp(pool.last_used).strftime("%Y-%m-%d %H:%M")
-        size = f"{_count(pool.phrases)}, {pool.bytes / 1e6:.1f} MB"
-        typer.echo(one_line(f"{pool.model}: {size}, last used {when}, {pool.path or 'directory unknown'}"))
+        size = f"{counted(pool.phrases, 'phrase')}, {pool.bytes / 1e6:.1f} MB"
+        where = pool.path or "directory unknown"
+        typer.echo(one_line(f"{pool.model}: {size}, last used {moment(pool.last_used)}, {where}"))
 
 
 @app.command()
@@ -59,7 +58,7 @@ def show(
 ) -> None:
     """The phrases used most recently, as text where the model's tokenizer is here."""
     with store_if_any(WHAT) as store:
-        found = [(pool, _decoder(pool.path)) for pool in _chosen(store, model)]
+        found = [(pool, _decoder(pool.path)) for pool in _pools_of(store, model)]
         chosen = [(pool, decode, list(_phrases(store, pool, decode, limit))) for pool, decode in found]
     if as_json:
         print_json([shown._asdict() for _, _, phrases in chosen for shown in phrases])
@@ -67,9 +66,9 @@ def show(
     if not chosen:
         typer.echo("No phrases are kept yet.")
     for pool, decode, phrases in chosen:
-        typer.echo(one_line(f"{pool.model}: {_count(pool.phrases)}"))
+        typer.echo(one_line(f"{pool.model}: {counted(pool.phrases, 'phrase')}"))
         for shown in phrases:
-            typer.echo(f"  {_line(shown, decode)}  ({shown.uses})")
+            typer.echo(f"  {_phrase_line(shown, decode)}  ({shown.uses})")
 
 
 @app.command()
@@ -79,29 +78,29 @@ def clear(
 ) -> None:
     """Deletes phrases for good: their bytes are overwritten."""
     with store_if_any(WHAT) as store:
-        pools = _chosen(store, model)
+        pools = _pools_of(store, model)
         count = sum(pool.phrases for pool in pools)
-        tell_what_was_set_aside(WHAT)
+        report_files_set_aside(WHAT)
         if store is None or count == 0:
             typer.echo("There are no phrases to delete.")
             return
         whose = model or "all models"
-        if not may_delete(f"{_count(count)} of {whose}", yes):
+        if not may_delete(f"{counted(count, 'phrase')} of {whose}", yes):
             return
         removed = store.clear() if model is None else sum(store.clear(pool.pool) for pool in pools)
-        typer.echo(one_line(f"Deleted {_count(removed)} of {whose}."))
+        typer.echo(one_line(f"Deleted {counted(removed, 'phrase')} of {whose}."))
 
 
 @app.command()
 def export(model: Model = None) -> None:
     """All phrases as JSON lines: model, before, key, after, text, uses."""
     with store_if_any(WHAT) as store:
-        for pool in _chosen(store, model):
+        for pool in _pools_of(store, model):
             for shown in _phrases(store, pool, _decoder(pool.path), None):
                 print_json(shown._asdict())
 
 
-def _chosen(store: Store | None, model: str | None) -> list[PoolInfo]:
+def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
     """The pools of this model, or all. Raises NotHere, naming the pools there are."""
     pools = store.pools() if store else []
     if model is None:
@@ -143,7 +142,7 @@ def _decoder(directory: str | None) -> Decode:
     return decode
 
 
-def _line(shown: Shown, decode: Decode) -> str:
+def _phrase_line(shown: Shown, decode: Decode) -> str:
     """Context → what followed, on one line."""
     context = (*shown.before, *shown.key)
     start = decode(context)
@@ -152,7 +151,3 @@ def _line(shown: Shown, decode: Decode) -> str:
     # Decoded alone, what followed would lose its first space with some tokenizers.
     rest = shown.text[len(start) :] if shown.text.startswith(start) else decode(shown.after) or ""
     return safe(f"{start} → {rest}").replace("\n", "⏎").replace("\t", "⇥")
-
-
-def _count(phrases: int) -> str:
-    return f"{phrases:,} phrase{'' if phrases == 1 else 's'}"

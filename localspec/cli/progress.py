@@ -1,4 +1,4 @@
-"""What a command says beside its output: notices, and a line of progress."""
+"""What a command prints beside its output: notices, and a line of progress."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from localspec.text import one_line
 
 
 def tell(text: str, end: str = "\n") -> None:
-    """To standard error, if there is one: that it is closed or full must not cost the reply."""
+    """Prints to standard error, if there is one: that it is closed or full must not cost the reply."""
     if sys.stderr is not None:
         with suppress(OSError):
             print(text, end=end, file=sys.stderr, flush=True)
@@ -27,7 +27,7 @@ class Progress:
 
     @property
     def reporter(self) -> Reporter:
-        """What whoever works for this command reports to."""
+        """What the engine and the others that work for this command report to."""
         return Reporter(self.notice, self.show)
 
     def show(self, what: str) -> None:
@@ -41,7 +41,7 @@ class Progress:
             self._shown = False
 
     def notice(self, sentence: str) -> None:
-        """A sentence that stays, in the place of the line."""
+        """Puts a sentence that stays in the place of the line."""
         self.clear()
         tell(f"localspec: {one_line(sentence)}")
 

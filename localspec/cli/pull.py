@@ -49,7 +49,7 @@ def pull(
             for event in events:
                 progress.clear()
                 if as_json:
-                    print_json(_value(name, event))
+                    print_json(_plan_json(name, event))
                 else:
                     _print(name, event, progress)
                 if dry_run:
@@ -78,7 +78,7 @@ def _print(name: str, event: PullEvent, progress: Progress) -> None:
         case NothingToFetch():
             typer.echo(one_line(f"{_nothing_to_fetch(name, event)}."))
         case Planned():
-            for line in _lines(event):
+            for line in _plan_lines(event):
                 typer.echo(one_line(line) if not line.startswith(" ") else f"  {one_line(line)}")
         case Fetched(notices):
             for sentence in notices:
@@ -103,7 +103,7 @@ def _nothing_to_fetch(name: str, event: NothingToFetch) -> str:
     return f"{name} is here already; {event.why}"
 
 
-def _lines(planned: Planned) -> list[str]:
+def _plan_lines(planned: Planned) -> list[str]:
     """The plan as a person reads it."""
     lines, plan = [], planned.plan
     for part in plan.parts:
@@ -121,7 +121,7 @@ def _lines(planned: Planned) -> list[str]:
     return [*lines, f"memory: {planned.memory}", *([f"drafter: {planned.drafter}"] if planned.drafter else [])]
 
 
-def _value(name: str, event: PullEvent) -> dict[str, Any]:
+def _plan_json(name: str, event: PullEvent) -> dict[str, Any]:
     """The plan, which is the first event, as `--json` prints it; sizes in bytes."""
     if isinstance(event, NothingToFetch):
         event = Planned(Plan((), free_disk_bytes()), None, _nothing_to_fetch(name, event), "")
@@ -129,7 +129,7 @@ def _value(name: str, event: PullEvent) -> dict[str, Any]:
     plan = event.plan
     return {
         "name": name,
-        "sources": [_part(part) for part in plan.parts],
+        "sources": [_part_json(part) for part in plan.parts],
         "bytes": plan.bytes,
         "cached_bytes": plan.cached_bytes,
         "fetch_bytes": plan.fetch_bytes,
@@ -139,7 +139,7 @@ def _value(name: str, event: PullEvent) -> dict[str, Any]:
     }
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _part_json(part: Part) -> dict[str, Any]:
     files = [{"name": file.name, "bytes": file.bytes, "cached": file.name in part.here} for file in part.files]
     source = part.source
     return {

@@ -40,7 +40,7 @@ def rm(
     if not removals:
         raise missing[0]
     for removal in removals:
-        for line in _lines(removal, name):
+        for line in _removal_lines(removal, name):
             typer.echo(one_line(line))
     freed = sum(removal.bytes for removal in removals)
     if not may_delete(f"{' and '.join(str(removal.source) for removal in removals)} ({size(freed)})", yes):
@@ -52,8 +52,8 @@ def rm(
     typer.echo(f"Deleted; {size(freed)} are free again.")
 
 
-def _lines(removal: Removal, name: str) -> list[str]:
-    """What a person should know before it is gone."""
+def _removal_lines(removal: Removal, name: str) -> list[str]:
+    """What a person should know before it is deleted."""
     source = removal.source
     lines = [f"{source} ({removal.commit[:12]}), {size(removal.bytes)}, in {removal.path}"]
     if removal.also:
@@ -73,14 +73,14 @@ def _users(source: Source, name: str) -> list[str]:
     entries = {card.name: card.entry for card in cards().values() if card.entry is not None}
 
     def needs(entry: Entry) -> bool:
-        needed = (entry.source, _small(entry.draft, entries), *(one.source for one in entry.drafters))
+        needed = (entry.source, _draft_source(entry.draft, entries), *(one.source for one in entry.drafters))
         return source.repo in {one.repo for one in needed if one is not None}
 
     return [known for known, entry in entries.items() if known != name and needs(entry)]
 
 
-def _small(draft: str, entries: Mapping[str, Entry]) -> Source | None:
-    """Where the small model comes from that an entry drafts with: a registered one, or org/repo."""
+def _draft_source(draft: str, entries: Mapping[str, Entry]) -> Source | None:
+    """The repository of the small model that an entry drafts with: a registered one, or org/repo."""
     if draft in entries:
         return entries[draft].source
     with suppress(UsageMistake):

@@ -11,9 +11,9 @@ import typer
 from localspec.chat.conversation import dropped_turns_notice
 from localspec.chat.start import start_chat
 from localspec.cli.interrupt import Interrupt
-from localspec.cli.options import Asked, takes_shared_flags
+from localspec.cli.options import SharedFlags, takes_shared_flags
 from localspec.cli.progress import Progress, tell
-from localspec.cli.texts import joined, piped, whole
+from localspec.cli.texts import joined, piped_text, valid_text
 from localspec.errors import LocalspecError, UsageMistake
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ app = typer.Typer()
 @app.command()
 @takes_shared_flags
 def run(
-    asked: Asked,
+    flags: SharedFlags,
     prompt: Annotated[
         str | None, typer.Argument(help="The question; piped text comes before it. '-' is piped text alone.")
     ] = None,
@@ -38,18 +38,18 @@ def run(
     """One answer to standard output; for pipelines."""
     if as_json and stream_json:
         raise UsageMistake("--json and --stream-json exclude each other; give one of them.")
-    question = _prompt(prompt, asked.files)
+    question = _prompt(prompt, flags.files)
     output: _Output = _Stream() if stream_json else _Object() if as_json else _Plain()
-    return _answer(asked, question, output, stats)
+    return _answer(flags, question, output, stats)
 
 
-def _answer(asked: Asked, question: str, output: "_Output", stats: bool) -> int:
+def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool) -> int:
     if sys.stdout is None:
         raise LocalspecError("Standard output is closed, so there is no place for an answer; leave it open.")
-    settings, progress = asked.settings, Progress()
+    settings, progress = flags.settings, Progress()
     with ExitStack() as at_the_end, Interrupt() as interrupt:
         at_the_end.callback(progress.clear)
-        card, store, conversation = start_chat(asked.settings, asked.resume, at_the_end, progress.notice, progress.show)
+        card, store, conversation = start_chat(settings, flags.resume, at_the_end, progress.notice, progress.show)
         progress.show(f"loading {card.name}")
         began = time.perf_counter()
 
@@ -64,7 +64,7 @@ def _answer(asked: Asked, question: str, output: "_Output", stats: bool) -> int:
         at_the_end.callback(events.close)  # it needs the store to the last
 
         def end(reason: str, statistics: "Statistics") -> None:
-            values = report.of(output.said, reason, statistics)
+            values = report.of(output.reply, reason, statistics)
             output.end(values)
             if stats:
                 tell(_figures(values))
@@ -93,7 +93,7 @@ def _answer(asked: Asked, question: str, output: "_Output", stats: bool) -> int:
                         end(reason, statistics)
         except KeyboardInterrupt:
             progress.clear()
-            events.close()  # settles the session and keeps what was said
+            events.close()  # settles the session and saves the turn
             if not started or engine.session.statistics is None:
                 raise
             end("interrupted", engine.session.statistics)
@@ -103,10 +103,10 @@ def _answer(asked: Asked, question: str, output: "_Output", stats: bool) -> int:
 
 def _prompt(argument: str | None, files: str) -> str:
     """Files, then piped text, then the argument, with blank lines between. Raises UsageMistake where there is none."""
-    before = piped()
+    before = piped_text()
     if before is None and argument == "-":
         raise UsageMistake("'-' stands for piped text, and nothing is piped in; pipe something, or give the prompt.")
-    prompt = joined(files, before or "", "" if argument is None or argument == "-" else whole(argument))
+    prompt = joined(files, before or "", "" if argument is None or argument == "-" else valid_text(argument))
     if not prompt:
         raise UsageMistake('There is no prompt; write localspec run "your question", or pipe text in.')
     return prompt
@@ -181,17 +181,17 @@ def _figures(report: dict[str, Any]) -> str:
 
 
 class _Output:
-    """Where a reply goes. `said` is all of its text so far."""
+    """Where a reply goes. `reply` is all of its text so far."""
 
     def __init__(self) -> None:
-        self.said = ""
+        self.reply = ""
 
     def start(self, report: _Report) -> None:
         """The prompt is accepted, and being read."""
 
     def text(self, text: str, tokens: tuple[int, ...], sources: tuple[str, ...]) -> None:
         """One decode step."""
-        self.said += text
+        self.reply += text
 
     def end(self, report: dict[str, Any]) -> None:
         """The reply is complete, or was interrupted."""
@@ -205,7 +205,7 @@ class _Plain(_Output):
         print(text, end="", flush=True)
 
     def end(self, report: dict[str, Any]) -> None:
-        print(end="" if self.said.endswith("\n") else "\n", flush=True)
+        print(end="" if self.reply.endswith("\n") else "\n", flush=True)
 
 
 class _Object(_Output):
@@ -219,15 +219,15 @@ class _Stream(_Output):
     """One JSON object a line: start, a step each, end."""
 
     def start(self, report: _Report) -> None:
-        self._line({"event": "start", **report.start})
+        self._print({"event": "start", **report.start})
 
     def text(self, text: str, tokens: tuple[int, ...], sources: tuple[str, ...]) -> None:
         super().text(text, tokens, sources)
-        self._line({"event": "step", "text": text, "token_ids": tokens, "sources": sources})
+        self._print({"event": "step", "text": text, "token_ids": tokens, "sources": sources})
 
     def end(self, report: dict[str, Any]) -> None:
-        self._line({"event": "end", **report})
+        self._print({"event": "end", **report})
 
     @staticmethod
-    def _line(value: dict[str, Any]) -> None:
+    def _print(value: dict[str, Any]) -> None:
         print(json.dumps(value), flush=True)

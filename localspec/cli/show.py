@@ -33,9 +33,9 @@ def show(
 ) -> None:
     """What is known about one model."""
     card = named_card(name)
-    facts = _found(card) if card.here else _promised(card)
+    facts = _installed_facts(card) if card.here else _announced_facts(card)
     if card.entry is not None:
-        facts |= _registered(card.entry)
+        facts |= _entry_facts(card.entry)
     if as_json:
         print(json.dumps(facts, indent=2))
         return
@@ -43,8 +43,8 @@ def show(
         print(f"{key:13} {one_line(_shown(value)) or 'unknown'}")
 
 
-def _found(card: TargetCard) -> Facts:
-    """Of a model that is here: what its files say."""
+def _installed_facts(card: TargetCard) -> Facts:
+    """What the files of a model that is here say."""
     checkpoint = inspect(card.path)
     return {
         "name": card.name,
@@ -65,8 +65,8 @@ def _found(card: TargetCard) -> Facts:
     }
 
 
-def _promised(card: TargetCard) -> Facts:
-    """Of one that is not: what models.toml says."""
+def _announced_facts(card: TargetCard) -> Facts:
+    """What models.toml says of a model that is not here."""
     shape = card.entry.shape if card.entry else None
     return {
         "name": card.name,
@@ -81,8 +81,8 @@ def _promised(card: TargetCard) -> Facts:
     }
 
 
-def _registered(entry: Entry) -> Facts:
-    """Where it comes from, and which drafters are known for it."""
+def _entry_facts(entry: Entry) -> Facts:
+    """Where a model comes from, and which drafters are known for it."""
     pulled = record(entry.source) if entry.source else None
     return {
         "publisher": entry.publisher or None,
@@ -91,18 +91,18 @@ def _registered(entry: Entry) -> Facts:
         "commit": pulled.commit if pulled else None,
         "gated": entry.gated,
         "verified": entry.verified or pulled is not None or entry.source is None,
-        "published": [_published(one) for one in entry.drafters],
+        "published": [_in_words(one) for one in entry.drafters],
     }
 
 
-def _published(one: PublishedDrafter) -> str:
-    """One drafter in words."""
+def _in_words(one: PublishedDrafter) -> str:
+    """A published drafter in words."""
     where = f"{one.source}, by {one.publisher or 'unknown'}" if one.source else "a small model of its family"
     if one.source is None and one.kind in kinds("weights"):
         where = f"nobody publishes one; `localspec train {one.kind}` makes it"
-    said = f", {one.accepted.length} tokens/step ({one.accepted.source})" if one.accepted else ""
+    accepted = f", {one.accepted.length} tokens/step ({one.accepted.source})" if one.accepted else ""
     license_ = f", license {one.license}" if one.license else ""
-    return f"{one.kind}: {where}{license_}{said}{'' if one.lossless else ', not lossless'}"
+    return f"{one.kind}: {where}{license_}{accepted}{'' if one.lossless else ', not lossless'}"
 
 
 def _shown(value: object) -> str:

@@ -25,8 +25,8 @@ def store_if_any(what: str) -> Iterator[Store | None]:
         yield store
 
 
-def tell_what_was_set_aside(what: str) -> None:
-    """Names the files that are the user's to keep or not: we set them aside."""
+def report_files_set_aside(what: str) -> None:
+    """Names the damaged files that were set aside: whether to keep them is the user's choice."""
     database = Paths(config.home()).database
     for file in sorted(database.parent.glob(f"{database.name}.*")):
         sentence = f"localspec: {file} was set aside and may hold {what} too; delete it to be rid of them."

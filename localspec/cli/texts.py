@@ -1,4 +1,4 @@
-"""The texts that commands are given: arguments, files, pipes."""
+"""The texts that commands are given, as arguments, in files or through pipes."""
 
 import re
 import sys
@@ -7,8 +7,8 @@ from pathlib import Path
 from localspec.errors import UsageMistake
 
 
-def whole(argument: str) -> str:
-    """An argument whose bytes were no text holds lone surrogates, which no tokenizer takes."""
+def valid_text(argument: str) -> str:
+    """The argument without the lone surrogates that stand for bytes that are not text: no tokenizer takes them."""
     return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", argument)
 
 
@@ -26,7 +26,7 @@ def conversation_id(text: str, list_of_them: str) -> int:
         raise UsageMistake(f"{shown!r} is no number of a conversation; {list_of_them} shows those that are.") from None
 
 
-def read(file: Path) -> str:
+def read_file(file: Path) -> str:
     """The text of a file. Raises UsageMistake."""
     try:
         return file.read_bytes().decode("utf-8")
@@ -36,7 +36,7 @@ def read(file: Path) -> str:
         raise UsageMistake(f"{file} is not UTF-8 text; give a text file.") from None
 
 
-def piped() -> str | None:
+def piped_text() -> str | None:
     """All of standard input, or None where that is a terminal or closed. Raises UsageMistake."""
     if sys.stdin is None or sys.stdin.isatty():
         return None

@@ -29,7 +29,7 @@ KINDS = [f"{row.name}: {row.label}" for row in TABLE if row.takes == "weights"]
 FEW = 1000  # tokens, on which a share is within two per cent or so
 
 
-def _directory(text: str) -> Path:
+def _output_directory(text: str) -> Path:
     if not text:
         raise UsageMistake("-o '' names no directory; give one, or leave -o out.")
     return Path(text)
@@ -48,7 +48,7 @@ def train(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", parser=_directory, metavar="DIR", help="Else below the data directory."),
+        typer.Option("--output", "-o", parser=_output_directory, metavar="DIR", help="Else below the data directory."),
     ] = None,
     option: Annotated[
         list[str] | None,
@@ -97,7 +97,8 @@ def train(
         raise UsageMistake("There is nothing to learn from; give --data FILE, or make some with `localspec distill`.")
     settings = config.load(flags={"model": model, "device": device, "dtype": dtype, "quantize": quantize})
     card = registry.resolve(settings.model or "demo")
-    directory = output or Paths(home()).drafters / (re.sub(r"[^\w.-]+", "-", _name(card)).strip(".-") + f"-{kind}")
+    safe_name = re.sub(r"[^\w.-]+", "-", _public_name(card)).strip(".-")
+    directory = output or Paths(home()).drafters / f"{safe_name}-{kind}"
     usable(directory)
     progress = Progress()
     with Interrupt() as interrupt, Lock(directory) as lock:
@@ -108,7 +109,7 @@ def train(
         from localspec.training.job import Job, Request, parsed
 
         request = Request(
-            kind=kind, card=card, name=_name(card), options=parsed(kind, option or []), examples=examples,
+            kind=kind, card=card, name=_public_name(card), options=parsed(kind, option or []), examples=examples,
             data=[file.name for file in files], directory=directory,
             command=_command(kind, card, files, option or [], locals()),
             length=length, batch=batch, at_once=at_once, rate=rate, seed=seed, distill=labels == "soft",
@@ -120,12 +121,12 @@ def train(
             interrupt.wait_for_step = True
             for seen in job.run():
                 if job.main:
-                    _show(progress, seen, first=seen.step == job.began + 1)
+                    _show_step(progress, seen, first=seen.step == job.began + 1)
             interrupt.wait_for_step = False
             if job.training.stopped:
                 if job.main:
                     progress.notice(
-                        f"stopped behind step {job.training.state.step}; the same command goes on from there."
+                        f"stopped after step {job.training.state.step}; the same command goes on from there."
                     )
                 return 130
             progress.show("measuring")
@@ -133,31 +134,31 @@ def train(
         finally:
             progress.clear()
     if job.main:
-        print(json.dumps(report) if as_json else _lines(report, registry.reference(card)), flush=True)
+        print(json.dumps(report) if as_json else _summary(report, registry.reference(card)), flush=True)
     return 0
 
 
-def _show(progress: Progress, seen: Any, first: bool) -> None:
+def _show_step(progress: Progress, seen: Any, first: bool) -> None:
     if first and seen.done < 1:
         steps = round(seen.step / seen.done)
-        progress.notice(f"about {steps} steps, {_time(seen.left)}, as the first one went.")
+        progress.notice(f"about {steps} steps, {_duration(seen.left)}, as the first one went.")
     if seen.accuracy is not None:
-        progress.notice(f"step {seen.step}, loss {seen.loss:.3f}, first guess right by depth {_shares(seen.accuracy)}.")
-    pace = seen.tokens / max(seen.seconds, 1e-9)
-    progress.show(
-        f"{100 * seen.done:.0f} %  step {seen.step}  loss {seen.loss:.3f}  {pace:.0f} tokens/s  {_time(seen.left)} left"
-    )
+        progress.notice(
+            f"step {seen.step}, loss {seen.loss:.3f}, first guess right by depth {_percentages(seen.accuracy)}."
+        )
+    pace, left = seen.tokens / max(seen.seconds, 1e-9), _duration(seen.left)
+    progress.show(f"{100 * seen.done:.0f} %  step {seen.step}  loss {seen.loss:.3f}  {pace:.0f} tokens/s  {left} left")
 
 
-def _lines(report: dict[str, Any], model: str) -> str:
+def _summary(report: dict[str, Any], model: str) -> str:
     directory = report["directory"]
     own, measured = report["changes_target"], report["measured_tokens"]
-    few = f" (on {measured} tokens only)" if measured < FEW else ""
+    caution = f" (on {measured} tokens only)" if measured < FEW else ""
     used = f"localspec run -m {shlex.quote(directory if own else model)} --drafter {shlex.quote(directory)}"
     lines = [
         f"{report['kind']} for {report['model']}: {report['steps']} steps, {report['tokens']} tokens, "
-        f"{_time(report['seconds'])}, loss {report['loss']:.3f}",
-        f"first guess right on held-out text, by depth: {_shares(report['accuracy_by_depth'])}{few}",
+        f"{_duration(report['seconds'])}, loss {report['loss']:.3f}",
+        f"first guess right on held-out text, by depth: {_percentages(report['accuracy_by_depth'])}{caution}",
     ]
     if own:
         before, after = report["perplexity"]
@@ -168,18 +169,18 @@ def _lines(report: dict[str, Any], model: str) -> str:
     return "\n".join([*lines, f"use it: {used}"])
 
 
-def _shares(accuracy: Sequence[Sequence[float]]) -> str:
+def _percentages(accuracy: Sequence[Sequence[float]]) -> str:
     return " ".join(f"{100 * line[0]:.0f} %" for line in accuracy)
 
 
-def _time(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def _name(card: registry.TargetCard) -> str:
-    """What a model is called where its place is nobody's business."""
+def _public_name(card: registry.TargetCard) -> str:
+    """The model's name, without the directories it lies in, which are private."""
     if card.name in registry.cards():
         return card.name
     path = card.path.resolve()
@@ -189,8 +190,8 @@ def _name(card: registry.TargetCard) -> str:
 def _command(
     kind: str, card: registry.TargetCard, files: Sequence[Path], options: Sequence[str], given: dict[str, Any]
 ) -> str:
-    """The command as it can be given again, but for directories: they are nobody's business."""
-    words = ["localspec", "train", kind, "-m", _name(card), "--data", *(file.name for file in files)]
+    """The command as it can be given again, but without directories, which are private."""
+    words = ["localspec", "train", kind, "-m", _public_name(card), "--data", *(file.name for file in files)]
     words += [word for option in options for word in ("-O", option)]
     for flag in ("steps", "hours", "epochs", "at_once", "length", "device", "dtype", "quantize"):
         if given[flag] is not None:

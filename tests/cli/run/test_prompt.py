@@ -12,7 +12,7 @@ from cli.run.run_command import process, refused, tokens_of
 from scripted import FRAME
 
 from localspec.cli import run as run_module
-from localspec.cli.texts import joined, read
+from localspec.cli.texts import joined, read_file
 
 
 def test_where_the_prompt_comes_from(run, tmp_path, hello):
@@ -42,7 +42,7 @@ def test_the_words_of_the_prompt(monkeypatch, tmp_path):
     def prompt(argument: str | None, piped: bytes | None, files: tuple[Path, ...] = ()) -> str:
         stdin = None if piped is None else io.TextIOWrapper(io.BytesIO(piped))
         monkeypatch.setattr(sys, "stdin", stdin)
-        return run_module._prompt(argument, joined(*map(read, files)))
+        return run_module._prompt(argument, joined(*map(read_file, files)))
 
     assert prompt("hi", b"") == prompt("hi", None) == prompt(None, b"hi\n") == "hi"
     assert prompt("What is this?", b"\n  a table\n\n") == "  a table\n\nWhat is this?"
