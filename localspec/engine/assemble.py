@@ -94,10 +94,10 @@ def find_hyperparameters(
     kept = profile.recall(COSTS) is not None and small.profile.recall(COSTS) is not None
     if costs is None or small.costs is None or (not again and (found or not kept)):
         return found or Hyperparameters()
-    profile.cache.reporter.progress("searching how long drafts should be for these two models, once")
+    profile.reporter.progress("searching how long drafts should be for these two models, once")
     said = _replies(target, choice.nodes, costs)
     if not said:
-        profile.cache.reporter.notice(
+        profile.reporter.notice(
             f"in a context of {target.context} tokens there is no room to search how long drafts should be."
         )
         return found or Hyperparameters()

@@ -9,7 +9,7 @@ from localspec.checkpoint import revision
 from localspec.engine.cached_measurements import COSTS, REPLY_SUMS, model_subject, with_reply
 from localspec.engine.forward_timing import measure_forward_costs
 from localspec.engine.measurement_cache import MeasurementCache, Quantity, T
-from localspec.events import Statistics
+from localspec.events import Reporter, Statistics
 from localspec.nn.exactness import Exactness, measure
 from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCosts
@@ -34,6 +34,11 @@ class ModelProfile:
         subject = model_subject(weights, choice.device, choice.dtype, packing, choice.exact, choice.context)
         return cls(cache, weights, subject)
 
+    @property
+    def reporter(self) -> Reporter:
+        """Where what is measured, and trouble with it, is reported."""
+        return self.cache.reporter
+
     def recall(self, quantity: Quantity[T]) -> T | None:
         """What was kept of this model; None where nothing was."""
         return self.cache.recall(quantity, self.subject)
@@ -46,7 +51,7 @@ class ModelProfile:
         """How exact trees of up to `widest` rows are; the target then computes as that was found."""
         found = self.recall(EXACTNESS)
         if found is None or (found.bitwise and found.widest < widest):
-            self.cache.reporter.progress("measuring how exact this model computes here, once")
+            self.reporter.progress("measuring how exact this model computes here, once")
             found = measure(target, widest, exact)
             self.remember(EXACTNESS, found)
         found.apply(target)
