@@ -68,7 +68,7 @@ class ReplayTarget(Target):
 
     def cache(self, slots: int) -> KVCache:
         """Returns a cache that holds next to nothing."""
-        return KVCache(1, 1, 1, slots, torch.float32, self.device)
+        return KVCache((1, 1, 1), slots, torch.float32, self.device)
 
     @property
     def device(self) -> torch.device:

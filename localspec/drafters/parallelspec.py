@@ -22,7 +22,7 @@ from localspec.drafters.trained import Batch, LossOutput, ParallelDrafter
 from localspec.errors import UsageMistake
 from localspec.nn.cache import KVCache
 from localspec.nn.losses import RANKS, DepthLoss, cross_entropy
-from localspec.nn.small_model import described, fresh_weights, impossible, read_masked, rotary
+from localspec.nn.small_model import fresh_weights, from_config, impossible_ids, read_masked, rotary_embedding
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
 from localspec.policy.prediction import CHUNK
@@ -123,19 +123,19 @@ class Drafter(ParallelDrafter):
                 self.joined = nn.Linear(2 * shape.hidden_size, shape.hidden_size, device=device)
         else:
             if options.config:
-                self.model, token = described(options.config, target)
+                self.model, token = from_config(options.config, target)
                 never = torch.zeros(shape.vocab_size, dtype=torch.bool, device=device)
             else:
                 small = small or read_masked(Path(options.model), target)
-                self.model, token, never = small.transformer, small.config.pard_token, impossible(small, target)
-                self.model.rotary = rotary(small.config, target)
+                self.model, token, never = small.transformer, small.config.pard_token, impossible_ids(small, target)
+                self.model.rotary = rotary_embedding(small.config, target)
                 config = {**small.config.to_dict(), "tie_word_embeddings": self.model.config.tied}
                 self.options = replace(options, model="", config=json.dumps(config, sort_keys=True))
             self.masks = nn.Parameter(self.model.embed_tokens.detach()[token : token + 1].clone())
             self.register_buffer("never", never)
         self.model.requires_grad_(True)
         own = self.model.config
-        self._cache = KVCache(own.num_layers, own.num_kv_heads, own.head_dim, 0, target.dtype, target.device)
+        self._cache = KVCache(own.cache_shape, 0, target.dtype, target.device)
         self._features: list[torch.Tensor] = []  # the target's state at each token in its cache (EAGLE only)
 
     @classmethod

@@ -30,7 +30,8 @@ from localspec.machine.memory import peak_memory
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
-from localspec.nn.target import Message, Target, tokenizer_hash
+from localspec.nn.chat_tokenizer import Message, tokenizer_hash
+from localspec.nn.target import Target
 from localspec.policy.candidates import reply_key
 from localspec.policy.selection import Choice, choices, requested_drafter
 from localspec.store.store import Store

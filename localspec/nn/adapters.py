@@ -1,4 +1,4 @@
-"""Low-rank adapters of a transformer's linear layers: made, merged, and exchanged with peft under its own names."""
+"""LoRA adapters of a transformer's linear layers: made, merged, and exchanged with peft under its own names."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -11,11 +11,11 @@ from localspec.nn.stored_names import STORED_NAMES
 from localspec.nn.transformer import Transformer, TransformerConfig, weight_map
 
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-WHICH = {  # what may be adapted: projections by the last part of their Hugging Face names
+WHICH = {  # the projections that may be adapted, by the last part of their Hugging Face names
     "all": {"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj"},
     "vko": {"k_proj", "v_proj", "qkv_proj", "o_proj"},  # S3D, appendix B
 }
-MOST_RANK = 1024  # of an adapter, where low ends
+MOST_RANK = 1024  # a higher one is not low rank any more
 _PREFIX, _LORA_A, _LORA_B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 
 
@@ -26,25 +26,25 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
         self, transformer: Transformer, layers: Sequence[int], rank: int, alpha: float, which: str = "all"
     ) -> None:
         super().__init__()
-        self.rank, self.alpha, self.which, self._shape = rank, alpha, which, transformer.config
-        self._made: dict[int, dict[str, LoraAdapter]] = {}
+        self.rank, self.alpha, self.which, self._config = rank, alpha, which, transformer.config
+        self._adapters: dict[int, dict[str, LoraAdapter]] = {}
         for index in layers:
             for name in LINEARS:
-                if blocks := [(start, end) for _, start, end in _blocks(self._shape, index, name, which)]:
+                if blocks := [(start, end) for _, start, end in _blocks(self._config, index, name, which)]:
                     outputs, inputs = getattr(transformer.layers[index], name).shape
                     with transformer.embed_tokens.device:
-                        made = LoraAdapter(inputs, outputs, blocks, rank, alpha)
-                    self._made.setdefault(index, {})[name] = made
-                    self.add_module(f"{index}_{STORED_NAMES[name]}", made)
+                        adapter = LoraAdapter(inputs, outputs, blocks, rank, alpha)
+                    self._adapters.setdefault(index, {})[name] = adapter
+                    self.add_module(f"{index}_{STORED_NAMES[name]}", adapter)
 
     def __getitem__(self, layer: int) -> Mapping[str, LoraAdapter]:
-        return self._made[layer]
+        return self._adapters[layer]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._made)
+        return iter(self._adapters)
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._adapters)
 
     __hash__ = nn.Module.__hash__
 
@@ -53,19 +53,19 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
 
     @property
     def nbytes(self) -> int:
-        return sum(adapter.nbytes for layer in self._made.values() for adapter in layer.values())
+        return sum(adapter.nbytes for layer in self._adapters.values() for adapter in layer.values())
 
     @torch.no_grad()
     def merge(self, transformer: Transformer) -> None:
-        """Adds them to the weights, which then are another model. Dense layers only."""
-        for index, layer in self._made.items():
+        """Adds the adapters to the weights, which then are another model's. The layers must be dense."""
+        for index, layer in self._adapters.items():
             for name, adapter in layer.items():
                 linear = getattr(transformer.layers[index], name)
                 assert isinstance(linear, Linear)
                 linear.weight.add_(adapter.product().to(linear.weight.dtype))
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Under peft's names, one pair for each projection of the Hugging Face layout."""
+        """Returns a pair of tensors for each projection of the Hugging Face layout, under peft's names."""
         found = {}
         for layer, name, block, (part, start, end), adapter in self._pairs():
             rows = slice(block * self.rank, (block + 1) * self.rank)
@@ -78,7 +78,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Takes over what `tensors` gave. Raises LocalspecError for what is missing, or of another shape."""
+        """Loads what `tensors` gave. Raises LocalspecError for a tensor that is missing or has another shape."""
         for layer, name, block, (part, start, end), adapter in self._pairs():
             rows = slice(block * self.rank, (block + 1) * self.rank)
             first, size = self._place(layer, name, part)
@@ -94,7 +94,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
             adapter.lora_B[start:end, rows] = lora_b[start - first : end - first].to(adapter.lora_B)
 
     def peft_config(self, base: str) -> dict[str, object]:
-        """adapter_config.json, with which peft reads the same adapters."""
+        """Returns what adapter_config.json must say for peft to read the same adapters."""
         parts = {part.rpartition(".")[2] for *_, (part, _, _), _ in self._pairs()}
         return {
             "peft_type": "LORA",
@@ -103,7 +103,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
             "r": self.rank,
             "lora_alpha": self.alpha,
             "target_modules": sorted(parts),
-            "layers_to_transform": list(self._made),
+            "layers_to_transform": list(self._adapters),
             "layers_pattern": "layers",
             "bias": "none",
             "lora_dropout": 0.0,
@@ -111,30 +111,30 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
         }
 
     def _pairs(self) -> Iterator[tuple[int, str, int, tuple[str, int, int], LoraAdapter]]:
-        for index, layer in self._made.items():
+        for index, layer in self._adapters.items():
             for name, adapter in layer.items():
-                for block, made in enumerate(_blocks(self._shape, index, name, self.which)):
-                    yield index, name, block, made, adapter
+                for block, rows in enumerate(_blocks(self._config, index, name, self.which)):
+                    yield index, name, block, rows, adapter
 
     def _place(self, layer: int, name: str, part: str) -> tuple[int, int]:
-        """(first row of this projection in our layer, its rows)."""
+        """Returns the first row of this projection in our layer, and how many rows it has."""
         first = 0
-        for weight, rows in weight_map(self._shape)[f"layers.{layer}.{name}.weight"]:
+        for weight, rows in weight_map(self._config)[f"layers.{layer}.{name}.weight"]:
             if weight == part + ".weight":
                 return first, rows
             first += rows
         raise AssertionError(part)
 
 
-def _blocks(shape: TransformerConfig, layer: int, name: str, which: str) -> list[tuple[str, int, int]]:
-    """(Hugging Face name, first row, row behind the last) of what is adapted in one of our linear layers."""
+def _blocks(config: TransformerConfig, layer: int, name: str, which: str) -> list[tuple[str, int, int]]:
+    """Lists what is adapted in one of our linear layers: (Hugging Face name, first row, row after the last)."""
     found: list[tuple[str, int, int]] = []
     first = 0
-    for weight, rows in weight_map(shape)[f"layers.{layer}.{name}.weight"]:
+    for weight, rows in weight_map(config)[f"layers.{layer}.{name}.weight"]:
         part = weight.removesuffix(".weight")
         if part.rpartition(".")[2] in WHICH[which]:
-            # Of a fused projection of Phi-3, keys and values are one block.
-            skipped = shape.num_heads * shape.head_dim if which == "vko" and part.endswith("qkv_proj") else 0
+            # Keys and values of Phi-3's fused projection are one block.
+            skipped = config.num_heads * config.head_dim if which == "vko" and part.endswith("qkv_proj") else 0
             found.append((part, first + skipped, first + rows))
         first += rows
     return found

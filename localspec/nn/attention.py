@@ -1,6 +1,7 @@
-"""Two forms of attention over cached keys: the fastest, and one whose rows never depend on each other. And of SiLU.
+"""Two forms of attention over cached keys, and of SiLU: the fastest, and one whose rows never depend on each other.
 
-queries [1, num_kv_heads, rows, width]; keys and values [1, num_kv_heads, slots, width]; mask additive [rows, slots].
+queries [1, num_kv_heads, rows, head_dim]; keys and values [1, num_kv_heads, slots, head_dim]; the mask is additive,
+[rows, slots].
 """
 
 from collections.abc import Callable
@@ -11,17 +12,17 @@ import torch.nn.functional as F
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-# With fewer, matrix multiplication takes another path and rounds otherwise.
+# With fewer, matrix multiplication takes another path and rounds differently.
 LEAST_ROWS = 4
 LEAST_SLOTS = 512
 COLUMNS = 16  # of ones: with a single one the product would take another path
-# Elements. Larger operations are split among threads at any of them, and the few at the end of a part are rounded
-# otherwise; so transcendental functions are computed in parts this small, of whole vectors.
+# Elements. A larger operation is split among threads at any element, and the last few of a part are rounded
+# differently; so transcendental functions are computed in parts this small, each of whole vectors.
 SERIAL = 16384
 
 
 def fastest(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """What torch has; its rounding depends on the number of rows, and on which slots a row's ancestors have."""
+    """Computes attention as torch does, whose rounding depends on the number of rows and on the ancestors' slots."""
     rows, queries, dtype = queries.shape[2], queries.to(keys.dtype), queries.dtype
     if rows == 1 and keys.dtype == torch.bfloat16 and keys.device.type == "cpu":  # two rows take half the time of one
         queries, mask = queries.expand(-1, -1, 2, -1), mask.expand(2, -1)
@@ -30,11 +31,12 @@ def fastest(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mas
 
 
 def invariant(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """A row's result is bit for bit the same alone and in any tree, at any slots, with any number of masked ones.
+    """Computes attention so that a row's result is the same to the bit alone and in any tree, at any slots.
 
-    Two fp32 matrix products add up slot after slot, so what is masked adds exact zeros wherever it lies. The sum of the
-    weights must be made in the same order: it is one more product, with ones. They do so page by page, though, and add
-    the sums of pages: no ancestor may lie in another page than in plain decoding (`DraftTree.aligned`).
+    Two fp32 matrix products add up slot after slot, so masked slots add exact zeros wherever they are. The sum of the
+    weights must be taken in the same order, so it is one more product, with ones. The products sum page by page,
+    though, and then add the pages' sums: every ancestor must be in the page where it is in plain decoding
+    (`DraftTree.aligned`).
     """
     rows = queries.shape[2]
     scores_mask = mask.float()
@@ -52,7 +54,7 @@ def invariant(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, m
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """F.silu of [batch, rows, channels], row by row the same for any number of rows and threads."""
+    """Computes F.silu of [batch, rows, channels] so that a row is the same for any number of rows and threads."""
     rows = max(1, SERIAL // x.shape[-1])
     if x.shape[1] <= rows:
         return F.silu(x)
@@ -61,36 +63,41 @@ def silu(x: torch.Tensor) -> torch.Tensor:
 
 @cache
 @torch.inference_mode()
-def page(num_kv_heads: int, width: int, rows: int, device: torch.device) -> int:
-    """How many slots `invariant` adds up in one go before it adds that sum to the others, for `rows` packed rows.
+def page_size(num_kv_heads: int, head_dim: int, rows: int, device: torch.device) -> int:
+    """Returns how many slots `invariant` sums in one go before it adds that sum to the others, for `rows` queries.
 
-    Asked of the kernels themselves, for both products with the weights. 1, which no branch of a tree can satisfy, where
-    pages are not regular, or others in the one than in the other.
+    The kernels themselves are asked, for both products with the weights. Where pages are not regular, or differ between
+    the two products, it is 1, which no branch of a tree can satisfy.
     """
     slots, rows = 4 * LEAST_SLOTS, max(rows, LEAST_ROWS)
     weights = torch.ones(1, num_kv_heads, rows, slots, device=device)
-    values, ones = (torch.zeros(*shape, device=device) for shape in ((1, num_kv_heads, slots, width), (slots, COLUMNS)))
-    sizes = {_page(weights, values), _page(weights, ones)} - {slots}  # one page for all goes with any other
+    values = torch.zeros(1, num_kv_heads, slots, head_dim, device=device)
+    ones = torch.zeros(slots, COLUMNS, device=device)
+    # A product that sums all slots in one page agrees with any other.
+    sizes = {_product_page_size(weights, values), _product_page_size(weights, ones)} - {slots}
     return 1 if len(sizes) > 1 else sizes.pop() if sizes else slots
 
 
-def _page(weights: torch.Tensor, values: torch.Tensor) -> int:
-    """Behind 2²⁴ in slot 0 a one is lost by rounding, and so is a second one; but two in another page are a two first.
+def _product_page_size(weights: torch.Tensor, values: torch.Tensor) -> int:
+    """Returns the page size of `weights @ values`, found by what fp32 rounds away.
 
-    Each column of the product tries two neighbouring slots.
+    With 2²⁴ in slot 0 and ones in two neighbouring slots, each one is lost when it is added to 2²⁴ alone. If both are
+    in a later page than slot 0, their sum of two is taken first, and it is not lost. So a sum above 2²⁴ tells that two
+    slots share a page other than the first. Each column of the product tries one pair of slots.
     """
     slots, width = values.shape[-2:]
     heads = values.view(-1, slots, width)
     heads[:, 0] = 2.0**24
-    together = []  # slots that are in one page with the next, and that is not the first
+    paired: list[int] = []  # slots that share a page with the next slot, the first page left out
     for first in range(1, slots - 1, len(heads) * width):
-        places = torch.arange(first, min(first + len(heads) * width, slots - 1), device=values.device)
-        head, column = (places - first) // width, (places - first) % width
-        heads[head, places, column] = heads[head, places + 1, column] = 1.0
-        found = (weights @ values)[0, head, :, column] > 2.0**24
-        heads[head, places, column] = heads[head, places + 1, column] = 0.0
-        if (found != found[:, :1]).any():  # not for all rows alike
+        tried = torch.arange(first, min(first + len(heads) * width, slots - 1), device=values.device)
+        head, column = (tried - first) // width, (tried - first) % width
+        heads[head, tried, column] = heads[head, tried + 1, column] = 1.0
+        shared = (weights @ values)[0, head, :, column] > 2.0**24
+        heads[head, tried, column] = heads[head, tried + 1, column] = 0.0
+        if (shared != shared[:, :1]).any():  # rows differ
             return 1
-        together += places[found[:, 0]].tolist()
-    size = together[0] if together else slots
-    return size if together == [place for place in range(size, slots - 1) if (place + 1) % size] else 1
+        paired += tried[shared[:, 0]].tolist()
+    size = paired[0] if paired else slots
+    regular = [slot for slot in range(size, slots - 1) if (slot + 1) % size]
+    return size if paired == regular else 1

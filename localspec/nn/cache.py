@@ -1,4 +1,4 @@
-"""Keys and values of everything the target has read, in one tensor; a branch that is kept is moved to its place."""
+"""Keys and values of all that the target has read, in one tensor; a branch that is kept is moved to its place."""
 
 from collections.abc import Sequence
 
@@ -8,22 +8,17 @@ from localspec.policy.prediction import BUCKET
 
 
 class KVCache:
-    """One slot a token: slots below `length` hold the committed tokens in their order, the tree under test lies behind.
+    """One slot per token: those below `length` hold the committed tokens in order, those after it the tree under test.
 
     Slots are allocated in buckets as the text needs them, never for all that a model could hold; attention never looks
     at fewer than `least`.
     """
 
     def __init__(
-        self,
-        layers: int,
-        num_kv_heads: int,
-        head_dim: int,
-        slots: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        least: int = 0,
+        self, shape: tuple[int, int, int], slots: int, dtype: torch.dtype, device: torch.device, least: int = 0
     ) -> None:
+        """`shape` is (layers, num_kv_heads, head_dim)."""
+        layers, num_kv_heads, head_dim = shape
         self.length = 0
         self._least = _rounded(least)
         slots = max(_rounded(slots), self._least)
@@ -41,22 +36,22 @@ class KVCache:
     def reserve(self, slots: int, spare: bool = True) -> None:
         """Makes room for `slots` tokens, tree included. Growing copies, so with `spare` it grows by half at least.
 
-        Where memory runs out, nothing has changed.
+        Raises what torch does where memory runs out; the cache is then unchanged.
         """
         if slots <= self.capacity:
             return
-        layers, two, heads, capacity, width = self._slots.shape
+        layers, two, heads, capacity, head_dim = self._slots.shape
         slots = max(slots, capacity * 3 // 2) if spare else slots
-        grown = self._slots.new_zeros(layers, two, heads, _rounded(slots), width)
-        grown[:, :, :, : self.length] = self._slots[:, :, :, : self.length]
-        self._slots = grown
+        larger = self._slots.new_zeros(layers, two, heads, _rounded(slots), head_dim)
+        larger[:, :, :, : self.length] = self._slots[:, :, :, : self.length]
+        self._slots = larger
 
     def visible(self, rows: int) -> int:
-        """How many slots attention looks at when `rows` new tokens stand behind the committed ones."""
+        """Returns how many slots attention looks at when `rows` new tokens follow the committed ones."""
         return min(max(_rounded(self.length + rows), self._least), self.capacity)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Puts [num_kv_heads, rows, head_dim] behind the committed tokens; returns the layer's visible slots."""
+        """Puts [num_kv_heads, rows, head_dim] after the committed tokens; returns the layer's visible slots."""
         rows = keys.shape[1]
         end = self.length + rows
         assert end <= self.capacity, f"{end} slots needed, {self.capacity} allocated"
@@ -67,7 +62,7 @@ class KVCache:
         return both[0, :, :seen], both[1, :, :seen]
 
     def keep(self, path: Sequence[int]) -> None:
-        """Commits the rows `path` of the tree prefix `length`, in that order:
+        """Commits the rows `path` of the tree after `length`, in that order:
 
         slots   … p p│0 1 2 3 4      keep([0, 3, 4])      … p p 0 3 4│
         """
@@ -79,25 +74,25 @@ class KVCache:
         self.length += count
 
     def rows(self, path: Sequence[int]) -> torch.Tensor:
-        """Keys and values of these rows behind `length`: [layers, 2, num_kv_heads, rows, head_dim]."""
+        """Returns keys and values of these rows after `length`: [layers, 2, num_kv_heads, rows, head_dim]."""
         return self._slots[:, :, :, [self.length + row for row in path]]
 
     def prefix(self) -> "FrozenPrefix":
-        """A look at the committed tokens, for rows that are not to be written."""
+        """Returns a view of the committed tokens, for rows that are not to be written."""
         return FrozenPrefix(self._slots[:, :, :, : self.length])
 
     def fill(self, generator: torch.Generator) -> None:
-        """Random keys and values in all slots: for measurements, which need numbers and no text."""
+        """Puts random keys and values in all slots: for measurements, which need numbers and no text."""
         self._slots.copy_(torch.randn(self._slots.shape, generator=generator))
 
     def truncate(self, length: int) -> None:
-        """Forgets everything behind the first `length` tokens."""
+        """Forgets everything after the first `length` tokens."""
         assert 0 <= length <= self.length
         self.length = length
 
 
 class FrozenPrefix:
-    """The keys and values of a text, behind which rows are read and not written: gradients flow through them.
+    """Keys and values of a text; rows that follow it are read and not written, and gradients flow through them.
 
     slots [layers, 2, num_kv_heads, length, head_dim].
     """
@@ -106,11 +101,11 @@ class FrozenPrefix:
         self._slots, self.length = slots, slots.shape[3]
 
     def visible(self, rows: int) -> int:
-        """As many slots as there are tokens and new rows."""
+        """Returns as many slots as there are tokens and new rows."""
         return self.length + rows
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer's slots with [num_kv_heads, rows, head_dim] behind them; nothing is kept."""
+        """Returns the layer's slots followed by [num_kv_heads, rows, head_dim]; nothing is kept."""
         both = self._slots[layer]
         return torch.cat([both[0].to(keys.dtype), keys], 1), torch.cat([both[1].to(values.dtype), values], 1)
 

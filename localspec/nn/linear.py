@@ -1,6 +1,6 @@
-"""The kinds of linear layer: dense in the precision of its weight, and packed, of which row-scaled int8 is here.
+"""Linear layers: dense ones in the precision of their weight, the base of quantized ones, and int8 on a CPU.
 
-A forward may bring a low-rank adapter along, which acts in that forward and in no other.
+A forward may bring a LoRA adapter along, which acts in that forward and in no other.
 """
 
 import warnings
@@ -16,7 +16,7 @@ from localspec.nn.stored_names import use_stored_names
 
 OUTLIER = 6.0  # an activation this many times the root mean square of its row (LLM.int8, §3.2)
 MOST_OUTLIERS = 32  # input channels of one layer
-PIECE = 2**18  # weights that are rounded at a time: what that takes is not to double a large weight
+PIECE = 2**18  # weights that are rounded at a time, so that rounding a large weight does not take twice its memory
 
 
 class LoraAdapter(nn.Module):
@@ -52,7 +52,7 @@ class LoraAdapter(nn.Module):
         return F.linear(F.linear(x.to(self.lora_A.dtype), self.lora_A), lora_b) * (self.alpha / self.rank)
 
     def product(self) -> torch.Tensor:
-        """What it amounts to as a change of the weight, [out, in]."""
+        """Returns the change of the weight that the adapter amounts to, [out, in]."""
         return (self.lora_B * self.block_mask) @ self.lora_A * (self.alpha / self.rank)
 
     @property
@@ -85,7 +85,7 @@ class Linear(nn.Module):
 
 
 class QuantizedLinear(nn.Module):
-    """y = x Wᵀ + b with W [out, in] rounded to a few bits when it is made. What the kinds of it share.
+    """y = x Wᵀ + b with W [out, in] rounded to a few bits when it is made: the base of all such layers.
 
     Gradients flow through x, as through a dense layer with the rounded weight.
     """
@@ -106,7 +106,7 @@ class QuantizedLinear(nn.Module):
         return y if adapter is None else y + adapter(x).to(y.dtype)
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
-        """The product itself, [..., in] -> [..., out] in the precision of x; no gradient."""
+        """Computes the product, [..., in] -> [..., out] in the precision of x, without a gradient."""
         raise NotImplementedError
 
     @property
@@ -124,7 +124,7 @@ LayerClass = type[Linear] | type[QuantizedLinear]
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Kernels for packed weights return no gradient, without complaint; this one is that of the rounded weight."""
+    """Kernels for packed weights return no gradient, without complaint; this gives that of the rounded weight."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:
@@ -137,11 +137,10 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class Int8Linear(QuantizedLinear):
-    """int8 on a processor: W with one scale an output channel, x with one scale a row.
+    """int8 on a CPU: W has one scale per output channel, x one scale per row; fp32 in, fp32 out.
 
-    One scale for all rows, which torch's own dynamic layers use, would make a row depend on the rows beside it; here
-    what a row gives is bit for bit what it gives alone. fp32 in, fp32 out. Input channels named by `protect` are
-    computed in fp32.
+    One scale for all rows, which torch's own dynamic layers use, would make a row depend on the rows beside it; here a
+    row gives bit for bit what it gives alone. Input channels named by `protect` are computed in fp32.
     """
 
     computes_in = torch.float32
@@ -149,7 +148,7 @@ class Int8Linear(QuantizedLinear):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__(weight, None if bias is None else bias.float())
         self.packed = _pack(weight)
-        self.outliers: torch.Tensor | None = None  # channels, and their columns of the quantised weight
+        self.outliers: torch.Tensor | None = None  # channels, and their columns of the rounded weight
         self.columns: torch.Tensor | None = None
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
@@ -157,7 +156,7 @@ class Int8Linear(QuantizedLinear):
         # A row of zeros has no scale; any other than zero serves it.
         scale = rest.abs().amax(-1, keepdim=True).clamp_min_(1e-30)
         steps, zero = activation_steps()
-        # Only the row is scaled to ±1; the operator rounds it to `steps` either side of `zero`.
+        # Here a row is only scaled to ±1; the operator rounds it to `steps` on either side of `zero`.
         y: torch.Tensor = _multiply(rest / scale, 1 / steps, zero, self.packed)
         y = y.mul_(scale) if self.bias is None else torch.addcmul(self.bias, y, scale)
         if self.outliers is not None and self.columns is not None:
@@ -165,7 +164,7 @@ class Int8Linear(QuantizedLinear):
         return y
 
     def protect(self, channels: torch.Tensor) -> None:
-        """From now on these input channels are computed in fp32, always and for every row alike."""
+        """Computes these input channels in fp32 from now on, for every row alike."""
         self.outliers = channels if len(channels) else None
         self.columns = self.weight[:, channels].contiguous() if len(channels) else None
 
@@ -182,12 +181,12 @@ class Int8Linear(QuantizedLinear):
 
 
 def outliers(x: torch.Tensor) -> torch.Tensor:
-    """Channels of x [..., channels] that stand out in at least a quarter of the rows, in ascending order.
+    """Returns the channels of x [..., channels] that stand out in at least a quarter of the rows, in ascending order.
 
-    None where a typical row's scale would not at least be halved without them: they would cost time for nothing.
+    There are none where a typical row's scale would not be halved without them: they would cost time for nothing.
     """
     rows = x.reshape(-1, x.shape[-1]).float().abs()
-    # The root mean square of what is left when the largest are taken out: they must not hide behind themselves.
+    # The root mean square without the largest values, which would otherwise raise it and so not stand out.
     ordinary = rows.sort(-1).values[:, : -(-rows.shape[1] * 63 // 64)]
     spread = ordinary.pow(2).mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
     often = (rows > OUTLIER * spread).float().mean(0)
@@ -200,10 +199,10 @@ def outliers(x: torch.Tensor) -> torch.Tensor:
 
 @cache
 def activation_steps() -> tuple[int, int]:
-    """(steps either side of zero, the zero) of an activation: 127 about 128, or 63 about 64 in seven bits.
+    """Returns (steps on either side of zero, the zero) of an activation: (127, 128), or (63, 64) in seven bits.
 
-    Processors without VNNI add two products in 16 bits, which eight-bit activations overflow without complaint. What
-    the kernel really does is asked of the kernel, with the largest numbers there are.
+    CPUs without VNNI add two products in 16 bits, which eight-bit activations overflow without complaint. The kernel
+    itself is asked what it does, with the largest numbers there are.
     """
     packed = _pack(torch.ones(64, 256))
     y = _multiply(torch.ones(1, 256), 1 / 127, 128, packed)
@@ -212,16 +211,16 @@ def activation_steps() -> tuple[int, int]:
 
 @torch.no_grad()
 def per_channel(weight: torch.Tensor, precision: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight [out, in] as whole steps of one scale an output channel: int8 [out, in], and scales [out]."""
+    """Rounds a weight [out, in] to steps of one scale per output channel: returns int8 [out, in] and scales [out]."""
     steps, scales = torch.empty_like(weight, dtype=torch.int8), weight.new_empty(len(weight), dtype=precision)
     limits, channels = torch.finfo(precision), max(1, PIECE // weight.shape[1])
     least = max(1e-30, limits.tiny * limits.eps)  # a channel of zeros has no scale; any other than zero serves it
-    for piece, its_steps, its_scales in zip(
+    for piece, piece_steps, piece_scales in zip(
         *(torch.split(part, channels) for part in (weight, steps, scales)), strict=True
     ):
         piece = piece.float()
-        its_scales.copy_((piece.abs().amax(1) / 127).clamp_min_(least))
-        its_steps.copy_((piece / its_scales.float()[:, None]).round_().clamp_(-127, 127))
+        piece_scales.copy_((piece.abs().amax(1) / 127).clamp_min_(least))
+        piece_steps.copy_((piece / piece_scales.float()[:, None]).round_().clamp_(-127, 127))
     return steps, scales
 
 
@@ -233,15 +232,15 @@ def _pack(weight: torch.Tensor) -> Any:
         torch.backends.quantized.engine = "x86"
     steps, scale = per_channel(weight, torch.float32)
     zero = torch.zeros(len(scale), dtype=torch.long)
-    with warnings.catch_warnings():  # that quantised tensors will go, which the developers know
+    with warnings.catch_warnings():  # torch says that it will drop quantized tensors
         warnings.simplefilter("ignore", UserWarning)
-        quantised = torch._make_per_channel_quantized_tensor(steps, scale.double(), zero, 0)
-        del steps  # copied, and to be copied once more
-        return torch.ops.quantized.linear_prepack(quantised, None)
+        quantized = torch._make_per_channel_quantized_tensor(steps, scale.double(), zero, 0)
+        del steps  # it was copied, and is copied once more below
+        return torch.ops.quantized.linear_prepack(quantized, None)
 
 
 def _few_columns(x: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """x columnsᵀ for a few channels, always with a multiple of four rows: fewer would take another path."""
+    """Computes x columnsᵀ for a few channels, with a multiple of four rows: fewer would take another path."""
     rows = x.reshape(-1, x.shape[-1])
     padded = F.pad(rows, (0, 0, 0, -len(rows) % 4))
     return F.linear(padded, columns)[: len(rows)].view(*x.shape[:-1], -1)

@@ -1,4 +1,4 @@
-"""Small transformers that draft beside a target: layers with fresh weights, or a language model with a mask token."""
+"""Small transformers that draft for a target: layers with fresh weights, or a language model with a mask token."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from localspec.errors import LocalspecError, UsageMistake, first_line
 from localspec.nn.target import Target
 from localspec.nn.transformer import RotaryEmbedding, Transformer, TransformerConfig, in_features, weight_map
 
-SPREAD = 0.02  # of a fresh layer's weights
+SPREAD = 0.02  # standard deviation of a fresh layer's weights
 _MOST = {  # no small model has more, and each layer takes memory even without weights
     "num_hidden_layers": 1024, "vocab_size": 2**20, "hidden_size": 2**20, "intermediate_size": 2**20,
     "num_attention_heads": 2**20, "num_key_value_heads": 2**20, "head_dim": 2**20,
@@ -34,9 +34,9 @@ def fresh_weights(config: TransformerConfig, device: torch.device) -> Mapping[st
 
 
 def read_masked(path: Path, target: Target, dtype: torch.dtype = torch.float32) -> Target:
-    """A small language model in the Hugging Face layout with a mask token, its `pard_token`, beside a target (PARD).
+    """Reads a small language model with a mask token, its `pard_token` (PARD), in the Hugging Face layout.
 
-    Raises UsageMistake where its ids do not mean what the target's mean, LocalspecError where it has no mask token, and
+    Raises UsageMistake where its ids do not mean what the target's do, LocalspecError where it has no mask token, and
     what `Target.load` raises.
     """
     small = Target.load(path, device=str(target.device), dtype=dtype)
@@ -51,14 +51,14 @@ def read_masked(path: Path, target: Target, dtype: torch.dtype = torch.float32) 
 
 
 def compare_tokens(small: Target, target: Target, path: Path) -> None:
-    """Raises UsageMistake where ids do not mean the same to both: what fills up a vocabulary may differ, no token may.
+    """Raises UsageMistake where a token's id is not the same in both; ids that only fill up a vocabulary may differ.
 
-    `path` is where the small model lies.
+    `path` is the small model's directory.
     """
     ours, theirs, vocabulary = _tokens(target), _tokens(small), small.transformer.config.vocab_size
-    unlike = [index for index in ours.keys() & theirs.keys() if ours[index] != theirs[index]]
-    if unlike:
-        first = min(unlike)
+    different = [index for index in ours.keys() & theirs.keys() if ours[index] != theirs[index]]
+    if different:
+        first = min(different)
         raise UsageMistake(
             f"The small model in {path} has another tokenizer: its token {first} is {theirs[first]!r}, and the "
             f"target's is {ours[first]!r}; give one that was made for this target."
@@ -70,58 +70,58 @@ def compare_tokens(small: Target, target: Target, path: Path) -> None:
         )
 
 
-def impossible(small: Target, target: Target) -> torch.Tensor:
-    """bool [vocabulary of the target]: the mask token, and ids that stand for nothing in one of the two tokenizers."""
-    both = (_tokens(target).keys() & _tokens(small).keys()) - {small.config.pard_token}
+def impossible_ids(small: Target, target: Target) -> torch.Tensor:
+    """Returns bool [the target's vocab_size]: the mask token, and ids that one of the two tokenizers does not have."""
+    known = (_tokens(target).keys() & _tokens(small).keys()) - {small.config.pard_token}
     never = torch.ones(target.transformer.config.vocab_size, dtype=torch.bool, device=target.device)
-    never[[index for index in both if index < len(never)]] = False
+    never[[index for index in known if index < len(never)]] = False
     return never
 
 
-def described(text: str, target: Target) -> tuple[Transformer, int]:
-    """The transformer that a config.json describes, with fresh weights, and its mask token.
+def from_config(text: str, target: Target) -> tuple[Transformer, int]:
+    """Makes the transformer that a config.json describes, with fresh weights; returns it and its mask token.
 
-    Raises UsageMistake for a text that describes none, before any memory is taken; LocalspecError for one that we
-    cannot compute.
+    Raises UsageMistake for a text that describes none, before any memory is taken, and LocalspecError for one that
+    cannot be computed here.
     """
     try:
         content = json.loads(text)
-        if unlikely := [name for name, most in _MOST.items() if not _counts(content.get(name), most)]:
+        if unlikely := [name for name, most in _MOST.items() if not _is_count(content.get(name), most)]:
             raise ValueError(f"{unlikely[0]} = {shortened(content[unlikely[0]])}")
         config: Any = CONFIG_MAPPING[content["model_type"]].from_dict(content)
-        shape, token, turns = TransformerConfig.of(config), int(config.pard_token), rotary(config, target)
-        _try(shape, config)
+        sizes, token, rotary = TransformerConfig.of(config), int(config.pard_token), rotary_embedding(config, target)
+        _try_one_token(sizes, config)
     except LocalspecError:
         raise
     except Exception as error:  # config classes raise their own validation errors, of many kinds
         raise UsageMistake(
             f"The config of the small model cannot be used ({first_line(error)}); train the drafter again."
         ) from error
-    return Transformer(shape, turns, fresh_weights(shape, target.device)), token
+    return Transformer(sizes, rotary, fresh_weights(sizes, target.device)), token
 
 
-def _counts(value: object, most: int) -> bool:
+def _is_count(value: object, most: int) -> bool:
     return value is None or (type(value) is int and 1 <= value <= most)
 
 
-def _try(shape: TransformerConfig, config: PretrainedConfig) -> None:
-    """One token without weights: numbers that do not go together are told now, and not in the middle of a reply."""
-    nowhere = torch.device("meta")
-    one = torch.zeros(1, dtype=torch.long, device=nowhere)
-    model = Transformer(shape, RotaryEmbedding(config, 1, nowhere), fresh_weights(shape, nowhere))
+def _try_one_token(sizes: TransformerConfig, config: PretrainedConfig) -> None:
+    """Reads a token without weights, so that sizes that do not fit each other fail now and not in a reply."""
+    meta = torch.device("meta")
+    one = torch.zeros(1, dtype=torch.long, device=meta)
+    model = Transformer(sizes, RotaryEmbedding(config, 1, meta), fresh_weights(sizes, meta))
     model(one[None], one, one[None] == 0)
 
 
 def without_weights(target: Target) -> Target:
-    """The same on torch's meta device: a drafter made for it has shapes, and takes no memory."""
-    shadow, transformer = copy(target), target.transformer
+    """Returns the same target on torch's meta device: a drafter that is made for it has shapes and takes no memory."""
+    shapes_only, transformer = copy(target), target.transformer
     weights = fresh_weights(transformer.config, torch.device("meta"))
-    shadow.transformer = Transformer(transformer.config, transformer.rotary, weights)
-    return shadow
+    shapes_only.transformer = Transformer(transformer.config, transformer.rotary, weights)
+    return shapes_only
 
 
-def rotary(config: PretrainedConfig, target: Target) -> RotaryEmbedding:
-    """Its positions, scaled for texts as long as the target holds, or as the small model was made for."""
+def rotary_embedding(config: PretrainedConfig, target: Target) -> RotaryEmbedding:
+    """Returns a small model's position embedding, scaled for the longest text that both models can hold."""
     return RotaryEmbedding(config, min(target.context, config.max_position_embeddings), target.device)
 
 

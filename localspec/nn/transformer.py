@@ -80,6 +80,11 @@ class TransformerConfig:
     def num_layers(self) -> int:
         return len(self.sliding_windows)
 
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """(layers, key and value heads, channels of a head) of a cache."""
+        return self.num_layers, self.num_kv_heads, self.head_dim
+
 
 def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
     """Our parameter -> the Hugging Face tensors it is made of, stacked along the first axis, with their rows."""

@@ -1,4 +1,4 @@
-"""Weights as they lie in a model's files, made into our parameters one at a time.
+"""Reads the weights in a model's files into our parameters, one at a time.
 
 Each is read straight into memory of its own: mapped files would count as memory for as long as a part of them is held.
 """
@@ -27,7 +27,7 @@ TYPES = {
 
 
 class _Stored(NamedTuple):
-    """Where a tensor lies, and what it is."""
+    """Where a tensor is in a file, and its shape and type."""
 
     file: Path
     start: int  # bytes
@@ -66,7 +66,7 @@ def _fill(buffer: torch.Tensor, stream: FileIO) -> None:
 
 
 def _stored(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, _Stored]:
-    """Those of the tensors that the files hold."""
+    """Finds the tensors of these names in the files; some may be missing."""
     found = {}
     for file in checkpoint.weight_files:
         start = tensor_start(file)
@@ -80,7 +80,7 @@ def _stored(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, _Stored]
 
 
 def own_head(checkpoint: Checkpoint) -> bool:
-    """Whether the weights hold a head that is not the embedding, though config.json says that the two are one."""
+    """Returns whether the weights hold a head that is not the embedding, though config.json says the two are one."""
     found = list(_stored(checkpoint, frozenset(("lm_head.weight", "model.embed_tokens.weight"))).values())
     if len(found) < 2:
         return False
@@ -97,10 +97,10 @@ def own_head(checkpoint: Checkpoint) -> bool:
 
 
 class Weights(Mapping[str, torch.Tensor]):
-    """Our parameters by name, each made of its Hugging Face tensors when it is asked for and not held here.
+    """Our parameters by name, each made of its Hugging Face tensors when it is asked for, and not held here.
 
-    So a model that is packed while it is read never lies in memory whole, and no other twice. Raises LocalspecError for
-    what is missing.
+    So a model that is quantized while it is read is never in memory whole, and no other model twice. Raises
+    LocalspecError for tensors that are missing or have another shape than config.json promises.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: TransformerConfig, dtype: torch.dtype, device: str) -> None:
@@ -139,18 +139,20 @@ class Weights(Mapping[str, torch.Tensor]):
 
 @contextmanager
 def freed_at_once() -> Iterator[None]:
-    """Within, what is freed goes back to the system. Else holes stay between layers that are packed one after another,
-    as glibc allocates, and a model in int8 takes half as much again; pieces that are read leave holes as well.
+    """Lets glibc give freed memory back to the system at once, for as long as the context lasts.
+
+    Otherwise holes stay between layers that are quantized one after another, and a model in int8 takes half as much
+    again; pieces that are read leave holes as well.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # another system, with another allocator
         yield
         return
-    mallopt(_MMAP_THRESHOLD, 2**17)  # as glibc begins; by itself it goes up with what is freed
+    mallopt(_MMAP_THRESHOLD, 2**17)  # where glibc begins; it raises this as memory is freed
     try:
         yield
-    finally:  # what glibc comes to by itself where large tensors come and go
+    finally:  # what glibc would arrive at where large tensors come and go
         mallopt(_MMAP_THRESHOLD, 2**25)
         mallopt(_TRIM_THRESHOLD, 2**26)
 

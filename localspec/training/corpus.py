@@ -136,7 +136,7 @@ class Corpus:
         return rows
 
     def _text(self, text: str) -> list[Row]:
-        tokens = self._target.tokenizer(self._target.disarm(text))["input_ids"]
+        tokens = self._target.tokenizer(self._target.chat.disarm(text))["input_ids"]
         pieces = [tokens[start : start + self.length] for start in range(0, len(tokens), self.length)]
         return [Row(piece, [True] * len(piece)) for piece in pieces]
 
@@ -144,11 +144,11 @@ class Corpus:
         """One row, cut at its length; or one for each reply, where the template shows a reply otherwise later on."""
         messages = list(example.messages)
         try:
-            whole, spans = self._target.render(messages, waits=False), []
+            whole, spans = self._target.chat.render(messages, waits=False), []
             for index in (at for at, message in enumerate(messages) if at and message["role"] == "assistant"):
-                before = self._target.render(messages[:index])
-                upto = self._target.render(messages[: index + 1], waits=False)
-                content = self._target.disarm(messages[index]["content"])
+                before = self._target.chat.render(messages[:index])
+                upto = self._target.chat.render(messages[: index + 1], waits=False)
+                content = self._target.chat.disarm(messages[index]["content"])
                 if not upto.startswith(before) and content in upto:
                     upto = before + content + upto.rpartition(content)[2]
                 spans.append((before, upto))
@@ -161,7 +161,9 @@ class Corpus:
 
     def _row(self, text: str, spans: Sequence[tuple[int, int]]) -> Row:
         """What lies in a span of characters counts, up to its end mark: behind that a reply is over."""
-        coded = self._target.tokenizer(text, add_special_tokens=self._target.framed, return_offsets_mapping=True)
+        coded = self._target.tokenizer(
+            text, add_special_tokens=self._target.chat.add_special_tokens, return_offsets_mapping=True
+        )
         tokens, loss_mask, over = coded["input_ids"], [], False
         waiting = iter([*spans, (len(text) + 1, 0)])
         start, end = next(waiting)

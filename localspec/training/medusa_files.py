@@ -24,7 +24,8 @@ from localspec.drafters.saved import make_drafter, save_drafter
 from localspec.drafters.trained import TrainedDrafter
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
-from localspec.nn.target import Target, tokenizer_hash
+from localspec.nn.chat_tokenizer import tokenizer_hash
+from localspec.nn.target import Target
 from localspec.paths import private_directory
 from localspec.training.checkpoint import full
 

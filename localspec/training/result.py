@@ -19,7 +19,8 @@ from localspec.checkpoint import revision
 from localspec.drafters.saved import save_drafter
 from localspec.drafters.trained import TrainedDrafter
 from localspec.errors import DoesNotFit, LocalspecError
-from localspec.nn.target import Target, tokenizer_hash
+from localspec.nn.chat_tokenizer import tokenizer_hash
+from localspec.nn.target import Target
 from localspec.training import checkpoint, curves
 
 COPIED = ("generation_config.json", "LICENSE*", "NOTICE*")  # to a target that was changed

@@ -146,15 +146,15 @@ def test_a_template_that_fails_is_told_in_a_sentence(engine, monkeypatch, templa
 def test_the_templates_end_of_turn_is_a_stop_token_though_no_config_names_it(engine):
     from transformers import GenerationConfig
 
-    from localspec.nn.target import _stop_tokens
+    from localspec.nn.chat_tokenizer import stop_tokens
 
     tokenizer, config = copy.copy(engine.target.tokenizer), copy.copy(engine.target.config)
     tokenizer.eos_token, config.eos_token_id = "<|endoftext|>", 0
     end = tokenizer.convert_tokens_to_ids("<|end|>")
-    assert _stop_tokens(config, {}, tokenizer) == {0, end}
-    assert _stop_tokens(config, {"eos_token_id": [2, 3]}, tokenizer) == {0, 2, 3, end}
+    assert stop_tokens(config, {}, tokenizer) == {0, end}
+    assert stop_tokens(config, {"eos_token_id": [2, 3]}, tokenizer) == {0, 2, 3, end}
     with pytest.raises(LocalspecError, match="abc"):
-        _stop_tokens(config, {"eos_token_id": "abc"}, tokenizer)
+        stop_tokens(config, {"eos_token_id": "abc"}, tokenizer)
     assert GenerationConfig.from_pretrained(DEMO).eos_token_id == [end, 0]
 
 

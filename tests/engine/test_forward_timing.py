@@ -33,7 +33,7 @@ class Model:
         self.calls: list[tuple[int, int]] = []
 
     def cache(self, slots: int) -> KVCache:
-        return KVCache(1, 1, 2, slots, torch.float32, self.device)
+        return KVCache((1, 1, 2), slots, torch.float32, self.device)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: KVCache) -> None:
         n, context = len(tokens), cache.length

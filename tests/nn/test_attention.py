@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from doubles import path_to, random_tree
 
 from localspec.decoding.tree import DraftTree
-from localspec.nn.attention import COLUMNS, LEAST_ROWS, LEAST_SLOTS, Attention, fastest, invariant, page, silu
+from localspec.nn.attention import COLUMNS, LEAST_ROWS, LEAST_SLOTS, Attention, fastest, invariant, page_size, silu
 
 # key heads, queries that share one, width of a head
 SHAPES = {
@@ -189,7 +189,7 @@ def test_that_holds_for_a_cache_in_bf16_too(shape: str) -> None:
 def test_a_page_is_what_is_added_up_in_one_go_and_no_less(shape: str, rows: int) -> None:
     """Behind 2²⁴ two ones are lost one by one, and are not where they make a two first, in a page of their own."""
     heads, group, width = SHAPES[shape]
-    size = page(heads, width, group * rows, torch.device("cpu"))
+    size = page_size(heads, width, group * rows, torch.device("cpu"))
     assert 1 <= size <= 4 * LEAST_SLOTS
     if not 1 < size < 4 * LEAST_SLOTS:
         pytest.skip("this processor adds up everything in one go, or in no regular way")
@@ -275,7 +275,7 @@ def test_pages_that_are_not_regular_or_not_the_same_everywhere_are_of_one_slot(
 ) -> None:
     ones = Ones(lambda row, values: list(pages(row, values)))
     monkeypatch.setattr(torch, "ones", ones)
-    assert page.__wrapped__(16, 64, 5, torch.device("cpu")) == size
+    assert page_size.__wrapped__(16, 64, 5, torch.device("cpu")) == size
     assert ones.shape == (1, 16, 5, SLOTS)
 
 
@@ -285,5 +285,5 @@ def test_pages_are_those_of_as_many_rows_as_are_computed(
 ) -> None:
     ones = Ones(lambda row, values: [])
     monkeypatch.setattr(torch, "ones", ones)
-    page.__wrapped__(16, 64, rows, torch.device("cpu"))
+    page_size.__wrapped__(16, 64, rows, torch.device("cpu"))
     assert ones.shape[2] == packed

@@ -12,7 +12,7 @@ LAYERS, HEADS, WIDTH = 2, 3, 4
 
 
 def cache(slots: int = 0, least: int = 0) -> KVCache:
-    return KVCache(LAYERS, HEADS, WIDTH, slots, torch.float32, torch.device("cpu"), least)
+    return KVCache((LAYERS, HEADS, WIDTH), slots, torch.float32, torch.device("cpu"), least)
 
 
 def rows(numbers: list[int], layer: int, sign: int) -> torch.Tensor:

@@ -589,7 +589,7 @@ def test_pages_are_asked_of_the_rows_that_plain_decoding_has(load: Load, monkeyp
         asked.append((num_kv_heads, width, rows))
         return 192
 
-    monkeypatch.setattr("localspec.nn.target.page", page)
+    monkeypatch.setattr("localspec.nn.target.page_size", page)
     target = load(GROUPED)
     for multiple in (1, 4, 16):
         target.row_multiple = multiple

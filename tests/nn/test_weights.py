@@ -17,7 +17,8 @@ from tiny_models import SHARDED, Tiny
 from localspec.checkpoint import inspect, tensor_headers, tensor_start
 from localspec.errors import LocalspecError
 from localspec.nn import weights
-from localspec.nn.target import Target, _config
+from localspec.nn.model_config import read_config
+from localspec.nn.target import Target
 from localspec.nn.transformer import TransformerConfig, weight_map
 from localspec.nn.weights import Weights, freed_at_once, own_head
 
@@ -27,7 +28,7 @@ NAME = "qwen2-grouped-yarn"
 
 def reading(path: Path, dtype: torch.dtype = torch.float32) -> Weights:
     checkpoint = inspect(path)
-    return Weights(checkpoint, TransformerConfig.of(_config(checkpoint)), dtype, "cpu")
+    return Weights(checkpoint, TransformerConfig.of(read_config(checkpoint)), dtype, "cpu")
 
 
 def copied(model: Tiny, path: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Path:
