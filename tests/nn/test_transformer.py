@@ -34,7 +34,7 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn.cache import KVCache
 from localspec.nn.linear import Int8Linear, activation_steps
 from localspec.nn.target import Target
-from localspec.nn.transformer import weight_map
+from localspec.nn.transformer import Transformer, weight_map
 from localspec.nn.weights import Weights
 from localspec.policy.prediction import BUCKET
 
@@ -376,14 +376,14 @@ def test_a_tokenizer_with_more_ids_than_the_model_does_not_disturb_the_load(tmp_
 
 def test_a_context_shorter_than_the_probing_text_is_respected(tiny: Make) -> None:
     seen: list[int] = []
-    forward = Target.forward
+    forward = Transformer.forward
 
-    def watched(target: Target, tokens: torch.Tensor, *more: object, **named: object) -> object:
-        seen.append(len(tokens))
-        return forward(target, tokens, *more, **named)
+    def watched(transformer: Transformer, tokens: torch.Tensor, *more: object) -> object:
+        seen.append(tokens.shape[1])
+        return forward(transformer, tokens, *more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Target, "forward", watched)
+        patch.setattr(Transformer, "forward", watched)
         Target.load(tiny(DYNAMIC).path, quantize="int8", context=7)
     assert seen == [7]
 
