@@ -211,8 +211,8 @@ class Engine:
     # -- what is kept for later sessions ------------------------------------------------------------------------------
 
     def _open_phrases(self, store: Store, learn: bool) -> SavedPhrases | None:
-        tokens = f"{tokenizer_hash(self.target.tokenizer)}-{self.revision[:16]}"
-        return SavedPhrases.open(store, self.choice.target, tokens, learn, self._reporter)
+        tokenizer = f"{tokenizer_hash(self.target.tokenizer)}-{self.revision[:16]}"
+        return SavedPhrases.open(store, self.choice.target, tokenizer, learn, self._reporter)
 
     def _keep(self, start: int) -> None:
         """Keeps what the reply that began at token `start` taught. What cannot be kept costs this session nothing."""

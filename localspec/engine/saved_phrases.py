@@ -21,13 +21,13 @@ class SavedPhrases:
     reporter: Reporter
 
     @classmethod
-    def open(cls, store: Store, card: TargetCard, tokens: str, learn: bool, reporter: Reporter) -> Self | None:
-        """The phrases of this model in these `tokens`, which name its tokenizer and revision.
+    def open(cls, store: Store, card: TargetCard, tokenizer: str, learn: bool, reporter: Reporter) -> Self | None:
+        """The phrases of this model; `tokenizer` names its tokenizer and revision, which their tokens belong to.
 
         None where there are none and nothing may be kept, or where the store cannot be used, which is reported.
         """
         try:
-            pool_id = store.pool(card.name, tokens, str(card.path), make=learn)
+            pool_id = store.pool(card.name, tokenizer, str(card.path), make=learn)
         except StoreTrouble as trouble:
             reporter.notice(str(trouble))
             return None
