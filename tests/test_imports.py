@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from typing import Any
 
 import pytest
 from command import ROOT, environment
@@ -97,12 +98,28 @@ def test_unknown_names_are_unknown():
         localspec.nonsense  # noqa: B018
 
 
-def test_every_folder_has_a_layer():
-    """import-linter checks only what the contract names."""
+def contract(**has: str) -> dict[str, Any]:
+    """The one import contract whose lists hold these words, or whose values are them."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
-    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
-    named = {word.strip("()") for layer in layers for word in layer.split()} - {"|", ":"}
+    (found,) = (one for one in contracts if all(word in one.get(key, "") for key, word in has.items()))
+    return found
+
+
+def rooms() -> set[str]:
+    """Every folder and every file at the package's root."""
     package = ROOT / "localspec"
     folders = {path.parent.name for path in package.glob("*/__init__.py")}
     files = {path.stem for path in package.glob("*.py") if path.stem[0] != "_"}
-    assert {f"localspec.{name}" for name in folders | files} - named == set()
+    return {f"localspec.{name}" for name in folders | files}
+
+
+def test_every_folder_has_a_layer():
+    """import-linter checks only what the contract names."""
+    layers = contract(type="layers")["layers"]
+    assert rooms() - {word.strip("()") for layer in layers for word in layer.split()} == set()
+
+
+def test_every_folder_is_kept_from_the_network_but_for_the_hubs_client():
+    hub = {f"localspec.hub.{path.stem}" for path in (ROOT / "localspec" / "hub").glob("*.py") if path.stem[0] != "_"}
+    everything = (rooms() - {"localspec.hub"}) | hub | {"localspec_tui"}
+    assert everything - {*contract(forbidden_modules="socket")["source_modules"]} == {"localspec.hub.client"}
