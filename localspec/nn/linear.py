@@ -100,7 +100,8 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor, adapter: LoraAdapter | None = None) -> torch.Tensor:
         if x.requires_grad:
-            y: torch.Tensor = _StraightThrough.apply(x, self)  # type: ignore[no-untyped-call]
+            apply: Any = _StraightThrough.apply  # torch gives it no types
+            y: torch.Tensor = apply(x, self)
         else:
             y = self.compute(x)
         return y if adapter is None else y + adapter(x).to(y.dtype)

@@ -135,7 +135,7 @@ def doctored(target: Target, change: Callable[[ForwardOutput, torch.Tensor], tor
         output = forward(tokens, positions, mask, cache)
         return ForwardOutput(change(output, mask), output.hidden)
 
-    target.forward = changed  # type: ignore[assignment]
+    target.forward = changed
     return target
 
 
@@ -335,7 +335,7 @@ def test_keys_and_values_that_differ_are_seen_though_the_logits_do_not(
             cache._slots[-1, 1, :, cache.length + 1] += 1e-3
         return output
 
-    target.forward = soiled  # type: ignore[assignment]
+    target.forward = soiled
     found = measure(target, 9, exact=True)
     assert not found.bitwise
     assert 0 < found.largest < 1e-30, "no logit differs"
@@ -416,10 +416,10 @@ class Listening:
         forward = target.forward
 
         def heard(*arguments: object, **more: object) -> ForwardOutput:
-            self.output = forward(*arguments, **more)  # type: ignore[arg-type]
+            self.output = forward(*arguments, **more)
             return self.output
 
-        target.forward = heard  # type: ignore[method-assign]
+        target.forward = heard
 
     def observe(self, step: Step) -> None:
         self.rows.append(self.output.logits[list(step.path)] if step.tree else self.output.logits)
@@ -543,9 +543,9 @@ def branches_agree(target: Target) -> bool:
             path = path_to(tree, max(range(tree.size), key=lambda node: (tree.depth[node], node)))
             with torch.inference_mode():
                 torch.set_num_threads(1)
-                plain = exactness._plain(target, cache, context, [tree.tokens[node] for node in path])
+                plain = exactness.plain_rows(target, cache, context, [tree.tokens[node] for node in path])
                 torch.set_num_threads(2)
-                rows = exactness._forward(target, cache, tree, path)
+                rows = exactness.tree_rows(target, cache, tree, path)
             if not all(torch.equal(*parts) for parts in zip(plain, rows, strict=True)):
                 return False
     return True

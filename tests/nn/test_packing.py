@@ -168,7 +168,7 @@ def test_its_exactness_is_measured_like_any_others(tiny: Make, load: Callable[..
     packed = load(tiny(UNTIED).path, kind, exact=True)
     cache = packed.cache(8)
     with torch.inference_mode():
-        looked_at = exactness._forward(packed, cache, DraftTree.chain([5, 6]), [0, 1])
+        looked_at = exactness.tree_rows(packed, cache, DraftTree.chain([5, 6]), [0, 1])
     assert len(looked_at) == 2 + 4 * 3 + 1, "logits, the cache, and what every linear layer was given"
     found = exactness.measure(packed, 4, exact=True)
     assert found.multiple >= (1 if kind is Int8Linear else 4)
