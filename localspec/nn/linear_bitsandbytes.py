@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 
 from localspec.nn.linear import QuantizedLinear
 
@@ -56,28 +57,35 @@ class Int8(QuantizedLinear):
 class NF4(QuantizedLinear):
     """Four bits, the levels those of a normal distribution, one scale a block, scales in eight bits (QLoRA, §3).
 
-    On a processor the scales are bf16, and the weights lie as its kernel reads them.
+    On a processor the scales are bf16, and the weights lie as its kernel reads them. Rows are filled up with zeros to
+    whole blocks: with AVX-512 the library takes each row to begin with a scale of its own, though it packs across rows.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__(weight, bias)
         functional, (outputs, inputs) = _functional(), weight.shape
+        self.for_processor = weight.device.type == "cpu" and bool(functional.has_avx512bf16())
+        rows = -outputs % TOGETHER if self.for_processor else 0
+        self.columns = -inputs % BLOCK  # of zeros, behind those of the weight
+        if rows or self.columns:
+            weight = F.pad(weight, (0, self.columns, 0, rows))
         self.packed, self.state = functional.quantize_4bit(
-            weight.contiguous(), blocksize=BLOCK, compress_statistics=True, quant_type="nf4"
+            weight.contiguous(), blocksize=BLOCK, compress_statistics=not self.for_processor, quant_type="nf4"
         )
-        fits = outputs % TOGETHER == 0 and inputs % BLOCK == 0
-        self.for_processor = fits and weight.device.type == "cpu" and bool(functional.has_avx512bf16())
         if self.for_processor:
             self.packed, self.state = functional._convert_weight_packed_for_cpu(self.packed, self.state)
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
+        if self.columns:
+            x = F.pad(x, (0, self.columns))
         if self.for_processor:
             y: torch.Tensor = _functional().gemv_4bit(x.contiguous(), self.packed, state=self.state)
+            y = y[..., : self.shape[0]].contiguous()
             return y if bias is None else y.add_(bias)
         scales = self.state.state2
         product: torch.Tensor = torch.ops.bitsandbytes.gemm_4bit(
-            x, self.packed, list(self.shape), scales.absmax, BLOCK, "nf4", bias,
+            x, self.packed, list(self.state.shape), scales.absmax, BLOCK, "nf4", bias,
             self.state.absmax, scales.code, self.state.offset,
         )  # fmt: skip
         return product
@@ -87,11 +95,10 @@ class NF4(QuantizedLinear):
         packed, state = self.packed, self.state
         if self.for_processor:
             state = copy(state)  # which the way back would change
-            state.original_nested = False  # the scales are not rounded a second time
             packed, state = _functional()._convert_weight_packed_for_cpu_inverse(packed, state)
             state.absmax = state.absmax.T.flatten().float()
         weight: torch.Tensor = _functional().dequantize_4bit(packed, state)
-        return weight
+        return weight[: self.shape[0], : self.shape[1]]
 
     @property
     def nbytes(self) -> int:
