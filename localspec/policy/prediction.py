@@ -30,7 +30,9 @@ def packed(weights: int, rows: int, quantize: str, device_type: str) -> int:
     if quantize == "int8":
         # a channel: scale, zero point and sum on a CPU, a scale elsewhere
         return weights + rows * {"cpu": 12, "cuda": 4, "mps": 2}[device_type]
-    if quantize == "nf4":  # 64 weights share a scale of a byte, 256 of those another one
+    if quantize == "nf4" and device_type == "cpu":  # 64 weights share a scale in bf16
+        return weights // 2 + weights // 64 * 2
+    if quantize == "nf4":  # elsewhere one of a byte, and 256 of those another one
         return weights // 2 + weights // 64 + weights // (64 * 256) * 4
     return weights // 2 + weights // 32 * 4  # int4: a scale and a zero for 32 weights
 

@@ -88,6 +88,7 @@ def test_packed_weights_take_half_or_all_of_a_byte_and_their_scales() -> None:
     assert packed(64 * 1024, 100, "int8", "cuda") == 64 * 1024 + 400
     assert packed(64 * 1024, 100, "int8", "mps") == 64 * 1024 + 200
     assert packed(64 * 1024, 100, "nf4", "cuda") == 32 * 1024 + 1024 + 16
+    assert packed(64 * 1024, 100, "nf4", "cpu") == 32 * 1024 + 2048
     assert packed(64 * 1024, 100, "int4", "mps") == 32 * 1024 + 2048 * 4
 
 
