@@ -19,7 +19,8 @@ TEXT = (
 def protect_outliers(transformer: Transformer, tokenizer: Any, context: int) -> None:
     """Reads a text of at most `context` tokens, and protects in each int8 layer the channels that stand out in it.
 
-    A layer is looked at as its input comes by, so the layers after it already see what it gives from then on.
+    A layer is looked at as its input comes by, so the layers after it already see what it gives from then on. The head
+    is given its input only: logits of a whole text take more memory than packing any weight.
     """
 
     def protect(layer: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
@@ -32,7 +33,9 @@ def protect_outliers(transformer: Transformer, tokenizer: Any, context: int) -> 
         known = [token for token in tokenizer(TEXT)["input_ids"] if token < transformer.config.vocab_size]
         tokens = torch.tensor(known[:context] or [0])
         causal = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril_()
-        transformer.lm_head(transformer(tokens[None], torch.arange(len(tokens)), causal))
+        hidden = transformer(tokens[None], torch.arange(len(tokens)), causal)
+        if isinstance(head := transformer.lm_head, Int8Linear):
+            protect(head, (hidden,))
     finally:
         for hook in hooks:
             hook.remove()
