@@ -300,11 +300,16 @@ def test_those_numbers_of_threads_are_tried_with_few_rows_and_with_some_more(
 
 
 def test_what_int8_layers_round_away_is_seen(small: Small, assert_seen: Seen, attending: Attending) -> None:
-    """It would not be rounded away in a text that is long enough."""
+    """It would not be rounded away in a text that is long enough.
+
+    What differs is far below half a step of its row, and never the largest, which gives the row its scale: what a layer
+    makes of it is the same on any processor.
+    """
 
     def off(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         mixed = invariant(queries, keys, values, mask)
-        return mixed * (1 + 1e-7 * (len(mask) > 2))
+        mixed[..., 0] = 1e-9 * (len(mask) > 2)
+        return mixed
 
     target = attending(small(), off)
     alone = forwarded(target, DraftTree.chain([7]))
