@@ -285,7 +285,7 @@ def test_every_layer_is_looked_at_and_no_logits_are_made(spiky: Path, monkeypatc
         looked_at.append(x.shape[-1])
         return outliers(x)
 
-    monkeypatch.setattr("localspec.engine.target.outliers", look)
+    monkeypatch.setattr("localspec.nn.target.outliers", look)
     monkeypatch.setattr(Target, "head", lambda *_: pytest.fail("logits were made"))
     Target.load(spiky, quantize="int8")
     assert looked_at == 2 * [128, 128, 128, 96] + [128]

@@ -39,7 +39,11 @@ precisions = pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16
 
 
 def made(
-    kind: type[QuantizedLinear], bias: bool = False, precision: torch.dtype = torch.float32, out: int = OUT, inner: int = IN
+    kind: type[QuantizedLinear],
+    bias: bool = False,
+    precision: torch.dtype = torch.float32,
+    out: int = OUT,
+    inner: int = IN,
 ) -> QuantizedLinear:
     return of(kind, gaussian(out, inner, seed=1).to(precision), gaussian(out, seed=2).to(precision) if bias else None)
 
@@ -109,7 +113,7 @@ def test_what_it_takes_in_memory() -> None:
 
 
 @kinds
-def test_channels_of_zeros_give_zeros(kind: type[Packed]) -> None:
+def test_channels_of_zeros_give_zeros(kind: type[QuantizedLinear]) -> None:
     weight = gaussian(OUT, IN, seed=1)
     weight[3] = 0.0
     y = of(kind, weight)(gaussian(5, IN))

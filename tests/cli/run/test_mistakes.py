@@ -4,6 +4,8 @@ import pytest
 from cli.run.run_command import refused
 from scripted import scripted_model
 
+from localspec.machine import hardware
+
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
