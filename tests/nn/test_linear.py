@@ -280,15 +280,22 @@ def test_a_model_with_outlier_channels_is_protected_when_it_is_loaded(spiky: Pat
 def test_every_layer_is_looked_at_and_no_logits_are_made(spiky: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a whole text take more memory than the model where the vocabulary is large."""
     looked_at: list[int] = []
+    outputs: list[int] = []
+    forward = Int8Linear.forward
+
+    def watched(layer: Int8Linear, *given: object) -> object:
+        outputs.append(layer.shape[0])
+        return forward(layer, *given)
 
     def look(x: torch.Tensor) -> torch.Tensor:
         looked_at.append(x.shape[-1])
         return outliers(x)
 
-    monkeypatch.setattr("localspec.nn.target.outliers", look)
-    monkeypatch.setattr(Target, "head", lambda *_: pytest.fail("logits were made"))
-    Target.load(spiky, quantize="int8")
+    monkeypatch.setattr("localspec.nn.outliers.outliers", look)
+    monkeypatch.setattr(Int8Linear, "forward", watched)
+    target = Target.load(spiky, quantize="int8")
     assert looked_at == 2 * [128, 128, 128, 96] + [128]
+    assert len(outputs) == 2 * 4 and target.transformer.config.vocab_size not in outputs
 
 
 # -- seven bits --------------------------------------------------------------------------------------------------------
