@@ -1,6 +1,6 @@
-"""Packed linear layers for Apple's GPUs: weights in eight or four bits, activations as they are.
+"""Quantized linear layers for Apple's GPUs: weights in eight or four bits, activations as they are.
 
-The operators are torch's own. A processor has them too, packed otherwise, so the same layers run there.
+The operators are torch's own. A CPU has them too, with another packing, so the same layers run there.
 """
 
 import torch
@@ -8,13 +8,13 @@ import torch.nn.functional as F
 
 from localspec.nn.linear import PIECE, QuantizedLinear, per_channel
 
-EDGE = 32  # the kernels take whole squares of this many channels
+EDGE = 32  # the kernels take weights whose sides are multiples of this
 GROUP = 32  # input channels that share a scale and a zero in four bits
-TILES = 2  # the least that may be packed together: other kernels than these look at it
+TILES = 2  # the smallest value that the packing operator takes; these kernels do not look at it
 
 
-class WeightOnly(QuantizedLinear):
-    """A weight [out, in] filled up with zeros to whole squares, with a kernel of torch's that multiplies by it."""
+class WeightOnlyLinear(QuantizedLinear):
+    """A weight [out, in] padded with zeros to multiples of `EDGE`, and a kernel of torch's that multiplies by it."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__(weight, bias)
@@ -24,11 +24,11 @@ class WeightOnly(QuantizedLinear):
 
     @staticmethod
     def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the kernel takes: a packed weight, and scales in the precision of the weight."""
+        """Returns what the kernel takes: a packed weight, and scales in the precision of the weight."""
         raise NotImplementedError
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """The kernel: [rows, in] -> [rows, out], both filled up, in the weight's precision."""
+        """Runs the kernel: [rows, in] -> [rows, out], both padded, in the weight's precision."""
         raise NotImplementedError
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
@@ -44,8 +44,8 @@ class WeightOnly(QuantizedLinear):
         return sum(tensor.nbytes for tensor in (self.packed, self.scales, self.bias) if tensor is not None)
 
 
-class WeightInt8(WeightOnly):
-    """One scale an output channel."""
+class Int8WeightOnlyLinear(WeightOnlyLinear):
+    """Eight bits, with one scale per output channel."""
 
     @staticmethod
     def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,8 +61,8 @@ class WeightInt8(WeightOnly):
         return self.packed[:outputs, :inputs].float() * self.scales[:outputs, None].float()
 
 
-class WeightInt4(WeightOnly):
-    """Sixteen levels, evenly spaced from the least to the largest of each group of input channels."""
+class Int4WeightOnlyLinear(WeightOnlyLinear):
+    """Four bits: sixteen levels, evenly spaced from the least to the largest of each group of input channels."""
 
     @staticmethod
     def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,13 +84,13 @@ class WeightInt4(WeightOnly):
     def weight(self) -> torch.Tensor:
         outputs, inputs = self.shape
         width = inputs + -inputs % EDGE
-        # Each device packs in an order of its own; its kernel tells what it takes each weight for.
+        # Each device packs in an order of its own, so its kernel is asked for the weights.
         identity = torch.eye(width, dtype=self.precision, device=self.packed.device)
         return self.multiply(identity)[:inputs, :outputs].T
 
 
 def _levels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Levels uint8 [out, in], and of each group its scale and its zero, the value of level 8: [out, groups] each."""
+    """Returns levels uint8 [out, in], and each group's scale and zero, the value of level 8: [out, groups] each."""
     groups, limits = weight.float().view(len(weight), -1, GROUP), torch.finfo(weight.dtype)
     least, most = groups.amin(-1), groups.amax(-1)
     scales = ((most - least) / 15).clamp_min_(max(1e-30, limits.tiny * limits.eps)).to(weight.dtype)

@@ -9,19 +9,26 @@ import torch.nn.functional as F
 from layers import adapter_acts_in_its_own_forward_alone, error, gaussian, gradient_is_that_of_a_dense_layer
 
 from localspec.nn import linear, linear_mps
-from localspec.nn.linear_mps import WeightInt4, WeightInt8, WeightOnly, _levels
+from localspec.nn.linear_mps import Int4WeightOnlyLinear, Int8WeightOnlyLinear, WeightOnlyLinear, _levels
 
 OUT, IN = 96, 128
-ERRORS = {WeightInt8: (0.002, 0.012), WeightInt4: (0.04, 0.11)}  # of Gaussian weights: more than nothing, less than
-kinds = pytest.mark.parametrize("kind", [WeightInt8, WeightInt4])
+ERRORS = {
+    Int8WeightOnlyLinear: (0.002, 0.012),
+    Int4WeightOnlyLinear: (0.04, 0.11),
+}  # of Gaussian weights: more than nothing, less than
+kinds = pytest.mark.parametrize("kind", [Int8WeightOnlyLinear, Int4WeightOnlyLinear])
 biases = pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 precisions = pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 shapes = pytest.mark.parametrize(("out", "inner"), [(OUT, IN), (48, 40), (301, 255), (3, 5)])
 
 
 def made(
-    kind: type[WeightOnly], bias: bool = False, precision: torch.dtype = torch.float32, out: int = OUT, inner: int = IN
-) -> WeightOnly:
+    kind: type[WeightOnlyLinear],
+    bias: bool = False,
+    precision: torch.dtype = torch.float32,
+    out: int = OUT,
+    inner: int = IN,
+) -> WeightOnlyLinear:
     return kind(gaussian(out, inner, seed=1).to(precision), gaussian(out, seed=2).to(precision) if bias else None)
 
 
@@ -30,7 +37,7 @@ def made(
 @precisions
 @shapes
 def test_the_product_is_the_dense_one_as_near_as_so_few_bits_come(
-    kind: type[WeightOnly], bias: bool, precision: torch.dtype, out: int, inner: int
+    kind: type[WeightOnlyLinear], bias: bool, precision: torch.dtype, out: int, inner: int
 ) -> None:
     layer, x = made(kind, bias, precision, out, inner), gaussian(40, inner).to(precision)
     weight, added = gaussian(out, inner, seed=1), gaussian(out, seed=2) if bias else None
@@ -49,14 +56,14 @@ def test_the_product_is_the_dense_one_as_near_as_so_few_bits_come(
 
 def test_eight_bits_have_one_scale_an_output_channel() -> None:
     scale = gaussian(OUT, IN, seed=1).abs().amax(1, keepdim=True) / 127
-    steps = made(WeightInt8).weight / scale
+    steps = made(Int8WeightOnlyLinear).weight / scale
     assert torch.allclose(steps, steps.round(), atol=1e-4)
     assert torch.equal(steps.abs().amax(1).round(), torch.full((OUT,), 127.0))
 
 
 def test_four_bits_reach_from_the_least_to_the_largest_of_each_group() -> None:
     weight = gaussian(OUT, IN, seed=1) + 3.0  # all of one sign: a scale alone would waste half of the levels
-    ours, groups = WeightInt4(weight).weight.reshape(-1, 32), weight.view(-1, 32)
+    ours, groups = Int4WeightOnlyLinear(weight).weight.reshape(-1, 32), weight.view(-1, 32)
     least, most = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
     step = (most - least) / 15
     assert torch.allclose(ours.amin(1, keepdim=True), least, atol=1e-5)
@@ -70,9 +77,9 @@ def test_four_bits_reach_from_the_least_to_the_largest_of_each_group() -> None:
 def test_scales_are_rounded_before_the_weights_so_that_no_error_is_added(precision: torch.dtype) -> None:
     """Half a step of the scale as it is kept; in 16 bits the zero is rounded too, by some hundredths of a step."""
     weight, exact = gaussian(OUT, IN, seed=1).to(precision), precision == torch.float32
-    for kind, slack in ((WeightInt8, 1e-3), (WeightInt4, 1e-3 if exact else 0.1)):
+    for kind, slack in ((Int8WeightOnlyLinear, 1e-3), (Int4WeightOnlyLinear, 1e-3 if exact else 0.1)):
         layer = kind(weight)
-        scales = layer.scales if kind is WeightInt8 else layer.scales[..., 0].T.repeat_interleave(32, 1)
+        scales = layer.scales if kind is Int8WeightOnlyLinear else layer.scales[..., 0].T.repeat_interleave(32, 1)
         steps = (layer.weight.float() - weight.float()).abs() / scales.float().view(OUT, -1)
         # A scale that was rounded down leaves the largest of its channel beyond the last step.
         largest = weight.float().abs() > 126.4 * scales.float().view(OUT, -1)
@@ -93,7 +100,7 @@ def test_levels_are_counted_from_where_a_rounded_zero_lies() -> None:
 @kinds
 @pytest.mark.parametrize("piece", [1, 5 * 160, 10**9])
 def test_weights_are_rounded_some_at_a_time(
-    monkeypatch: pytest.MonkeyPatch, kind: type[WeightOnly], piece: int
+    monkeypatch: pytest.MonkeyPatch, kind: type[WeightOnlyLinear], piece: int
 ) -> None:
     usual, x = made(kind, inner=160), gaussian(4, 160)
     monkeypatch.setattr(linear, "PIECE", piece)
@@ -103,7 +110,7 @@ def test_weights_are_rounded_some_at_a_time(
 
 @kinds
 @precisions
-def test_zeros_equal_tiny_and_far_weights(kind: type[WeightOnly], precision: torch.dtype) -> None:
+def test_zeros_equal_tiny_and_far_weights(kind: type[WeightOnlyLinear], precision: torch.dtype) -> None:
     weight, x = gaussian(OUT, IN, seed=1).to(precision), gaussian(9, IN).to(precision)
     weight[0], weight[1], weight[2] = 0.0, 0.5, 0.5 + weight[2] * 1e-3
     weight[3] *= 1e-3
@@ -111,15 +118,15 @@ def test_zeros_equal_tiny_and_far_weights(kind: type[WeightOnly], precision: tor
     assert layer(x).isfinite().all()
     assert float(layer.weight[0].abs().max()) < 1e-4
     assert torch.allclose(layer.weight[1:3].float(), weight[1:3].float(), rtol=0.01)
-    assert error(layer.weight[3], weight[3]) < (0.2 if kind is WeightInt4 else 0.03)
+    assert error(layer.weight[3], weight[3]) < (0.2 if kind is Int4WeightOnlyLinear else 0.03)
 
 
 def test_what_it_takes_in_memory() -> None:
-    assert made(WeightInt8).nbytes == OUT * IN + 4 * OUT
-    assert made(WeightInt8, True, torch.bfloat16).nbytes == OUT * IN + 2 * OUT + 2 * OUT
-    assert made(WeightInt4).nbytes == OUT * IN // 2 + 2 * 4 * OUT * IN // 32
-    assert made(WeightInt4, True, torch.bfloat16).nbytes == OUT * IN // 2 + 2 * 2 * OUT * IN // 32 + 2 * OUT
-    layer = made(WeightInt4, True)
+    assert made(Int8WeightOnlyLinear).nbytes == OUT * IN + 4 * OUT
+    assert made(Int8WeightOnlyLinear, True, torch.bfloat16).nbytes == OUT * IN + 2 * OUT + 2 * OUT
+    assert made(Int4WeightOnlyLinear).nbytes == OUT * IN // 2 + 2 * 4 * OUT * IN // 32
+    assert made(Int4WeightOnlyLinear, True, torch.bfloat16).nbytes == OUT * IN // 2 + 2 * 2 * OUT * IN // 32 + 2 * OUT
+    layer = made(Int4WeightOnlyLinear, True)
     held = [tensor for tensor in vars(layer).values() if torch.is_tensor(tensor)]
     assert layer.nbytes == sum(tensor.nbytes for tensor in held), "nothing else is held"
 
@@ -146,7 +153,7 @@ def test_apples_operator_is_given_pairs_of_levels_the_first_one_high(monkeypatch
 
     monkeypatch.setattr(torch.ops, "aten", Operators)
     weight = gaussian(OUT, IN, seed=1)
-    WeightInt4(weight.as_subclass(Elsewhere))
+    Int4WeightOnlyLinear(weight.as_subclass(Elsewhere))
     levels = _levels(weight)[0]
     assert given[0].dtype == torch.uint8
     assert torch.equal(given[0] >> 4, levels[:, ::2]) and torch.equal(given[0] & 15, levels[:, 1::2])
@@ -155,13 +162,13 @@ def test_apples_operator_is_given_pairs_of_levels_the_first_one_high(monkeypatch
 @kinds
 @shapes
 def test_kernels_are_given_whole_squares_in_one_precision(
-    monkeypatch: pytest.MonkeyPatch, kind: type[WeightOnly], out: int, inner: int
+    monkeypatch: pytest.MonkeyPatch, kind: type[WeightOnlyLinear], out: int, inner: int
 ) -> None:
     """Apple's refuse others, and those for processors are more patient."""
     seen = []
     multiply = kind.multiply
 
-    def watched(layer: WeightOnly, rows: torch.Tensor) -> torch.Tensor:
+    def watched(layer: WeightOnlyLinear, rows: torch.Tensor) -> torch.Tensor:
         y = multiply(layer, rows)
         seen.append((rows.shape[1] % 32, y.shape[1] % 32, rows.dtype, layer.scales.dtype, rows.is_contiguous()))
         return y
@@ -179,11 +186,11 @@ def test_kernels_are_given_whole_squares_in_one_precision(
 @biases
 @pytest.mark.parametrize("shape", [(7, IN), (2, 5, IN)], ids=["2-D", "3-D"])
 def test_the_gradient_is_that_of_a_dense_layer_with_the_rounded_weight(
-    kind: type[WeightOnly], shape: tuple[int, ...], bias: bool
+    kind: type[WeightOnlyLinear], shape: tuple[int, ...], bias: bool
 ) -> None:
     gradient_is_that_of_a_dense_layer(made(kind, bias), shape)
 
 
 @kinds
-def test_an_adapter_acts_in_its_own_forward_alone_and_learns(kind: type[WeightOnly]) -> None:
+def test_an_adapter_acts_in_its_own_forward_alone_and_learns(kind: type[WeightOnlyLinear]) -> None:
     adapter_acts_in_its_own_forward_alone(made(kind))

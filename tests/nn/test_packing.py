@@ -18,16 +18,29 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn import exactness, packing, target
 from localspec.nn.linear import Int8Linear, LayerClass, Linear, QuantizedLinear
 from localspec.nn.linear_bitsandbytes import NF4, Int8
-from localspec.nn.linear_mps import WeightInt4, WeightInt8
+from localspec.nn.linear_mps import Int4WeightOnlyLinear, Int8WeightOnlyLinear
 from localspec.nn.packing import linear_class, lm_head_class
 from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
 TIED, UNTIED = "qwen2-many-heads-mixed-window-tied", "qwen2-grouped-yarn"
-ERRORS = {Int8Linear: 0.15, Int8: 0.08, NF4: 0.5, WeightInt8: 0.05, WeightInt4: 0.4}  # of logits, at most
+ERRORS = {
+    Int8Linear: 0.15,
+    Int8: 0.08,
+    NF4: 0.5,
+    Int8WeightOnlyLinear: 0.05,
+    Int4WeightOnlyLinear: 0.4,
+}  # of logits, at most
 library = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 kinds = pytest.mark.parametrize(
-    "kind", [Int8Linear, pytest.param(Int8, marks=library), pytest.param(NF4, marks=library), WeightInt8, WeightInt4]
+    "kind",
+    [
+        Int8Linear,
+        pytest.param(Int8, marks=library),
+        pytest.param(NF4, marks=library),
+        Int8WeightOnlyLinear,
+        Int4WeightOnlyLinear,
+    ],
 )
 precisions = pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
 
@@ -63,8 +76,8 @@ def error(ours: torch.Tensor, right: torch.Tensor) -> float:
         ("nf4", "cpu", NF4, NF4),
         ("int8", "cuda:0", Int8, Linear),
         ("nf4", "cuda", NF4, Linear),
-        ("int8", "mps", WeightInt8, WeightInt8),
-        ("int4", "mps", WeightInt4, WeightInt4),
+        ("int8", "mps", Int8WeightOnlyLinear, Int8WeightOnlyLinear),
+        ("int4", "mps", Int4WeightOnlyLinear, Int4WeightOnlyLinear),
     ],
 )
 def test_each_device_has_its_kinds_and_on_cuda_the_head_is_dense(
