@@ -75,10 +75,10 @@ def run_plans(
 
     v₀ and m₀ are those of the model's fastest plain decoding that fits; where nothing fits, of the fastest.
     """
-    found = [plan for precision in precisions for plan in _plans_in(model, precision, measurements, most, context)]
-    plain_decoding = [plan for plan in found if plan.candidate.name == "none"]
+    plans = [plan for precision in precisions for plan in _plans_in(model, precision, measurements, most, context)]
+    plain_decoding = [plan for plan in plans if plan.candidate.name == "none"]
     base = max(plain_decoding, key=lambda plan: (plan.fits, plan.speed))
-    rated = [_rated(plan, base) for plan in found]
+    rated = [_rated(plan, base) for plan in plans]
     # A stable sort: of equals the more accurate precision and the simpler drafter come first.
     return sorted(rated, key=lambda plan: plan.cost_effectiveness, reverse=True)
 
@@ -187,8 +187,8 @@ def _draft_model(
 
 
 def _rates(precision: Precision, measurements: MeasurementSource, quantize: str) -> Rates:
-    found = measurements.rates(precision.device.name, precision.dtype, quantize)
-    return found or estimated_rates(precision.device, precision.dtype, quantize)
+    measured = measurements.rates(precision.device.name, precision.dtype, quantize)
+    return measured or estimated_rates(precision.device, precision.dtype, quantize)
 
 
 def _estimate(shape: Shape, precision: Precision, measurements: MeasurementSource) -> ForwardCostModel:

@@ -134,15 +134,15 @@ def choices(
     taken = max((one for one in fitting if not one.no_room), key=lambda attempt: attempt.fitting[0].speed)
     first, *others = taken.fitting
     smaller = [plan for plan in others if plan.bytes < first.bytes][:1]
-    found = []
+    options = []
     for plan in (first, *smaller):
         chosen = _of_candidate(plan.candidate, model) if drafter.drafter == "auto" else drafter
         _check(settings, chosen, plan.precision)
         draft = None
         if chosen.small is not None:
             draft = _draft(chosen.small, taken.draft_device, settings, machine, measurements)
-        found.append(_choice(model.card, settings, chosen, plan, taken.ranked, draft))
-    return found
+        options.append(_choice(model.card, settings, chosen, plan, taken.ranked, draft))
+    return options
 
 
 def _attempt(
