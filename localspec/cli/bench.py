@@ -9,7 +9,7 @@ import typer
 
 from localspec import config
 from localspec.bench import prompts, table
-from localspec.cli.options import Context, Device, Dtype, Quantize, number
+from localspec.cli.options import Context, Device, Dtype, Model, Quantize, number
 from localspec.cli.progress import Progress, tell
 from localspec.errors import UsageMistake
 from localspec.models import registry
@@ -24,9 +24,7 @@ app = typer.Typer()
 
 @app.command()
 def bench(
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="A name, or a directory in the Hugging Face layout.")
-    ] = None,
+    model: Model = None,
     drafter: Annotated[str, typer.Option("--drafter", metavar="A,B", help="Beside plain decoding.")] = "auto",
     nodes: Annotated[
         str, typer.Option("--nodes", metavar="N,N", help="Nodes of a draft tree; auto is by measurement.")
@@ -44,7 +42,7 @@ def bench(
     accept: Annotated[
         str | None, typer.Option("--accept", help="exact, rejection, typical: how drafts are accepted.")
     ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="The form that is bit for bit the same throughout.")] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="All texts the same bit for bit; may cost speed.")] = False,
     context: Context = None,
     device: Device = None,
     dtype: Dtype = None,

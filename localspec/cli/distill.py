@@ -9,7 +9,7 @@ import typer
 
 from localspec import config
 from localspec.cli.interrupt import Interrupt
-from localspec.cli.options import Device, Dtype, number
+from localspec.cli.options import Device, Dtype, Model, number
 from localspec.cli.progress import Progress
 from localspec.errors import UsageMistake
 from localspec.models import registry
@@ -21,9 +21,7 @@ app = typer.Typer()
 
 @app.command()
 def distill(
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="A name, or a directory in the Hugging Face layout.")
-    ] = None,
+    model: Model = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -48,7 +46,7 @@ def distill(
     if prompts is None or output is None:
         raise UsageMistake("Prompts and a file for the replies are needed; give --prompts FILE -o FILE.")
     if os.path.isdir(output) or not os.path.isdir(output.absolute().parent):
-        raise UsageMistake(f"{output} cannot be written: it is no place for a file; give another -o.")
+        raise UsageMistake(f"{output} cannot be written, for there can be no file; give another -o.")
     settings = config.load(
         flags={"model": model, "temperature": temperature, "seed": seed, "device": device, "dtype": dtype}
     )

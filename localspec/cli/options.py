@@ -28,6 +28,7 @@ def number(*names: str, help: str) -> Any:  # noqa: A002
     return typer.Option(*names, parser=read, metavar="N", help=help)
 
 
+Model = Annotated[str | None, typer.Option("--model", "-m", help="A name, or a directory in the Hugging Face layout.")]
 Context = Annotated[int | None, number("--context", help="Tokens of prompt and reply together.")]
 Drafter = Annotated[str | None, typer.Option("--drafter", help="auto, none, phrases, KIND[+phrases], or a directory.")]
 DraftMax = Annotated[str | None, number("--draft-max", help="Nodes of a draft tree, or auto.")]
@@ -63,9 +64,7 @@ def takes_shared_flags(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def _shared_flags(
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="A name, or a directory in the Hugging Face layout.")
-    ] = None,
+    model: Model = None,
     system: Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")] = None,
     file: Annotated[
         list[Path] | None, typer.Option("--file", "-f", help="Text put before the prompt; repeatable.")

@@ -108,7 +108,7 @@ def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
     chosen = [pool for pool in pools if pool.model == model]
     if not chosen:
         names = ", ".join(sorted({pool.model for pool in pools})) or "none yet"
-        raise NotHere(one_line(f"There are no phrases of {model!r} here: the models with phrases are: {names}."))
+        raise NotHere(one_line(f"There are no phrases of {model!r} here; the models with phrases are: {names}."))
     return chosen
 
 

@@ -35,7 +35,7 @@ def pull(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     drafter: Annotated[
         str | None,
-        typer.Option("--drafter", metavar="KIND", help="Which one comes along, or none; else what pays."),
+        typer.Option("--drafter", metavar="KIND", help="The drafter to fetch too, or none; else the one that pays."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Fetch what does not fit into memory or on the disk.")] = False,
 ) -> None:

@@ -28,7 +28,9 @@ def rm(
     """Delete a model from the common Hugging Face cache; what another revision uses stays."""
     sources = sources_of(name)
     if not sources:
-        raise UsageMistake(f"{name} was not fetched by `localspec pull`, so it cannot be deleted like that.")
+        raise UsageMistake(
+            f"{name} was not fetched by `localspec pull`, so `localspec rm` leaves it; delete its directory yourself."
+        )
     removals, missing = [], []
     for source in sources:
         try:

@@ -23,7 +23,9 @@ def conversation_id(text: str, list_of_them: str) -> int:
         return int(text)
     except ValueError:
         shown = text if len(text) <= 80 else text[:79] + "…"
-        raise UsageMistake(f"{shown!r} is no number of a conversation; {list_of_them} shows those that are.") from None
+        raise UsageMistake(
+            f"{shown!r} is not the number of a conversation; {list_of_them} shows those that are."
+        ) from None
 
 
 def read_file(file: Path) -> str:
@@ -31,7 +33,9 @@ def read_file(file: Path) -> str:
     try:
         return file.read_bytes().decode("utf-8")
     except OSError as error:
-        raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a file that can.") from None
+        raise UsageMistake(
+            f"{file} cannot be read ({error.strerror}); correct its permissions, or give another file."
+        ) from None
     except UnicodeDecodeError:
         raise UsageMistake(f"{file} is not UTF-8 text; give a text file.") from None
 

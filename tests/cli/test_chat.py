@@ -97,8 +97,8 @@ def test_what_it_is_given(begun, tmp_path, form):
     ("arguments", "said"),
     [
         (["-c", "--conversation", "3"], "--continue and --conversation 3 exclude each other"),
-        (["--conversation", "last"], "'last' is no number of a conversation"),
-        (["--conversation", "9" * 5000], "9…' is no number of a conversation"),
+        (["--conversation", "last"], "'last' is not the number of a conversation"),
+        (["--conversation", "9" * 5000], "9…' is not the number of a conversation"),
         (["-f", "gone.txt"], "gone.txt cannot be read"),
         (["hi", "there"], "there"),
         (["--temp", "hot"], "--temperature 'hot'"),

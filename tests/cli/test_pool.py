@@ -150,10 +150,10 @@ def test_clear_without_a_terminal_names_yes(database: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [("clear", "nosuch", "--yes"), ("show", "nosuch"), ("export", "nosuch")])
 def test_an_unknown_model_names_those_there_are(database: Path, arguments: tuple[str, ...]) -> None:
-    with pytest.raises(NotHere, match="'nosuch' here: .* none yet"):
+    with pytest.raises(NotHere, match="'nosuch' here; .* none yet"):
         run(*arguments)
     learn(database, "demo", None, phrase([1], (1, 2), [3]))
-    with pytest.raises(NotHere, match="'nosuch' here: .* demo"):
+    with pytest.raises(NotHere, match="'nosuch' here; .* demo"):
         run(*arguments)
     assert phrases_kept(database) == {"demo": 1}
 
