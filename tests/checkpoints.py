@@ -31,7 +31,7 @@ def safetensors(shapes: dict[str, list[int]]) -> bytes:
 
 
 def write_checkpoint(path: Path, config: object = CONFIG, shapes: dict[str, list[int]] | None = None) -> Path:
-    """config.json, tokenizer.json and model.safetensors; 44 parameters unless told."""
+    """config.json, tokenizer.json and model.safetensors; 44 parameters by default."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     (path / "tokenizer.json").write_text("{}")

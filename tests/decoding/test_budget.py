@@ -101,7 +101,7 @@ def test_where_nothing_is_accepted_200_tokens_cost_three_per_cent_at_most(machin
 
 @pytest.mark.parametrize("machine", [PROCESSOR, CARD])
 def test_what_was_believed_in_is_given_up_as_cheaply(machine: Curve) -> None:
-    """After a long good run the waste is that of the change alone: none is left behind it."""
+    """After a long good run only the change itself costs anything."""
     steps = simulate(Budget(MOST, machine), [RIGHT] * 300 + [WRONG] * 300, machine)
     changed = next(step for step in steps if step.position >= 300)
     settled = next(step for step in steps if step.position >= 360)

@@ -1,4 +1,4 @@
-"""One step: what the drafter is told is what the stock model computes."""
+"""One step: what the drafter observes is what the stock model computes."""
 
 import copy
 from collections.abc import Callable
@@ -74,21 +74,21 @@ def test_a_step_reports_states_picks_and_rows_of_the_accepted_path(tiny: Make, n
 
 
 class Halving(Budget):
-    """Keeps every node but the last half, and notes what it is asked and told."""
+    """Keeps every node but the last half, and notes what it is asked and what it observes."""
 
     def __init__(self, most: int) -> None:
         super().__init__(most)
-        self.nodes, self.asked, self.told = 5, [], []
+        self.nodes, self.asked, self.observed = 5, [], []
 
     def prune(self, tree: DraftTree, context: int) -> DraftTree:
         self.asked.append((tree, context))
         return tree.subtree(range((tree.size + 1) // 2))
 
     def observe(self, step: Step) -> None:
-        self.told.append(step)
+        self.observed.append(step)
 
 
-def test_what_the_budget_leaves_of_a_draft_is_verified_and_both_are_told(tiny: Make) -> None:
+def test_what_the_budget_leaves_of_a_draft_is_verified_and_both_observe_it(tiny: Make) -> None:
     model, prompt, drafter = tiny("llama-grouped-dynamic"), prompt_ids(14, seed=8), Fixed()
     cache, budget = model.target.cache(64), Halving(9)
     text = prefill_step(model.target, cache, drafter, prompt, Sampling(), last=True).committed
@@ -99,10 +99,10 @@ def test_what_the_budget_leaves_of_a_draft_is_verified_and_both_are_told(tiny: M
     step = decode_step(model.target, cache, drafter, text, budget, Sampling())
     assert budget.asked == [(drafter.next, len(prompt))]
     assert drafter.contexts[-1].nodes == 5, "what the budget allows now, not the most it ever will"
-    assert list(step.committed) == coming[:3], "two of the nodes, and the token behind them"
+    assert list(step.committed) == coming[:3], "two of the nodes, and the token after them"
     assert step.tree is not None
     assert step.tree.size == len(step.greedy_picks) == 3
-    assert drafter.steps[-1] is budget.told[-1] is step
+    assert drafter.steps[-1] is budget.observed[-1] is step
 
 
 def test_drafting_and_verification_are_timed_apart(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:

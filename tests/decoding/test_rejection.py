@@ -1,4 +1,4 @@
-"""The rule `rejection`: whatever a draft was drawn from, what comes out is drawn from the target."""
+"""The rule `rejection`: whatever a draft was sampled from, what comes out is sampled from the target."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ class Model:
 
 
 def counts(model: Model, shape: dict[str, float], draws: int, rule=walk_by_rejection) -> torch.Tensor:
-    """How often each three tokens come over consecutive seeds; what a step leaves open is drawn by torch."""
+    """How often each three tokens come over consecutive seeds; what a step leaves open is sampled by torch."""
     found, random = torch.zeros(LETTERS, LETTERS, LETTERS), torch.Generator().manual_seed(5)
     for seed in range(draws):
         sampling = Sampling(**shape, seed=seed, rule="rejection")
@@ -92,7 +92,7 @@ def test_tokens_that_one_side_never_says_do_not_change_the_distribution(case: st
 
 
 @pytest.mark.slow
-def test_a_drafter_that_is_the_target_is_always_right_and_drawn_like_it() -> None:
+def test_a_drafter_that_is_the_target_is_always_right_and_sampled_like_it() -> None:
     model = Model(seed=4)
     model.second[:], model.draft[0] = model.second[:1].clone(), model.first
     model.draft[1] = model.second[0]
@@ -102,12 +102,12 @@ def test_a_drafter_that_is_the_target_is_always_right_and_drawn_like_it() -> Non
     assert_drawn_from(model.joint(Sampling(1.0)), counts(model, SHAPES["plain"], draws=600))
 
 
-def test_equal_siblings_are_in_the_tree_as_often_as_they_were_drawn() -> None:
+def test_equal_siblings_are_in_the_tree_as_often_as_they_were_sampled() -> None:
     trees = [sampled_tree(0, Model(1).draft, NODES, Sampling(1.0, seed=seed), PLACE + 1, "draft") for seed in range(20)]
     first = [[tree.tokens[child] for child in tree.siblings[0]] for tree in trees]
     assert all(len(children) == 4 for children in first)
     assert sum(len({*children}) < len(children) for children in first) > 10
-    assert len({tuple(tree.parents) for tree in trees}) == 1, "the shape must not depend on what was drawn"
+    assert len({tuple(tree.parents) for tree in trees}) == 1, "the shape must not depend on what was sampled"
 
 
 def mutated(subtract: bool, duplicates: bool):

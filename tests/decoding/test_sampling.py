@@ -29,13 +29,13 @@ NUCLEUS = [
 
 
 @pytest.mark.parametrize("shape", cases(FREE + CUT + NUCLEUS, [FREE[0], CUT[0], CUT[2], NUCLEUS[2]]), ids=str)
-def test_a_pick_is_drawn_from_what_transformers_would_draw_from(shape: dict[str, float]) -> None:
+def test_a_pick_is_sampled_from_what_transformers_would_draw_from(shape: dict[str, float]) -> None:
     assert_picks(UNEVEN, shape)
 
 
-# Which of equal tokens stands at the edge of the nucleus is nobody's promise, so those are not drawn with top-p here.
+# Which of equal tokens stands at the edge of the nucleus is nobody's promise, so those are not sampled with top-p here.
 @pytest.mark.parametrize("shape", cases(FREE + CUT, CUT[:1]), ids=str)
-def test_a_pick_of_equal_logits_is_drawn_from_what_transformers_would_draw_from(shape: dict[str, float]) -> None:
+def test_a_pick_of_equal_logits_is_sampled_from_what_transformers_would_draw_from(shape: dict[str, float]) -> None:
     assert_picks(TIED, shape)
 
 
@@ -44,7 +44,7 @@ NO_NUMBERS = [[math.nan, 0.0], [math.inf, 0.0], [-math.inf, -math.inf], [3e38, -
 
 @pytest.mark.parametrize("row", NO_NUMBERS, ids=str)
 @pytest.mark.parametrize("shape", [{}, {"temperature": 0.5}, {"temperature": 0.5, "rule": "typical"}], ids=str)
-def test_logits_that_are_no_numbers_propose_nothing(row: list[float], shape: dict[str, object]) -> None:
+def test_logits_that_are_nan_or_inf_propose_nothing(row: list[float], shape: dict[str, object]) -> None:
     logits, sampling = torch.tensor([[0.0, 1.0], row, [0.0, 1.0]]), Sampling(**shape)
     first, second, third = sampling.candidates(logits, range(3), 2)
     assert (len(first), len(third)) == (2, 2)
@@ -53,7 +53,7 @@ def test_logits_that_are_no_numbers_propose_nothing(row: list[float], shape: dic
 
 
 @pytest.mark.parametrize("row", NO_NUMBERS, ids=str)
-def test_nothing_is_drawn_behind_logits_that_are_no_numbers(row: list[float]) -> None:
+def test_nothing_is_sampled_after_logits_that_are_nan_or_inf(row: list[float]) -> None:
     sampling = Sampling(0.5, rule="rejection")
     fine = torch.zeros(2, 2)
     assert sampled_tree(7, torch.cat([fine, torch.tensor([row])]), 6, sampling, 0, "x").depth == [0, 1, 2, 1, 2, 1, 2]
@@ -107,7 +107,7 @@ def test_truncation_never_changes_the_noise_of_what_survives() -> None:
             assert cut == free
 
 
-def test_half_precision_logits_are_drawn_from_in_full_precision() -> None:
+def test_half_precision_logits_are_sampled_from_in_full_precision() -> None:
     logits = UNEVEN.bfloat16()
     for seed in range(50):
         assert Sampling(1.0, seed=seed).pick(logits, 1) == Sampling(1.0, seed=seed).pick(logits.float(), 1)
@@ -254,7 +254,7 @@ def test_greedy_candidates_are_the_likeliest_with_their_probabilities() -> None:
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
 def test_a_drafter_that_knows_the_target_proposes_the_very_pick(temperature: float) -> None:
-    """Drawn text is accepted as well as greedy text, because both sides meet the same noise."""
+    """Sampled text is accepted as well as greedy text, because both sides meet the same noise."""
     logits = torch.randn(3, 100, generator=torch.Generator().manual_seed(4))
     for seed in range(50):
         sampling = Sampling(temperature=temperature, seed=seed)
@@ -281,7 +281,7 @@ def test_probabilities_are_those_that_transformers_draws_from(shape: dict[str, f
 
 
 @pytest.mark.parametrize("nodes", range(1, 14))
-def test_drawn_trees_are_chains_side_by_side_whatever_is_drawn(nodes: int) -> None:
+def test_sampled_trees_are_chains_side_by_side_whatever_is_sampled(nodes: int) -> None:
     logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(6))
     trees = [sampled_tree(9, logits, nodes, Sampling(temperature=1.0, seed=seed), 40, "semi") for seed in range(20)]
     assert {tuple(tree.parents) for tree in trees} == {tuple(trees[0].parents)}
@@ -292,7 +292,7 @@ def test_drawn_trees_are_chains_side_by_side_whatever_is_drawn(nodes: int) -> No
 
 
 @pytest.mark.slow
-def test_equal_siblings_are_drawn_as_often_as_chance_has_it() -> None:
+def test_equal_siblings_are_sampled_as_often_as_chance_has_it() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0]])
     counts = torch.zeros(9)
     for seed in range(4000):

@@ -245,7 +245,7 @@ def test_the_context_is_filled_and_not_exceeded(speller: Tiny) -> None:
         assert delivered(events) == text
         assert len(session.tokens) == target.context == 96
         assert_whole(session)
-        # One token more fits behind a prompt that leaves room for one.
+        # One token more fits after a prompt that leaves room for one.
         events = list(session.generate(session.tokens[:95], GREEDY, Limits(max_tokens=50)))
         assert delivered(events) == text[-1:]
 
@@ -263,7 +263,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_at_once_and_changes_nothing(
     assert_whole(session)
 
 
-def test_the_cache_has_room_for_a_tree_wherever_the_text_stands(tiny: Make) -> None:
+def test_the_cache_has_room_for_a_tree_wherever_the_text_ends(tiny: Make) -> None:
     """Slots come in buckets: a reply that crosses from one to the next, one token a step and several."""
     model, prompt = tiny(NAME), prompt_ids(247, seed=15)
     text = stock_reply(model.stock, prompt, 16, stops=())
@@ -429,7 +429,7 @@ def test_what_is_shown_is_the_text_of_the_tokens_and_safe_for_a_terminal(speller
         )
         assert shown(events) == speller.target.decode(ids)
     model = tiny("llama-grouped-dynamic")
-    for seed in range(5):  # random bytes: escapes, half characters, ids behind the end of the tokenizer
+    for seed in range(5):  # random bytes: escapes, half characters, ids after the end of the tokenizer
         events = list(Session(model.target, Autoregressive(), Budget(0)).generate(
             prompt_ids(5, seed), Sampling(5.0, seed=seed), Limits(max_tokens=60)
         ))  # fmt: skip

@@ -63,7 +63,7 @@ def drafters(target: Target, text: Sequence[int]) -> list[Drafter]:
 @errors
 @pytest.mark.parametrize("call", [2, 3, 5])
 @pytest.mark.parametrize("drafter", range(3))
-def test_a_step_that_does_not_fit_is_taken_without_a_tree_and_so_are_those_behind_it(
+def test_a_step_that_does_not_fit_is_taken_without_a_tree_and_so_are_later_ones(
     tiny: Make, drafter: int, call: int, error: Exception
 ) -> None:
     model, prompt = tiny(NAME), prompt_ids(20, seed=1)
@@ -72,7 +72,7 @@ def test_a_step_that_does_not_fit_is_taken_without_a_tree_and_so_are_those_behin
     session = Session(short.target, drafters(short.target, prompt + text)[drafter], Budget(NODES))
     ids, statistics = reply(session, prompt, COUNT)
     assert ids == text
-    assert short.rows[call - 1] > 1 and set(short.rows[call:]) == {1}, "the tree was there, and none came behind it"
+    assert short.rows[call - 1] > 1 and set(short.rows[call:]) == {1}, "the tree was there, and none came after it"
     assert statistics.off_reason is not None and "memory" in statistics.off_reason
     short.full, before = never, len(short.rows)
     again, statistics = reply(session, prompt, COUNT)

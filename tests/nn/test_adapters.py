@@ -99,7 +99,7 @@ def test_projections_learn_apart(tiny: Make) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_rows_behind_a_text_are_those_of_the_cache_and_gradients_flow(tiny: Make, name: str) -> None:
+def test_rows_after_a_text_are_those_of_the_cache_and_gradients_flow(tiny: Make, name: str) -> None:
     target, tokens = tiny(name).target, prompt_ids(30)
     cache, positions = target.cache(64), torch.arange(26, 30)
     causal = torch.ones(26, 26, dtype=torch.bool).tril_()
@@ -120,7 +120,7 @@ def test_rows_behind_a_text_are_those_of_the_cache_and_gradients_flow(tiny: Make
 
 
 def test_a_mask_over_the_text_says_which_tokens_are_seen(tiny: Make) -> None:
-    """Three rows, each behind another beginning of the same text, are three separate forwards."""
+    """Three rows, each after another beginning of the same text, are as three separate forwards."""
     target, tokens = tiny("qwen3-grouped-mixed-window-wide-heads").target, prompt_ids(20)
     cache, causal = target.cache(64), torch.ones(20, 20, dtype=torch.bool).tril_()
     with torch.inference_mode():

@@ -110,7 +110,7 @@ def test_silu_gives_what_torch_gives_and_a_row_what_it_gives_alone(channels: int
 
 
 class Text:
-    """Keys, values and queries of a committed text and of the nodes of a tree behind it, for one shape of heads."""
+    """Keys, values and queries of a committed text and of the nodes of a tree after it, for one shape of heads."""
 
     def __init__(self, shape: str, context: int, tree: DraftTree, dtype: torch.dtype = torch.float32) -> None:
         self.heads, self.group, self.width = SHAPES[shape]
@@ -120,7 +120,7 @@ class Text:
         self.queries = made(self.heads, self.group, tree.size, self.width, seed=3).to(dtype)
 
     def slots(self, nodes: list[int], count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The committed text and then these nodes, in so many slots; behind them lies what somebody else left there."""
+        """The committed text and then these nodes, in so many slots, followed by what an earlier text left there."""
         order = [*range(self.context), *(self.context + node for node in nodes)]
         left = made(2, self.heads, count, self.width, seed=4).to(self.keys.dtype)[0]
         left[:, :, : len(order)] = torch.stack([self.keys[0, :, order], self.values[0, :, order]])
@@ -175,7 +175,7 @@ def test_a_row_is_bit_for_bit_what_it_is_alone(shape: str) -> None:
 @every_shape
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("context", [0, 505])
-def test_that_holds_in_any_tree_behind_any_text(shape: str, tree: str, context: int) -> None:
+def test_that_holds_in_any_tree_after_any_text(shape: str, tree: str, context: int) -> None:
     assert_rows_are_alone(Text(shape, context, TREES[tree]()), threads=(1, 3))
 
 
@@ -187,7 +187,7 @@ def test_that_holds_for_a_cache_in_bf16_too(shape: str) -> None:
 @every_shape
 @pytest.mark.parametrize("rows", [1, 8])
 def test_a_page_is_what_is_added_up_in_one_go_and_no_less(shape: str, rows: int) -> None:
-    """Behind 2²⁴ two ones are lost one by one, and are not where they make a two first, in a page of their own."""
+    """Two ones are lost when each is added to 2²⁴, and not where they are summed first, in another page."""
     heads, group, width = SHAPES[shape]
     size = page_size(heads, width, group * rows, torch.device("cpu"))
     assert 1 <= size <= 4 * LEAST_SLOTS
@@ -215,7 +215,7 @@ def test_a_page_is_what_is_added_up_in_one_go_and_no_less(shape: str, rows: int)
 
 
 class Ones:
-    """Weights of one, whose products add up slots in pages of our own choice, as the kernels of other processors do."""
+    """Weights of one, whose products sum slots in pages of a chosen size, as the kernels of other CPUs do."""
 
     def __init__(self, pages: Callable[[int, bool], list[int]]) -> None:
         """`pages(row, values)`: where pages of a row begin, in the product with the values or in that with the ones."""

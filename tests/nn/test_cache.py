@@ -52,7 +52,7 @@ def test_keep_commits_the_rows_of_the_path_in_its_order(path: list[int]) -> None
     assert_holds(kept, [1, 2, 3, *(10 + row for row in path)])
 
 
-def test_truncate_forgets_what_is_behind_and_nothing_else() -> None:
+def test_truncate_forgets_what_comes_after_and_nothing_else() -> None:
     kept = cache(16)
     write(kept, [1, 2, 3, 4, 5])
     kept.keep(range(5))
@@ -114,7 +114,7 @@ def test_attention_never_looks_at_fewer_slots_than_the_least() -> None:
     assert cache(3 * BUCKET, least=BUCKET).capacity == 3 * BUCKET
 
 
-def test_rows_are_the_keys_and_values_behind_what_is_committed_in_the_order_asked_for() -> None:
+def test_rows_are_the_keys_and_values_after_what_is_committed_in_the_order_asked_for() -> None:
     kept = cache(16)
     write(kept, [1, 2, 3])
     kept.keep(range(3))

@@ -218,7 +218,7 @@ def test_logits_that_depend_on_what_the_other_rows_are_are_seen(
 
 @pytest.mark.parametrize("row", [0, 30])
 def test_logits_that_depend_on_the_place_of_a_row_are_seen(small: Small, assert_seen: Seen, row: int) -> None:
-    """The path of one tree stands at its beginning, that of another at its end."""
+    """The path of one tree is at its beginning, that of another at its end."""
 
     def placed(output: ForwardOutput, mask: torch.Tensor) -> torch.Tensor:
         return output.logits + 1e-3 * (torch.arange(len(mask)) >= max(row, 1))[:, None]
@@ -319,7 +319,7 @@ def test_what_int8_layers_round_away_is_seen(small: Small, assert_seen: Seen, at
 
 
 def forwarded(target: Target, tree: DraftTree) -> torch.Tensor:
-    """Logits of a tree behind nothing."""
+    """Logits of a tree without a text before it."""
     with torch.inference_mode():
         return target.forward(
             torch.tensor(tree.tokens), torch.tensor(tree.depth), tree.mask, target.cache(tree.size)
@@ -571,7 +571,7 @@ for path in sys.argv[1:]:
 
 @pytest.mark.slow
 def test_what_is_bitwise_is_so_with_other_kernels_too(tiny: Make) -> None:
-    """Those for the oldest processors have other pages for eight rows than for four, and others again near the end."""
+    """Kernels for the oldest CPUs have other pages for eight rows than for four, and others again near the end."""
     here = Path(__file__).parent
     path = os.pathsep.join(map(str, (here, here.parent, here.parents[1])))
     done = subprocess.run(

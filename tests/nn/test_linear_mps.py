@@ -1,4 +1,4 @@
-"""Weights in eight and four bits for Apple's GPUs: the same layers on a processor, whose operators pack otherwise.
+"""Weights in eight and four bits for Apple's GPUs: the same layers on a CPU, whose operators pack differently.
 
 What is given to Apple's own operators is looked at here; that they run was not seen.
 """
@@ -164,7 +164,7 @@ def test_apples_operator_is_given_pairs_of_levels_the_first_one_high(monkeypatch
 def test_kernels_are_given_whole_squares_in_one_precision(
     monkeypatch: pytest.MonkeyPatch, kind: type[WeightOnlyLinear], out: int, inner: int
 ) -> None:
-    """Apple's refuse others, and those for processors are more patient."""
+    """Apple's kernels refuse other inputs, which those for CPUs accept."""
     seen = []
     multiply = kind.multiply
 

@@ -57,7 +57,7 @@ def apart(ours: torch.Tensor, stock: torch.Tensor) -> float:
 
 
 def prefill(target: Target, cache: KVCache, tokens: list[int]) -> torch.Tensor:
-    """Reads tokens behind what the cache holds; their logits."""
+    """Reads tokens after what the cache holds; their logits."""
     start = cache.length
     output = target.forward(torch.tensor(tokens), torch.arange(start, start + len(tokens)), causal(len(tokens)), cache)
     cache.keep(range(len(tokens)))
@@ -99,7 +99,7 @@ def test_each_node_of_a_tree_gets_the_logits_of_its_own_path_as_plain_text(
 
 @every_config
 def test_a_window_that_ends_inside_a_tree_counts_positions_and_not_slots(tiny: Make, name: str) -> None:
-    """A chain of twelve behind a branch of four: each ancestor stands four slots further back than its position says."""
+    """A chain of twelve after a branch of four: each ancestor is four slots away from where its position says."""
     parents = [-1, 0, 1, 2, 3, 0, *range(5, 16)]
     tree = DraftTree([77, *prompt_ids(16, seed=14)], parents)
     assert max(tree.depth) == 12, "deeper than windows of 6 to 9"
@@ -423,7 +423,7 @@ def test_an_int8_model_never_lies_in_memory_whole(tiny: Make, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("quantize", ["none", "int8"])
-def test_a_file_that_was_cut_off_is_told_by_name(tiny: Make, tmp_path: Path, quantize: str) -> None:
+def test_a_file_that_was_cut_off_is_reported_by_name(tiny: Make, tmp_path: Path, quantize: str) -> None:
     path = shutil.copytree(tiny("qwen2-grouped-yarn").path, tmp_path / "cut")
     file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])

@@ -1,4 +1,4 @@
-"""Weights are read number for number into memory of their own, once; files that changed meanwhile are told by name."""
+"""Weights are read number for number into memory of their own, once; files that changed meanwhile are reported by name."""
 
 import ctypes
 import json
@@ -96,7 +96,7 @@ def test_a_device_without_numbers_is_given_none(tiny: Make, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_file_that_was_cut_after_its_header_was_read_is_told_by_name(
+def test_a_file_that_was_cut_after_its_header_was_read_is_reported_by_name(
     tiny: Make, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     path = copied(tiny(NAME), tmp_path / "model", lambda tensors: tensors)
