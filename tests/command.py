@@ -8,6 +8,8 @@ from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
+from clocks import PATIENCE
+
 from localspec.cli.main import main
 
 ROOT = Path(__file__).parent.parent
@@ -36,7 +38,7 @@ def localspec(home: Path, *arguments: str, **variables: str) -> subprocess.Compl
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=PATIENCE,
     )
 
 

@@ -6,11 +6,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from command import environment, localspec, sentence
+from clocks import PATIENCE, until
+from command import called, environment, sentence
 from safetensors.torch import load_file, save_file
 from tiny_models import END, stock_reply
 
@@ -189,7 +189,7 @@ def test_flags_that_are_missing_or_cannot_be(tmp_path, distill):
         ["--prompts", "a", "-o", "no/a"],
         ["--prompts", __file__, "-o", "x" * 300],
     ):
-        result = localspec(tmp_path, "distill", *arguments)
+        result = called(tmp_path, "distill", *arguments)
         assert result.returncode == 2 and "-o" in sentence(result)
     assert distill("--temp", -1)[0] == distill("--seed", 1.5)[0] == distill("--batch", 0)[0] == 2
 
@@ -203,10 +203,8 @@ def test_ctrl_c_leaves_a_file_to_go_on_with(tmp_path, model):
         [sys.executable, "-m", "localspec", *words], cwd=tmp_path, env=environment(tmp_path), stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    ends = time.monotonic() + 100
-    while not (out.exists() and out.stat().st_size) and time.monotonic() < ends and running.poll() is None:
-        time.sleep(0.02)
+    until(lambda: (out.exists() and out.stat().st_size) or running.poll() is not None)
     running.send_signal(signal.SIGINT)
-    text, errors = running.communicate(timeout=60)
+    text, errors = running.communicate(timeout=PATIENCE)
     assert running.returncode == 130 and text == "" and "the same command goes on" in errors
     assert out.read_bytes().endswith(b"\n") and 0 < len(lines(out)) < 300

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from command import localspec
+from command import environment, localspec
 from machines import GIB, Told, apple, cpu, machine
 from replies import said
 from scripted import Script, random_model, scripted_model
@@ -333,9 +334,22 @@ def test_what_this_machine_has_as_json(doctor, invented):
         assert choice["reason"] and (choice["drafter"] == "none" or choice["device"] != "mps"), "nothing is measured"
 
 
+# The program, but for the size of the models that are timed: those of a user take half a minute.
+SMALL = """
+import sys
+from localspec.engine import rates
+rates.WIDE.update(hidden_size=512, intermediate_size=1024, vocab_size=512)
+rates.SLIM.update(hidden_size=128, intermediate_size=256, vocab_size=128)
+from localspec.cli.main import main
+sys.exit(main())
+"""
+
+
 @pytest.mark.slow
 def test_as_its_user_runs_it(tmp_path):
-    result = localspec(tmp_path, "doctor")
+    result = subprocess.run(
+        [sys.executable, "-c", SMALL, "doctor"], cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True
+    )
     assert result.returncode == 0 and result.stderr == "" and "\ncpu: " in f"\n{result.stdout}"
     page = localspec(tmp_path, "doctor", "--help")
     assert page.returncode == 0 and page.stdout.startswith("Usage: localspec doctor") and "--prove MODEL" in page.stdout

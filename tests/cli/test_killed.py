@@ -11,6 +11,7 @@ from threading import Thread
 from typing import IO
 
 import pytest
+from clocks import PATIENCE
 from command import environment
 
 from localspec.chat.conversation import saved_conversation
@@ -48,7 +49,7 @@ class Chat:
 
     def wait_for(self, *words: bytes) -> bytes:
         while True:
-            line = self.told.get(timeout=60)
+            line = self.told.get(timeout=PATIENCE)
             if all(word in line for word in words):
                 return line
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from clocks import PATIENCE
 from command import called, environment, localspec, sentence
 
 import localspec as package
@@ -168,7 +169,7 @@ def test_a_real_interrupt(tmp_path):
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130 and errors == "localspec: Interrupted.\n"
 
 

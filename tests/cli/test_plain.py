@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from clocks import PATIENCE
 from command import environment, what_is_kept
 from hostile import NAME, commands
 from scripted import Script, scripted_model
@@ -759,7 +760,7 @@ class Typist:
         self.type("\x04")
         while self._read():
             pass
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=PATIENCE)
 
     def go(self) -> None:
         """Whatever has happened."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cli.hub_commands import WEIGHTS, at, blobs, common_cache, home_with_cache, repository, started, stray
+from clocks import PATIENCE, until
 from command import ROOT, localspec, sentence
 from hub_server import Hub, Repository, model_repository, served
 
@@ -131,10 +132,10 @@ def test_what_a_branch_meant_before_is_told(home, hub: Hub, repo):
 def test_interrupted_at_half_and_gone_on_with(home, hub: Hub, repo, sent):
     hub.hold = 2_000_000
     process = started(home, hub, "pull", "org/name")
-    assert hub.waiting.wait(60)
-    time.sleep(0.3)  # what was sent arrives
+    assert hub.waiting.wait(PATIENCE)
+    until(lambda: sum(path.stat().st_size for path in common_cache(home).rglob("*.incomplete")) >= 2**20)
     process.send_signal(sent)
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=PATIENCE)
     assert found(home) is None and "is here" not in out and not list((home / "data" / "pulled").glob("*.json"))
     if sent == signal.SIGINT:
         assert process.returncode == 130 and stray(home) == []
@@ -161,7 +162,7 @@ def test_the_server_dies_midway(home, hub: Hub, repo):
     """In a process of its own, where the client's own warnings would be seen."""
     hub.die_after = 2_000_000
     process = started(home, hub, "pull", "org/name")
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1 and found(home) is None and stray(home) == []
     assert errors.count("\n") == 1 and hub.endpoint in errors
     assert "config.json" in errors and "are kept; model.safetensors" in errors
@@ -188,11 +189,11 @@ def test_a_connection_that_breaks_once_is_resumed(home, hub: Hub, repo, monkeypa
 def test_two_pulls_at_once(home, hub: Hub, repo):
     hub.hold = 2_000_000
     processes = [started(home, hub, "pull", "org/name") for _ in range(2)]
-    assert hub.waiting.wait(60)
+    assert hub.waiting.wait(PATIENCE)
     time.sleep(1.5)  # the other one waits for its turn
     hub.go.set()
     for process in processes:
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=PATIENCE)
         assert (process.returncode, errors) == (0, "") and "is here" in out
     assert is_whole(home, repo) and at(home, hub, "verify", "org/name").returncode == 0
     assert hub.sent_bytes == len(repo.files[WEIGHTS])  # it came once
@@ -442,7 +443,7 @@ def on_terminal(home: Path, hub: Hub, *arguments: str, types: bytes = b"") -> tu
     os.close(theirs)
     os.write(ours, types)
     errors = b""
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE)
     while True:
         try:
             part = os.read(ours, 65536)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from clocks import PATIENCE
 from command import environment, what_is_kept
 from hostile import NAME, commands
 from scripted import Script, scripted_model
@@ -62,7 +63,7 @@ def at_terminal(home: Path, *arguments: object, stderr: bool = False, **variable
         stderr=theirs if stderr else subprocess.PIPE,
     )
     os.close(theirs)
-    shown, until = b"", time.monotonic() + 60
+    shown, until = b"", time.monotonic() + PATIENCE
     while time.monotonic() < until:
         if not select.select([ours], [], [], 1.0)[0]:
             continue
@@ -74,7 +75,7 @@ def at_terminal(home: Path, *arguments: object, stderr: bool = False, **variable
             break
         shown += part
     os.close(ours)
-    _, said = process.communicate(timeout=10)
+    _, said = process.communicate(timeout=PATIENCE)
     return process.returncode, shown, said or b""
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from command import environment, localspec, sentence
+import torch
+from clocks import PATIENCE
+from command import called, environment, sentence
 
 from localspec.checkpoint import revision
 from localspec.cli.main import main
@@ -100,7 +102,7 @@ def test_without_a_place_it_goes_where_the_model_finds_it(train, model, tmp_path
     assert code == 0 and report["directory"] == str(place) and report["steps"] == 1
     assert "perplexity" not in report and report["changes_target"] is False
     assert read_drafter(place).kind == "medusa"
-    found = localspec(tmp_path, "show", str(model), "--json", LOCALSPEC_HOME=str(tmp_path / "home"))
+    found = called(tmp_path, "show", str(model), "--json", LOCALSPEC_HOME=str(tmp_path / "home"))
     assert "medusa" in json.loads(found.stdout)["drafters"]
 
     before = (place / "drafter" / "drafter.json").read_text()
@@ -226,8 +228,8 @@ def test_data_that_is_none(train, tmp_path, content, word):
 
 @pytest.mark.slow
 def test_without_data_and_without_a_model(tmp_path):
-    assert "--data" in sentence(result := localspec(tmp_path, "train", "medusa")) and result.returncode == 2
-    result = localspec(tmp_path, "train", "medusa", "-m", "dmo", "--data", "a.txt")
+    assert "--data" in sentence(result := called(tmp_path, "train", "medusa")) and result.returncode == 2
+    result = called(tmp_path, "train", "medusa", "-m", "dmo", "--data", "a.txt")
     assert result.returncode == 3 and "'demo'" in sentence(result)
 
 
@@ -352,14 +354,14 @@ class Process:
 
     def after(self, directory: Path, steps: int, then: int) -> tuple[int, str]:
         """Sends a signal behind so many steps; (exit code, errors)."""
-        ends = time.monotonic() + 100
+        ends = time.monotonic() + PATIENCE
         while time.monotonic() < ends and self.running.poll() is None:
             with_steps = directory / "losses.jsonl"
             if with_steps.exists() and with_steps.read_text().count('"loss"') >= steps:
                 self.running.send_signal(then)
                 break
             time.sleep(0.01)
-        _, errors = self.running.communicate(timeout=100)
+        _, errors = self.running.communicate(timeout=PATIENCE)
         return self.running.returncode, errors
 
 
@@ -371,7 +373,8 @@ def asked(model: Path, data: Path, out: Path, *more: object) -> list[object]:
 def whole(tmp_path_factory, model, data) -> list[dict]:
     """The losses of a training that nobody disturbed."""
     home = tmp_path_factory.mktemp("whole")
-    result = localspec(home, "train", *map(str, asked(model, data, home / "out")), OMP_NUM_THREADS="1")
+    torch.set_num_threads(1)  # as each test does, and each process that a test starts
+    result = called(home, "train", *map(str, asked(model, data, home / "out")))
     assert result.returncode == 0, result.stderr
     return losses(home / "out")
 
@@ -384,7 +387,7 @@ def test_killed_it_goes_on_to_the_same_losses(tmp_path, model, data, whole):
         code, _ = process.after(out, steps, signal.SIGKILL)
         kills += code == -signal.SIGKILL
     assert kills == 2 and not (out / "drafter").exists()
-    result = localspec(tmp_path, "train", *map(str, asked(model, data, out, "--save-every", 0.2)), OMP_NUM_THREADS="1")
+    result = called(tmp_path, "train", *map(str, asked(model, data, out, "--save-every", 0.2)))
     assert result.returncode == 0 and losses(out) == whole
     assert not (out / "checkpoint").exists() and (out / "drafter" / "drafter.json").exists()
 
@@ -396,9 +399,9 @@ def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(tmp_path, model, data, 
     assert code == 130 and "the same command goes on from there" in errors and "Traceback" not in errors
     step = json.loads((out / "checkpoint" / "state.json").read_text())["step"]
     assert 5 <= step < 24
-    other = localspec(tmp_path, "train", *map(str, asked(model, data, out, "--lr", 0.5)))
+    other = called(tmp_path, "train", *map(str, asked(model, data, out, "--lr", 0.5)))
     assert other.returncode == 2 and "lr = 0.001" in sentence(other) and "--force" in sentence(other)
-    result = localspec(tmp_path, "train", *map(str, asked(model, data, out)), OMP_NUM_THREADS="1")
+    result = called(tmp_path, "train", *map(str, asked(model, data, out)))
     assert result.returncode == 0 and f"going on behind step {step}" in result.stderr
     assert losses(out) == whole
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from clocks import PATIENCE
 from layers import error, gaussian, gradient_is_that_of_a_dense_layer
 from safetensors.torch import load_file, save_file
 from tiny_models import VOCABULARY, Tiny, byte_tokenizer, prompt_ids, write
@@ -347,7 +348,12 @@ def test_where_eight_bits_overflow_seven_are_used() -> None:
     """Without VNNI two products are added in 16 bits; FBGEMM can be told to compute as such a processor does."""
     environment = {**os.environ, "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2"}
     done = subprocess.run(
-        [sys.executable, "-c", RESTRICTED], env=environment, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", RESTRICTED],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE,
     )
     steps, ours, eight_bits = json.loads(done.stdout)
     assert steps == [63, 64]

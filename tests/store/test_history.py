@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clocks import PATIENCE
 from database_files import damage_root, in_a_child, integrity, only_readable, open_directory
 
 from localspec.store import database as database_module
@@ -538,7 +539,7 @@ def test_what_was_removed_is_in_no_file_while_another_process_has_them_open(path
         assert process.stdout.readline() == f"1 {turn + 1}\n", process.communicate()[1]
         assert store.history.remove([gone]) == 1
         assert traces(path) == set()
-        rest, errors = process.communicate("go on\n", timeout=60)
+        rest, errors = process.communicate("go on\n", timeout=PATIENCE)
         assert (rest, process.returncode) == ("1\n", 0), errors
         assert traces(path) == set() and b"too late" not in bytes_on_disk(path)
         assert store.history.prompts(5) == ["of another process"]
@@ -641,7 +642,7 @@ def test_two_processes_lose_nothing(path: Path, notices: list[str]) -> None:
         writer.stdin.write("go\n")
         writer.stdin.flush()
     for writer in writers:
-        errors = writer.communicate(timeout=60)[1]
+        errors = writer.communicate(timeout=PATIENCE)[1]
         assert writer.returncode == 0, errors
     with Store.open(path, notices.append) as store:
         infos = store.history.conversations()

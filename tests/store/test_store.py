@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from clocks import PATIENCE
 from database_files import damage_leaves, damage_root, in_a_child, integrity, only_readable, open_directory
 
 from localspec.store import database as database_module
@@ -395,7 +396,7 @@ def test_two_processes_lose_nothing(path: Path, notices: list[str]) -> None:
         writer.stdin.write("go\n")
         writer.stdin.flush()
     for writer in writers:
-        errors = writer.communicate(timeout=60)[1]
+        errors = writer.communicate(timeout=PATIENCE)[1]
         assert writer.returncode == 0, errors
     with Store.open(path, notices.append) as store:
         pool = made_pool(store)

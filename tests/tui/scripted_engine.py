@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from clocks import PATIENCE
 from textual.pilot import Pilot
 
 from localspec.chat.conversation import Conversation
@@ -24,7 +25,6 @@ from localspec_tui.widgets.reply_view import ReplyView
 from localspec_tui.widgets.status_line import LiveLine
 
 NAMES = {"\n": "ctrl+j"}
-PATIENCE = 20  # seconds until a test that waits has failed
 
 Step = str | Event | threading.Event | Exception
 

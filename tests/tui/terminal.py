@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import pyte
+from clocks import PATIENCE
 from command import environment
 from wcwidth import wcwidth
 
-PATIENCE = 15  # seconds until a test that waits has failed
 LEAVE = "\x1b[?1049l"  # back to the screen of the shell
 RUN = "import sys; from localspec.cli.main import main; sys.exit(main())"
 
@@ -135,7 +135,7 @@ class Terminal:
 
         self.until(shown, seconds)
 
-    def ends(self, seconds: float = 15) -> int:
+    def ends(self, seconds: float = PATIENCE) -> int:
         """Waits for the end; the exit code, as subprocess has it."""
         end = time.monotonic() + seconds
         while self.process.poll() is None:

@@ -2,9 +2,10 @@
 
 import threading
 
+from clocks import PATIENCE
 from textual.events import Key
 from textual.widgets import OptionList
-from tui.scripted_engine import PATIENCE, say, until
+from tui.scripted_engine import say, until
 
 from localspec_tui.screens import conversations
 from localspec_tui.screens.conversations import ConversationsScreen

@@ -110,8 +110,8 @@ def reply_on(terminal: Terminal, prompt: str) -> str:
     return reply if found else ""
 
 
-def leaves_cleanly(terminal: Terminal, code: int = 0, seconds: float = 15) -> None:
-    assert terminal.ends(seconds) == code
+def leaves_cleanly(terminal: Terminal, code: int = 0) -> None:
+    assert terminal.ends() == code
     assert terminal.afterwards.strip() == ""
     terminal.check_that_it_is_whole()
 
@@ -203,7 +203,7 @@ def test_a_conversation_from_the_first_paint_to_the_last_key(home):
         for turn in turns:
             assert letters(turn.prompt + turn.reply) in letters(terminal.text)
         terminal.send(CTRL_Q)
-        leaves_cleanly(terminal, seconds=8)
+        leaves_cleanly(terminal)
 
 
 @pytest.mark.parametrize("stage", ["importing torch", "loading demo"])
@@ -211,7 +211,7 @@ def test_leaving_while_the_model_loads(home, stage):
     with chat(home, "-m", "demo") as terminal:
         terminal.shows(stage)
         terminal.send(CTRL_Q)
-        leaves_cleanly(terminal, seconds=10)
+        leaves_cleanly(terminal)
 
 
 def test_without_a_log_nothing_that_was_said_is_in_any_file(home):
@@ -257,10 +257,10 @@ def test_leaving_in_the_middle_of_a_reply(tmp_path, how, code):
         terminal.shows("Once upon a time and")
         if how is None:  # the window is closed
             terminal.hang_up()
-            assert terminal.ends(6) == code
+            assert terminal.ends() == code
         else:
             end(terminal, how)
-            leaves_cleanly(terminal, code, seconds=6)
+            leaves_cleanly(terminal, code)
     (turn,) = said(tmp_path)
     assert turn.reply.startswith("Once upon a time and") and turn.reason == "interrupted"
 
@@ -272,7 +272,7 @@ def test_an_engine_that_does_not_stop_is_left_behind(tmp_path, how):
         terminal.send("Go on.\r")
         terminal.shows("Once upon a time.")
         end(terminal, how)
-        leaves_cleanly(terminal, 0 if isinstance(how, str) else 143, seconds=6)
+        leaves_cleanly(terminal, 0 if isinstance(how, str) else 143)
     (turn,) = said(tmp_path)
     assert turn.prompt == "Go on."
 

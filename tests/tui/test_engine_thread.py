@@ -3,7 +3,8 @@
 import threading
 
 import pytest
-from tui.scripted_engine import PATIENCE, ScriptedChat
+from clocks import PATIENCE
+from tui.scripted_engine import ScriptedChat
 
 from localspec.errors import LocalspecError
 from localspec_tui import messages

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from clocks import PATIENCE
 from command import environment
 from scripted import FRAME
 
@@ -49,7 +50,7 @@ def shell(home: Path, command: str, *arguments: object) -> subprocess.CompletedP
         env=environment(home),
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
 

@@ -16,6 +16,7 @@ from cli.run.run_command import (
     kept,
     process,
 )
+from clocks import PATIENCE
 
 from localspec.cli import run as run_module
 
@@ -27,7 +28,7 @@ def test_interrupted_in_mid_reply(home, endless):
         said = os.read(running.stdout.fileno(), 100)  # each step is flushed
         assert said.startswith(b"and ")
         running.send_signal(signal.SIGINT)
-        rest, err = running.communicate(timeout=30)
+        rest, err = running.communicate(timeout=PATIENCE)
     assert (running.returncode, err) == (130, b"")
     said += rest
     assert said.endswith(b" \n") and said.count(b"\n") == 1
@@ -111,7 +112,7 @@ def test_interrupted_at_any_time_of_loading(home, endless, delay):
     with process(home, "-m", endless.path, "hi") as running:
         time.sleep(delay)
         running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=30)
+        out, err = running.communicate(timeout=PATIENCE)
     # CPython dies of the signal where the interrupt hit code that it made of text; a shell calls that 130 too.
     assert running.returncode in (130, -signal.SIGINT)
     assert b"Traceback" not in err and err in (b"", b"localspec: Interrupted.\n"), err

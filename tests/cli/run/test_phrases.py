@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from cli.run.run_command import kept_tokens, process
+from clocks import PATIENCE
 from scripted import scripted_model
 
 from localspec.cli.main import main
@@ -22,7 +23,7 @@ def test_the_second_time_is_faster(home, long):
 
     def answer() -> dict[str, Any]:
         with process(home, "-m", long.path, "hi", "--json", "--draft-max", 8) as running:
-            out, err = running.communicate(timeout=60)
+            out, err = running.communicate(timeout=PATIENCE)
         assert (running.returncode, err) == (0, b"")
         reply: dict[str, Any] = json.loads(out)
         assert reply["text"] == long.text

