@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from localspec.decoding.acceptance import walk
 from localspec.decoding.drafter import Context, Step
-from localspec.decoding.sampling import Sampling, walk
+from localspec.decoding.sampling import Sampling
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool

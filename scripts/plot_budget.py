@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
+from localspec.decoding.acceptance import walk
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Step
-from localspec.decoding.sampling import walk
 from localspec.decoding.tree import DraftTree
 from localspec.policy.forward_costs import ForwardCostModel
 

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 import torch
 
+from localspec.decoding.acceptance import walk, walk_by_rejection, walk_by_typicality
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.forward import CacheT, ForwardModel, ForwardOutput
-from localspec.decoding.sampling import Sampling, walk, walk_by_rejection, walk_by_typicality
+from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError
 

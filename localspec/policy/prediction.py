@@ -17,11 +17,6 @@ TOKEN = 830  # bytes of each token that a tokenizer knows, as measured with 8 an
 CONTEXT = 512  # tokens of text at which speeds are compared
 
 
-def cost_effectiveness(speed: float, memory: float, plain_speed: float, plain_memory: float) -> float:
-    """M = (v₁ / v₀) / (m₁ / m₀): speedup over relative memory (S3D, eq. 13). Any baseline, any units."""
-    return (speed / plain_speed) / (memory / plain_memory)
-
-
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 

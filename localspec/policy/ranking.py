@@ -8,9 +8,10 @@ from localspec.models.model import Model
 from localspec.models.shape import Shape
 from localspec.policy import prediction
 from localspec.policy.candidates import CostInputs, DrafterCandidate, DraftModelEstimate, candidates, plain
+from localspec.policy.cost_effectiveness import cost_effectiveness
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.measurements import MeasurementSource
-from localspec.policy.prediction import CONTEXT, Estimate, Rates, cost_effectiveness, estimated_rates
+from localspec.policy.prediction import CONTEXT, Estimate, Rates, estimated_rates
 
 AUTO_NODES = 16  # of a tree at most, where no number was asked for; how many pay is measured
 SMALL = 64_000_000  # parameters: a quarter of a GB in fp32

@@ -13,9 +13,10 @@ from doubles import OffChain, Oracle, RandomBranches, random_tree
 from tiers import cases
 from tiny_models import Tiny, prompt_ids, stock_reply
 
+from localspec.decoding.acceptance import walk
 from localspec.decoding.budget import LATEST, PATIENCE, SOONEST, Budget
 from localspec.decoding.drafter import Drafter, Step
-from localspec.decoding.sampling import Sampling, walk
+from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive

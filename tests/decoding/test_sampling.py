@@ -10,7 +10,8 @@ from scipy.stats import chi2_contingency, kstest, pearsonr
 from tiers import cases
 from tiny_models import stock_distribution
 
-from localspec.decoding.sampling import Sampling, _nucleus, gumbel, sampled_tree, walk
+from localspec.decoding.acceptance import walk
+from localspec.decoding.sampling import Sampling, _nucleus, gumbel, sampled_tree
 from localspec.decoding.tree import DraftTree
 from localspec.errors import UsageMistake
 

@@ -16,6 +16,7 @@ from s3d_tables import TABLES, Line
 from localspec.machine.machine import Device
 from localspec.models.shape import Shape
 from localspec.policy import prediction
+from localspec.policy.cost_effectiveness import cost_effectiveness
 from localspec.policy.prediction import (
     BUCKET,
     CHUNK,
@@ -23,7 +24,6 @@ from localspec.policy.prediction import (
     Acceptance,
     Estimate,
     Rates,
-    cost_effectiveness,
     estimated_rates,
     packed,
     speed,

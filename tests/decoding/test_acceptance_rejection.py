@@ -6,7 +6,8 @@ from draws import assert_drawn_from
 from tiers import cases
 from tiny_models import stock_distribution
 
-from localspec.decoding.sampling import Sampling, sampled_tree, walk_by_rejection
+from localspec.decoding.acceptance import walk_by_rejection
+from localspec.decoding.sampling import Sampling, sampled_tree
 from localspec.decoding.tree import DraftTree
 
 LETTERS, PLACE = 4, 17

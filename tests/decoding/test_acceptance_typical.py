@@ -2,7 +2,8 @@
 
 import torch
 
-from localspec.decoding.sampling import Sampling, walk_by_typicality
+from localspec.decoding.acceptance import walk_by_typicality
+from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 
 ONE = Sampling(1.0, rule="typical")
