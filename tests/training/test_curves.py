@@ -12,25 +12,52 @@ LINES = [
 ]
 
 
+SVG = "{http://www.w3.org/2000/svg}"
+PANELS = {"loss (mean of neighbouring steps)", "first guess right, on held-out text, %"}
+
+
 def paths(drawn: str) -> list[list[tuple[float, float]]]:
-    found = [e.attrib["d"] for e in ET.fromstring(drawn).iter("{http://www.w3.org/2000/svg}path")]
+    """The points of every line that is no line of the grid."""
+    found = [element.attrib["d"] for element in ET.fromstring(drawn).iter(SVG + "path")]
     lines = [d for d in found if " h" not in d]
     return [[tuple(map(float, point.split())) for point in line[1:].split(" L")] for line in lines]
 
 
+def words(drawn: str) -> list[str]:
+    return [element.text or "" for element in ET.fromstring(drawn).iter(SVG + "text")]
+
+
 def test_a_line_for_the_loss_and_one_for_each_depth():
-    loss, first, second = paths(figure(LINES, "medusa for <demo>"))
-    assert 100 < len(loss) <= 400 and len(first) == len(second) == 2
+    drawn = figure(LINES, "medusa for <demo>")
+    loss, first, second = paths(drawn)
+    assert len(loss) == 334, "a thousand steps are three to a point"
     assert loss == sorted(loss), "the loss falls, so its line goes down, which is up in y"
-    assert first[1][1] < second[1][1] < first[0][1] < second[0][1]
-    assert {first[-1][0], second[-1][0], loss[-1][0]} == {710.0}
-    text = "".join(ET.fromstring(figure(LINES, "medusa for <demo>")).itertext())
-    assert "medusa for <demo>" in text and "depth 1: 62 %" in text and "1000 steps" in text
+    highest = (8 / 1 + 8 / 2 + 8 / 3) / 3
+    assert loss[0] == (71.9, 56.0) and loss[-1] == (710.0, round(256 - 200 * 8 / 1000 / highest, 1))
+    assert first == [(70.0, 500.0), (710.0, 396.0)] and second == [(70.0, 520.0), (710.0, 458.0)]
+    assert words(drawn)[0] == "medusa for <demo>" and PANELS < {*words(drawn)}
+    assert [text for text in words(drawn) if text.startswith("depth")] == ["depth 1: 62 %", "depth 2: 31 %"]
+    assert words(drawn).count("1000 steps") == 2 and {f"{highest:.3g}", "100"} < {*words(drawn)}
 
 
-@pytest.mark.parametrize("lines", [[], LINES[:1], LINES[1:2]])
-def test_little_to_draw(lines):
-    ET.fromstring(figure(lines, "?"))
+@pytest.mark.parametrize(
+    ("lines", "drawn", "labels", "highest"),
+    [
+        pytest.param([], [], [], "1", id="nothing"),
+        pytest.param(
+            LINES[:1], [[(70.0, 500.0)], [(70.0, 520.0)]], ["depth 1: 10 %", "depth 2: 0 %"], "1", id="one look"
+        ),
+        pytest.param(LINES[1:2], [[(710.0, 56.0)]], [], "8", id="one step"),
+    ],
+)
+def test_little_to_draw(lines, drawn, labels, highest):
+    picture = figure(lines, "?")
+    assert paths(picture) == drawn
+    assert words(picture)[0] == "?" and PANELS < {*words(picture)}
+    assert [text for text in words(picture) if text.startswith("depth")] == labels
+    assert words(picture).count("1 steps") == 2
+    axis = words(picture)[words(picture).index("loss (mean of neighbouring steps)") + 1 :][:6:2]
+    assert axis[0] == "0" and axis[2] == highest, "the axis reaches the highest loss"
 
 
 def test_from_a_log_to_a_file(tmp_path):
