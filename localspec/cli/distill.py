@@ -3,7 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from localspec.errors import UsageMistake
 from localspec.models import registry
 from localspec.policy.selection import choose
 from localspec.training.examples import read_questions
+
+if TYPE_CHECKING:
+    from localspec.training.distill import Distiller
 
 app = typer.Typer()
 
@@ -69,13 +72,7 @@ def distill(
         )
         try:
             distiller = Distiller(asked, output, choice, wanted)
-            if distiller.too_long:
-                progress.notice(f"{distiller.too_long} prompts are too long for the model's context and are left out.")
-            if distiller.answered:
-                progress.notice(f"{len(distiller.answered)} of {distiller.total} replies are there already.")
-            if left := distiller.total - len(distiller.answered):
-                progress.show("measuring")
-                progress.notice(f"{left} replies take about {distiller.estimate() / 3600:.2g} hours at most.")
+            _announce(distiller, progress)
             interrupt.wait_for_step = True
             for written in distiller.run():
                 progress.show(f"{written.done} of {written.total} replies, {written.left / 3600:.2g} hours left")
@@ -89,3 +86,14 @@ def distill(
             progress.clear()
     print(f"{output}: {distiller.total} replies of {card.name}.", flush=True)
     return 0
+
+
+def _announce(distiller: "Distiller", progress: Progress) -> None:
+    """Says what is left out, what is there already, and how long the rest will take."""
+    if distiller.too_long:
+        progress.notice(f"{distiller.too_long} prompts are too long for the model's context and are left out.")
+    if distiller.answered:
+        progress.notice(f"{len(distiller.answered)} of {distiller.total} replies are there already.")
+    if left := distiller.total - len(distiller.answered):
+        progress.show("measuring")
+        progress.notice(f"{left} replies take about {distiller.estimate() / 3600:.2g} hours at most.")

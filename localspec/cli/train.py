@@ -3,9 +3,9 @@
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,6 +20,9 @@ from localspec.models.drafter_kinds import TABLE, kinds
 from localspec.paths import Paths
 from localspec.training.directory import Lock, usable
 from localspec.training.examples import read_examples
+
+if TYPE_CHECKING:
+    from localspec.training.job import Job
 
 app = typer.Typer()
 
@@ -85,13 +88,7 @@ def train(
         raise UsageMistake(
             f"There is no kind {kind!r} to train{nearest(kind, trainable)}; give one of {', '.join(trainable)}."
         )
-    for flag, value in (("--hours", hours), ("--epochs", epochs), ("--lr", rate)):
-        if value is not None and not 0 < value <= LONGEST:
-            raise UsageMistake(f"{flag} {value} is not possible; give a number above 0, {LONGEST} at most.")
-    if at_once is not None and at_once > batch:
-        raise UsageMistake(
-            f"--at-once {at_once} is more than the {batch} tokens of a step; give less, or more --batch."
-        )
+    _check_numbers({"--hours": hours, "--epochs": epochs, "--lr": rate}, batch, at_once)
     files = [*(data or ()), *(more or ())]
     if not data:
         raise UsageMistake("There is nothing to learn from; give --data FILE, or make some with `localspec distill`.")
@@ -106,10 +103,10 @@ def train(
         examples = read_examples(files)
 
         # From here on torch is needed, and takes seconds to import.
-        from localspec.training.job import Job, Request, parsed
+        from localspec.training.job import Job, Request, parse_options
 
         request = Request(
-            kind=kind, card=card, name=_public_name(card), options=parsed(kind, option or []), examples=examples,
+            kind=kind, card=card, name=_public_name(card), options=parse_options(kind, option or []), examples=examples,
             data=[file.name for file in files], directory=directory,
             command=_command(kind, card, files, option or [], locals()),
             length=length, batch=batch, at_once=at_once, rate=rate, seed=seed, distill=labels == "soft",
@@ -117,17 +114,8 @@ def train(
             save_seconds=save_every, force=force,
         )  # fmt: skip
         try:
-            job = Job(request, settings, lock, progress.notice, progress.show, lambda: interrupt.asked)
-            interrupt.wait_for_step = True
-            for seen in job.run():
-                if job.main:
-                    _show_step(progress, seen, first=seen.step == job.began + 1)
-            interrupt.wait_for_step = False
-            if job.training.stopped:
-                if job.main:
-                    progress.notice(
-                        f"stopped after step {job.training.state.step}; the same command goes on from there."
-                    )
+            job = Job(request, settings, lock, progress.notice, progress.show)
+            if not _run(job, interrupt, progress):
                 return 130
             progress.show("measuring")
             report = job.finish()
@@ -136,6 +124,28 @@ def train(
     if job.main:
         print(json.dumps(report) if as_json else _summary(report, registry.reference(card)), flush=True)
     return 0
+
+
+def _check_numbers(above_zero: Mapping[str, float | None], batch: int, at_once: int | None) -> None:
+    for flag, value in above_zero.items():
+        if value is not None and not 0 < value <= LONGEST:
+            raise UsageMistake(f"{flag} {value} is not possible; give a number above 0, {LONGEST} at most.")
+    if at_once is not None and at_once > batch:
+        raise UsageMistake(
+            f"--at-once {at_once} is more than the {batch} tokens of a step; give less, or more --batch."
+        )
+
+
+def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
+    """Trains and shows each step; returns whether it came to its end, for Ctrl+C stops it after a step."""
+    interrupt.wait_for_step = True
+    for seen in job.run(lambda: interrupt.asked):
+        if job.main:
+            _show_step(progress, seen, first=seen.step == job.began + 1)
+    interrupt.wait_for_step = False
+    if job.training.stopped and job.main:
+        progress.notice(f"stopped after step {job.training.state.step}; the same command goes on from there.")
+    return not job.training.stopped
 
 
 def _show_step(progress: Progress, seen: Any, first: bool) -> None:

@@ -1,7 +1,7 @@
-"""Examples -> rows of token ids -> batches, in an order that depends on a seed and on nothing else.
+"""Makes rows of token ids from examples, and batches from rows, in an order that depends on a seed alone.
 
-Rows are as long as their texts, and a batch is made of rows of like length: nothing is packed behind something else,
-so a drafter sees what it sees in use, a text from its beginning.
+Rows are as long as their texts, and a batch has rows of similar length: texts are not packed one after the other, so a
+drafter sees what it sees in use, a text from its beginning.
 """
 
 import random
@@ -15,28 +15,28 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn.target import Target
 from localspec.training.examples import Example
 
-HELD_OUT = 0.02  # of the examples, never learnt from; one at least
-MEASURED = 16384  # tokens of them that are measured
+HELD_OUT = 0.02  # of the examples: they are never trained on; at least one
+MEASURED = 16384  # tokens of held-out text that are measured
 BLOCK = 1024  # examples that are shuffled into batches together
-SHORTEST = 8  # tokens: in less there is nothing to foresee
+SHORTEST = 8  # tokens of a row: in fewer there is nothing to predict
 
 
 @dataclass(frozen=True)
 class Row:
-    """Token ids, and which of them count: those of replies and their end marks, or all of a plain text."""
+    """Token ids, and which of them are in the loss: those of replies and their end marks, or all of a plain text."""
 
     tokens: Sequence[int]
     loss_mask: Sequence[bool]
 
     @property
     def worth(self) -> int:
-        """Tokens that count and can be foreseen: no drafter has anything to go by before the second."""
+        """The number of tokens in the loss that a drafter can predict: it has no state before the third token."""
         return sum(self.loss_mask[2:])
 
 
 @dataclass
 class Cursor:
-    """Where in the order a training is: pass, block of examples, batch of the block."""
+    """Where in its order a training is: the pass, the block of examples, the batch of the block."""
 
     epoch: int = 0
     block: int = 0
@@ -44,51 +44,54 @@ class Cursor:
 
 
 class Corpus:
-    """What is learnt from, and what is held out to measure by. Raises UsageMistake where there is too little text."""
+    """The examples to train on, and those held out to measure with. Raises UsageMistake where there is too little text.
+
+    Rows have at most `length` tokens, and a batch `batch` tokens, padding included.
+    """
 
     def __init__(self, target: Target, examples: Sequence[Example], length: int, batch: int, seed: int) -> None:
         self._target, self.length, self._batch, self._seed = target, length, batch, seed
         self.refused: set[bytes] = set()  # digests of conversations that the model's template refuses
-        # A text that is there twice is on one side only, for its digest is the same.
-        known = {example.digest: example for example in examples}
-        marks = sorted(known)
+        # By digest, so that a text that occurs twice is on one side only.
+        by_digest = {example.digest: example for example in examples}
+        digests = sorted(by_digest)
         limit = int(HELD_OUT * 2**32).to_bytes(4, "big")
-        apart = {mark for mark in marks if mark < limit} or {*marks[:1]}
-        held_out = [known[mark] for mark in marks if mark in apart]
-        self.held_out = self._some(held_out, MEASURED)
+        apart = {digest for digest in digests if digest < limit} or {*digests[:1]}
+        held_out = [by_digest[digest] for digest in digests if digest in apart]
+        self.held_out = self._first_rows(held_out, MEASURED)
         self.examples = [example for example in examples if example.digest not in apart]
-        if not self.held_out or not self._some(self.examples[:BLOCK], 1):
+        if not self.held_out or not self._first_rows(self.examples[:BLOCK], 1):
             raise self._too_little(held_out, len(examples))
 
     @property
     def blocks(self) -> int:
-        """Of one pass."""
+        """The number of blocks of one pass."""
         return -(-len(self.examples) // BLOCK)
 
-    def batches(self, place: Cursor) -> Iterator[tuple[list[Row], Cursor, float]]:
-        """From `place` on without end: rows of one step, where the next one begins, and passes over the text so far."""
-        epoch, number, skip = place.epoch, place.block, place.batch
+    def batches(self, start: Cursor) -> Iterator[tuple[list[Row], Cursor, float]]:
+        """Yields without end from `start` on: the rows of a step, where the next one begins, and the passes so far."""
+        epoch, number, skip = start.epoch, start.block, start.batch
         while True:
             block = self._block(epoch, number)
             for index in range(skip, len(block)):
                 done = epoch + (number + (index + 1) / len(block)) / self.blocks
-                behind = Cursor(epoch, number, index + 1)
+                following = Cursor(epoch, number, index + 1)
                 if index + 1 == len(block):
-                    behind = Cursor(epoch, number + 1) if number + 1 < self.blocks else Cursor(epoch + 1)
-                yield block[index], behind, done
+                    following = Cursor(epoch, number + 1) if number + 1 < self.blocks else Cursor(epoch + 1)
+                yield block[index], following, done
             number, skip = number + 1, 0
             if number == self.blocks:
                 epoch, number = epoch + 1, 0
 
     def _block(self, epoch: int, number: int) -> list[list[Row]]:
-        """Batches of one block, each at most the tokens of a batch with what fills up its shorter rows."""
+        """Returns the batches of one block, each with at most the tokens of a batch, padding included."""
         order = list(range(len(self.examples)))
         random.Random(f"{self._seed} {epoch}").shuffle(order)  # noqa: S311
         chosen = order[number * BLOCK : (number + 1) * BLOCK]
         rows = [row for index in chosen for row in self._rows(self.examples[index])]
         rows.sort(key=lambda row: len(row.tokens))
         batches: list[list[Row]] = [[]]
-        for row in rows:  # they grow, so the last one is the longest
+        for row in rows:  # their length grows, so the last one is the longest
             if batches[-1] and (len(batches[-1]) + 1) * len(row.tokens) > self._batch:
                 batches.append([])
             batches[-1].append(row)
@@ -96,7 +99,7 @@ class Corpus:
         return [batch for batch in batches if batch]
 
     def frequencies(self, most: int = 20_000) -> torch.Tensor:
-        """How often each token of the vocabulary comes where it counts, [vocabulary], in up to `most` examples."""
+        """Returns how often each token occurs in the loss, [vocab_size], in about `most` examples at most."""
         found = torch.zeros(self._target.transformer.config.vocab_size, dtype=torch.long)
         for example in self.examples[:: -(-len(self.examples) // most)]:
             for row in self._rows(example):
@@ -107,7 +110,7 @@ class Corpus:
     def _too_little(self, held_out: Sequence[Example], count: int) -> UsageMistake:
         named = f"{count} {'example' if count == 1 else 'examples'}"
         length, self.length = self.length, self._target.context
-        if self._some(held_out, 1) and self._some(self.examples[:BLOCK], 1):
+        if self._first_rows(held_out, 1) and self._first_rows(self.examples[:BLOCK], 1):
             return UsageMistake(
                 f"Nothing is left to learn of {named} when they are cut to {length} tokens; give a larger --length."
             )
@@ -117,7 +120,7 @@ class Corpus:
             f"{SHORTEST} tokens each."
         )
 
-    def _some(self, examples: Sequence[Example], tokens: int) -> list[Row]:
+    def _first_rows(self, examples: Sequence[Example], tokens: int) -> list[Row]:
         rows: list[Row] = []
         for example in examples:
             rows += self._rows(example)
@@ -141,7 +144,7 @@ class Corpus:
         return [Row(piece, [True] * len(piece)) for piece in pieces]
 
     def _chat(self, example: Example) -> list[Row]:
-        """One row, cut at its length; or one for each reply, where the template shows a reply otherwise later on."""
+        """Returns one row; or one for each reply, where the template renders a reply differently later on."""
         messages = list(example.messages)
         try:
             whole, spans = self._target.chat.render(messages, waits=False), []
@@ -160,7 +163,7 @@ class Corpus:
         return [self._row(upto, [(len(before), len(upto))]) for before, upto in spans if upto.startswith(before)]
 
     def _row(self, text: str, spans: Sequence[tuple[int, int]]) -> Row:
-        """What lies in a span of characters counts, up to its end mark: behind that a reply is over."""
+        """Returns the row of a text whose tokens within spans of characters are in the loss, up to an end mark each."""
         coded = self._target.tokenizer(
             text, add_special_tokens=self._target.chat.add_special_tokens, return_offsets_mapping=True
         )
@@ -178,14 +181,14 @@ class Corpus:
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """Rows side by side, zeros behind the shorter ones: tokens [rows, n], counts bool [rows, n]."""
+    """Rows side by side, the shorter ones padded with zeros: tokens [rows, n], loss_mask bool [rows, n]."""
 
     tokens: torch.Tensor
     loss_mask: torch.Tensor
 
     @classmethod
     def of(cls, rows: Sequence[Row], device: torch.device) -> "PaddedRows":
-        """What counts is known from the rows' lengths and never from an id: the zero may well be an end mark."""
+        """Pads rows. The mask follows from the rows' lengths and never from an id: zero may well be an end mark."""
         longest = max(len(row.tokens) for row in rows)
         tokens = torch.zeros(len(rows), longest, dtype=torch.long)
         loss_mask = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -196,13 +199,13 @@ class PaddedRows:
 
     @cached_property
     def causal(self) -> torch.Tensor:
-        """bool [n, n]: who may look at whom. What is filled up stands behind, where nobody looks."""
+        """bool [n, n]: a row sees itself and what precedes it, so padding at the end is seen by no token."""
         n = self.tokens.shape[1]
         return torch.ones(n, n, dtype=torch.bool, device=self.tokens.device).tril_()
 
 
 def split_rows(rows: Sequence[Row], tokens: int) -> list[list[Row]]:
-    """Rows in groups that hold at most so many tokens, filled up; a longer row is a group of its own."""
+    """Returns rows in groups of at most so many tokens, padding included; a longer row is a group of its own."""
     groups: list[list[Row]] = []
     longest = 0
     for row in sorted(rows, key=lambda row: -len(row.tokens)):

@@ -35,7 +35,7 @@ class Needs:
     fixed: int
     token: int
     files: int
-    trainable: int  # numbers that learn
+    trainable: int  # that are trained
 
     def memory(self, at_once: int) -> int:
         """With so many tokens in a forward."""

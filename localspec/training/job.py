@@ -29,12 +29,12 @@ from localspec.training.examples import Example
 from localspec.training.result import Origin, Result, rounded
 from localspec.training.train import StepReport, Training, TrainingPlan, perplexity
 
-SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for; what is None is left to us."""
+    """What was asked for. What is None is chosen for the user."""
 
     kind: str
     card: TargetCard
@@ -57,7 +57,7 @@ class Request:
     force: bool
 
     def identity(self, choice: Choice, own: str) -> dict[str, Any]:
-        """What must be the same for a stopped training to go on."""
+        """Returns what must be the same for a stopped training to go on."""
         digest = hashlib.sha256(b"".join(example.digest for example in self.examples)).hexdigest()[:16]
         return {
             "kind": self.kind, "model": own, "options": dict(self.options), "data": digest, "length": self.length,
@@ -70,8 +70,8 @@ class Request:
 class Job:
     """A training that is ready to run. Raises UsageMistake, DoesNotFit and LocalspecError before anything is written.
 
-    `lock` is that of its directory, and is taken. `say` is told what a user should know before it starts; `progress`
-    what is being done.
+    Takes `lock`, that of its directory. `say` is called with what a user should know before training starts, `progress`
+    with what is being done.
     """
 
     def __init__(
@@ -81,35 +81,34 @@ class Job:
         lock: Lock,
         say: Callable[[str], None],
         progress: Callable[[str], None] = lambda _: None,
-        stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.request, self._say = request, say
         self.own = revision(request.card.path)
         self.choice, shadow = self._choose(settings)
         self.changes_target = shadow.changes_target
-        AcceleratorState._reset_state(reset_partial_state=True)  # of a former one
+        AcceleratorState._reset_state(reset_partial_state=True)  # an earlier one's
         self.processes = processes(self.choice)
         self.main = bool(self.processes.is_main_process)
         if self.main:
             lock.take()
         length = self._length(shadow.target)
         asked = request.identity(self.choice, self.own)
-        former = _former(request, asked)
+        resumed = _resumed(request, asked)
         needed = estimate.needs(shadow, self.choice, length, self.changes_target)
         at_once = request.at_once or max(request.batch, length)
-        at_once = former.get("at_once") or estimate.fitting(needed, self.choice, at_once, request.at_once or length)
+        at_once = resumed.get("at_once") or estimate.fitting(needed, self.choice, at_once, request.at_once or length)
         estimate.room(needed, request.directory)
         if self.processes.num_processes > 1 and self.choice.device != "cpu":
             self.choice = replace(self.choice, device=str(self.processes.device))
         self._tell(
             f"{request.kind} for {request.name}: about {needed.memory(at_once) / 2**30:.1f} GiB of memory with "
-            f"{at_once} tokens at once, {needed.files / 2**20:.0f} MiB on disk, {needed.trainable / 1e6:.2f} M numbers "
-            "that learn."
+            f"{at_once} tokens at once, {needed.files / 2**20:.0f} MiB on disk, {needed.trainable / 1e6:.2f} M "
+            "trainable parameters."
         )
         progress(f"loading {request.card.name}")
         torch.manual_seed(request.seed)
         target = _load(self.choice)
-        options = former.get("options") or self._options(target)
+        options = resumed.get("options") or self._options(target)
         torch.manual_seed(request.seed)
         self.drafter = make_drafter(request.kind, target, options).to(target.device)
         progress("reading text")
@@ -123,8 +122,8 @@ class Job:
         if self.main:
             _clear(request, lock)
         self.processes.wait_for_everyone()
-        kept = {"asked": asked, "options": dict(options)}
-        self.training = Training(self.drafter, corpus, plan, request.directory, self.processes, kept, stop)
+        identity = {"asked": asked, "options": dict(options)}
+        self.training = Training(self.drafter, corpus, plan, request.directory, self.processes, identity)
         if corpus.refused:
             self._tell(
                 f"{len(corpus.refused)} of the conversations that were looked at are left out, for the model's "
@@ -132,17 +131,17 @@ class Job:
             )
         self.began = self.training.state.step
         if self.began:
-            self._tell(f"going on behind step {self.began}, where this training was stopped.")
+            self._tell(f"going on after step {self.began}, where this training was stopped.")
 
     def _tell(self, sentence: str) -> None:
         if self.main:
             self._say(sentence)
 
     def _choose(self, settings: Settings) -> tuple[Choice, TrainedDrafter]:
-        """Where and in which precision, and the drafter without weights, which tells what will learn.
+        """Returns where and in which precision to train, and the drafter without weights, by which both are chosen.
 
-        A form that changes the target cannot do so packed, nor directly in anything but fp32: `auto` follows, and
-        what was named is refused.
+        A form that changes the target needs weights that are not quantized, and to train them directly in fp32: `auto`
+        follows this, and what was named otherwise is refused.
         """
         request, plain = self.request, replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False)
         choice = choose(request.card, plain)
@@ -175,7 +174,7 @@ class Job:
         return length
 
     def _options(self, target: Target) -> Mapping[str, Any]:
-        """Those that were given; where none were, those that the kind proposes for this model and machine."""
+        """Returns the options that were given; without any, those that the kind proposes for this model and machine."""
         if self.request.options:
             return self.request.options
         previous = [
@@ -189,12 +188,12 @@ class Job:
         self._tell(sentence)
         return options
 
-    def run(self) -> Iterator[StepReport]:
-        """One event a step; `training.stopped` says whether it is over or was stopped."""
-        return self.training.run()
+    def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepReport]:
+        """Yields an event a step, until the end or until `stop` returns true; `training.stopped` says which."""
+        return self.training.run(stop)
 
     def finish(self) -> dict[str, Any]:
-        """Measures and writes the result; what it is, in words that JSON knows. Raises DoesNotFit."""
+        """Measures and writes the result, and returns what `train --json` prints. Raises DoesNotFit."""
         request, training = self.request, self.training
         accuracy = training.measure()
         if self.changes_target:
@@ -227,7 +226,7 @@ class Job:
         }
 
     def _record(self, accuracy: Sequence[Sequence[float]], figures: Mapping[str, Any]) -> dict[str, Any]:
-        """What drafter.json says about how it was made."""
+        """Returns what drafter.json says about how the drafter was made."""
         request, training = self.request, self.training
         return {
             "features": {"dtype": self.choice.dtype, "quantize": self.choice.quantize},
@@ -250,8 +249,8 @@ class Job:
         }
 
 
-def parsed(kind: str, words: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE, each in the type that the option of this name has. Raises UsageMistake."""
+def parse_options(kind: str, words: Sequence[str]) -> dict[str, Any]:
+    """Returns options of the form NAME=VALUE, each in its option's type. Raises UsageMistake."""
     types = {option.name: type(option.default) for option in fields(drafter_class(kind).Options)}
     found: dict[str, Any] = {}
     for word in words:
@@ -264,18 +263,18 @@ def parsed(kind: str, words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _value(kind: type, text: str) -> Any:
-    """What the text says, or the text itself: `make_drafter` says what is wrong with it."""
-    if kind is bool:
-        return SWITCH.get(text.lower(), text)
+def _value(type_: type, text: str) -> Any:
+    """Returns a text in this type, or itself where it has no such value: `make_drafter` says what is wrong with it."""
+    if type_ is bool:
+        return SWITCHES.get(text.lower(), text)
     try:
-        return kind(text) if kind in (int, float) else text
+        return type_(text) if type_ in (int, float) else text
     except ValueError:
         return text
 
 
 def processes(choice: Choice) -> Accelerator:
-    """Those that `accelerate launch` started, or this one; the drafter computes in the precision of the target."""
+    """Returns the processes of `accelerate launch`, or this one; the drafter computes in the target's precision."""
     dense = choice.quantize == "none"
     precision = choice.dtype if dense and choice.dtype != "fp32" else "no"
     return Accelerator(cpu=choice.device == "cpu", mixed_precision=precision)
@@ -294,10 +293,10 @@ def _load(choice: Choice) -> Target:
         ) from error
 
 
-def _former(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a training that was stopped here had settled; nothing where there was none, or it is to be replaced.
+def _resumed(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what a stopped training in this directory had chosen; empty without one, or where it is to be replaced.
 
-    Raises UsageMistake where the directory holds something else.
+    Raises UsageMistake where the directory holds another training, or a finished one.
     """
     path = request.directory
     if request.force:
@@ -321,7 +320,7 @@ def _former(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _clear(request: Request, lock: Lock) -> None:
-    """What a forced training begins without. The former result stays until the new one is there."""
+    """Takes the lock, and for --force removes an old checkpoint and log; an old result stays until there is a new one."""
     try:
         request.directory.mkdir(parents=True, exist_ok=True)
         lock.take()

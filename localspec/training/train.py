@@ -1,7 +1,7 @@
 """The one loop that trains every drafter, through its `loss`.
 
-Every random choice follows from the seed and the step, so a training that was stopped, or killed, goes on to the very
-losses it would have had. With several processes each learns from its share of a step's rows.
+Every random choice follows from the seed and the step, so a training that was stopped or killed goes on with exactly
+the losses that it would have had. With several processes each computes its share of a step's rows.
 """
 
 import hashlib
@@ -24,19 +24,22 @@ from localspec.nn.target import Target
 from localspec.training import checkpoint
 from localspec.training.corpus import Corpus, Cursor, PaddedRows, Row, split_rows
 
-WARM_UP = 0.03  # of the training, in which the learning rate rises
-LOWEST = 0.05  # of the learning rate, at the end
-CLIP = 1.0  # norm of the gradient
-DECAY = 0.01  # of matrices
+WARM_UP = 0.03  # of the training: in it the learning rate rises
+LOWEST = 0.05  # of the highest learning rate: the last one
+CLIP = 1.0  # the gradient's largest norm
+WEIGHT_DECAY = 0.01  # of matrices alone
 BETAS = (0.9, 0.95)
-LOOKS = 10  # at held-out text, while it lasts
+EVALUATIONS = 10  # on held-out text, while a training lasts
 APART = 10  # steps between two of them, at least
-GLANCE = 4096  # tokens of it that such a look takes
+EVALUATED = 4096  # tokens of held-out text in one of them
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How long to train, and how. Of the limits the first that is reached counts; at least one is given."""
+    """How long to train, and how. Training ends at the first limit that is reached; at least one is given.
+
+    With `distill` the labels are the target's distributions, else the text's tokens.
+    """
 
     batch: int  # tokens of a step
     at_once: int  # tokens of a forward
@@ -49,14 +52,14 @@ class TrainingPlan:
     save_seconds: float = 300.0
 
     def done(self, steps: int, seconds: float, epochs: float) -> float:
-        """The share of the training that is over, 0 to 1."""
+        """Returns the share of the training that is over, from 0 to 1."""
         limits = ((steps, self.steps), (seconds / 3600, self.hours), (epochs, self.epochs))
         return min(1.0, max(passed / limit for passed, limit in limits if limit is not None))
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step that is over. `left` are the seconds until the end, about."""
+    """One step that is over. `left` is about how many seconds are left."""
 
     step: int
     loss: float
@@ -64,12 +67,12 @@ class StepReport:
     tokens: int  # so far
     seconds: float  # of the training, over all sessions
     left: float
-    accuracy: Sequence[Sequence[float]] | None = None  # where a look at held-out text followed
+    accuracy: Sequence[Sequence[float]] | None = None  # on held-out text, where it was measured after this step
 
 
 @dataclass
 class State:
-    """Where a training is; beside weights and optimiser all that a checkpoint holds."""
+    """Where a training is: all that a checkpoint holds beside weights and optimiser, under the names of state.json."""
 
     step: int = 0
     tokens: int = 0
@@ -77,15 +80,15 @@ class State:
     epochs: float = 0.0
     place: Cursor = field(default_factory=Cursor)
     log_bytes: int = 0
-    looked: int = -1  # behind which step, at held-out text; the first time before the first one
+    looked: int = -1  # the step after which held-out text was last measured; first before step 1
     loss: float = math.nan
 
 
 class Training:
-    """One training of one drafter, from its checkpoint on if there is one.
+    """One training of one drafter, which goes on from its checkpoint if there is one.
 
-    `directory` gets losses.jsonl and checkpoint/; `asked` is put into that, to know it by; `stop` is asked after every
-    step. Raises LocalspecError for a damaged checkpoint or a loss that is no number, DoesNotFit.
+    `directory` gets losses.jsonl and checkpoint/, in which `asked` identifies the training. Raises LocalspecError for a
+    damaged checkpoint.
     """
 
     def __init__(
@@ -96,10 +99,9 @@ class Training:
         directory: Path,
         processes: Accelerator,
         asked: dict[str, Any],
-        stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.drafter, self.target, self.corpus, self.plan = drafter, drafter.target, corpus, plan
-        self.directory, self._asked, self._stop, self._processes = directory, asked, stop, processes
+        self.directory, self._asked, self._processes = directory, asked, processes
         self.state, self.stopped = State(), False
         drafter.begin_training(corpus.frequencies().to(self.target.device))
         groups = trainable_groups(drafter)
@@ -109,7 +111,7 @@ class Training:
                 [
                     {"params": some, "scale": scale, "weight_decay": decay}
                     for params, scale in groups
-                    for decay in (DECAY, 0.0)
+                    for decay in (WEIGHT_DECAY, 0.0)
                     if (some := [parameter for parameter in params if (parameter.ndim > 1) == (decay > 0)])
                 ],
                 betas=BETAS,
@@ -120,27 +122,31 @@ class Training:
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
-    def run(self) -> Iterator[StepReport]:
-        """Trains until the plan is done, or `stop` says so: then `stopped` is true. The checkpoint is written then."""
+    def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepReport]:
+        """Trains until the plan is done, or `stop`, called after every step, returns true: then `stopped` is true.
+
+        Writes the checkpoint at the end. Raises LocalspecError for a loss that is NaN or inf, and DoesNotFit where
+        memory or disk are too small.
+        """
         plan, state = self.plan, self.state
         began = saved = time.monotonic()
-        before, first = state.seconds, state.step
+        seconds_before, first = state.seconds, state.step
         done = plan.done(state.step, state.seconds, state.epochs)
         if state.looked < 0:
-            self._look(done)
-        for rows, behind, epochs in self.corpus.batches(state.place):
+            self._evaluate(done)
+        for rows, following, epochs in self.corpus.batches(state.place):
             if done >= 1:
                 break
             state.loss = self._step(rows, done)
-            # Of several processes the slowest clock counts, and any may have been interrupted.
-            seconds, asked = self._most(before + time.monotonic() - began, float(self._stop()))
-            state.step, state.place, state.epochs, state.seconds = state.step + 1, behind, epochs, seconds
+            # All processes agree: the slowest clock decides, and any of them may have been interrupted.
+            seconds, asked = self._maxima(seconds_before + time.monotonic() - began, float(stop()))
+            state.step, state.place, state.epochs, state.seconds = state.step + 1, following, epochs, seconds
             state.tokens += sum(len(row.tokens) for row in rows)
             done, rate = plan.done(state.step, seconds, epochs), plan.rate * _schedule(done)
-            self._note({"step": state.step, "loss": state.loss, "rate": rate, "tokens": state.tokens})
-            due = state.step - state.looked >= max(APART, state.step / (done * LOOKS))
-            accuracy = self._look(done) if due and done < 1 else None
-            left = (seconds - before) / (state.step - first) * state.step * (1 / done - 1)
+            self._write_log({"step": state.step, "loss": state.loss, "rate": rate, "tokens": state.tokens})
+            due = state.step - state.looked >= max(APART, state.step / (done * EVALUATIONS))
+            accuracy = self._evaluate(done) if due and done < 1 else None
+            left = (seconds - seconds_before) / (state.step - first) * state.step * (1 / done - 1)
             yield StepReport(state.step, state.loss, done, state.tokens, seconds, left, accuracy)
             if asked and done < 1:
                 self.stopped = True
@@ -151,7 +157,7 @@ class Training:
         self.save()
 
     def _step(self, rows: list[Row], done: float) -> float:
-        """One step of the optimiser; returns its loss. Every token weighs the same, however the rows are parted."""
+        """Runs one step of the optimiser and returns its loss. Every token has one weight, however rows are split."""
         self.drafter.train()
         self.drafter.progress = done
         for group in self._optimizer.param_groups:
@@ -165,8 +171,8 @@ class Training:
             try:
                 batch = self._batch(some, f"{self.plan.seed} {self.state.step} {ours} {index}")
                 with self._processes.autocast():
-                    lesson = self.drafter.loss(batch)
-                self._processes.backward(lesson.loss * share)
+                    loss = self.drafter.loss(batch).loss
+                self._processes.backward(loss * share)
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
@@ -174,37 +180,37 @@ class Training:
                     f"{batch_tokens(some)} tokens in one forward do not fit in the memory of {self.target.device}; "
                     "give a smaller --at-once."
                 ) from error
-            total += lesson.loss.detach().double().cpu() * share
+            total += loss.detach().double().cpu() * share
         self._share_gradients()
-        loss = float(self._sum(total))
-        if not math.isfinite(loss):
+        mean = float(self._sum(total))
+        if not math.isfinite(mean):
             raise LocalspecError(
-                f"The loss of step {self.state.step + 1} is {loss}, which is no number; give a smaller --lr, or begin "
+                f"The loss of step {self.state.step + 1} is {mean}; give a smaller --lr, or begin "
                 "anew with --force and another --dtype."
             )
         self._processes.clip_grad_norm_(self._parameters, CLIP)
         self._optimizer.step()
-        return loss
+        return mean
 
     def _batch(self, rows: list[Row], seed: str) -> Batch:
-        """Rows with the target's states, computed as in use: in its precision, and by nothing that learns."""
-        filled = PaddedRows.of(rows, self.target.device)
-        places = torch.arange(filled.tokens.shape[1], device=self.target.device)
+        """Returns rows with the target's states as they are in use: in its precision, and without what is trained."""
+        padded = PaddedRows.of(rows, self.target.device)
+        positions = torch.arange(padded.tokens.shape[1], device=self.target.device)
         with torch.no_grad():
-            hidden = self.target.transformer(filled.tokens, places, filled.causal)
+            hidden = self.target.transformer(padded.tokens, positions, padded.causal)
         number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
         torch.manual_seed(number)
-        return Batch(filled.tokens, filled.loss_mask, hidden, self.plan.distill, torch.Generator().manual_seed(number))
+        return Batch(padded.tokens, padded.loss_mask, hidden, self.plan.distill, torch.Generator().manual_seed(number))
 
     # -- held-out text ------------------------------------------------------------------------------------------------
 
-    def _look(self, done: float) -> list[list[float]]:
+    def _evaluate(self, done: float) -> list[list[float]]:
         self.state.looked = self.state.step
         self.drafter.progress = done
-        return self.measure(GLANCE)
+        return self.measure(EVALUATED)
 
     def measure(self, tokens: int | None = None) -> list[list[float]]:
-        """How often the first, second, … guess at each depth was right on (so many tokens of) held-out text; noted."""
+        """Measures and logs [depth][rank], how often that candidate was right on (so many tokens of) held-out text."""
         self.drafter.eval()
         rows, taken = self.corpus.held_out, 0
         some = [row for row in rows if tokens is None or (taken := taken + len(row.tokens)) <= tokens] or rows[:1]
@@ -212,20 +218,20 @@ class Training:
         found = torch.zeros(self.drafter.depth, RANKS + 1, dtype=torch.float64)
         for index, group in enumerate(split_rows(ours, self.plan.at_once)):
             with torch.no_grad(), self._processes.autocast():
-                lesson = self.drafter.loss(self._batch(group, f"held out {index}"))
-            for depth, seen in enumerate(lesson.depth_losses):
-                found[depth, :-1] += seen.hits.cpu()
-                found[depth, -1] += seen.count
+                output = self.drafter.loss(self._batch(group, f"held out {index}"))
+            for depth, one in enumerate(output.depth_losses):
+                found[depth, :-1] += one.hits.cpu()
+                found[depth, -1] += one.count
         found = self._sum(found)
         shares = (found[:, :-1] / found[:, -1:].clamp_min(1)).tolist()
         accuracy = [[round(share, 4) for share in line] for line in shares]
-        self._note({"step": self.state.step, "accuracy_by_depth": accuracy})
+        self._write_log({"step": self.state.step, "accuracy_by_depth": accuracy})
         return accuracy
 
     # -- stopping and going on ----------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Writes the checkpoint. Raises DoesNotFit where the disk is full; the former one is then still there."""
+        """Writes the checkpoint. Raises DoesNotFit where the disk is full; the previous one is then still there."""
         if not self._processes.is_main_process:
             return
         tensors = {f"drafter.{name}": tensor for name, tensor in self.drafter.state_dict().items()}
@@ -242,20 +248,20 @@ class Training:
         found = checkpoint.load(self.directory / "checkpoint")
         if found is not None:
             try:
-                self._take_over(*found)
+                self._restore(*found)
             except (KeyError, TypeError, ValueError, RuntimeError) as error:
                 raise LocalspecError(
                     f"The checkpoint in {self.directory} does not fit ({error}); give --force to begin anew."
                 ) from error
         if self._processes.is_main_process:
             self._log.touch()
-            with self._log.open("r+b") as log:  # what was noted behind the checkpoint will be noted again
-                kept = log.read(self.state.log_bytes)  # less, where the log was deleted, or a machine lost power
+            with self._log.open("r+b") as log:  # what was logged after the checkpoint will be logged again
+                kept = log.read(self.state.log_bytes)  # fewer, where the log was deleted or power was lost
                 log.truncate(kept.rfind(b"\n") + 1)
         self._processes.wait_for_everyone()
 
     @torch.no_grad()
-    def _take_over(self, tensors: dict[str, torch.Tensor], stored: dict[str, Any]) -> None:
+    def _restore(self, tensors: dict[str, torch.Tensor], stored: dict[str, Any]) -> None:
         named = {name.removeprefix("drafter."): t for name, t in tensors.items() if name.startswith("drafter.")}
         self.drafter.load_state_dict(named)
         states: dict[int, dict[str, torch.Tensor]] = {}
@@ -263,7 +269,7 @@ class Training:
             parameter.copy_(tensors[f"parameter.{index}"])
             begins = f"optimizer.{index}."
             states[index] = {name.removeprefix(begins): t for name, t in tensors.items() if name.startswith(begins)}
-        # torch numbers parameters in the order of its groups, which is not ours.
+        # torch numbers parameters in the order of its groups, which differs from ours.
         number = {id(parameter): index for index, parameter in enumerate(self._parameters)}
         order = [number[id(parameter)] for group in self._optimizer.param_groups for parameter in group["params"]]
         saved = self._optimizer.state_dict()
@@ -274,7 +280,7 @@ class Training:
         own = {name: stored[name] for name in asdict(self.state)}
         self.state = State(**{**own, "place": Cursor(**own["place"])})
 
-    def _note(self, line: dict[str, Any]) -> None:
+    def _write_log(self, line: dict[str, Any]) -> None:
         if self._processes.is_main_process:
             with self._log.open("a", encoding="utf-8") as log:
                 log.write(json.dumps(line) + "\n")
@@ -284,7 +290,7 @@ class Training:
     # -- several processes --------------------------------------------------------------------------------------------
 
     def _share_gradients(self) -> None:
-        """The sum over all processes; one may have had no rows."""
+        """Replaces gradients by their sum over all processes, one of which may have had no rows."""
         if self._processes.num_processes == 1:
             return
         for parameter in self._parameters:
@@ -295,39 +301,39 @@ class Training:
         summed: torch.Tensor = self._processes.reduce(value.to(self._processes.device), "sum").to(value.device)
         return summed
 
-    def _most(self, *values: float) -> list[float]:
+    def _maxima(self, *values: float) -> list[float]:
         together = torch.tensor([values], dtype=torch.float64, device=self._processes.device)
-        most: list[float] = self._processes.gather(together).amax(0).tolist()
-        return most
+        maxima: list[float] = self._processes.gather(together).amax(0).tolist()
+        return maxima
 
 
 def trainable_groups(drafter: TrainedDrafter) -> list[tuple[list[torch.nn.Parameter], float]]:
-    """(parameters, multiple of the learning rate) of what learns."""
+    """Returns (parameters, multiple of the learning rate) of what is trained."""
     groups = drafter.parameter_groups()
     return [([p for p in group["params"] if p.requires_grad], group["lr_scale"]) for group in groups]
 
 
 def batch_tokens(rows: list[Row]) -> int:
-    """Of rows side by side, with what fills up the shorter ones."""
+    """Returns the number of tokens of rows side by side, padding included."""
     return len(rows) * max(len(row.tokens) for row in rows)
 
 
 @torch.no_grad()
 def perplexity(target: Target, rows: list[Row], at_once: int) -> float:
-    """The target's own, on the tokens that count."""
+    """Returns the target's perplexity on the rows' tokens that are in the loss."""
     total, count = 0.0, 0
     for group in split_rows(rows, at_once):
-        filled = PaddedRows.of(group, target.device)
-        places = torch.arange(filled.tokens.shape[1], device=target.device)
-        states = target.transformer(filled.tokens, places, filled.causal)
-        where = filled.loss_mask[:, 1:]
-        found = cross_entropy(states[:, :-1][where], target.head, filled.tokens[:, 1:][where])
+        padded = PaddedRows.of(group, target.device)
+        positions = torch.arange(padded.tokens.shape[1], device=target.device)
+        states = target.transformer(padded.tokens, positions, padded.causal)
+        where = padded.loss_mask[:, 1:]
+        found = cross_entropy(states[:, :-1][where], target.head, padded.tokens[:, 1:][where])
         total, count = total + float(found.loss), count + found.count
     return math.exp(total / count)
 
 
 def _schedule(done: float) -> float:
-    """The factor on the learning rate: a straight line up, then half a cosine down."""
+    """Returns the learning rate as a share of its highest: a straight line up, then half a cosine down."""
     if done < WARM_UP:
         return (done + WARM_UP / 10) / (WARM_UP * 1.1)
     return LOWEST + (1 - LOWEST) * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP))) / 2

@@ -277,7 +277,7 @@ def test_a_disk_that_is_full_at_the_end_keeps_the_checkpoint(train, tmp_path, mo
     assert not list(out.glob("**/*.new")) and not (out / "drafter" / "drafter.json").exists()
     monkeypatch.setattr(Result, "_write", honest)
     code, _, errors = train("medusa", "--steps", 2, "-o", out)
-    assert code == 0 and "going on behind step 2" in errors and (out / "drafter" / "drafter.json").exists()
+    assert code == 0 and "going on after step 2" in errors and (out / "drafter" / "drafter.json").exists()
 
 
 def test_a_place_that_is_taken(train, tmp_path, monkeypatch):
@@ -402,7 +402,7 @@ def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(tmp_path, model, data, 
     other = called(tmp_path, "train", *map(str, asked(model, data, out, "--lr", 0.5)))
     assert other.returncode == 2 and "lr = 0.001" in sentence(other) and "--force" in sentence(other)
     result = called(tmp_path, "train", *map(str, asked(model, data, out)))
-    assert result.returncode == 0 and f"going on behind step {step}" in result.stderr
+    assert result.returncode == 0 and f"going on after step {step}" in result.stderr
     assert losses(out) == whole
 
 

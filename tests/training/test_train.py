@@ -47,10 +47,10 @@ def processes() -> Accelerator:
 
 @pytest.fixture
 def training(target, corpus, processes, tmp_path):
-    def make(plan=PLAN, where="a", options=None, stop=lambda: False, corpus=corpus):
+    def make(plan=PLAN, where="a", options=None, corpus=corpus):
         torch.manual_seed(0)
         (tmp_path / where).mkdir(exist_ok=True)
-        return Training(Linears(target, options), corpus, plan, tmp_path / where, processes, {}, stop)
+        return Training(Linears(target, options), corpus, plan, tmp_path / where, processes, {})
 
     return make
 
@@ -106,8 +106,8 @@ def test_what_was_stopped_goes_on_bit_for_bit(training, monkeypatch, at, backwar
     whole = training(where="whole")
     list(whole.run())
     asked = []
-    first = training(where="parted", stop=lambda: asked.append(1) or len(asked) == at)
-    list(first.run())
+    first = training(where="parted")
+    list(first.run(lambda: asked.append(1) or len(asked) == at))
     assert first.stopped and first.state.step == at
     second = training(where="parted")
     assert second.state.step == at and not second.drafter.told
@@ -153,7 +153,7 @@ def test_what_is_left_of_a_log_is_gone_on_with(training, left):
 @pytest.mark.slow
 @pytest.mark.parametrize(("apart", "expected"), [(3, [0, 6, 12, 18, 24]), (10, [0, 10, 20])])
 def test_looks_at_held_out_text_are_shares_of_the_training_apart(training, monkeypatch, apart, expected):
-    monkeypatch.setattr("localspec.training.train.LOOKS", 5)
+    monkeypatch.setattr("localspec.training.train.EVALUATIONS", 5)
     monkeypatch.setattr("localspec.training.train.APART", apart)
     made = training(TrainingPlan(batch=64, at_once=64, rate=1e-3, steps=30))
     seen = list(made.run())
