@@ -1,7 +1,7 @@
-"""What a training needs to go on as if it had never stopped: weights and optimiser as safetensors, the rest as JSON.
+"""Checkpoints, from which a training goes on as if it had never stopped: tensors as safetensors, the rest as JSON.
 
-`state.json` names the file of tensors that belongs to it and is replaced in one go, so a kill at any moment leaves the
-former checkpoint or the new one.
+`state.json` names the file of tensors that belongs to it and is replaced atomically, so a kill at any moment leaves the
+old checkpoint or the new one.
 """
 
 import errno
@@ -18,12 +18,12 @@ from localspec.errors import DoesNotFit, LocalspecError
 
 STATE = "state.json"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_STATE = {"asked": dict, "at_once": int, "tensors": str}  # what the state of a training has at least
+_STATE = {"asked": dict, "at_once": int, "tensors": str}  # what a training's state must have
 _ASKED = {"asked": dict, "options": dict}
 
 
 def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
-    """Raises DoesNotFit where the disk is full; then the former checkpoint is still there."""
+    """Writes a checkpoint. Raises DoesNotFit where the disk is full; the old checkpoint is then still there."""
     name = f"step-{step}.safetensors"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -35,14 +35,14 @@ def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], state:
     except (OSError, SafetensorError) as error:
         for left in directory.glob("*.new"):
             left.unlink(missing_ok=True)
-        raise _told(error, directory, tensors) from error
+        raise _write_error(error, directory, tensors) from error
     for old in directory.glob("*.safetensors"):
         if old.name != name:
             old.unlink()
 
 
 def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
-    """(tensors, state) of the last checkpoint, if there is one. Raises LocalspecError where it is damaged."""
+    """Returns (tensors, state) of the last checkpoint, if there is one. Raises LocalspecError where it is damaged."""
     try:
         state = json.loads((directory / STATE).read_text("utf-8"))
         return load_file(directory / state["tensors"]), state
@@ -55,7 +55,7 @@ def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | No
 
 
 def state(directory: Path) -> Mapping[str, Any] | None:
-    """The state of a training that was stopped; None where there is no checkpoint.
+    """Returns the state of a training that was stopped; None where there is no checkpoint.
 
     Raises LocalspecError where it is damaged.
     """
@@ -72,7 +72,7 @@ def state(directory: Path) -> Mapping[str, Any] | None:
 
 
 def full(error: Exception) -> bool:
-    """Whether what could not be written found no room."""
+    """Returns whether a write failed for lack of room."""
     text = str(error).lower()
     return (isinstance(error, OSError) and error.errno in _FULL) or "no space" in text or "too large" in text
 
@@ -85,7 +85,7 @@ def _damaged(directory: Path, error: Exception) -> LocalspecError:
     return LocalspecError(f"The checkpoint in {directory} is damaged ({error}); give --force to begin anew.")
 
 
-def _told(error: Exception, directory: Path, tensors: Mapping[str, torch.Tensor]) -> LocalspecError:
+def _write_error(error: Exception, directory: Path, tensors: Mapping[str, torch.Tensor]) -> LocalspecError:
     if full(error):
         size = sum(tensor.nbytes for tensor in tensors.values())
         return DoesNotFit(

@@ -1,4 +1,4 @@
-"""losses.jsonl drawn as SVG: the loss, and how often the first guess at each depth was right, over the steps."""
+"""Draws losses.jsonl as SVG: the loss, and how often the likeliest token of each depth was right, over the steps."""
 
 import json
 from collections.abc import Sequence
@@ -8,18 +8,18 @@ from typing import Any
 
 LEFT, WIDE, HIGH, GAP, TOP = 70, 640, 200, 64, 56  # pixels
 COLOURS = ("#1f5fa8", "#c8591b", "#3b8a3e", "#8a3b86", "#777777", "#a88a1f", "#1fa89b", "#a81f3c")
-POINTS = 400  # of a line; a step each where there are fewer
+MAX_POINTS = 400  # of a line; one a step where there are fewer
 
 
 def draw(log: Path, drawn: Path, title: str) -> None:
-    """Reads what training wrote line by line. Raises OSError."""
+    """Draws the log of a training to the file `drawn`. Raises OSError."""
     lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
     (new := drawn.with_suffix(".new")).write_text(figure(lines, title), encoding="utf-8")
     new.replace(drawn)
 
 
 def figure(lines: Sequence[dict[str, Any]], title: str) -> str:
-    """The whole drawing of a log's lines."""
+    """Returns the drawing of a log's lines, an SVG document."""
     losses = [(line["step"], line["loss"]) for line in lines if "loss" in line]
     measured = [(line["step"], line["accuracy_by_depth"]) for line in lines if "accuracy_by_depth" in line]
     most = max([step for step, _ in losses] + [step for step, _ in measured] + [1])
@@ -50,7 +50,7 @@ Line = Sequence[tuple[float, float]]
 
 
 def _thinned(line: Line) -> Line:
-    each = max(1, -(-len(line) // POINTS))
+    each = max(1, -(-len(line) // MAX_POINTS))
     groups = [line[start : start + each] for start in range(0, len(line), each)]
     return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
 

@@ -1,4 +1,4 @@
-"""The directory of a training: whether it can be written, and that one training at a time has it."""
+"""The directory of a training: checks that it can be written, and locks it for one training at a time."""
 
 import os
 import sqlite3
@@ -54,12 +54,13 @@ class Lock:
             self._held = None
 
     def take(self) -> None:
-        """Nothing where there is no directory yet, or it is taken already. Raises UsageMistake where another training
-        has it, and LocalspecError where no lock can be written.
+        """Takes the lock, unless the directory does not exist yet or this lock was taken already.
+
+        Raises UsageMistake where another training has it, and LocalspecError where no lock can be written.
         """
         if self._held is not None or not self._directory.is_dir():
             return
-        # An empty SQLite file, as beside the database: the one lock that works alike on every system.
+        # An empty SQLite file, as beside the database: the one lock that works in the same way on every system.
         try:
             with ExitStack() as opened:
                 lock = sqlite3.connect(self._directory / LOCK, timeout=0, isolation_level=None)

@@ -1,7 +1,7 @@
 """The target answers prompts: conversations in its own words, for drafters to learn from (Medusa, §3.3.2).
 
-This is about throughput and about nothing else, so it is transformers' own batched `generate` that writes; our decoding
-answers one person quickly. A file of replies grows line by line, and what is in it already is not asked again.
+Only throughput matters here, so transformers' batched `generate` writes the replies; our decoding answers one person
+quickly. A file of replies grows line by line, and prompts that it answers already are left out.
 """
 
 import hashlib
@@ -25,23 +25,23 @@ from localspec.nn.target import Target
 from localspec.policy.selection import Choice
 from localspec.training.examples import Question
 
-PROBE = 16  # tokens that are generated to see how long it will take
-BEGINNING = b'{"asked": "'  # of every line that we write
+PROBE = 16  # tokens that are generated to estimate the time
+BEGINNING = b'{"asked": "'  # of every line that is written here
 
 
 @dataclass(frozen=True)
 class DistillRequest:
-    """How to answer. Temperature 0 is greedy."""
+    """How to answer prompts. Temperature 0 is greedy."""
 
     max_tokens: int
     temperature: float
     seed: int
-    together: int  # prompts in one batch
+    batch_size: int  # prompts in one batch
 
 
 @dataclass(frozen=True)
 class Written:
-    """One batch is written: replies so far, of how many, and the seconds until the end, about."""
+    """A batch was written: `done` replies of `total` so far, and about how many seconds are `left`."""
 
     done: int
     total: int
@@ -49,61 +49,62 @@ class Written:
 
 
 class Distiller:
-    """Answers what `file` does not hold yet. Raises what loading a model raises, and UsageMistake for prompts or a file
-    that cannot be used.
+    """Answers the prompts that `file` does not answer yet.
+
+    Raises what loading a model raises, and UsageMistake for prompts or a file that cannot be used.
     """
 
-    def __init__(self, questions: Sequence[Question], file: Path, choice: Choice, wanted: DistillRequest) -> None:
-        self._file, self._wanted = file, wanted
+    def __init__(self, questions: Sequence[Question], file: Path, choice: Choice, request: DistillRequest) -> None:
+        self._file, self._request = file, request
         self._light = Target.load(choice.target.path, device="meta")  # tokenizer, template and stop tokens only
         prompts = {question.id: self._light.encode(question.messages) for question in questions}
-        most = self._light.context - wanted.max_tokens
+        most = self._light.context - request.max_tokens
         self._prompts = {name: ids for name, ids in prompts.items() if len(ids) <= most}
         self.too_long = len(prompts) - len(self._prompts)
         if not self._prompts:
             raise UsageMistake(
-                f"None of the {len(prompts)} prompts leaves room for {wanted.max_tokens} tokens in the context of "
+                f"None of the {len(prompts)} prompts leaves room for {request.max_tokens} tokens in the context of "
                 f"{self._light.context}; give a smaller --max-tokens or shorter prompts."
             )
         self._questions = {question.id: question for question in questions if question.id in self._prompts}
         model = [revision(choice.target.path), choice.dtype]
-        self._marks = {name: _mark(question, wanted, model) for name, question in self._questions.items()}
+        self._marks = {name: _mark(question, request, model) for name, question in self._questions.items()}
         self.answered = self._read()
-        # Batches are made of all prompts, so that they are the same after a stop; of like lengths, so that little is
-        # filled up, and the longest first, so that what does not fit in memory is known at once.
+        # Batches are made of all prompts, so that they are the same after a stop; of similar lengths, so that there is
+        # little padding; and the longest first, so that what does not fit in memory is known at once.
         order = sorted(self._prompts, key=lambda name: (-len(self._prompts[name]), name))
-        groups = [order[start : start + wanted.together] for start in range(0, len(order), wanted.together)]
+        groups = [order[start : start + request.batch_size] for start in range(0, len(order), request.batch_size)]
         self._batches = [(index, group) for index, group in enumerate(groups) if {*group} - self.answered]
         if self._batches:
             self._model = _load(choice)
 
     @property
     def total(self) -> int:
-        """Prompts that can be answered."""
+        """The number of prompts that can be answered."""
         return len(self._prompts)
 
     def estimate(self) -> float:
-        """Seconds that the rest will take at most: each reply as long as it may be. Generates a few tokens for it."""
+        """Returns the seconds that the rest takes at most, with replies as long as allowed. Generates a few tokens."""
         if not self._batches:
             return 0.0
         _, group = self._batches[0]
-        few = min(PROBE, self._wanted.max_tokens)
+        few = min(PROBE, self._request.max_tokens)
         times = []
         for tokens in (1, few):
             began = time.perf_counter()
             self._generate(group, tokens, least=tokens)
             times.append(time.perf_counter() - began)
         each = max(times[1] - times[0], 0.0) / max(few - 1, 1)
-        return len(self._batches) * (times[0] + each * self._wanted.max_tokens)
+        return len(self._batches) * (times[0] + each * self._request.max_tokens)
 
     def run(self) -> Iterator[Written]:
-        """One event a batch. What was written stays, whenever one stops asking."""
+        """Yields an event a batch. What was written stays when the caller stops."""
         began = time.monotonic()
         for done, (index, group) in enumerate(self._batches, start=1):
             torch.manual_seed(
-                int.from_bytes(hashlib.sha256(f"{self._wanted.seed} {index}".encode()).digest()[:4], "big")
+                int.from_bytes(hashlib.sha256(f"{self._request.seed} {index}".encode()).digest()[:4], "big")
             )
-            replies = self._generate(group, self._wanted.max_tokens)
+            replies = self._generate(group, self._request.max_tokens)
             new = [(name, reply) for name, reply in zip(group, replies, strict=True) if name not in self.answered]
             self._append([self._line(name, reply) for name, reply in new])
             self.answered |= {name for name, _ in new}
@@ -112,15 +113,15 @@ class Distiller:
 
     @torch.inference_mode()
     def _generate(self, names: Sequence[str], most: int, least: int = 0) -> list[list[int]]:
-        """Replies, their stop token included where they reached one. Prompts are filled up in front."""
+        """Returns the replies' ids, a stop token included where they reached one. Prompts are padded on the left."""
         prompts = [self._prompts[name] for name in names]
         longest = max(map(len, prompts))
         ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
         seen = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        drawn = self._wanted.temperature > 0
-        sampling: dict[str, Any] = {"do_sample": drawn}
-        if drawn:
-            sampling |= {"temperature": self._wanted.temperature, "top_k": 0, "top_p": 1.0}
+        sampled = self._request.temperature > 0
+        sampling: dict[str, Any] = {"do_sample": sampled}
+        if sampled:
+            sampling |= {"temperature": self._request.temperature, "top_k": 0, "top_p": 1.0}
         stops = sorted(self._light.stop_tokens)
         try:
             all_ = self._model.generate(
@@ -138,22 +139,22 @@ class Distiller:
         return [self._ended(reply) for reply in all_[:, longest:].tolist()]
 
     def _ended(self, reply: list[int]) -> list[int]:
-        """Without what fills a reply up behind its end."""
+        """Returns a reply without the padding after its end."""
         end = next((at for at, token in enumerate(reply) if token in self._light.stop_tokens), len(reply) - 1)
         return reply[: end + 1]
 
     def _line(self, name: str, reply: Sequence[int]) -> dict[str, Any]:
         finished = bool(reply) and reply[-1] in self._light.stop_tokens
-        said = {"role": "assistant", "content": self._light.decode(reply)}
+        answer = {"role": "assistant", "content": self._light.decode(reply)}
         return {
-            "asked": self._marks[name],  # first: a line that a kill cut is known by it
+            "asked": self._marks[name],  # first, for a line that was cut by a kill is recognised by it
             "id": name,
-            "messages": [*self._questions[name].messages, said],
+            "messages": [*self._questions[name].messages, answer],
             "finish_reason": "stop" if finished else "length",
         }
 
     def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """All lines of a batch reach the disk before the next one begins."""
+        """Writes the lines of a batch to disk before the next one begins."""
         content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
         try:
             with self._file.open("ab", buffering=0) as file:
@@ -171,9 +172,9 @@ class Distiller:
             ) from error
 
     def _read(self) -> set[str]:
-        """The prompts that are answered. A line that a kill left half-written is cut off.
+        """Returns the ids of prompts that are answered. Cuts off a line that a kill left half-written.
 
-        Raises UsageMistake where the file is not of our kind, or its replies were asked for otherwise.
+        Raises UsageMistake where the file was not written by `distill`, or with another request.
         """
         try:
             content = self._file.read_bytes()
@@ -207,10 +208,10 @@ class Distiller:
         return UsageMistake(f"{self._file}, line {number}: this is no reply of localspec distill; give another -o.")
 
 
-def _mark(question: Question, wanted: DistillRequest, model: Sequence[str]) -> str:
-    """Changes with whatever changes the reply, as far as it was asked for."""
-    named = [question.messages, wanted.max_tokens, wanted.temperature, wanted.seed, *model]
-    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
+def _mark(question: Question, request: DistillRequest, model: Sequence[str]) -> str:
+    """Returns a digest of everything in the request that changes the reply."""
+    parts = [question.messages, request.max_tokens, request.temperature, request.seed, *model]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _load(choice: Choice) -> Any:

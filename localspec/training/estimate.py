@@ -1,4 +1,4 @@
-"""What a training will need, before anything is loaded: bytes of memory and disk, from headers and shapes alone."""
+"""Estimates the memory, disk and time of a training before anything is loaded, from headers and shapes alone."""
 
 import shutil
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ from localspec.policy.prediction import Rates, estimated_rates
 from localspec.policy.selection import Choice, choose
 from localspec.training.train import trainable_groups
 
-LENGTH = 1024  # tokens of a row, unless told, or the model's context
-STATES = 24  # vectors of a layer's width that one token leaves behind in it for the gradient, about
+LENGTH = 1024  # tokens of a row by default, or the model's context
+STATES = 24  # vectors of hidden_size that one token leaves in a layer for the gradient, about
 LOGITS = 6  # copies of a few rows' logits: the drafter's, the teacher's, their logarithms, the gradient
 BESIDE = 1.5  # times the matrices alone: losses, the optimiser, checkpoints
 PROGRAM = 300 * 2**20  # libraries and what else a process holds
@@ -30,34 +30,34 @@ PROGRAM = 300 * 2**20  # libraries and what else a process holds
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes, about: of everything that is there whatever the size of a batch, of one token of a forward, of files."""
+    """Estimated bytes: `fixed` whatever the size of a batch, `token` of each token of a forward, `files` on disk."""
 
     fixed: int
     token: int
     files: int
-    trainable: int  # that are trained
+    trainable: int  # parameters
 
     def memory(self, at_once: int) -> int:
-        """With so many tokens in a forward."""
+        """Returns the bytes of memory with so many tokens in a forward."""
         return self.fixed + at_once * self.token
 
 
 def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choice) -> TrainedDrafter:
-    """The drafter that would be trained, on the meta device: shapes and no weights. Raises what `make` raises."""
+    """Returns the drafter that would be trained, on the meta device, without weights. Raises as `make_drafter` does."""
     target = Target.load(card.path, device="meta", dtype=DTYPES[choice.dtype])
     return make_drafter(kind, target, options)
 
 
 def hours(drafter: TrainedDrafter, rates: Rates, tokens: int) -> float:
-    """Of training on so many tokens, about: the target reads them once, what learns is passed three times.
+    """Returns about how many hours it takes to train on so many tokens, by the `rates` of the precision in use.
 
-    `rates` are those of the precision it computes in.
+    The target reads each token once; what is trained computes three passes.
     """
     target = drafter.target.transformer
     read = sum(parameter.numel() for parameter in target.parameters())
-    learn = sum(parameter.numel() for parameters, _ in trainable_groups(drafter) for parameter in parameters)
+    trained = sum(parameter.numel() for parameters, _ in trainable_groups(drafter) for parameter in parameters)
     head = target.config.vocab_size * target.config.hidden_size
-    drawn = read * drafter.gradient_share or learn + drafter.depth * head
+    drawn = read * drafter.gradient_share or trained + drafter.depth * head
     rows = rates.rows[-1]
     return BESIDE * tokens * rates.product(round(read + 3 * drawn), rows) / rows / 3600
 
@@ -65,7 +65,7 @@ def hours(drafter: TrainedDrafter, rates: Rates, tokens: int) -> float:
 def outlook(
     kind: str, card: TargetCard, machine: Machine, measurements: MeasurementSource, tokens: int
 ) -> tuple[float, int]:
-    """(hours, bytes of memory) of training a drafter as `localspec train` does unasked, about."""
+    """Returns about how many (hours, bytes of memory) `localspec train` takes for a drafter with default options."""
     choice = choose(card, replace(config.Settings(), drafter="none"), machine, measurements)
     drafter = shadow(kind, card, {}, choice)
     device = machine.device(choice.device)
@@ -78,7 +78,7 @@ def outlook(
 
 
 def needs(drafter: TrainedDrafter, choice: Choice, length: int, changes_target: bool) -> Needs:
-    """`drafter` may be one without weights, on torch's meta device."""
+    """Returns what training this drafter needs; it may be on torch's meta device, without weights."""
     shape, item = drafter.target.transformer.config, 2 if choice.dtype != "fp32" and choice.quantize == "none" else 4
     count = sum(parameter.numel() for parameters, _ in trainable_groups(drafter) for parameter in parameters)
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
@@ -91,14 +91,14 @@ def needs(drafter: TrainedDrafter, choice: Choice, length: int, changes_target: 
         # weights, gradient and two moments in fp32, beside the target
         fixed=choice.loaded_bytes + 16 * count + LOGITS * 4 * ROWS * shape.vocab_size + drafter.depth * HELD + PROGRAM,
         token=read + learnt + drawn,
-        # two checkpoints, for the former one stays until the next is whole; then the drafter, and perhaps a target
+        # two checkpoints, for the old one stays until the new one is whole; then the drafter, and perhaps a target
         files=2 * 12 * count + 4 * count + (choice.loaded_bytes if changes_target else 0),
         trainable=count,
     )
 
 
 def fitting(needed: Needs, choice: Choice, at_once: int, least: int) -> int:
-    """Tokens of a forward that fit: those asked for, else a half, a quarter, …, but a row's at least.
+    """Returns how many tokens of a forward fit: those asked for, else a half, a quarter, …, but `least` at least.
 
     Raises DoesNotFit.
     """

@@ -1,4 +1,4 @@
-"""Files -> texts and conversations. Knows no tokens."""
+"""Reads texts, conversations and prompts from files. Knows no tokens."""
 
 import hashlib
 import json
@@ -26,20 +26,20 @@ class Example:
 
     @cached_property
     def digest(self) -> bytes:
-        """The same for the same words on every machine."""
+        """A digest, equal on every machine for equal words."""
         return hashlib.sha256(json.dumps([self.text, self.messages], sort_keys=True).encode()).digest()
 
 
 @dataclass(frozen=True)
 class Question:
-    """A conversation that waits for the assistant."""
+    """A conversation that the assistant is to answer."""
 
     id: str
     messages: tuple[Message, ...]
 
 
 def read_examples(files: Sequence[Path]) -> list[Example]:
-    """Plain text, or JSONL with "text" or "messages" a line; either may be packed with xz.
+    """Reads plain text, or JSONL with "text" or "messages" a line; either may be packed with xz.
 
     Raises UsageMistake for a file that cannot be read, is not UTF-8, or holds nothing of that kind.
     """
@@ -58,7 +58,7 @@ def _examples(file: Path) -> list[Example]:
 
 
 def read_questions(file: Path) -> list[Question]:
-    """JSONL with "turns", "prompt" or "messages" a line (and "id"), or plain text with a prompt a line; xz as above.
+    """Reads JSONL with "turns", "prompt" or "messages" a line (and "id"), or plain text with a prompt a line; also xz.
 
     Of a conversation the part up to the last user message is asked. Raises what `read_examples` raises.
     """
@@ -119,7 +119,7 @@ def _content(file: Path) -> str:
 
 
 def _is_json(file: Path, content: str) -> bool:
-    """Raises UsageMistake for a list in JSON, which would else be learnt as a plain text."""
+    """Raises UsageMistake for a list in JSON, which would otherwise be read as plain text."""
     name = file.with_suffix("").suffix if file.suffix == ".xz" else file.suffix
     begins = "" if name == ".txt" else content.lstrip()[:1]
     if begins == "[" and name != ".jsonl" and _is_list(content):
@@ -135,7 +135,7 @@ def _is_list(content: str) -> bool:
 
 
 def _entries(file: Path, content: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """(object, where it stands) of every line that is not empty."""
+    """Yields (object, its place) of every line that is not empty."""
     for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue
@@ -176,9 +176,9 @@ def _messages(value: object, place: str) -> tuple[Message, ...]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Paragraphs, put together until they are about `PIECE` characters; a longer one is cut between lines or words."""
+    """Yields paragraphs, joined to about `PIECE` characters; a longer paragraph is cut between lines or words."""
     waiting: list[str] = []
-    size = 0  # of those that wait
+    size = 0  # of the waiting paragraphs
     for paragraph in text.replace("\r\n", "\n").split("\n\n"):
         start = 0  # of what is left: by index, for copying the rest each time would take hours of a large file
         while len(paragraph) - start > PIECE:

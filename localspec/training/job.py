@@ -320,7 +320,7 @@ def _resumed(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _clear(request: Request, lock: Lock) -> None:
-    """Takes the lock, and for --force removes an old checkpoint and log; an old result stays until there is a new one."""
+    """Takes the lock, and for --force removes an old checkpoint and log; an old result stays until a new one exists."""
     try:
         request.directory.mkdir(parents=True, exist_ok=True)
         lock.take()

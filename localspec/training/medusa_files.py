@@ -1,10 +1,10 @@
-"""Medusa heads that others have published, in the layouts there are, become a drafter of ours.
+"""Converts published Medusa heads, in the layouts that exist, to a drafter of ours.
 
     v0.1   medusa_lm_head.pt           {head}.{block}.linear.{weight,bias}   {head}.{blocks}.weight
     v2     medusa_lm_head.safetensors  {head}.{block}.linear.{weight,bias}
     vLLM   model.safetensors           blocks.{head}.layers.{block}.{weight,bias}   lm_heads.{head}.weight   token_map
 
-How many heads and blocks there are, only the names of the tensors say: published configs are wrong about it.
+The numbers of heads and blocks follow from the tensors' names alone: published configs are wrong about them.
 """
 
 import json
@@ -45,17 +45,17 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) -> None:
-    """Writes the heads of a file, or of a directory, as a drafter of ours for the model in `model`: directory/drafter.
+    """Writes the heads of a file or directory to directory/drafter, as a drafter of ours for the model in `model`.
 
-    Of the model only shapes and the vocabulary matrix are read. `about` is its `name`, and where the heads were
-    `published`; what was written before from the same heads for the same model stays. Raises what `read_published` and
-    `Target.load` do, DoesNotFit where the disk is full.
+    Of the model only shapes and the vocabulary matrix are read. `about` has the model's `name` and where the heads were
+    `published`; a drafter that was written before from the same heads for the same model stays. Raises what
+    `read_published` and `Target.load` do, and DoesNotFit where the disk is full.
     """
     own, new = revision(model), directory / "drafter"
     made_for = {"name": about["name"], "revision": own}
     with suppress(LocalspecError):
-        former = read_drafter(new).about
-        if former.get("target") == made_for and former.get("published") == about["published"]:
+        existing = read_drafter(new).about
+        if existing.get("target") == made_for and existing.get("published") == about["published"]:
             return
     target = Target.load(model, device="meta")
     drafter = read_published(path, target, _vocabulary(model))
@@ -66,12 +66,12 @@ def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) 
     except (OSError, SafetensorError) as error:
         for left in new.glob("*.new"):
             left.unlink()
-        kind, remedy = (DoesNotFit, "make room") if full(error) else (LocalspecError, "correct that")
-        raise kind(f"The drafter cannot be written to {new} ({error}); {remedy}, and try again.") from error
+        error_type, remedy = (DoesNotFit, "make room") if full(error) else (LocalspecError, "correct that")
+        raise error_type(f"The drafter cannot be written to {new} ({error}); {remedy}, and try again.") from error
 
 
 def _vocabulary(model: Path) -> torch.Tensor:
-    """The matrix that makes logits of states, as the model's files hold it."""
+    """Returns the matrix [vocab_size, hidden_size] that makes logits of states, as the model's files hold it."""
     found: dict[str, torch.Tensor] = {}
     names = ("lm_head.weight", "model.embed_tokens.weight")
     for file in inspect(model).weight_files:
@@ -82,7 +82,7 @@ def _vocabulary(model: Path) -> torch.Tensor:
 
 
 def read_published(path: Path, target: Target, vocabulary: torch.Tensor | None = None) -> TrainedDrafter:
-    """The heads of a file, or of a directory, as a drafter for this target. Pickles are read as data, never run.
+    """Returns the heads of a file or directory as a drafter for this target. Pickles are read as data, never run.
 
     Vocabulary matrices that are the target's own are shared with it; a target without weights, on torch's meta device,
     takes `vocabulary` for its own, and its drafter keeps the precision of the file. Raises NotHere where there are no
@@ -136,7 +136,7 @@ def _find(path: Path) -> Path:
 
 
 def _read(file: Path) -> Tensors:
-    """The tensors of a file that holds heads and nothing else, without a prefix."""
+    """Returns the tensors of a file that holds heads and nothing else, by their names without a prefix."""
     try:
         if file.suffix == ".json":
             return _heads_alone(dict.fromkeys(json.loads(file.read_text("utf-8"))["weight_map"], torch.empty(0)), file)
@@ -156,14 +156,14 @@ def _read(file: Path) -> Tensors:
             f"{file} is damaged, or would run code when it is read, which localspec refuses; "
             "get the heads from somewhere else."
         ) from error
-    except Exception as error:  # what is damaged fails in any way
+    except Exception as error:  # a damaged file may raise anything
         raise LocalspecError(
             f"{file} is damaged ({(str(error) or repr(error)).splitlines()[0]}); fetch it again."
         ) from error
 
 
 def _heads_alone(tensors: Tensors, file: Path) -> Tensors:
-    """Without the prefix of the names. Raises for a whole model, and where there is no head."""
+    """Returns tensors by their names without a prefix. Raises for a whole model, and where there is no head."""
     named = {_PREFIX.sub("", name): tensor for name, tensor in tensors.items()}
     others = [
         name for name in named if not (_BLOCK.match(name) or _LINEAR.match(name) or name in (_ONE_LINEAR, _TOKEN_MAP))
@@ -181,7 +181,7 @@ def _heads_alone(tensors: Tensors, file: Path) -> Tensors:
 
 
 def _blocks(tensors: Tensors, file: Path) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """(weight, bias) by head and block; a bias that a file leaves out is zero."""
+    """Returns (weight, bias) by head and block; a bias that the file lacks is zero."""
     found: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         if match := _BLOCK.match(name):
@@ -198,7 +198,7 @@ def _blocks(tensors: Tensors, file: Path) -> list[list[tuple[torch.Tensor, torch
 
 
 def _linears(tensors: Tensors, file: Path, heads: int) -> list[torch.Tensor]:
-    """The vocabulary matrix of each head; none where the target's is meant."""
+    """Returns the vocabulary matrix of each head; an empty list where the target's is meant."""
     found = {int(match[1] or match[3]): tensor for name, tensor in tensors.items() if (match := _LINEAR.match(name))}
     one = tensors.get(_ONE_LINEAR) if not found else found[0] if found.keys() == {0} else None
     if one is not None:
@@ -209,7 +209,7 @@ def _linears(tensors: Tensors, file: Path, heads: int) -> list[torch.Tensor]:
 
 
 def _is_own(linear: torch.Tensor, target: Target, vocabulary: torch.Tensor | None) -> bool:
-    """Whether this matrix is the target's, once it has the target's precision."""
+    """Returns whether this matrix, in the target's precision, is the target's."""
     if vocabulary is not None:
         return torch.equal(linear.to(vocabulary.dtype), vocabulary)
     own = target.transformer.lm_head

@@ -1,4 +1,4 @@
-"""What a training leaves: the drafter with all that is known about it, and its target where that was changed."""
+"""Writes the result of a training: the drafter with its record, and its target where that was changed."""
 
 import hashlib
 import json
@@ -23,12 +23,12 @@ from localspec.nn.chat_tokenizer import tokenizer_hash
 from localspec.nn.target import Target
 from localspec.training import checkpoint, curves
 
-COPIED = ("generation_config.json", "LICENSE*", "NOTICE*")  # to a target that was changed
+COPIED = ("generation_config.json", "LICENSE*", "NOTICE*")  # to a changed target
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The model that a drafter was trained for: its name, where it lies, what identifies it."""
+    """The model that a drafter was trained for: its name, its directory, and what identifies it."""
 
     name: str
     path: Path
@@ -37,7 +37,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished training. `record` is what drafter.json says beside kind, options and target."""
+    """The result of a training. `record` is what drafter.json says beside kind, options and target."""
 
     drafter: TrainedDrafter
     origin: Origin
@@ -45,8 +45,9 @@ class Result:
     record: Mapping[str, Any]
 
     def write(self, directory: Path) -> None:
-        """drafter/, target/ where it was changed, losses.svg. Raises DoesNotFit where the disk is full, and else
-        LocalspecError; nothing half-written stays.
+        """Writes drafter/, losses.svg, and target/ where it was changed; removes what it wrote in part.
+
+        Raises DoesNotFit where the disk is full, and LocalspecError for other failures.
         """
         try:
             self._write(directory)
@@ -87,7 +88,7 @@ class Result:
         save_drafter(self.drafter, directory / "drafter", about)
 
     def _write_target(self, directory: Path) -> None:
-        """The former one, if there is one, stays until this one is whole."""
+        """Writes the target; an old one stays until the new one is whole."""
         new, old = directory / "target.new", directory / "target"
         shutil.rmtree(new, ignore_errors=True)
         self.drafter.target.save(new)
@@ -100,10 +101,10 @@ class Result:
 
 
 def rounded(shares: Sequence[float]) -> list[float]:
-    """Figures as a card shows them."""
+    """Returns figures as a card shows them."""
     return [round(share, 4) for share in shares]
 
 
 def _hash(target: Target) -> str:
-    """Two targets with the same one put conversations into the same words."""
+    """Returns a digest of the chat template: targets with the same one render conversations alike."""
     return hashlib.sha256(json.dumps(target.tokenizer.chat_template).encode()).hexdigest()[:16]
