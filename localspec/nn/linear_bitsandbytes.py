@@ -1,6 +1,6 @@
-"""Packed linear layers through bitsandbytes: LLM.int8 for NVIDIA, and NF4 for NVIDIA and processors with AVX512-BF16.
+"""Quantized linear layers through bitsandbytes: LLM.int8 for NVIDIA, and NF4 for NVIDIA and CPUs with AVX512-BF16.
 
-The library is imported when the first layer is made, for that takes seconds.
+The library is imported when the first layer is made, because that takes seconds.
 """
 
 import logging
@@ -17,14 +17,14 @@ import torch.nn.functional as F
 from localspec.nn.linear import QuantizedLinear
 
 BLOCK = 64  # weights that share a scale in NF4
-TOGETHER = 32  # output channels that its kernel for processors works on at once
+TOGETHER = 32  # output channels that its kernel for CPUs works on at once
 
 
-class Int8(QuantizedLinear):
-    """LLM.int8 (Dettmers et al. 2022): W with one scale an output channel, x in fp16 with one scale a row.
+class LLMInt8Linear(QuantizedLinear):
+    """LLM.int8 (Dettmers et al. 2022): W has one scale per output channel, x, in fp16, one scale per row.
 
-    Input channels in which any activation reaches `threshold` are computed in the precision of x, as in the paper's
-    6.0; but the processor waits for the device then, at every layer, so by default (0.0) none are.
+    Input channels in which any activation reaches `threshold` (6.0 in the paper) are computed in the precision of x.
+    The CPU then waits for the device at every layer, so by default (0.0) there are none.
     """
 
     threshold: ClassVar[float] = 0.0
@@ -54,32 +54,32 @@ class Int8(QuantizedLinear):
         return sum(tensor.nbytes for tensor in (self.steps, self.scales, self.bias) if tensor is not None)
 
 
-class NF4(QuantizedLinear):
-    """Four bits, the levels those of a normal distribution, one scale a block, scales in eight bits (QLoRA, §3).
+class NF4Linear(QuantizedLinear):
+    """NF4 (QLoRA, §3): four bits with the levels of a normal distribution, and one scale in eight bits per block.
 
-    On a processor the scales are bf16, and the weights lie as its kernel reads them. Rows are filled up with zeros to
-    whole blocks: with AVX-512 the library takes each row to begin with a scale of its own, though it packs across rows.
+    On a CPU the scales are bf16, and the weights are in the order in which its kernel reads them. Rows are padded with
+    zeros to whole blocks: with AVX-512 the library expects a new scale where a row begins, though it packs across rows.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__(weight, bias)
         functional, (outputs, inputs) = _functional(), weight.shape
-        self.for_processor = weight.device.type == "cpu" and bool(functional.has_avx512bf16())
-        rows = -outputs % TOGETHER if self.for_processor else 0
-        self.columns = -inputs % BLOCK  # of zeros, behind those of the weight
-        if rows or self.columns:
-            weight = F.pad(weight, (0, self.columns, 0, rows))
+        self.for_cpu = weight.device.type == "cpu" and bool(functional.has_avx512bf16())
+        rows = -outputs % TOGETHER if self.for_cpu else 0
+        self.padding = -inputs % BLOCK  # columns of zeros after those of the weight
+        if rows or self.padding:
+            weight = F.pad(weight, (0, self.padding, 0, rows))
         self.packed, self.state = functional.quantize_4bit(
-            weight.contiguous(), blocksize=BLOCK, compress_statistics=not self.for_processor, quant_type="nf4"
+            weight.contiguous(), blocksize=BLOCK, compress_statistics=not self.for_cpu, quant_type="nf4"
         )
-        if self.for_processor:
+        if self.for_cpu:
             self.packed, self.state = functional._convert_weight_packed_for_cpu(self.packed, self.state)
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        if self.columns:
-            x = F.pad(x, (0, self.columns))
-        if self.for_processor:
+        if self.padding:
+            x = F.pad(x, (0, self.padding))
+        if self.for_cpu:
             y: torch.Tensor = _functional().gemv_4bit(x.contiguous(), self.packed, state=self.state)
             y = y[..., : self.shape[0]].contiguous()
             return y if bias is None else y.add_(bias)
@@ -93,8 +93,8 @@ class NF4(QuantizedLinear):
     @property
     def weight(self) -> torch.Tensor:
         packed, state = self.packed, self.state
-        if self.for_processor:
-            state = copy(state)  # which the way back would change
+        if self.for_cpu:
+            state = copy(state)  # the way back would change it
             packed, state = _functional()._convert_weight_packed_for_cpu_inverse(packed, state)
             state.absmax = state.absmax.T.flatten().float()
         weight: torch.Tensor = _functional().dequantize_4bit(packed, state)
@@ -110,8 +110,8 @@ class NF4(QuantizedLinear):
 
 @cache
 def _functional() -> Any:
-    """bitsandbytes.functional, with all its operators."""
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # nothing that it has to say below that is ours to act on
+    """Imports bitsandbytes.functional, with all its operators."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # nobody can act on what it says below that
     with _without("kernels"):
         from bitsandbytes import functional
     return functional
@@ -121,11 +121,12 @@ def _functional() -> Any:
 def _without(module: str) -> Iterator[None]:
     """Lets no import find a module: with `kernels`, bitsandbytes would fetch code from the network and run it."""
     missing = object()
-    before = sys.modules.get(module, missing)
-    sys.modules[module] = None  # type: ignore[assignment]
+    modules: dict[str, Any] = sys.modules
+    before = modules.get(module, missing)
+    modules[module] = None  # which import takes for a module that cannot be found
     try:
         yield
     finally:
-        del sys.modules[module]
+        del modules[module]
         if before is not missing:
-            sys.modules[module] = before  # type: ignore[assignment]
+            modules[module] = before

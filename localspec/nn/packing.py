@@ -4,15 +4,15 @@ import torch
 
 from localspec.errors import UsageMistake
 from localspec.nn.linear import Int8Linear, LayerClass, Linear
-from localspec.nn.linear_bitsandbytes import NF4, Int8
+from localspec.nn.linear_bitsandbytes import LLMInt8Linear, NF4Linear
 from localspec.nn.linear_mps import Int4WeightOnlyLinear, Int8WeightOnlyLinear
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _CLASSES: dict[tuple[str, str], LayerClass] = {
     ("int8", "cpu"): Int8Linear,
-    ("nf4", "cpu"): NF4,
-    ("int8", "cuda"): Int8,
-    ("nf4", "cuda"): NF4,
+    ("nf4", "cpu"): NF4Linear,
+    ("int8", "cuda"): LLMInt8Linear,
+    ("nf4", "cuda"): NF4Linear,
     ("int8", "mps"): Int8WeightOnlyLinear,
     ("int4", "mps"): Int4WeightOnlyLinear,
 }
@@ -26,7 +26,7 @@ def linear_class(quantize: str, device: str, threshold: float = 0.0) -> LayerCla
     if quantize == "none":
         return Linear
     if threshold and (quantize, torch.device(device).type) == ("int8", "cuda"):
-        return type("Int8", (Int8,), {"threshold": threshold})
+        return type("LLMInt8Linear", (LLMInt8Linear,), {"threshold": threshold})
     if found := _CLASSES.get((quantize, torch.device(device).type)):
         return found
     raise UsageMistake(f"There is no {quantize} for {device}; use --quantize none.")

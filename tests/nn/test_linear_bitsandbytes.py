@@ -17,23 +17,24 @@ from layers import adapter_acts_in_its_own_forward_alone, error, gaussian, gradi
 from localspec.machine import hardware
 from localspec.nn import linear_bitsandbytes
 from localspec.nn.linear import LoraAdapter, QuantizedLinear
-from localspec.nn.linear_bitsandbytes import NF4, Int8
+from localspec.nn.linear_bitsandbytes import LLMInt8Linear, NF4Linear
 
 if find_spec("bitsandbytes") is None:  # importing it takes seconds, which other tests should not wait for
     pytest.skip("bitsandbytes is not installed", allow_module_level=True)
 
 
-class ProcessorNF4(NF4):
+class CpuNF4Linear(NF4Linear):
     """NF4 as the kernel for processors with AVX512-BF16 has it, wherever the test runs."""
 
 
 OUT, IN = 96, 128
-ERRORS = {Int8: (0.002, 0.02), NF4: (0.05, 0.13)}  # of Gaussian weights and activations: more than nothing, less than
-ERRORS[ProcessorNF4] = ERRORS[NF4]
+# Of Gaussian weights and activations: more than nothing, less than
+ERRORS = {LLMInt8Linear: (0.002, 0.02), NF4Linear: (0.05, 0.13)}
+ERRORS[CpuNF4Linear] = ERRORS[NF4Linear]
 its_kernel_runs = pytest.mark.skipif(
     "avx512_bf16" not in hardware.capabilities(), reason="needs a processor with AVX512-BF16, which this one is not"
 )
-kinds = pytest.mark.parametrize("kind", [Int8, NF4, pytest.param(ProcessorNF4, marks=its_kernel_runs)])
+kinds = pytest.mark.parametrize("kind", [LLMInt8Linear, NF4Linear, pytest.param(CpuNF4Linear, marks=its_kernel_runs)])
 biases = pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 precisions = pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 
@@ -49,7 +50,7 @@ def made(
 
 
 def of(kind: type[QuantizedLinear], weight: torch.Tensor, bias: torch.Tensor | None = None) -> QuantizedLinear:
-    with patch.object(linear_bitsandbytes._functional(), "has_avx512bf16", lambda: kind is ProcessorNF4):
+    with patch.object(linear_bitsandbytes._functional(), "has_avx512bf16", lambda: kind is CpuNF4Linear):
         return kind(weight, bias)
 
 
@@ -79,18 +80,18 @@ def test_the_weight_is_what_the_kernel_multiplies_by(kind: type[QuantizedLinear]
     assert least < error(layer.weight, weight) < most
     ours = layer(torch.eye(IN)) - (0.0 if layer.bias is None else layer.bias)
     # The kernel for processors rounds to bf16 twice, a level and the product: by half of its epsilon each time.
-    closest = torch.finfo(torch.bfloat16).eps if kind is ProcessorNF4 else 2e-3
+    closest = torch.finfo(torch.bfloat16).eps if kind is CpuNF4Linear else 2e-3
     assert torch.allclose(ours, layer.weight.T, rtol=closest, atol=2e-3)
 
 
 def test_int8_has_one_scale_an_output_channel() -> None:
-    steps = made(Int8).weight / (gaussian(OUT, IN, seed=1).half().float().abs().amax(1, keepdim=True) / 127)
+    steps = made(LLMInt8Linear).weight / (gaussian(OUT, IN, seed=1).half().float().abs().amax(1, keepdim=True) / 127)
     assert torch.allclose(steps, steps.round(), atol=2e-3)
     assert torch.equal(steps.abs().amax(1).round(), torch.full((OUT,), 127.0))
 
 
 def test_nf4_has_sixteen_levels_of_one_scale_a_block() -> None:
-    weight = made(NF4).weight.view(-1, 64)
+    weight = made(NF4Linear).weight.view(-1, 64)
     levels = weight / weight.abs().amax(1, keepdim=True)
     assert len(torch.unique(levels.mul(1e4).round())) <= 2 * 16, "either end of the levels is the largest of its block"
     largest = gaussian(OUT, IN, seed=1).view(-1, 64).abs().amax(1)
@@ -99,17 +100,17 @@ def test_nf4_has_sixteen_levels_of_one_scale_a_block() -> None:
 
 
 def test_what_it_takes_in_memory() -> None:
-    assert made(Int8).nbytes == OUT * IN + 4 * OUT
-    assert made(Int8, True, torch.bfloat16).nbytes == made(Int8).nbytes + 2 * OUT
+    assert made(LLMInt8Linear).nbytes == OUT * IN + 4 * OUT
+    assert made(LLMInt8Linear, True, torch.bfloat16).nbytes == made(LLMInt8Linear).nbytes + 2 * OUT
     blocks = 1024 * 1024 // 64
     codes = 4 * (16 + 256 + 1)  # levels of the weights, levels of the scales, and the mean of these
-    layer = made(NF4, out=1024, inner=1024)
+    layer = made(NF4Linear, out=1024, inner=1024)
     assert layer.nbytes == 1024 * 1024 // 2 + blocks + 4 * blocks // 256 + codes
     assert layer.nbytes * 8 / 1024**2 < 4.2, "bits a weight"
     held = [tensor for tensor in [*vars(layer).values(), *vars(layer.state).values()] if torch.is_tensor(tensor)]
     held += [tensor for tensor in vars(layer.state.state2).values() if torch.is_tensor(tensor)]
     assert layer.nbytes == sum(tensor.nbytes for tensor in held), "nothing else is held"
-    assert made(NF4, True).nbytes == made(NF4).nbytes + 4 * OUT
+    assert made(NF4Linear, True).nbytes == made(NF4Linear).nbytes + 4 * OUT
 
 
 @kinds
@@ -125,7 +126,7 @@ def test_channels_of_zeros_give_zeros(kind: type[QuantizedLinear]) -> None:
 
 @biases
 def test_a_threshold_computes_input_channels_with_outliers_as_they_are(bias: bool) -> None:
-    layer, x = made(Int8, bias), gaussian(9, IN)
+    layer, x = made(LLMInt8Linear, bias), gaussian(9, IN)
     x[:, [5, 77]] = 60.0 * x[:, [5, 77]].sign()
     right = F.linear(x, layer.weight, layer.bias)
     rest = F.linear(x.index_fill(1, torch.tensor([5, 77]), 0.0), layer.weight).norm()
@@ -134,10 +135,10 @@ def test_a_threshold_computes_input_channels_with_outliers_as_they_are(bias: boo
     assert (layer(x) - right).norm() / rest < min(0.02, without / 5)
     assert layer(x.view(3, 3, IN)).shape == (3, 3, OUT)
     few = gaussian(9, IN).clamp(-5, 5)
-    assert torch.allclose(layer(few), made(Int8, bias)(few), rtol=1e-4, atol=1e-3), (
+    assert torch.allclose(layer(few), made(LLMInt8Linear, bias)(few), rtol=1e-4, atol=1e-3), (
         "where there are none, nothing changes"
     )
-    assert Int8.threshold == 0.0, "others are not touched"
+    assert LLMInt8Linear.threshold == 0.0, "others are not touched"
 
 
 def test_by_default_no_outliers_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +154,7 @@ def test_by_default_no_outliers_are_looked_for(monkeypatch: pytest.MonkeyPatch) 
             asked.append((threshold, x.is_contiguous()))
             return quantise(x, threshold)
 
-    layer, watched = made(Int8), Watched()
+    layer, watched = made(LLMInt8Linear), Watched()
 
     class Torch:
         class ops:  # noqa: N801
@@ -199,8 +200,8 @@ def test_an_adapter_acts_in_its_own_forward_alone_and_learns(kind: type[Quantize
 def test_weights_that_lie_as_the_kernel_for_processors_reads_them_are_the_same(
     out: int, inner: int, whole: int
 ) -> None:
-    plain, layer = (made(kind, True, torch.float32, out, inner) for kind in (NF4, ProcessorNF4))
-    assert layer.for_processor and not plain.for_processor
+    plain, layer = (made(kind, True, torch.float32, out, inner) for kind in (NF4Linear, CpuNF4Linear))
+    assert layer.for_cpu and not plain.for_cpu
     assert layer.weight.shape == plain.weight.shape == (out, inner)
     assert not torch.equal(layer.packed.flatten(), plain.packed.flatten())
     blocks = F.pad(gaussian(out, inner, seed=1), (0, -inner % 64)).view(-1, 64)
@@ -214,14 +215,14 @@ def test_weights_that_lie_as_the_kernel_for_processors_reads_them_are_the_same(
 
 @its_kernel_runs
 def test_a_layer_takes_the_kernel_for_processors_where_it_runs() -> None:
-    assert NF4(gaussian(OUT, IN)).for_processor
+    assert NF4Linear(gaussian(OUT, IN)).for_cpu
 
 
 @its_kernel_runs
 @biases
 @pytest.mark.parametrize(("out", "inner"), [(128, 256), (64, 48), (301, 254)])
 def test_the_kernel_for_processors_gives_the_product(bias: bool, out: int, inner: int) -> None:
-    layer, x = made(ProcessorNF4, bias, torch.bfloat16, out, inner), gaussian(9, inner).bfloat16()
+    layer, x = made(CpuNF4Linear, bias, torch.bfloat16, out, inner), gaussian(9, inner).bfloat16()
     right = F.linear(x.float(), layer.weight.float(), None if layer.bias is None else layer.bias.float())
     assert error(layer(x), right) < 0.02
     assert error(layer(x.view(3, 3, inner)).view(9, out), right) < 0.02

@@ -17,7 +17,7 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn import exactness, packing, target
 from localspec.nn.linear import Int8Linear, LayerClass, Linear, QuantizedLinear
-from localspec.nn.linear_bitsandbytes import NF4, Int8
+from localspec.nn.linear_bitsandbytes import LLMInt8Linear, NF4Linear
 from localspec.nn.linear_mps import Int4WeightOnlyLinear, Int8WeightOnlyLinear
 from localspec.nn.packing import linear_class, lm_head_class
 from localspec.nn.target import Target
@@ -26,8 +26,8 @@ Make = Callable[[str], Tiny]
 TIED, UNTIED = "qwen2-many-heads-mixed-window-tied", "qwen2-grouped-yarn"
 ERRORS = {
     Int8Linear: 0.15,
-    Int8: 0.08,
-    NF4: 0.5,
+    LLMInt8Linear: 0.08,
+    NF4Linear: 0.5,
     Int8WeightOnlyLinear: 0.05,
     Int4WeightOnlyLinear: 0.4,
 }  # of logits, at most
@@ -36,8 +36,8 @@ kinds = pytest.mark.parametrize(
     "kind",
     [
         Int8Linear,
-        pytest.param(Int8, marks=library),
-        pytest.param(NF4, marks=library),
+        pytest.param(LLMInt8Linear, marks=library),
+        pytest.param(NF4Linear, marks=library),
         Int8WeightOnlyLinear,
         Int4WeightOnlyLinear,
     ],
@@ -73,9 +73,9 @@ def error(ours: torch.Tensor, right: torch.Tensor) -> float:
         ("none", "cuda:0", Linear, Linear),
         ("none", "mps", Linear, Linear),
         ("int8", "cpu", Int8Linear, Int8Linear),
-        ("nf4", "cpu", NF4, NF4),
-        ("int8", "cuda:0", Int8, Linear),
-        ("nf4", "cuda", NF4, Linear),
+        ("nf4", "cpu", NF4Linear, NF4Linear),
+        ("int8", "cuda:0", LLMInt8Linear, Linear),
+        ("nf4", "cuda", NF4Linear, Linear),
         ("int8", "mps", Int8WeightOnlyLinear, Int8WeightOnlyLinear),
         ("int4", "mps", Int4WeightOnlyLinear, Int4WeightOnlyLinear),
     ],
@@ -190,5 +190,5 @@ def test_its_exactness_is_measured_like_any_others(tiny: Make, load: Callable[..
 
 def test_a_threshold_is_that_of_the_layers_made_with_it_and_of_no_others():
     assert linear_class("int8", "cuda:0", 6.0).threshold == 6.0
-    assert linear_class("int8", "cuda:0").threshold == Int8.threshold == 0.0
-    assert linear_class("int8", "cpu", 6.0) is Int8Linear and linear_class("nf4", "cuda", 6.0) is NF4
+    assert linear_class("int8", "cuda:0").threshold == LLMInt8Linear.threshold == 0.0
+    assert linear_class("int8", "cpu", 6.0) is Int8Linear and linear_class("nf4", "cuda", 6.0) is NF4Linear
