@@ -47,10 +47,10 @@ precisions = pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Target]:
-    """Loads a model on this processor with linear layers of a kind that is another device's."""
+    """Loads a model on this CPU with linear layers of a class that is another device's."""
 
     def made(path: Path, kind: LayerClass, head: LayerClass | None = None, **named: object) -> Target:
-        monkeypatch.setitem(packing._KINDS, ("int8", "cpu"), kind)
+        monkeypatch.setitem(packing._CLASSES, ("int8", "cpu"), kind)
         if head is not None:
             monkeypatch.setattr(target, "lm_head_class", lambda quantize, device: head)
         return Target.load(path, quantize="int8", **named)
