@@ -343,7 +343,9 @@ def test_a_signal_after_the_chat_has_ended_is_no_trouble(chat):
         await pilot.press("ctrl+q")
 
     talk.play(story)
+    assert talk.app._loop.is_closed()  # which refuses what it is asked, and says so
     talk.app.leave(143)
+    assert talk.app.return_code == 0
 
 
 def test_is_there(monkeypatch):
