@@ -1,5 +1,5 @@
 import pytest
-from replies import said
+from reply_statistics import said
 
 from localspec import Done, Limits, Sampling
 from localspec.bench import comparison, peers

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from replies import said
+from reply_statistics import said
 
 from localspec.bench import figures
 from localspec.events import Memory

@@ -1,7 +1,7 @@
 import copy
 
 import pytest
-from replies import said
+from reply_statistics import said
 
 from localspec.bench import figures, table
 

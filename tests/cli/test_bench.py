@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command import environment, localspec, sentence
-from scripted import random_model, scripted_model
+from scripted_models import random_model, scripted_model
 
 from localspec import Engine, Sampling
 from localspec.cli.main import main

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from command import environment, localspec
 from machines import GIB, Told, apple, cpu, machine
-from replies import said
-from scripted import Script, random_model, scripted_model
+from reply_statistics import said
+from scripted_models import Script, random_model, scripted_model
 
 from localspec import Done, Engine, Text
 from localspec.bench import proof

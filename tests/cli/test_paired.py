@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command import called, sentence
 from safetensors.numpy import load_file, save_file
-from scripted import random_model
+from scripted_models import random_model
 
 from localspec.config import Settings
 from localspec.drafters.ingredients import Hyperparameters

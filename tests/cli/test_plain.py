@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import pytest
 from clocks import PATIENCE
 from command import environment, what_is_kept
-from hostile import NAME, commands
-from scripted import Script, scripted_model
+from hostile_text import NAME, commands
+from scripted_models import Script, scripted_model
 
 from localspec.chat.conversation import saved_conversation
 from localspec.cli import plain

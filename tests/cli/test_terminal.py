@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from clocks import PATIENCE
 from command import environment, what_is_kept
-from hostile import NAME, commands
-from scripted import Script, scripted_model
+from hostile_text import NAME, commands
+from scripted_models import Script, scripted_model
 
 from localspec.cli.main import main
 

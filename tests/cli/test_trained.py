@@ -7,7 +7,7 @@ import pytest
 import torch
 from command import called, sentence
 from safetensors.torch import load_file, save_file
-from scripted import random_model
+from scripted_models import random_model
 
 from localspec.checkpoint import revision
 from localspec.config import Settings

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from draws import assert_drawn_from
-from tiers import cases
+from distributions import assert_drawn_from
+from slow_cases import cases
 from tiny_models import stock_distribution
 
 from localspec.decoding.acceptance import walk_by_rejection

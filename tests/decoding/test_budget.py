@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from doubles import OffChain, Oracle, RandomBranches, random_tree
-from tiers import cases
+from scripted_drafters import OffChain, Oracle, RandomBranches, random_tree
+from slow_cases import cases
 from tiny_models import Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.acceptance import walk

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import Witness, path_to
+from scripted_drafters import Witness, path_to
 from tiny_models import Tiny, prompt_ids, stock_logits
 
 from localspec.decoding.budget import Budget

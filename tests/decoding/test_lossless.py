@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from doubles import OffChain, Oracle, RandomBranches, Witness
-from draws import assert_drawn_from
-from tiers import cases
+from distributions import assert_drawn_from
+from scripted_drafters import OffChain, Oracle, RandomBranches, Witness
+from slow_cases import cases
 from tiny_models import (
     CONFIGS,
     END,

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from draws import ENOUGH, assert_drawn_from
+from distributions import ENOUGH, assert_drawn_from
 from scipy.stats import chi2_contingency, kstest, pearsonr
-from tiers import cases
+from slow_cases import cases
 from tiny_models import stock_distribution
 
 from localspec.decoding.acceptance import walk

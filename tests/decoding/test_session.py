@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import pytest
-from doubles import Breaking, OffChain, Oracle, RandomBranches, Witness
-from tiers import cases
+from scripted_drafters import Breaking, OffChain, Oracle, RandomBranches, Witness
+from slow_cases import cases
 from tiny_models import Tiny, prompt_ids, read, stock_reply, word_tokenizer, write
 from tokenizers import decoders
 from transformers import LlamaConfig

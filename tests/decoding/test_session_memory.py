@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import Breaking, OffChain, Oracle
-from sessions import reply
+from scripted_drafters import Breaking, OffChain, Oracle
+from session_replies import reply
 from tiny_models import Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget

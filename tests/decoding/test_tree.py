@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from doubles import path_to, random_tree
+from scripted_drafters import path_to, random_tree
 
 from localspec.decoding.tree import DraftTree, best_first_tree, depth_first
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from sessions import reply
-from tiers import cases
+from session_replies import reply
+from slow_cases import cases
 from tiny_models import (
     CONFIGS,
     END,

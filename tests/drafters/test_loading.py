@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiers import cases
+from slow_cases import cases
 from tiny_models import FAMILIES, Tiny, prompt_ids
 
 from localspec.decoding.budget import Budget

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 import torch
-from doubles import Witness
-from sessions import reply
-from tiers import cases
+from scripted_drafters import Witness
+from session_replies import reply
+from slow_cases import cases
 from tiny_models import FAMILIES, Tiny, prompt_ids, stock_logits, stock_reply
 
 from localspec.decoding.budget import Budget

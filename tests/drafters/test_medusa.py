@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from draws import assert_drawn_from
-from tiers import cases
+from distributions import assert_drawn_from
+from slow_cases import cases
 from tiny_models import (
     END,
     Tiny,

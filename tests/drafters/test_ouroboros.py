@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 import torch
-from doubles import RandomBranches, Witness
-from draws import assert_drawn_from
-from sessions import reply
-from tiers import cases
+from distributions import assert_drawn_from
+from scripted_drafters import RandomBranches, Witness
+from session_replies import reply
+from slow_cases import cases
 from tiny_models import (
     END,
     LONGROPE,

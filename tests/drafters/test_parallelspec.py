@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from draws import assert_drawn_from
+from distributions import assert_drawn_from
 from safetensors.torch import load_file, save_file
-from tiers import cases
+from slow_cases import cases
 from tiny_models import (
     CONFIGS,
     SEEDS,

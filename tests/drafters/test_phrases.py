@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 import torch
-from doubles import Oracle, RandomBranches, Witness
+from scripted_drafters import Oracle, RandomBranches, Witness
 from tiny_models import Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget

@@ -8,8 +8,8 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
-from draws import assert_drawn_from
-from tiers import cases
+from distributions import assert_drawn_from
+from slow_cases import cases
 from tiny_models import (
     CONFIGS,
     END,

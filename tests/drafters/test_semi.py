@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from draws import assert_drawn_from
-from tiers import cases
+from distributions import assert_drawn_from
+from slow_cases import cases
 from tiny_models import Tiny, prompt_ids, read, stock_distribution, stock_logits, stock_reply, word_tokenizer, write
 from transformers import LlamaConfig
 

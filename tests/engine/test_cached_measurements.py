@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from checkpoints import write_checkpoint
 from machines import flat, unfetched
-from replies import said
+from reply_statistics import said
 
 from localspec.checkpoint import revision
 from localspec.engine import cached_measurements

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from doubles import OffChain, RandomBranches
 from safetensors.torch import load_file
+from scripted_drafters import OffChain, RandomBranches
 from tiny_models import Tiny, read, stock_logits
 
 import localspec

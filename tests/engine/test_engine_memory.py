@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from machines import cpu, flat, machine
-from replies import said
+from reply_statistics import said
 
 from localspec.config import Settings
 from localspec.decoding.session import Limits

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from doubles import path_to, random_tree
+from scripted_drafters import path_to, random_tree
 
 from localspec.decoding.tree import DraftTree
 from localspec.nn.attention import COLUMNS, LEAST_ROWS, LEAST_SLOTS, Attention, fastest, invariant, page_size, silu

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from doubles import OffChain, Oracle, RandomBranches, path_to, random_tree
-from tiers import cases
+from scripted_drafters import OffChain, Oracle, RandomBranches, path_to, random_tree
+from slow_cases import cases
 from tiny_models import CONFIGS, FAMILIES, Tiny, byte_tokenizer, prompt_ids, write
 
 from localspec.decoding.budget import Budget

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from clocks import PATIENCE
-from layers import error, gaussian, gradient_is_that_of_a_dense_layer
+from quantized_layers import error, gaussian, gradient_is_that_of_a_dense_layer
 from safetensors.torch import load_file, save_file
 from tiny_models import VOCABULARY, Tiny, byte_tokenizer, prompt_ids, write
 from transformers import LlamaConfig

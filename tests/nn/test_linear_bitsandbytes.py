@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
-from layers import adapter_acts_in_its_own_forward_alone, error, gaussian, gradient_is_that_of_a_dense_layer
+from quantized_layers import adapter_acts_in_its_own_forward_alone, error, gaussian, gradient_is_that_of_a_dense_layer
 
 from localspec.machine import hardware
 from localspec.nn import linear_bitsandbytes

@@ -6,7 +6,7 @@ What is given to Apple's own operators is looked at here; that they run was not 
 import pytest
 import torch
 import torch.nn.functional as F
-from layers import adapter_acts_in_its_own_forward_alone, error, gaussian, gradient_is_that_of_a_dense_layer
+from quantized_layers import adapter_acts_in_its_own_forward_alone, error, gaussian, gradient_is_that_of_a_dense_layer
 
 from localspec.nn import linear, linear_mps
 from localspec.nn.linear_mps import Int4WeightOnlyLinear, Int8WeightOnlyLinear, WeightOnlyLinear, _levels

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from sessions import reply
+from session_replies import reply
 from tiny_models import VOCABULARY, Tiny, prompt_ids, stock_logits
 
 from localspec.decoding.budget import Budget

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from doubles import path_to, random_tree
-from tiers import cases
+from scripted_drafters import path_to, random_tree
+from slow_cases import cases
 from tiny_models import (
     CONFIGS,
     DYNAMIC,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from command import environment
-from training.doubles import Linears
+from training.minimal_drafter import Linears
 
 from localspec.errors import DoesNotFit
 from localspec.models.registry import NOWHERE, TargetCard

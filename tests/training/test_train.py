@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from tiny_models import byte_tokenizer, read, write
-from training.doubles import Linears, Options
+from training.minimal_drafter import Linears, Options
 from transformers import LlamaConfig
 
 from localspec.errors import DoesNotFit, LocalspecError

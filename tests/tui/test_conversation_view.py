@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from tiers import cases
+from slow_cases import cases
 from tui.scripted_engine import ScriptedChat, say, until
 
 from localspec.store.history import History

@@ -11,7 +11,7 @@ import pytest
 if sys.platform == "win32":
     pytest.skip("no pseudo-terminals", allow_module_level=True)
 
-from scripted import scripted_model
+from scripted_models import scripted_model
 from tui.terminal import COMMANDING, LEAVE, Terminal, chat, scripted_chat
 
 from localspec.chat.conversation import saved_conversation

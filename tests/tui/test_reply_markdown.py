@@ -4,11 +4,11 @@ import asyncio
 import random
 
 import pytest
+from slow_cases import cases
 from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Markdown, Static
-from tiers import cases
 
 from localspec_tui.reply_markdown import ReplyMarkdown, parser
 

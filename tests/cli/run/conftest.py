@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cli.run.run_command import LONG, Result
-from scripted import Script, random_model, scripted_model
+from scripted_models import Script, random_model, scripted_model
 
 from localspec.cli.main import main
 from localspec.policy.forward_costs import ForwardCosts

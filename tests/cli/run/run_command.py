@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from clocks import PATIENCE
 from command import environment
-from scripted import FRAME
+from scripted_models import FRAME
 
 from localspec.chat.conversation import saved_conversation
 from localspec.paths import Paths

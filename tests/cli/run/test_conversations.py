@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cli.run.run_command import interrupting, kept, kept_tokens, refused, said
 from command import what_is_kept
-from scripted import scripted_model
+from scripted_models import scripted_model
 
 from localspec.cli import run as run_module
 from localspec.cli.main import main

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from cli.run.run_command import LONG, Result, kept
 from command import what_is_kept
-from scripted import Script, scripted_model
+from scripted_models import Script, scripted_model
 
 from localspec.cli import run as run_module
 from localspec.paths import Paths

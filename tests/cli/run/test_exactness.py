@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cli.run.run_command import SHAPE, assert_consistent, assert_shape, decoded, refused
-from scripted import random_model
+from scripted_models import random_model
 
 from localspec.cli import run as run_module
 from localspec.machine import hardware

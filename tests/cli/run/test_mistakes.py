@@ -2,7 +2,7 @@
 
 import pytest
 from cli.run.run_command import refused
-from scripted import scripted_model
+from scripted_models import scripted_model
 
 from localspec.machine import hardware
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cli.run.run_command import kept_tokens, process
 from clocks import PATIENCE
-from scripted import scripted_model
+from scripted_models import scripted_model
 
 from localspec.cli.main import main
 from localspec.paths import Paths

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cli.run.run_command import process, refused, tokens_of
-from scripted import FRAME
+from scripted_models import FRAME
 
 from localspec.cli import run as run_module
 from localspec.cli.texts import joined, read_file

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cli.run.run_command import kept, shell
 from command import environment
-from scripted import scripted_model
+from scripted_models import scripted_model
 
 # Runs the program where nothing can reach the network, and looks at what it imported.
 OFFLINE = """
