@@ -142,9 +142,9 @@ def test_a_pair_is_tuned_once_and_again_where_that_is_asked(home, model, small, 
     found = [Hyperparameters(2, 0, 3, 1), Hyperparameters(5, 1, 3, 2), Hyperparameters(1, 1, 4, 4)]
     asked: list[str] = []
 
-    def search(build, said, vocabulary, nodes, costs, own, names):
+    def search(build, workload, names):
         asked.append(" ".join(names))
-        assert said and all(reply for _, reply in said)
+        assert workload.exchanges and all(reply for _, reply in workload.exchanges)
         return found[len(asked) - 1]
 
     monkeypatch.setattr(assemble, "search", search)
