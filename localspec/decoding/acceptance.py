@@ -1,4 +1,4 @@
-"""The acceptance rules: how far a draft tree is walked down along what the target says, and the bonus token after it."""
+"""The acceptance rules: how far down a draft tree the picks of the target lead, and the bonus token after that."""
 
 from collections.abc import Callable
 
