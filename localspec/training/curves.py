@@ -31,7 +31,7 @@ def figure(lines: Sequence[dict[str, Any]], title: str) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 {height}" width="860" height="{height}"'
             ' font-family="sans-serif" font-size="13" fill="#222">',
             f'<rect width="860" height="{height}" fill="#ffffff"/>',
-            _words(LEFT, 26, title, size=17),
+            _words(LEFT, 26, title, font_size="17"),
             *_panel(TOP, "loss (mean of neighbouring steps)", [("", _thinned(losses))], most),
             *_panel(
                 TOP + HIGH + GAP,
@@ -61,13 +61,13 @@ def _panel(top: int, name: str, lines: Sequence[tuple[str, Line]], most: float, 
     def place(x: float, y: float) -> str:
         return f"{LEFT + WIDE * x / most:.1f} {top + HIGH - HIGH * min(y, highest) / highest:.1f}"
 
-    elements = [_words(LEFT, top - 8, name, weight="bold")]
+    elements = [_words(LEFT, top - 8, name, font_weight="bold")]
     for share in (0.0, 0.5, 1.0):
         level = share * highest
         elements.append(f'<path d="M{place(0, level)} h{WIDE}" stroke="#bbbbbb" stroke-width="0.7"/>')
-        elements.append(_words(LEFT - 8, top + HIGH - HIGH * share + 4, f"{level:.3g}", anchor="end"))
+        elements.append(_words(LEFT - 8, top + HIGH - HIGH * share + 4, f"{level:.3g}", text_anchor="end"))
         label = f"{most * share:.0f}" + (" steps" if share == 1 else "")
-        elements.append(_words(LEFT + WIDE * share, top + HIGH + 17, label, anchor="middle"))
+        elements.append(_words(LEFT + WIDE * share, top + HIGH + 17, label, text_anchor="middle"))
     for index, (label, line) in enumerate(lines):
         colour = COLOURS[index % len(COLOURS)]
         path = " L".join(place(x, y) for x, y in line)
@@ -75,12 +75,11 @@ def _panel(top: int, name: str, lines: Sequence[tuple[str, Line]], most: float, 
             elements.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
         if label and line:
             words = f"{label}: {line[-1][1]:.0f} %"
-            elements.append(_words(LEFT + WIDE + 14, top + 14 + 18 * index, words, colour=colour))
+            elements.append(_words(LEFT + WIDE + 14, top + 14 + 18 * index, words, fill=colour))
     return elements
 
 
-def _words(
-    x: float, y: float, text: str, size: int = 13, anchor: str = "start", weight: str = "normal", colour: str = "#222"
-) -> str:
-    shape = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="{colour}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {shape}>{escape(text)}</text>'
+def _words(x: float, y: float, text: str, **attributes: str) -> str:
+    """Returns a text element; attributes that it does not have are those of the whole drawing."""
+    shape = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items())
+    return f'<text x="{x:.1f}" y="{y:.1f}"{shape}>{escape(text)}</text>'
