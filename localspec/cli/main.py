@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -129,20 +129,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = READER_GONE
     except OSError as error:
         code = _say(f"Standard output cannot be written: {error.strerror or error}.")
-    with suppress(OSError, ValueError):
-        if sys.stderr is not None:
-            sys.stderr.flush()
-    if code == READER_GONE or not _flushed():
-        # the interpreter flushes once more when it ends; let that go nowhere
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if not _flushed(sys.stderr):
+        _discard(2)
+    if code == READER_GONE or not _flushed(sys.stdout):
+        _discard(1)
     return code
 
 
-def _flushed() -> bool:
+def _discard(descriptor: int) -> None:
+    """Lets the interpreter's last flush, when it ends, go nowhere: that it failed would change the exit code."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
+def _flushed(stream: TextIO | None) -> bool:
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        if stream is not None:
+            stream.flush()
     except (OSError, ValueError):
         return False
     return True
