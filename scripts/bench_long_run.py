@@ -77,7 +77,7 @@ def main() -> None:
             tokens, steps = tokens + len(said.token_ids) - 1, steps + said.steps
             if number % block == 0:
                 resident = psutil.Process().memory_info().rss / 2**20
-                stored = sum(info.phrases for info in store.pools())
+                stored = sum(info.phrases for info in store.phrases.pools())
                 print(
                     f"{number:7} {resident:14.1f} {stored:15} {pool.nbytes / 1024:9.1f} {observe.microseconds():11.1f} "
                     f"{look_up.microseconds():11.1f} {tokens / max(steps, 1):12.2f}",

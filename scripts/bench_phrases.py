@@ -40,12 +40,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         database = Path(folder) / "localspec.db"
         with Store.open(database, print) as store:
-            number = store.pool("bench", "bench")
+            number = store.phrases.pool("bench", "bench")
             assert number is not None
-            while store.pools()[0].phrases < PHRASES:
+            while store.phrases.pools()[0].phrases < PHRASES:
                 pool = PhrasePool()
                 pool.extend(text(4000, chance, habits))
-                store.learn(number, pool.harvest(0)[0])
+                store.phrases.learn(number, pool.harvest(0)[0])
         starts = []
         for _ in range(15):
             began = time.perf_counter()
@@ -57,7 +57,7 @@ def main() -> None:
         drafts, observations, keeps, lengths = [], [], [], []
         with Store.open(database, print) as store:
             for _ in range(REPLIES):
-                pool = PhrasePool(reader=partial(store.phrases, number))
+                pool = PhrasePool(reader=partial(store.phrases.look_up, number))
                 drafter, reply, done = WithPhrases(Autoregressive(), pool), text(TOKENS + 20, chance, habits), 0
                 drafter.observe(Step(text(300, chance, habits), hidden=None))  # type: ignore[arg-type]
                 while done < TOKENS:
@@ -73,7 +73,7 @@ def main() -> None:
                     done += len(committed)
                     lengths.append(len(committed))
                 began = time.perf_counter()
-                store.learn(number, *pool.harvest(300))
+                store.phrases.learn(number, *pool.harvest(300))
                 keeps.append(time.perf_counter() - began)
     both = sorted(a + b for a, b in zip(drafts, observations, strict=True))
     figures: dict[str, Any] = {

@@ -80,7 +80,7 @@ class Bench:
         if name not in self.histories:
             file = self.folder / f"{len(self.histories)}.db"
             store = self.at_the_end.enter_context(Store.open(file, print))
-            number = store.pool("table", name)
+            number = store.phrases.pool("table", name)
             assert number is not None
             self.histories[name] = store, number
         return self.histories[name]
@@ -95,7 +95,7 @@ class Bench:
         vocabulary, auto = target.transformer.config.vocab_size, "*" in parts
         pool = PhrasePool(
             target.special_tokens,
-            partial(store.phrases, number) if store else None,
+            partial(store.phrases.look_up, number) if store else None,
             vocabulary,
             text="t" in parts,
             verification="v" in parts,
@@ -118,7 +118,7 @@ class Bench:
         *_, done = session.generate(prompt, sampling, Limits(most))
         assert isinstance(done, Done)
         if store:
-            store.learn(number, *pool.harvest(len(prompt)))
+            store.phrases.learn(number, *pool.harvest(len(prompt)))
         said = done.statistics
         return {
             "ids": list(said.token_ids),

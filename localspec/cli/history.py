@@ -115,7 +115,7 @@ def rm(
             return
         removed = store.history.remove([info.id for info in infos])
         typer.echo(f"Deleted {counted(removed, 'conversation')}.")
-        if any(pool.phrases for pool in store.pools()):
+        if any(pool.phrases for pool in store.phrases.pools()):
             typer.echo("Phrases that were learned from replies stay until `localspec pool clear`.")
 
 

@@ -10,7 +10,8 @@ import typer
 from localspec.cli.console import counted, may_delete, moment, print_json
 from localspec.cli.store_access import report_files_set_aside, store_if_any
 from localspec.errors import NotHere
-from localspec.store.store import Phrase, PoolInfo, Store, unpack_key, unpack_tokens
+from localspec.store.phrases import Phrase, PoolInfo, unpack_key, unpack_tokens
+from localspec.store.store import Store
 from localspec.text import one_line, safe
 
 app = typer.Typer(help="The phrases learned here: list, show, clear, export.", no_args_is_help=True)
@@ -38,7 +39,7 @@ class Shown(NamedTuple):
 def list_pools(as_json: AsJson = False) -> None:
     """The pools: one for each model and tokenizer."""
     with store_if_any(WHAT) as store:
-        pools = store.pools() if store else []
+        pools = store.phrases.pools() if store else []
     if as_json:
         print_json([pool._asdict() for pool in pools])
         return
@@ -87,7 +88,7 @@ def clear(
         whose = model or "all models"
         if not may_delete(f"{counted(count, 'phrase')} of {whose}", yes):
             return
-        removed = store.clear() if model is None else sum(store.clear(pool.pool) for pool in pools)
+        removed = store.phrases.forget() if model is None else sum(store.phrases.forget(pool.pool) for pool in pools)
         typer.echo(one_line(f"Deleted {counted(removed, 'phrase')} of {whose}."))
 
 
@@ -102,7 +103,7 @@ def export(model: Model = None) -> None:
 
 def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
     """The pools of this model, or all. Raises NotHere, naming the pools there are."""
-    pools = store.pools() if store else []
+    pools = store.phrases.pools() if store else []
     if model is None:
         return pools
     chosen = [pool for pool in pools if pool.model == model]
@@ -115,7 +116,7 @@ def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
 def _phrases(store: Store | None, pool: PoolInfo, decode: Decode, limit: int | None) -> Iterator[Shown]:
     if store is None:
         return
-    for phrase in islice(store.export(pool.pool), limit):
+    for phrase in islice(store.phrases.export(pool.pool), limit):
         yield _shown(pool.model, phrase, decode)
 
 

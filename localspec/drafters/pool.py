@@ -13,7 +13,7 @@ from typing import Protocol
 
 from localspec.decoding.drafter import Step
 from localspec.decoding.forward import common_prefix
-from localspec.store.store import Phrase, pack_key, pack_tokens, unpack_tokens
+from localspec.store.phrases import Phrase, pack_key, pack_tokens, unpack_tokens
 
 KEY_LENGTH = 2  # tokens a phrase is looked up by
 MATCH_LENGTH = 8  # tokens that a match may have at most, the key included

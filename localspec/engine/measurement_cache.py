@@ -46,7 +46,7 @@ class MeasurementCache:
 
     def recall(self, quantity: Quantity[T], subject: str) -> T | None:
         """What was kept; None where nothing was."""
-        value = None if self._store is None else self._store.recall(quantity.name, subject)
+        value = None if self._store is None else self._store.measurements.recall(quantity.name, subject)
         return None if value is None else quantity.parse(value)
 
     def recall_either(self, quantity: Quantity[T], subject: str) -> T | None:
@@ -58,7 +58,7 @@ class MeasurementCache:
         """Keeps a value for later sessions; with `silent`, trouble with the store is not reported."""
         if self._store is not None and not self._store.read_only:
             try:
-                self._store.remember(quantity.name, subject, quantity.to_json(value))
+                self._store.measurements.remember(quantity.name, subject, quantity.to_json(value))
             except StoreTrouble as trouble:
                 if not silent:
                     self.reporter.notice(str(trouble))

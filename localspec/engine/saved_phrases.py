@@ -8,7 +8,8 @@ from localspec.drafters.pool import PhrasePool
 from localspec.events import Reporter
 from localspec.models.registry import TargetCard
 from localspec.store.database import StoreTrouble
-from localspec.store.store import Phrase, Store
+from localspec.store.phrases import Phrase
+from localspec.store.store import Store
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class SavedPhrases:
         None where there are none and nothing may be kept, or where the store cannot be used, which is reported.
         """
         try:
-            pool_id = store.pool(card.name, tokenizer, str(card.path), make=learn)
+            pool_id = store.phrases.pool(card.name, tokenizer, str(card.path), make=learn)
         except StoreTrouble as trouble:
             reporter.notice(str(trouble))
             return None
@@ -35,7 +36,7 @@ class SavedPhrases:
 
     def read(self, keys: Sequence[int]) -> Sequence[Phrase]:
         """The phrases of some keys; a `PhraseReader`."""
-        return self.store.phrases(self.pool_id, keys)
+        return self.store.phrases.look_up(self.pool_id, keys)
 
     def keep(self, pool: PhrasePool, start: int) -> bool:
         """Keeps what a reply that began at token `start` brought into the pool, if anything may be kept.
@@ -46,7 +47,7 @@ class SavedPhrases:
             return True
         phrases, used = pool.harvest(start)
         try:
-            self.store.learn(self.pool_id, phrases, used)
+            self.store.phrases.learn(self.pool_id, phrases, used)
         except StoreTrouble as trouble:
             self.reporter.notice(str(trouble))
             return False

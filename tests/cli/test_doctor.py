@@ -142,7 +142,7 @@ def test_int8_is_proved_as_int8(doctor, noise):
 def test_the_users_own_phrases_are_left_alone(doctor, noise, home):
     path = home / "data" / "localspec.db"
     with Store.open(path, pytest.fail) as store:
-        store.learn(store.pool("demo", "hash"), [(1, b"", b"abcd")])
+        store.phrases.learn(store.phrases.pool("demo", "hash"), [(1, b"", b"abcd")])
     before = path.read_bytes()
     assert prove(doctor, noise)[0] == 0
     assert path.read_bytes() == before and sorted(file.name for file in path.parent.iterdir()) == [

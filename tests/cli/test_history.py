@@ -45,9 +45,9 @@ def keep(
 
 def learn(database: Path) -> None:
     with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
-        pool = store.pool("demo", "hash")
+        pool = store.phrases.pool("demo", "hash")
         assert pool is not None
-        store.learn(pool, [(1, b"", b"1234")])
+        store.phrases.learn(pool, [(1, b"", b"1234")])
 
 
 def run(*arguments: str, answer: str | None = None) -> str:

@@ -239,7 +239,7 @@ def test_what_was_said_is_learned_and_what_was_measured_is_known(talk, home, hel
     for arguments, learned in ((["--no-log"], 0), (["--pool", "off"], 0), ([], 1)):
         assert talk("hi", arguments=arguments).out == "Hello!\n"
         with Store.open(Paths(home).database, pytest.fail) as store:
-            assert len([pool for pool in store.pools() if pool.phrases]) == learned
+            assert len([pool for pool in store.phrases.pools() if pool.phrases]) == learned
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from localspec.cli import console
 from localspec.cli import pool as pool_module
 from localspec.errors import NotHere, UsageMistake
 from localspec.paths import Paths
-from localspec.store.store import Store, pack_key, pack_tokens
+from localspec.store.phrases import pack_key, pack_tokens
+from localspec.store.store import Store
 
 WORDS = ["the", " quick", " brown", " fox", " jumps", "\x1b[2J", "\n", " straße", "\u202e"]
 
@@ -37,9 +38,9 @@ def model_directory(tmp_path: Path) -> Path:
 
 def learn(database: Path, model: str, directory: Path | None, *phrases: tuple[int, bytes, bytes]) -> None:
     with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
-        pool = store.pool(model, "hash", directory)
+        pool = store.phrases.pool(model, "hash", directory)
         assert pool is not None
-        store.learn(pool, phrases)
+        store.phrases.learn(pool, phrases)
 
 
 def phrase(before: list[int], key: tuple[int, int], after: list[int]) -> tuple[int, bytes, bytes]:
@@ -54,7 +55,7 @@ def run(*arguments: str, answer: str | None = None) -> str:
 
 def phrases_kept(database: Path) -> dict[str, int]:
     with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
-        return {info.model: info.phrases for info in store.pools()}
+        return {info.model: info.phrases for info in store.phrases.pools()}
 
 
 def test_looking_makes_nothing(database: Path) -> None:

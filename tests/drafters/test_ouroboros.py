@@ -46,7 +46,8 @@ from localspec.drafters.pool import PhrasePool, PhraseReader
 from localspec.events import Text
 from localspec.nn.cache import KVCache
 from localspec.nn.target import Target
-from localspec.store.store import Phrase, Store, pack_key, pack_tokens, unpack_key
+from localspec.store.phrases import Phrase, pack_key, pack_tokens, unpack_key
+from localspec.store.store import Store
 
 Make = Callable[[str], Tiny]
 
@@ -622,12 +623,12 @@ def test_what_one_session_learns_a_later_one_accepts(tiny: Make, tmp_path: Path)
     steps = []
     for _ in range(2):
         with Store.open(tmp_path / "store" / "localspec.db", pytest.fail) as store:
-            number = store.pool("tiny", "hash")
+            number = store.phrases.pool("tiny", "hash")
             assert number is not None
-            drafter, pool = made(model.target, model.target, stored=partial(store.phrases, number))
+            drafter, pool = made(model.target, model.target, stored=partial(store.phrases.look_up, number))
             ids, statistics = reply(Session(model.target, drafter, Budget(NODES)), prompt, 40, sampling)
             assert ids == plain
-            store.learn(number, *pool.harvest(len(prompt)))
+            store.phrases.learn(number, *pool.harvest(len(prompt)))
             steps.append(statistics.steps)
     assert steps[1] < steps[0]
     assert statistics.sources["phrases"] > 8

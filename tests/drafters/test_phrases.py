@@ -21,7 +21,8 @@ from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import MATCH_LENGTH, MAX_KEYS, PHRASE_LENGTH, PHRASES_PER_TOKEN, PhrasePool
 from localspec.events import Done, Statistics, Text
 from localspec.nn.cache import KVCache
-from localspec.store.store import Phrase, Store, pack_key, pack_tokens, unpack_key, unpack_tokens
+from localspec.store.phrases import Phrase, pack_key, pack_tokens, unpack_key, unpack_tokens
+from localspec.store.store import Store
 
 Make = Callable[[str], Tiny]
 Stored = tuple[int, bytes, bytes]
@@ -417,13 +418,13 @@ def test_what_one_session_learns_a_later_one_accepts(tiny: Make, tmp_path: Path)
     steps, lengths = [], []
     for _ in range(2):
         with Store.open(tmp_path / "store" / "localspec.db", pytest.fail) as store:
-            number = store.pool("tiny", "hash")
+            number = store.phrases.pool("tiny", "hash")
             assert number is not None
-            pool = PhrasePool(model.target.special_tokens, partial(store.phrases, number))
+            pool = PhrasePool(model.target.special_tokens, partial(store.phrases.look_up, number))
             session = Session(model.target, WithPhrases(Autoregressive(), pool), Budget(8))
             ids, statistics = reply(session, prompt, 40, sampling)
             assert ids == text
-            store.learn(number, *pool.harvest(len(prompt)))
+            store.phrases.learn(number, *pool.harvest(len(prompt)))
             steps.append(statistics.steps)
             lengths.append(statistics.acceptance_length)
     assert steps[1] < steps[0]

@@ -95,8 +95,10 @@ def test_without_a_store_nothing_is_known(card: TargetCard) -> None:
 
 def test_what_was_kept_of_a_model_is_found_in_the_same_form_only(store: Store, card: TargetCard) -> None:
     costs = flat(0.05)
-    store.remember("costs", about(card), costs.as_list())
-    store.remember("replies", about(card), {"phrases": SUMS, "s3d": [1.0, 1.0, 1.0, 1.0, 1.0], "medusa": "odd"})
+    store.measurements.remember("costs", about(card), costs.as_list())
+    store.measurements.remember(
+        "replies", about(card), {"phrases": SUMS, "s3d": [1.0, 1.0, 1.0, 1.0, 1.0], "medusa": "odd"}
+    )
     found = known(store).of(card, "cpu", "bf16", "none")
     assert found == ModelMeasurements(costs, {"phrases": ReplyStats(2.0, 4.0, 0.2)})
     assert known(store).of(card, "cpu", "bf16", "int8") == ModelMeasurements()
@@ -114,7 +116,7 @@ def test_the_form_and_context_that_are_asked_for_come_first_and_the_usual_ones_s
     forms = {(False, None): flat(0.05), (False, 8192): flat(0.06), (True, None): flat(0.07), (True, 8192): flat(0.08)}
     for number, (form, costs) in enumerate(forms.items()):
         about_it = model_subject(revision(card.path), "cpu", "bf16", "none", *form)
-        store.remember("costs", about_it, costs.as_list())
+        store.measurements.remember("costs", about_it, costs.as_list())
         assert of(*form).costs == costs
         assert number or all(of(*other).costs == costs for other in forms), "the usual one serves them all"
     assert of(True, 512).costs == forms[True, None] and of(False, 512).costs == forms[False, None]
@@ -128,9 +130,9 @@ def test_of_a_model_that_is_not_here_or_damaged_nothing_is_known(store: Store, c
 
 @pytest.mark.parametrize("kept", [None, 7, "x", [], [1, 2], {"phrases": None}, {"phrases": {}}])
 def test_nonsense_in_the_store_is_nothing(store: Store, card: TargetCard, kept: object) -> None:
-    store.remember("replies", about(card), kept)
-    store.remember("costs", about(card), kept)
-    store.remember("rates by a wide and a slim model", device_subject("cpu", "bf16", "none"), kept)
+    store.measurements.remember("replies", about(card), kept)
+    store.measurements.remember("costs", about(card), kept)
+    store.measurements.remember("rates by a wide and a slim model", device_subject("cpu", "bf16", "none"), kept)
     found = known(store)
     assert found.of(card, "cpu", "bf16", "none") == ModelMeasurements()
     assert found.rates("cpu", "bf16", "none") is None
@@ -138,11 +140,13 @@ def test_nonsense_in_the_store_is_nothing(store: Store, card: TargetCard, kept: 
 
 def test_rates_and_bandwidth_of_a_device_are_found(store: Store) -> None:
     rates = Rates((1, 8), (1e-10, 2e-10), (1e-4, 1e-4))
-    store.remember("rates by a wide and a slim model", device_subject("cpu", "bf16", "int8"), rates.as_list())
+    store.measurements.remember(
+        "rates by a wide and a slim model", device_subject("cpu", "bf16", "int8"), rates.as_list()
+    )
     found = known(store)
     assert found.rates("cpu", "bf16", "int8") == rates and found.rates("cpu", "bf16", "none") is None
     for kept, told in ((5e9, 5e9), (7, 7.0), (0, None), (-1.0, None), ("fast", None), (None, None), ([5e9], None)):
-        store.remember("bandwidth", cached_measurements.versions("cpu"), kept)
+        store.measurements.remember("bandwidth", cached_measurements.versions("cpu"), kept)
         assert found.bandwidth("cpu") == told
 
 

@@ -132,7 +132,7 @@ def test_phrases_of_one_session_serve_the_next_and_only_where_they_may(tmp_path)
     assert second > first
     assert from_pool > 0
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
-        store.clear()
+        store.phrases.forget()
     assert session()[1:] == (first, 0)
 
 
@@ -176,7 +176,7 @@ def test_a_huge_prompt_is_refused_without_cutting_it_into_tokens(engine, monkeyp
 def test_what_may_not_learn_writes_nothing(tmp_path):
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
         say(load(store=store, phrases="readonly"), [user("Who are you?")], Limits(10))
-        assert store.pools() == []
+        assert store.phrases.pools() == []
 
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_read(monkeypatch):

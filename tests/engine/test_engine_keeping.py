@@ -12,7 +12,8 @@ from localspec.engine.engine import Engine
 from localspec.errors import UsageMistake
 from localspec.models.registry import TargetCard
 from localspec.policy.selection import choose
-from localspec.store.store import Store, unpack_key
+from localspec.store.phrases import unpack_key
+from localspec.store.store import Store
 
 
 def test_a_prompt_that_is_refused_leaves_nothing_of_the_conversation_before_it_in_the_store(tmp_path: Path) -> None:
@@ -27,11 +28,11 @@ def test_a_prompt_that_is_refused_leaves_nothing_of_the_conversation_before_it_i
         engine = Engine(choice, store=store)
         sampling = engine.sampling(Settings(temperature=0.0))
         list(engine.chat([{"role": "user", "content": question}], sampling, Limits(max_tokens=20)))
-        pool = store.pools()[0].pool
-        before = {(phrase.key, phrase.before, phrase.after) for phrase in store.export(pool)}
+        pool = store.phrases.pools()[0].pool
+        before = {(phrase.key, phrase.before, phrase.after) for phrase in store.phrases.export(pool)}
         assert before
         with pytest.raises(UsageMistake, match="empty"):
             list(engine.chat([{"role": "user", "content": ""}], sampling))
-        after = {(phrase.key, phrase.before, phrase.after) for phrase in store.export(pool)}
+        after = {(phrase.key, phrase.before, phrase.after) for phrase in store.phrases.export(pool)}
     assert not {unpack_key(key) for key, _, _ in after - before} & asked, "the user's words are in the store"
     assert after == before

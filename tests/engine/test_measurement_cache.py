@@ -52,14 +52,17 @@ def ask(store: Store | None, value: int = 5) -> tuple[int, list[str]]:
 def test_what_was_measured_in_an_idle_moment_is_recalled(machine: Machine, store: Store) -> None:
     assert ask(store) == (5, ["measuring how long a table is, once"])
     assert ask(store, 6) == (5, [])
-    assert store.recall("length", "a table") == 5
+    assert store.measurements.recall("length", "a table") == 5
     assert ask(None, 6)[0] == 6, "without a store nothing is recalled"
 
 
 def test_what_a_busy_moment_gave_serves_until_the_machine_is_idle(machine: Machine, store: Store) -> None:
     machine.cores = [physical_cores() - 1]
     assert [ask(store, 5)[0], ask(store, 6)[0]] == [5, 5]
-    assert store.recall("length", "a table") is None and store.recall("length of a busy moment", "a table") == 5
+    assert (
+        store.measurements.recall("length", "a table") is None
+        and store.measurements.recall("length of a busy moment", "a table") == 5
+    )
     machine.cores = [physical_cores()]
     assert [ask(store, 7)[0], ask(store, 8)[0]] == [7, 7]
     machine.cores = [physical_cores() - 1]
@@ -69,7 +72,10 @@ def test_what_a_busy_moment_gave_serves_until_the_machine_is_idle(machine: Machi
 def test_a_measurement_during_which_other_programs_began_to_work_counts_as_busy(machine: Machine, store: Store) -> None:
     machine.cores = [physical_cores(), physical_cores() - 1]  # before it, and after it
     ask(store)
-    assert store.recall("length", "a table") is None and store.recall("length of a busy moment", "a table") == 5
+    assert (
+        store.measurements.recall("length", "a table") is None
+        and store.measurements.recall("length of a busy moment", "a table") == 5
+    )
 
 
 def test_it_is_measured_with_the_cores_that_are_idle(machine: Machine) -> None:
@@ -79,9 +85,9 @@ def test_it_is_measured_with_the_cores_that_are_idle(machine: Machine) -> None:
 
 
 def test_a_value_of_another_form_is_measured_anew(machine: Machine, store: Store) -> None:
-    store.remember("length", "a table", "long")
-    store.remember("length of a busy moment", "a table", {"length": 5})
-    assert ask(store, 6)[0] == 6 and store.recall("length", "a table") == 6
+    store.measurements.remember("length", "a table", "long")
+    store.measurements.remember("length of a busy moment", "a table", {"length": 5})
+    assert ask(store, 6)[0] == 6 and store.measurements.recall("length", "a table") == 6
 
 
 def test_what_fails_is_raised_and_not_kept(machine: Machine, store: Store) -> None:
@@ -99,7 +105,7 @@ def test_trouble_with_the_store_is_reported_unless_it_is_not_worth_it(store: Sto
 
     notices: list[str] = []
     cache = MeasurementCache(store, Reporter(notices.append))
-    monkeypatch.setattr(store, "remember", full)
+    monkeypatch.setattr(store.measurements, "remember", full)
     cache.remember(LENGTH, "a table", 5, silent=True)
     assert notices == []
     cache.remember(LENGTH, "a table", 5)
@@ -108,5 +114,5 @@ def test_trouble_with_the_store_is_reported_unless_it_is_not_worth_it(store: Sto
 
 def test_a_store_that_can_only_be_read_is_not_written(store: Store, monkeypatch) -> None:
     monkeypatch.setattr(Store, "read_only", True)
-    monkeypatch.setattr(store, "remember", pytest.fail)
+    monkeypatch.setattr(store.measurements, "remember", pytest.fail)
     MeasurementCache(store).remember(LENGTH, "a table", 5)

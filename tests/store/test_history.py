@@ -255,7 +255,7 @@ def test_damaged_figures_are_none(store: Store, history: History, damaged: objec
 def test_whether_anything_was_ever_kept(path: Path, notices: list[str]) -> None:
     with Store.open(path, notices.append) as store:
         assert not store.history.ever_kept
-        store.pool("demo", "hash")
+        store.phrases.pool("demo", "hash")
         assert not store.history.ever_kept
         number, _ = said(store.history, "prompt")
         assert store.history.ever_kept
@@ -571,17 +571,17 @@ def test_removing_gives_the_space_back(path: Path, store: Store) -> None:
 
 
 def test_removing_counts_what_was_there_and_leaves_the_rest(store: Store, history: History) -> None:
-    pool = store.pool("demo", "hash")
+    pool = store.phrases.pool("demo", "hash")
     assert pool is not None
-    store.learn(pool, [(1, b"", b"1234")])
-    store.remember("costs", "demo", [1])
+    store.phrases.learn(pool, [(1, b"", b"1234")])
+    store.measurements.remember("costs", "demo", [1])
     numbers = [said(history, f"prompt {n}", "reply")[0] for n in range(5)]
     assert history.remove([numbers[0], numbers[3], numbers[0], 999]) == 2
     assert history.remove([]) == history.remove([numbers[0]]) == 0
     assert sorted(info.id for info in history.conversations()) == [numbers[1], numbers[2], numbers[4]]
     assert len(history.search("prompt")) == 3 and texts(history, numbers[1]) == [("prompt 1", "reply", "stop")]
-    assert len(store.phrases(pool, [1])) == 1 and store.recall("costs", "demo") == [1]
-    store.clear()
+    assert len(store.phrases.look_up(pool, [1])) == 1 and store.measurements.recall("costs", "demo") == [1]
+    store.phrases.forget()
     assert len(history.conversations()) == 3
 
 
@@ -732,13 +732,13 @@ def test_a_database_from_before_conversations_keeps_what_it_has(
     path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:
-        earlier.setattr(store_module, "MIGRATIONS", [store_module.make_pools, store_module.make_measurements])
+        earlier.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:2])
         earlier.setattr(store_module, "PROBES", store_module.PROBES[: -len(history_module.PROBES)])
         with Store.open(path, notices.append) as old:
-            pool = old.pool("demo", "hash")
+            pool = old.phrases.pool("demo", "hash")
             assert pool is not None
-            old.learn(pool, [(1, b"", b"1234")])
-            old.remember("costs", "demo", [1])
+            old.phrases.learn(pool, [(1, b"", b"1234")])
+            old.measurements.remember("costs", "demo", [1])
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (2,)
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -747,7 +747,7 @@ def test_a_database_from_before_conversations_keeps_what_it_has(
         assert not store.history.ever_kept and store.history.conversations() == []
         number, _ = said(store.history, "prompt", "reply")
         assert texts(store.history, number) == [("prompt", "reply", "stop")]
-        assert len(store.phrases(pool, [1])) == 1 and store.recall("costs", "demo") == [1]
+        assert len(store.phrases.look_up(pool, [1])) == 1 and store.measurements.recall("costs", "demo") == [1]
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (3,)
     assert notices == [] and integrity(path) == "ok" and [*path.parent.glob("*.newer-*")] == []

@@ -19,18 +19,12 @@ from clocks import PATIENCE
 from database_files import damage_leaves, damage_root, in_a_child, integrity, only_readable, open_directory
 
 from localspec.store import database as database_module
+from localspec.store import measurements as measurements_module
+from localspec.store import phrases as phrases_module
 from localspec.store import store as store_module
 from localspec.store.database import StoreTrouble
-from localspec.store.store import (
-    BOUND_KEY,
-    BOUND_POOL,
-    Phrase,
-    Store,
-    pack_key,
-    pack_tokens,
-    unpack_key,
-    unpack_tokens,
-)
+from localspec.store.phrases import BOUND_KEY, BOUND_POOL, Phrase, pack_key, pack_tokens, unpack_key, unpack_tokens
+from localspec.store.store import Store
 
 MARKER = b"PRIVATE-MARKER-PHRASE-0123456789"
 
@@ -41,11 +35,11 @@ def phrase(n: int, key: int | None = None) -> tuple[int, bytes, bytes]:
 
 def afters(store: Store, pool: int, key: int) -> list[int]:
     """The first token after the key, most recently used first: which of `phrase(n, key)` are there."""
-    return [unpack_tokens(found.after)[0] for found in store.phrases(pool, [key])]
+    return [unpack_tokens(found.after)[0] for found in store.phrases.look_up(pool, [key])]
 
 
 def made_pool(store: Store, model: str = "demo") -> int:
-    pool = store.pool(model, "hash")
+    pool = store.phrases.pool(model, "hash")
     assert pool is not None
     return pool
 
@@ -78,58 +72,58 @@ def test_packing_round_trips() -> None:
 
 def test_phrases_are_found_by_key_most_recent_first(store: Store) -> None:
     pool = made_pool(store)
-    store.learn(pool, [phrase(1, key=5), phrase(2, key=5), phrase(3, key=6), phrase(4, key=7)])
-    store.learn(pool, [phrase(1, key=5)])
-    found = store.phrases(pool, [5, 6, 99])
+    store.phrases.learn(pool, [phrase(1, key=5), phrase(2, key=5), phrase(3, key=6), phrase(4, key=7)])
+    store.phrases.learn(pool, [phrase(1, key=5)])
+    found = store.phrases.look_up(pool, [5, 6, 99])
     assert found == [Phrase(*phrase(1, 5), uses=2), Phrase(*phrase(3, 6), uses=1), Phrase(*phrase(2, 5), uses=1)]
-    assert store.phrases(pool, []) == []
+    assert store.phrases.look_up(pool, []) == []
 
 
 def test_another_continuation_of_the_same_context_stays_beside_the_first(store: Store) -> None:
     pool = made_pool(store)
-    store.learn(pool, [(1, b"1234", b"aaaa")])
-    store.learn(pool, [(1, b"1234", b"bbbb")])
-    assert [found.after for found in store.phrases(pool, [1])] == [b"bbbb", b"aaaa"]
+    store.phrases.learn(pool, [(1, b"1234", b"aaaa")])
+    store.phrases.learn(pool, [(1, b"1234", b"bbbb")])
+    assert [found.after for found in store.phrases.look_up(pool, [1])] == [b"bbbb", b"aaaa"]
 
 
 def test_pools_are_apart(store: Store, path: Path) -> None:
-    first, second = store.pool("demo", "one", "/models/demo"), store.pool("demo", "two")
+    first, second = store.phrases.pool("demo", "one", "/models/demo"), store.phrases.pool("demo", "two")
     assert first is not None and second is not None and first != second
-    assert store.pool("demo", "one") == first
-    store.learn(first, [phrase(1)])
-    assert store.phrases(second, [1]) == []
-    by_id = {info.pool: info for info in store.pools()}
+    assert store.phrases.pool("demo", "one") == first
+    store.phrases.learn(first, [phrase(1)])
+    assert store.phrases.look_up(second, [1]) == []
+    by_id = {info.pool: info for info in store.phrases.pools()}
     assert by_id[first][:6] == (first, "demo", "one", "/models/demo", 1, 8 + 8 + 12)
     assert abs(by_id[first].last_used - time.time()) < 60
     assert by_id[second].phrases == 0 and by_id[second].path is None
 
 
 def test_the_path_of_a_pool_follows_the_model(store: Store) -> None:
-    store.pool("demo", "one", "/old")
-    store.pool("demo", "one", Path("/new"))
-    store.pool("demo", "one")
-    assert store.pools()[0].path == str(Path("/new"))
+    store.phrases.pool("demo", "one", "/old")
+    store.phrases.pool("demo", "one", Path("/new"))
+    store.phrases.pool("demo", "one")
+    assert store.phrases.pools()[0].path == str(Path("/new"))
 
 
 def test_everything_is_there_after_a_restart(path: Path, notices: list[str]) -> None:
     with Store.open(path, notices.append) as before:
-        before.learn(made_pool(before), [phrase(n) for n in range(50)])
+        before.phrases.learn(made_pool(before), [phrase(n) for n in range(50)])
     with Store.open(path, notices.append) as after:
-        assert sorted(found.key for found in after.export(made_pool(after))) == list(range(50))
+        assert sorted(found.key for found in after.phrases.export(made_pool(after))) == list(range(50))
     assert notices == []
 
 
 def test_export_gives_every_phrase_once_over_many_pages(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "EXPORT_PAGE", 7)
+    monkeypatch.setattr(phrases_module, "EXPORT_PAGE", 7)
     pool = made_pool(store)
-    store.learn(pool, [phrase(n) for n in range(50)])
-    assert [found.key for found in store.export(pool)] == list(reversed(range(50)))
+    store.phrases.learn(pool, [phrase(n) for n in range(50)])
+    assert [found.key for found in store.phrases.export(pool)] == list(reversed(range(50)))
 
 
 def test_an_unknown_pool_is_a_mistake_and_leaves_nothing(store: Store) -> None:
     with pytest.raises(ValueError, match="no pool 77"):
-        store.learn(77, [phrase(1)])
-    assert store.phrases(77, [1]) == []
+        store.phrases.learn(77, [phrase(1)])
+    assert store.phrases.look_up(77, [1]) == []
 
 
 # -- bounds --
@@ -137,47 +131,50 @@ def test_an_unknown_pool_is_a_mistake_and_leaves_nothing(store: Store) -> None:
 
 def test_a_key_keeps_its_sixteen_most_recently_used(store: Store) -> None:
     pool = made_pool(store)
-    store.learn(pool, [phrase(n, key=5) for n in range(16)] + [phrase(100, key=6)])
-    store.learn(pool, [], used=[phrase(0, key=5)])
-    store.learn(pool, [phrase(n, key=5) for n in range(16, 20)])
+    store.phrases.learn(pool, [phrase(n, key=5) for n in range(16)] + [phrase(100, key=6)])
+    store.phrases.learn(pool, [], used=[phrase(0, key=5)])
+    store.phrases.learn(pool, [phrase(n, key=5) for n in range(16, 20)])
     assert afters(store, pool, 5) == [19, 18, 17, 16, 0, *range(15, 4, -1)]
     assert afters(store, pool, 6) == [100]
-    store.learn(pool, [phrase(n, key=5) for n in range(200, 240)])
+    store.phrases.learn(pool, [phrase(n, key=5) for n in range(200, 240)])
     assert afters(store, pool, 5) == list(range(239, 223, -1))
-    assert store.pools()[0].phrases == 17
+    assert store.phrases.pools()[0].phrases == 17
 
 
 def test_a_pool_keeps_its_most_recently_used(path: Path, notices: list[str]) -> None:
     with Store.open(path, notices.append, limit=100) as store:
         pool, other = made_pool(store), made_pool(store, "other")
-        store.learn(other, [phrase(n) for n in range(90)])
-        store.learn(pool, [phrase(n) for n in range(100)])
-        assert store.pools()[0].phrases == 100
-        store.learn(pool, [phrase(3)], used=[phrase(0), phrase(12_345)])
-        store.learn(pool, [phrase(n) for n in range(1000, 1010)])
+        store.phrases.learn(other, [phrase(n) for n in range(90)])
+        store.phrases.learn(pool, [phrase(n) for n in range(100)])
+        assert store.phrases.pools()[0].phrases == 100
+        store.phrases.learn(pool, [phrase(3)], used=[phrase(0), phrase(12_345)])
+        store.phrases.learn(pool, [phrase(n) for n in range(1000, 1010)])
         gone = {1, 2, *range(4, 12)}
-        kept = {found.key for found in store.export(pool)}
+        kept = {found.key for found in store.phrases.export(pool)}
         assert kept == (set(range(100)) - gone) | set(range(1000, 1010))
-        store.learn(pool, [phrase(2000)])
-        assert {found.key for found in store.export(pool)} == (kept - {12}) | {2000}
+        store.phrases.learn(pool, [phrase(2000)])
+        assert {found.key for found in store.phrases.export(pool)} == (kept - {12}) | {2000}
         # A reply larger than the whole pool leaves its own last phrases.
-        store.learn(pool, [phrase(n) for n in range(5000, 5300)])
-        assert {found.key for found in store.export(pool)} == set(range(5200, 5300))
-        assert {info.model: info.phrases for info in store.pools()} == {"demo": 100, "other": 90}
+        store.phrases.learn(pool, [phrase(n) for n in range(5000, 5300)])
+        assert {found.key for found in store.phrases.export(pool)} == set(range(5200, 5300))
+        assert {info.model: info.phrases for info in store.phrases.pools()} == {"demo": 100, "other": 90}
 
 
 def test_using_a_phrase_keeps_it_but_counts_only_what_was_seen(store: Store) -> None:
     pool = made_pool(store)
-    store.learn(pool, [phrase(1, key=5), phrase(2, key=5)])
-    store.learn(pool, [], used=[phrase(1, key=5)])
-    assert [(unpack_tokens(found.after)[0], found.uses) for found in store.phrases(pool, [5])] == [(1, 1), (2, 1)]
+    store.phrases.learn(pool, [phrase(1, key=5), phrase(2, key=5)])
+    store.phrases.learn(pool, [], used=[phrase(1, key=5)])
+    assert [(unpack_tokens(found.after)[0], found.uses) for found in store.phrases.look_up(pool, [5])] == [
+        (1, 1),
+        (2, 1),
+    ]
 
 
 def test_the_hot_queries_are_index_lookups(store: Store) -> None:
     pool = made_pool(store)
     asked: list[str] = []
     store._database._connection.set_trace_callback(asked.append)
-    store.phrases(pool, [1, 2, 3, 4])
+    store.phrases.look_up(pool, [1, 2, 3, 4])
     store._database._connection.set_trace_callback(None)
     assert len(asked) == 1
 
@@ -200,62 +197,66 @@ def test_the_hot_queries_are_index_lookups(store: Store) -> None:
 def test_measurements_are_found_by_name_and_subject_and_the_newest_counts(path: Path, notices: list[str]) -> None:
     value = {"rows": [1, 2.5], "what": "ü\n", "none": None, "yes": True}
     with Store.open(path, notices.append) as store:
-        assert store.recall("costs", "demo") is None
-        store.remember("costs", "demo", [1])
-        store.remember("costs", "other", [2])
-        store.remember("exactness", "demo", [3])
-        store.remember("costs", "demo", value)
-        assert store.recall("costs", "demo") == value
+        assert store.measurements.recall("costs", "demo") is None
+        store.measurements.remember("costs", "demo", [1])
+        store.measurements.remember("costs", "other", [2])
+        store.measurements.remember("exactness", "demo", [3])
+        store.measurements.remember("costs", "demo", value)
+        assert store.measurements.recall("costs", "demo") == value
     with Store.open(path, notices.append) as store:
-        assert store.recall("costs", "demo") == value
-        assert store.recall("costs", "other") == [2] and store.recall("exactness", "demo") == [3]
-        assert store.recall("costs", "Demo") is None
-        store.clear()
-        assert store.recall("costs", "demo") == value, "a measurement is no phrase"
+        assert store.measurements.recall("costs", "demo") == value
+        assert store.measurements.recall("costs", "other") == [2] and store.measurements.recall(
+            "exactness", "demo"
+        ) == [3]
+        assert store.measurements.recall("costs", "Demo") is None
+        store.phrases.forget()
+        assert store.measurements.recall("costs", "demo") == value, "a measurement is no phrase"
         rows = store._database._connection.execute("SELECT taken FROM measurement").fetchall()
         assert len(rows) == 3 and all(abs(taken - time.time()) < 60 for (taken,) in rows)
     assert notices == []
 
 
 def test_so_many_measurements_stay_whatever_the_clock_says(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "BOUND_MEASUREMENTS", store_module.BOUND_MEASUREMENTS.replace("200", "5"))
+    monkeypatch.setattr(
+        measurements_module, "BOUND_MEASUREMENTS", measurements_module.BOUND_MEASUREMENTS.replace("200", "5")
+    )
     seconds = iter(range(1000, 0, -1))
-    monkeypatch.setattr(store_module.time, "time", lambda: next(seconds))  # a clock that runs backwards
+    monkeypatch.setattr(measurements_module.time, "time", lambda: next(seconds))  # a clock that runs backwards
     for number in range(5):
-        store.remember("costs", str(number), number)
-    store.remember("costs", "0", "again")
-    store.remember("costs", "5", 5)
-    assert [store.recall("costs", str(number)) for number in range(6)] == ["again", None, 2, 3, 4, 5]
-    assert store_module.MEASUREMENTS == 200
+        store.measurements.remember("costs", str(number), number)
+    store.measurements.remember("costs", "0", "again")
+    store.measurements.remember("costs", "5", 5)
+    assert [store.measurements.recall("costs", str(number)) for number in range(6)] == ["again", None, 2, 3, 4, 5]
+    assert measurements_module.MEASUREMENTS == 200
 
 
 @pytest.mark.parametrize("damaged", ["", "{", "[1,", "\x00", b"\xff\xfe\xfd", "[" * 100_000])
 def test_a_damaged_measurement_is_none(store: Store, damaged: object) -> None:
-    store.remember("costs", "demo", [1])
+    store.measurements.remember("costs", "demo", [1])
     store._database._connection.execute("UPDATE measurement SET value = ?", (damaged,))
-    assert store.recall("costs", "demo") is None
-    store.remember("costs", "demo", [2])
-    assert store.recall("costs", "demo") == [2]
+    assert store.measurements.recall("costs", "demo") is None
+    store.measurements.remember("costs", "demo", [2])
+    assert store.measurements.recall("costs", "demo") == [2]
 
 
 def test_a_measurement_that_is_no_text_at_all_is_none(store: Store) -> None:
-    store.remember("costs", "demo", [1])
+    store.measurements.remember("costs", "demo", [1])
     store._database._connection.execute("UPDATE measurement SET value = CAST(x'fffe' AS TEXT)")
-    assert store.recall("costs", "demo") is None
+    assert store.measurements.recall("costs", "demo") is None
 
 
 def test_measurements_in_trouble(path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
     with Store.open(path, notices.append) as store:
-        store.remember("costs", "demo", [1])
+        store.measurements.remember("costs", "demo", [1])
         store._database._connection.set_authorizer(lambda *question: sqlite3.SQLITE_DENY)
-        assert store.recall("costs", "demo") is None
+        assert store.measurements.recall("costs", "demo") is None
         store._database._connection.set_authorizer(None)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreTrouble, match="in use by another process"):
-                store.remember("costs", "demo", [2])
-            assert store.recall("costs", "demo") == [1]
+                store.measurements.remember("costs", "demo", [2])
+            assert store.measurements.recall("costs", "demo") == [1]
     assert notices == [], "what can be measured again is not worth a word"
 
 
@@ -263,19 +264,19 @@ def test_a_database_from_before_measurements_keeps_its_phrases(
     path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:
-        earlier.setattr(store_module, "MIGRATIONS", [store_module.make_pools])
+        earlier.setattr(store_module, "MIGRATIONS", [phrases_module.make_pools])
         earlier.setattr(store_module, "PROBES", store_module.PROBES[:4])
         with Store.open(path, notices.append) as old:
             pool = made_pool(old)
-            old.learn(pool, [phrase(n) for n in range(50)])
+            old.phrases.learn(pool, [phrase(n) for n in range(50)])
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (1,)
         assert connection.execute("SELECT * FROM sqlite_master WHERE name = 'measurement'").fetchall() == []
     with Store.open(path, notices.append) as store:
-        assert made_pool(store) == pool and sorted(found.key for found in store.export(pool)) == list(range(50))
-        assert store.recall("costs", "demo") is None
-        store.remember("costs", "demo", [1])
-        assert store.recall("costs", "demo") == [1]
+        assert made_pool(store) == pool and sorted(found.key for found in store.phrases.export(pool)) == list(range(50))
+        assert store.measurements.recall("costs", "demo") is None
+        store.measurements.remember("costs", "demo", [1])
+        assert store.measurements.recall("costs", "demo") == [1]
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (len(store_module.MIGRATIONS),)
     assert notices == [] and integrity(path) == "ok" and [*path.parent.glob("*.newer-*")] == []
@@ -292,18 +293,21 @@ def bytes_on_disk(path: Path) -> bytes:
 def test_cleared_phrases_are_gone_from_the_files(path: Path, notices: list[str], everything: bool) -> None:
     with Store.open(path, notices.append) as store, Store.open(path, notices.append) as another:
         pool, other = made_pool(store), made_pool(store, "other")
-        store.learn(other, [(1, b"", b"another phrase that stays")])
+        store.phrases.learn(other, [(1, b"", b"another phrase that stays")])
         for reply in range(10):
-            store.learn(pool, [(reply * 100 + n, b"", MARKER + bytes([n])) for n in range(20)])
-            store.learn(pool, [], used=[(reply * 100, b"", MARKER + bytes([0]))])
-        assert len(another.phrases(pool, [0])) == 1
+            store.phrases.learn(pool, [(reply * 100 + n, b"", MARKER + bytes([n])) for n in range(20)])
+            store.phrases.learn(pool, [], used=[(reply * 100, b"", MARKER + bytes([0]))])
+        assert len(another.phrases.look_up(pool, [0])) == 1
         assert MARKER in bytes_on_disk(path)
-        assert store.clear(None if everything else pool) == (201 if everything else 200)
+        assert store.phrases.forget(None if everything else pool) == (201 if everything else 200)
         assert MARKER not in bytes_on_disk(path)
         assert (b"another phrase that stays" in bytes_on_disk(path)) is not everything
-        assert {info.model: info.phrases for info in store.pools()} == {"demo": 0, "other": 0 if everything else 1}
+        assert {info.model: info.phrases for info in store.phrases.pools()} == {
+            "demo": 0,
+            "other": 0 if everything else 1,
+        }
         # A session that is running keeps its pool.
-        another.learn(pool, [phrase(1)])
+        another.phrases.learn(pool, [phrase(1)])
         assert afters(store, pool, 1) == [1]
     assert MARKER not in bytes_on_disk(path) and integrity(path) == "ok"
 
@@ -312,13 +316,13 @@ def test_clearing_gives_the_space_back(path: Path, notices: list[str]) -> None:
     filled(path, replies=10)
     size = path.stat().st_size
     with Store.open(path, notices.append) as store:
-        store.clear()
+        store.phrases.forget()
         assert path.stat().st_size < size / 5
 
 
 def test_without_room_to_shrink_the_file_the_bytes_are_gone_all_the_same(store: Store, path: Path) -> None:
     pool = made_pool(store)
-    store.learn(pool, [(n, b"", MARKER) for n in range(200)])
+    store.phrases.learn(pool, [(n, b"", MARKER) for n in range(200)])
     # VACUUM attaches a second database; this is how it can be made to fail.
     attach = getattr(sqlite3, "SQLITE_ATTACH", 24)
     denied: list[int] = []
@@ -328,15 +332,15 @@ def test_without_room_to_shrink_the_file_the_bytes_are_gone_all_the_same(store: 
         return sqlite3.SQLITE_DENY if action == attach else sqlite3.SQLITE_OK
 
     store._database._connection.set_authorizer(judge)
-    assert store.clear() == 200
+    assert store.phrases.forget() == 200
     assert denied and MARKER not in bytes_on_disk(path)
 
 
 def test_phrases_that_had_to_go_are_overwritten(path: Path, notices: list[str]) -> None:
     with Store.open(path, notices.append, limit=100) as store:
         pool = made_pool(store)
-        store.learn(pool, [(n, b"", MARKER) for n in range(100)])
-        store.learn(pool, [phrase(n) for n in range(100, 195)])
+        store.phrases.learn(pool, [(n, b"", MARKER) for n in range(100)])
+        store.phrases.learn(pool, [phrase(n) for n in range(100, 195)])
         assert bytes_on_disk(path).count(MARKER) > 2 * 5
     assert bytes_on_disk(path).count(MARKER) == 2 * 5  # in the table and in its index
 
@@ -347,15 +351,15 @@ def test_clear_says_so_when_another_process_keeps_the_bytes(
     monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
     with Store.open(path, notices.append) as store:
         pool = made_pool(store)
-        store.learn(pool, [(1, b"", MARKER)])
+        store.phrases.learn(pool, [(1, b"", MARKER)])
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT count(*) FROM phrase").fetchall()
             with pytest.raises(
                 StoreTrouble, match="1 phrases were removed, but .* until every other localspec session is closed"
             ):
-                store.clear()
-        assert store.clear() == 0
+                store.phrases.forget()
+        assert store.phrases.forget() == 0
         assert MARKER not in bytes_on_disk(path)
 
 
@@ -364,15 +368,16 @@ def test_clear_says_so_when_another_process_keeps_the_bytes(
 WRITER = """
 import sys
 from pathlib import Path
-from localspec.store.store import Store, pack_tokens
+from localspec.store.phrases import pack_tokens
+from localspec.store.store import Store
 offset = int(sys.argv[2])
 store = Store.open(Path(sys.argv[1]), lambda sentence: sys.exit("notice: " + sentence))
-pool = store.pool("demo", "hash")
+pool = store.phrases.pool("demo", "hash")
 print("ready", flush=True)
 sys.stdin.readline()
 for reply in range(200):
-    store.learn(pool, [(offset + reply, b"", pack_tokens([n])) for n in range(3)] + [(7, b"", b"shared")])
-    assert len(store.phrases(pool, [offset + reply])) == 3
+    store.phrases.learn(pool, [(offset + reply, b"", pack_tokens([n])) for n in range(3)] + [(7, b"", b"shared")])
+    assert len(store.phrases.look_up(pool, [offset + reply])) == 3
 """
 
 
@@ -400,10 +405,10 @@ def test_two_processes_lose_nothing(path: Path, notices: list[str]) -> None:
         assert writer.returncode == 0, errors
     with Store.open(path, notices.append) as store:
         pool = made_pool(store)
-        keys = [found.key for found in store.export(pool)]
+        keys = [found.key for found in store.phrases.export(pool)]
         assert sorted(set(keys)) == [7, *range(1000, 1200), *range(2000, 2200)] and len(keys) == 1201
-        assert store.pools()[0].phrases == 1201
-        assert store.phrases(pool, [7])[0].uses == 400
+        assert store.phrases.pools()[0].phrases == 1201
+        assert store.phrases.look_up(pool, [7])[0].uses == 400
     assert integrity(path) == "ok" and notices == []
 
 
@@ -419,7 +424,7 @@ def test_a_killed_process_loses_at_most_the_reply_in_flight(path: Path, notices:
             store = Store.open(path, notices.append)
             pool = made_pool(store)
             for reply in range(100_000):
-                store.learn(pool, [(offset + reply, bytes([n]), bytes(200)) for n in range(4)])
+                store.phrases.learn(pool, [(offset + reply, bytes([n]), bytes(200)) for n in range(4)])
                 os.write(pipe, f"{offset + reply}\n".encode())
 
         child, pipe = in_a_child(live)
@@ -450,7 +455,7 @@ def test_threads_may_share_a_store(store: Store) -> None:
         try:
             start.wait()
             for reply in range(0, 500, 10):
-                store.learn(pool, [phrase(offset + reply + n) for n in range(10)])
+                store.phrases.learn(pool, [phrase(offset + reply + n) for n in range(10)])
                 assert afters(store, pool, offset + reply) == [offset + reply]
         except BaseException as error:
             errors.append(error)
@@ -465,7 +470,7 @@ def test_threads_may_share_a_store(store: Store) -> None:
             thread.join()
     finally:
         sys.setswitchinterval(interval)
-    assert errors == [] and store.pools()[0].phrases == 1500
+    assert errors == [] and store.phrases.pools()[0].phrases == 1500
 
 
 # -- broken files, and files that can only be read --
@@ -473,10 +478,10 @@ def test_threads_may_share_a_store(store: Store) -> None:
 
 def filled(path: Path, replies: int = 1) -> None:
     with Store.open(path, lambda sentence: None) as store:
-        store.remember("costs", "demo", [1, 2])
+        store.measurements.remember("costs", "demo", [1, 2])
         pool = made_pool(store)
         for reply in range(replies):
-            store.learn(pool, [(n, bytes([reply]) * 24, bytes([n % 251]) * 32) for n in range(200)])
+            store.phrases.learn(pool, [(n, bytes([reply]) * 24, bytes([n % 251]) * 32) for n in range(200)])
 
 
 @pytest.mark.parametrize(
@@ -490,7 +495,7 @@ def test_damage_at_the_root_of_any_table_or_index_is_found_at_opening(
     damage_root(path, name)
     with Store.open(path, notices.append) as store:
         assert len(notices) == 1 and "is broken (database disk image is malformed)" in notices[0]
-        store.learn(made_pool(store), [phrase(1)])
+        store.phrases.learn(made_pool(store), [phrase(1)])
         assert store.path == path and path.with_name("localspec.db.broken-1").exists()
 
 
@@ -500,7 +505,7 @@ def test_a_table_that_is_missing_is_found_at_opening(path: Path, notices: list[s
         connection.execute("DROP TABLE phrase")
     with Store.open(path, notices.append) as store:
         assert len(notices) == 1 and "is broken (no such table: phrase)" in notices[0]
-        store.learn(made_pool(store), [phrase(1)])
+        store.phrases.learn(made_pool(store), [phrase(1)])
 
 
 @pytest.mark.parametrize("how", ["phrases", "learn", "export", "clear"])
@@ -511,24 +516,24 @@ def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
     content = damage_leaves(path)
     monkeypatch.setattr(store_module, "PROBES", ())  # as if the damage were where opening does not look
     with Store.open(path, notices.append) as store:
-        pool = store.pool("demo", "hash")
+        pool = store.phrases.pool("demo", "hash")
         assert pool is not None and notices == []
         if how == "phrases":
-            assert store.phrases(pool, list(range(200))) == []
+            assert store.phrases.look_up(pool, list(range(200))) == []
         elif how == "learn":
-            store.learn(pool, [phrase(n) for n in range(200)])
+            store.phrases.learn(pool, [phrase(n) for n in range(200)])
             assert afters(store, pool, 1) == [1], "what was learnt serves the rest of the session"
         elif how == "export":
-            assert list(store.export(pool)) == []
+            assert list(store.phrases.export(pool)) == []
         else:
             with pytest.raises(StoreTrouble, match="Nothing was removed, because .* is broken: delete"):
-                store.clear()
-        store.remember("costs", "demo", [3])
-        assert store.recall("costs", "demo") == [3]
+                store.phrases.forget()
+        store.measurements.remember("costs", "demo", [3])
+        assert store.measurements.recall("costs", "demo") == [3]
         assert len(notices) == 1 and "localspec.db.broken-1" in notices[0] and "malformed" in notices[0]
         assert path.with_name("localspec.db.broken-1").read_bytes() == content
         assert not path.exists() and store.path is None
-        store.learn(pool, [phrase(5)])
+        store.phrases.learn(pool, [phrase(5)])
         assert afters(store, pool, 5) == [5]
         with Store.open(path, notices.append) as fresh:
             assert fresh.path == path and len(notices) == 1
@@ -542,26 +547,26 @@ def test_what_can_only_be_read_is_read(notices: list[str], log_left: bool) -> No
         if log_left:
             # As a killed process leaves it: the last reply stands in the log only.
             with Store.open(path, notices.append) as running:
-                running.learn(made_pool(running), [phrase(777)])
+                running.phrases.learn(made_pool(running), [phrase(777)])
                 shutil.copytree(path.parent, directory / "copy")
             path = directory / "copy" / "localspec.db"
         with only_readable(path, directory_too=True), Store.open(path, notices.append) as store:
             assert store.read_only and store.path == path and len(notices) == 1
-            pool = store.pool("demo", "hash")
-            assert pool is not None and len(store.phrases(pool, [3])) == 1
+            pool = store.phrases.pool("demo", "hash")
+            assert pool is not None and len(store.phrases.look_up(pool, [3])) == 1
             assert afters(store, pool, 777) == ([777] if log_left else [])
-            assert store.pool("unseen", "hash") is None
-            assert store.pools()[0].phrases == (201 if log_left else 200)
-            assert store.recall("costs", "demo") == [1, 2]
+            assert store.phrases.pool("unseen", "hash") is None
+            assert store.phrases.pools()[0].phrases == (201 if log_left else 200)
+            assert store.measurements.recall("costs", "demo") == [1, 2]
             changes: list[Callable[[], object]] = [
-                lambda: store.learn(pool, [phrase(1)]),
-                lambda: store.remember("costs", "demo", 3),
+                lambda: store.phrases.learn(pool, [phrase(1)]),
+                lambda: store.measurements.remember("costs", "demo", 3),
                 store.clear,
             ]
             for change in changes:
                 with pytest.raises(StoreTrouble, match=r"can only be read \(.+\): make it and its directory writable"):
                     change()
-            assert len(store.phrases(pool, [3])) == 1
+            assert len(store.phrases.look_up(pool, [3])) == 1
 
 
 def test_without_a_file_the_session_works_in_memory(path: Path, notices: list[str]) -> None:
@@ -569,8 +574,8 @@ def test_without_a_file_the_session_works_in_memory(path: Path, notices: list[st
     with Store.open(path, notices.append) as store:
         assert len(notices) == 1 and store.path is None and not store.read_only
         pool = made_pool(store)
-        store.learn(pool, [phrase(1)])
-        assert afters(store, pool, 1) == [1] and store.clear() == 1
+        store.phrases.learn(pool, [phrase(1)])
+        assert afters(store, pool, 1) == [1] and store.phrases.forget() == 1
 
 
 # -- trouble while working --
@@ -578,15 +583,15 @@ def test_without_a_file_the_session_works_in_memory(path: Path, notices: list[st
 
 def test_a_full_database_keeps_the_old_and_says_so(store: Store) -> None:
     pool = made_pool(store)
-    store.learn(pool, [phrase(1)])
+    store.phrases.learn(pool, [phrase(1)])
     pages = store._database._connection.execute("PRAGMA page_count").fetchone()[0]
     store._database._connection.execute(f"PRAGMA max_page_count = {pages}").fetchone()
     with pytest.raises(StoreTrouble, match="nothing was saved: see whether the disk is full"):
-        store.learn(pool, [(n, bytes(24), bytes(32)) for n in range(2000)])
-    assert [found.key for found in store.export(pool)] == [1]
+        store.phrases.learn(pool, [(n, bytes(24), bytes(32)) for n in range(2000)])
+    assert [found.key for found in store.phrases.export(pool)] == [1]
     store._database._connection.execute("PRAGMA max_page_count = 1000000").fetchone()
-    store.learn(pool, [phrase(2)])
-    assert [found.key for found in store.export(pool)] == [2, 1]
+    store.phrases.learn(pool, [phrase(2)])
+    assert [found.key for found in store.phrases.export(pool)] == [2, 1]
 
 
 def test_a_long_lock_is_said_and_reading_goes_on(
@@ -595,23 +600,23 @@ def test_a_long_lock_is_said_and_reading_goes_on(
     monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
     with Store.open(path, notices.append) as store:
         pool = made_pool(store)
-        store.learn(pool, [phrase(1)])
+        store.phrases.learn(pool, [phrase(1)])
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreTrouble, match="in use by another process"):
-                store.learn(pool, [phrase(2)])
+                store.phrases.learn(pool, [phrase(2)])
             assert afters(store, pool, 1) == [1]
             with Store.open(path, notices.append) as reader:
                 assert afters(reader, pool, 1) == [1], "a session that starts now can still read"
-        store.learn(pool, [phrase(2)])
+        store.phrases.learn(pool, [phrase(2)])
         assert afters(store, pool, 2) == [2]
 
 
 def test_a_reader_in_trouble_is_told_once_and_gets_no_phrases(store: Store, notices: list[str]) -> None:
     pool = made_pool(store)
-    store.learn(pool, [phrase(1)])
+    store.phrases.learn(pool, [phrase(1)])
     store._database._connection.set_authorizer(lambda *question: sqlite3.SQLITE_DENY)
-    assert store.phrases(pool, [1]) == [] and store.phrases(pool, [1, 2]) == []
+    assert store.phrases.look_up(pool, [1]) == [] and store.phrases.look_up(pool, [1, 2]) == []
     store._database._connection.set_authorizer(None)
     assert len(notices) == 1 and "drafts without" in notices[0]
     assert afters(store, pool, 1) == [1]

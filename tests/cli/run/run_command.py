@@ -17,7 +17,8 @@ from scripted_models import FRAME
 from localspec.chat.conversation import saved_conversation
 from localspec.paths import Paths
 from localspec.store.history import Saved
-from localspec.store.store import Store, unpack_key, unpack_tokens
+from localspec.store.phrases import unpack_key, unpack_tokens
+from localspec.store.store import Store
 from localspec.text import safe
 
 LONG = [f"{word} ".encode() for word in ("one", "two", "three", "four", "five", "six") * 30]
@@ -79,8 +80,8 @@ def kept_tokens(database: Path) -> set[int]:
     """Every token id in the pools."""
     tokens: set[int] = set()
     with Store.open(database, pytest.fail) as store:
-        for pool in store.pools():
-            for phrase in store.export(pool.pool):
+        for pool in store.phrases.pools():
+            for phrase in store.phrases.export(pool.pool):
                 tokens |= {*unpack_key(phrase.key), *unpack_tokens(phrase.before), *unpack_tokens(phrase.after)}
     return tokens
 

@@ -17,7 +17,7 @@ from scripted_models import scripted_model
 from localspec.cli import run as run_module
 from localspec.cli.main import main
 from localspec.paths import Paths
-from localspec.store.store import pack_tokens
+from localspec.store.phrases import pack_tokens
 
 
 @pytest.mark.slow

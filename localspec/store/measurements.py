@@ -1,0 +1,61 @@
+"""What was measured on this machine, as JSON values by name and subject: figures that can be taken again."""
+
+import json
+import sqlite3
+import time
+from typing import Any
+
+from localspec.store.database import Database, StoreTrouble
+
+MEASUREMENTS = 200
+
+
+def make_measurements(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        """CREATE TABLE measurement (
+            name TEXT NOT NULL, subject TEXT NOT NULL, value TEXT NOT NULL, taken REAL NOT NULL,
+            PRIMARY KEY (name, subject))"""
+    )
+
+
+PROBES = (
+    "SELECT name, subject, value, taken FROM measurement LIMIT 1",
+    "SELECT rowid FROM measurement WHERE name = '' AND subject = ''",
+)
+# By rowid, which replacing renews: a clock that was set back must not cost the newest one.
+BOUND_MEASUREMENTS = f"""DELETE FROM measurement WHERE rowid IN
+    (SELECT rowid FROM measurement ORDER BY rowid DESC LIMIT -1 OFFSET {MEASUREMENTS})"""
+
+
+class StoredMeasurements:
+    """The measurements in a store's database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def recall(self, name: str, subject: str) -> Any | None:
+        """What `remember` kept, or None: also where the file or the value cannot be read, since it can be taken again.
+
+        `name` says what was measured, `subject` what it is only valid for.
+        """
+        query = "SELECT value FROM measurement WHERE name = ? AND subject = ?"
+        try:
+            row = self._database.read(lambda connection: connection.execute(query, (name, subject)).fetchone())
+            return None if row is None else json.loads(row[0])
+        except (StoreTrouble, ValueError, RecursionError):
+            return None
+
+    def remember(self, name: str, subject: str, value: Any) -> None:
+        """Keeps a measurement, a JSON value, in the place of an older one of the same name and subject.
+
+        At most 200 stay; the oldest go first. Raises StoreTrouble where it could not be saved.
+        """
+        row = (name, subject, json.dumps(value), time.time())
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "INSERT OR REPLACE INTO measurement (name, subject, value, taken) VALUES (?, ?, ?, ?)", row
+            )
+            connection.execute(BOUND_MEASUREMENTS)
+
+        self._database.save(write)

@@ -1,0 +1,257 @@
+"""The phrases that replies were made of, a pool for each model and tokenizer: learned, looked up, exported, forgotten.
+
+Phrases are verbatim private text.
+"""
+
+import os
+import sqlite3
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from localspec.store.database import Database, StoreTrouble
+
+PER_KEY = 16
+EXPORT_PAGE = 1000
+
+
+class Phrase(NamedTuple):
+    """Tokens that followed a context: `key` packs the two tokens before them, `before` up to six earlier ones."""
+
+    key: int
+    before: bytes
+    after: bytes
+    uses: int
+
+
+class PoolInfo(NamedTuple):
+    """One pool: `bytes` counts its tokens (4 bytes each), `last_used` is in seconds since 1970."""
+
+    pool: int
+    model: str
+    tokenizer: str
+    path: str | None
+    phrases: int
+    bytes: int
+    last_used: float
+
+
+PoolNames = tuple[str, str, str | None]  # model, hash of its tokenizer, directory
+
+
+def pack_key(first: int, second: int) -> int:
+    """The key of a context that ends in these two tokens."""
+    return (first << 32) | second
+
+
+def unpack_key(key: int) -> tuple[int, int]:
+    """The two tokens that `pack_key` packed."""
+    return (key >> 32) & 0xFFFFFFFF, key & 0xFFFFFFFF
+
+
+def pack_tokens(tokens: Sequence[int]) -> bytes:
+    """Token ids as little-endian unsigned 32-bit integers."""
+    return struct.pack(f"<{len(tokens)}I", *tokens)
+
+
+def unpack_tokens(packed: bytes) -> tuple[int, ...]:
+    """The token ids that `pack_tokens` packed."""
+    return struct.unpack(f"<{len(packed) // 4}I", packed)
+
+
+def make_pools(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        """CREATE TABLE pool (
+            id INTEGER PRIMARY KEY, model TEXT NOT NULL, tokenizer TEXT NOT NULL, path TEXT,
+            created REAL NOT NULL, used REAL NOT NULL,
+            tick INTEGER NOT NULL DEFAULT 0, phrases INTEGER NOT NULL DEFAULT 0, UNIQUE (model, tokenizer))"""
+    )
+    connection.execute(
+        """CREATE TABLE phrase (
+            pool INTEGER NOT NULL, key INTEGER NOT NULL, before BLOB NOT NULL, after BLOB NOT NULL,
+            uses INTEGER NOT NULL, used INTEGER NOT NULL,
+            PRIMARY KEY (pool, key, before, after)) WITHOUT ROWID"""
+    )
+    connection.execute("CREATE INDEX phrase_by_use ON phrase (pool, used)")
+    # Triggers keep the count, so that the bound on the whole pool costs no scan.
+    connection.execute(
+        """CREATE TRIGGER phrase_in AFTER INSERT ON phrase
+        BEGIN UPDATE pool SET phrases = phrases + 1 WHERE id = new.pool; END"""
+    )
+    connection.execute(
+        """CREATE TRIGGER phrase_out AFTER DELETE ON phrase
+        BEGIN UPDATE pool SET phrases = phrases - 1 WHERE id = old.pool; END"""
+    )
+
+
+# One statement for each part: together they touch every table and index from its root to a leaf.
+PROBES = (
+    "SELECT id, model, tokenizer, path, created, used, tick, phrases FROM pool ORDER BY id LIMIT 1",
+    "SELECT id FROM pool WHERE model = '' AND tokenizer = ''",
+    "SELECT key, before, after, uses, used FROM phrase LIMIT 1",
+    "SELECT used FROM phrase INDEXED BY phrase_by_use WHERE pool = 1 ORDER BY used DESC LIMIT 1",
+)
+
+REMEMBER = """INSERT INTO phrase (pool, key, before, after, uses, used) VALUES (?, ?, ?, ?, 1, ?)
+    ON CONFLICT (pool, key, before, after) DO UPDATE SET uses = uses + 1, used = excluded.used"""
+TOUCH = "UPDATE phrase SET used = ? WHERE pool = ? AND key = ? AND before = ? AND after = ?"
+# `+used`: the few rows of a key are sorted; without it the index by use might be walked from end to end.
+BOUND_KEY = f"""DELETE FROM phrase WHERE pool = ?1 AND key = ?2 AND +used <
+    (SELECT used FROM phrase WHERE pool = ?1 AND key = ?2 ORDER BY +used DESC LIMIT 1 OFFSET {PER_KEY - 1})"""
+BOUND_POOL = """DELETE FROM phrase WHERE pool = ?1 AND used <=
+    (SELECT used FROM phrase WHERE pool = ?1 ORDER BY used LIMIT 1 OFFSET ?2)"""
+
+
+class Phrases:
+    """The pools of phrases in a store's database; `limit` bounds the phrases of one pool."""
+
+    def __init__(
+        self, database: Database, notice: Callable[[str], None], limit: int, known: dict[int, PoolNames]
+    ) -> None:
+        self.limit = limit
+        self._database = database
+        self._notice = notice
+        self._known = known  # the pools in use, for a file that is made anew meanwhile
+        self._lookups: dict[int, str] = {}
+        self._reported = False
+
+    def pool(
+        self, model: str, tokenizer: str, path: str | os.PathLike[str] | None = None, make: bool = True
+    ) -> int | None:
+        """The pool of this model and tokenizer hash, made if it is absent; None there without `make`, or read-only.
+
+        `path` is the model's directory, kept so that phrases can be shown as text. Raises StoreTrouble.
+        """
+        place = os.fspath(path) if path is not None else None
+
+        def find(connection: sqlite3.Connection) -> tuple[int, str | None] | None:
+            query = "SELECT id, path FROM pool WHERE model = ? AND tokenizer = ?"
+            row: tuple[int, str | None] | None = connection.execute(query, (model, tokenizer)).fetchone()
+            return row
+
+        def write(connection: sqlite3.Connection) -> tuple[int, str | None] | None:
+            now = time.time()
+            connection.execute(
+                """INSERT INTO pool (model, tokenizer, path, created, used) VALUES (?, ?, ?, ?, ?)
+                ON CONFLICT (model, tokenizer) DO UPDATE SET path = coalesce(excluded.path, path)""",
+                (model, tokenizer, place, now, now),
+            )
+            return find(connection)
+
+        row = self._database.read(find)
+        if make and not self._database.read_only and (row is None or place not in (None, row[1])):
+            row = self._database.save(write)
+        if row is None:
+            return None
+        pool = row[0]
+        self._known[pool] = (model, tokenizer, place)
+        return pool
+
+    def look_up(self, pool: int, keys: Sequence[int]) -> list[Phrase]:
+        """The phrases of these keys (at most 16 a key), most recently used first.
+
+        Never raises for what goes wrong with the file: a reply does without phrases and `notice` is called once.
+        """
+        count = len(keys)
+        query = self._lookups.get(count)
+        if query is None:
+            places = ", ".join("?" * count)
+            query = (
+                f"SELECT key, before, after, uses FROM phrase WHERE pool = ? AND key IN ({places}) ORDER BY +used DESC"
+            )
+            self._lookups[count] = query
+        try:
+            rows = self._database.read(lambda connection: connection.execute(query, (pool, *keys)).fetchall())
+        except StoreTrouble as trouble:
+            if not self._reported:
+                self._reported = True
+                self._notice(
+                    f"The phrases in {self._database.path} cannot be read now ({trouble.__cause__}),"
+                    " so this session drafts without."
+                )
+            return []
+        return list(map(Phrase._make, rows))
+
+    def learn(
+        self,
+        pool: int,
+        phrases: Sequence[tuple[int, bytes, bytes]],
+        used: Sequence[tuple[int, bytes, bytes]] = (),
+    ) -> None:
+        """Keeps the phrases (key, before, after) of one reply, all or none, the oldest first, and counts known ones.
+
+        The `used` ones count as just used. Then at most 16 a key and `limit` in all stay; those used least recently
+        go first. Raises StoreTrouble where nothing could be saved; the store stays usable.
+        """
+        if phrases or used:
+            self._database.save(lambda connection: _learn(connection, pool, phrases, used, self.limit))
+
+    def pools(self) -> list[PoolInfo]:
+        """Every pool, the most recently used first. Raises StoreTrouble."""
+        query = """SELECT id, model, tokenizer, path, phrases,
+            (SELECT coalesce(sum(8 + length(before) + length(after)), 0) FROM phrase WHERE phrase.pool = pool.id), used
+            FROM pool ORDER BY used DESC, id DESC"""
+        return list(map(PoolInfo._make, self._database.read(lambda connection: connection.execute(query).fetchall())))
+
+    def export(self, pool: int) -> Iterator[Phrase]:
+        """The phrases of a pool, most recently used first. Raises StoreTrouble."""
+        query = f"""SELECT used, key, before, after, uses FROM phrase WHERE pool = ? AND used < ?
+            ORDER BY used DESC LIMIT {EXPORT_PAGE}"""
+
+        # Page by page: an open cursor would keep other processes from emptying the write-ahead log.
+        def page(connection: sqlite3.Connection) -> list[tuple[int, int, bytes, bytes, int]]:
+            return connection.execute(query, (pool, last)).fetchall()
+
+        last = 2**63 - 1
+        while rows := self._database.read(page):
+            for row in rows:
+                yield Phrase._make(row[1:])
+            last = rows[-1][0]
+
+    def forget(self, pool: int | None = None) -> int:
+        """Deletes the phrases of a pool, or of all, so that their bytes are gone from the files too.
+
+        Returns how many were removed. Raises StoreTrouble; then its sentence says what is left to do.
+        """
+
+        def remove(connection: sqlite3.Connection) -> int:
+            if pool is None:
+                return connection.execute("DELETE FROM phrase").rowcount
+            return connection.execute("DELETE FROM phrase WHERE pool = ?", (pool,)).rowcount
+
+        path = self._database.path
+        removed = self._database.save(remove)
+        if self._database.path != path:
+            raise StoreTrouble(f"Nothing was removed, because {path} is broken: delete what it was set aside as.")
+        if problem := self._database.scrub():
+            raise StoreTrouble(
+                f"{removed} phrases were removed, but their bytes may still be in {self._database.path} and its -wal "
+                f"file ({problem}) until every other localspec session is closed."
+            )
+        return removed
+
+
+def _learn(
+    connection: sqlite3.Connection,
+    pool: int,
+    phrases: Sequence[tuple[int, bytes, bytes]],
+    used: Sequence[tuple[int, bytes, bytes]],
+    limit: int,
+) -> None:
+    # Every phrase has a tick of its own, so "least recently used" never ties, also between processes.
+    changed = connection.execute(
+        "UPDATE pool SET tick = tick + ?, used = ? WHERE id = ?",
+        (len(phrases) + len(used), time.time(), pool),
+    )
+    if changed.rowcount != 1:
+        raise ValueError(f"there is no pool {pool} in this store")
+    end = connection.execute("SELECT tick FROM pool WHERE id = ?", (pool,)).fetchone()[0]
+    tick = end - len(phrases) - len(used)
+    connection.executemany(REMEMBER, ((pool, *phrase, tick + n) for n, phrase in enumerate(phrases, 1)))
+    tick += len(phrases)
+    connection.executemany(TOUCH, ((tick + n, pool, *phrase) for n, phrase in enumerate(used, 1)))
+    connection.executemany(BOUND_KEY, ((pool, key) for key in {phrase[0] for phrase in phrases}))
+    count = connection.execute("SELECT phrases FROM pool WHERE id = ?", (pool,)).fetchone()[0]
+    if count > limit:
+        connection.execute(BOUND_POOL, (pool, count - limit - 1))
