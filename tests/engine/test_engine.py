@@ -196,7 +196,7 @@ def test_a_store_that_cannot_be_written_costs_a_sentence_and_no_text(tmp_path, m
         def full(*_: object) -> None:
             raise StoreTrouble("The disk is full: make room.")
 
-        monkeypatch.setattr(store, "learn", full)
+        monkeypatch.setattr(store.phrases, "learn", full)
         text, events = say(engine, [user("Who are you?")], Limits(10))
     assert text
     assert isinstance(events[-1], Done)
@@ -207,7 +207,7 @@ def test_a_store_that_cannot_be_written_costs_a_sentence_and_no_text(tmp_path, m
 def test_a_store_that_can_only_be_read_is_not_written_and_nothing_is_told_of_it(tmp_path, monkeypatch):
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
         monkeypatch.setattr(Store, "read_only", True)
-        monkeypatch.setattr(store, "remember", pytest.fail)
+        monkeypatch.setattr(store.measurements, "remember", pytest.fail)
         text, _ = say(
             load(store=store, phrases="readonly", reporter=Reporter(pytest.fail)), [user("Who are you?")], Limits(5)
         )

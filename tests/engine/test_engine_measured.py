@@ -113,7 +113,7 @@ def test_costs_of_a_busy_moment_serve_until_there_is_a_quiet_one(measured, store
     "kept", [None, 7, {}, {"bitwise": True}, {"bitwise": 1, "widest": 99, "multiple": 1, "largest": 0}]
 )
 def test_nonsense_in_the_store_is_measured_anew(measured, store, monkeypatch, kept):
-    monkeypatch.setattr(store, "recall", lambda name, subject: kept)
+    monkeypatch.setattr(store.measurements, "recall", lambda name, subject: kept)
     assert Engine(choice(), store=store).costs == COSTS
     assert len(measured) == 2
 
@@ -124,7 +124,7 @@ def test_a_store_that_cannot_be_written_costs_a_sentence(measured, store, monkey
         raise StoreTrouble("The disk is full: make room.")
 
     told: list[str] = []
-    monkeypatch.setattr(store, "remember", full)
+    monkeypatch.setattr(store.measurements, "remember", full)
     assert Engine(choice(), store=store, reporter=Reporter(told.append)).costs == COSTS
     assert told == ["The disk is full: make room."] * 2
 

@@ -68,7 +68,7 @@ def test_what_it_should_not_meet_ends_it_and_closes_the_store(talk):
     assert isinstance(told[-1].error, ZeroDivisionError)
     assert talk.thread.close(PATIENCE)
     with pytest.raises(Exception, match="closed"):
-        talk.thread._store.pools()
+        talk.thread._store.phrases.pools()
 
 
 def test_jobs_behind_the_end_are_not_done(talk):
