@@ -42,7 +42,7 @@ lint: $(TESTABLE)
 	$(dir $(PYTHON))lint-imports
 
 check: $(TESTABLE)
-	+$(MAKE) --jobs=2 lint fast-test
+	$(MAKE) --jobs=2 lint fast-test
 
 bench: $(INSTALLED)
 	$(PYTHON) -m localspec bench $(BENCH)
