@@ -65,9 +65,9 @@ def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             conversation, _ = store.history.say(None, "told", model="demo", system=None)
             store.history.remove([conversation])
             for model in models:
-                from localspec.engine.cached_measurements import COSTS
                 from localspec.engine.measurement_cache import MeasurementCache
                 from localspec.engine.model_profile import EXACTNESS, ModelProfile
+                from localspec.engine.recalled_measurements import COSTS
                 from localspec.nn.exactness import Exactness
 
                 choice = choose(TargetCard(str(model), model, None, ""), Settings(drafter="none"))

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from localspec.engine.cached_measurements import BANDWIDTH, RATES, CachedMeasurements, device_subject
 from localspec.engine.measurement_cache import MeasurementCache, Quantity, T
+from localspec.engine.recalled_measurements import BANDWIDTH, RATES, RecalledMeasurements, device_subject
 from localspec.errors import first_line
 from localspec.machine.hardware import devices, memory_bandwidth, versions
 from localspec.policy.prediction import Rates
@@ -12,7 +12,7 @@ from localspec.policy.prediction import Rates
 _FAILURES = (RuntimeError, OSError, ImportError)  # no memory, no kernel, no library: of torch and bitsandbytes
 
 
-class DeviceProfiler(CachedMeasurements):
+class DeviceProfiler(RecalledMeasurements):
     """Measures of devices what is asked for and was not measured before.
 
     What cannot be measured is reported once, and is not known.

@@ -15,11 +15,11 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.drafters.ingredients import Hyperparameters
 from localspec.engine.assemble import LoadedDraftModel, drafter_of, find_hyperparameters, pool_of
-from localspec.engine.cached_measurements import CachedMeasurements
 from localspec.engine.fit_context import fit_conversation
 from localspec.engine.loading import calibration_of, load_draft_model, load_target, load_trained, promised_exactness
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.model_profile import ModelProfile
+from localspec.engine.recalled_measurements import RecalledMeasurements
 from localspec.engine.saved_phrases import SavedPhrases
 from localspec.engine.spilling import SpillWatch
 from localspec.errors import DoesNotFit, UsageMistake
@@ -110,7 +110,7 @@ class Engine:
         Raises what `choose` and the engine itself raise.
         """
         reporter = Reporter(notice, progress)
-        known = CachedMeasurements(MeasurementCache(store, reporter), settings.exact, settings.context)
+        known = RecalledMeasurements(MeasurementCache(store, reporter), settings.exact, settings.context)
         kept: Phrases = "readonly" if settings.pool == "user" and not settings.log else settings.pool
         options = choices(model_of(card), requested_drafter(settings, card), settings, measurements=known)
         for choice, smaller in zip_longest(options, options[1:]):

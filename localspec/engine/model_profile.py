@@ -6,9 +6,9 @@ from typing import Self
 import torch
 
 from localspec.checkpoint import revision
-from localspec.engine.cached_measurements import COSTS, REPLY_SUMS, model_subject, with_reply
 from localspec.engine.forward_timing import measure_forward_costs
 from localspec.engine.measurement_cache import MeasurementCache, Quantity, T
+from localspec.engine.recalled_measurements import COSTS, REPLY_SUMS, model_subject, with_reply
 from localspec.events import Reporter, Statistics
 from localspec.nn.exactness import Exactness, measure
 from localspec.nn.target import Target

@@ -8,9 +8,9 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.engine.cached_measurements import CachedMeasurements
 from localspec.engine.device_profile import DeviceProfiler
 from localspec.engine.measurement_cache import MeasurementCache
+from localspec.engine.recalled_measurements import RecalledMeasurements
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Reporter
 from localspec.hub.cache import snapshot
@@ -140,7 +140,7 @@ def _planned(name: str, drafter: str | None, machine: Machine, reporter: Reporte
         # Between drafters it chooses as `doctor` does; that a model fits needs no measurement.
         several = drafter is None and card is not None and card.entry is not None and card.entry.drafters
         cache = MeasurementCache(store, reporter)
-        measurements = DeviceProfiler(cache) if several else CachedMeasurements(cache)
+        measurements = DeviceProfiler(cache) if several else RecalledMeasurements(cache)
         chosen = pull_set(card, drafter, machine, measurements) if card else PullSet(tuple(sources_of(name)), "")
         if not chosen.sources:
             return NothingToFetch(f"drafter: {chosen.why}")

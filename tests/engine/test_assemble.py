@@ -16,7 +16,7 @@ from localspec.drafters.ingredients import Hyperparameters
 from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.engine import assemble, cached_measurements
+from localspec.engine import assemble, recalled_measurements
 from localspec.engine.assemble import LoadedDraftModel, drafter_of, find_hyperparameters, pool_of
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.model_profile import ModelProfile
@@ -96,7 +96,7 @@ def test_what_is_found_belongs_to_the_pair_and_to_what_is_searched(tiny, store: 
     own = profile(store, "target")
     choice, one, other = asked("ouroboros"), small(model, store), small(model, store, "another small one")
     for kept in (own, one.profile, other.profile):
-        kept.remember(cached_measurements.COSTS, COSTS)
+        kept.remember(recalled_measurements.COSTS, COSTS)
 
     def chosen(choice: Choice, pair: LoadedDraftModel, **more: bool) -> int:
         return find_hyperparameters(choice, model.target, pair, own, COSTS, **more).draft
@@ -116,7 +116,7 @@ def test_nothing_is_searched_that_could_not_be_kept(tiny, store: Store, monkeypa
     own, nowhere = profile(store, "t"), profile(None, "t")
     choice = asked("ouroboros")
     assert find_hyperparameters(choice, model.target, small(model), nowhere, COSTS) == usual
-    own.remember(cached_measurements.COSTS, COSTS)
+    own.remember(recalled_measurements.COSTS, COSTS)
     assert find_hyperparameters(choice, model.target, small(model, store), own, COSTS) == usual
     told: list[str] = []
     monkeypatch.setattr(model.target, "context", 30)

@@ -8,7 +8,7 @@ import torch
 
 import localspec
 from localspec.config import Settings
-from localspec.engine import cached_measurements, model_profile
+from localspec.engine import model_profile, recalled_measurements
 from localspec.engine.engine import Engine
 from localspec.errors import UsageMistake
 from localspec.events import Done, Reporter
@@ -73,7 +73,7 @@ def test_another_precision_form_or_context_is_measured_by_itself(measured, store
 
 def test_another_torch_or_processor_is_measured_by_itself(measured, store, monkeypatch):
     Engine(choice(), store=store)
-    monkeypatch.setattr(cached_measurements, "versions", lambda device: "another")
+    monkeypatch.setattr(recalled_measurements, "versions", lambda device: "another")
     Engine(choice(), store=store)
     assert len(measured) == 4
 

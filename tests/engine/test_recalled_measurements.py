@@ -8,18 +8,18 @@ from machines import flat, unfetched
 from reply_statistics import said
 
 from localspec.checkpoint import revision
-from localspec.engine import cached_measurements
-from localspec.engine.cached_measurements import (
+from localspec.engine import recalled_measurements
+from localspec.engine.measurement_cache import MeasurementCache
+from localspec.engine.recalled_measurements import (
     FADING,
     LEAST_TOKENS,
     REPLY_SUMS,
-    CachedMeasurements,
+    RecalledMeasurements,
     device_subject,
     model_subject,
     reply_stats,
     with_reply,
 )
-from localspec.engine.measurement_cache import MeasurementCache
 from localspec.models.registry import TargetCard
 from localspec.policy.measurements import ModelMeasurements, ReplyStats
 from localspec.policy.prediction import Rates
@@ -39,8 +39,8 @@ def card(tmp_path: Path) -> TargetCard:
     return TargetCard("mine", write_checkpoint(tmp_path / "model"), None, "")
 
 
-def known(store: Store | None, *asked: object) -> CachedMeasurements:
-    return CachedMeasurements(MeasurementCache(store), *asked)
+def known(store: Store | None, *asked: object) -> RecalledMeasurements:
+    return RecalledMeasurements(MeasurementCache(store), *asked)
 
 
 def stats(sums: object) -> ReplyStats | None:
@@ -63,9 +63,9 @@ def test_a_measurement_of_a_model_is_of_its_weights_form_context_version_and_mac
         (*usual[:4], True, None), (*usual[:5], 512),
     ]  # fmt: skip
     found = {model_subject(*usual), *(model_subject(*other) for other in others)}
-    monkeypatch.setattr(cached_measurements, "__version__", "99")
+    monkeypatch.setattr(recalled_measurements, "__version__", "99")
     found.add(model_subject(*usual))
-    monkeypatch.setattr(cached_measurements, "versions", lambda device: f"{device} of another machine")
+    monkeypatch.setattr(recalled_measurements, "versions", lambda device: f"{device} of another machine")
     found |= {model_subject(*usual), model_subject(usual[0], "cuda:0", *usual[2:])}
     assert len(found) == 9 and all("\n" not in one for one in found)
     assert "exact" in model_subject(*usual[:4], True, None) and "512" in model_subject(*usual[:5], 512)
@@ -77,9 +77,9 @@ def test_a_measurement_of_a_device_is_of_its_precision_version_and_machine(monke
         device_subject("cpu", "fp32", "none"),
         device_subject("cpu", "bf16", "int8"),
     }
-    monkeypatch.setattr(cached_measurements, "__version__", "99")
+    monkeypatch.setattr(recalled_measurements, "__version__", "99")
     found.add(device_subject("cpu", "bf16", "none"))
-    monkeypatch.setattr(cached_measurements, "versions", lambda device: f"{device} of another machine")
+    monkeypatch.setattr(recalled_measurements, "versions", lambda device: f"{device} of another machine")
     found |= {device_subject("cpu", "bf16", "none"), device_subject("cuda:0", "bf16", "none")}
     assert len(found) == 6
 
@@ -146,7 +146,7 @@ def test_rates_and_bandwidth_of_a_device_are_found(store: Store) -> None:
     found = known(store)
     assert found.rates("cpu", "bf16", "int8") == rates and found.rates("cpu", "bf16", "none") is None
     for kept, told in ((5e9, 5e9), (7, 7.0), (0, None), (-1.0, None), ("fast", None), (None, None), ([5e9], None)):
-        store.measurements.remember("bandwidth", cached_measurements.versions("cpu"), kept)
+        store.measurements.remember("bandwidth", recalled_measurements.versions("cpu"), kept)
         assert found.bandwidth("cpu") == told
 
 

@@ -50,7 +50,7 @@ def device_subject(device: str, dtype: str, quantize: str) -> str:
     return " · ".join((dtype, quantize, f"localspec {__version__}", versions(device)))
 
 
-class CachedMeasurements:
+class RecalledMeasurements:
     """What was measured here before, as the policy asks for it; nothing is measured.
 
     `exact` and `context` say how models are to be loaded; where one was not measured so, its usual form serves.
