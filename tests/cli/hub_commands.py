@@ -32,13 +32,15 @@ def _counted(numbers: int) -> bytes:
     return b"".join(b"%07d\n" % number for number in range(numbers // 2))
 
 
-def home_with_cache(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home that has the common cache in it, also for what is asked in this process.
-
-    There, rates of a device cost nothing to measure: they tell which drafter pays, and no file.
-    """
+def rates_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a device takes is known in this process without timing it: it tells which drafter pays, and no file."""
     rates = Rates((1, 64), (1e-11, 4e-11), (1e-4, 1e-4))
     monkeypatch.setattr("localspec.engine.device_profile._measure_rates", lambda *_: rates)
+
+
+def home_with_cache(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home that has the common cache in it, also for what is asked in this process, where rates cost nothing."""
+    rates_cost_nothing(monkeypatch)
     (directory / "home").mkdir()
     monkeypatch.setenv("HF_HOME", str(directory / "home" / "hf"))
     return directory / "home"

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from cli.hub_commands import at
+from cli.hub_commands import at, rates_cost_nothing
 from hub_server import Hub, model_repository, served
 
 from localspec.models.registry import resolve
@@ -31,6 +31,7 @@ quality = 20
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    rates_cost_nothing(monkeypatch)
     home = tmp_path / "home"
     (home / "config").mkdir(parents=True, mode=0o700)
     (home / "config" / "models.toml").write_text(ENTRIES)
