@@ -245,7 +245,7 @@ def test_what_was_said_is_learned_and_what_was_measured_is_known(talk, home, hel
 @pytest.mark.slow
 def test_what_takes_a_while_is_told_as_lines(talk, home, hello, endless, monkeypatch):
     told: list[str] = []
-    monkeypatch.setattr(plain._Lines, "show", lambda self, what: told.append(what))
+    monkeypatch.setattr(plain._LineProgress, "show", lambda self, what: told.append(what))
     talk("x" * 2000, "x" * 900, "hi", f"/model {endless.path}", arguments=["-n", "1", "--no-spec"])
     assert told == [f"loading {hello.path}", "reading 2,003 tokens", f"loading {endless.path}"]
 

@@ -205,7 +205,7 @@ def test_several_files_may_follow_data(train, tmp_path, data):
 def test_mistakes_are_one_sentence_and_leave_nothing(train, tmp_path, monkeypatch, kind, arguments, said):
     monkeypatch.setattr("localspec.training.job.Training", lambda *_: pytest.fail("a training began"))
     if "nf4" in arguments:  # which this processor may have
-        monkeypatch.setattr("localspec.hardware.capabilities", lambda: ["avx2"])
+        monkeypatch.setattr("localspec.machine.hardware.capabilities", lambda: ["avx2"])
     code, text, errors = train(kind, "-o", tmp_path / "out", *arguments)
     assert (code, text) == (2, "") and errors.startswith("localspec: ") and errors.count("\n") == 1, errors
     for word in said:

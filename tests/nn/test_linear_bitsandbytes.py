@@ -244,7 +244,7 @@ sys.meta_path.insert(0, Watcher())
 import torch
 from localspec.nn import packing
 assert "bitsandbytes" not in sys.modules, "before any layer is made"
-packing.NF4(torch.randn(64, 64))
+packing.NF4Linear(torch.randn(64, 64))
 assert "bitsandbytes" in sys.modules and sys.modules["kernels"] is own and seen == [None], seen
 """
 

@@ -19,7 +19,7 @@ from localspec.errors import LocalspecError
 from localspec.nn import weights
 from localspec.nn.model_config import read_config
 from localspec.nn.target import Target
-from localspec.nn.transformer import TransformerConfig, weight_map
+from localspec.nn.transformer import TransformerConfig, in_features, weight_map
 from localspec.nn.weights import Weights, freed_at_once, own_head
 
 Make = Callable[[str], Tiny]
@@ -209,7 +209,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         byte_tokenizer().save_pretrained(path)
         config.save_pretrained(path)
         tensors = {
-            part: torch.full([rows, *weights._columns(ours, shape)], 0.01, dtype=getattr(torch, name))
+            part: torch.full([rows, *[n for n in [in_features(ours, shape)] if n]], 0.01, dtype=getattr(torch, name))
             for ours, made_of in weight_map(shape).items()
             for part, rows in made_of
         }

@@ -508,7 +508,7 @@ def test_a_table_that_is_missing_is_found_at_opening(path: Path, notices: list[s
         store.phrases.learn(made_pool(store), [phrase(1)])
 
 
-@pytest.mark.parametrize("how", ["phrases", "learn", "export", "clear"])
+@pytest.mark.parametrize("how", ["look_up", "learn", "export", "forget"])
 def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
     path: Path, notices: list[str], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -518,7 +518,7 @@ def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
     with Store.open(path, notices.append) as store:
         pool = store.phrases.pool("demo", "hash")
         assert pool is not None and notices == []
-        if how == "phrases":
+        if how == "look_up":
             assert store.phrases.look_up(pool, list(range(200))) == []
         elif how == "learn":
             store.phrases.learn(pool, [phrase(n) for n in range(200)])
@@ -561,7 +561,7 @@ def test_what_can_only_be_read_is_read(notices: list[str], log_left: bool) -> No
             changes: list[Callable[[], object]] = [
                 lambda: store.phrases.learn(pool, [phrase(1)]),
                 lambda: store.measurements.remember("costs", "demo", 3),
-                store.clear,
+                store.phrases.forget,
             ]
             for change in changes:
                 with pytest.raises(StoreTrouble, match=r"can only be read \(.+\): make it and its directory writable"):
