@@ -1,4 +1,4 @@
-"""The settings: defaults < config.toml < LOCALSPEC_* < flags. The only reader of the environment."""
+"""The settings: defaults < config.toml < LOCALSPEC_* < flags. Nothing else reads settings from the environment."""
 
 import os
 import re

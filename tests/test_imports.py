@@ -119,7 +119,6 @@ def test_every_folder_has_a_layer():
     assert rooms() - {word.strip("()") for layer in layers for word in layer.split()} == set()
 
 
-def test_every_folder_is_kept_from_the_network_but_for_the_hubs_client():
-    hub = {f"localspec.hub.{path.stem}" for path in (ROOT / "localspec" / "hub").glob("*.py") if path.stem[0] != "_"}
-    everything = (rooms() - {"localspec.hub"}) | hub | {"localspec_tui"}
-    assert everything - {*contract(forbidden_modules="socket")["source_modules"]} == {"localspec.hub.client"}
+def test_facts_about_the_machine_are_asked_of_torch_only_when_they_are_needed(tmp_path):
+    files = ", ".join(f"localspec.machine.{path.stem}" for path in (ROOT / "localspec" / "machine").glob("[a-z]*.py"))
+    assert loaded(tmp_path, f"import {files}; {LOADED}") == []

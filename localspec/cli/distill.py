@@ -49,7 +49,7 @@ def distill(
     if prompts is None or output is None:
         raise UsageMistake("Prompts and a file for the replies are needed; give --prompts FILE -o FILE.")
     if os.path.isdir(output) or not os.path.isdir(output.absolute().parent):
-        raise UsageMistake(f"{output} cannot be written, for there can be no file; give another -o.")
+        raise UsageMistake(f"{output} cannot be written: it is no place for a file; give another -o.")
     settings = config.load(
         flags={"model": model, "temperature": temperature, "seed": seed, "device": device, "dtype": dtype}
     )

@@ -28,9 +28,7 @@ def rm(
     """Delete a model from the common Hugging Face cache; what another revision uses stays."""
     sources = sources_of(name)
     if not sources:
-        raise UsageMistake(
-            f"{name} was not fetched by `localspec pull`, so `localspec rm` leaves it; delete its directory yourself."
-        )
+        raise UsageMistake(f"{name} was not fetched by `localspec pull`, so it cannot be deleted like that.")
     removals, missing = [], []
     for source in sources:
         try:

@@ -33,9 +33,7 @@ def read_file(file: Path) -> str:
     try:
         return file.read_bytes().decode("utf-8")
     except OSError as error:
-        raise UsageMistake(
-            f"{file} cannot be read ({error.strerror}); correct its permissions, or give another file."
-        ) from None
+        raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a file that can.") from None
     except UnicodeDecodeError:
         raise UsageMistake(f"{file} is not UTF-8 text; give a text file.") from None
 

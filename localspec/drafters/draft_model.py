@@ -1,7 +1,7 @@
 """A draft model: a small target, decoded by the same decode step as the target that it drafts for."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from localspec.decoding.budget import Budget
@@ -136,8 +136,3 @@ def build(ingredients: Ingredients) -> DraftModel:
     assert small is not None
     length = None if ingredients.fixed else ingredients.hyperparameters.draft
     return DraftModel(small, vocabulary, Autoregressive(), Budget(0), length)
-
-
-def searched(parts: Collection[str]) -> Sequence[str]:
-    """Returns the hyper-parameters that are searched for a pair of models."""
-    return ["draft"]

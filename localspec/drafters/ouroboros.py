@@ -1,6 +1,6 @@
 """Ouroboros (Zhao et al. 2024): a small model drafts phrase by phrase, and phrases lengthen its drafts."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from localspec.decoding.budget import Budget
@@ -74,11 +74,3 @@ def build(ingredients: Ingredients) -> Drafter:
     assert small is not None
     pair = Pair(target.special_tokens, target.transformer.config.vocab_size, small, ingredients.pool)
     return ouroboros(pair, ingredients.hyperparameters, ingredients.costs, ingredients.fixed, ingredients.parts)
-
-
-def searched(parts: Collection[str]) -> Sequence[str]:
-    """Returns the hyper-parameters that are searched for a pair of models, with these parts."""
-    names = ["draft"]
-    names += ["window"] if "accelerating" in parts else []
-    names += ["phrase", "phrases"] if {"accelerating", "lengthening"} & {*parts} else []
-    return names

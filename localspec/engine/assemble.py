@@ -17,6 +17,7 @@ from localspec.drafters.trained import TrainedDrafter
 from localspec.engine.measurement_cache import Quantity
 from localspec.engine.model_profile import ModelProfile
 from localspec.engine.recalled_measurements import COSTS
+from localspec.errors import LocalspecError
 from localspec.models.drafter_kinds import WITH_PHRASES, kind_of
 from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCosts
@@ -106,11 +107,11 @@ def find_hyperparameters(
     def build(tried: Hyperparameters) -> tuple[Drafter, DraftModel]:
         drafter = drafter_of(choice, target, pool_of(choice, target, small), None, small, tried)
         drafting = drafter.inner if isinstance(drafter, WithPhrases) else drafter
-        assert isinstance(drafting, DraftModel)
+        if not isinstance(drafting, DraftModel):
+            raise LocalspecError(f"The file of '{choice.drafter}' builds no DraftModel; let `build` return one.")
         return drafter, drafting
 
-    names = import_module(kind_of(choice.drafter).file).searched(choice.parts)
-    found = search(build, workload, names)
+    found = search(build, workload, kind_of(choice.drafter).searched(choice.parts))
     profile.remember(quantity, found)
     return found
 

@@ -1,10 +1,11 @@
 """The kinds of drafters: one row each, from which every list of kinds and every answer about a kind is derived.
 
 A new kind is one row here and one file, `localspec/drafters/<name>.py`. The file of a kind that is trained defines the
-class `Drafter`, a `TrainedDrafter`; the file of any other kind defines the function `build`.
+class `Drafter`, a `TrainedDrafter`. The file of any other kind has a function `build`, which for a kind that takes
+a draft model returns a `DraftModel`, alone or `WithPhrases`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -62,7 +63,8 @@ class DrafterKind:
     draft to be accepted given the one before it, where that is known from) for a drafter that nobody measured.
     A kind that takes nothing is used where it is named; only `phrases` and plain decoding are also chosen by `auto`.
     `has_phrases`: its drafts are phrases, or are lengthened by phrases without `+phrases`. `parts` names the setting
-    that lists which of its parts are used. `mask_key`: a small language model whose config.json has this key is a
+    that lists which of its parts are used, and `searched(parts)` the hyper-parameters that are searched for a pair of
+    models. `mask_key`: a small language model whose config.json has this key is a
     drafter of this kind.
     """
 
@@ -75,6 +77,7 @@ class DrafterKind:
     predicted: Callable[[Shape], tuple[Sequence[float], str] | None] = lambda shape: None
     has_phrases: bool = False
     parts: str = ""
+    searched: Callable[[Collection[str]], Sequence[str]] = lambda parts: ("draft",)
     mask_key: str = ""
     module: str = ""
 
@@ -145,6 +148,14 @@ def _ouroboros_seconds(cost: DraftCost, nodes: int) -> float:
     return min(nodes, DRAFT_TOKENS) / TOKENS_A_FORWARD * cost.forward(4)
 
 
+def _ouroboros_searched(parts: Collection[str]) -> Sequence[str]:
+    """A window is searched where it accelerates, and phrases where they accelerate or lengthen."""
+    names = ["draft"]
+    names += ["window"] if "accelerating" in parts else []
+    names += ["phrase", "phrases"] if {"accelerating", "lengthening"} & {*parts} else []
+    return names
+
+
 TABLE = [
     DrafterKind("none", "plain decoding", "nothing", _free, module="localspec.drafters.autoregressive"),
     DrafterKind("phrases", "phrases of this text and of earlier replies", "nothing", _free, has_phrases=True),
@@ -162,7 +173,7 @@ TABLE = [
     DrafterKind("draft_model", "a small model of the same tokenizer", "draft model", _draft_model_seconds),
     DrafterKind(
         "ouroboros", "a small model that drafts phrase by phrase", "draft model", _ouroboros_seconds,
-        has_phrases=True, parts="ouroboros",
+        has_phrases=True, parts="ouroboros", searched=_ouroboros_searched,
     ),
 ]  # fmt: skip
 

@@ -152,3 +152,62 @@ def test_an_entry_may_name_it_and_a_kind_without_a_row_is_refused(tmp_path: Path
     assert called(home, "list").returncode == 0
     file.write_text(file.read_text().replace("toy", "tot"))
     assert "did you mean 'toy'" in sentence(called(home, "list"))
+
+
+REPEAT = '''
+from localspec.decoding.tree import DraftTree
+
+
+class Repeat:
+    """Proposes the last token again."""
+
+    nbytes = 0
+
+    def observe(self, step):
+        pass
+
+    def rewind(self, length):
+        pass
+
+    def draft(self, context):
+        return DraftTree.chain([context.root] * (1 + context.nodes), "repeat")
+
+
+def build(ingredients):
+    return Repeat()
+'''
+OTHERS = {
+    "repeat": (DrafterKind("repeat", "the last token again", "nothing", lambda *_: 0.0, module="repeat_file"), REPEAT),
+    "twin": (
+        DrafterKind("twin", "a small model, again", "draft model", lambda *_: 1.0, module="twin_file"),
+        "from localspec.drafters.draft_model import build\n",
+    ),
+}
+
+
+@pytest.fixture
+def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A kind of OTHERS by its name: its file, and its row."""
+    row, text = OTHERS[request.param]
+    (tmp_path / f"{row.file}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, row.file, raising=False)
+    TABLE.append(row)
+    yield row.name
+    TABLE.remove(row)
+
+
+@pytest.mark.parametrize("other", OTHERS, indirect=True)
+def test_a_kind_without_weights_is_one_file_and_one_row_too(other: str, tmp_path: Path) -> None:
+    ask = ("run", "-m", "demo", "--temp", "0", "-n", "12", "--no-log", "--json", "Tell me a story.")
+    plain = answer(tmp_path, *ask, "--no-spec")["token_ids"]
+    drafted = answer(tmp_path, *ask, "--drafter", other, "--draft-max", "3")
+    assert drafted["drafter"] == other and drafted["speculation"]["draft_n"] > 0 and drafted["token_ids"] == plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["twin"], indirect=True)
+def test_the_hyperparameters_of_a_pair_are_searched_for_a_new_kind_too(other: str, tmp_path: Path) -> None:
+    bench = ("bench", "-m", "demo", "--drafter", other, "--tune", "--limit", "1", "-n", "4", "--json")
+    _, row = answer(tmp_path, *bench)["rows"]
+    assert row["draft_model"] == "demo-draft" and row["identical"] and row["hyperparameters"]["draft"] >= 1
