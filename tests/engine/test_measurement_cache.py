@@ -1,6 +1,7 @@
 """The one rule of measuring: recalled, else what a busy moment gave while it is still busy, else measured and kept."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,13 +70,43 @@ def test_what_a_busy_moment_gave_serves_until_the_machine_is_idle(machine: Machi
     assert ask(store, 9)[0] == 7, "what an idle moment gave stays"
 
 
-def test_a_measurement_during_which_other_programs_began_to_work_counts_as_busy(machine: Machine, store: Store) -> None:
-    machine.cores = [physical_cores(), physical_cores() - 1]  # before it, and after it
+@pytest.mark.parametrize("busy", [0, 1], ids=["before it", "after it"])
+def test_a_measurement_beside_which_other_programs_worked_counts_as_busy(machine: Machine, store: Store, busy) -> None:
+    machine.cores = [physical_cores(), physical_cores()]
+    machine.cores[busy] -= 1
     ask(store)
     assert (
         store.measurements.recall("length", "a table") is None
         and store.measurements.recall("length of a busy moment", "a table") == 5
     )
+
+
+def test_what_is_only_recalled_may_be_of_a_busy_moment(machine: Machine, store: Store) -> None:
+    cache = MeasurementCache(store)
+    assert cache.recall_either(LENGTH, "a table") is None
+    cache.remember(LENGTH.when_busy, "a table", 5)
+    assert cache.recall(LENGTH, "a table") is None and cache.recall_either(LENGTH, "a table") == 5
+    cache.remember(LENGTH, "a table", 6)
+    assert cache.recall_either(LENGTH, "a table") == 6, "an idle moment says more"
+
+
+@pytest.mark.parametrize(("passed", "slept"), [(0.0, 0.3), (0.2, 0.1), (5.0, 0.0)])
+def test_other_programs_are_watched_for_a_while_before_the_machine_counts_as_idle(
+    store: Store, monkeypatch: pytest.MonkeyPatch, passed: float, slept: float
+) -> None:
+    """Others work all the time, which a look shows only once the kernel has counted for a while."""
+    now = [100.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(measurement_cache, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(measurement_cache, "IdleCores", lambda: lambda: physical_cores() - (now[0] > 100.05))
+    store.measurements.remember("length of a busy moment", "a table", 5)
+    cache = MeasurementCache(store)
+    now[0] += passed
+    assert cache.get_or_measure(LENGTH, "a table", "", lambda _: 6) == 5
+    assert now[0] == pytest.approx(100 + passed + slept)
 
 
 def test_it_is_measured_with_the_cores_that_are_idle(machine: Machine) -> None:

@@ -1,15 +1,19 @@
 """A pull as a generator: what it yields in which order, and that nothing is fetched before it was agreed to."""
 
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli.hub_commands import NUMBERS, blobs, common_cache, home_with_cache, repository, variables
-from hub_server import served
+from hub_server import model_repository, served
 
 from localspec.errors import DoesNotFit, NotHere, UsageMistake
 from localspec.events import Reporter
 from localspec.machine.machine import Device, Machine
+from localspec.models.registry import resolve
+from localspec.policy.measurements import NoMeasurements
+from localspec.policy.pull_set import fit
 from localspec.pulling.pull import AboutToFetch, Fetched, Installed, NothingToFetch, Planned, PullEvent, pull
 
 
@@ -58,6 +62,39 @@ def test_what_does_not_fit_is_refused_after_its_plan(home, monkeypatch):
     with pytest.raises(DoesNotFit, match="--force"):
         next(pulled)
     assert kinds([event for event, _ in zip(events(force=True), range(2), strict=False)]) == [Planned, AboutToFetch]
+
+
+def test_a_drafter_that_was_asked_for_needs_room_beside_its_model(home, tmp_path, monkeypatch):
+    (home / "config").mkdir(mode=0o700)
+    entries = """
+        [mine]
+        repo = "org/name"
+        draft = "small"
+        drafters = [{ kind = "draft_model" }]
+        [small]
+        repo = "org/small"
+    """
+    (home / "config" / "models.toml").write_text(entries)
+
+    def cpu(free: int) -> Machine:
+        return Machine((Device("cpu", "a CPU", 10**9, free, ("fp32",)),), 1)
+
+    def fits(drafter: str, free: int) -> bool:
+        monkeypatch.setattr("localspec.pulling.pull.this_machine", lambda: cpu(free))
+        return next(events("mine", drafter)).fits
+
+    large, small = model_repository(resolve("demo").path), repository(tmp_path / "small")
+    with served(org__name=large, org__small=small) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        (model,) = next(events("mine", "none")).plan.parts
+        sizes = range(0, 10**9, 10**5)
+        enough = sizes[
+            bisect_left(
+                sizes, True, key=lambda free: fit("mine", model.config, model.weights, cpu(free), NoMeasurements())[0]
+            )
+        ]
+        assert fits("none", enough) is True and fits("draft_model", enough) is False
+        assert fits("draft_model", enough + 4 * NUMBERS + 10**5) is True
 
 
 def test_what_is_here_or_cannot_be_meant_is_not_looked_for(home):

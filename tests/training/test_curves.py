@@ -27,6 +27,11 @@ def words(drawn: str) -> list[str]:
     return [element.text or "" for element in ET.fromstring(drawn).iter(SVG + "text")]
 
 
+def texts(drawn: str) -> dict[str, dict[str, str]]:
+    """The attributes of each text; of those that are alike, of the last."""
+    return {element.text or "": element.attrib for element in ET.fromstring(drawn).iter(SVG + "text")}
+
+
 def test_a_line_for_the_loss_and_one_for_each_depth():
     drawn = figure(LINES, "medusa for <demo>")
     loss, first, second = paths(drawn)
@@ -58,6 +63,39 @@ def test_little_to_draw(lines, drawn, labels, highest):
     assert words(picture).count("1 steps") == 2
     axis = words(picture)[words(picture).index("loss (mean of neighbouring steps)") + 1 :][:6:2]
     assert axis[0] == "0" and axis[2] == highest, "the axis reaches the highest loss"
+
+
+def test_lines_that_touch_the_ends_of_their_axis_and_beyond():
+    """Losses that are all 0 have an axis too, and what cannot be stays in its panel."""
+    drawn = figure([{"step": 1, "loss": 0.0}, {"step": 1, "accuracy_by_depth": [[1.0, 0.1], [1.5, 0.1]]}], "?")
+    assert paths(drawn) == [[(710.0, 256.0)], [(710.0, 320.0)], [(710.0, 320.0)]]
+
+
+def test_each_depth_has_a_colour_and_a_label_of_its_own():
+    drawn = figure(LINES, "?")
+    strokes = [
+        element.attrib["stroke"] for element in ET.fromstring(drawn).iter(SVG + "path") if "fill" in element.attrib
+    ]
+    first, second = texts(drawn)["depth 1: 62 %"], texts(drawn)["depth 2: 31 %"]
+    assert strokes[1:] == [first["fill"], second["fill"]] and first["fill"] != second["fill"]
+    assert float(second["y"]) - float(first["y"]) >= 13, "a line of text is 13 pixels high"
+
+
+def test_the_numbers_of_an_axis_are_beside_their_lines_of_the_grid():
+    drawn = figure(LINES[1:2], "?")
+    grid = [element.attrib["d"] for element in ET.fromstring(drawn).iter(SVG + "path") if " h" in element.attrib["d"]]
+    heights = [float(d.split()[1]) for d in grid]
+    assert heights == [256.0, 156.0, 56.0, 520.0, 420.0, 320.0]
+    found = [(element.text, float(element.attrib["y"]) - 4) for element in ET.fromstring(drawn).iter(SVG + "text")
+             if element.attrib.get("text-anchor") == "end"]  # fmt: skip
+    assert found == list(zip(["0", "4", "8", "0", "50", "100"], heights, strict=True))
+
+
+def test_texts_have_attributes_that_svg_knows():
+    drawn = texts(figure(LINES, "title"))
+    assert drawn["title"]["font-size"] == "17" and all(drawn[panel]["font-weight"] == "bold" for panel in PANELS)
+    known = {"x", "y", "font-size", "font-weight", "text-anchor", "fill"}
+    assert {name for attributes in drawn.values() for name in attributes} == known
 
 
 def test_from_a_log_to_a_file(tmp_path):
