@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from distributions import ENOUGH, assert_drawn_from
-from scipy.stats import chi2_contingency, kstest, pearsonr
 from slow_cases import cases
 from tiny_models import stock_distribution
 
@@ -141,6 +140,8 @@ def test_the_noise_is_one_fixed_function_of_seed_position_and_id(seed: int, posi
 
 
 def test_the_noise_is_gumbel_noise() -> None:
+    from scipy.stats import kstest  # a second, which other tests should not wait for
+
     noise = gumbel(7, 3, torch.arange(100_000))
     assert noise.dtype == torch.float64
     assert noise.isfinite().all()
@@ -162,6 +163,8 @@ def test_the_noise_is_gumbel_noise() -> None:
 def test_noise_of_neighbours_is_independent(
     one: Callable[[torch.Tensor], torch.Tensor], other: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
+    from scipy.stats import chi2_contingency, pearsonr
+
     ids = torch.arange(0, 100_000, 2)
     a, b = (torch.exp(-torch.exp(-noise(ids))) for noise in (one, other))  # back to uniform
     assert pearsonr(a.numpy(), b.numpy()).pvalue > ENOUGH
