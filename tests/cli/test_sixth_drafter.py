@@ -112,6 +112,7 @@ def test_it_is_run_and_the_text_stays_the_targets_own(home: Path) -> None:
         assert drafted["token_ids"] == plain
 
 
+@pytest.mark.slow
 def test_it_is_measured_beside_plain_decoding(home: Path) -> None:
     report = answer(
         home, "bench", "-m", "demo", "--drafter", "toy", "--nodes", "2", "--limit", "1", "-n", "8", "--json"
@@ -197,6 +198,7 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     TABLE.remove(row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS, indirect=True)
 def test_a_kind_without_weights_is_one_file_and_one_row_too(other: str, tmp_path: Path) -> None:
     ask = ("run", "-m", "demo", "--temp", "0", "-n", "12", "--no-log", "--json", "Tell me a story.")

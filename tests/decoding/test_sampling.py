@@ -139,8 +139,9 @@ def test_the_noise_is_one_fixed_function_of_seed_position_and_id(seed: int, posi
     assert ours == pytest.approx([splitmix(seed, position, token) for token in ids], rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_the_noise_is_gumbel_noise() -> None:
-    from scipy.stats import kstest  # a second, which other tests should not wait for
+    from scipy.stats import kstest  # which takes a second to import
 
     noise = gumbel(7, 3, torch.arange(100_000))
     assert noise.dtype == torch.float64
@@ -148,6 +149,7 @@ def test_the_noise_is_gumbel_noise() -> None:
     assert kstest(noise.numpy(), "gumbel_r").pvalue > ENOUGH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("one", "other"),
     [
