@@ -28,9 +28,8 @@ def load_help(path: Path = HELP) -> list[HelpEntry]:
 
 def _entry(entry: dict[str, object], file: Path) -> HelpEntry:
     match entry:
-        case {"about": list(about), "questions": str(questions), "answer": str(answer), **others} if (
-            set(others) <= {"planned"}
-        ):
-            asked = [line.strip() for line in questions.splitlines() if line.strip()]
-            return HelpEntry(asked, answer.strip(), about, others.get("planned") is True)
+        case {"about": list(about), "questions": str(questions), "answer": str(answer), **others}:
+            if set(others) <= {"planned"}:
+                asked = [line.strip() for line in questions.splitlines() if line.strip()]
+                return HelpEntry(asked, answer.strip(), about, others.get("planned") is True)
     raise ValueError(f"{file.name}: {entry} needs about, questions and answer, and may have planned.")
