@@ -14,6 +14,7 @@ from localspec.paths import Paths
 
 PREFIX = "LOCALSPEC_"
 HOME = "LOCALSPEC_HOME"
+ISA = "LOCALSPEC_ISA"
 
 Rule = Literal["exact", "rejection", "typical"]
 
@@ -195,6 +196,11 @@ def home(environ: Mapping[str, str] | None = None) -> Path | None:
     return Path(os.path.expanduser(named)).absolute() if named else None
 
 
+def instruction_set(environ: Mapping[str, str] | None = None) -> str | None:
+    """The instructions that LOCALSPEC_ISA asks our compiled library to use, or None for the best of this CPU."""
+    return (os.environ if environ is None else environ).get(ISA) or None
+
+
 def dumb_terminal(environ: Mapping[str, str] | None = None) -> bool:
     """Whether the terminal says that it cannot move its cursor."""
     return (os.environ if environ is None else environ).get("TERM") == "dumb"
@@ -280,10 +286,10 @@ def load(
         take(name, value, str(file), f"{name} = {_shown(value)} in {file}", "correct or remove it")
     known = {PREFIX + name.upper(): name for name in NAMES}
     for variable, value in sorted(environ.items()):
-        if not variable.startswith(PREFIX) or variable == HOME:
+        if not variable.startswith(PREFIX) or variable in (HOME, ISA):
             continue
         if variable not in known:
-            guess = nearest(variable, [*known, HOME])
+            guess = nearest(variable, [*known, HOME, ISA])
             raise UsageMistake(f"Unknown environment variable {variable}{guess}; correct or unset it.")
         if value:
             name = known[variable]

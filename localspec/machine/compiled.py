@@ -1,0 +1,62 @@
+"""Our compiled library: where it lies, whether it can be used here, and what it knows of this CPU.
+
+`localspec/native/` computes with it; here it is only asked for facts.
+"""
+
+import ctypes
+import platform
+from functools import cache
+from pathlib import Path
+
+from localspec import config
+from localspec.config import nearest
+from localspec.errors import UsageMistake
+
+ABI = 1  # of the functions in localspec/native/src/localspec.h
+ISAS = ("c", "neon", "avx2", "avx_vnni", "avx512_vnni")  # by their numbers there
+SUFFIX = {"Darwin": ".dylib", "Windows": ".dll"}.get(platform.system(), ".so")
+FILE = Path(__file__).parent.parent / "native" / f"localspec_native{SUFFIX}"
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The library, set to the instructions that LOCALSPEC_ISA names, or the best of this CPU; None where it is missing.
+
+    Raises UsageMistake for instructions that this CPU does not have.
+    """
+    try:
+        found = ctypes.CDLL(str(FILE))
+    except OSError:
+        return None
+    if found.ls_abi() != ABI:  # built from other sources
+        return None
+    if (name := config.instruction_set()) is not None:
+        if name not in ISAS:
+            raise UsageMistake(f"LOCALSPEC_ISA = {name!r} is unknown{nearest(name, ISAS)}; use one of {', '.join(ISAS)}.")
+        if not found.ls_isa_supported(ISAS.index(name)):
+            raise UsageMistake(f"LOCALSPEC_ISA = {name!r} needs instructions that this CPU does not have; leave it out.")
+        found.ls_isa_use(ISAS.index(name))
+    return found
+
+
+def missing() -> str:
+    """A clause that says why the library cannot be used; empty where it can."""
+    if library() is not None:
+        return ""
+    if not FILE.exists():
+        return f"this installation has no compiled library ({FILE.name})"
+    return f"{FILE} cannot be loaded, or belongs to another version"
+
+
+def instruction_set() -> str:
+    """The instructions that the library computes with; empty without it."""
+    found = library()
+    return "" if found is None else ISAS[found.ls_isa_in_use()]
+
+
+def read_seconds(address: int, count: int, threads: int) -> float:
+    """Seconds that the library takes to read `count` bytes once with so many threads; the library must be there."""
+    found = library()
+    assert found is not None
+    found.ls_read_seconds.restype = ctypes.c_double
+    return float(found.ls_read_seconds(ctypes.c_void_p(address), ctypes.c_size_t(count), ctypes.c_int32(threads)))
