@@ -31,10 +31,11 @@ def library() -> ctypes.CDLL | None:
     if found.ls_abi() != ABI:  # built from other sources
         return None
     if (name := config.instruction_set()) is not None:
+        shown = f"{config.ISA} = {name!r}"
         if name not in ISAS:
-            raise UsageMistake(f"LOCALSPEC_ISA = {name!r} is unknown{nearest(name, ISAS)}; use one of {', '.join(ISAS)}.")
+            raise UsageMistake(f"{shown} is unknown{nearest(name, ISAS)}; use one of {', '.join(ISAS)}.")
         if not found.ls_isa_supported(ISAS.index(name)):
-            raise UsageMistake(f"LOCALSPEC_ISA = {name!r} needs instructions that this CPU does not have; leave it out.")
+            raise UsageMistake(f"{shown} needs instructions that this CPU does not have; leave it out.")
         found.ls_isa_use(ISAS.index(name))
     return found
 
