@@ -1,0 +1,164 @@
+/* The native CPU engine as C functions: all that Python calls, through ctypes (localspec/native/library.py).
+
+   A function that can fail returns LS_OK or another code (one that makes something: NULL), and ls_error() has the
+   sentence. Arguments are checked; what stays the caller's duty is that arrays are as large as is said here, and that
+   weights outlive the model made of them. Sizes are in elements unless bytes are said. */
+#ifndef LOCALSPEC_H
+#define LOCALSPEC_H
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define LS_API __declspec(dllexport)
+#else
+#define LS_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { LS_ABI = 1 };                                  /* changes with anything in this file */
+enum { LS_OK = 0, LS_WRONG = 1, LS_NO_MEMORY = 2 };   /* codes */
+enum { LS_FP32 = 0, LS_BF16 = 1, LS_INT8 = 2, LS_INT4 = 3, LS_FP16 = 4 }; /* formats; of weights the first four */
+enum { LS_PLAIN = 0, LS_NEON = 1, LS_AVX2 = 2, LS_AVX_VNNI = 3, LS_AVX512_VNNI = 4 }; /* instruction sets */
+enum { LS_NO_ACTIVATION = 0, LS_SILU = 1 };
+
+LS_API int ls_abi(void);
+LS_API const char* ls_error(void); /* what was wrong with this thread's last call that failed */
+
+/* ---- instruction sets: the best that this CPU has is used, unless another is asked for. Bits are the same in all. */
+LS_API const char* ls_isa_name(int isa);    /* "plain", "neon", "avx2", "avx-vnni", "avx512-vnni"; NULL for no such */
+LS_API int ls_isa_supported(int isa);       /* 1: this CPU and this build have it */
+LS_API int ls_isa_best(void);
+LS_API int ls_isa_in_use(void);
+LS_API int ls_isa_use(int isa);
+
+/* ---- threads: the caller is one of them; a call uses a pool alone, others wait. Idle threads use no time. */
+typedef struct ls_pool ls_pool;
+LS_API ls_pool* ls_pool_new(int threads);
+LS_API void ls_pool_free(ls_pool* pool);
+LS_API int ls_pool_threads(const ls_pool* pool);
+
+/* ---- matrices: y = W x + bias, W [out, in] packed (layout.h) */
+typedef struct {
+    const void* data;   /* ls_packed_bytes of them, at a multiple of 64 bytes */
+    const float* bias;  /* [out] in the model's own order, or NULL */
+    int32_t out, in;    /* any sizes */
+    int32_t format;     /* LS_FP32, LS_BF16, LS_INT8 or LS_INT4 */
+    int32_t group;      /* inputs that share a scale: 32, 64 or 128; 0 where the format is dense */
+} ls_matrix;
+
+LS_API size_t ls_packed_bytes(int out, int in, int format, int group); /* 0: not possible, see ls_error */
+
+/* Packs the panels [from_panel, to_panel) of a matrix: 32 output channels each, ceil(out / 32) in all. */
+typedef struct {
+    const void* weights;      /* [out, in], row-major */
+    int32_t source;           /* LS_FP32, LS_BF16 or LS_FP16 */
+    int32_t out, in, format, group;
+    int32_t interleave;       /* 1: gate_up_proj, whose halves are interleaved by 16 channels */
+    const float* importance;  /* [in]: weights of the squared errors of a scale's search (int4), or NULL: none given */
+} ls_packing;
+LS_API int ls_pack(const ls_packing* packing, void* target, int from_panel, int to_panel); /* target: the whole matrix */
+LS_API int ls_unpack(const ls_matrix* matrix, int interleave, float* weights);             /* -> [out, in] */
+
+/* y [rows, out] = activation(W x [rows, in] + bias); x is rounded to int8 where the weights are int8 or int4 */
+LS_API int ls_linear(ls_pool* pool, const ls_matrix* matrix, int rows, const float* x, float* y, int activation);
+
+/* ---- models */
+typedef struct { /* y += scale * B (A x) */
+    const float* a;      /* [rank, in] */
+    const float* b;      /* [rank, out]: B transposed */
+    int32_t rank;        /* 0: none */
+    float scale;
+} ls_adapter;
+
+typedef struct {
+    ls_matrix qkv_proj, o_proj, gate_up_proj, down_proj;    /* gate_up_proj is packed with interleave */
+    const float *input_layernorm, *post_attention_layernorm; /* [hidden_size] */
+    const float *q_norm, *k_norm;                            /* [head_dim], or NULL: none */
+    int32_t sliding_window;                                  /* positions, the row's own included; 0: sees everything */
+} ls_layer;
+
+enum { LS_EMBED_NONE = -1, LS_EMBED_TIED = -2 };
+typedef struct {
+    int32_t num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim;
+    int32_t rotary_dim;          /* even, at most head_dim: the first channels of a head, which are rotated */
+    int32_t vocab_size;
+    int32_t cache_format;        /* LS_FP32 or LS_FP16 */
+    int32_t embed_format;        /* LS_FP32, LS_BF16; LS_EMBED_NONE; LS_EMBED_TIED: read out of a dense lm_head */
+    float rms_norm_eps;
+    float attention_scaling;     /* factor of cosines and sines (yarn, longrope), 1 without */
+    const void* embed_tokens;    /* [vocab_size, hidden_size] */
+    ls_matrix lm_head;           /* data NULL: none */
+    const float* norm;           /* [hidden_size]; NULL: no final norm */
+    const float* inv_freq;       /* [rotary_dim / 2] */
+    const ls_layer* layers;      /* [num_layers] */
+} ls_model_config;
+
+typedef struct ls_model ls_model;
+LS_API ls_model* ls_model_new(const ls_model_config* config); /* copies structs, norms and inv_freq, not the weights */
+LS_API void ls_model_free(ls_model* model);
+
+/* ---- caches: keys and values of the committed tokens [0, length), then of the last forward's rows */
+typedef struct ls_cache ls_cache;
+LS_API ls_cache* ls_cache_new(const ls_model* model, int slots); /* keeps what it needs of the model */
+LS_API void ls_cache_free(ls_cache* cache);
+LS_API int ls_cache_reserve(ls_cache* cache, int slots); /* room for so many; LS_NO_MEMORY leaves all as it was */
+LS_API int ls_cache_slots(const ls_cache* cache);        /* room there is, in steps of 16 */
+LS_API int ls_cache_length(const ls_cache* cache);
+LS_API int64_t ls_cache_bytes(const ls_cache* cache);
+LS_API int ls_cache_keep(ls_cache* cache, const int32_t* path, int count); /* rows of the last forward, ascending */
+LS_API int ls_cache_truncate(ls_cache* cache, int length);
+LS_API int ls_cache_fill(ls_cache* cache, int length, uint64_t seed); /* noise as committed tokens: for measurements */
+
+/* ---- forwards */
+typedef struct {
+    int32_t rows;
+    const int32_t* tokens;     /* [rows]; below 0: the row of `inputs`; NULL: all from `inputs` */
+    const float* inputs;       /* [rows, hidden_size] in place of embeddings, or NULL */
+    const int32_t* parents;    /* [rows], each below its row; -1: after the committed tokens; NULL: a chain */
+    const int32_t* positions;  /* [rows], never below the parent's; NULL: length + depth */
+    const int32_t* layers;     /* ascending; NULL: all */
+    int32_t num_layers;        /* of `layers` */
+    const ls_adapter* adapters; /* [num_layers of the model][4]: qkv, o, gate_up, down; NULL: none */
+    float* hidden;             /* -> [rows, hidden_size] after the final norm, or NULL */
+    float* logits;             /* -> [rows - logits_from, vocab_size], or NULL */
+    int32_t* argmax;           /* -> [rows - logits_from], the first of equals, -1 where a logit is NaN; or NULL */
+    int32_t logits_from;
+} ls_request;
+
+/* Any number of rows. Keys and values lie behind the committed tokens until the next forward; ls_cache_keep keeps them. */
+LS_API int ls_forward(const ls_model* model, ls_cache* cache, ls_pool* pool, const ls_request* request);
+LS_API int ls_embed(const ls_model* model, int rows, const int32_t* tokens, float* x); /* -> [rows, hidden_size] */
+/* hidden [rows, hidden_size] after the final norm -> logits [rows, vocab_size], argmax [rows]; either may be NULL */
+LS_API int ls_head(const ls_model* model, ls_pool* pool, int rows, const float* hidden, float* logits, int32_t* argmax);
+
+/* ---- picking, as localspec/decoding/sampling.py tells it; logits [vocab] */
+typedef struct {
+    double temperature;   /* 0: greedy */
+    double top_p, min_p;  /* 1.0 and 0.0: off */
+    uint64_t seed;
+    int32_t top_k;        /* 0: off */
+} ls_sampling;
+/* -> *id: argmax(log p + Gumbel noise of (seed, position, id)), p after temperature, top-k, top-p, min-p; -1: NaN */
+LS_API int ls_pick(const float* logits, int vocab, const ls_sampling* sampling, int64_t position, int32_t* id);
+/* -> p [vocab]: what a token is sampled from, zero for all that truncation removes */
+LS_API int ls_probabilities(const float* logits, int vocab, const ls_sampling* sampling, double* p);
+/* The likeliest `count`, most likely first: -> tokens [count], chances [count] (softmax over all of logits / temperature,
+   temperature 0 counting as 1); *found of them. None where a logit is NaN or inf. */
+LS_API int ls_top(const float* logits, int vocab, double temperature, int count, int32_t* tokens, float* chances, int32_t* found);
+/* Of the likeliest `among`, the `count` with the highest log p + noise: chances are the softmax of those sums.
+   ids [vocab]: the tokens that the columns stand for, or NULL. */
+LS_API int ls_candidates(const float* logits, int vocab, const ls_sampling* sampling, int64_t position, const int32_t* ids,
+                         int among, int count, int32_t* tokens, float* chances, int32_t* found);
+/* Rows of x [rows, columns] before the first with NaN or +-inf. */
+LS_API int ls_finite_rows(const float* x, int rows, int columns);
+
+/* ---- benchmarks: reads memory once, so fast as it can; the sum keeps compilers honest */
+LS_API uint64_t ls_read(ls_pool* pool, const void* data, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
