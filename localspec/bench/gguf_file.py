@@ -4,26 +4,26 @@ Without a tokenizer, since tokens are all that is exchanged.
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from localspec.checkpoint import inspect
 from localspec.errors import LocalspecError
+from localspec.models.model_config import ModelConfig
+from localspec.models.rope import Rope
 
 Kind = Literal["f16", "q8_0"]
 NAMES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "phi3": "PHI3"}
 ROTATIONS = {"llama": ("default", "linear", "llama3"), "phi3": ("default", "linear", "longrope")}
 
 
-def check(config: Any, room: int) -> None:
+def check(config: ModelConfig, room: int) -> None:
     """Raises LocalspecError for a model that llama.cpp, or this file, computes otherwise within `room` tokens."""
-    family, window = config.model_type, getattr(config, "sliding_window", None)
-    if family not in NAMES:
-        raise LocalspecError(f"llama.cpp is given no {family} weights here; leave --peer llama.cpp out.")
+    family, window = config.model_type, config.sliding_window
     rotation = config.rope_parameters["rope_type"]
     if rotation not in ROTATIONS.get(family, ("default", "linear")):
         raise LocalspecError(
@@ -36,27 +36,26 @@ def check(config: Any, room: int) -> None:
         )
 
 
-def write(file: Path, model: Path, config: Any, kind: Kind) -> None:
+def write(file: Path, model: Path, config: ModelConfig, kind: Kind) -> None:
     """Writes the weights of the directory `model` to `file`: matrices in `kind`, vectors in fp32."""
     import gguf
 
     architecture = gguf.MODEL_ARCH[NAMES[config.model_type]]
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture], use_temp_file=True)
     heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(heads)
     writer.add_head_count_kv(num_kv_heads)
-    writer.add_key_length(width)
-    writer.add_value_length(width)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("no_vocab")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16 if kind == "f16" else gguf.LlamaFileType.MOSTLY_Q8_0)
-    _add_rotation(writer, config, width)
+    _add_rotation(writer, config)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     for source in inspect(model).weight_files:
         with safe_open(source, framework="pt") as tensors:
@@ -91,21 +90,19 @@ def _add_tensor(writer: Any, name: str, tensor: torch.Tensor, kind: Kind) -> Non
         writer.add_tensor(name, tensor.half().numpy())
 
 
-def _add_rotation(writer: Any, config: Any, width: int) -> None:
+def _add_rotation(writer: Any, config: ModelConfig) -> None:
     import gguf
 
     rope = config.rope_parameters
-    part = rope.get("partial_rotary_factor", 1.0) if config.model_type == "phi3" else 1.0
-    rotary = int(width * part)
-    writer.add_rope_dimension_count(rotary)
+    rotation = Rope.of(config, config.max_position_embeddings)
+    writer.add_rope_dimension_count(rotation.rotary_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
     elif rope["rope_type"] == "llama3":
-        plain = 1.0 / rope["rope_theta"] ** (torch.arange(0, rotary, 2).float() / rotary)
-        frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-        writer.add_tensor("rope_freqs.weight", (plain / frequencies).numpy())
+        plain = Rope.of(replace(config, rope_parameters={**rope, "rope_type": "default"}), 1)
+        writer.add_tensor("rope_freqs.weight", plain.inv_freq / rotation.inv_freq)
     elif rope["rope_type"] == "longrope":
         original = rope["original_max_position_embeddings"]
         scale = config.max_position_embeddings / original

@@ -127,9 +127,10 @@ class Drafter(ParallelDrafter):
                 never = torch.zeros(shape.vocab_size, dtype=torch.bool, device=device)
             else:
                 small = small or read_masked(Path(options.model), target)
-                self.model, token, never = small.transformer, small.config.pard_token, impossible_ids(small, target)
+                self.model, token = small.transformer, small.config.content["pard_token"]
+                never = impossible_ids(small, target)
                 self.model.rotary = rotary_embedding(small.config, target)
-                config = {**small.config.to_dict(), "tie_word_embeddings": self.model.config.tied}
+                config = {**small.config.content, "tie_word_embeddings": self.model.config.tied}
                 self.options = replace(options, model="", config=json.dumps(config, sort_keys=True))
             self.masks = nn.Parameter(self.model.embed_tokens.detach()[token : token + 1].clone())
             self.register_buffer("never", never)

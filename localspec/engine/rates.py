@@ -3,15 +3,16 @@
 from types import SimpleNamespace
 
 import torch
-from transformers import LlamaConfig
 
 from localspec.engine.forward_timing import measure_forward_costs
 from localspec.machine.hardware import physical_cores
+from localspec.models.architecture import TransformerConfig
+from localspec.models.model_config import ModelConfig
 from localspec.nn.attention import fastest
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class
 from localspec.nn.small_model import fresh_weights
 from localspec.nn.target import Target
-from localspec.nn.transformer import RotaryEmbedding, Transformer, TransformerConfig
+from localspec.nn.transformer import RotaryEmbedding, Transformer
 from localspec.policy.prediction import Rates
 
 # Two models whose layers differ in the size of their matrices alone. The wide one spends nearly all its time on them,
@@ -52,7 +53,7 @@ def weight_and_layer(wide: float, slim: float) -> tuple[float, float]:
 
 def _random_model(sizes: dict[str, int], device: str, dtype: str, quantize: str) -> Target:
     """A model of these sizes with random weights and no tokenizer."""
-    config = LlamaConfig(**sizes, **HEADS, max_position_embeddings=CONTEXT, tie_word_embeddings=False)
+    config = ModelConfig.of({"model_type": "llama", **sizes, **HEADS, "max_position_embeddings": CONTEXT})
     shape, where = TransformerConfig.of(config), torch.device(device)
     weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in fresh_weights(shape, where).items()}
     classes = linear_class(quantize, device), fastest, lm_head_class(quantize, device)

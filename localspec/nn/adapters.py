@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from localspec.errors import LocalspecError
+from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.nn.linear import Linear, LoraAdapter
 from localspec.nn.stored_names import STORED_NAMES
-from localspec.nn.transformer import Transformer, TransformerConfig, weight_map
+from localspec.nn.transformer import Transformer
 
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 WHICH = {  # the projections that may be adapted, by the last part of their Hugging Face names

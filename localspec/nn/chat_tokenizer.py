@@ -6,9 +6,9 @@ from functools import cached_property
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import PretrainedConfig
 
 from localspec.errors import LocalspecError, first_line
+from localspec.models.model_config import ModelConfig
 
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 
@@ -75,7 +75,7 @@ class ChatTokenizer:
         return content
 
 
-def stop_tokens(config: PretrainedConfig, generation: Mapping[str, Any], tokenizer: Any) -> frozenset[int]:
+def stop_tokens(config: ModelConfig, generation: Mapping[str, Any], tokenizer: Any) -> frozenset[int]:
     """Returns every id that ends a reply: of both configs, of the tokenizer, and the mark that the template sets.
 
     Raises LocalspecError where one is not a token id.

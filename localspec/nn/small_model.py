@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from localspec.errors import LocalspecError, UsageMistake, first_line
+from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.models.model_config import ModelConfig
 from localspec.nn.target import Target
-from localspec.nn.transformer import RotaryEmbedding, Transformer, TransformerConfig, in_features, weight_map
+from localspec.nn.transformer import RotaryEmbedding, Transformer
 
 SPREAD = 0.02  # standard deviation of a fresh layer's weights
 _MOST = {  # no small model has more, and each layer takes memory even without weights
@@ -40,7 +40,7 @@ def read_masked(path: Path, target: Target, dtype: torch.dtype = torch.float32) 
     what `Target.load` raises.
     """
     small = Target.load(path, device=str(target.device), dtype=dtype)
-    token, vocabulary = getattr(small.config, "pard_token", None), small.transformer.config.vocab_size
+    token, vocabulary = small.config.content.get("pard_token"), small.transformer.config.vocab_size
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
         raise LocalspecError(
             f"{path / 'config.json'} names no mask token (pard_token = {token!r}), so this model cannot draft in "
@@ -72,7 +72,7 @@ def compare_tokens(small: Target, target: Target, path: Path) -> None:
 
 def impossible_ids(small: Target, target: Target) -> torch.Tensor:
     """Returns bool [the target's vocab_size]: the mask token, and ids that one of the two tokenizers does not have."""
-    known = (_tokens(target).keys() & _tokens(small).keys()) - {small.config.pard_token}
+    known = (_tokens(target).keys() & _tokens(small).keys()) - {small.config.content["pard_token"]}
     never = torch.ones(target.transformer.config.vocab_size, dtype=torch.bool, device=target.device)
     never[[index for index in known if index < len(never)]] = False
     return never
@@ -88,12 +88,11 @@ def from_config(text: str, target: Target) -> tuple[Transformer, int]:
         content = json.loads(text)
         if unlikely := [name for name, most in _MOST.items() if not _is_count(content.get(name), most)]:
             raise ValueError(f"{unlikely[0]} = {shortened(content[unlikely[0]])}")
-        config: Any = CONFIG_MAPPING[content["model_type"]].from_dict(content)
-        sizes, token, rotary = TransformerConfig.of(config), int(config.pard_token), rotary_embedding(config, target)
+        config = ModelConfig.of(content)
+        sizes, token = TransformerConfig.of(config), int(content["pard_token"])
+        rotary = rotary_embedding(config, target)
         _try_one_token(sizes, config)
-    except LocalspecError:
-        raise
-    except Exception as error:  # config classes raise their own validation errors, of many kinds
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, RecursionError) as error:
         raise UsageMistake(
             f"The config of the small model cannot be used ({first_line(error)}); train the drafter again."
         ) from error
@@ -104,7 +103,7 @@ def _is_count(value: object, most: int) -> bool:
     return value is None or (type(value) is int and 1 <= value <= most)
 
 
-def _try_one_token(sizes: TransformerConfig, config: PretrainedConfig) -> None:
+def _try_one_token(sizes: TransformerConfig, config: ModelConfig) -> None:
     """Reads a token without weights, so that sizes that do not fit each other fail now and not in a reply."""
     meta = torch.device("meta")
     one = torch.zeros(1, dtype=torch.long, device=meta)
@@ -120,7 +119,7 @@ def without_weights(target: Target) -> Target:
     return shapes_only
 
 
-def rotary_embedding(config: PretrainedConfig, target: Target) -> RotaryEmbedding:
+def rotary_embedding(config: ModelConfig, target: Target) -> RotaryEmbedding:
     """Returns a small model's position embedding, scaled for the longest text that both models can hold."""
     return RotaryEmbedding(config, min(target.context, config.max_position_embeddings), target.device)
 

@@ -1,5 +1,6 @@
 """The target: the model whose distribution is reproduced. It joins a transformer, a tokenizer and their settings."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -9,21 +10,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from transformers import AutoTokenizer, PretrainedConfig
+from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from localspec.checkpoint import inspect
 from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake, first_line
+from localspec.models.architecture import TransformerConfig, weight_map
+from localspec.models.model_config import ModelConfig, read_config, read_generation_config
 from localspec.nn.attention import LEAST_SLOTS, fastest, invariant, page_size
 from localspec.nn.cache import KVCache
 from localspec.nn.chat_tokenizer import ChatTokenizer, Message, stop_tokens
 from localspec.nn.linear import Int8Linear, Linear, QuantizedLinear
-from localspec.nn.model_config import contexts, read_config, read_generation_config
 from localspec.nn.outliers import protect_outliers
 from localspec.nn.packing import linear_class, lm_head_class
-from localspec.nn.transformer import RotaryEmbedding, Transformer, TransformerConfig, weight_map
+from localspec.nn.transformer import RotaryEmbedding, Transformer
 from localspec.nn.weights import Weights, freed_at_once, own_head
 
 logging.set_verbosity_error()  # what a user can act on, we say ourselves
@@ -38,7 +40,7 @@ class Target:
     def __init__(
         self,
         transformer: Transformer,
-        config: PretrainedConfig,
+        config: ModelConfig,
         tokenizer: Any,
         context: int,
         generation: Mapping[str, Any],
@@ -72,7 +74,7 @@ class Target:
         """
         checkpoint = inspect(path)
         config = read_config(checkpoint)
-        own, limit = contexts(config)
+        own, limit = config.contexts
         if context is not None and context > limit:
             raise UsageMistake(
                 f"A context of {context} tokens is more than the {limit} this model was made for; "
@@ -220,5 +222,5 @@ class Target:
             pieces = torch.split(ours[name].detach(), [rows for _, rows in made_of])
             tensors.update({part: piece.contiguous() for (part, _), piece in zip(made_of, pieces, strict=True)})
         save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-        self.config.save_pretrained(path)
+        (path / "config.json").write_text(json.dumps(self.config.content, indent=2, sort_keys=True) + "\n", "utf-8")
         self.tokenizer.save_pretrained(path)

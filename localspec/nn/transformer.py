@@ -1,131 +1,22 @@
 """One lean decoder-only transformer that reads Llama, Mistral, Qwen2, Qwen3 and Phi-3 weights.
 
-It knows tensors only: no tokenizer, no file, no device choice. Parameters are called as in the Hugging Face code of
-Llama, with query, key and value stacked as `qkv_proj`, gate and up as `gate_up_proj` (as Phi-3 has them). `weight_map`
-says which tensors of the Hugging Face layout each of ours is made of, in both directions.
+It knows tensors only: no tokenizer, no file, no device choice. Its parameters are called as in `weight_map`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import PretrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from localspec.errors import LocalspecError
+from localspec.models.architecture import TransformerConfig
+from localspec.models.model_config import ModelConfig
+from localspec.models.rope import Rope
 from localspec.nn.attention import Attention, fastest, invariant, silu
 from localspec.nn.cache import FrozenPrefix, KVCache
 from localspec.nn.linear import LayerClass, Linear, LoraAdapter, QuantizedLinear
 from localspec.nn.stored_names import use_stored_names
-
-
-@dataclass(frozen=True)
-class TransformerConfig:
-    """What the families differ in. Sizes are in channels; a window counts positions, the token's own included."""
-
-    family: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    sliding_windows: tuple[int | None, ...]  # one per layer; None sees everything
-    tied: bool
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-
-    @classmethod
-    def of(cls, config: PretrainedConfig) -> "TransformerConfig":
-        """Reads a Hugging Face config. Raises LocalspecError where this transformer would not compute the same."""
-        family = config.model_type
-        if (activation := config.hidden_act) not in ("silu", "swish"):
-            raise LocalspecError(
-                f"The model's activation is '{activation}', and localspec computes 'silu' only; choose another model."
-            )
-        # A config may carry keys of other families; each is read only where the stock model reads it.
-        num_layers, window = config.num_hidden_layers, None if family == "llama" else config.sliding_window
-        layer_types = ["sliding_attention" if window else "full_attention"] * num_layers
-        if family in ("qwen2", "qwen3"):
-            layer_types = config.layer_types
-        if unknown := set(layer_types) - {"full_attention", "sliding_attention"}:
-            raise LocalspecError(
-                f"The model has layers of type '{unknown.pop()}', which localspec cannot serve; choose another model."
-            )
-        bias = family in ("llama", "qwen3") and bool(config.attention_bias)
-        return cls(
-            family=family,
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.num_key_value_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            rms_norm_eps=config.rms_norm_eps,
-            sliding_windows=tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types),
-            tied=config.tie_word_embeddings,
-            qkv_bias=bias or family == "qwen2",
-            o_bias=bias,
-            mlp_bias=family == "llama" and bool(config.mlp_bias),
-            qk_norm=family == "qwen3",
-        )
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.sliding_windows)
-
-    @property
-    def cache_shape(self) -> tuple[int, int, int]:
-        """(layers, key and value heads, channels of a head) of a cache."""
-        return self.num_layers, self.num_kv_heads, self.head_dim
-
-
-def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
-    """Our parameter -> the Hugging Face tensors it is made of, stacked along the first axis, with their rows."""
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    parts: dict[str, list[tuple[str, int]]] = {"embed_tokens": [("model.embed_tokens.weight", config.vocab_size)]}
-    for index in range(config.num_layers):
-        ours, theirs = f"layers.{index}.", f"model.layers.{index}."
-        self_attn, mlp = theirs + "self_attn.", theirs + "mlp."
-        if config.family == "phi3":
-            qkv, gate_up = [("qkv_proj", queries + 2 * keys)], [("gate_up_proj", 2 * config.intermediate_size)]
-        else:
-            qkv = [("q_proj", queries), ("k_proj", keys), ("v_proj", keys)]
-            gate_up = [("gate_proj", config.intermediate_size), ("up_proj", config.intermediate_size)]
-        linears = {
-            "qkv_proj": ([(self_attn + name, rows) for name, rows in qkv], config.qkv_bias),
-            "o_proj": ([(self_attn + "o_proj", config.hidden_size)], config.o_bias),
-            "gate_up_proj": ([(mlp + name, rows) for name, rows in gate_up], config.mlp_bias),
-            "down_proj": ([(mlp + "down_proj", config.hidden_size)], config.mlp_bias),
-        }
-        for name, (made_of, bias) in linears.items():
-            parts[f"{ours}{name}.weight"] = [(part + ".weight", rows) for part, rows in made_of]
-            if bias:
-                parts[f"{ours}{name}.bias"] = [(part + ".bias", rows) for part, rows in made_of]
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            parts[ours + name] = [(f"{theirs}{name}.weight", config.hidden_size)]
-        if config.qk_norm:
-            for name in ("q_norm", "k_norm"):
-                parts[ours + name] = [(f"{self_attn}{name}.weight", config.head_dim)]
-    parts["norm"] = [("model.norm.weight", config.hidden_size)]
-    if not config.tied:
-        parts["lm_head.weight"] = [("lm_head.weight", config.vocab_size)]
-    return parts
-
-
-def in_features(name: str, config: TransformerConfig) -> int | None:
-    """The columns of one of our parameters: None for a vector, else the channels that the layer takes in."""
-    if name.endswith((".bias", "norm")):
-        return None
-    layer = name.removesuffix(".weight").rpartition(".")[2]
-    sizes = {"o_proj": config.num_heads * config.head_dim, "down_proj": config.intermediate_size}
-    return sizes.get(layer, config.hidden_size)
 
 
 class RotaryEmbedding:
@@ -135,24 +26,10 @@ class RotaryEmbedding:
     hold, so that a token's rotation never changes while a text grows.
     """
 
-    def __init__(self, config: PretrainedConfig, context: int, device: torch.device) -> None:
-        parameters = config.rope_parameters
-        rope_type = parameters["rope_type"]
-        if rope_type == "default":
-            factor = parameters.get("partial_rotary_factor", 1.0) if config.model_type == "phi3" else 1.0
-            self.rotary_dim = int(TransformerConfig.of(config).head_dim * factor)
-            channels = torch.arange(0, self.rotary_dim, 2).float()
-            inv_freq = 1.0 / parameters["rope_theta"] ** (channels / self.rotary_dim)
-            self.attention_scaling = 1.0
-        elif rope_type in ROPE_INIT_FUNCTIONS:
-            init = ROPE_INIT_FUNCTIONS[rope_type]
-            inv_freq, self.attention_scaling = init(config, torch.device("cpu"), seq_len=context)
-            self.rotary_dim = 2 * len(inv_freq)
-        else:
-            raise LocalspecError(
-                f"The model scales its positions by '{rope_type}', which localspec does not know; choose another model."
-            )
-        self.inv_freq = inv_freq.float().repeat(2).to(device)
+    def __init__(self, config: ModelConfig, context: int, device: torch.device) -> None:
+        rope = Rope.of(config, context)
+        self.rotary_dim, self.attention_scaling = rope.rotary_dim, rope.attention_scaling
+        self.inv_freq = torch.from_numpy(rope.inv_freq).repeat(2).to(device)
         half = torch.ones(self.rotary_dim // 2)
         self.signs = torch.cat([-half, half]).to(device)
 

@@ -15,7 +15,7 @@ import torch
 
 from localspec.checkpoint import Checkpoint, tensor_headers, tensor_start
 from localspec.errors import LocalspecError, first_line
-from localspec.nn.transformer import TransformerConfig, in_features, weight_map
+from localspec.models.architecture import TransformerConfig, in_features, weight_map
 
 PIECE = 2**18  # numbers that are read at a time where they change their type or device
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h names them

@@ -1,6 +1,7 @@
 """The engine from outside: settings into sampling, a conversation into a prompt, replies into phrases."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,8 +149,8 @@ def test_the_templates_end_of_turn_is_a_stop_token_though_no_config_names_it(eng
 
     from localspec.nn.chat_tokenizer import stop_tokens
 
-    tokenizer, config = copy.copy(engine.target.tokenizer), copy.copy(engine.target.config)
-    tokenizer.eos_token, config.eos_token_id = "<|endoftext|>", 0
+    tokenizer, config = copy.copy(engine.target.tokenizer), replace(engine.target.config, eos_token_id=0)
+    tokenizer.eos_token = "<|endoftext|>"
     end = tokenizer.convert_tokens_to_ids("<|end|>")
     assert stop_tokens(config, {}, tokenizer) == {0, end}
     assert stop_tokens(config, {"eos_token_id": [2, 3]}, tokenizer) == {0, 2, 3, end}

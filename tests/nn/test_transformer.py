@@ -31,10 +31,11 @@ from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.models.architecture import weight_map
 from localspec.nn.cache import KVCache
 from localspec.nn.linear import Int8Linear, activation_steps
 from localspec.nn.target import Target
-from localspec.nn.transformer import Transformer, weight_map
+from localspec.nn.transformer import Transformer
 from localspec.nn.weights import Weights
 from localspec.policy.prediction import BUCKET
 

@@ -16,10 +16,10 @@ from tiny_models import SHARDED, Tiny
 
 from localspec.checkpoint import inspect, tensor_headers, tensor_start
 from localspec.errors import LocalspecError
+from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.models.model_config import ModelConfig, read_config
 from localspec.nn import weights
-from localspec.nn.model_config import read_config
 from localspec.nn.target import Target
-from localspec.nn.transformer import TransformerConfig, in_features, weight_map
 from localspec.nn.weights import Weights, freed_at_once, own_head
 
 Make = Callable[[str], Tiny]
@@ -203,7 +203,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         vocab_size=16384, max_position_embeddings=512, bos_token_id=None, eos_token_id=4, pad_token_id=0,
         architectures=["LlamaForCausalLM"],
     )  # fmt: skip
-    shape, paths = TransformerConfig.of(config), {}
+    shape, paths = TransformerConfig.of(ModelConfig.of(config.to_dict())), {}
     for name in ("float32", "bfloat16"):
         path = paths[name] = tmp_path_factory.mktemp("model") / name
         byte_tokenizer().save_pretrained(path)

@@ -1,0 +1,105 @@
+"""The transformer of Llama, Mistral, Qwen2, Qwen3 and Phi-3: what the families differ in, and what its weights are.
+
+Parameters are called as in the Hugging Face code of Llama, with query, key and value stacked as `qkv_proj`, gate and up
+as `gate_up_proj` (as Phi-3 has them). `weight_map` says which tensors of the Hugging Face layout each is made of.
+"""
+
+from dataclasses import dataclass
+
+from localspec.errors import LocalspecError
+from localspec.models.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """What the families differ in. Sizes are in channels; a window counts positions, the token's own included."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    sliding_windows: tuple[int | None, ...]  # one per layer; None sees everything
+    tied: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "TransformerConfig":
+        """Reads a model's config. Raises LocalspecError where this transformer would not compute the same."""
+        if (activation := config.hidden_act) not in ("silu", "swish"):
+            raise LocalspecError(
+                f"The model's activation is '{activation}', and localspec computes 'silu' only; choose another model."
+            )
+        return cls(
+            family=config.model_type,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            rms_norm_eps=config.rms_norm_eps,
+            sliding_windows=config.sliding_windows,
+            tied=config.tie_word_embeddings,
+            qkv_bias=config.attention_bias or config.model_type == "qwen2",
+            o_bias=config.attention_bias,
+            mlp_bias=config.mlp_bias,
+            qk_norm=config.model_type == "qwen3",
+        )
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.sliding_windows)
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """(layers, key and value heads, channels of a head) of a cache."""
+        return self.num_layers, self.num_kv_heads, self.head_dim
+
+
+def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
+    """Our parameter -> the Hugging Face tensors it is made of, stacked along the first axis, with their rows."""
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    parts: dict[str, list[tuple[str, int]]] = {"embed_tokens": [("model.embed_tokens.weight", config.vocab_size)]}
+    for index in range(config.num_layers):
+        ours, theirs = f"layers.{index}.", f"model.layers.{index}."
+        self_attn, mlp = theirs + "self_attn.", theirs + "mlp."
+        if config.family == "phi3":
+            qkv, gate_up = [("qkv_proj", queries + 2 * keys)], [("gate_up_proj", 2 * config.intermediate_size)]
+        else:
+            qkv = [("q_proj", queries), ("k_proj", keys), ("v_proj", keys)]
+            gate_up = [("gate_proj", config.intermediate_size), ("up_proj", config.intermediate_size)]
+        linears = {
+            "qkv_proj": ([(self_attn + name, rows) for name, rows in qkv], config.qkv_bias),
+            "o_proj": ([(self_attn + "o_proj", config.hidden_size)], config.o_bias),
+            "gate_up_proj": ([(mlp + name, rows) for name, rows in gate_up], config.mlp_bias),
+            "down_proj": ([(mlp + "down_proj", config.hidden_size)], config.mlp_bias),
+        }
+        for name, (made_of, bias) in linears.items():
+            parts[f"{ours}{name}.weight"] = [(part + ".weight", rows) for part, rows in made_of]
+            if bias:
+                parts[f"{ours}{name}.bias"] = [(part + ".bias", rows) for part, rows in made_of]
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            parts[ours + name] = [(f"{theirs}{name}.weight", config.hidden_size)]
+        if config.qk_norm:
+            for name in ("q_norm", "k_norm"):
+                parts[ours + name] = [(f"{self_attn}{name}.weight", config.head_dim)]
+    parts["norm"] = [("model.norm.weight", config.hidden_size)]
+    if not config.tied:
+        parts["lm_head.weight"] = [("lm_head.weight", config.vocab_size)]
+    return parts
+
+
+def in_features(name: str, config: TransformerConfig) -> int | None:
+    """The columns of one of our parameters: None for a vector, else the channels that the layer takes in."""
+    if name.endswith((".bias", "norm")):
+        return None
+    layer = name.removesuffix(".weight").rpartition(".")[2]
+    sizes = {"o_proj": config.num_heads * config.head_dim, "down_proj": config.intermediate_size}
+    return sizes.get(layer, config.hidden_size)

@@ -1,0 +1,231 @@
+"""Reads a model's config.json, with the values its family has for what it leaves out, and generation_config.json."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localspec.checkpoint import Checkpoint
+from localspec.errors import LocalspecError, first_line
+
+# As the config classes of the Hugging Face code have them; a family has only the keys that its stock model reads.
+_ALL: Mapping[str, Any] = {
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": None, "head_dim": None,
+    "hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False,
+    "mlp_bias": False, "sliding_window": None, "use_sliding_window": True, "max_window_layers": 0, "layer_types": None,
+    "eos_token_id": None,
+}  # fmt: skip
+_QWEN2 = {
+    "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_key_value_heads": 32,
+    "max_position_embeddings": 32768, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28,
+}  # fmt: skip
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 2048,
+        "eos_token_id": 2,
+    },
+    "mistral": {
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_key_value_heads": 8,
+        "max_position_embeddings": 131072, "sliding_window": 4096, "eos_token_id": 2,
+    },
+    "qwen2": _QWEN2,
+    "qwen3": {**_QWEN2, "head_dim": 128},
+    "phi3": {
+        "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5, "eos_token_id": 32000, "original_max_position_embeddings": 4096,
+    },
+}  # fmt: skip
+# Keys of other families, which converted models carry along and the stock model does not read.
+_NOT_READ: Mapping[str, tuple[str, ...]] = {
+    "llama": ("sliding_window", "use_sliding_window", "layer_types"),
+    "mistral": ("attention_bias", "mlp_bias", "use_sliding_window", "max_window_layers", "layer_types"),
+    "qwen2": ("attention_bias", "mlp_bias"),
+    "qwen3": ("mlp_bias",),
+    "phi3": ("attention_bias", "mlp_bias", "use_sliding_window", "max_window_layers", "layer_types"),
+}
+_SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "max_position_embeddings",
+)  # fmt: skip
+_SWITCHES = ("tie_word_embeddings", "attention_bias", "mlp_bias")
+_ORIGINAL = "original_max_position_embeddings"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a config.json means. Fields are called as its keys; `content` is what it says itself."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    hidden_act: str
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    sliding_window: int | None
+    max_window_layers: int
+    layer_types: tuple[str, ...] | None
+    rope_parameters: Mapping[str, Any]
+    eos_token_id: Any  # whoever ends replies checks it, with those of other files
+    content: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> "ModelConfig":
+        """Reads the content of a config.json. Raises ValueError, with a clause, for one that is not possible."""
+        family = content.get("model_type")
+        if not isinstance(family, str) or family not in _DEFAULTS:
+            raise ValueError(f"model_type = {family!r} is not one of {', '.join(_DEFAULTS)}")
+        said = {name: value for name, value in content.items() if name not in _NOT_READ[family]}
+        found = {**_ALL, **_DEFAULTS[family], **said}
+        if found["num_key_value_heads"] is None:
+            found["num_key_value_heads"] = found["num_attention_heads"]
+        for name in _SIZES:
+            _check(found, name, _positive)
+        if found["head_dim"] is None:
+            found["head_dim"] = found["hidden_size"] // found["num_attention_heads"]
+        _check(found, "head_dim", _positive)
+        if found["num_attention_heads"] % found["num_key_value_heads"]:
+            raise ValueError(
+                f"num_attention_heads = {found['num_attention_heads']} is not a multiple of num_key_value_heads = "
+                f"{found['num_key_value_heads']}"
+            )
+        _check(found, "rms_norm_eps", lambda value: _number(value) and 0 <= value < math.inf)
+        for name in _SWITCHES:
+            _check(found, name, lambda value: isinstance(value, bool))
+        _check(found, "hidden_act", lambda value: isinstance(value, str))
+        if not found["use_sliding_window"]:
+            found["sliding_window"] = None
+        _check(found, "sliding_window", lambda value: value is None or (type(value) is int and value >= 0))
+        _check(found, "max_window_layers", lambda value: type(value) is int)
+        _check(found, "layer_types", lambda value: value is None or _texts(value, found["num_hidden_layers"]))
+        if found["layer_types"] is not None:
+            found["layer_types"] = tuple(found["layer_types"])
+        found["rope_parameters"] = _rope_parameters(found)
+        found["content"] = dict(content)
+        return cls(**{name: found[name] for name in cls.__dataclass_fields__})
+
+    @property
+    def sliding_windows(self) -> tuple[int | None, ...]:
+        """For each layer how many positions it sees, its own included; None where it sees everything.
+
+        Raises LocalspecError for a kind of layer that is unknown.
+        """
+        layers, window = range(self.num_hidden_layers), self.sliding_window or None
+        types = self.layer_types or [("full", "sliding")[i >= self.max_window_layers] + "_attention" for i in layers]
+        if unknown := set(types) - {"full_attention", "sliding_attention"}:
+            raise LocalspecError(
+                f"The model has layers of type '{unknown.pop()}', which localspec cannot serve; choose another model."
+            )
+        return tuple(window if layer_type == "sliding_attention" else None for layer_type in types)
+
+    @property
+    def contexts(self) -> tuple[int, int]:
+        """(the model's own context, the longest that it can be given), in tokens."""
+        limit, rope = self.max_position_embeddings, self.rope_parameters
+        if rope["rope_type"] == "longrope":  # two sets of factors: the model was mostly trained with the short one
+            return min(rope[_ORIGINAL], limit), limit
+        if rope["rope_type"] == "dynamic":
+            return limit, max(limit, int(limit * rope["factor"]))
+        return limit, limit
+
+
+def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """How positions are rotated, from where files of any age say it."""
+    said = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(said, dict) or any(isinstance(value, dict) for value in said.values()):
+        raise ValueError("the rope_parameters are not of one kind for all layers, which localspec cannot serve")
+    theta, part = config.get("rope_theta"), config.get("partial_rotary_factor")
+    rope = {"rope_theta": 10000.0 if theta is None else theta}
+    rope |= {} if part is None else {"partial_rotary_factor": part}
+    rope |= {name: value for name, value in said.items() if value is not None}
+    rope["rope_type"] = rope.get("rope_type", rope.get("type", "default"))
+    if config["model_type"] == "phi3" and rope["rope_type"] in ("su", "yarn"):
+        rope["rope_type"] = "longrope"
+    if rope["rope_type"] in ("llama3", "yarn", "longrope"):
+        rope.setdefault(_ORIGINAL, config["max_position_embeddings"])
+        if config.get(_ORIGINAL) is not None:
+            rope[_ORIGINAL] = config[_ORIGINAL]
+        _check(rope, _ORIGINAL, _positive, "rope_parameters: ")
+    if rope["rope_type"] in ("linear", "dynamic", "llama3"):
+        rope.setdefault("factor", None)
+    for name in {"rope_theta", "factor", "partial_rotary_factor"} & rope.keys():
+        _check(rope, name, lambda value: _number(value) and 0 < value < math.inf, "rope_parameters: ")
+    return rope
+
+
+def _check(values: Mapping[str, Any], name: str, possible: Callable[[Any], bool], where: str = "") -> None:
+    if not possible(values[name]):
+        raise ValueError(f"{where}{name} = {str(values[name])[:40]} is not possible")
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _positive(value: object) -> bool:
+    return type(value) is int and 1 <= value < 2**31
+
+
+def _texts(value: object, count: int) -> bool:
+    return isinstance(value, list) and len(value) == count and all(isinstance(text, str) for text in value)
+
+
+def read_config(checkpoint: Checkpoint) -> ModelConfig:
+    """Reads config.json. Raises LocalspecError for one that is not usable or not possible."""
+    if packed := checkpoint.config.get("quantization_config"):
+        method = packed.get("quant_method", "unknown") if isinstance(packed, dict) else packed
+        raise LocalspecError(
+            f"The weights in {checkpoint.path} are packed ({method}), which localspec does not read; "
+            "use the model's bf16 or fp16 weights."
+        )
+    try:
+        config = ModelConfig.of(checkpoint.config)
+    except ValueError as error:
+        raise LocalspecError(
+            f"The config.json in {checkpoint.path} is not usable ({error}); fetch the model again, or choose another."
+        ) from None
+    least = config.vocab_size * config.hidden_size + config.num_hidden_layers * 4 * config.hidden_size
+    if least > checkpoint.parameters:  # said before anything is built for layers that do not exist
+        raise LocalspecError(
+            f"{checkpoint.path / 'config.json'} promises {config.num_hidden_layers} layers and a vocabulary of "
+            f"{config.vocab_size}, more than the {checkpoint.parameters} weights there are; fetch the model again."
+        )
+    return config
+
+
+_SAMPLING: Mapping[str, Callable[[float], bool]] = {
+    "temperature": lambda value: 0 <= value < float("inf"),
+    "top_k": lambda value: value >= 0 and int(value) == value,
+    "top_p": lambda value: 0 < value <= 1,
+    "min_p": lambda value: 0 <= value <= 1,
+}
+
+
+def read_generation_config(path: Path) -> Mapping[str, Any]:
+    """Reads generation_config.json, {} where there is none. Raises LocalspecError for values that are not possible."""
+    try:
+        content = json.loads((path / "generation_config.json").read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, OSError) as error:
+        raise LocalspecError(
+            f"{path / 'generation_config.json'} cannot be read ({first_line(error)}); fetch the model again."
+        ) from error
+    content = content if isinstance(content, dict) else {}
+    for name, possible in _SAMPLING.items():
+        value = content.get(name)
+        if value is not None and not (_number(value) and possible(value)):
+            raise LocalspecError(
+                f"{name} = {value!r} in {path / 'generation_config.json'} is not possible; correct it, "
+                "or fetch the model again."
+            )
+    return content
