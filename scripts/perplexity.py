@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from transformers import AutoTokenizer
 
 from localspec.nn.linear import Int8Linear
 from localspec.nn.target import Target
@@ -45,7 +46,7 @@ def main() -> None:
             causal = torch.ones(rows, rows, dtype=torch.bool).tril_()
             return SimpleNamespace(logits=target.forward(ids[0], torch.arange(rows), causal, cache).logits[None])
 
-        corpus = Corpus.encode(options.data, target.tokenizer, options.work / "tokens.npz")
+        corpus = Corpus.encode(options.data, AutoTokenizer.from_pretrained(options.model), options.work / "tokens.npz")
         losses = held_out_losses(model, corpus)
         tokens = sum(loss.tokens for loss in losses)
         mean = sum(loss.nats for loss in losses) / tokens

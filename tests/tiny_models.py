@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from transformers import (
 )
 
 from localspec.decoding.sampling import Sampling
+from localspec.models.tokenizer import Tokenizer as OurTokenizer
 from localspec.nn.target import Target
 
 VOCABULARY = 320  # more than the tokenizer has: padded, as many real ones are
@@ -60,6 +62,13 @@ def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=words[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def as_ours(tokenizer: PreTrainedTokenizerFast) -> OurTokenizer:
+    """The same tokenizer, written to files and read back without transformers."""
+    with TemporaryDirectory() as path:
+        tokenizer.save_pretrained(path)
+        return OurTokenizer.open(Path(path))
 
 
 _SHAPE = {

@@ -27,10 +27,10 @@ from localspec.events import Event, Prefill, Reporter
 from localspec.machine.hardware import IdleCores
 from localspec.machine.machine import this_machine
 from localspec.machine.memory import peak_memory
+from localspec.models.chat_template import Message
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
-from localspec.nn.chat_tokenizer import Message, tokenizer_hash
 from localspec.nn.target import Target
 from localspec.policy.candidates import reply_key
 from localspec.policy.selection import Choice, choices, requested_drafter
@@ -211,7 +211,7 @@ class Engine:
     # -- what is kept for later sessions ------------------------------------------------------------------------------
 
     def _open_phrases(self, store: Store, learn: bool) -> SavedPhrases | None:
-        tokenizer = f"{tokenizer_hash(self.target.tokenizer)}-{self.revision[:16]}"
+        tokenizer = f"{self.target.tokenizer.hash}-{self.revision[:16]}"
         return SavedPhrases.open(store, self.choice.target, tokenizer, learn, self._reporter)
 
     def _keep(self, start: int) -> None:

@@ -1,13 +1,15 @@
 """Measures how long a device takes for a weight and for a layer, to predict models that are not on this machine."""
 
-from types import SimpleNamespace
+from pathlib import Path
 
+import tokenizers
 import torch
 
 from localspec.engine.forward_timing import measure_forward_costs
 from localspec.machine.hardware import physical_cores
 from localspec.models.architecture import TransformerConfig
 from localspec.models.model_config import ModelConfig
+from localspec.models.tokenizer import Tokenizer
 from localspec.nn.attention import fastest
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class
 from localspec.nn.small_model import fresh_weights
@@ -58,7 +60,11 @@ def _random_model(sizes: dict[str, int], device: str, dtype: str, quantize: str)
     weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in fresh_weights(shape, where).items()}
     classes = linear_class(quantize, device), fastest, lm_head_class(quantize, device)
     transformer = Transformer(shape, RotaryEmbedding(config, CONTEXT, where), weights, *classes)
-    return Target(transformer, config, SimpleNamespace(eos_token_id=None, chat_template=None), CONTEXT, {})
+    return Target(transformer, config, _no_tokenizer(), CONTEXT, {})
+
+
+def _no_tokenizer() -> Tokenizer:
+    return Tokenizer({"tokenizer.json": tokenizers.Tokenizer(tokenizers.models.BPE()).to_str()}, Path())
 
 
 def _matrices(sizes: dict[str, int]) -> int:

@@ -1,9 +1,8 @@
 """Finds the input channels of int8 layers that stand out in a text, which the layers then compute in fp32."""
 
-from typing import Any
-
 import torch
 
+from localspec.models.tokenizer import Tokenizer
 from localspec.nn.linear import Int8Linear, outliers
 from localspec.nn.transformer import Transformer
 
@@ -16,7 +15,7 @@ TEXT = (
 
 
 @torch.inference_mode()
-def protect_outliers(transformer: Transformer, tokenizer: Any, context: int) -> None:
+def protect_outliers(transformer: Transformer, tokenizer: Tokenizer, context: int) -> None:
     """Reads a text of at most `context` tokens, and protects in each int8 layer the channels that stand out in it.
 
     A layer is looked at as its input comes by, so the layers after it already see what it gives from then on. The head
@@ -30,7 +29,7 @@ def protect_outliers(transformer: Transformer, tokenizer: Any, context: int) -> 
     layers = [layer for layer in transformer.modules() if isinstance(layer, Int8Linear)]
     hooks = [layer.register_forward_pre_hook(protect) for layer in layers]
     try:
-        known = [token for token in tokenizer(TEXT)["input_ids"] if token < transformer.config.vocab_size]
+        known = [token for token in tokenizer.encode(TEXT) if token < transformer.config.vocab_size]
         tokens = torch.tensor(known[:context] or [0])
         causal = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril_()
         hidden = transformer(tokens[None], torch.arange(len(tokens)), causal)

@@ -10,25 +10,23 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from transformers import AutoTokenizer
-from transformers.utils import logging
 
 from localspec.checkpoint import inspect
 from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.tree import DraftTree
-from localspec.errors import LocalspecError, UsageMistake, first_line
+from localspec.errors import LocalspecError, UsageMistake
 from localspec.models.architecture import TransformerConfig, weight_map
+from localspec.models.chat_template import Message
+from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.model_config import ModelConfig, read_config, read_generation_config
+from localspec.models.tokenizer import Tokenizer
 from localspec.nn.attention import LEAST_SLOTS, fastest, invariant, page_size
 from localspec.nn.cache import KVCache
-from localspec.nn.chat_tokenizer import ChatTokenizer, Message, stop_tokens
 from localspec.nn.linear import Int8Linear, Linear, QuantizedLinear
 from localspec.nn.outliers import protect_outliers
 from localspec.nn.packing import linear_class, lm_head_class
 from localspec.nn.transformer import RotaryEmbedding, Transformer
 from localspec.nn.weights import Weights, freed_at_once, own_head
-
-logging.set_verbosity_error()  # what a user can act on, we say ourselves
 
 
 class Target:
@@ -41,7 +39,7 @@ class Target:
         self,
         transformer: Transformer,
         config: ModelConfig,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         context: int,
         generation: Mapping[str, Any],
         exact: bool = False,
@@ -51,7 +49,7 @@ class Target:
         self.generation = generation  # generation_config.json: the model's own sampling
         self.row_multiple = 1  # a forward with a cache fills its rows up to a multiple of this many
         self.chat = ChatTokenizer(tokenizer)
-        self.stop_tokens = stop_tokens(config, generation, tokenizer)
+        self.stop_tokens = self.chat.stop_tokens((config.eos_token_id, generation.get("eos_token_id")))
 
     @classmethod
     @freed_at_once()
@@ -92,12 +90,7 @@ class Target:
             invariant if exact else fastest,
             lm_head_class(quantize, device),
         )
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # the tokenizers library raises bare Exception on a damaged file
-            raise LocalspecError(
-                f"The tokenizer in {path} cannot be read ({first_line(error)}); fetch the model again."
-            ) from error
+        tokenizer = Tokenizer.open(path)
         if transformer.linear_class is Int8Linear:
             protect_outliers(transformer, tokenizer, context)
         return cls(transformer, config, tokenizer, context, read_generation_config(path), exact)
@@ -205,7 +198,7 @@ class Target:
     @cached_property
     def special_tokens(self) -> frozenset[int]:
         """Ids that stand for no text: role marks, ends, padding."""
-        return self.chat.special_ids | self.stop_tokens
+        return self.tokenizer.special_ids | self.stop_tokens
 
     # -- back to files ------------------------------------------------------------------------------------------------
 
@@ -223,4 +216,4 @@ class Target:
             tensors.update({part: piece.contiguous() for (part, _), piece in zip(made_of, pieces, strict=True)})
         save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
         (path / "config.json").write_text(json.dumps(self.config.content, indent=2, sort_keys=True) + "\n", "utf-8")
-        self.tokenizer.save_pretrained(path)
+        self.tokenizer.save(path)

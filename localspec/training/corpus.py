@@ -139,7 +139,7 @@ class Corpus:
         return rows
 
     def _text(self, text: str) -> list[Row]:
-        tokens = self._target.tokenizer(self._target.chat.disarm(text))["input_ids"]
+        tokens = self._target.tokenizer.encode(self._target.chat.disarm(text))
         pieces = [tokens[start : start + self.length] for start in range(0, len(tokens), self.length)]
         return [Row(piece, [True] * len(piece)) for piece in pieces]
 
@@ -164,13 +164,11 @@ class Corpus:
 
     def _row(self, text: str, spans: Sequence[tuple[int, int]]) -> Row:
         """Returns the row of a text whose tokens within spans of characters are in the loss, up to an end mark each."""
-        coded = self._target.tokenizer(
-            text, add_special_tokens=self._target.chat.add_special_tokens, return_offsets_mapping=True
-        )
-        tokens, loss_mask, over = coded["input_ids"], [], False
+        tokens, offsets = self._target.tokenizer.encode_with_offsets(text, self._target.chat.add_special_tokens)
+        loss_mask, over = [], False
         waiting = iter([*spans, (len(text) + 1, 0)])
         start, end = next(waiting)
-        for token, (first, last) in zip(tokens, coded["offset_mapping"], strict=True):
+        for token, (first, last) in zip(tokens, offsets, strict=True):
             while last > end and first >= end and end:
                 (start, end), over = next(waiting), False
             inside = first >= start and last <= end and last > first and not over

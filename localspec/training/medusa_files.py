@@ -24,7 +24,6 @@ from localspec.drafters.saved import make_drafter, save_drafter
 from localspec.drafters.trained import TrainedDrafter
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
-from localspec.nn.chat_tokenizer import tokenizer_hash
 from localspec.nn.target import Target
 from localspec.paths import private_directory
 from localspec.training.checkpoint import full
@@ -59,7 +58,7 @@ def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) 
             return
     target = Target.load(model, device="meta")
     drafter = read_published(path, target, _vocabulary(model))
-    more = {"target": made_for, "tokenizer": tokenizer_hash(target.tokenizer), "published": about["published"]}
+    more = {"target": made_for, "tokenizer": target.tokenizer.hash, "published": about["published"]}
     try:
         private_directory(directory)
         save_drafter(drafter, new, more)

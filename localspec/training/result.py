@@ -19,7 +19,6 @@ from localspec.checkpoint import revision
 from localspec.drafters.saved import save_drafter
 from localspec.drafters.trained import TrainedDrafter
 from localspec.errors import DoesNotFit, LocalspecError
-from localspec.nn.chat_tokenizer import tokenizer_hash
 from localspec.nn.target import Target
 from localspec.training import checkpoint, curves
 
@@ -74,7 +73,7 @@ class Result:
         curves.draw(directory / "losses.jsonl", directory / "losses.svg", f"{self.drafter.kind} for {origin.name}")
         about = {
             "target": made_for,
-            "tokenizer": tokenizer_hash(target.tokenizer),
+            "tokenizer": target.tokenizer.hash,
             "template": _hash(target),
             **self.record,
             "versions": {

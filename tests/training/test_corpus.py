@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_models import byte_tokenizer
+from tiny_models import as_ours, byte_tokenizer
 
 from localspec.errors import UsageMistake
 from localspec.nn.target import Target
@@ -28,7 +28,7 @@ def chat(*turns: str) -> Example:
 def target(tiny) -> Target:
     """One whose tokenizer and template a test may change."""
     shared = tiny(NAME).target
-    return Target(shared.transformer, shared.config, byte_tokenizer(), shared.context, {})
+    return Target(shared.transformer, shared.config, as_ours(byte_tokenizer()), shared.context, {})
 
 
 def corpus(target: Target, examples, length=64, batch=128, seed=0) -> Corpus:
@@ -59,7 +59,7 @@ def test_all_of_a_plain_text_counts_and_special_tokens_in_it_are_text(target):
 
 
 def test_where_padding_and_end_mark_are_one_id_the_end_mark_still_counts(target):
-    target.tokenizer.pad_token = target.tokenizer.eos_token = "<|end|>"
+    target.tokenizer.special_tokens |= {"pad_token": "<|end|>", "eos_token": "<|end|>"}
     (short,), (long,) = (
         corpus(target, [])._rows(chat(*turns)) for turns in (("a b c d", "e"), ("a b", "c d e f g" * 3))
     )

@@ -1,0 +1,209 @@
+"""Reads a model's tokenizer from its files: text <-> token ids, and which ids are special."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from tokenizers import AddedToken, decoders, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from localspec.errors import LocalspecError, first_line
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """A tokenizer in the form of the tokenizers library, with the special tokens and the template of its config.
+
+    It gives the ids that transformers gives. `special_tokens` are those with a name, such as eos_token; `chat_template`
+    is None where the model has none.
+    """
+
+    def __init__(self, files: Mapping[str, str], path: Path) -> None:
+        """`files` are texts by name, config.json among them; `path` is where they came from, for sentences.
+
+        Raises LocalspecError for files that are damaged, and where tokenizer.json is missing.
+        """
+        self._files, self._path = {name: files[name] for name in TOKENIZER_FILES if name in files}, path
+        if "tokenizer.json" not in files:
+            raise LocalspecError(
+                f"The model in {path} has no tokenizer.json, the one form of tokenizer that localspec reads; "
+                'transformers writes one: python -c "from transformers import AutoTokenizer; '
+                f"AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}')\"."
+            )
+        try:
+            self.backend: Backend = Backend.from_str(files["tokenizer.json"])
+            config = self._read("tokenizer_config.json")
+            self.special_tokens, extra = self._special_tokens(config)
+            if _splits_like_llama(files, config):
+                _split_like_llama(self.backend, config)
+            self._add(self._added_tokens(config, {*self.special_tokens.values(), *extra}), extra)
+            self.chat_template = _default_template(files, config)
+        except Exception as error:  # the tokenizers library raises bare Exception on a damaged file
+            raise LocalspecError(
+                f"The tokenizer in {path} cannot be read ({first_line(error)}); fetch the model again."
+            ) from error
+        self.backend.no_truncation()
+        self.backend.no_padding()
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Reads the tokenizer in a directory. Raises what the constructor raises."""
+        return cls(read_texts(path, (*TOKENIZER_FILES, "config.json")), path)
+
+    # -- text and ids -------------------------------------------------------------------------------------------------
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Returns the ids of a text, with the marks that the tokenizer sets around one if asked for."""
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids of a text, and which of its characters each stands for: (first, after the last)."""
+        encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        return encoding.ids, encoding.offsets
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Returns the text of ids, as it is: nothing is cleaned up."""
+        text: str = self.backend.decode(tokens, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_to_id(self, token: str) -> int | None:
+        """Returns the id of a token as the vocabulary spells it; None where there is none."""
+        found: int | None = self.backend.token_to_id(token)
+        return found
+
+    def get_vocab(self) -> dict[str, int]:
+        """Returns all tokens with their ids."""
+        vocabulary: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
+        return vocabulary
+
+    # -- special tokens -----------------------------------------------------------------------------------------------
+
+    @property
+    def eos_token_id(self) -> int | None:
+        eos = self.special_tokens.get("eos_token")
+        return None if eos is None else self.token_to_id(eos)
+
+    @cached_property
+    def added_tokens(self) -> dict[int, AddedToken]:
+        """The tokens that a text is searched for before it is split, by id; each has `content` and `special`."""
+        return dict(self.backend.get_added_tokens_decoder())
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that stand for no text: role marks, ends, padding."""
+        named = (self.token_to_id(token) for token in self.special_tokens.values())
+        special = (token for token, added in self.added_tokens.items() if added.special)
+        return frozenset(token for token in (*named, *special) if token is not None)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def hash(self) -> str:
+        """Two tokenizers with the same hash give the same ids for every text."""
+        return hashlib.sha256(self.backend.to_str().encode()).hexdigest()[:16]
+
+    def save(self, path: Path) -> None:
+        """Writes the files that it was read from."""
+        for name, text in self._files.items():
+            (path / name).write_text(text, "utf-8")
+
+    def _read(self, name: str) -> dict[str, Any]:
+        content = json.loads(self._files.get(name, "{}"))
+        if not isinstance(content, dict):
+            raise TypeError(f"{name} is not an object")
+        return content
+
+    def _special_tokens(self, config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+        """Returns tokens by name, and more that are special without a name."""
+        if "added_tokens_decoder" not in config:  # older models have them in a file of their own
+            config = {**config, **self._read("special_tokens_map.json")}
+        named = {name: _content(value) for name, value in config.items() if name.endswith("_token")}
+        extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+        if isinstance(extra, dict):
+            named.update({name: _content(value) for name, value in extra.items()})
+            extra = []
+        contents = [content for value in extra if (content := _content(value)) is not None]
+        return {name: content for name, content in named.items() if content is not None}, contents
+
+    def _added_tokens(self, config: Mapping[str, Any], special: set[str]) -> list[AddedToken]:
+        """Returns the tokens that the config adds to those of tokenizer.json, or describes otherwise."""
+        if "added_tokens_decoder" in config:
+            entries = sorted(config["added_tokens_decoder"].items(), key=lambda entry: int(entry[0]))
+            return [AddedToken(**{key: entry[key] for key in _FLAGS if key in entry}) for _, entry in entries]
+        known = {token.content for token in self.backend.get_added_tokens_decoder().values()}
+        added = sorted(self._read("added_tokens.json").items(), key=lambda entry: entry[1])
+        return [
+            AddedToken(token, normalized=token not in special, special=token in special)
+            for token, _ in added
+            if token not in known
+        ]
+
+    def _add(self, tokens: list[AddedToken], extra: Sequence[str]) -> None:
+        known = {token.content for token in self.backend.get_added_tokens_decoder().values()}
+        known |= {token.content for token in tokens}
+        missing = dict.fromkeys(token for token in (*self.special_tokens.values(), *extra) if token not in known)
+        self.backend.add_tokens([*tokens, *(AddedToken(token, special=True) for token in missing)])
+
+
+_FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def read_texts(path: Path, names: Sequence[str]) -> dict[str, str]:
+    """Returns the texts of those files of a directory that are there. Raises LocalspecError for one that is no text."""
+    texts = {}
+    for name in names:
+        try:
+            texts[name] = (path / name).read_text("utf-8")
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise LocalspecError(
+                f"{path / name} of the tokenizer cannot be read ({first_line(error)}); fetch the model again."
+            ) from error
+    return texts
+
+
+def _content(value: object) -> str | None:
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None
+
+
+def _default_template(files: Mapping[str, str], config: Mapping[str, Any]) -> str | None:
+    """The file goes before the config; of several named templates the default one."""
+    template = files.get("chat_template.jinja", config.get("chat_template"))
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}
+    if isinstance(template, dict):
+        template = template["default"]
+    if template is not None and not isinstance(template, str):
+        raise TypeError("its chat_template is no text")
+    return template
+
+
+def _splits_like_llama(files: Mapping[str, str], config: Mapping[str, Any]) -> bool:
+    """Whether transformers builds the splitting anew from the name LlamaTokenizer, whatever tokenizer.json says."""
+    model_type = json.loads(files.get("config.json", "{}")).get("model_type")
+    named = str(config.get("tokenizer_class", "")).removesuffix("Fast") == "LlamaTokenizer"
+    return named and model_type == "llama" and '"ByteLevel"' not in files["tokenizer.json"]
+
+
+def _split_like_llama(backend: Backend, config: Mapping[str, Any]) -> None:
+    """Words begin with ▁; the first of a text too, and none after a special token unless the config says `legacy`."""
+    prefix = config.get("add_prefix_space") is not False
+    scheme = "never" if not prefix else "always" if config.get("legacy", False) else "first"
+    backend.normalizer = None
+    backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=False)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
