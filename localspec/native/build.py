@@ -1,0 +1,187 @@
+"""Compiles src/*.cpp into the one library that lies beside this file: `python localspec/native/build.py`.
+
+Needs the standard library alone: hatch_build.py runs it where localspec cannot be imported yet.
+"""
+
+import argparse
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SOURCES = HERE / "src"
+OBJECTS = HERE.parents[1] / "build" / "native"
+
+# Bits follow from the text: no fma but where it is written, nothing reordered. And what exceptions, guards and `new`
+# need of a C++ library is not used, so that none is compiled (a minute), linked or exported.
+COMPILE = (
+    *("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-exceptions", "-fno-rtti"),
+    *("-fno-threadsafe-statics", "-fvisibility=hidden", "-fPIC", "-pthread", "-g0", "-Wall", "-Wextra", "-c"),
+)
+LINK = ("-shared", "-pthread", "-s")
+LINK_ON_LINUX = ("-Wl,-z,defs",)  # which otherwise links a library with symbols that nothing defines
+
+
+class BuildFailed(Exception):
+    """What is wrong, and what to do, in a sentence; what a compiler said follows it."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A platform that the library is built for."""
+
+    name: str  # system and machine, as the platform itself calls the machine
+    triple: str  # the same in zig's words; of glibc an old one, so that one library serves every distribution
+    wheel_tag: str
+    library: str
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("linux-x86_64", "x86_64-linux-gnu.2.17", "manylinux_2_17_x86_64", "localspec_native.so"),
+        Target("linux-aarch64", "aarch64-linux-gnu.2.17", "manylinux_2_17_aarch64", "localspec_native.so"),
+        Target("macos-arm64", "aarch64-macos.11.0", "macosx_11_0_arm64", "localspec_native.dylib"),
+        Target("macos-x86_64", "x86_64-macos.11.0", "macosx_11_0_x86_64", "localspec_native.dylib"),
+        Target("windows-x86_64", "x86_64-windows-gnu", "win_amd64", "localspec_native.dll"),
+    )
+}
+
+
+def this_machine() -> str:
+    """Its name in TARGETS, or that of a platform which is not there."""
+    system = {"Darwin": "macos", "Windows": "windows", "Linux": "linux"}.get(platform.system(), platform.system())
+    if system == "linux" and platform.libc_ver()[0] != "glibc":
+        system = "linux without glibc"
+    return f"{system}-{platform.machine().lower().replace('amd64', 'x86_64')}"
+
+
+def wanted_target() -> Target | None:
+    """What BUILD_NATIVE_FOR names, else this machine; None where that says so, or where there is no library for it."""
+    name = os.environ.get("BUILD_NATIVE_FOR", "")
+    if not name:
+        return TARGETS.get(this_machine())
+    if name == "none":
+        return None
+    if name not in TARGETS:
+        raise BuildFailed(f"BUILD_NATIVE_FOR is {name!r}; it is one of none, {', '.join(TARGETS)}.")
+    return TARGETS[name]
+
+
+@dataclass(frozen=True)
+class Compiler:
+    compile: tuple[str, ...]
+    link: tuple[str, ...]
+    version: str
+
+
+def compiler(target: Target) -> Compiler:
+    """Zig, from the package ziglang; or what CXX names, for this machine only."""
+    named = os.environ.get("CXX", "")
+    if named and target.name == this_machine():
+        command = tuple(shlex.split(named))
+        return Compiler(command, command, run([*command, "--version"], f"CXX={named}"))
+    try:
+        version = metadata.version("ziglang")
+    except metadata.PackageNotFoundError:
+        raise BuildFailed("There is no compiler: `pip install ziglang` brings one, or CXX names another.") from None
+    # always with a target: without one, zig compiles for this very processor
+    zig = (sys.executable, "-m", "ziglang")
+    link = ("cc", "-target", target.triple)  # not c++, which would compile all of the C++ library first
+    return Compiler((*zig, "c++", "-target", target.triple), (*zig, *link), f"zig {version}")
+
+
+def run(command: Sequence[str], task: str) -> str:
+    """What it printed, warnings included."""
+    try:
+        done = subprocess.run(command, cwd=SOURCES, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    except OSError as error:
+        raise BuildFailed(f"{task}: {command[0]} cannot be run ({error.strerror}).") from None
+    said = done.stdout.decode("utf-8", "replace")
+    if done.returncode:
+        raise BuildFailed(f"{task} failed: {shlex.join(command)} ended with {done.returncode} and said:\n{said}")
+    return said
+
+
+def digest(*parts: str | bytes) -> str:
+    lengths = [part.encode() if isinstance(part, str) else part for part in parts]
+    return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in lengths)).hexdigest()
+
+
+def replace(made: Path, place: Path) -> None:
+    """In one move: who has the old one open keeps it."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    made.replace(place)
+
+
+def compiled(source: Path, using: Compiler, folder: Path, headers: str) -> Path:
+    """Its object file, compiled unless one of the same text, headers, flags and compiler is there."""
+    key = digest(source.read_bytes(), headers, *using.compile, using.version, *COMPILE)
+    place = folder / f"{source.stem}-{key[:16]}.o"
+    if not place.is_file():
+        part = folder / f"{place.name}.{os.getpid()}.partial.o"
+        said = run([*using.compile, *COMPILE, source.name, "-o", str(part)], f"Compiling {source.name}")
+        sys.stderr.write(said)
+        for old in folder.glob(f"{source.stem}-{'[0-9a-f]' * 16}.o"):
+            old.unlink(missing_ok=True)
+        replace(part, place)
+    return place
+
+
+def build(target: Target, output: Path | None = None, objects: Path = OBJECTS) -> Path:
+    """The library for `target`, at `output` or beside this file; nothing is done where it is there and up to date.
+
+    Raises:
+        BuildFailed: with a sentence, and what the compiler said.
+    """
+    output = output or HERE / target.library
+    sources = sorted(SOURCES.glob("*.cpp"))
+    if not sources:
+        raise BuildFailed(f"There are no sources of the native library in {SOURCES}: this is not a source tree.")
+    using = compiler(target)
+    folder = objects / target.name
+    folder.mkdir(parents=True, exist_ok=True)
+    headers = digest(*(part for file in sorted(SOURCES.glob("*.h")) for part in (file.name, file.read_bytes())))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        made = list(pool.map(lambda source: compiled(source, using, folder, headers), sources))
+    link = [*using.link, *LINK, *(LINK_ON_LINUX if target.name.startswith("linux-") else ()), *map(str, made)]
+    linked_from = digest(using.version, *link)
+    stamp = folder / "linked"
+    if output.is_file() and stamp.is_file() and stamp.read_text() == linked_from + digest(output.read_bytes()):
+        return output
+    part = folder / f"{os.getpid()}.partial-{target.library}"
+    run([*link, "-o", str(part)], f"Linking {target.library}")
+    stamp.write_text(linked_from + digest(part.read_bytes()))
+    replace(part, output)
+    return output
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Builds localspec's native library.")
+    parser.add_argument(
+        "--target", choices=TARGETS, help="another platform (default: BUILD_NATIVE_FOR, or this machine)"
+    )
+    parser.add_argument("--out", type=Path, help="where to put it (default: beside this file)")
+    asked = parser.parse_args()
+    try:
+        target = TARGETS[asked.target] if asked.target else wanted_target()
+        if target is None:
+            print(f"localspec: no native library for {os.environ.get('BUILD_NATIVE_FOR') or this_machine()}")
+        else:
+            print(f"localspec: {build(target, asked.out and asked.out.resolve())}")
+    except BuildFailed as failed:
+        print(f"localspec: {failed}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
