@@ -1,6 +1,7 @@
 """Reads the help corpus: questions about localspec with their answers, written by hand in training-data/help/."""
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,12 +10,16 @@ HELP = Path(__file__).parents[2] / "training-data" / "help"
 
 @dataclass(frozen=True)
 class HelpEntry:
-    """One answer, and what it answers. `planned`: it is about something that the program does not have yet."""
+    """One answer, and what it answers.
+
+    `planned`: it is about something that the program does not have yet. `until`: it is right until the program has these.
+    """
 
     questions: list[str]
     answer: str
     about: list[str]
     planned: bool = False
+    until: Sequence[str] = ()
 
 
 def load_help(path: Path = HELP) -> list[HelpEntry]:
@@ -29,7 +34,12 @@ def load_help(path: Path = HELP) -> list[HelpEntry]:
 def _entry(entry: dict[str, object], file: Path) -> HelpEntry:
     match entry:
         case {"about": list(about), "questions": str(questions), "answer": str(answer), **others}:
-            if set(others) <= {"planned"}:
-                asked = [line.strip() for line in questions.splitlines() if line.strip()]
-                return HelpEntry(asked, answer.strip(), about, others.get("planned") is True)
-    raise ValueError(f"{file.name}: {entry} needs about, questions and answer, and may have planned.")
+            asked = [line.strip() for line in questions.splitlines() if line.strip()]
+            match others:
+                case {"planned": True} if len(others) == 1:
+                    return HelpEntry(asked, answer.strip(), about, planned=True)
+                case {"until": list(until)} if len(others) == 1:
+                    return HelpEntry(asked, answer.strip(), about, until=until)
+                case {} if not others:
+                    return HelpEntry(asked, answer.strip(), about)
+    raise ValueError(f"{file.name}: {entry} needs about, questions and answer, and may have planned = true or until.")
