@@ -12,7 +12,18 @@ from program_names import all_things, exists, unknown
 ENTRIES = load_help()
 WORDS = 60  # of an answer: the model that learns it is tiny
 FREE = ("idea ", "error ", "self ")  # about what cannot be looked up
-OTHERS = ("git ", "pip ", "uv ", "make ", "hf ", "accelerate ", "PIP_", "| head", "2>")  # what other programs read
+OTHERS = (
+    "git ",
+    "pip ",
+    "uv ",
+    "make ",
+    "hf ",
+    "accelerate ",
+    "PIP_",
+    "HOURS=",
+    "| head",
+    "2>",
+)  # what other programs read
 
 
 def named(entries: list[HelpEntry]) -> list[str]:
