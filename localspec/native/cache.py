@@ -1,0 +1,68 @@
+"""The cache of the CPU engine: keys and values of all that a model has read, in the compiled library's memory."""
+
+import weakref
+from collections.abc import Sequence
+from ctypes import c_int32
+
+from localspec.native.library import check, library, made
+
+
+class NativeCache:
+    """One slot per token: those below `length` hold the committed tokens in order, those after it the tree under test.
+
+    Slots are allocated as the text needs them, never for all that a model could hold.
+    """
+
+    def __init__(self, model: int, slots: int) -> None:
+        """`model` is the library's. Raises MemoryError."""
+        self._library = library()
+        self.handle = made(self._library.ls_cache_new(model, slots))
+        weakref.finalize(self, self._library.ls_cache_free, self.handle)
+        self._length = 0
+        self._capacity: int = self._library.ls_cache_slots(self.handle)
+
+    @property
+    def length(self) -> int:
+        """How many tokens are committed."""
+        return self._length
+
+    @property
+    def capacity(self) -> int:
+        """How many tokens it has room for now."""
+        return self._capacity
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._library.ls_cache_bytes(self.handle))
+
+    def reserve(self, slots: int, spare: bool = True) -> None:
+        """Makes room for `slots` tokens, tree included. Growing copies, so with `spare` it grows by half at least.
+
+        Raises MemoryError; the cache is then unchanged.
+        """
+        if slots <= self._capacity:
+            return
+        check(self._library.ls_cache_reserve(self.handle, max(slots, self._capacity * 3 // 2) if spare else slots))
+        self._capacity = self._library.ls_cache_slots(self.handle)
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Commits the rows `path` of the last forward after `length`, in that order, which is ascending.
+
+        Raises LocalspecError for rows that it did not write.
+        """
+        count = len(path)
+        check(self._library.ls_cache_keep(self.handle, (c_int32 * count)(*path), count))
+        self._length += count
+
+    def truncate(self, length: int) -> None:
+        """Forgets everything after the first `length` tokens."""
+        assert 0 <= length <= self._length
+        if length < self._length:
+            check(self._library.ls_cache_truncate(self.handle, length))
+            self._length = length
+
+    def assume(self, length: int) -> None:
+        """Counts the first `length` slots as committed and fills them with noise: for measurements."""
+        self.reserve(length, spare=False)
+        check(self._library.ls_cache_fill(self.handle, length, 0))
+        self._length = length

@@ -1,0 +1,167 @@
+"""The compiled library as Python sees it: its structures and functions, and its errors as exceptions.
+
+Names and order are those of `src/localspec.h`. Arrays are given as addresses; who calls keeps them alive.
+"""
+
+import ctypes
+from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from functools import cache
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.errors import LocalspecError
+from localspec.machine import compiled
+
+FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "fp16": 4}
+EMBED_NONE = -1  # a model without an embedding
+ACTIVATIONS = {"none": 0, "silu": 1}
+_NO_MEMORY = 2
+
+
+class Matrix(ctypes.Structure):
+    """ls_matrix: a packed weight and its bias."""
+
+    _fields_ = (
+        ("data", c_void_p), ("bias", c_void_p),
+        ("out", c_int32), ("inputs", c_int32), ("format", c_int32), ("group", c_int32),
+    )  # fmt: skip
+
+
+class Packing(ctypes.Structure):
+    """ls_packing: what is to be packed, and how."""
+
+    _fields_ = (
+        ("weights", c_void_p), ("source", c_int32), ("out", c_int32), ("inputs", c_int32), ("format", c_int32),
+        ("group", c_int32), ("interleave", c_int32), ("importance", c_void_p),
+    )  # fmt: skip
+
+
+class Adapter(ctypes.Structure):
+    """ls_adapter: a low-rank addition to a linear layer; `b` is transposed."""
+
+    _fields_ = (("a", c_void_p), ("b", c_void_p), ("rank", c_int32), ("scale", c_float))
+
+
+class Layer(ctypes.Structure):
+    """ls_layer."""
+
+    _fields_ = (
+        ("qkv_proj", Matrix), ("o_proj", Matrix), ("gate_up_proj", Matrix), ("down_proj", Matrix),
+        ("input_layernorm", c_void_p), ("post_attention_layernorm", c_void_p), ("q_norm", c_void_p),
+        ("k_norm", c_void_p), ("sliding_window", c_int32),
+    )  # fmt: skip
+
+
+class ModelConfig(ctypes.Structure):
+    """ls_model_config."""
+
+    _fields_ = (
+        ("num_layers", c_int32), ("hidden_size", c_int32), ("intermediate_size", c_int32), ("num_heads", c_int32),
+        ("num_kv_heads", c_int32), ("head_dim", c_int32), ("rotary_dim", c_int32), ("vocab_size", c_int32),
+        ("cache_format", c_int32), ("embed_format", c_int32), ("rms_norm_eps", c_float),
+        ("attention_scaling", c_float), ("embed_tokens", c_void_p), ("lm_head", Matrix), ("norm", c_void_p),
+        ("inv_freq", c_void_p), ("layers", c_void_p),
+    )  # fmt: skip
+
+
+class Request(ctypes.Structure):
+    """ls_request: the rows of a forward, and where its results go."""
+
+    _fields_ = (
+        ("rows", c_int32), ("tokens", c_void_p), ("inputs", c_void_p), ("parents", c_void_p), ("positions", c_void_p),
+        ("layers", c_void_p), ("num_layers", c_int32), ("adapters", c_void_p), ("hidden", c_void_p),
+        ("logits", c_void_p), ("argmax", c_void_p), ("logits_from", c_int32),
+    )  # fmt: skip
+
+
+class Sampling(ctypes.Structure):
+    """ls_sampling."""
+
+    _fields_ = (
+        ("temperature", c_double), ("top_p", c_double), ("min_p", c_double), ("seed", c_uint64), ("top_k", c_int32),
+    )  # fmt: skip
+
+
+# name -> (what it returns, what it takes)
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "ls_error": (ctypes.c_char_p, []),
+    "ls_pool_new": (c_void_p, [c_int]),
+    "ls_pool_free": (None, [c_void_p]),
+    "ls_packed_bytes": (c_size_t, [c_int, c_int, c_int, c_int]),
+    "ls_pack": (c_int, [POINTER(Packing), c_void_p, c_int, c_int]),
+    "ls_unpack": (c_int, [POINTER(Matrix), c_int, c_void_p]),
+    "ls_linear": (c_int, [c_void_p, POINTER(Matrix), c_int, c_void_p, c_void_p, c_int]),
+    "ls_model_new": (c_void_p, [POINTER(ModelConfig)]),
+    "ls_model_free": (None, [c_void_p]),
+    "ls_cache_new": (c_void_p, [c_void_p, c_int]),
+    "ls_cache_free": (None, [c_void_p]),
+    "ls_cache_reserve": (c_int, [c_void_p, c_int]),
+    "ls_cache_slots": (c_int, [c_void_p]),
+    "ls_cache_length": (c_int, [c_void_p]),
+    "ls_cache_bytes": (c_int64, [c_void_p]),
+    "ls_cache_keep": (c_int, [c_void_p, c_void_p, c_int]),
+    "ls_cache_truncate": (c_int, [c_void_p, c_int]),
+    "ls_cache_fill": (c_int, [c_void_p, c_int, c_uint64]),
+    "ls_forward": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(Request)]),
+    "ls_embed": (c_int, [c_void_p, c_int, c_void_p, c_void_p]),
+    "ls_head": (c_int, [c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_void_p]),
+    "ls_pick": (c_int, [c_void_p, c_int, POINTER(Sampling), c_int64, POINTER(c_int32)]),
+    "ls_probabilities": (c_int, [c_void_p, c_int, POINTER(Sampling), c_void_p]),
+    "ls_top": (c_int, [c_void_p, c_int, c_double, c_int, c_void_p, c_void_p, POINTER(c_int32)]),
+    "ls_candidates": (
+        c_int,
+        [c_void_p, c_int, POINTER(Sampling), c_int64, c_void_p, c_int, c_int, c_void_p, c_void_p, POINTER(c_int32)],
+    ),
+    "ls_finite_rows": (c_int, [c_void_p, c_int, c_int]),
+}  # fmt: skip
+
+
+@cache
+def library() -> Any:
+    """The library with the types of its functions set. Raises LocalspecError where it is missing."""
+    found = compiled.library()
+    if found is None:
+        raise LocalspecError(f"The CPU engine cannot be used: {compiled.missing()}; install localspec again.")
+    for name, (returns, takes) in _FUNCTIONS.items():
+        function = getattr(found, name)
+        function.restype, function.argtypes = returns, takes
+    return found
+
+
+def check(code: int) -> None:
+    """Raises what the library's last call failed with: MemoryError, or LocalspecError with its sentence."""
+    if code:
+        _fail(code)
+
+
+def made(handle: int | None) -> int:
+    """Returns what the library made. Raises as `check` does where it is nothing."""
+    if not handle:
+        _fail(_NO_MEMORY if "memory" in _sentence() else 1)
+    return handle
+
+
+def _fail(code: int) -> NoReturn:
+    if code == _NO_MEMORY:
+        raise MemoryError(_sentence())
+    raise LocalspecError(_sentence())
+
+
+def _sentence() -> str:
+    text: bytes = library().ls_error() or b"The CPU engine failed and does not say why."
+    return text.decode("utf-8", "replace")
+
+
+def address(array: npt.NDArray[Any] | None) -> int | None:
+    """The address of a contiguous array's first number; None for no array."""
+    if array is None:
+        return None
+    assert array.flags.c_contiguous
+    return int(array.ctypes.data)
+
+
+def int32(values: Any) -> npt.NDArray[np.int32]:
+    """Numbers as the library takes them."""
+    return np.ascontiguousarray(values, np.int32)
