@@ -5,16 +5,24 @@ import weakref
 from localspec.native.library import library, made
 
 
+class _Pool:
+    def __init__(self, count: int) -> None:
+        self.handle = made(library().ls_pool_new(count))
+        weakref.finalize(self, library().ls_pool_free, self.handle)
+
+
 class Threads:
     """A pool of threads, the caller's own among them. Idle ones use no time."""
 
     def __init__(self, count: int) -> None:
-        self.set_count(count)
+        """Raises LocalspecError for a count that is not possible."""
+        self.count, self._pool = count, _Pool(count)
+
+    @property
+    def handle(self) -> int:
+        return self._pool.handle
 
     def set_count(self, count: int) -> None:
-        """Computes with so many threads from now on. Raises LocalspecError for a count that is not possible."""
-        handle = made(library().ls_pool_new(count))
-        if hasattr(self, "_freed"):
-            self._freed()
-        self.handle, self.count = handle, count
-        self._freed = weakref.finalize(self, library().ls_pool_free, handle)
+        """Computes with so many threads from now on. Raises what the constructor raises."""
+        if count != self.count:
+            self._pool, self.count = _Pool(count), count
