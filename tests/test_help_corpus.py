@@ -48,7 +48,7 @@ def _wrong_in(entry: HelpEntry) -> Iterator[str]:
 def without_question(entries: list[HelpEntry]) -> list[str]:
     """What the program has, and no entry is about."""
     asked = {about for entry in entries if not entry.planned for about in entry.about}
-    return [min(names, key=len) for names in all_things() if not names & asked]
+    return [max(names, key=len) for names in all_things() if not names & asked]
 
 
 def outdated(entries: list[HelpEntry]) -> list[str]:
