@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from localspec import Engine, Limits, config
 from localspec.bench import comparison, peers
+from localspec.decoding.tree import DraftTree
 from localspec.models import registry
 from localspec.policy.selection import choose
 
@@ -66,10 +67,9 @@ def by_context(engines: dict[str, Engine], repetitions: int = 9) -> None:
         for _ in range(repetitions):
             for name, engine in engines.items():
                 for rows in (1, 9):
-                    causal = torch.ones(rows, rows, dtype=torch.bool).tril_()
-                    ids, positions = torch.arange(rows) + 7, torch.arange(context, context + rows)
+                    tree = DraftTree.chain(range(7, 7 + rows))
                     began = time.perf_counter()
-                    engine.target.forward(ids, positions, causal, caches[name])
+                    engine.target.forward(tree, caches[name])
                     taken.setdefault((name, rows), []).append(time.perf_counter() - began)
         for name in engines:
             figures = "  ".join(f"{rows} rows {1e3 * median(taken[name, rows]):6.1f} ms" for rows in (1, 9))

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import torch
 from transformers import AutoTokenizer
 
+from localspec.decoding.tree import DraftTree
 from localspec.nn.linear import Int8Linear
 from localspec.nn.target import Target
 from scripts.demo_card import held_out_losses
@@ -42,9 +43,8 @@ def main() -> None:
 
         def model(ids: torch.Tensor, target: Target = target, **_: object) -> SimpleNamespace:
             rows = ids.shape[1]
-            cache = target.cache(rows)
-            causal = torch.ones(rows, rows, dtype=torch.bool).tril_()
-            return SimpleNamespace(logits=target.forward(ids[0], torch.arange(rows), causal, cache).logits[None])
+            output = target.forward(DraftTree.chain(ids[0].tolist()), target.cache(rows))
+            return SimpleNamespace(logits=output.logits.rows[None])
 
         corpus = Corpus.encode(options.data, AutoTokenizer.from_pretrained(options.model), options.work / "tokens.npz")
         losses = held_out_losses(model, corpus)

@@ -11,11 +11,12 @@ from html import escape
 from itertools import pairwise
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from localspec.decoding.acceptance import walk
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Step
+from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.tree import DraftTree
 from localspec.policy.forward_costs import ForwardCostModel
 
@@ -72,9 +73,11 @@ def simulate(budget: Budget, text: Sequence[int], costs: ForwardCostModel, draft
     position, clock = 0, 0.0
     while position < len(text):
         tree = budget.prune(draft(budget.nodes), position)
-        coming = [*text[position : position + tree.size], WRONG]
-        path, bonus = walk(tree, lambda node, tree=tree, coming=coming: coming[tree.depth[node]])  # type: ignore[misc]
-        budget.observe(Step([*(tree.tokens[node] for node in path[1:]), bonus], torch.empty(0), tree, path))
+        coming = [*text[position : position + tree.size], *[WRONG] * tree.size]
+        path, bonus = walk(tree, [coming[depth] for depth in tree.depth])
+        budget.observe(
+            Step([*(tree.tokens[node] for node in path[1:]), bonus], NumpyHidden(np.empty((0, 0))), tree, path)
+        )
         clock += costs.at(tree.size, position)
         steps.append(Verified(position, tree.size - 1, clock))
         position += len(path)

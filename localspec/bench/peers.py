@@ -16,6 +16,7 @@ import torch
 
 from localspec import Done, Engine, Limits, Sampling
 from localspec.bench import gguf_file
+from localspec.engine.forward_timing import picks_after
 from localspec.errors import LocalspecError, UsageMistake
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -45,15 +46,11 @@ class Ours:
         self.name = f"localspec {choice.dtype if choice.quantize == 'none' else choice.quantize}"
         self._engine, self._limits = engine, limits
         self._cache = target.cache(CONTEXT + max(ROWS))
-        self._cache.length = CONTEXT  # of zeros, which cost what numbers do
+        self._cache.keep(range(CONTEXT))  # of zeros, which cost what numbers do
 
-    @torch.inference_mode()
     def forward(self, rows: int) -> None:
         target = self._engine.target
-        positions = torch.arange(CONTEXT, CONTEXT + rows, device=target.device)
-        mask = torch.ones(rows, rows, dtype=torch.bool, device=target.device).tril_()
-        tokens = torch.tensor(_some_tokens(rows, target.config.vocab_size), device=target.device)
-        target.forward(tokens, positions, mask, self._cache).logits.argmax(-1).tolist()
+        picks_after(target, self._cache, _some_tokens(rows, target.vocab_size))
 
     def tokens_per_second(self, prompt: str) -> float:
         *_, done = self._engine.chat(message(prompt), Sampling(), self._limits)

@@ -4,7 +4,7 @@ from bisect import bisect
 from collections.abc import Sequence
 from typing import Any, Self
 
-from localspec.decoding.tree import Candidate
+from localspec.decoding.logits import Candidate
 
 EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # of the bins of confidence
 DEPTHS, RANKS = 8, 8  # deeper levels and lower ranks count as the last ones

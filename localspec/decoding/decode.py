@@ -3,18 +3,16 @@
 import time
 from collections.abc import Sequence
 
-import torch
-
 from localspec.decoding.acceptance import walk, walk_by_rejection, walk_by_typicality
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
-from localspec.decoding.forward import CacheT, ForwardModel, ForwardOutput
+from localspec.decoding.forward import CacheT, ForwardModel
+from localspec.decoding.logits import Logits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError
 
 
-@torch.inference_mode()
 def prefill_step(
     target: ForwardModel[CacheT], cache: CacheT, drafter: Drafter, tokens: Sequence[int], sampling: Sampling, last: bool
 ) -> Step:
@@ -22,20 +20,19 @@ def prefill_step(
 
     Raises LocalspecError where the logits are NaN or inf.
     """
-    output = _forward(target, cache, DraftTree.chain(tokens), last=True)
+    output = target.forward(DraftTree.chain(tokens), cache, last=True)
     cache.keep(range(len(tokens)))
-    if last and not output.logits.isfinite().all():
+    if last and not output.logits.finite():
         raise LocalspecError(
-            f"The model's answer is not a number ({target.dtype}); its weights are damaged, or too large for this "
+            f"The model's answer is not a number ({target.precision}); its weights are damaged, or too large for this "
             "format: try --dtype fp32, or fetch the model again."
         )
-    first_pick = [sampling.pick(output.logits[-1], cache.length)] if last else []
+    first_pick = [output.logits.picks([cache.length], sampling)[0]] if last else []
     step = Step([*tokens, *first_pick], output.hidden)
     drafter.observe(step)
     return step
 
 
-@torch.inference_mode()
 def decode_step(
     target: ForwardModel[CacheT],
     cache: CacheT,
@@ -61,35 +58,26 @@ def decode_step(
     # The rule `rejection` keeps the distribution only if no sampled node is cut for what it is.
     tree = target.aligned(draft if sampling.rule == "rejection" else budget.prune(draft, start), start)
     pruned = time.perf_counter()
-    output = _forward(target, cache, tree)
-    greedy_picks: list[int] = output.logits.argmax(-1).tolist()  # which waits for the device
+    output = target.forward(tree, cache)
+    greedy_picks = output.logits.argmax()  # which waits for the device
     verified = time.perf_counter()
     path, bonus = _walk(tree, output.logits, greedy_picks, start, sampling)
     cache.keep(path)
-    accepted = [tree.tokens[node] for node in path[1:]]
-    step = Step([*accepted, bonus], output.hidden[path], tree, path, greedy_picks, drafted - began, verified - pruned)
+    accepted, hidden = [tree.tokens[node] for node in path[1:]], output.hidden.take(path)
+    step = Step([*accepted, bonus], hidden, tree, path, greedy_picks, drafted - began, verified - pruned)
     drafter.observe(step)
     budget.observe(step)
     return step
 
 
-def _forward(target: ForwardModel[CacheT], cache: CacheT, tree: DraftTree, last: bool = False) -> ForwardOutput:
-    """One forward over the nodes of a tree after the committed tokens; a prompt is a chain."""
-    tokens = torch.tensor(tree.tokens, device=target.device)
-    positions = cache.length + torch.tensor(tree.depth, device=target.device)
-    return target.forward(tokens, positions, tree.mask.to(target.device), cache, last=last)
-
-
 def _walk(
-    tree: DraftTree, logits: torch.Tensor, greedy_picks: Sequence[int], start: int, sampling: Sampling
+    tree: DraftTree, logits: Logits, greedy_picks: Sequence[int], start: int, sampling: Sampling
 ) -> tuple[list[int], int]:
     """Returns the accepted path and the bonus token by the rule that was asked for; the root is at `start`."""
     if sampling.rule == "rejection" and tree.draft_logits is not None:
         return walk_by_rejection(tree, logits, sampling, start)
     if sampling.rule == "typical":
         return walk_by_typicality(tree, logits, sampling)
-
-    def pick(node: int) -> int:  # the token one place after the node
-        return greedy_picks[node] if sampling.greedy else sampling.pick(logits[node], start + tree.depth[node] + 1)
-
-    return walk(tree, pick)
+    if sampling.greedy:
+        return walk(tree, greedy_picks)
+    return walk(tree, logits.picks([start + depth + 1 for depth in tree.depth], sampling))  # one place after the node

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from localspec.decoding.forward import TokenCache
+from localspec.decoding.logits import Hidden
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 
@@ -36,7 +35,7 @@ class Step:
     """
 
     committed: Sequence[int]
-    hidden: torch.Tensor
+    hidden: Hidden
     tree: DraftTree | None = None
     path: Sequence[int] = ()
     greedy_picks: Sequence[int] = ()

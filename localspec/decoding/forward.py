@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-import torch
-
+from localspec.decoding.logits import Hidden, Logits
 from localspec.decoding.tree import DraftTree
 
 
 class TokenCache(Protocol):
     """Keys and values of the committed tokens; the rows of the last forward lie after them until they are kept."""
 
-    length: int
+    @property
+    def length(self) -> int:
+        """How many tokens are committed."""
 
     @property
     def capacity(self) -> int:
@@ -29,7 +30,7 @@ class TokenCache(Protocol):
         """
 
     def keep(self, path: Sequence[int]) -> None:
-        """Commits the rows `path` of the last forward, in that order."""
+        """Commits the rows `path` after `length`, in that order. Rows that no forward has written hold zeros."""
 
     def truncate(self, length: int) -> None:
         """Forgets everything after the first `length` tokens."""
@@ -44,24 +45,32 @@ class ForwardOutput:
     [rows, hidden_size].
     """
 
-    logits: torch.Tensor
-    hidden: torch.Tensor
+    logits: Logits
+    hidden: Hidden
 
 
 class ForwardModel(Protocol[CacheT]):
-    """A model that reads rows of tokens, and turns committed tokens into text."""
+    """A model that reads rows of tokens, and turns text into tokens and committed tokens into text."""
 
     context: int  # the longest text it holds, in tokens
-    row_multiple: int  # a forward with a cache fills its rows up to a multiple of this many
+    row_multiple: int  # a forward fills its rows up to a multiple of this many
     stop_tokens: frozenset[int]
 
     @property
-    def device(self) -> torch.device:
-        """The device that it computes on."""
+    def special_tokens(self) -> frozenset[int]:
+        """Ids that stand for no text: role marks, ends, padding."""
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The precision of its embeddings and its cache."""
+    def vocab_size(self) -> int:
+        """How many token ids it has."""
+
+    @property
+    def device(self) -> str:
+        """The device that it computes on, as `--device` names it."""
+
+    @property
+    def precision(self) -> str:
+        """The format that its numbers have, as a user would name it: int8, fp32."""
 
     @property
     def nbytes(self) -> int:
@@ -70,18 +79,22 @@ class ForwardModel(Protocol[CacheT]):
     def cache(self, slots: int) -> CacheT:
         """An empty cache with room for `slots` tokens."""
 
-    def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: CacheT, *, last: bool = False
-    ) -> ForwardOutput:
-        """Reads new rows: tokens [n], positions [n], mask bool [n, n], True where a row sees another.
+    def forward(self, tree: DraftTree, cache: CacheT, *, last: bool = False) -> ForwardOutput:
+        """Reads the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
 
-        Every row sees all committed tokens too. With `last` the logits are those of the last row only.
+        With `last` the logits are those of the last row only.
         """
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
         """Returns the part of a tree, after `start` committed tokens, that the model computes as plain decoding would.
 
         That is all of it, except where results must be equal to the bit and the cache's layout would change one.
+        """
+
+    def encode(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Returns the token ids of a conversation that waits for the assistant.
+
+        Raises LocalspecError for a chat template that fails.
         """
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -162,7 +162,7 @@ class _Reply:
             # Outside the handler, for an error keeps alive all that its frames hold.
             self.session.cache.truncate(length)
             self.session.drafter.rewind(len(self.session.tokens))
-            give_back(str(self.session.target.device))
+            give_back(self.session.target.device)
             if not less():
                 break
         raise DoesNotFit(
@@ -233,7 +233,7 @@ class _Reply:
                 session.target.nbytes,
                 session.drafter.nbytes,
                 session.cache.nbytes,
-                peak_memory(str(session.target.device)),
+                peak_memory(session.target.device),
             ),
         )
 

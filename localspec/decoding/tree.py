@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
+from localspec.decoding.logits import Candidate, Logits
+from localspec.decoding.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -20,14 +21,14 @@ class DraftTree:
 
     `source` names who proposed each node. A `probe` node is never accepted: it is there for the target's pick at it.
     `chance` is the drafter's own estimate that a node is accepted, given its parent is, where it has one.
-    `draft_logits` [size, vocab_size] are those that nodes were sampled from, for the rule `rejection`.
+    `draft_logits`, a row a node, are those that nodes were sampled from, for the rule `rejection`.
     """
 
     tokens: Sequence[int]
     parents: Sequence[int]
     source: Sequence[str] | None = None
     probe: Sequence[bool] | None = None
-    draft_logits: torch.Tensor | None = None
+    draft_logits: Logits | None = None
     chance: Sequence[float | None] | None = None
 
     def __post_init__(self) -> None:
@@ -48,7 +49,7 @@ class DraftTree:
             source=self.source and [self.source[node] for node in nodes],
             probe=self.probe and [self.probe[node] for node in nodes],
             chance=self.chance and [self.chance[node] for node in nodes],
-            draft_logits=None if self.draft_logits is None else self.draft_logits[list(nodes)],
+            draft_logits=None if self.draft_logits is None else self.draft_logits.take(nodes),
         )
 
     def aligned(self, start: int, page: int) -> "DraftTree":
@@ -81,18 +82,6 @@ class DraftTree:
         return depths
 
     @cached_property
-    def mask(self) -> torch.Tensor:
-        """bool [size, size]: True where the column is the row itself or one of its ancestors."""
-        if all(parent == node - 1 for node, parent in enumerate(self.parents)):
-            return torch.ones(self.size, self.size, dtype=torch.bool).tril_()
-        seen: list[list[bool]] = []
-        for node, parent in enumerate(self.parents):
-            row = list(seen[parent]) if node else [False] * self.size
-            row[node] = True
-            seen.append(row)
-        return torch.tensor(seen)
-
-    @cached_property
     def siblings(self) -> list[list[int]]:
         """All nodes below each node, in their order, equal ones and probes too."""
         below: list[list[int]] = [[] for _ in self.tokens]
@@ -108,9 +97,6 @@ class DraftTree:
             if not (self.probe and self.probe[node]):
                 below[self.parents[node]].setdefault(self.tokens[node], node)
         return below
-
-
-Candidate = tuple[int, float]  # a token, and the chance that it is accepted, given that its parent is
 
 
 def best_first_tree(root: int, levels: Sequence[Sequence[Candidate]], nodes: int, source: str) -> DraftTree:
@@ -180,6 +166,27 @@ def grow_tree(root: int, expand: Expand, nodes: int, depth: int, source: str) ->
         chance=[found[node][3] for node in best],
     )
     return _reordered(tree, depth_first(tree.parents))
+
+
+def sampled_tree(root: int, logits: Logits, nodes: int, sampling: Sampling, position: int, source: str) -> DraftTree:
+    """Builds a tree for the rule `rejection`: chains side by side, every token sampled independently.
+
+    logits have a row a depth, the first for `position`. There are as many chains of all depths as the nodes allow;
+    nodes that are left over become samples for the first depth alone. The shape does not depend on what is sampled.
+    Nothing is sampled at a depth whose logits are NaN or inf, nor after it.
+    """
+    depths = min(logits.finite_rows(sampling), nodes)
+    if not depths:
+        return DraftTree((root,), (-1,))
+    tokens, parents, level = [root], [-1], [0]
+    for chain in range(nodes):
+        for depth in range(depths if len(tokens) + depths <= nodes + 1 else 1):
+            if len(tokens) > nodes:
+                break
+            parents.append(len(tokens) - 1 if depth else 0)
+            tokens.append(logits.sample(depth, position + depth, chain, sampling))
+            level.append(depth)
+    return DraftTree(tokens, parents, [source] * len(tokens), draft_logits=logits.take(level))
 
 
 def depth_first(parents: Sequence[int]) -> list[int]:

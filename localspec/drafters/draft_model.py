@@ -3,17 +3,17 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Context, Drafter, Step
-from localspec.decoding.forward import common_prefix
+from localspec.decoding.forward import ForwardModel, TokenCache, common_prefix
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.ingredients import Ingredients
 from localspec.errors import LocalspecError
-from localspec.nn.target import Target
 from localspec.policy.prediction import CHUNK
 
 SOURCE = "draft_model"
@@ -32,11 +32,12 @@ class DraftModel:
     """
 
     def __init__(
-        self, small: Target, vocabulary: int, inner: Drafter, budget: Budget, length: int | None = None
+        self, small: ForwardModel[Any], vocabulary: int, inner: Drafter, budget: Budget, length: int | None = None
     ) -> None:
         self.small, self.inner, self.length = small, inner, length
         self.forwards: Counter[int] = Counter()  # of the small model, by their rows
-        self._vocabulary, self._budget, self._cache = vocabulary, budget, small.cache(0)
+        self._vocabulary, self._budget = vocabulary, budget
+        self._cache: TokenCache = small.cache(0)
         self._tokens: list[int] = []  # the text, then the draft; the first ones are in the cache
         self._failed = False
         self._confirmed = 0  # so many of them are known to be the text's
@@ -81,7 +82,7 @@ class DraftModel:
             if len(self._tokens) == count + len(drafted):
                 try:
                     self._decode(sampling)
-                except (LocalspecError, IndexError):  # nothing can be picked from NaN or inf
+                except LocalspecError:  # nothing can be picked from NaN or inf
                     self._failed = True
                     break
             token = self._tokens[count + len(drafted)]
@@ -96,7 +97,7 @@ class DraftModel:
 
     def _follow_text(self, committed: Sequence[int]) -> None:
         """Takes over what is new in the text. The draft stays as far as the text confirms it."""
-        known = self.small.transformer.config.vocab_size
+        known = self.small.vocab_size
         fresh = [token if token < known else 0 for token in committed[self._confirmed :]]
         same = common_prefix(self._tokens[self._confirmed :], fresh)
         if same < len(fresh):
@@ -118,7 +119,7 @@ class DraftModel:
         if len(unread) == 1:
             step = decode_step(self.small, self._cache, self.inner, self._tokens, self._budget, sampling)
             self.forwards[step.tree.size if step.tree else 1] += 1
-            if not step.hidden.isfinite().all():
+            if not step.hidden.finite():
                 raise LocalspecError("The draft model's answer is not a number.")
             self._tokens += step.committed
             return
@@ -132,7 +133,7 @@ class DraftModel:
 
 def build(ingredients: Ingredients) -> DraftModel:
     """Builds the draft model alone, without a drafter of its own."""
-    small, vocabulary = ingredients.small, ingredients.target.transformer.config.vocab_size
+    small, vocabulary = ingredients.small, ingredients.target.vocab_size
     assert small is not None
     length = None if ingredients.fixed else ingredients.hyperparameters.draft
     return DraftModel(small, vocabulary, Autoregressive(), Budget(0), length)

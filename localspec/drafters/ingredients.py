@@ -4,8 +4,8 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
+from localspec.decoding.forward import ForwardModel
 from localspec.drafters.pool import PhrasePool
-from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCostModel
 
 MOST = 16  # of each hyper-parameter
@@ -48,10 +48,10 @@ class Ingredients:
     room for.
     """
 
-    target: Target
+    target: ForwardModel[Any]
     pool: PhrasePool
     with_phrases: bool = False
-    small: Target | None = None
+    small: ForwardModel[Any] | None = None
     costs: ForwardCostModel | None = None
     hyperparameters: Hyperparameters = field(default_factory=Hyperparameters)
     parts: Collection[str] = ()

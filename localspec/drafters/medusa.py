@@ -18,6 +18,7 @@ from localspec.decoding.tree import DraftTree, best_first_tree
 from localspec.drafters.trained import Batch, LossOutput, ParallelDrafter, refuse_without_joint
 from localspec.errors import UsageMistake
 from localspec.nn.adapters import MOST_RANK, Adapters
+from localspec.nn.logits import TorchLogits
 from localspec.nn.losses import RANKS, DepthLoss, cross_entropy
 from localspec.nn.target import Target
 
@@ -71,7 +72,7 @@ class ResidualBlocks(nn.Module):
     weight [heads, hidden_size, hidden_size], bias [heads, hidden_size].
     """
 
-    def __init__(self, heads: int, width: int, device: torch.device) -> None:
+    def __init__(self, heads: int, width: int, device: str) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(heads, width, width, device=device))
         self.bias = nn.Parameter(torch.zeros(heads, width, device=device))
@@ -123,13 +124,14 @@ class Drafter(ParallelDrafter):
     def observe(self, step: Step) -> None:
         """Calibrates the last draft; keeps the state that predicted the new root, which is that of the last row."""
         self.calibrate(step)
-        self._state = step.hidden[-1:].clone()  # a copy: a view would keep a whole chunk of prefill
+        self._state = step.hidden.take([len(step.hidden) - 1]).rows  # a copy: a view would keep a whole chunk
 
     def rewind(self, length: int) -> None:
         """Forgets the state; the session reads at least one token before the next draft."""
         self._state = None
         self.forget_draft()
 
+    @torch.inference_mode()
     def draft(self, context: Context) -> DraftTree:
         """Returns the tree of all heads, computed at once; heads that no node would be left for are not computed."""
         if self._state is None or not context.nodes:
@@ -152,7 +154,7 @@ class Drafter(ParallelDrafter):
     def _static(self, context: Context, logits: torch.Tensor) -> DraftTree:
         """Returns the sparse tree (§3.3.3) with this step's tokens. It has no chances: the budget observes them."""
         nodes = context.nodes
-        levels = context.sampling.candidates(logits, self.positions(context, logits), min(nodes, RANKS))
+        levels = TorchLogits(logits).candidates(self.positions(context, logits), min(nodes, RANKS), context.sampling)
         accuracies = self.accuracies or [UNMEASURED] * len(levels)
         ranks = sparse_tree(
             tuple(tuple(known[: len(level)]) for known, level in zip(accuracies, levels, strict=False)), nodes

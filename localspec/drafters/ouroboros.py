@@ -2,16 +2,17 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
+from localspec.decoding.forward import ForwardModel
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ingredients import Hyperparameters, Ingredients
 from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCostModel
 
 MAX_NODES = 64  # of the small model's own trees
@@ -26,7 +27,7 @@ class Pair:
 
     special: Collection[int]
     vocabulary: int
-    small: Target
+    small: ForwardModel[Any]
     pool: PhrasePool
 
 
@@ -72,5 +73,5 @@ def build(ingredients: Ingredients) -> Drafter:
     """Builds the drafter of these two models, with the parts that are used."""
     target, small = ingredients.target, ingredients.small
     assert small is not None
-    pair = Pair(target.special_tokens, target.transformer.config.vocab_size, small, ingredients.pool)
+    pair = Pair(target.special_tokens, target.vocab_size, small, ingredients.pool)
     return ouroboros(pair, ingredients.hyperparameters, ingredients.costs, ingredients.fixed, ingredients.parts)

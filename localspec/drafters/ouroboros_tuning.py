@@ -3,19 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-import torch.nn.functional as F
+import numpy as np
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.forward import ForwardOutput
+from localspec.decoding.numpy_logits import NumpyHidden, NumpyLogits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ingredients import Hyperparameters
-from localspec.nn.cache import KVCache
-from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCostModel
 
 # The values that are tried, one parameter after the other; the paper's W of 15 to 20 would need forwards of 200 rows.
@@ -41,38 +39,59 @@ class Workload:
     draft_costs: ForwardCostModel
 
 
-class ReplayTarget(Target):
+class ReplayCache:
+    """A cache that holds nothing and knows how long the text is."""
+
+    nbytes = 0
+
+    def __init__(self) -> None:
+        self.length = self.capacity = 0
+
+    def reserve(self, slots: int, spare: bool = True) -> None:
+        """Nothing takes room."""
+        self.capacity = max(self.capacity, slots)
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Commits as many tokens."""
+        self.length += len(path)
+
+    def truncate(self, length: int) -> None:
+        """Forgets everything after the first `length` tokens."""
+        self.length = length
+
+
+class ReplayTarget:
     """A target that repeats a known text: its text does not depend on the draft, so no forward is needed."""
 
-    def __init__(self, text: Sequence[int], vocabulary: int) -> None:
-        self.exact, self.row_multiple, self._vocabulary = False, 1, vocabulary
-        self._text = torch.tensor(text)
+    row_multiple, nbytes, device, precision = 1, 0, "cpu", "fp32"
+    stop_tokens = special_tokens = frozenset[int]()
 
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        mask: torch.Tensor,
-        cache: KVCache | None = None,
-        layers: Sequence[int] | None = None,
-        last: bool = False,
-    ) -> ForwardOutput:
-        """Returns logits [rows, vocab_size] that are 1 for the text's next token at each row's position, else 0."""
-        rows = positions[-1:] if last else positions
-        following = self._text[(rows + 1).clamp(max=len(self._text) - 1)]
-        return ForwardOutput(F.one_hot(following, self._vocabulary).float(), torch.empty(len(positions), 0))
+    def __init__(self, text: Sequence[int], vocabulary: int) -> None:
+        self.context, self.vocab_size, self._text = len(text), vocabulary, text
+
+    def forward(self, tree: DraftTree, cache: ReplayCache, *, last: bool = False) -> ForwardOutput:
+        """Returns logits that are 1 for the text's next token at each row's position, else 0."""
+        nodes = range(tree.size - 1 if last else 0, tree.size)
+        after = [min(cache.length + tree.depth[node] + 1, len(self._text) - 1) for node in nodes]
+        logits = np.zeros((len(nodes), self.vocab_size), np.float32)
+        logits[np.arange(len(nodes)), [self._text[place] for place in after]] = 1
+        return ForwardOutput(NumpyLogits(logits), NumpyHidden(np.empty((tree.size, 0), np.float32)))
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
         """Returns the tree itself: where nothing is computed, its number of rows does not matter."""
         return tree
 
-    def cache(self, slots: int) -> KVCache:
-        """Returns a cache that holds next to nothing."""
-        return KVCache((1, 1, 1), slots, torch.float32, self.device)
+    def cache(self, slots: int) -> ReplayCache:
+        """Returns a cache that holds nothing."""
+        return ReplayCache()
 
-    @property
-    def device(self) -> torch.device:
-        return self._text.device
+    def encode(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Returns nothing: it has no words."""
+        return []
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns nothing: it has no words."""
+        return ""
 
 
 class SimulatedBudget(Budget):

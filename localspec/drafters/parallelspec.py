@@ -170,7 +170,7 @@ class Drafter(ParallelDrafter):
         """Calibrates the last draft; keeps the target's features at the rows that are now in the target's cache."""
         self.calibrate(step)
         if self.options.form == "eagle":
-            self._features += step.hidden.unbind()
+            self._features += step.hidden.rows.unbind()
 
     def rewind(self, length: int) -> None:
         """Forgets cached tokens and features after `length`; those before it do not depend on what follows."""

@@ -9,7 +9,6 @@ from localspec.decoding.tree import DraftTree, depth_first
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.ingredients import Ingredients
 from localspec.drafters.pool import KEY_LENGTH, MATCH_LENGTH, Continuation, PhrasePool, StoredPhrase
-from localspec.drafters.trained import TrainedDrafter
 
 
 class WithPhrases:
@@ -34,8 +33,8 @@ class WithPhrases:
         anywhere: bool = False,
     ) -> None:
         self.inner, self.pool = inner, pool
-        self._anywhere = anywhere or isinstance(inner, TrainedDrafter)
-        self._max_phrases, self._phrase_length, self._read_only = max_phrases, phrase_length, read_only
+        self._anywhere, self._read_only = anywhere, read_only
+        self._max_phrases, self._phrase_length = max_phrases, phrase_length
         self._draft = DraftTree((0,), (-1,))  # the last one, of which only a part may have been verified
         self._stored: list[StoredPhrase | None] = []  # by node of the draft
 

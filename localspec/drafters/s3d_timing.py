@@ -8,6 +8,7 @@ import torch
 
 from localspec.decoding.drafter import Context, Drafter
 from localspec.decoding.sampling import Sampling
+from localspec.decoding.tree import DraftTree
 from localspec.models.s3d_prediction import Timing, share, symmetric
 from localspec.nn.adapters import LINEARS
 from localspec.nn.target import Target
@@ -31,12 +32,10 @@ def timings(
     context = Context([0] * (room + 1), cache, ROWS - 1, Sampling())
 
     def forward(rows: int) -> float:
-        tokens = torch.zeros(rows, dtype=torch.long, device=target.device)
-        positions = torch.arange(room, room + rows, device=target.device)
-        causal = torch.ones(rows, rows, dtype=torch.bool, device=target.device).tril_()
+        tree = DraftTree.chain([0] * rows)
 
-        def run() -> float:  # reading a number waits for the device
-            return float(target.forward(tokens, positions, causal, cache).logits[0, 0])
+        def run() -> list[int]:
+            return target.forward(tree, cache).logits.argmax()  # which waits for the device
 
         return _seconds(run)
 

@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from localspec.decoding.drafter import Context, Step
-from localspec.decoding.tree import Candidate, DraftTree, grow_tree
+from localspec.decoding.logits import Candidate
+from localspec.decoding.tree import DraftTree, grow_tree
 from localspec.drafters.trained import Batch, LossOutput, TrainedDrafter, refuse_without_joint
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn.adapters import MOST_RANK, Adapters
+from localspec.nn.logits import TorchLogits
 from localspec.nn.losses import Head, cross_entropy
 from localspec.nn.target import Target
 
@@ -165,7 +167,7 @@ class Drafter(TrainedDrafter):
             )
         wide = PAPER_WIDTH if options.paper_widths else shape.hidden_size // (2 if options.shared else 4)
         outputs = shape.hidden_size if options.shared else options.vocabulary or shape.vocab_size
-        with target.device:
+        with torch.device(target.device):
             self.recent: Averaged | Recurrent | Last = RECENT_MODELS[options.recent](shape.hidden_size, options.depth)
             self.far = nn.Linear(shape.hidden_size, wide)  # its bias is the first half of b
             self.near = nn.Linear(self.recent.width, wide)
@@ -237,7 +239,7 @@ class Drafter(TrainedDrafter):
 
     def observe(self, step: Step) -> None:
         """Keeps the state that predicted the new root, and calibrates the last draft along the committed text."""
-        self._state = step.hidden[-1:].clone()  # a copy: a view would keep a whole chunk of prefill
+        self._state = step.hidden.take([len(step.hidden) - 1]).rows  # a copy: a view would keep a whole chunk
         path: tuple[int, ...] = ()
         for token in step.committed if step.tree is not None else ():
             if path not in self._candidates:
@@ -262,7 +264,7 @@ class Drafter(TrainedDrafter):
         )
 
     def _grow_tree(self, context: Context, far: torch.Tensor) -> DraftTree:
-        state = self._initial_state(1)
+        state, ids = self._initial_state(1), None if self.kept is None else self.kept.cpu().numpy()
         paths: list[tuple[int, ...]] = [()]
 
         def expand(parents: Sequence[int], tokens: Sequence[int], depth: int) -> list[list[Candidate]]:
@@ -275,7 +277,7 @@ class Drafter(TrainedDrafter):
             # Nodes of one depth have one position, and so meet the same noise.
             positions = [len(context.committed) + depth] * len(tokens)
             count = min(context.nodes, BRANCHES) if depth else context.nodes
-            found = context.sampling.candidates(self._head(x), positions, count, self.kept)
+            found = TorchLogits(self._head(x)).candidates(positions, count, context.sampling, ids)
             self._candidates.update(zip(paths, found, strict=True))
             return [self.calibration.chances(candidates, depth + 1, self._greedy) for candidates in found]
 
@@ -295,11 +297,12 @@ class Drafter(TrainedDrafter):
         for depth, width in enumerate(widths):
             state, x = self._read(torch.tensor(tokens, device=state.device), far, state[:width], depth)
             logits = self._in_full_vocabulary(self._head(x))
-            if context.sampling.finite_rows(logits) < len(logits):
+            if TorchLogits(logits).finite_rows(context.sampling) < len(logits):
                 break
             if depth == 0:
                 logits, state = logits.expand(width, -1), state.expand(width, -1)
-            tokens = [context.sampling.sample(row, position + depth, chain) for chain, row in enumerate(logits[:width])]
+            handle = TorchLogits(logits)
+            tokens = [handle.sample(chain, position + depth, chain, context.sampling) for chain in range(width)]
             sampled.append(tokens)
             rows.append(logits)
             tokens = tokens[:chains]
@@ -312,7 +315,7 @@ class Drafter(TrainedDrafter):
             [context.root, *(sampled[depth][chain] for depth, chain in nodes)],
             [-1, *(number[depth - 1, chain] if depth else 0 for depth, chain in nodes)],
             [self.kind] * (len(nodes) + 1),
-            draft_logits=torch.stack([rows[0][0], *(rows[depth][chain] for depth, chain in nodes)]),
+            draft_logits=TorchLogits(torch.stack([rows[0][0], *(rows[depth][chain] for depth, chain in nodes)])),
         )
 
     def _in_full_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:

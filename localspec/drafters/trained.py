@@ -13,10 +13,11 @@ from torch import nn
 from localspec.config import nearest
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.drafter import Context, Step
-from localspec.decoding.sampling import sampled_tree
-from localspec.decoding.tree import Candidate, DraftTree, best_first_tree
+from localspec.decoding.logits import Candidate
+from localspec.decoding.tree import DraftTree, best_first_tree, sampled_tree
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn.adapters import Adapters
+from localspec.nn.logits import TorchLogits
 from localspec.nn.losses import RANKS, DepthLoss
 from localspec.nn.target import Target
 
@@ -252,10 +253,10 @@ class ParallelDrafter(TrainedDrafter):
 
         Each depth has `width` candidates; with one of them the tree is a chain.
         """
-        sampling = context.sampling
+        sampling, handle = context.sampling, TorchLogits(logits)
         if sampling.rule == "rejection":
-            return sampled_tree(context.root, logits, context.nodes, sampling, len(context.committed), self.kind)
-        levels = sampling.candidates(logits, self.positions(context, logits), min(context.nodes, width))
+            return sampled_tree(context.root, handle, context.nodes, sampling, len(context.committed), self.kind)
+        levels = handle.candidates(self.positions(context, logits), min(context.nodes, width), sampling)
         self._candidates, self._greedy = levels, sampling.greedy
         chances = [self.calibration.chances(level, depth, self._greedy) for depth, level in enumerate(levels, start=1)]
         return best_first_tree(context.root, chances, context.nodes, self.kind)

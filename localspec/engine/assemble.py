@@ -60,7 +60,10 @@ def drafter_of(
         drafter = import_module(kind.file).build(
             Ingredients(target, pool, with_phrases, model, costs, chosen, choice.parts, choice.fixed)
         )
-    return WithPhrases(drafter, pool, anywhere=small is not None) if with_phrases else drafter
+    if not with_phrases:
+        return drafter
+    # A model that drafts knows how likely its tokens are.
+    return WithPhrases(drafter, pool, anywhere=trained is not None or small is not None)
 
 
 def pool_of(
@@ -71,7 +74,7 @@ def pool_of(
     return PhrasePool(
         target.special_tokens,
         reader,
-        min(model.transformer.config.vocab_size for model in models),
+        min(model.vocab_size for model in models),
         verification=not kind_of(choice.drafter).parts or "verification" in choice.parts,
     )
 
@@ -102,7 +105,7 @@ def find_hyperparameters(
             f"in a context of {target.context} tokens there is no room to search how long drafts should be."
         )
         return found or Hyperparameters()
-    workload = Workload(said, target.transformer.config.vocab_size, choice.nodes, costs, small.costs)
+    workload = Workload(said, target.vocab_size, choice.nodes, costs, small.costs)
 
     def build(tried: Hyperparameters) -> tuple[Drafter, DraftModel]:
         drafter = drafter_of(choice, target, pool_of(choice, target, small), None, small, tried)

@@ -13,6 +13,7 @@ from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.ingredients import Hyperparameters
 from localspec.engine.assemble import LoadedDraftModel, drafter_of, find_hyperparameters, pool_of
 from localspec.engine.fit_context import fit_conversation
@@ -138,7 +139,7 @@ class Engine:
 
     def peak_bytes(self) -> int:
         """The most memory this process ever held: on the device, or of main memory where that is the device."""
-        return peak_memory(str(self.target.device))
+        return peak_memory(self.target.device)
 
     def sampling(self, settings: Settings) -> Sampling:
         """What was asked for, else the model's own generation_config; a fresh seed where none was given."""
@@ -201,11 +202,8 @@ class Engine:
 
     def gap(self, tokens: Sequence[int], one: int, other: int) -> float:
         """By how much the target's logit of token `one` exceeds that of token `other`, after these tokens."""
-        with torch.inference_mode():
-            causal = torch.ones(len(tokens), len(tokens), dtype=torch.bool, device=self.target.device).tril_()
-            positions = torch.arange(len(tokens), device=self.target.device)
-            row = torch.tensor(tokens, device=self.target.device)
-            logits = self.target.forward(row, positions, causal, last=True).logits[0]
+        cache = self.target.cache(len(tokens))
+        logits = self.target.forward(DraftTree.chain(tokens), cache, last=True).logits.numpy()[0]
         return float(logits[one] - logits[other])
 
     # -- what is kept for later sessions ------------------------------------------------------------------------------

@@ -3,12 +3,12 @@
 import time
 from collections.abc import Sequence
 from statistics import median_low
+from typing import Any
 
-import torch
-
+from localspec.decoding.forward import ForwardModel
+from localspec.decoding.tree import DraftTree
 from localspec.machine.hardware import wait_for
 from localspec.machine.memory import free_memory
-from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCosts
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -18,13 +18,13 @@ ENOUGH_SECONDS = 1.0  # of repetitions, but two of them at least
 PATIENCE_SECONDS = 3.0  # after so long one is enough, and after a forward that takes so long no more rows are tried
 
 
-def measure_forward_costs(target: Target) -> ForwardCosts:
+def measure_forward_costs(target: ForwardModel[Any]) -> ForwardCosts:
     """Measures forwards of 1 to 64 rows at two contexts: about a second for most models, longer for very large ones.
 
     The numbers of rows take turns, so that a busy moment slows them all alike. A context that does not fit in memory is
     left out, and so are more rows once a forward takes more than three seconds.
     """
-    device, smallest = str(target.device), target.cache(1)
+    device, smallest = target.device, target.cache(1)
     far = max(0, min(FAR, target.context - ROWS[-1]))
     if far < 2 * NEAR or smallest.nbytes * (far / smallest.capacity + 1) > free_memory(device) / 2:
         far = min(NEAR, far)
@@ -35,28 +35,31 @@ def measure_forward_costs(target: Target) -> ForwardCosts:
     timings: dict[tuple[int, int], list[float]] = {}
 
     def time_forward(n: int, context: int) -> float:
-        tokens = torch.arange(n, device=target.device) % target.transformer.config.vocab_size
-        positions = torch.arange(context, context + n, device=target.device)
-        mask = torch.ones(n, n, dtype=torch.bool, device=target.device).tril()
-        cache.length = context
+        tree = DraftTree.chain([token % target.vocab_size for token in range(n)])
+        cache.truncate(0)
+        cache.keep(range(context))
         wait_for(device)
         start = time.perf_counter()
-        target.forward(tokens, positions, mask, cache)
+        target.forward(tree, cache)
         wait_for(device)
         return time.perf_counter() - start
 
-    with torch.inference_mode():
-        time_forward(1, contexts[0])  # the first time, weights may still come from disk
-        began = time.perf_counter()
-        for repetition in range(MOST_REPETITIONS + 1):
-            if time.perf_counter() - began > (ENOUGH_SECONDS if repetition > 2 else PATIENCE_SECONDS):
-                break
-            for n in rows:
-                for context in contexts:
-                    timings.setdefault((n, context), []).append(time_forward(n, context))
-                if timings[n, contexts[-1]][0] > PATIENCE_SECONDS:
-                    del rows[rows.index(n) + 1 :]
+    time_forward(1, contexts[0])  # the first time, weights may still come from disk
+    began = time.perf_counter()
+    for repetition in range(MOST_REPETITIONS + 1):
+        if time.perf_counter() - began > (ENOUGH_SECONDS if repetition > 2 else PATIENCE_SECONDS):
+            break
+        for n in rows:
+            for context in contexts:
+                timings.setdefault((n, context), []).append(time_forward(n, context))
+            if timings[n, contexts[-1]][0] > PATIENCE_SECONDS:
+                del rows[rows.index(n) + 1 :]
     return _smoothed(rows, contexts, timings)
+
+
+def picks_after(target: ForwardModel[Any], cache: Any, tokens: Sequence[int]) -> list[int]:
+    """Returns the likeliest token after each of some tokens, which are read in one forward and not kept."""
+    return target.forward(DraftTree.chain(tokens), cache).logits.argmax()
 
 
 def _smoothed(

@@ -1,6 +1,7 @@
 """Loads what a choice names, each part by itself: the target, the trained drafter, the draft model."""
 
 from localspec.decoding.calibration import Calibration
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.saved import load_drafter
 from localspec.drafters.trained import TrainedDrafter
 from localspec.engine.assemble import LoadedDraftModel
@@ -76,9 +77,9 @@ def load_draft_model(
         return None
     model = load_target(draft)
     compare_tokens(model, target, draft.target.path)
-    if not model.answers():
+    if not model.forward(DraftTree.chain([0] * 4), model.cache(4), last=True).logits.finite():
         raise LocalspecError(
-            f"The draft model {draft.target.name} gives no numbers ({model.dtype}); its weights are damaged, or "
+            f"The draft model {draft.target.name} gives no numbers ({model.precision}); its weights are damaged, or "
             "too large for this format: fetch it again."
         )
     profile = ModelProfile.of(draft, cache)

@@ -25,11 +25,13 @@ def free_memory(device: str = "cpu") -> int:
 
 def total_memory(device: str = "cpu") -> int:
     """Bytes of memory that a device has; for a Mac's GPU, those that the system recommends."""
-    import torch
-
     if device.startswith("cuda"):
+        import torch
+
         return int(torch.cuda.mem_get_info(device)[1])
     if device == "mps":
+        import torch
+
         return torch.mps.recommended_max_memory()
     return min(int(psutil.virtual_memory().total), _container()[0])
 
@@ -61,9 +63,8 @@ def peak_memory(device: str = "cpu") -> int:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether this error means that memory ran out; torch has an exception of its own for that on CUDA only."""
-    import torch
-
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(
         phrase in str(error) for phrase in ("can't allocate memory", "out of memory", "_ALLOC_FAILED")
@@ -72,8 +73,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 def give_back(device: str) -> None:
     """Gives back the memory that a device's allocator holds and nothing uses."""
-    import torch
-
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
     if device.startswith("cuda"):
         torch.cuda.empty_cache()
     elif device == "mps":

@@ -15,7 +15,7 @@ class KVCache:
     """
 
     def __init__(
-        self, shape: tuple[int, int, int], slots: int, dtype: torch.dtype, device: torch.device, least: int = 0
+        self, shape: tuple[int, int, int], slots: int, dtype: torch.dtype, device: torch.device | str, least: int = 0
     ) -> None:
         """`shape` is (layers, num_kv_heads, head_dim)."""
         layers, num_kv_heads, head_dim = shape
@@ -61,6 +61,7 @@ class KVCache:
         both[1, :, self.length : end] = values
         return both[0, :, :seen], both[1, :, :seen]
 
+    @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
         """Commits the rows `path` of the tree after `length`, in that order:
 

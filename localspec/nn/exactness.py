@@ -16,6 +16,7 @@ from localspec.decoding.tree import DraftTree
 from localspec.machine.hardware import physical_cores
 from localspec.nn.cache import KVCache
 from localspec.nn.linear import Int8Linear, Linear, QuantizedLinear
+from localspec.nn.logits import TorchLogits
 from localspec.nn.target import Target
 from localspec.policy.prediction import BUCKET
 
@@ -85,7 +86,7 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
 def _largest_difference(target: Target, widths: Sequence[int]) -> float:
     """Returns 0.0 where all bits are the same; stops at the first width where one is not."""
     generator = torch.Generator().manual_seed(0)
-    vocab_size = target.transformer.config.vocab_size
+    vocab_size = target.vocab_size
     path = torch.randint(vocab_size, (max(*widths, DEPTH),), generator=generator).tolist()
     # Just before the end of a bucket wide trees see more slots than a single row; and before that of a page.
     contexts = [2 * BUCKET - DEPTH - target.row_multiple + 1, BUCKET - DEPTH]
@@ -141,7 +142,7 @@ class _Comparison:
     def _tree(self, width: int, decoys: int) -> tuple[DraftTree, list[int]]:
         """Returns the tree, as far as it can be exact, and the nodes of its path."""
         depth = min(len(self.path), width - decoys)
-        vocab_size = self.target.transformer.config.vocab_size
+        vocab_size = self.target.vocab_size
         tokens = torch.randint(vocab_size, (width,), generator=self.generator).tolist()
         parents = [-1, *[0] * (width - 1)]
         path_nodes = [0, *range(1 + decoys, depth + decoys)]
@@ -171,8 +172,7 @@ def tree_rows(target: Target, cache: KVCache, tree: DraftTree, nodes: Sequence[i
     A quantized layer rounds away most of what differs in its input; what is seldom seen after it in this test would be
     seen in a long text.
     """
-    device, inputs_seen = target.device, []
-    positions = cache.length + torch.tensor(tree.depth, device=device)
+    inputs_seen = []
 
     def look(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
         inputs_seen.append(inputs[0].flatten(0, -2)[nodes])
@@ -180,8 +180,9 @@ def tree_rows(target: Target, cache: KVCache, tree: DraftTree, nodes: Sequence[i
     layers = [layer for layer in target.transformer.modules() if isinstance(layer, Linear | QuantizedLinear)]
     hooks = [layer.register_forward_pre_hook(look) for layer in layers]
     try:
-        logits = target.forward(torch.tensor(tree.tokens, device=device), positions, tree.mask.to(device), cache).logits
+        logits = target.forward(tree, cache).logits
+        assert isinstance(logits, TorchLogits)
     finally:
         for hook in hooks:
             hook.remove()
-    return [logits[nodes], cache.rows(nodes).movedim(3, 0), *inputs_seen]
+    return [logits.rows[nodes], cache.rows(nodes).movedim(3, 0), *inputs_seen]

@@ -21,7 +21,7 @@ _MOST = {  # no small model has more, and each layer takes memory even without w
 }  # fmt: skip
 
 
-def fresh_weights(config: TransformerConfig, device: torch.device) -> Mapping[str, torch.Tensor]:
+def fresh_weights(config: TransformerConfig, device: torch.device | str) -> Mapping[str, torch.Tensor]:
     """Weights by our names, in fp32: small random numbers in matrices, zeros in biases, ones in norms."""
     weights = {}
     for name, made_of in weight_map(config).items():

@@ -23,8 +23,9 @@ from localspec.models.tokenizer import Tokenizer
 from localspec.nn.attention import LEAST_SLOTS, fastest, invariant, page_size
 from localspec.nn.cache import KVCache
 from localspec.nn.linear import Int8Linear, Linear, QuantizedLinear
+from localspec.nn.logits import TensorOutput, TorchHidden, TorchLogits
 from localspec.nn.outliers import protect_outliers
-from localspec.nn.packing import linear_class, lm_head_class
+from localspec.nn.packing import DTYPES, linear_class, lm_head_class
 from localspec.nn.transformer import RotaryEmbedding, Transformer
 from localspec.nn.weights import Weights, freed_at_once, own_head
 
@@ -97,7 +98,19 @@ class Target:
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def forward(
+    @torch.inference_mode()
+    def forward(self, tree: DraftTree, cache: KVCache, *, last: bool = False) -> ForwardOutput:
+        """Reads the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
+
+        With `last` the logits are those of the last row only, all that prefill needs of a long prompt.
+        """
+        device = self.device
+        tokens = torch.tensor(tree.tokens, device=device)
+        positions = cache.length + torch.tensor(tree.depth, device=device)
+        output = self.forward_tensors(tokens, positions, ancestor_mask(tree.parents).to(device), cache, last=last)
+        return ForwardOutput(TorchLogits(output.logits), TorchHidden(output.hidden))
+
+    def forward_tensors(
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
@@ -105,10 +118,10 @@ class Target:
         cache: KVCache | None = None,
         layers: Sequence[int] | None = None,
         last: bool = False,
-    ) -> ForwardOutput:
+    ) -> TensorOutput:
         """Reads new rows: tokens [n] (or [batch, n] without a cache), positions [n], mask bool [n, n].
 
-        With `last` the logits are those of the last row only, all that prefill needs of a long prompt.
+        Gradients flow where there is no cache. With `last` the logits are those of the last row only.
         """
         rows = len(positions)
         if cache is not None and (padding := -rows % self.row_multiple):
@@ -120,16 +133,8 @@ class Target:
         if tokens.ndim == 1:
             hidden = hidden[0]
         if last:
-            return ForwardOutput(self.head(hidden[..., rows - 1 : rows, :]), hidden[..., :rows, :])
-        return ForwardOutput(self.head(hidden)[..., :rows, :], hidden[..., :rows, :])
-
-    def answers(self) -> bool:
-        """Returns whether its logits after a short text are finite."""
-        with torch.inference_mode():
-            row = torch.zeros(4, dtype=torch.long, device=self.device)
-            causal = torch.ones(4, 4, dtype=torch.bool, device=self.device).tril_()
-            logits = self.forward(row, torch.arange(4, device=self.device), causal, last=True).logits
-        return bool(logits.isfinite().all())
+            return TensorOutput(self.head(hidden[..., rows - 1 : rows, :]), hidden[..., :rows, :])
+        return TensorOutput(self.head(hidden)[..., :rows, :], hidden[..., :rows, :])
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
         """Returns the part of a tree, after `start` committed tokens, that the exact form computes to the bit."""
@@ -140,7 +145,7 @@ class Target:
         """How many slots the invariant attention of a single row, filled up to `row_multiple`, sums in one go."""
         config = self.transformer.config
         rows = config.num_heads // config.num_kv_heads * self.row_multiple
-        return page_size(config.num_kv_heads, config.head_dim, rows, self.device)
+        return page_size(config.num_kv_heads, config.head_dim, rows, torch.device(self.device))
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Returns the input embeddings of token ids, [..., hidden_size]."""
@@ -157,12 +162,22 @@ class Target:
         return KVCache(self.transformer.config.cache_shape, slots, self.dtype, self.device, least)
 
     @property
-    def device(self) -> torch.device:
-        return self.transformer.embed_tokens.device
+    def device(self) -> str:
+        return str(self.transformer.embed_tokens.device)
 
     @property
     def dtype(self) -> torch.dtype:
+        """The precision of its embeddings and its cache."""
         return self.transformer.embed_tokens.dtype
+
+    @property
+    def precision(self) -> str:
+        """The name of that precision."""
+        return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.transformer.config.vocab_size
 
     @cached_property
     def nbytes(self) -> int:
@@ -217,3 +232,16 @@ class Target:
         save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
         (path / "config.json").write_text(json.dumps(self.config.content, indent=2, sort_keys=True) + "\n", "utf-8")
         self.tokenizer.save(path)
+
+
+def ancestor_mask(parents: Sequence[int]) -> torch.Tensor:
+    """Returns bool [size, size] of a tree: True where the column is the row itself or one of its ancestors."""
+    size = len(parents)
+    if all(parent == node - 1 for node, parent in enumerate(parents)):
+        return torch.ones(size, size, dtype=torch.bool).tril_()
+    seen: list[list[bool]] = []
+    for node, parent in enumerate(parents):
+        row = list(seen[parent]) if node else [False] * size
+        row[node] = True
+        seen.append(row)
+    return torch.tensor(seen)

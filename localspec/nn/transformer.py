@@ -26,7 +26,7 @@ class RotaryEmbedding:
     hold, so that a token's rotation never changes while a text grows.
     """
 
-    def __init__(self, config: ModelConfig, context: int, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, context: int, device: torch.device | str) -> None:
         rope = Rope.of(config, context)
         self.rotary_dim, self.attention_scaling = rope.rotary_dim, rope.attention_scaling
         self.inv_freq = torch.from_numpy(rope.inv_freq).repeat(2).to(device)

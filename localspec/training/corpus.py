@@ -185,7 +185,7 @@ class PaddedRows:
     loss_mask: torch.Tensor
 
     @classmethod
-    def of(cls, rows: Sequence[Row], device: torch.device) -> "PaddedRows":
+    def of(cls, rows: Sequence[Row], device: str) -> "PaddedRows":
         """Pads rows. The mask follows from the rows' lengths and never from an id: zero may well be an end mark."""
         longest = max(len(row.tokens) for row in rows)
         tokens = torch.zeros(len(rows), longest, dtype=torch.long)

@@ -74,17 +74,12 @@ def watched(monkeypatch, owner, name: str, note):
 def test_timed_forwards_have_256_tokens_behind_them(engine, monkeypatch):
     stock, ours = peers.Transformers(engine, Limits(8)), peers.Ours(engine, Limits(8))
     theirs = watched(monkeypatch, stock, "logits", lambda tokens, cache, *_: (len(tokens), cache.get_seq_length()))
-    here = watched(
-        monkeypatch,
-        engine.target,
-        "forward",
-        lambda t, positions, mask, cache: (len(t), cache.length, int(positions[0])),
-    )
+    here = watched(monkeypatch, engine.target, "forward", lambda tree, cache: (tree.size, cache.length))
     for rows in (8, 1, 64):
         stock.forward(rows)
         ours.forward(rows)
     assert theirs == [(256, 0), (8, 256), (1, 256), (64, 256)]
-    assert here == [(8, 256, 256), (1, 256, 256), (64, 256, 256)]
+    assert here == [(8, 256), (1, 256), (64, 256)]
 
 
 class Scripted(peers.Peer):

@@ -53,7 +53,7 @@ class Drafter(TrainedDrafter):
         return self.options.depth
 
     def observe(self, step):
-        self._state = step.hidden[-1:].clone()
+        self._state = step.hidden.take([len(step.hidden) - 1]).rows
 
     def rewind(self, length):
         self._state = None

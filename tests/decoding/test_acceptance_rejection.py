@@ -1,14 +1,18 @@
 """The rule `rejection`: whatever a draft was sampled from, what comes out is sampled from the target."""
 
+import numpy as np
 import pytest
 import torch
 from distributions import assert_drawn_from
+from logits_forms import Form, every_form, in_numpy
 from slow_cases import cases
 from tiny_models import stock_distribution
 
 from localspec.decoding.acceptance import walk_by_rejection
-from localspec.decoding.sampling import Sampling, sampled_tree
-from localspec.decoding.tree import DraftTree
+from localspec.decoding.logits import Logits
+from localspec.decoding.numpy_logits import NumpyLogits
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.tree import DraftTree, sampled_tree
 
 LETTERS, PLACE = 4, 17
 NODES = 7  # three chains of two, and a third or fourth draw for the first place: branching 3 and more
@@ -24,7 +28,8 @@ SHAPES = {
 class Model:
     """A target of three tokens whose every prefix has logits of its own, and a drafter that knows depths only."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, form: Form = in_numpy) -> None:
+        self.form = form
         random = torch.Generator().manual_seed(seed)
         self.first = torch.randn(LETTERS, generator=random)
         self.second = torch.randn(LETTERS, LETTERS, generator=random)
@@ -46,7 +51,7 @@ class Model:
         said: list[tuple[int, ...]] = [()]
         for node in range(1, tree.size):
             said.append((*said[tree.parents[node]], tree.tokens[node]))
-        path, bonus = rule(tree, torch.stack([self.logits(prefix) for prefix in said]), sampling, PLACE)
+        path, bonus = rule(tree, self.form(torch.stack([self.logits(prefix) for prefix in said])), sampling, PLACE)
         return [*said[path[-1]], bonus]
 
 
@@ -55,7 +60,7 @@ def counts(model: Model, shape: dict[str, float], draws: int, rule=walk_by_rejec
     found, random = torch.zeros(LETTERS, LETTERS, LETTERS), torch.Generator().manual_seed(5)
     for seed in range(draws):
         sampling = Sampling(**shape, seed=seed, rule="rejection")
-        tree = sampled_tree(0, model.draft, NODES, sampling, PLACE + 1, "draft")
+        tree = sampled_tree(0, model.form(model.draft), NODES, sampling, PLACE + 1, "draft")
         tokens = model.say(tree, sampling, rule)
         while len(tokens) < 3:
             chances = stock_distribution(model.logits(tuple(tokens)), sampling)
@@ -71,8 +76,9 @@ def test_three_tokens_have_the_targets_joint_distribution(shape: str) -> None:
     assert_drawn_from(model.joint(Sampling(**SHAPES[shape])), counts(model, SHAPES[shape], draws))
 
 
-def test_a_few_hundred_draws_are_the_targets() -> None:
-    model = Model(seed=2)
+@every_form
+def test_a_few_hundred_draws_are_the_targets(form: Form) -> None:
+    model = Model(2, form)
     assert_drawn_from(model.joint(Sampling(1.0)), counts(model, SHAPES["plain"], draws=250))
 
 
@@ -99,12 +105,15 @@ def test_a_drafter_that_is_the_target_is_always_right_and_sampled_like_it() -> N
     model.draft[1] = model.second[0]
     for seed in range(60):
         sampling = Sampling(1.0, seed=seed, rule="rejection")
-        assert len(model.say(sampled_tree(0, model.draft, NODES, sampling, PLACE + 1, "draft"), sampling)) == 3
+        assert (
+            len(model.say(sampled_tree(0, in_numpy(model.draft), NODES, sampling, PLACE + 1, "draft"), sampling)) == 3
+        )
     assert_drawn_from(model.joint(Sampling(1.0)), counts(model, SHAPES["plain"], draws=600))
 
 
 def test_equal_siblings_are_in_the_tree_as_often_as_they_were_sampled() -> None:
-    trees = [sampled_tree(0, Model(1).draft, NODES, Sampling(1.0, seed=seed), PLACE + 1, "draft") for seed in range(20)]
+    draft = in_numpy(Model(1).draft)
+    trees = [sampled_tree(0, draft, NODES, Sampling(1.0, seed=seed), PLACE + 1, "draft") for seed in range(20)]
     first = [[tree.tokens[child] for child in tree.siblings[0]] for tree in trees]
     assert all(len(children) == 4 for children in first)
     assert sum(len({*children}) < len(children) for children in first) > 10
@@ -114,21 +123,22 @@ def test_equal_siblings_are_in_the_tree_as_often_as_they_were_sampled() -> None:
 def mutated(subtract: bool, duplicates: bool):
     """The rule, written once more, and what it must not forget left out."""
 
-    def rule(tree: DraftTree, logits: torch.Tensor, sampling: Sampling, position: int):
+    def rule(tree: DraftTree, logits: Logits, sampling: Sampling, position: int):
         path = [0]
         while True:
-            left, place = sampling.probabilities(logits[path[-1]]), position + tree.depth[path[-1]] + 1
+            left, place = logits.probabilities(path[-1], sampling), position + tree.depth[path[-1]] + 1
             children = tree.siblings[path[-1]] if duplicates else list(tree.children[path[-1]].values())
             for rank, child in enumerate(children):
-                draft, token = sampling.probabilities(tree.draft_logits[child]), tree.tokens[child]
+                draft, token = tree.draft_logits.probabilities(child, sampling), tree.tokens[child]
                 if sampling.uniform(place, rank) < left[token] / draft[token]:
                     path.append(child)
                     break
                 if subtract:
-                    left = (left - draft).clamp(min=0)
+                    left = (left - draft).clip(min=0)
                     left = left / left.sum()
             else:
-                return path, sampling.sample(left.log() * sampling.temperature, place, 99)
+                left = np.log(left) * sampling.temperature
+                return path, NumpyLogits(left[None]).sample(0, place, 99, sampling)
 
     return rule
 
@@ -142,9 +152,9 @@ def test_one_token_after_three_draws_and_the_chi_square_sees_what_the_rule_must_
     rule = mutated(forgotten != "to subtract", forgotten != "duplicates") if forgotten != "as it is" else None
     for seed in range(800):
         sampling = Sampling(1.0, seed=seed, rule="rejection")
-        tree = sampled_tree(0, draft, 3, sampling, PLACE + 1, "draft")
+        tree = sampled_tree(0, in_numpy(draft), 3, sampling, PLACE + 1, "draft")
         assert tree.parents == [-1, 0, 0, 0]
-        path, bonus = (rule or walk_by_rejection)(tree, target.log().expand(4, -1), sampling, PLACE)
+        path, bonus = (rule or walk_by_rejection)(tree, in_numpy(target.log().expand(4, -1)), sampling, PLACE)
         found[tree.tokens[path[1]] if len(path) > 1 else bonus] += 1
     if forgotten in ("nothing", "as it is"):
         assert_drawn_from(target, found)

@@ -3,6 +3,7 @@
 import torch
 
 from localspec.decoding.acceptance import walk_by_typicality
+from localspec.decoding.numpy_logits import NumpyLogits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 
@@ -15,7 +16,7 @@ def logits(*rows: list[float]) -> torch.Tensor:
 
 
 def accepted(tree: DraftTree, rows: torch.Tensor, sampling: Sampling = ONE) -> tuple[list[int], int]:
-    return walk_by_typicality(tree, rows, sampling)
+    return walk_by_typicality(tree, NumpyLogits(rows.numpy()), sampling)
 
 
 def test_where_the_target_is_sure_a_token_needs_nine_hundredths() -> None:
@@ -81,7 +82,7 @@ def test_near_temperature_zero_it_is_greedy_decoding() -> None:
         for node in range(1, 9):
             if parents[node] in greedy and tokens[node] == int(order[parents[node], 0]):
                 greedy.append(node)
-        found, bonus = walk_by_typicality(tree, rows, cold)
+        found, bonus = walk_by_typicality(tree, NumpyLogits(rows.numpy()), cold)
         assert {*found} <= {*greedy}
         assert tree.depth[found[-1]] == max(tree.depth[node] for node in greedy) == len(found) - 1
         assert bonus == int(order[found[-1], 0])

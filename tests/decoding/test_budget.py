@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
-import torch
 from scripted_drafters import OffChain, Oracle, RandomBranches, random_tree
 from slow_cases import cases
 from tiny_models import Tiny, prompt_ids, stock_reply
@@ -16,6 +16,8 @@ from tiny_models import Tiny, prompt_ids, stock_reply
 from localspec.decoding.acceptance import walk
 from localspec.decoding.budget import LATEST, PATIENCE, SOONEST, Budget
 from localspec.decoding.drafter import Drafter, Step
+from localspec.decoding.logits import PicksOnRequest
+from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
@@ -71,8 +73,8 @@ DRAFTS = {"chain": chain, "bush": bush}
 
 def step(tree: DraftTree, *coming: int) -> Step:
     """What verification says of a tree where the target would go on like this."""
-    path, bonus = walk(tree, lambda node: [*coming, WRONG][tree.depth[node]])
-    return Step([*(tree.tokens[node] for node in path[1:]), bonus], torch.empty(0), tree, path)
+    path, bonus = walk(tree, PicksOnRequest(lambda node: [*coming, WRONG][tree.depth[node]]))
+    return Step([*(tree.tokens[node] for node in path[1:]), bonus], NumpyHidden(np.empty((0, 0))), tree, path)
 
 
 def feed(budget: Budget, draft: DraftTree, *coming: int, times: int = 1) -> DraftTree:

@@ -14,6 +14,7 @@ from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
+from localspec.nn.logits import TorchLogits
 
 Make = Callable[[str], Tiny]
 
@@ -45,13 +46,13 @@ def test_a_step_reports_states_picks_and_rows_of_the_accepted_path(tiny: Make, n
             return model.stock.model(torch.tensor([text])).last_hidden_state[0]
 
     def pick(text: list[int]) -> int:
-        return sampling.pick(stock_logits(model.stock, text)[-1], len(text))
+        return TorchLogits(stock_logits(model.stock, text)[-1:]).picks([len(text)], sampling)[0]
 
     step = prefill_step(model.target, cache, drafter, prompt, sampling, last=True)
     root = pick(prompt)
     assert step.committed == [*prompt, root]
     assert step.tree is None
-    assert torch.allclose(step.hidden, states(prompt), atol=1e-5)
+    assert torch.allclose(step.hidden.rows, states(prompt), atol=1e-5)
 
     text = [*prompt, root]
     one = pick(text)
@@ -65,7 +66,7 @@ def test_a_step_reports_states_picks_and_rows_of_the_accepted_path(tiny: Make, n
     assert step.path == [0, 2, 5]
     assert step.committed == [one, two, bonus]
     assert cache.length == len(text) + 2
-    assert torch.allclose(step.hidden, states([*text, one, two])[-3:], atol=1e-5)
+    assert torch.allclose(step.hidden.rows, states([*text, one, two])[-3:], atol=1e-5)
     for node in range(7):  # at every node, rejected ones and probes too
         path = [tokens[at] for at in path_to(drafter.next, node)]
         assert step.greedy_picks[node] == int(stock_logits(model.stock, prompt + path)[-1].argmax())

@@ -45,11 +45,11 @@ class Short:
         self.rows: list[int] = []
         self.target.forward = self._forward
 
-    def _forward(self, tokens: torch.Tensor, *more: Any, **named: Any) -> Any:
-        self.rows.append(len(tokens))
-        if self.full(len(self.rows), len(tokens)):
+    def _forward(self, tree: DraftTree, *more: Any, **named: Any) -> Any:
+        self.rows.append(tree.size)
+        if self.full(len(self.rows), tree.size):
             raise self.error
-        return Target.forward(self.target, tokens, *more, **named)
+        return Target.forward(self.target, tree, *more, **named)
 
 
 def never(calls: int, rows: int) -> bool:

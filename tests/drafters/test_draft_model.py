@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context
-from localspec.decoding.forward import ForwardOutput, common_prefix
+from localspec.decoding.forward import ForwardOutput, TokenCache, common_prefix
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
@@ -37,6 +37,7 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import SOURCE, DraftModel
 from localspec.errors import UsageMistake
 from localspec.events import Text
+from localspec.nn.logits import TorchLogits
 from localspec.nn.small_model import compare_tokens
 from localspec.nn.target import Target
 
@@ -88,13 +89,13 @@ class Watched:
         self.target, self.rows, self.read, self.again = copy(target), list[int](), list[int](), 0
         forward = self.target.forward
 
-        def watched(tokens: torch.Tensor, positions: torch.Tensor, *more: Any, **named: Any) -> ForwardOutput:
-            start, fresh = int(positions[0]), tokens.tolist()
+        def watched(tree: DraftTree, cache: TokenCache, **named: Any) -> ForwardOutput:
+            start, fresh = cache.length, list(tree.tokens)
             assert start <= len(self.read), "something was left out"
             self.again += common_prefix(fresh, self.read[start:])
             self.read[start:] = fresh
             self.rows.append(len(fresh))
-            return forward(tokens, positions, *more, **named)
+            return forward(tree, cache, **named)
 
         self.target.forward = watched  # type: ignore[method-assign]
 
@@ -210,7 +211,7 @@ def test_the_noise_of_a_draft_is_that_of_the_target(tiny: Make) -> None:
     drafter = drafting(model.target)
     tree, tokens = drafter.draft(context(drafter, text, 6, sampling)), list(text)
     for token in tree.tokens[1:]:
-        assert token == sampling.pick(stock_logits(model.stock, tokens)[-1], len(tokens))
+        assert token == TorchLogits(stock_logits(model.stock, tokens)[-1:]).picks([len(tokens)], sampling)[0]
         tokens.append(token)
 
 

@@ -118,7 +118,7 @@ def test_nothing_is_made_for_options_that_the_weights_are_not_of(
 ) -> None:
     target, devices, make = tiny(LLAMA).target, set(), saved.make_drafter
     path = edited(write_drafter(tmp_path, target, form), **options)
-    monkeypatch.setattr(saved, "make_drafter", lambda *given: devices.add(given[1].device.type) or make(*given))
+    monkeypatch.setattr(saved, "make_drafter", lambda *given: devices.add(given[1].device) or make(*given))
     with pytest.raises(LocalspecError, match=asked) as refused:
         loaded(path, target)
     assert devices == {"meta"}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from scripted_drafters import Witness
@@ -15,6 +16,7 @@ from tiny_models import FAMILIES, Tiny, prompt_ids, stock_logits, stock_reply
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
@@ -53,7 +55,7 @@ def context(tokens: Sequence[int], nodes: int) -> Context:
 
 def answered(tree: DraftTree, picks: Sequence[int], committed: Sequence[int]) -> Step:
     """A decode step that committed these, and in which the target picked `picks` at the probes."""
-    return Step(committed, torch.empty(1, 0), tree, [0], [committed[0], *picks])
+    return Step(committed, NumpyHidden(np.empty((1, 0))), tree, [0], [committed[0], *picks])
 
 
 def levels(tree: DraftTree, columns: int) -> list[list[int]]:
@@ -173,7 +175,7 @@ def test_the_prompt_moves_nothing_and_a_rewind_keeps_the_guesses() -> None:
     window, text = Lookahead(pool, (), columns=2, phrase=3), [7, 8, 9]
     step_by_step(window, text, 4, [[1], [1], [1]])
     window.rewind(2)
-    window.observe(Step([5, 6], torch.empty(2, 0)))
+    window.observe(Step([5, 6], NumpyHidden(np.empty((2, 0)))))
     tree = window.draft(context([7, 8, 5, 6], 4))
     assert window.draft(context([7, 8, 5, 6], 4)) == tree, "asked twice, it says the same"
     assert levels(tree, 2) == [[1004, 1005], [1008, 1009]], "the picks of the two steps before"

@@ -41,6 +41,7 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Text
 from localspec.models.drafter_cards import DrafterCard
 from localspec.nn.exactness import measure
+from localspec.nn.logits import TorchHidden
 from localspec.nn.losses import RANKS
 from localspec.nn.target import Target
 from localspec.policy.prediction import CHUNK
@@ -126,7 +127,7 @@ def proposed(
     """What is drafted behind a text whose last token is the root."""
     hidden = states(target, torch.tensor([text[:-1]]))[0]
     drafter.rewind(0)
-    drafter.observe(Step(list(text), hidden))
+    drafter.observe(Step(list(text), TorchHidden(hidden)))
     return drafter.draft(Context(list(text), target.cache(0), nodes, sampling))
 
 
@@ -193,7 +194,7 @@ def test_what_is_behind_a_rewind_is_neither_drafted_from_nor_judged(tiny: Make) 
     proposed(drafter, target, text)
     drafter.rewind(5)
     assert drafter.draft(Context(text[:5], target.cache(0), 4, GREEDY)).size == 1, "no state, no guess"
-    drafter.observe(Step(text[4:], torch.zeros(5, 48)))
+    drafter.observe(Step(text[4:], TorchHidden(torch.zeros(5, 48))))
     assert drafter.calibration.as_json() == []
 
 
@@ -429,7 +430,7 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str, form: st
         sampling = Sampling(**shape, seed=7)
         plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, sampling, 24)
         drafter = perturbed(medusa(target, **FORMS[form]))
-        for whole in (drafter, WithPhrases(drafter, PhrasePool(target.special_tokens))):
+        for whole in (drafter, WithPhrases(drafter, PhrasePool(target.special_tokens), anywhere=True)):
             assert reply(Session(target, whole, Budget(12)), prompt, sampling, 24)[0] == plain
 
 
@@ -494,7 +495,7 @@ def test_rejection_keeps_the_distribution_of_three_tokens(tmp_path) -> None:
     assert_drawn_from(chances, counts)
     assert drafter.calibration.as_json() == [], "no choice may depend on what is drawn"
     tree = proposed(drafter, model.target, prompt, 7, sampling)
-    assert tree.draft_logits.shape == (8, LETTERS) and max(tree.depth) == 3
+    assert tree.draft_logits.rows.shape == (8, LETTERS) and max(tree.depth) == 3
 
 
 # -- trees -------------------------------------------------------------------------------------------------------------
@@ -544,7 +545,7 @@ def test_a_static_tree_has_the_shape_of_its_accuracies_and_the_tokens_of_this_st
     drafter.accuracies = []  # nobody has measured: deep enough to be of use
     assert max(proposed(drafter, target, prompt_ids(9), nodes=16).depth) == 3
     sampled = Sampling(0.9, top_k=2)
-    drafter.observe(Step(prompt_ids(9), hidden))
+    drafter.observe(Step(prompt_ids(9), TorchHidden(hidden)))
     tree = drafter.draft(Context(prompt_ids(9), target.cache(0), 20, sampled))
     assert 3 < tree.size <= 15, "of two tokens that may be drawn, two ranks"
 
@@ -555,13 +556,13 @@ def test_confidence_is_judged_by_what_was_committed_at_its_depth(tiny: Make) -> 
     drafter = perturbed(medusa(target, heads=4))
     tree = proposed(drafter, target, prompt_ids(9), nodes=2)
     first, second = drafter._candidates[0][0][0], drafter._candidates[1][1][0]
-    drafter.observe(Step([first, second, END], torch.zeros(3, 48), tree, path=[0, 1]))
+    drafter.observe(Step([first, second, END], TorchHidden(torch.zeros(3, 48)), tree, path=[0, 1]))
     right = {}
     for _, depth, rank, _, hits, count in drafter.calibration.as_json():
         right[depth, rank] = right.get((depth, rank), 0) + hits
         assert count == 1
     assert right == {(1, 0): 1, (1, 1): 0, (2, 0): 0, (2, 1): 1}
-    drafter.observe(Step([5], torch.zeros(1, 48), tree, path=[0]))
+    drafter.observe(Step([5], TorchHidden(torch.zeros(1, 48)), tree, path=[0]))
     assert sum(count for *_, count in drafter.calibration.as_json()) == 4, "a draft is judged once"
 
 

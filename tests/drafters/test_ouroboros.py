@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from distributions import assert_drawn_from
@@ -33,6 +34,7 @@ from transformers import LlamaConfig
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
@@ -400,10 +402,10 @@ def test_a_pool_that_is_lent_is_read_and_not_written() -> None:
     pool = Locked(reader=lambda keys: [Phrase(key, b"", pack_tokens([50, 51]), 1) for key in keys])
     inner = Witness()
     drafter = WithPhrases(inner, pool, read_only=True)
-    drafter.observe(Step([1, 2], torch.empty(2, 0)))
+    drafter.observe(Step([1, 2], NumpyHidden(np.empty((2, 0)))))
     tree = drafter.draft(Context([1, 2], cast(KVCache, Held(1)), 4, GREEDY))
     assert list(tree.tokens) == [2, 50, 51], "read it is"
-    drafter.observe(Step([50, 9], torch.empty(2, 0), tree, [0, 1], [50, 9, 8]))
+    drafter.observe(Step([50, 9], NumpyHidden(np.empty((2, 0))), tree, [0, 1], [50, 9, 8]))
     assert inner.tokens == [1, 2, 50, 9]
     drafter.rewind(2)
     assert inner.tokens == [1, 2]
@@ -551,7 +553,7 @@ def lengthened(chain: Sequence[int], *, verification: bool = True) -> tuple[With
     pool = PhrasePool(text=False, verification=verification)
     pool.take([chain[-1] if chain else 3, 6, 7, 8])
     drafter = WithPhrases(Chain(chain), pool)
-    drafter.observe(Step([1, 2, 3], torch.empty(3, 0)))
+    drafter.observe(Step([1, 2, 3], NumpyHidden(np.empty((3, 0)))))
     tree = drafter.draft(context([1, 2, 3], 9))
     assert list(tree.tokens) == [3, *chain, 6, 7, 8]
     return drafter, tree
@@ -561,7 +563,7 @@ def test_a_phrase_that_was_tried_and_failed_gives_way_to_what_the_target_said_in
     """3 ─ 4 ─ 5 ─ 6 ─ 7 ─ 8
     target says  4   5   20  21  22  23    The draft was right; 20 21 22 stand where 6 7 8 stood."""
     drafter, tree = lengthened([4, 5])
-    drafter.observe(Step([4, 5, 20], torch.empty(3, 0), tree, [0, 1, 2], [4, 5, 20, 21, 22, 23]))
+    drafter.observe(Step([4, 5, 20], NumpyHidden(np.empty((3, 0))), tree, [0, 1, 2], [4, 5, 20, 21, 22, 23]))
     assert behind(drafter.pool, 4, 5) == [(20, 21, 22)]
     assert behind(drafter.pool, 99, 5) == [(20, 21, 22)], "of the last token alone the old one is gone too"
     assert (pack_key(4, 5), b"", pack_tokens([20, 21, 22])) in drafter.pool.harvest(0)[0]
@@ -569,35 +571,37 @@ def test_a_phrase_that_was_tried_and_failed_gives_way_to_what_the_target_said_in
 
 def test_of_a_phrase_that_was_right_at_first_the_rest_is_replaced() -> None:
     drafter, tree = lengthened([4, 5])
-    drafter.observe(Step([4, 5, 6, 20], torch.empty(4, 0), tree, [0, 1, 2, 3], [4, 5, 6, 20, 21, 22]))
+    drafter.observe(Step([4, 5, 6, 20], NumpyHidden(np.empty((4, 0))), tree, [0, 1, 2, 3], [4, 5, 6, 20, 21, 22]))
     assert behind(drafter.pool, 5, 6) == [(20, 21)]
     assert behind(drafter.pool, 4, 5) == [(6, 7, 8)], "it was right as far as it had to be"
 
 
 def test_a_phrase_behind_a_draft_that_failed_is_not_judged() -> None:
     drafter, tree = lengthened([4, 5])
-    drafter.observe(Step([4, 20], torch.empty(2, 0), tree, [0, 1], [4, 20, 6, 21, 22, 23]))
+    drafter.observe(Step([4, 20], NumpyHidden(np.empty((2, 0))), tree, [0, 1], [4, 20, 6, 21, 22, 23]))
     assert (6, 7, 8) in behind(drafter.pool, 99, 5)
     assert (20, 6) not in behind(drafter.pool, 3, 4)
 
 
 def test_a_phrase_at_the_root_is_known_by_the_token_before_it() -> None:
     drafter, tree = lengthened([])
-    drafter.observe(Step([20], torch.empty(1, 0), tree, [0], [20, 21, 22, 23]))
+    drafter.observe(Step([20], NumpyHidden(np.empty((1, 0))), tree, [0], [20, 21, 22, 23]))
     assert behind(drafter.pool, 99, 3) == [(20, 21, 22)]
     assert (pack_key(2, 3), b"", pack_tokens([20, 21, 22])) in drafter.pool.harvest(0)[0]
 
 
 def test_a_phrase_that_was_right_stays() -> None:
     drafter, tree = lengthened([4, 5])
-    drafter.observe(Step([4, 5, 6, 7, 8, 9], torch.empty(6, 0), tree, [0, 1, 2, 3, 4, 5], [4, 5, 6, 7, 8, 9]))
+    drafter.observe(
+        Step([4, 5, 6, 7, 8, 9], NumpyHidden(np.empty((6, 0))), tree, [0, 1, 2, 3, 4, 5], [4, 5, 6, 7, 8, 9])
+    )
     assert behind(drafter.pool, 4, 5) == [(6, 7, 8)]
 
 
 def test_without_verification_nothing_is_learned_and_nothing_lost() -> None:
     for verification in (True, False):  # behind the rejected 6 the target says 7, as the draft did
         drafter, tree = lengthened([4, 5], verification=verification)
-        drafter.observe(Step([4, 5, 20], torch.empty(3, 0), tree, [0, 1, 2], [4, 5, 20, 7, 22, 23]))
+        drafter.observe(Step([4, 5, 20], NumpyHidden(np.empty((3, 0))), tree, [0, 1, 2], [4, 5, 20, 7, 22, 23]))
         learned = drafter.pool.harvest(6)[0]
         assert ((pack_key(5, 6), b"", pack_tokens([7, 22])) in learned) == bool(learned) == verification
     assert behind(drafter.pool, 4, 5) == [(6, 7, 8)]

@@ -97,7 +97,7 @@ def hidden_of(target: Target, tokens: Sequence[int]) -> torch.Tensor:
     with torch.inference_mode():
         count = len(tokens)
         row, causal = torch.tensor(tokens), torch.ones(count, count, dtype=torch.bool).tril_()
-        return target.forward(row, torch.arange(count), causal).hidden.clone()
+        return target.forward_tensors(row, torch.arange(count), causal).hidden.clone()
 
 
 def one_group(count: int, masks: int, anchor: int) -> Group:

@@ -6,13 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
-import torch
 from scripted_drafters import Oracle, RandomBranches, Witness
 from tiny_models import Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
@@ -35,7 +36,7 @@ def context(tokens: Sequence[int], nodes: int) -> Context:
 
 
 def observed(tokens: Sequence[int]) -> Step:
-    return Step(tokens, torch.empty(len(tokens), 0))
+    return Step(tokens, NumpyHidden(np.empty((len(tokens), 0))))
 
 
 def phrases(tokens: Sequence[int], special: Sequence[int] = (), inner: Drafter | None = None) -> WithPhrases:
@@ -61,7 +62,7 @@ def chains(tree: DraftTree) -> list[list[int]]:
 def verified(tree: DraftTree, path: Sequence[int], best: Sequence[int]) -> Step:
     """A decode step: the accepted path and the target's picks."""
     committed = [*(tree.tokens[node] for node in path[1:]), best[path[-1]]]
-    return Step(committed, torch.empty(len(path)), tree, path, best)
+    return Step(committed, NumpyHidden(np.empty((len(path), 0))), tree, path, best)
 
 
 # -- drafting ----------------------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from localspec.models.s3d_prediction import Constants, acceptance_at
 from localspec.nn.cache import KVCache
 from localspec.nn.exactness import measure
 from localspec.nn.linear import Int8Linear, Linear
+from localspec.nn.logits import TorchHidden
 from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
@@ -87,7 +88,7 @@ def batch(
         loss_mask[row, start : len(text)] = True
     causal = torch.ones(longest, longest, dtype=torch.bool).tril_()
     with torch.no_grad():
-        hidden = target.forward(tokens, torch.arange(longest), causal).hidden
+        hidden = target.forward_tensors(tokens, torch.arange(longest), causal).hidden
     return Batch(tokens, loss_mask, hidden, distill, torch.Generator().manual_seed(seed))
 
 
@@ -108,7 +109,7 @@ def prefilled(target: Target, text: Sequence[int]) -> KVCache:
     kept, rows = target.cache(len(text) + 32), len(text) - 1
     causal = torch.ones(rows, rows, dtype=torch.bool).tril_()
     with torch.inference_mode():
-        target.forward(torch.tensor(text[:-1]), torch.arange(rows), causal, kept)
+        target.forward_tensors(torch.tensor(text[:-1]), torch.arange(rows), causal, kept)
     kept.keep(range(rows))
     return kept
 
@@ -144,9 +145,8 @@ def test_a_draft_changes_no_bit_of_the_targets_logits(tiny: Make, name: str, for
             assert torch.equal(kept.rows(range(-len(text) + 1, 0)), before)
             assert kept.rows(range(12))[drafter.kept, :].abs().sum() > 0, "the draft wrote behind the text"
         with torch.inference_mode():
-            depth = torch.tensor(tree.depth)
-            output = target.forward(torch.tensor(tree.tokens), kept.length + depth, tree.mask, kept)
-        seen += [output.logits, output.hidden, kept.rows(range(tree.size))]
+            output = target.forward(tree, kept)
+        seen += [output.logits.rows, output.hidden.rows, kept.rows(range(tree.size))]
     for plain, behind_a_draft in zip(seen[:3], seen[3:], strict=True):
         assert torch.equal(plain, behind_a_draft)
 
@@ -186,7 +186,7 @@ ALL_FORMS = {
 def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str, options: str) -> None:
     model = tiny(name)
     untrained, random = (made(model.target, spread, **ALL_FORMS[options]) for spread in (0.0, 0.3))
-    for drafter in (untrained, WithPhrases(random, PhrasePool(model.target.special_tokens))):
+    for drafter in (untrained, WithPhrases(random, PhrasePool(model.target.special_tokens), anywhere=True)):
         session = Session(model.target, drafter, Budget(8))
         for prompt, text in conversation(model):
             assert spoken(session, prompt, count=20)[0] == text
@@ -231,7 +231,7 @@ def test_exact_text_is_bit_for_bit_that_without_a_drafter(
         observe = session.drafter.observe
 
         def watch(step: Step, kind: str = kind, observe: Callable[[Step], None] = observe) -> None:
-            told[kind] += step.hidden
+            told[kind] += step.hidden.rows
             observe(step)
 
         session.drafter.observe = watch  # type: ignore[method-assign]
@@ -293,14 +293,14 @@ def test_two_drafters_of_one_target_do_not_disturb_each_other(tiny: Make) -> Non
     target, text = tiny(QWEN3).target, prompt_ids(20)
     one, two = made(target, 0.2, seed=1), made(target, 0.2, seed=2, skip="2-2")
     alone = [drafted_logits(drafter, text) for drafter in (one, two)]
-    plain = target.forward(torch.tensor(text), torch.arange(20), torch.ones(20, 20).tril_() > 0).logits
+    plain = target.forward_tensors(torch.tensor(text), torch.arange(20), torch.ones(20, 20).tril_() > 0).logits
     kept = prefilled(target, text)
     for _ in range(2):
         for drafter, wanted in zip((one, two), alone, strict=True):
             found = drafter._predict(Context(text, kept, 8, GREEDY))
             assert found is not None
             assert torch.equal(found, wanted)
-    again = target.forward(torch.tensor(text), torch.arange(20), torch.ones(20, 20).tril_() > 0).logits
+    again = target.forward_tensors(torch.tensor(text), torch.arange(20), torch.ones(20, 20).tril_() > 0).logits
     assert torch.equal(plain, again)
 
 
@@ -320,7 +320,7 @@ def test_rejection_draws_from_what_the_rows_foresee_and_keeps_the_targets_distri
     assert tree.size == 8
     assert tree.draft_logits is not None
     for node in range(1, 8):
-        assert torch.equal(tree.draft_logits[node], drafted_logits(drafter, prompt)[tree.depth[node] - 1])
+        assert torch.equal(tree.draft_logits.rows[node], drafted_logits(drafter, prompt)[tree.depth[node] - 1])
 
     def following(text: list[int]) -> torch.Tensor:
         return stock_distribution(stock_logits(model.stock, text)[-1], Sampling(**shape)).double()
@@ -683,7 +683,7 @@ def test_confidence_is_judged_by_what_the_target_said(tiny: Make) -> None:
     tree = drafter.draft(context)
     assert asked == [1, 2, 3]
     first = tree.tokens[1]
-    step = Step([first, 33], torch.zeros(2, 48), tree, [0, 1], [0] * tree.size)
+    step = Step([first, 33], TorchHidden(torch.zeros(2, 48)), tree, [0, 1], [0] * tree.size)
     drafter.observe(step)
     assert judged == [(5, 1, first), (5, 2, 33)]
     drafter.observe(step)
@@ -691,7 +691,7 @@ def test_confidence_is_judged_by_what_the_target_said(tiny: Make) -> None:
     drafter.rewind(12)
     drafter.observe(step)
     drafter.draft(context)
-    drafter.observe(Step([7, 8], torch.zeros(2, 48)))
+    drafter.observe(Step([7, 8], TorchHidden(torch.zeros(2, 48))))
     assert len(judged) == 2
 
 

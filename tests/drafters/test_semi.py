@@ -14,9 +14,10 @@ from transformers import LlamaConfig
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.logits import Candidate
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
-from localspec.decoding.tree import Candidate, DraftTree, grow_tree
+from localspec.decoding.tree import DraftTree, grow_tree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.saved import load_drafter, make_drafter, save_drafter
 from localspec.drafters.trained import Batch, TrainedDrafter
@@ -24,6 +25,7 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Statistics, Text
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.exactness import measure
+from localspec.nn.logits import TorchHidden, TorchLogits
 from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
@@ -264,12 +266,10 @@ def drafted(
     tokens = prompt_ids(12, seed=3)
     cache = target.cache(64)
     with torch.inference_mode():
-        output = target.forward(
-            torch.tensor(tokens), torch.arange(12), torch.ones(12, 12, dtype=torch.bool).tril(), cache
-        )
+        output = target.forward(DraftTree.chain(tokens), cache)
         cache.keep(range(12))
         drafter.observe(Step([*tokens, 77], output.hidden))
-        return drafter.draft(Context([*tokens, 77], cache, nodes, sampling)), output.hidden[-1].clone(), 12
+        return drafter.draft(Context([*tokens, 77], cache, nodes, sampling)), output.hidden.rows[-1].clone(), 12
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_every_node_is_what_the_equations_give_behind_its_path(
             continue
         logits = scored(drafter, state, [77, *path_tokens(tree, node)])
         # All siblings share the noise of their position.
-        proposed = dict(sampling.candidates(logits[None], [position + tree.depth[node] + 1], 16)[0])
+        proposed = dict(TorchLogits(logits[None]).candidates([position + tree.depth[node] + 1], 16, sampling)[0])
         likeliest = sorted(proposed, key=lambda token: -proposed[token])[: len(below)]
         assert sorted(tree.tokens[child] for child in below) == sorted(likeliest)
         if sampling.greedy:  # what nothing is known about is as likely as the drafter says
@@ -324,7 +324,7 @@ def test_the_calibration_judges_what_hung_on_the_path_that_was_accepted(tiny: Ma
         learn(candidates, depth, greedy, token)
 
     drafter.calibration.learn = heard  # type: ignore[method-assign]
-    drafter.observe(Step([*chain, 300], state[None].expand(3, -1), tree, [0, 1, 2], [0] * tree.size))
+    drafter.observe(Step([*chain, 300], TorchHidden(state[None].expand(3, -1)), tree, [0, 1, 2], [0] * tree.size))
     assert [(depth, greedy, token) for _, depth, greedy, token in judged[:2]] == [
         (1, True, chain[0]),
         (2, True, chain[1]),
@@ -333,7 +333,7 @@ def test_the_calibration_judges_what_hung_on_the_path_that_was_accepted(tiny: Ma
         logits = scored(drafter, state, [77, *chain[:behind]])
         assert tokens == logits.topk(len(tokens)).indices.tolist()
     judged.clear()
-    drafter.observe(Step([4], state[None], DraftTree((1,), (-1,)), [0], [0]))
+    drafter.observe(Step([4], TorchHidden(state[None]), DraftTree((1,), (-1,)), [0], [0]))
     assert not judged, "a draft is judged once"
 
 
@@ -607,8 +607,8 @@ def test_drawn_trees_have_one_shape_and_say_what_each_node_was_drawn_from(tiny: 
         firsts.append([tree.tokens[node] for node in tree.siblings[0]])
         for node in range(1, tree.size):
             logits = scored(drafter, state, [77, *path_tokens(tree, tree.parents[node])])
-            assert torch.allclose(tree.draft_logits[node], logits, rtol=1e-4, atol=1e-4)
-            assert tree.draft_logits[node, tree.tokens[node]] > float("-inf")
+            assert torch.allclose(tree.draft_logits.rows[node], logits, rtol=1e-4, atol=1e-4)
+            assert tree.draft_logits.rows[node, tree.tokens[node]] > float("-inf")
         assert tree.chance is None
     assert shapes == {(-1, 0, 1, 2, 0, 4, 5, 0, 7, 8, 0, 0)}
     assert len({tuple(first) for first in firsts}) > 1, "they are drawn"

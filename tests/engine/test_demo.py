@@ -63,7 +63,7 @@ def test_the_logits_of_a_prompt_are_the_stock_models(demo: Tiny) -> None:
     tokens = demo.target.encode([{"role": "user", "content": " ".join(PROMPTS)}])
     mask = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()
     with torch.no_grad():
-        ours = demo.target.forward(torch.tensor(tokens), torch.arange(len(tokens)), mask).logits
+        ours = demo.target.forward_tensors(torch.tensor(tokens), torch.arange(len(tokens)), mask).logits
     stock = stock_logits(demo.stock, tokens)
     assert (ours - stock).abs().max() < 1e-5 * stock.abs().max()
 
@@ -139,7 +139,7 @@ def test_its_trained_drafters_help_and_change_nothing(demo: Tiny, demo_path: Pat
     tokens = steps = 0
     for question in PROMPTS:
         text, _ = stock_answer(demo, demo.target.encode([{"role": "user", "content": question}]), COUNT)
-        for one in (drafter, WithPhrases(drafter, pool)):
+        for one in (drafter, WithPhrases(drafter, pool, anywhere=True)):
             ids, statistics = answer(demo.target, one, question, Sampling())
             assert ids == text
             if one is drafter:
@@ -148,7 +148,7 @@ def test_its_trained_drafters_help_and_change_nothing(demo: Tiny, demo_path: Pat
             warm = Sampling(0.8, top_p=0.95, seed=seed)
             plain, _ = answer(demo.target, Autoregressive(), question, warm)
             assert answer(demo.target, drafter, question, warm)[0] == plain
-            assert answer(demo.target, WithPhrases(drafter, pool), question, warm)[0] == plain
+            assert answer(demo.target, WithPhrases(drafter, pool, anywhere=True), question, warm)[0] == plain
     assert tokens / steps > 1.5
 
 

@@ -155,7 +155,7 @@ def test_the_gap_is_that_of_the_logits(measured):
     engine, tokens = Engine(choice(draft_max=8)), [5, 300, 301, 302]
     with torch.inference_mode():
         causal = torch.ones(4, 4, dtype=torch.bool).tril()
-        logits = engine.target.forward(torch.tensor(tokens), torch.arange(4), causal).logits[-1]
+        logits = engine.target.forward_tensors(torch.tensor(tokens), torch.arange(4), causal).logits[-1]
     best, second = logits.topk(2).indices.tolist()
     assert engine.gap(tokens, best, second) == pytest.approx(float(logits[best] - logits[second]), abs=1e-4)
     assert engine.gap(tokens, second, best) == pytest.approx(-engine.gap(tokens, best, second))

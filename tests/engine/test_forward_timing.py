@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from clocks import Clock
 
+from localspec.decoding.tree import DraftTree
 from localspec.engine import forward_timing
 from localspec.engine.forward_timing import ROWS, measure_forward_costs
 from localspec.nn.cache import KVCache
@@ -25,8 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Model:
     """A target that answers nothing; `cost(rows, context, how often so far)` is how long that takes."""
 
-    device = torch.device("cpu")
-    transformer = SimpleNamespace(config=SimpleNamespace(vocab_size=3))
+    device, vocab_size = "cpu", 3
 
     def __init__(self, clock: Clock, cost: Callable[[int, int, int], float], context: int = 4096) -> None:
         self.clock, self.cost, self.context = clock, cost, context
@@ -35,12 +34,10 @@ class Model:
     def cache(self, slots: int) -> KVCache:
         return KVCache((1, 1, 2), slots, torch.float32, self.device)
 
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: KVCache) -> None:
-        n, context = len(tokens), cache.length
-        assert torch.is_inference_mode_enabled()
+    def forward(self, tree: DraftTree, cache: KVCache) -> None:
+        n, context = tree.size, cache.length
         assert context + n <= min(cache.capacity, self.context), "after the end"
-        assert tokens.max() < 3 and positions.tolist() == list(range(context, context + n))
-        assert mask.dtype == torch.bool and mask.equal(torch.ones(n, n).tril().bool())
+        assert max(tree.tokens) < 3 and tree.depth == list(range(n))
         self.clock.now += self.cost(n, context, self.calls.count((n, context)))
         self.calls.append((n, context))
 

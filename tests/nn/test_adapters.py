@@ -104,7 +104,7 @@ def test_rows_after_a_text_are_those_of_the_cache_and_gradients_flow(tiny: Make,
     cache, positions = target.cache(64), torch.arange(26, 30)
     causal = torch.ones(26, 26, dtype=torch.bool).tril_()
     with torch.inference_mode():
-        target.forward(torch.tensor(tokens[:26]), torch.arange(26), causal, cache)
+        target.forward_tensors(torch.tensor(tokens[:26]), torch.arange(26), causal, cache)
     cache.keep(range(26))
     chain, own = torch.ones(4, 4, dtype=torch.bool).tril_(), stirred(target, [0, 2])
     arguments = (positions, chain)
@@ -124,7 +124,7 @@ def test_a_mask_over_the_text_says_which_tokens_are_seen(tiny: Make) -> None:
     target, tokens = tiny("qwen3-grouped-mixed-window-wide-heads").target, prompt_ids(20)
     cache, causal = target.cache(64), torch.ones(20, 20, dtype=torch.bool).tril_()
     with torch.inference_mode():
-        target.forward(torch.tensor(tokens), torch.arange(20), causal, cache)
+        target.forward_tensors(torch.tensor(tokens), torch.arange(20), causal, cache)
     cache.keep(range(20))
     places = torch.tensor([4, 11, 19])
     mask = torch.zeros(3, 23, dtype=torch.bool)

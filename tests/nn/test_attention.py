@@ -9,6 +9,7 @@ from scripted_drafters import path_to, random_tree
 
 from localspec.decoding.tree import DraftTree
 from localspec.nn.attention import COLUMNS, LEAST_ROWS, LEAST_SLOTS, Attention, fastest, invariant, page_size, silu
+from localspec.nn.target import ancestor_mask
 
 # key heads, queries that share one, width of a head
 SHAPES = {
@@ -130,7 +131,7 @@ class Text:
         """[heads, group, nodes, width], the whole tree at once."""
         seen = torch.zeros(self.tree.size, count, dtype=torch.bool)
         seen[:, : self.context] = True
-        seen[:, self.context : self.context + self.tree.size] = self.tree.mask
+        seen[:, self.context : self.context + self.tree.size] = ancestor_mask(self.tree.parents)
         queries = self.queries.reshape(1, self.heads, -1, self.width)
         mixed = invariant(queries, *self.slots(list(range(self.tree.size)), count), additive(seen, self.group))
         return mixed.view(self.heads, self.group, self.tree.size, self.width)

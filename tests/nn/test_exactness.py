@@ -27,6 +27,7 @@ from localspec.nn.attention import Attention, fastest, invariant
 from localspec.nn.cache import KVCache
 from localspec.nn.exactness import Exactness, measure
 from localspec.nn.linear import Int8Linear
+from localspec.nn.logits import TensorOutput
 from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
@@ -98,7 +99,7 @@ def test_a_prompt_is_read_the_same_on_any_number_of_threads(broad: Path) -> None
         torch.set_num_threads(threads)
         cache = target.cache(512)
         with torch.inference_mode():
-            logits = target.forward(tokens, torch.arange(512), causal.bool(), cache).logits
+            logits = target.forward_tensors(tokens, torch.arange(512), causal.bool(), cache).logits
         read.append(torch.cat([logits.flatten(), cache.rows(range(512)).flatten()]))
         assert torch.equal(read[-1], read[0]), f"{threads} threads"
 
@@ -125,17 +126,17 @@ def test_what_is_kept_of_it_is_read_again_and_nothing_else_is() -> None:
 Attending = Callable[[Target, Attention], Target]
 
 
-def doctored(target: Target, change: Callable[[ForwardOutput, torch.Tensor], torch.Tensor]) -> Target:
+def doctored(target: Target, change: Callable[[TensorOutput, torch.Tensor], torch.Tensor]) -> Target:
     """`change(output, mask)` gives other logits."""
-    forward = target.forward
+    forward = target.forward_tensors
 
     def changed(
-        tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: KVCache | None = None
-    ) -> ForwardOutput:
-        output = forward(tokens, positions, mask, cache)
-        return ForwardOutput(change(output, mask), output.hidden)
+        tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: KVCache | None = None, **more: object
+    ) -> TensorOutput:
+        output = forward(tokens, positions, mask, cache, **more)
+        return TensorOutput(change(output, mask), output.hidden)
 
-    target.forward = changed
+    target.forward_tensors = changed
     return target
 
 
@@ -195,7 +196,7 @@ def test_in_the_invariant_form_wider_trees_than_asked_for_are_tried_for_all_must
 def test_in_the_fastest_form_wider_trees_than_asked_for_are_not_tried(small: Small) -> None:
     seen: list[int] = []
 
-    def watch(output: ForwardOutput, mask: torch.Tensor) -> torch.Tensor:
+    def watch(output: TensorOutput, mask: torch.Tensor) -> torch.Tensor:
         seen.append(len(mask))
         return output.logits
 
@@ -220,7 +221,7 @@ def test_logits_that_depend_on_what_the_other_rows_are_are_seen(
 def test_logits_that_depend_on_the_place_of_a_row_are_seen(small: Small, assert_seen: Seen, row: int) -> None:
     """The path of one tree is at its beginning, that of another at its end."""
 
-    def placed(output: ForwardOutput, mask: torch.Tensor) -> torch.Tensor:
+    def placed(output: TensorOutput, mask: torch.Tensor) -> torch.Tensor:
         return output.logits + 1e-3 * (torch.arange(len(mask)) >= max(row, 1))[:, None]
 
     assert_seen(doctored(small(), placed))
@@ -263,7 +264,7 @@ def test_logits_that_depend_on_the_number_of_threads_are_seen(
 ) -> None:
     """At any width: the larger a tree, the more of its work is split."""
 
-    def split(output: ForwardOutput, mask: torch.Tensor) -> torch.Tensor:
+    def split(output: TensorOutput, mask: torch.Tensor) -> torch.Tensor:
         return output.logits + 1e-3 * (len(mask) == rows and torch.get_num_threads() == threads)
 
     assert_seen(doctored(small(), split))
@@ -279,7 +280,7 @@ def test_logits_that_depend_on_a_number_of_threads_between_one_and_all_are_seen(
     monkeypatch.setattr(exactness, "physical_cores", lambda: 7)
     monkeypatch.setattr(exactness, "WIDE", ())
 
-    def split(output: ForwardOutput, mask: torch.Tensor) -> torch.Tensor:
+    def split(output: TensorOutput, mask: torch.Tensor) -> torch.Tensor:
         return output.logits + 1e-3 * (torch.get_num_threads() == threads)
 
     assert_seen(doctored(small(exact=exact), split), exact, widest=1)
@@ -293,7 +294,7 @@ def test_those_numbers_of_threads_are_tried_with_few_rows_and_with_some_more(
     """As rows are shared out among threads, it may be only some widths that show it."""
     monkeypatch.setattr(exactness, "physical_cores", lambda: 7)
 
-    def split(output: ForwardOutput, mask: torch.Tensor) -> torch.Tensor:
+    def split(output: TensorOutput, mask: torch.Tensor) -> torch.Tensor:
         return output.logits + 1e-3 * (torch.get_num_threads() == 5 and -(-len(mask) // 4) * 4 == rows)
 
     assert_seen(doctored(small(), split), widest=2, multiple=4)
@@ -321,9 +322,7 @@ def test_what_int8_layers_round_away_is_seen(small: Small, assert_seen: Seen, at
 def forwarded(target: Target, tree: DraftTree) -> torch.Tensor:
     """Logits of a tree without a text before it."""
     with torch.inference_mode():
-        return target.forward(
-            torch.tensor(tree.tokens), torch.tensor(tree.depth), tree.mask, target.cache(tree.size)
-        ).logits
+        return target.forward(tree, target.cache(tree.size)).logits.rows
 
 
 def test_keys_and_values_that_differ_are_seen_though_the_logits_do_not(
@@ -333,10 +332,11 @@ def test_keys_and_values_that_differ_are_seen_though_the_logits_do_not(
     target = small()
     forward = target.forward
 
-    def soiled(tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: KVCache) -> ForwardOutput:
-        output = forward(tokens, positions, mask, cache)
-        if len(positions) > 1:  # when a tree has been read: what a later step would see
-            cache._slots[-1, 1, :, cache.length + len(positions) - 1] += 1e-3
+    @torch.inference_mode()
+    def soiled(tree: DraftTree, cache: KVCache) -> ForwardOutput:
+        output = forward(tree, cache)
+        if tree.size > 1:  # when a tree has been read: what a later step would see
+            cache._slots[-1, 1, :, cache.length + tree.size - 1] += 1e-3
             cache._slots[-1, 1, :, cache.length + 1] += 1e-3
         return output
 
@@ -388,7 +388,7 @@ def test_the_number_of_threads_is_what_it_was_also_where_the_model_fails(load: L
     measure(load(exact=False), 3, exact=False)
     assert torch.get_num_threads() == 3
 
-    def broken(output: ForwardOutput, mask: torch.Tensor) -> torch.Tensor:
+    def broken(output: TensorOutput, mask: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError):
@@ -427,7 +427,7 @@ class Listening:
         target.forward = heard
 
     def observe(self, step: Step) -> None:
-        self.rows.append(self.output.logits[list(step.path)] if step.tree else self.output.logits)
+        self.rows.append(self.output.logits.take(step.path).rows if step.tree else self.output.logits.rows)
         self.inner.observe(step)
 
     def draft(self, context: Context) -> DraftTree:
@@ -610,6 +610,7 @@ def test_both_forms_are_one_model(load: Load) -> None:
         assert (exact.transformer.layers[0].attention, fast.transformer.layers[0].attention) == (invariant, fastest)
         with torch.inference_mode():
             one, other = (
-                target.forward(tokens, torch.arange(40), causal, target.cache(40)).logits for target in (exact, fast)
+                target.forward_tensors(tokens, torch.arange(40), causal, target.cache(40)).logits
+                for target in (exact, fast)
             )
         assert (one - other).abs().max() < (0.05 if precision == "bf16" else 1e-5) * one.abs().max()

@@ -164,7 +164,7 @@ def test_gradients_flow_through_an_int8_model_as_through_a_float_one_of_its_weig
     for target in (packed, dense):
         target.transformer.requires_grad_(True)
         causal = torch.ones(18, 18, dtype=torch.bool).tril()
-        (target.forward(tokens, torch.arange(18), causal).logits * direction).sum().backward()
+        (target.forward_tensors(tokens, torch.arange(18), causal).logits * direction).sum().backward()
     theirs = dict(dense.transformer.named_parameters())
     compared = [name for name, _ in packed.transformer.named_parameters()]
     assert "embed_tokens" in compared and "layers.0.input_layernorm" in compared
@@ -264,7 +264,7 @@ def test_a_model_with_outlier_channels_is_protected_when_it_is_loaded(spiky: Pat
 
     @torch.inference_mode()
     def logits(target: Target) -> torch.Tensor:
-        return target.forward(tokens, torch.arange(60), causal).logits
+        return target.forward_tensors(tokens, torch.arange(60), causal).logits
 
     right, packed = logits(Target.load(spiky)), Target.load(spiky, quantize="int8")
     for block in packed.transformer.layers:

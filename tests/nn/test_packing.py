@@ -105,7 +105,7 @@ def test_a_packed_model_is_the_stock_model_as_near_as_its_bits_come(
     layers = [layer for layer in packed.transformer.modules() if isinstance(layer, Linear | QuantizedLinear)]
     assert {type(layer) for layer in layers} == {kind} and len(layers) == 4 * 3 + 1
     with torch.no_grad():
-        ours = packed.forward(torch.tensor(tokens), torch.arange(60), causal(60)).logits
+        ours = packed.forward_tensors(torch.tensor(tokens), torch.arange(60), causal(60)).logits
     assert ours.dtype == (torch.float32 if kind is Int8Linear else precision)
     assert packed.transformer.norm.dtype == packed.transformer.computes_in == ours.dtype
     assert packed.dtype == precision
@@ -118,7 +118,7 @@ def test_it_answers_and_a_reply_is_the_same_however_it_is_read(
 ) -> None:
     packed, prompt = load(tiny(UNTIED).path, kind), prompt_ids(30, seed=5)
     packed.stop_tokens = frozenset()
-    assert packed.answers()
+    assert packed.forward(DraftTree.chain(prompt), packed.cache(30), last=True).logits.finite()
     ids, statistics = reply(Session(packed, Autoregressive(), Budget(0)), prompt, 10)
     again, _ = reply(Session(packed, Autoregressive(), Budget(0)), [*prompt, *ids[:4]], 6)
     assert ids[4:] == again
@@ -167,7 +167,7 @@ def test_gradients_flow_through_it_as_through_a_float_model_of_its_weights(
     tokens, direction = torch.tensor([prompt_ids(18, seed=seed) for seed in (7, 8)]), torch.randn(2, 18, VOCABULARY)
     for model in (packed, dense):
         model.transformer.requires_grad_(True)
-        (model.forward(tokens, torch.arange(18), causal(18)).logits * direction).sum().backward()
+        (model.forward_tensors(tokens, torch.arange(18), causal(18)).logits * direction).sum().backward()
     theirs = dict(dense.transformer.named_parameters())
     for name, parameter in packed.transformer.named_parameters():
         assert parameter.grad is not None, name

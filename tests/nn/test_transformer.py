@@ -60,7 +60,9 @@ def apart(ours: torch.Tensor, stock: torch.Tensor) -> float:
 def prefill(target: Target, cache: KVCache, tokens: list[int]) -> torch.Tensor:
     """Reads tokens after what the cache holds; their logits."""
     start = cache.length
-    output = target.forward(torch.tensor(tokens), torch.arange(start, start + len(tokens)), causal(len(tokens)), cache)
+    output = target.forward_tensors(
+        torch.tensor(tokens), torch.arange(start, start + len(tokens)), causal(len(tokens)), cache
+    )
     cache.keep(range(len(tokens)))
     return output.logits
 
@@ -69,7 +71,7 @@ def prefill(target: Target, cache: KVCache, tokens: list[int]) -> torch.Tensor:
 def test_logits_and_hidden_states_of_a_prompt_are_the_stock_models(tiny: Make, name: str) -> None:
     model, tokens = tiny(name), prompt_ids(60)
     with torch.no_grad():
-        output = model.target.forward(torch.tensor(tokens), torch.arange(60), causal(60))
+        output = model.target.forward_tensors(torch.tensor(tokens), torch.arange(60), causal(60))
         hidden = model.stock.model(torch.tensor([tokens])).last_hidden_state[0]
     assert apart(output.logits, stock_logits(model.stock, tokens)) < TOLERANCE
     assert apart(output.hidden, hidden) < TOLERANCE
@@ -113,10 +115,10 @@ def assert_rows_are_paths(model: Tiny, prompt: list[int], tree: DraftTree) -> No
     with torch.inference_mode():
         if prompt:
             prefill(model.target, cache, prompt)
-        ours = model.target.forward(torch.tensor(tree.tokens), committed + torch.tensor(tree.depth), tree.mask, cache)
+        ours = model.target.forward(tree, cache)
     for node in range(tree.size):
         text = prompt + [tree.tokens[at] for at in path_to(tree, node)]
-        assert apart(ours.logits[node], stock_logits(model.stock, text)[-1]) < TOLERANCE, f"node {node}"
+        assert apart(ours.logits.rows[node], stock_logits(model.stock, text)[-1]) < TOLERANCE, f"node {node}"
 
 
 @every_config
@@ -129,7 +131,7 @@ def test_the_next_forward_sees_only_the_kept_path_of_a_tree(tiny: Make, name: st
     cache = model.target.cache(60)
     with torch.inference_mode():
         prefill(model.target, cache, prompt)
-        model.target.forward(torch.tensor(tree.tokens), 20 + torch.tensor(tree.depth), tree.mask, cache)
+        model.target.forward(tree, cache)
         cache.keep(path)
         ours = prefill(model.target, cache, [5, 6, 7])
     text = [*prompt, *(tree.tokens[node] for node in path), 5, 6, 7]
@@ -141,7 +143,7 @@ def test_a_batch_without_a_cache_gives_each_text_its_own_logits(tiny: Make, name
     model = tiny(name)
     tokens = torch.tensor([prompt_ids(24, seed=seed) for seed in range(3)])
     with torch.no_grad():
-        ours = model.target.forward(tokens, torch.arange(24), causal(24)).logits
+        ours = model.target.forward_tensors(tokens, torch.arange(24), causal(24)).logits
         stock = model.stock(tokens).logits
     assert ours.shape == stock.shape
     assert apart(ours, stock) < TOLERANCE
@@ -150,8 +152,8 @@ def test_a_batch_without_a_cache_gives_each_text_its_own_logits(tiny: Make, name
 def test_with_last_only_the_last_rows_logits_are_computed(tiny: Make) -> None:
     model, tokens = tiny(SHARDED), torch.tensor(prompt_ids(30))
     with torch.no_grad():
-        whole = model.target.forward(tokens, torch.arange(30), causal(30))
-        last = model.target.forward(tokens, torch.arange(30), causal(30), last=True)
+        whole = model.target.forward_tensors(tokens, torch.arange(30), causal(30))
+        last = model.target.forward_tensors(tokens, torch.arange(30), causal(30), last=True)
     assert last.logits.shape == (1, model.target.transformer.config.vocab_size)
     # One row goes through another matrix routine than thirty do.
     assert apart(last.logits[0], whole.logits[-1]) < TOLERANCE
@@ -167,7 +169,7 @@ def test_a_subset_of_layers_computes_what_the_stock_model_of_those_layers_does(t
     if kinds := getattr(stock.model.config, "layer_types", None):
         stock.model.config.layer_types = [kinds[0], kinds[2]]
     with torch.no_grad():
-        ours = model.target.forward(torch.tensor(tokens), torch.arange(26), causal(26), layers=(0, 2)).logits
+        ours = model.target.forward_tensors(torch.tensor(tokens), torch.arange(26), causal(26), layers=(0, 2)).logits
     assert apart(ours, stock_logits(stock, tokens)) < TOLERANCE
 
 
@@ -176,7 +178,7 @@ def test_a_subset_of_layers_writes_its_own_slots_of_the_cache_and_no_others(tiny
     with torch.inference_mode():
         cache = model.target.cache(40)
         prefill(model.target, cache, tokens[:15])
-        model.target.forward(torch.tensor(tokens[15:]), torch.arange(15, 20), causal(5), cache, layers=(0, 2))
+        model.target.forward_tensors(torch.tensor(tokens[15:]), torch.arange(15, 20), causal(5), cache, layers=(0, 2))
         slots = cache._slots[:, :, :, 15:20]
         assert all(slots[layer].any() for layer in (0, 2))
         assert not slots[1].any()
@@ -192,7 +194,7 @@ def test_gradients_without_a_cache_are_the_stock_models(tiny: Make, name: str) -
     tokens = torch.tensor([prompt_ids(18, seed=seed) for seed in (7, 8)])
     direction = torch.randn(2, 18, 320, generator=torch.Generator().manual_seed(0))
     target.transformer.requires_grad_(True)
-    (target.forward(tokens, torch.arange(18), causal(18)).logits * direction).sum().backward()
+    (target.forward_tensors(tokens, torch.arange(18), causal(18)).logits * direction).sum().backward()
     (stock(tokens).logits * direction).sum().backward()
     theirs = {part: parameter.grad for part, parameter in stock.named_parameters()}
     ours = dict(target.transformer.named_parameters())
@@ -256,14 +258,13 @@ def test_rows_that_fill_up_a_forward_change_none_of_the_others(
             cache = target.cache(21 + tree.size)
             with torch.inference_mode():
                 prefill(target, cache, prompt)
-                output = target.forward(torch.tensor(tree.tokens), 21 + torch.tensor(tree.depth), tree.mask, cache)
+                output = target.forward(tree, cache)
             outputs.append(output)
             slots.append(cache.rows(range(-21, tree.size)))
             assert cache.length == 21, "nothing more is committed"
-        assert outputs[0].logits.shape == outputs[1].logits.shape
-        assert outputs[0].hidden.shape == outputs[1].hidden.shape
-        assert apart(outputs[1].logits, outputs[0].logits) < TOLERANCE
-        assert apart(outputs[1].hidden, outputs[0].hidden) < TOLERANCE
+        for plain_rows, padded_rows in zip(*((part.logits.rows, part.hidden.rows) for part in outputs), strict=True):
+            assert plain_rows.shape == padded_rows.shape
+            assert apart(padded_rows, plain_rows) < TOLERANCE
         assert apart(slots[1], slots[0]) < TOLERANCE
     assert all(width % multiple == 0 for width in widths) and len(widths) == 18
 
@@ -274,12 +275,14 @@ def test_a_filled_up_forward_gives_the_last_rows_logits_and_runs_the_layers_aske
     with torch.inference_mode():
         for more in ({"last": True}, {"layers": (0, 2)}):
             one, other = (
-                target.forward(tokens, torch.arange(5), causal(5), target.cache(5), **more)
+                target.forward_tensors(tokens, torch.arange(5), causal(5), target.cache(5), **more)
                 for target in (plain, padded)
             )
             assert one.logits.shape == other.logits.shape
             assert apart(other.logits, one.logits) < TOLERANCE
-        assert padded.forward(tokens[None], torch.arange(5), causal(5)).logits.shape == (1, 5, 320), "with a cache only"
+        assert padded.forward_tensors(tokens[None], torch.arange(5), causal(5)).logits.shape == (1, 5, 320), (
+            "with a cache only"
+        )
 
 
 def test_a_tree_at_the_very_end_of_the_slots_has_room_to_be_filled_up(tiny: Make) -> None:
@@ -291,11 +294,11 @@ def test_a_tree_at_the_very_end_of_the_slots_has_room_to_be_filled_up(tiny: Make
         for start in range(0, len(prompt), 100):
             prefill(target, cache, prompt[start : start + 100])
         assert cache.capacity == BUCKET == cache.length + tree.size
-        ours = target.forward(torch.tensor(tree.tokens), cache.length + torch.tensor(tree.depth), tree.mask, cache)
+        ours = target.forward(tree, cache)
         cache.keep(range(3))
         after = prefill(target, cache, [80])
     stock = stock_logits(model.stock, [*prompt, 77, 78, 79, 80])
-    assert apart(ours.logits, stock[-4:-1]) < TOLERANCE
+    assert apart(ours.logits.rows, stock[-4:-1]) < TOLERANCE
     assert apart(after, stock[-1:]) < TOLERANCE
 
 
@@ -321,7 +324,7 @@ def test_an_int8_model_is_the_stock_model_to_some_hundredths(tiny: Make, name: s
     kinds = [type(layer) for layer in target.transformer.modules()]
     assert kinds.count(Int8Linear) == 4 * 3 + 1, "every linear layer, and the head"
     with torch.no_grad():
-        ours = target.forward(torch.tensor(tokens), torch.arange(60), causal(60)).logits
+        ours = target.forward_tensors(torch.tensor(tokens), torch.arange(60), causal(60)).logits
     stock = stock_logits(model.stock, tokens)
     # Processors without VNNI have one bit less of an activation.
     assert 1e-3 < (ours - stock).norm() / stock.norm() < (0.08 if activation_steps()[0] == 127 else 0.15)
@@ -370,7 +373,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_does_not_disturb_the_load(tmp_
     config.vocab_size, config.eos_token_id, config.pad_token_id = vocabulary, 0, 0
     path = write(tmp_path / "model", config, byte_tokenizer(), seed=1)
     target = Target.load(path, quantize="int8")
-    logits = target.forward(torch.tensor([1, 2]), torch.arange(2), causal(2)).logits
+    logits = target.forward_tensors(torch.tensor([1, 2]), torch.arange(2), causal(2)).logits
     assert logits.shape == (2, vocabulary)
     assert logits.isfinite().all()
 
@@ -440,7 +443,7 @@ def test_a_context_within_the_original_one_uses_the_short_factors(tiny: Make) ->
     assert model.target.context == 64, "the context the model was mostly trained with is the default"
     tokens = prompt_ids(64, seed=9)
     with torch.no_grad():
-        ours = model.target.forward(torch.tensor(tokens), torch.arange(64), causal(64)).logits
+        ours = model.target.forward_tensors(torch.tensor(tokens), torch.arange(64), causal(64)).logits
     assert apart(ours, stock_logits(model.stock, tokens)) < TOLERANCE
 
 
@@ -449,7 +452,7 @@ def test_a_context_above_the_original_one_uses_the_long_factors_from_the_first_t
     model, tokens = tiny(LONGROPE), prompt_ids(70, seed=10)
     target = Target.load(model.path, context=65)
     with torch.no_grad():
-        ours = target.forward(torch.tensor(tokens[:20]), torch.arange(20), causal(20)).logits
+        ours = target.forward_tensors(torch.tensor(tokens[:20]), torch.arange(20), causal(20)).logits
     long, short = stock_logits(model.stock, tokens)[:20], stock_logits(model.stock, tokens[:20])
     assert apart(ours, long) < TOLERANCE
     assert apart(ours, short) > 100 * TOLERANCE, "the factors make a difference at all"
@@ -459,7 +462,7 @@ def test_dynamic_scaling_beyond_the_models_length_is_that_of_a_text_which_fills_
     model, tokens = tiny(DYNAMIC), prompt_ids(200, seed=11)
     target = Target.load(model.path, context=200)
     with torch.no_grad():
-        ours = target.forward(torch.tensor(tokens), torch.arange(200), causal(200)).logits
+        ours = target.forward_tensors(torch.tensor(tokens), torch.arange(200), causal(200)).logits
     stock = AutoModelForCausalLM.from_pretrained(model.path, attn_implementation="eager", dtype=torch.float32)
     assert apart(ours, stock_logits(stock, tokens)) < TOLERANCE
 
@@ -517,7 +520,7 @@ def test_a_head_of_its_own_counts_though_the_config_says_tied(tiny: Make, tmp_pa
     assert not model.stock.config.tie_word_embeddings
     target = Target.load(altered(model, tmp_path / "altered", tie_word_embeddings=True))
     with torch.no_grad():
-        ours = target.forward(torch.tensor(tokens), torch.arange(20), causal(20)).logits
+        ours = target.forward_tensors(torch.tensor(tokens), torch.arange(20), causal(20)).logits
     assert apart(ours, stock_logits(model.stock, tokens)) < TOLERANCE
 
 
@@ -532,7 +535,7 @@ def test_a_key_that_the_family_does_not_know_changes_nothing(tiny: Make, tmp_pat
     model, tokens = tiny("llama-one-key-head-tied-linear"), prompt_ids(40, seed=12)
     target = Target.load(altered(model, tmp_path / "altered", sliding_window=8))
     with torch.no_grad():
-        ours = target.forward(torch.tensor(tokens), torch.arange(40), causal(40)).logits
+        ours = target.forward_tensors(torch.tensor(tokens), torch.arange(40), causal(40)).logits
     assert apart(ours, stock_logits(model.stock, tokens)) < TOLERANCE
 
 
@@ -563,5 +566,5 @@ def test_configs_as_old_files_write_them_are_read_as_transformers_reads_them(kin
     stock = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
     tokens = prompt_ids(40, seed=13)
     with torch.no_grad():
-        ours = Target.load(path).forward(torch.tensor(tokens), torch.arange(40), causal(40)).logits
+        ours = Target.load(path).forward_tensors(torch.tensor(tokens), torch.arange(40), causal(40)).logits
     assert apart(ours, stock_logits(stock, tokens)) < TOLERANCE

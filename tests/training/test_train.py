@@ -305,7 +305,7 @@ def test_perplexity_is_that_of_the_plain_formula(target, corpus):
         tokens = torch.tensor(row.tokens)
         n = len(tokens)
         mask = torch.ones(n, n, dtype=torch.bool).tril()
-        logits = target.forward(tokens, torch.arange(n), mask).logits.log_softmax(-1)
+        logits = target.forward_tensors(tokens, torch.arange(n), mask).logits.log_softmax(-1)
         total -= float(logits[:-1].gather(1, tokens[1:, None]).sum())
         count += n - 1
     assert perplexity(target, corpus.held_out, 128) == pytest.approx(math.exp(total / count), rel=1e-4)

@@ -1,0 +1,123 @@
+"""Logits as an array of numpy: for models that are no backend's, and as the plain form of what backends compute."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.decoding.logits import Candidate, Picks, PicksOnRequest, candidates_shown, choose_candidates
+from localspec.decoding.sampling import Ids, Sampling
+from localspec.errors import LocalspecError
+
+
+class NumpyHidden:
+    """Hidden states [rows, hidden_size] in main memory."""
+
+    def __init__(self, rows: npt.NDArray[np.floating]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, rows: Sequence[int]) -> "NumpyHidden":
+        """Returns these rows, in this order."""
+        return NumpyHidden(self.rows[list(rows)])
+
+    def finite(self) -> bool:
+        """Returns whether all of them are numbers."""
+        return bool(np.isfinite(self.rows).all())
+
+
+class NumpyLogits:
+    """Logits [rows, vocab_size] in main memory, as `Logits` describes them."""
+
+    def __init__(self, rows: npt.NDArray[np.floating]) -> None:
+        self.rows = rows.astype(np.float32, copy=False)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, rows: Sequence[int]) -> "NumpyLogits":
+        """Returns these rows, in this order."""
+        return NumpyLogits(self.rows[list(rows)])
+
+    def numpy(self) -> npt.NDArray[np.float32]:
+        """Returns the array itself."""
+        return self.rows
+
+    def finite(self) -> bool:
+        """Returns whether all of them are numbers."""
+        return bool(np.isfinite(self.rows).all())
+
+    def finite_rows(self, sampling: Sampling) -> int:
+        """Counts the rows before the first from which nothing can be sampled."""
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(self.rows.max(-1) / np.float32(sampling.temperature)).tolist()
+        return finite.index(False) if False in finite else len(finite)
+
+    def argmax(self) -> list[int]:
+        """Returns the likeliest token of each row."""
+        likeliest: list[int] = self.rows.argmax(-1).tolist()
+        return likeliest
+
+    def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
+        """Returns the picks by row, computed when they are asked for, unless they are greedy."""
+        if sampling.greedy:
+            return self.argmax()
+        return PicksOnRequest(lambda row: self._noisiest(row, positions[row], sampling, None))
+
+    def candidates(
+        self, positions: Sequence[int], count: int, sampling: Sampling, ids: Ids | None = None
+    ) -> list[list[Candidate]]:
+        """Returns the tokens to propose for the position of each row."""
+        scores = self.rows if sampling.proposes_likeliest else _cooled(self.rows, sampling)
+        likely = np.argsort(-scores, -1, kind="stable")[:, : candidates_shown(sampling, count, scores.shape[-1])]
+        confidence = np.take_along_axis(_softmax(scores), likely, -1)
+        return choose_candidates(likely if ids is None else ids[likely], confidence, positions, count, sampling)
+
+    def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
+        """Samples a token from a row, with noise that no pick of the target has."""
+        return self._noisiest(row, position, sampling, stream)
+
+    def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
+        """Returns what a token is sampled from, [vocab_size]."""
+        scores, ids = _survivors(self.rows[row], sampling)
+        chances = np.zeros(self.rows.shape[-1])
+        chances[ids] = _softmax(scores.astype(np.float64))
+        return chances
+
+    def _noisiest(self, row: int, position: int, sampling: Sampling, stream: int | None) -> int:
+        scores, ids = _survivors(self.rows[row], sampling)
+        if not len(ids):
+            raise LocalspecError("Nothing can be picked from an answer that is not a number.")
+        return int(ids[(scores.astype(np.float64) + sampling.noise(position, ids, stream)).argmax()])
+
+
+def _cooled(rows: npt.NDArray[np.float32], sampling: Sampling) -> npt.NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        return rows / np.float32(sampling.temperature)
+
+
+def _softmax(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+    with np.errstate(invalid="ignore", over="ignore"):
+        weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+        chances: npt.NDArray[np.floating] = weights / weights.sum(-1, keepdims=True)
+    return chances
+
+
+def _survivors(row: npt.NDArray[np.float32], sampling: Sampling) -> tuple[npt.NDArray[np.float32], Ids]:
+    """Returns scores at this temperature, and ids, of the tokens that truncation leaves."""
+    scores, ids = _cooled(row, sampling), np.arange(len(row))
+    if sampling.top_k and sampling.top_k < len(scores):
+        kept = scores >= np.partition(scores, -sampling.top_k)[-sampling.top_k]
+        scores, ids = scores[kept], ids[kept]
+    if sampling.top_p < 1:
+        order = np.argsort(-scores, kind="stable")
+        chances = _softmax(scores[order])
+        order = order[np.cumsum(chances) - chances < sampling.top_p]
+        scores, ids = scores[order], ids[order]
+    if sampling.min_p:
+        chances = _softmax(scores)
+        kept = chances >= sampling.min_p * chances.max(initial=0.0)
+        scores, ids = scores[kept], ids[kept]
+    return scores, ids

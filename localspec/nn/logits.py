@@ -1,0 +1,137 @@
+"""Logits and hidden states as tensors of torch, on the device where they were computed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from localspec.decoding.logits import Candidate, Picks, PicksOnRequest, candidates_shown, choose_candidates
+from localspec.decoding.sampling import Ids, Sampling
+from localspec.errors import LocalspecError
+
+
+@dataclass(frozen=True)
+class TensorOutput:
+    """What one forward computes, as tensors: logits [..., rows, vocab_size], hidden [..., rows, hidden_size]."""
+
+    logits: torch.Tensor
+    hidden: torch.Tensor
+
+
+class TorchHidden:
+    """Hidden states [rows, hidden_size] in the precision that the layers compute in."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, rows: Sequence[int]) -> "TorchHidden":
+        """Returns these rows, in this order."""
+        return TorchHidden(self.rows[list(rows)])
+
+    def finite(self) -> bool:
+        """Returns whether all of them are numbers."""
+        return bool(self.rows.isfinite().all())
+
+
+class TorchLogits:
+    """Logits [rows, vocab_size], as `Logits` describes them. Few numbers leave the device: picks, and candidates."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows.detach()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, rows: Sequence[int]) -> "TorchLogits":
+        """Returns these rows, in this order."""
+        return TorchLogits(self.rows[list(rows)])
+
+    def numpy(self) -> npt.NDArray[np.float32]:
+        """Returns all of them in main memory."""
+        return _numpy(self.rows.float())
+
+    def finite(self) -> bool:
+        """Returns whether all of them are numbers."""
+        return bool(self.rows.isfinite().all())
+
+    def finite_rows(self, sampling: Sampling) -> int:
+        """Counts the rows before the first from which nothing can be sampled."""
+        finite = (self.rows.float().amax(-1) / sampling.temperature).isfinite().tolist()
+        return finite.index(False) if False in finite else len(finite)
+
+    def argmax(self) -> list[int]:
+        """Returns the likeliest token of each row, in one transfer."""
+        likeliest: list[int] = self.rows.argmax(-1).tolist()
+        return likeliest
+
+    def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
+        """Returns the picks by row, computed when they are asked for, unless they are greedy."""
+        if sampling.greedy:
+            return self.argmax()
+        return PicksOnRequest(lambda row: self._noisiest(row, positions[row], sampling, None))
+
+    def candidates(
+        self, positions: Sequence[int], count: int, sampling: Sampling, ids: Ids | None = None
+    ) -> list[list[Candidate]]:
+        """Returns the tokens to propose for the position of each row."""
+        scores = self.rows.float() if sampling.proposes_likeliest else self.rows.float() / sampling.temperature
+        likely = scores.softmax(-1).topk(candidates_shown(sampling, count, scores.shape[-1]))
+        tokens, confidence = _numpy(likely.indices), _numpy(likely.values)
+        return choose_candidates(tokens if ids is None else ids[tokens], confidence, positions, count, sampling)
+
+    def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
+        """Samples a token from a row, with noise that no pick of the target has."""
+        return self._noisiest(row, position, sampling, stream)
+
+    def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
+        """Returns what a token is sampled from, [vocab_size]."""
+        scores, ids = survivors(self.rows[row], sampling)
+        chances = torch.zeros(self.rows.shape[-1], dtype=torch.float64, device=self.rows.device)
+        return _numpy(chances.index_put_((ids,), scores.double().softmax(0)))
+
+    def _noisiest(self, row: int, position: int, sampling: Sampling, stream: int | None) -> int:
+        scores, ids = (_numpy(part) for part in survivors(self.rows[row], sampling))
+        if not len(ids):
+            raise LocalspecError("Nothing can be picked from an answer that is not a number.")
+        # In main memory, wherever the logits are: a logarithm is not the same to the last bit on every device.
+        return int(ids[(scores.astype(np.float64) + sampling.noise(position, ids, stream)).argmax()])
+
+
+def survivors(row: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns scores at this temperature, and ids, of the tokens that truncation leaves of logits [vocab_size]."""
+    scores = row.float() / sampling.temperature
+    ids = torch.arange(len(scores), device=scores.device)
+    if sampling.top_k and sampling.top_k < len(scores):
+        kept = scores >= scores.topk(sampling.top_k).values[-1]
+        scores, ids = scores[kept], ids[kept]
+    if sampling.top_p < 1:
+        kept = nucleus(scores, sampling.top_p)
+        scores, ids = scores[kept], ids[kept]
+    if sampling.min_p:
+        # p >= min_p * p_max, without the softmax both sides share.
+        kept = scores.softmax(-1) >= sampling.min_p * scores.softmax(-1).amax()
+        scores, ids = scores[kept], ids[kept]
+    return scores, ids
+
+
+def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Returns the indices of the likeliest tokens that together reach `top_p`, with the one that reaches it."""
+    total = scores.logsumexp(0)
+    for count in (1024, len(scores)):  # sorting a whole vocabulary takes longer than many a forward
+        best, order = scores.topk(min(count, len(scores)))
+        chances = (best - total).exp()
+        kept = chances.cumsum(0) - chances < top_p
+        if not kept[-1]:
+            break
+    return order[kept]
+
+
+def _numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = tensor.cpu().numpy()
+    return array
