@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from threading import Timer, get_ident
 from types import FrameType
 
+from localspec.cli import end_at_once
+
 PAUSE = 0.05  # seconds between two looks at whether an import has ended
 
 
@@ -29,7 +31,7 @@ class Interrupt:
     @contextmanager
     def heard(self) -> Iterator[None]:
         """A command works: Ctrl+C comes here, unless it is ignored (nohup and the like) or somebody else's."""
-        ours = signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler)
+        ours = signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler, end_at_once)
         self.forget()
         if ours:
             signal.signal(signal.SIGINT, self._ask)

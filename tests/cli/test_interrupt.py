@@ -162,6 +162,13 @@ def test_the_exit_code_is_the_same_where_it_leaves_code_made_of_text(tmp_path):
 
 
 @pytest.mark.slow
+def test_before_a_command_is_known(tmp_path):
+    """While the program itself is imported."""
+    before = "import localspec.cli; signal.raise_signal(signal.SIGINT); print('went on')"
+    assert alone(tmp_path, "pass", before) == INTERRUPTED
+
+
+@pytest.mark.slow
 def test_what_is_ignored_stays_ignored(tmp_path):
     """As in the background of a shell."""
     ignored = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
