@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localspec import config
-from localspec.cli.interrupt import interrupt
+from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Device, Dtype, Model, number
 from localspec.cli.progress import Progress
 from localspec.errors import UsageMistake
@@ -58,7 +58,7 @@ def distill(
     own = replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False, quantize="none")
     choice = choose(card, own)
     progress = Progress()
-    with interrupt.in_steps():
+    with Interrupt() as interrupt:
         progress.show(f"loading {card.name}")
 
         # From here on torch is needed, and takes seconds to import.

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,6 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 import localspec
-from localspec.cli.interrupt import interrupt
 from localspec.config import home, nearest
 from localspec.errors import LocalspecError
 from localspec.paths import Paths, private_directory
@@ -117,11 +117,12 @@ def _localspec(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. Every error is one line on standard error."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
     try:
-        with interrupt.heard():
-            code = _run(arguments)
+        code = _run(arguments)
         if sys.stdout is not None:
             sys.stdout.flush()  # what cannot be written must be reported here, not at interpreter shutdown
     except (BrokenPipeError, _ReaderGone):
@@ -170,8 +171,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:
             raise  # an open stream failed, and the only one that commands write to is standard output
-        if interrupt.asked:  # a library may have taken it for its own failure
-            return _say("Interrupted.", INTERRUPTED)
         return _say(f"Unexpected {type(error).__name__}: {error} ({_keep_traceback(error)}).")
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
 

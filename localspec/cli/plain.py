@@ -11,7 +11,7 @@ from localspec.chat.live_stats import LiveStats
 from localspec.chat.start import StartedChat, start_chat
 from localspec.checkpoint import inspect
 from localspec.cli.console import counted
-from localspec.cli.interrupt import interrupt
+from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import SharedFlags
 from localspec.cli.progress import Progress, tell
 from localspec.cli.texts import conversation_id, joined
@@ -93,7 +93,6 @@ class _Talk:
         if prompt is not None and prompt.strip():
             tell(safe(f"> {prompt}"))
             self._answer(prompt)
-            interrupt.forget()
         while not self._left:
             try:
                 line = self._line()
@@ -108,7 +107,6 @@ class _Talk:
                 self._progress.notice(str(error))
                 if self._engine is None:
                     self._progress.notice(f"{self._card.name} goes on.")
-            interrupt.forget()
 
     def _line(self) -> str | None:
         """The next prompt, or None at the end of the input."""
@@ -199,7 +197,7 @@ class _Talk:
         prompt = joined(self._files, line)
         events = self._conversation.ask(engine, prompt, engine.sampling(settings), limits)
         ended, how, begun = "\n", "(stopped)", False
-        with closing(events), interrupt.in_steps(), suppress(KeyboardInterrupt):
+        with closing(events), Interrupt() as interrupt, suppress(KeyboardInterrupt):
             for event in events:
                 live.take(event)
                 match event:
@@ -216,7 +214,8 @@ class _Talk:
                         ended = text[-1:] or ended
                     case Done(reason):
                         how = "(cut off at the limit of tokens)" if reason == "length" else ""
-                interrupt.check()
+                if interrupt.asked:
+                    raise KeyboardInterrupt
         print(end="" if ended == "\n" else "\n", flush=True)
         if self._conversation.unanswered is None:
             self._files = ""  # the model has read them

@@ -10,7 +10,7 @@ import typer
 
 from localspec.chat.conversation import dropped_turns_notice
 from localspec.chat.start import start_chat
-from localspec.cli.interrupt import interrupt
+from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import SharedFlags, takes_shared_flags
 from localspec.cli.progress import Progress, tell
 from localspec.cli.texts import joined, piped_text, valid_text
@@ -47,7 +47,7 @@ def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool) -
     if sys.stdout is None:
         raise LocalspecError("Standard output is closed, so there is no place for an answer; leave it open.")
     settings, progress = flags.settings, Progress()
-    with ExitStack() as at_the_end, interrupt.in_steps():
+    with ExitStack() as at_the_end, Interrupt() as interrupt:
         at_the_end.callback(progress.clear)
         card, store, conversation = start_chat(settings, flags.resume, at_the_end, progress.notice, progress.show)
         progress.show(f"loading {card.name}")
@@ -73,7 +73,8 @@ def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool) -
         try:
             for event in events:
                 if not started:
-                    interrupt.check()
+                    if interrupt.asked:
+                        raise KeyboardInterrupt
                     output.start(report)
                     started = True
                 match event:
@@ -86,7 +87,8 @@ def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool) -
                         interrupt.wait_for_step = True
                     case Text():
                         output.text(event.text, event.tokens, event.sources)
-                        interrupt.check()
+                        if interrupt.asked:
+                            raise KeyboardInterrupt
                     case Done(reason, statistics):
                         end(reason, statistics)
         except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from localspec import config
-from localspec.cli.interrupt import interrupt
+from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Device, Dtype, Quantize
 from localspec.cli.progress import Progress
 from localspec.config import home, nearest
@@ -98,7 +98,7 @@ def train(
     directory = output or Paths(home()).drafters / f"{safe_name}-{kind}"
     usable(directory)
     progress = Progress()
-    with interrupt.in_steps(), Lock(directory) as lock:
+    with Interrupt() as interrupt, Lock(directory) as lock:
         progress.show("reading text")
         examples = read_examples(files)
 
@@ -115,7 +115,7 @@ def train(
         )  # fmt: skip
         try:
             job = Job(request, settings, lock, progress.notice, progress.show)
-            if not _run(job, progress):
+            if not _run(job, interrupt, progress):
                 return 130
             progress.show("measuring")
             report = job.finish()
@@ -136,7 +136,7 @@ def _check_numbers(above_zero: Mapping[str, float | None], batch: int, at_once: 
         )
 
 
-def _run(job: "Job", progress: Progress) -> bool:
+def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
     """Trains and shows each step; returns whether it came to its end, for Ctrl+C stops it after a step."""
     interrupt.wait_for_step = True
     for seen in job.run(lambda: interrupt.asked):

@@ -19,6 +19,7 @@ from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.models.chat_template import Message
 from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.model_config import ModelConfig, read_config, read_generation_config
+from localspec.models.stored_weights import own_head
 from localspec.models.tokenizer import Tokenizer
 from localspec.nn.attention import LEAST_SLOTS, fastest, invariant, page_size
 from localspec.nn.cache import KVCache
@@ -27,7 +28,7 @@ from localspec.nn.logits import TensorOutput, TorchHidden, TorchLogits
 from localspec.nn.outliers import protect_outliers
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class
 from localspec.nn.transformer import RotaryEmbedding, Transformer
-from localspec.nn.weights import Weights, freed_at_once, own_head
+from localspec.nn.weights import Weights, freed_at_once
 
 
 class Target:

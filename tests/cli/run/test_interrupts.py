@@ -113,6 +113,7 @@ def test_interrupted_at_any_time_of_loading(home, endless, delay):
         time.sleep(delay)
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=PATIENCE)
-    assert running.returncode == 130
+    # CPython dies of the signal where the interrupt hit code that it made of text; a shell calls that 130 too.
+    assert running.returncode in (130, -signal.SIGINT)
     assert b"Traceback" not in err and err in (b"", b"localspec: Interrupted.\n"), err
     assert (out == b"") == (err != b"")
