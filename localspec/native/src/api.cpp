@@ -3,27 +3,21 @@
 
 #include <cstdarg>
 #include <cstdio>
-#include <new>
-#include <system_error>
 
 #include "forward.h"
 #include "pack.h"
 
 using namespace ls;
 
-struct ls_pool : Pool {
-    using Pool::Pool;
-};
+struct ls_pool : Pool {};
 
 namespace {
 
-thread_local char sentence[512] = "";
-
-constexpr int MOST_THREADS = 512;
+thread_local char sentence[512] = "";  // of this thread's last mistake
 
 // A call that computes: it has the pool to itself.
 struct Call {
-    std::lock_guard<std::mutex> lock;
+    Lock lock;
     FloatMode mode;
     explicit Call(Pool& pool) : lock(pool.in_use) {}
 };
@@ -168,14 +162,14 @@ int ls_isa_use(int isa) {
 }
 
 ls_pool* ls_pool_new(int threads) {
-    if (threads < 1 || threads > MOST_THREADS) return fail(LS_WRONG, "A pool of %d threads is not possible; give 1 to %d.", threads, MOST_THREADS), nullptr;
-    try {
-        return new ls_pool(threads);
-    } catch (const std::exception&) {
-        return fail(LS_NO_MEMORY, "The system does not give %d threads.", threads), nullptr;
-    }
+    if (threads < 1 || threads > Pool::MOST_THREADS)
+        return fail(LS_WRONG, "A pool of %d threads is not possible; give 1 to %d.", threads, Pool::MOST_THREADS), nullptr;
+    ls_pool* pool = make<ls_pool>();
+    if (pool && pool->start(threads)) return pool;
+    unmake(pool);
+    return fail(LS_NO_MEMORY, "The system has no memory for %d threads.", threads), nullptr;
 }
-void ls_pool_free(ls_pool* pool) { delete pool; }
+void ls_pool_free(ls_pool* pool) { unmake(pool); }
 int ls_pool_threads(const ls_pool* pool) { return pool ? pool->threads() : 0; }
 
 size_t ls_packed_bytes(int out, int in, int format, int group) {
@@ -227,7 +221,7 @@ int ls_linear(ls_pool* pool, const ls_matrix* matrix, int rows, const float* x, 
 ls_model* ls_model_new(const ls_model_config* config) {
     if (check_config(config)) return nullptr;
     const ls_model_config& c = *config;
-    ls_model* model = new (std::nothrow) ls_model{};
+    ls_model* model = make<ls_model>();
     Arena measured(nullptr);
     const float *inv_freq = nullptr, *norm = nullptr;
     auto copy_all = [&](Arena& arena, bool now) {
@@ -251,7 +245,7 @@ ls_model* ls_model_new(const ls_model_config* config) {
     };
     if (model) copy_all(measured, false);
     if (!model || !model->memory.resize(measured.used())) {
-        delete model;
+        unmake(model);
         return fail(LS_NO_MEMORY, "There is no memory for a model of %d layers.", c.num_layers), nullptr;
     }
     Arena arena(model->memory.data());
@@ -260,18 +254,19 @@ ls_model* ls_model_new(const ls_model_config* config) {
     model->config.layers = model->layers, model->config.inv_freq = inv_freq, model->config.norm = norm;
     return model;
 }
-void ls_model_free(ls_model* model) { delete model; }
+void ls_model_free(ls_model* model) { unmake(model); }
 
 ls_cache* ls_cache_new(const ls_model* model, int slots) {
     if (!model) return fail(LS_WRONG, "A cache needs a model."), nullptr;
     if (slots < 0) return fail(LS_WRONG, "A cache of %d slots is not possible.", slots), nullptr;
     const ls_model_config& c = model->config;
-    ls_cache* cache = new (std::nothrow) ls_cache{c.num_layers, c.num_kv_heads, padded_head(c.head_dim), c.cache_format};
-    if (cache && cache->reserve(slots > 16 ? slots : 16)) return cache;
-    delete cache;
+    ls_cache* cache = make<ls_cache>();
+    if (cache) cache->layers = c.num_layers, cache->kv_heads = c.num_kv_heads, cache->padded_dim = padded_head(c.head_dim), cache->format = c.cache_format;
+    if (cache && cache->reserve(slots)) return cache;
+    unmake(cache);
     return fail(LS_NO_MEMORY, "There is no memory for a cache of %d slots.", slots), nullptr;
 }
-void ls_cache_free(ls_cache* cache) { delete cache; }
+void ls_cache_free(ls_cache* cache) { unmake(cache); }
 int ls_cache_reserve(ls_cache* cache, int slots) {
     LS_CHECK(cache, "No cache was given.");
     LS_CHECK(slots >= 0, "A cache of %d slots is not possible.", slots);
@@ -300,14 +295,7 @@ int ls_cache_truncate(ls_cache* cache, int length) {
 int ls_cache_fill(ls_cache* cache, int length, uint64_t seed) {
     LS_CHECK(cache, "No cache was given.");
     LS_CHECK(length >= 0 && length <= cache->slots, "%d tokens do not fit in %d slots.", length, cache->slots);
-    const size_t count = 2 * cache->layer_bytes() * cache->layers / cache->cell_bytes();
-    for (size_t i = 0; i < count; i++) {
-        seed = seed * 6364136223846793005u + 1442695040888963407u;
-        const float noise = (float)(int32_t)(seed >> 32) * 4.656612873e-10f;  // -1 to 1
-        if (cache->format == LS_FP16) ((uint16_t*)cache->cells.data())[i] = float_to_half(noise);
-        else ((float*)cache->cells.data())[i] = noise;
-    }
-    for (int slot = 0; slot < length; slot++) cache->position()[slot] = slot;
+    cache->fill(length, seed);
     cache->length = length, cache->rows = 0;
     return LS_OK;
 }
@@ -336,13 +324,19 @@ int ls_head(const ls_model* model, ls_pool* pool, int rows, const float* hidden,
     return head(*model, *pool, rows, hidden, logits, argmax);
 }
 
-uint64_t ls_read(ls_pool* pool, const void* data, size_t bytes) {
-    if (!pool || !data) return 0;
-    Call call(*pool);
+double ls_read_seconds(const void* data, size_t bytes, int threads) {
+    ls_pool* pool = data || !bytes ? ls_pool_new(threads) : nullptr;
+    if (!data && bytes) fail(LS_WRONG, "There is nothing to read.");
+    if (!pool) return -1;
+    const size_t piece = (size_t)1 << 18;
     std::atomic<uint64_t> sum{0};
-    const size_t piece = 1 << 16;
-    pool->share((int)(bytes / piece), [&](int from, int to, int) {
-        sum += kernels().read((const char*)data + piece * from, piece * (size_t)(to - from));
+    pool->share(threads, [](int, int, int) {});  // wakes them
+    const double began = seconds();
+    pool->share((int)((bytes + piece - 1) / piece), [&](int from, int to, int) {
+        const size_t end = (size_t)to * piece;
+        sum += kernels().read((const char*)data + piece * from, (end < bytes ? end : bytes) - piece * from);
     });
-    return sum;
+    const double took = seconds() - began;
+    ls_pool_free(pool);
+    return sum == 1 ? took + 1e-12 : took;  // the sum is needed, so that the reading is
 }

@@ -4,7 +4,7 @@
 #include "layout.h"
 
 struct ls_cache {
-    int32_t layers, kv_heads, padded_dim, format;
+    int32_t layers = 0, kv_heads = 0, padded_dim = 0, format = LS_FP32;
     int32_t slots = 0, length = 0, rows = 0;  // rows: of the last forward, behind the committed tokens
     ls::Memory cells;                         // all keys, then all values
     ls::Memory positions;                     // int32 [slots]
@@ -16,5 +16,6 @@ struct ls_cache {
     char* values(int layer) const { return cells.data() + layer_bytes() * (layers + layer); }
     int32_t* position() const { return (int32_t*)positions.data(); }
     bool reserve(int slots);  // false: no memory, and nothing changed
+    void fill(int length, uint64_t seed);  // noise in the first slots
     void move(int from, int to);  // one slot, in all layers and heads
 };

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "localspec.h"
 
@@ -81,6 +82,21 @@ class Memory {
     void* base_ = nullptr;
     size_t bytes_ = 0;
 };
+
+// Objects without exceptions; a new one is NULL where there is no memory.
+template <class T> T* make() {
+    void* room = malloc(sizeof(T) + alignof(T));
+    if (!room) return nullptr;
+    void** place = (void**)(((uintptr_t)room + alignof(T)) / alignof(T) * alignof(T));
+    place[-1] = room;
+    return new ((void*)place) T();
+}
+template <class T> void unmake(T* object) {
+    if (!object) return;
+    void* room = ((void**)object)[-1];
+    object->~T();
+    free(room);
+}
 
 // Parts of one block of memory: asked for twice, first to count, then to hand out.
 class Arena {

@@ -44,7 +44,8 @@ class Forward {
             const int number = q_.layers ? q_.layers[i] : i;
             const ls_layer& layer = model_.layers[number];
             int adapter = 0;
-            for (const ls_matrix* m : {&layer.qkv_proj, &layer.o_proj, &layer.gate_up_proj, &layer.down_proj}) {
+            const ls_matrix* matrices[] = {&layer.qkv_proj, &layer.o_proj, &layer.gate_up_proj, &layer.down_proj};
+            for (const ls_matrix* m : matrices) {
                 inputs.need(*m, (int)rows);
                 most_in = larger(most_in, m->in), most_out = larger(most_out, m->out);
                 if (q_.adapters) most_rank = larger(most_rank, adapters_of(number)[adapter++].rank);
@@ -93,14 +94,13 @@ class Forward {
     void layer(int number, int from) {  // rows before `from` give keys and values only
         const ls_layer& w = model_.layers[number];
         const ls_adapter* adapters = adapters_of(number);
-        const int hidden = c_.hidden_size, inter = c_.intermediate_size, mixed = c_.num_heads * c_.head_dim;
+        const int hidden = c_.hidden_size, inter = c_.intermediate_size;
         linear(w.qkv_proj, adapters, 0, 0, x_, w.input_layernorm, Epilogue::store, qkv_, qkv_size());
         attention(number, from);
         if (from == rows_) return;
         linear(w.o_proj, adapters, 1, from, mixed_, nullptr, Epilogue::add, x_, hidden);
         linear(w.gate_up_proj, adapters, 2, from, x_, w.post_attention_layernorm, Epilogue::gate, act_, inter);
         linear(w.down_proj, adapters, 3, from, act_, nullptr, Epilogue::add, x_, hidden);
-        (void)mixed;
     }
 
     // Rows [from, rows) of x -> those of y.

@@ -12,9 +12,9 @@
 namespace ls {
 namespace {
 
-const char* const NAMES[] = {"plain", "neon", "avx2", "avx-vnni", "avx512-vnni"};
+const char* const NAMES[] = {"c", "neon", "avx2", "avx_vnni", "avx512_vnni"};
 constexpr int COUNT = sizeof NAMES / sizeof *NAMES;
-const Kernels* (*const TABLES[COUNT])() = {plain_kernels, neon_kernels, avx2_kernels, avx_vnni_kernels, avx512_kernels};
+const Kernels* (*const TABLES[COUNT])() = {c_kernels, neon_kernels, avx2_kernels, avx_vnni_kernels, avx512_kernels};
 
 #if defined(__x86_64__)
 bool bit(unsigned word, int number) { return word >> number & 1; }
@@ -53,12 +53,12 @@ std::atomic<int> in_use{-1};
 
 const char* isa_name(int isa) { return isa >= 0 && isa < COUNT ? NAMES[isa] : nullptr; }
 
-bool isa_supported(int isa) { return isa == LS_PLAIN || (isa_name(isa) && TABLES[isa]() && cpu_has(isa)); }
+bool isa_supported(int isa) { return isa == LS_C || (isa_name(isa) && TABLES[isa]() && cpu_has(isa)); }
 
 int isa_best() {
-    for (int isa = COUNT - 1; isa > LS_PLAIN; isa--)
+    for (int isa = COUNT - 1; isa > LS_C; isa--)
         if (isa_supported(isa)) return isa;
-    return LS_PLAIN;
+    return LS_C;
 }
 
 int isa_in_use() {

@@ -103,7 +103,7 @@ struct Kernels {
     uint64_t (*read)(const void* data, size_t bytes);
 };
 
-const Kernels* plain_kernels();
+const Kernels* c_kernels();
 const Kernels* neon_kernels();       // these four: NULL where the build is for another kind of CPU
 const Kernels* avx2_kernels();
 const Kernels* avx_vnni_kernels();

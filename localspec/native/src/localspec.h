@@ -21,14 +21,14 @@ extern "C" {
 enum { LS_ABI = 1 };                                  /* changes with anything in this file */
 enum { LS_OK = 0, LS_WRONG = 1, LS_NO_MEMORY = 2 };   /* codes */
 enum { LS_FP32 = 0, LS_BF16 = 1, LS_INT8 = 2, LS_INT4 = 3, LS_FP16 = 4 }; /* formats; of weights the first four */
-enum { LS_PLAIN = 0, LS_NEON = 1, LS_AVX2 = 2, LS_AVX_VNNI = 3, LS_AVX512_VNNI = 4 }; /* instruction sets */
+enum { LS_C = 0, LS_NEON = 1, LS_AVX2 = 2, LS_AVX_VNNI = 3, LS_AVX512_VNNI = 4 }; /* instruction sets */
 enum { LS_NO_ACTIVATION = 0, LS_SILU = 1 };
 
 LS_API int ls_abi(void);
 LS_API const char* ls_error(void); /* what was wrong with this thread's last call that failed */
 
 /* ---- instruction sets: the best that this CPU has is used, unless another is asked for. Bits are the same in all. */
-LS_API const char* ls_isa_name(int isa);    /* "plain", "neon", "avx2", "avx-vnni", "avx512-vnni"; NULL for no such */
+LS_API const char* ls_isa_name(int isa);    /* "c", "neon", "avx2", "avx_vnni", "avx512_vnni"; NULL for no such */
 LS_API int ls_isa_supported(int isa);       /* 1: this CPU and this build have it */
 LS_API int ls_isa_best(void);
 LS_API int ls_isa_in_use(void);
@@ -155,8 +155,8 @@ LS_API int ls_candidates(const float* logits, int vocab, const ls_sampling* samp
 /* Rows of x [rows, columns] before the first with NaN or +-inf. */
 LS_API int ls_finite_rows(const float* x, int rows, int columns);
 
-/* ---- benchmarks: reads memory once, so fast as it can; the sum keeps compilers honest */
-LS_API uint64_t ls_read(ls_pool* pool, const void* data, size_t bytes);
+/* ---- the memory's limit: seconds that so many threads need to read it once; below 0: not possible, see ls_error */
+LS_API double ls_read_seconds(const void* data, size_t bytes, int threads);
 
 #ifdef __cplusplus
 }

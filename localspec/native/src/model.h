@@ -3,7 +3,7 @@
 #include "layout.h"
 
 struct ls_model {
-    ls_model_config config;
-    ls_layer* layers;
+    ls_model_config config = {};
+    ls_layer* layers = nullptr;
     ls::Memory memory;  // what was copied
 };

@@ -1,6 +1,7 @@
 #include "pool.h"
 
-#include <chrono>
+#include <sched.h>
+#include <time.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -11,9 +12,8 @@
 namespace ls {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-constexpr auto SPIN = std::chrono::microseconds(30);    // wholly awake, as between two loops of a forward
-constexpr auto YIELD = std::chrono::microseconds(250);  // awake where nobody else wants the core, as between two forwards
+constexpr double SPIN = 30e-6;    // seconds wholly awake, as between two loops of a forward
+constexpr double YIELD = 250e-6;  // awake where nobody else wants the core, as between two forwards
 
 void pause() {
 #if defined(__x86_64__)
@@ -33,48 +33,54 @@ int process() {
 
 int next_part(uint64_t claims) { return (int)(claims & 0xffff); }
 int parts(uint64_t claims) { return (int)(claims >> 16 & 0xffff); }
+uint64_t loop_of(uint64_t claims) { return claims >> 32; }
 bool has_part(uint64_t claims) { return next_part(claims) < parts(claims); }
 
 }  // namespace
 
-Pool::Pool(int threads) : threads_(threads), process_(process()) {
-    try {
-        for (int t = 1; t < threads; t++) workers_.emplace_back([this, t] { worker(t); });
-    } catch (...) {
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            stop_ = true;
-        }
-        wake_.notify_all();
-        for (auto& thread : workers_) thread.join();
-        throw;
+double seconds() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+Pool::Pool() : process_(process()) {
+    pthread_mutex_init(&in_use, nullptr);
+    pthread_mutex_init(&mutex_, nullptr);
+    pthread_cond_init(&wake_, nullptr);
+}
+
+bool Pool::start(int threads) {
+    threads_ = threads;
+    for (started_ = 0; started_ < threads - 1; started_++) {
+        Worker& w = workers_[started_];
+        w = {this, started_ + 1, {}};
+        if (pthread_create(&w.thread, nullptr, entry, &w)) return false;
     }
+    return true;
 }
 
 Pool::~Pool() {
-    if (process() != process_) {
-        for (auto& thread : workers_) thread.detach();
-        return;
-    }
+    if (process() != process_) return;  // what the parent's threads hold is the parent's
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        Lock lock(mutex_);
         stop_ = true;
+        pthread_cond_broadcast(&wake_);
     }
-    wake_.notify_all();
-    for (auto& thread : workers_) thread.join();
+    for (int i = 0; i < started_; i++) pthread_join(workers_[i].thread, nullptr);
+    pthread_cond_destroy(&wake_);
+    pthread_mutex_destroy(&mutex_);
+    pthread_mutex_destroy(&in_use);
 }
 
 // Three fifths in equal shares, the rest in small parts.
 void Pool::divide(int items) {
     if (items == items_) return;
     items_ = items, parts_ = 0, bounds_[0] = 0;
-    const int share = items * 3 / 5 / threads_;
-    for (int t = 0; t < threads_ && share > 0 && parts_ < MOST_PARTS / 2; t++, parts_++) bounds_[parts_ + 1] = bounds_[parts_] + share;
-    const int rest = items - bounds_[parts_];
-    const int pieces = rest < 6 * threads_ ? rest : 6 * threads_;
-    const int size = (rest + pieces - 1) / pieces > (rest + MOST_PARTS / 2 - 1) / (MOST_PARTS / 2) ? (rest + pieces - 1) / pieces
-                                                                                                    : (rest + MOST_PARTS / 2 - 1) / (MOST_PARTS / 2);
-    for (; bounds_[parts_] < items; parts_++) bounds_[parts_ + 1] = bounds_[parts_] + size < items ? bounds_[parts_] + size : items;
+    const int share = (int)((int64_t)items * 3 / 5 / threads_);
+    for (int t = 0; t < threads_ && share > 0; t++, parts_++) bounds_[parts_ + 1] = bounds_[parts_] + share;
+    const int small = larger(1, ceil_div(items - bounds_[parts_], SMALL_PARTS * threads_));
+    for (; bounds_[parts_] < items; parts_++) bounds_[parts_ + 1] = smaller(items, bounds_[parts_] + small);
 }
 
 // A claim that succeeds belongs to the loop under way, because a loop does not end before its last claimed part is done.
@@ -92,38 +98,47 @@ void Pool::run(int items, Function function, const void* work) {
     divide(items);
     function_ = function, work_ = work;
     done_.store(0, std::memory_order_relaxed);
-    const uint64_t loop = (claims_.load(std::memory_order_relaxed) >> 32) + 1;
+    const uint64_t loop = loop_of(claims_.load(std::memory_order_relaxed)) + 1;
     claims_.store(loop << 32 | (uint64_t)parts_ << 16, std::memory_order_seq_cst);  // before `asleep_` is read
     if (asleep_.load(std::memory_order_seq_cst) > 0) {
-        std::lock_guard<std::mutex> lock(mutex_);
+        Lock lock(mutex_);
         asleep_.store(0, std::memory_order_relaxed);
-        wake_.notify_all();
+        pthread_cond_broadcast(&wake_);
     }
     while (take_part(0)) {}
     for (int spins = 0; done_.load(std::memory_order_acquire) < parts_; spins++) {
         if (spins < 4000) pause();
-        else std::this_thread::yield();
+        else sched_yield();
     }
 }
 
-void Pool::worker(int thread) {
-    FloatMode mode;
-    for (;;) {
-        const uint64_t seen = claims_.load(std::memory_order_acquire) >> 32;
-        while (take_part(thread)) {}
-        const auto began = Clock::now();
-        auto waited = Clock::duration::zero();
-        while (claims_.load(std::memory_order_acquire) >> 32 == seen && waited < YIELD) {
-            if (waited < SPIN) for (int i = 0; i < 16; i++) pause();
-            else std::this_thread::yield();
-            waited = Clock::now() - began;
-        }
-        if (claims_.load(std::memory_order_acquire) >> 32 != seen) continue;
-        std::unique_lock<std::mutex> lock(mutex_);
-        asleep_.fetch_add(1, std::memory_order_seq_cst);  // before the claims are read again
-        wake_.wait(lock, [&] { return stop_ || claims_.load(std::memory_order_seq_cst) >> 32 != seen; });
-        if (stop_) return;
+bool Pool::wait_for_a_loop_after(uint64_t seen) {
+    auto came = [&] { return loop_of(claims_.load(std::memory_order_seq_cst)) != seen; };
+    const double began = seconds();
+    for (double waited = 0; waited < YIELD; waited = seconds() - began) {
+        if (came()) return true;
+        if (waited > SPIN) sched_yield();
+        for (int i = 0; i < 16; i++) pause();
     }
+    Lock lock(mutex_);
+    asleep_.fetch_add(1, std::memory_order_seq_cst);  // before the claims are read again
+    while (!stop_ && !came()) pthread_cond_wait(&wake_, &mutex_);
+    return !stop_;
+}
+
+void Pool::work(int thread) {
+    FloatMode mode;
+    uint64_t seen;
+    do {
+        seen = loop_of(claims_.load(std::memory_order_acquire));
+        while (take_part(thread)) {}
+    } while (wait_for_a_loop_after(seen));
+}
+
+void* Pool::entry(void* worker) {
+    Worker* w = (Worker*)worker;
+    w->pool->work(w->number);
+    return nullptr;
 }
 
 #if defined(__x86_64__)

@@ -32,7 +32,7 @@ LS_INLINE v16 chosen(i16 mask, v16 yes, v16 no) { return as_floats((mask & as_bi
 #elif defined(LS_TARGET_NEON)
 #include "vector_neon.h"
 #else
-#include "vector_plain.h"
+#include "vector_c.h"
 #endif
 
 LS_INLINE v16 load_cells(const uint16_t* p) { return load_halves(p); }
