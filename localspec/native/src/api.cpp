@@ -6,6 +6,7 @@
 
 #include "forward.h"
 #include "pack.h"
+#include "pick.h"
 
 using namespace ls;
 
@@ -278,9 +279,10 @@ int64_t ls_cache_bytes(const ls_cache* cache) { return cache ? (int64_t)(cache->
 
 int ls_cache_keep(ls_cache* cache, const int32_t* path, int count) {
     LS_CHECK(cache && (path || count == 0), "To keep rows, give a cache and their numbers.");
-    LS_CHECK(count >= 0 && count <= cache->rows, "%d rows cannot be kept; the last forward had %d.", count, cache->rows);
+    const int rows = cache->slots - cache->length;  // also those that no forward wrote: measurements pretend
+    LS_CHECK(count >= 0 && count <= rows, "%d rows cannot be kept; there is room for %d.", count, rows);
     for (int i = 0; i < count; i++)
-        LS_CHECK(path[i] > (i ? path[i - 1] : -1) && path[i] < cache->rows, "Row %d cannot be kept here; rows ascend and are below %d.", path[i], cache->rows);
+        LS_CHECK(path[i] > (i ? path[i - 1] : -1) && path[i] < rows, "Row %d cannot be kept here; rows ascend and are below %d.", path[i], rows);
     for (int i = 0; i < count; i++) cache->move(cache->length + path[i], cache->length + i);  // nothing is overwritten before it moves
     cache->length += count, cache->rows = 0;
     return LS_OK;
@@ -322,6 +324,56 @@ int ls_head(const ls_model* model, ls_pool* pool, int rows, const float* hidden,
     if (rows == 0) return LS_OK;
     Call call(*pool);
     return head(*model, *pool, rows, hidden, logits, argmax);
+}
+
+namespace {
+int check_sampling(const float* logits, int vocab, const ls_sampling* s, bool greedy) {
+    LS_CHECK(logits && s, "Picking needs logits and settings.");
+    LS_CHECK(vocab > 0, "Nothing can be picked among %d tokens.", vocab);
+    LS_CHECK((s->temperature > 0 || (greedy && s->temperature == 0)) && s->temperature < 1e30, "A temperature of %g is not possible here.", s->temperature);
+    LS_CHECK(s->top_k >= 0, "A top-k of %d is not possible; give 0 or more.", s->top_k);
+    LS_CHECK(s->top_p > 0 && s->top_p <= 1, "A top-p of %g is not possible; give above 0 and at most 1.", s->top_p);
+    LS_CHECK(s->min_p >= 0 && s->min_p <= 1, "A min-p of %g is not possible; give between 0 and 1.", s->min_p);
+    return LS_OK;
+}
+}  // namespace
+
+int ls_pick(const float* logits, int vocab, const ls_sampling* sampling, int64_t position, int32_t* id) {
+    LS_TRY(check_sampling(logits, vocab, sampling, true));
+    LS_CHECK(id, "A pick needs a place.");
+    FloatMode mode;
+    return pick(logits, vocab, *sampling, position, id);
+}
+
+int ls_probabilities(const float* logits, int vocab, const ls_sampling* sampling, double* p) {
+    LS_TRY(check_sampling(logits, vocab, sampling, false));
+    LS_CHECK(p, "Probabilities need a place.");
+    FloatMode mode;
+    return probabilities(logits, vocab, *sampling, p);
+}
+
+int ls_top(const float* logits, int vocab, double temperature, int count, int32_t* tokens, float* chances, int32_t* found) {
+    LS_CHECK(logits && tokens && chances && found, "The likeliest tokens need logits and a place.");
+    LS_CHECK(vocab > 0 && count >= 0, "%d tokens among %d are not possible.", count, vocab);
+    LS_CHECK(temperature >= 0 && temperature < 1e30, "A temperature of %g is not possible.", temperature);
+    FloatMode mode;
+    return top(logits, vocab, temperature, count, tokens, chances, found);
+}
+
+int ls_candidates(const float* logits, int vocab, const ls_sampling* sampling, int64_t position, const int32_t* ids,
+                  int among, int count, int32_t* tokens, float* chances, int32_t* found) {
+    LS_TRY(check_sampling(logits, vocab, sampling, false));
+    LS_CHECK(count >= 0 && among >= count && among <= 1024, "%d candidates among %d are not possible; at most 1024 are looked at.", count, among);
+    LS_TRY(ls_top(logits, vocab, sampling->temperature, among, tokens, chances, found));
+    FloatMode mode;
+    add_noise(*sampling, position, ids, count, tokens, chances, found);
+    return LS_OK;
+}
+
+int ls_finite_rows(const float* x, int rows, int columns) {
+    int row = 0;
+    while (x && row < rows && kernels().finite(x + (size_t)row * columns, columns)) row++;
+    return row;
 }
 
 double ls_read_seconds(const void* data, size_t bytes, int threads) {

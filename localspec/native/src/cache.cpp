@@ -21,6 +21,7 @@ bool ls_cache::reserve(int wanted) {
     for (size_t head = 0; head < heads && used; head++)
         memcpy(new_cells.data() + new_head * head, cells.data() + head_bytes() * head, used);
     if (slots) memcpy(new_positions.data(), positions.data(), (size_t)slots * 4);
+    for (int slot = slots; slot < more; slot++) ((int32_t*)new_positions.data())[slot] = slot;
     cells.swap(new_cells);
     positions.swap(new_positions);
     slots = (int32_t)more;

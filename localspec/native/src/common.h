@@ -52,7 +52,7 @@ LS_INLINE uint16_t float_to_half(float f) {  // to the nearest, ties to even
 
 }  // namespace
 
-// Memory at a multiple of 64 bytes, without exceptions.
+// Memory at a multiple of 64 bytes, zeros at first, without exceptions.
 class Memory {
   public:
     Memory() = default;
@@ -61,7 +61,7 @@ class Memory {
     ~Memory() { free(base_); }
     bool resize(size_t bytes) {  // contents are lost; where there is no memory, all stays as it was
         if (bytes > SIZE_MAX - 128) return false;
-        void* base = malloc(bytes + 128);
+        void* base = calloc(1, bytes + 128);
         if (!base) return false;
         free(base_);
         base_ = base;

@@ -100,6 +100,9 @@ struct Kernels {
     void (*place)(const Attending& a, int kv_head, int from_row, int to_row);  // norms, rotates, writes keys and values
     void (*attend)(const Attending& a, int kv_head, int from_row, int to_row, int chunk /* -1: all */, float* scratch);
     void (*combine)(const Attending& a, int row, float* scratch);
+    float (*maximum)(const float* x, int size);  // NaN where one is
+    double (*exponential_sum)(const float* x, float divisor, float largest, int size);  // of e^(x / divisor - largest)
+    bool (*finite)(const float* x, int size);
     uint64_t (*read)(const void* data, size_t bytes);
 };
 

@@ -27,7 +27,8 @@ namespace {
 
 #include "attention_kernels.h"
 
-const Kernels TABLE = {inverse_rms, normalise, prepare, multiply, shrink, expand, place, attend, combine, read};
+const Kernels TABLE = {inverse_rms, normalise, prepare, multiply, shrink, expand, place, attend, combine,
+                       maximum, exponential_sum, finite, read};
 
 }  // namespace
 }  // namespace ls

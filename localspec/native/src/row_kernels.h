@@ -91,6 +91,35 @@ void expand(const LowRank& l, int from, int to) {
         }
 }
 
+float maximum(const float* x, int size) {
+    v16 most = all(-__builtin_inff());
+    i16 nan = {0};
+    for (int i = 0; i < size; i += 16) {
+        const v16 v = load_part(x + i, size - i);
+        nan |= v != v;
+        most = larger_of(most, size - i < 16 ? all(x[i]) : v);
+    }
+    for (int i = size / 16 * 16; i < size; i++) most = larger_of(most, all(x[i]));
+    return any(nan) ? __builtin_nanf("") : largest(most);
+}
+
+double exponential_sum(const float* x, float divisor, float largest_one, int size) {
+    double sums[16] = {0};
+    for (int i = 0; i < size; i += 16) {
+        const v16 e = exponential(load_part(x + i, size - i) / all(divisor) - all(largest_one));
+        for (int k = 0; k < smaller(16, size - i); k++) sums[k] += (double)e[k];
+    }
+    double sum = 0;
+    for (double s : sums) sum += s;
+    return sum;
+}
+
+bool finite(const float* x, int size) {
+    i16 most = {0};
+    for (int i = 0; i < size; i += 16) most = larger_of(most, as_bits(load_part(x + i, size - i)) & 0x7fffffff);
+    return largest(most) < 0x7f800000;
+}
+
 uint64_t read(const void* data, size_t bytes) {
     typedef uint64_t words __attribute__((vector_size(64), aligned(1)));
     const char* p = (const char*)data;
