@@ -195,17 +195,8 @@ class Target:
     # -- text ---------------------------------------------------------------------------------------------------------
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Returns the token ids of a conversation that waits for the assistant, as `ChatTokenizer.render` writes it.
-
-        Raises LocalspecError for ids that the model does not have, and for a template that fails.
-        """
-        ids = self.chat.encode(messages)
-        if ids and max(ids) >= self.transformer.config.vocab_size:
-            raise LocalspecError(
-                f"The model's tokenizer gives the id {max(ids)}, and its config.json promises a vocab_size of "
-                f"{self.transformer.config.vocab_size}; fetch the model again."
-            )
-        return ids
+        """Returns the token ids of a conversation that waits for the assistant. Raises what `ChatTokenizer` does."""
+        return self.chat.encode(messages, self.vocab_size)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of token ids; special tokens have none."""
