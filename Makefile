@@ -2,7 +2,7 @@
 # make test        all tests
 # make check       format, lint, types, layers and the fast tests; under a minute
 # make bench       plain and speculative decoding side by side: localspec bench BENCH
-# make train-demo  make the demo model anew: two hours on two cores (DATA, WORK, HOURS)
+# make train-demo  make the demo model anew: some hours on two cores (DATA, WORK; LONG and LAST in tokens)
 #
 # PYTHON=... uses that interpreter as it is, and no .venv is made. On Linux, plain PyPI brings torch with CUDA;
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu brings the smaller one without.
@@ -17,7 +17,8 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numpro
 BENCH ?=
 DATA ?= data
 WORK ?= build/demo
-HOURS ?= 2
+LONG ?= 25e6
+LAST ?= 4e6
 
 ifeq ($(origin PYTHON),file)
 INSTALLED := $(VENV)/.installed
@@ -48,9 +49,11 @@ bench: $(INSTALLED)
 	$(PYTHON) -m localspec bench $(BENCH)
 
 # glibc otherwise hands the large buffers back after every step, which costs a third of the time
+train-demo: export MALLOC_MMAP_MAX_ = 0
+train-demo: export MALLOC_TRIM_THRESHOLD_ = 100000000000
 train-demo: $(INSTALLED)
-	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 \
-	$(PYTHON) scripts/train_demo.py --data $(DATA) --work $(WORK) --hours $(HOURS)
+	$(PYTHON) scripts/train_demo.py long --data $(DATA) --work $(WORK) --tokens $(LONG)
+	$(PYTHON) scripts/train_demo.py last --data $(DATA) --work $(WORK) --tokens $(LAST)
 	$(PYTHON) scripts/demo_card.py --data $(DATA) --work $(WORK) --out localspec/demo
 
 # editable, so that a changed source needs no new installation

@@ -1,6 +1,6 @@
-"""Held-out perplexity of the demo model in every precision: python scripts/perplexity.py --data DATA --work WORK
+"""Held-out perplexity of the demo model in every precision: python scripts/perplexity.py --data DATA
 
-DATA and WORK as in train_demo.py. The same examples in every precision, so the differences are those of arithmetic.
+DATA as in train_demo.py. The same examples in every precision, so the differences are those of arithmetic.
 """
 
 import argparse
@@ -9,13 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from demo_data.passes import set_aside
+from demo_progress import held_out_losses
+from demo_tokens import Corpus
 from transformers import AutoTokenizer
 
 from localspec.decoding.tree import DraftTree
 from localspec.nn.linear import Int8Linear
 from localspec.nn.target import Target
-from scripts.demo_card import held_out_losses
-from scripts.train_demo import Corpus
 
 PRECISIONS = {
     "fp32": (torch.float32, "none", True),
@@ -30,9 +31,9 @@ def main() -> None:
     """Prints one line a precision."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--model", type=Path, default=Path(__file__).resolve().parent.parent / "localspec" / "demo")
     options = parser.parse_args()
+    corpus = Corpus.encode(set_aside(options.data), AutoTokenizer.from_pretrained(options.model))
     for name, (dtype, quantize, protect) in PRECISIONS.items():
         target = Target.load(options.model, dtype=dtype, quantize=quantize)
         layers = [layer for layer in target.transformer.modules() if isinstance(layer, Int8Linear)]
@@ -46,7 +47,6 @@ def main() -> None:
             output = target.forward(DraftTree.chain(ids[0].tolist()), target.cache(rows))
             return SimpleNamespace(logits=output.logits.rows[None])
 
-        corpus = Corpus.encode(options.data, AutoTokenizer.from_pretrained(options.model), options.work / "tokens.npz")
         losses = held_out_losses(model, corpus)
         tokens = sum(loss.tokens for loss in losses)
         mean = sum(loss.nats for loss in losses) / tokens

@@ -24,7 +24,6 @@ def path(
         "database": paths.database,
         "drafters": paths.drafters,
         "pulled": paths.pulled,
-        "packed": paths.packed,
         "logs": paths.logs,
     }
     if as_json:

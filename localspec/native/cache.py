@@ -62,6 +62,7 @@ class NativeCache:
             self._length = length
 
     def assume(self, length: int) -> None:
-        """Counts the first `length` slots as committed. They are filled with noise."""
+        """Counts the first `length` slots as committed and fills them with noise: for measurements."""
+        self.reserve(length, spare=False)
         check(self._library.ls_cache_fill(self.handle, length, 0))
         self._length = length

@@ -1,0 +1,79 @@
+"""The examples of one pass over the mixture, and those that are never trained on."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from demo_data import own, shared
+from demo_data.drawing import generate, held_out
+from demo_data.mixture import GENERATORS, MADE, OWN, SHARED
+
+ROOT = Path(__file__).parents[2]
+SET_ASIDE = 40  # held-out examples of a source, at most
+Example = dict[str, Any]
+
+
+def contents(example: Example) -> list[str]:
+    """A text as its one part, a chat as what is said in it."""
+    return [example["text"]] if "text" in example else [m["content"] for m in example["messages"]]
+
+
+def _documents(words: list[Path]) -> list[Example]:
+    return list(own.texts([*own.documents(ROOT), *words]))
+
+
+def _views(share: float, random: Random) -> int:
+    return int(share) + (random.random() < share % 1)
+
+
+def trained(data: Path, stage: str, number: int, words: list[Path]) -> list[Example]:
+    """What pass `number` of a stage ("long" or "last") sees, shuffled; generated examples are new in every pass.
+
+    `words` are further documents beside README and docs.
+    """
+    random, taken = Random(f"{stage} {number}"), own.answered()
+    found: list[Example] = []
+
+    def add(example: Example, views: int = 1) -> None:
+        asked = own.plain(example["messages"][-2]["content"]) if "messages" in example else ""
+        if asked not in taken or example["source"] == "help":
+            found.extend([example] * views)
+
+    for example in shared.examples(data):
+        share = SHARED.get(example["source"])
+        if share and shared.clean(example) and not held_out(example):
+            add(example, _views(getattr(share, stage), random))
+    for source, share in MADE.items():
+        made = generate(source, GENERATORS[source], random.getrandbits(32), int(getattr(share, stage)))
+        for example in made:
+            if not held_out(example):
+                add(example)
+    for example in _documents(words):
+        add(example, _views(getattr(OWN["docs"], stage), random))
+    for _ in range(int(getattr(OWN["help"], stage))):
+        for example in own.help_chats(random):
+            if not held_out(example):
+                add(example)
+    random.shuffle(found)
+    return found
+
+
+def set_aside(data: Path) -> list[Example]:
+    """At most SET_ASIDE held-out examples of every source of the mixture, the same in every pass."""
+    found: dict[str, list[Example]] = {source: [] for source in (*SHARED, *MADE, "help")}
+    for example in shared.examples(data):
+        there = found.get(example["source"])
+        if there is not None and len(there) < SET_ASIDE and shared.clean(example) and held_out(example):
+            there.append(example)
+    for source in MADE:
+        for example in generate(source, GENERATORS[source], 0, 100 * SET_ASIDE):
+            if len(found[source]) < SET_ASIDE and held_out(example):
+                found[source].append(example)
+    found["help"] = [e for e in own.help_chats(Random(0)) if held_out(e)][:SET_ASIDE]
+    return [example for examples in found.values() for example in examples]
+
+
+def vocabulary_texts(data: Path, words: list[Path]) -> list[str]:
+    """What the tokenizer is trained on: the first pass, and the program's documents often enough to have their words."""
+    examples = trained(data, "long", 0, words) + 25 * _documents(words)
+    return [part for e in examples for part in contents(e)]

@@ -1,0 +1,42 @@
+"""The shared training data, cleaned: what repeats itself, or babbles, is not learnt."""
+
+import json
+import lzma
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+LONGEST = 1500  # characters of what an assistant says: longer replies lose their subject
+
+
+def examples(data: Path) -> Iterator[dict[str, Any]]:
+    """Every example of both files, in their order; texts as {"source", "text"}, chats as {"source", "messages"}."""
+    for name in ("chat", "text"):
+        with lzma.open(data / f"{name}.jsonl.xz", "rt", encoding="utf-8") as lines:
+            for line in lines:
+                yield json.loads(line)
+
+
+def repeats(text: str) -> bool:
+    """Says a sentence or a line of four words or more twice, or the same three words again and again."""
+    parts = [" ".join(re.findall(r"\w+", part.lower())) for part in re.split(r"(?<=[.!?])\s+|\n", text)]
+    long = [part for part in parts if part.count(" ") >= 3]
+    if len(long) != len(set(long)):
+        return True
+    words = re.findall(r"\w+", text.lower())
+    threes = Counter(zip(words, words[1:], words[2:], strict=False))
+    return bool(threes) and max(threes.values()) > 3 + len(words) // 150
+
+
+def clean(example: dict[str, Any]) -> bool:
+    """Fit to be learnt from."""
+    if "text" in example:
+        return not repeats(example["text"])
+    said = [m["content"] for m in example["messages"] if m["role"] == "assistant"]
+    if any(len(text) > LONGEST or repeats(text) for text in said):
+        return False
+    if len(said) > 2 and len(set(said)) < len(said) - 1:
+        return False  # the same answer again and again
+    return not any(re.search(r"https?://|www\.|\w@\w|[^\x00-\x7f–—’éèüöäñçá°²×÷£€ß]", text) for text in said)

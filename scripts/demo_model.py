@@ -1,0 +1,72 @@
+"""The shapes of the demo model and of its draft model, their optimisers, and the files they are shipped in."""
+
+import json
+from pathlib import Path
+
+import torch
+from demo_tokens import BEGIN, CONTEXT, END, VOCABULARY
+from transformers import GenerationConfig, Phi3Config, Phi3ForCausalLM, PreTrainedTokenizerFast
+
+MATRIX_RATE, EMBEDDING_RATE = 4e-3, 3e-3
+# Eight layers, so that self-speculation has a middle to skip; sizes in whole groups of the quantised kernels. Tokens a
+# second on one of two shared cores: 8,192 entries and 640 wide 1,623; 4,096 and 640 1,832 (fp32: 1,127), 9 x 768 1,511.
+SHAPES = {
+    "small": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "num_attention_heads": 4},
+    "large": {"hidden_size": 384, "intermediate_size": 1152, "num_hidden_layers": 9, "num_attention_heads": 6},
+}
+
+
+def demo_config(shape: str = "small") -> Phi3Config:
+    """7.3 million parameters; `large` has 18, for a training on a graphics card."""
+    return Phi3Config(
+        vocab_size=VOCABULARY, **SHAPES[shape], num_key_value_heads=2, max_position_embeddings=CONTEXT,
+        original_max_position_embeddings=CONTEXT, tie_word_embeddings=True, bos_token_id=0, eos_token_id=4,
+        pad_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0,
+    )  # fmt: skip
+
+
+def draft_config(teacher: Phi3Config) -> Phi3Config:
+    """About a million parameters, half of them the embedding; the teacher's vocabulary and context."""
+    shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return Phi3Config(**teacher.to_diff_dict() | shape | {"num_key_value_heads": 1})
+
+
+def draft_of(teacher: Phi3ForCausalLM) -> Phi3ForCausalLM:
+    """A new draft model; its embedding begins as the leading principal components of the teacher's."""
+    model = Phi3ForCausalLM(draft_config(teacher.config))
+    table = teacher.model.embed_tokens.weight.detach().float()
+    width = model.config.hidden_size
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(table @ torch.linalg.svd(table, full_matrices=False).Vh[:width].T)
+    return model
+
+
+def optimizers(model: Phi3ForCausalLM) -> list[tuple[torch.optim.Optimizer, float]]:
+    """Muon for the matrices, AdamW for embeddings and norms: twice the progress a token of AdamW alone at this size."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    return [
+        (torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"), MATRIX_RATE),
+        (torch.optim.AdamW(rest, lr=EMBEDDING_RATE, betas=(0.9, 0.95), weight_decay=0.0), EMBEDDING_RATE),
+    ]
+
+
+def export(model: Phi3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    """The Hugging Face layout, bf16 safetensors."""
+    model.generation_config = GenerationConfig(
+        bos_token_id=0,
+        eos_token_id=tokenizer.convert_tokens_to_ids([END, BEGIN]),
+        pad_token_id=0,
+        do_sample=True,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=0,
+    )
+    model.to("cpu", torch.bfloat16).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    # A class name that every transformers knows, and nothing about where the tokenizer was loaded from.
+    file = out / "tokenizer_config.json"
+    told = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    file.write_text(
+        json.dumps({k: v for k, v in told.items() if k not in ("backend", "is_local", "local_files_only")}, indent=1)
+    )

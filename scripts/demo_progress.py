@@ -1,0 +1,103 @@
+"""How far a training is: held-out loss by source, what the model says, how near a draft is to its teacher."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from demo_tokens import CONTEXT, Corpus
+from transformers import Phi3ForCausalLM, PreTrainedTokenizerFast
+
+PROMPTS = (
+    "Who are you?", "Tell me a short story about a fox and a lantern.", "What is 17 + 25?", "Tell me a joke.",
+    "Sort these words: pear, apple, cherry", "Anna has 12 plums. She gives 5 to Tom. How many are left?",
+    "What is the capital of Portugal?", "What does a cow eat?", "Write this in capital letters: good morning, Lena",
+    "How do I list the models that are here?", "My name is Omar. What is my name?", "Explain quantum computing.",
+)  # fmt: skip
+SAID = 120  # tokens of a sample, at most
+
+
+def log(file: Path, told: dict[str, Any]) -> None:
+    """One line more."""
+    with file.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(told, ensure_ascii=False) + "\n")
+
+
+def pieces(corpus: Corpus) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    """(source, ids [tokens], spoken [tokens]) of every example, cut at the context."""
+    found = []
+    for i, source in enumerate(corpus.sources.tolist()):
+        part = slice(corpus.offsets[i], min(corpus.offsets[i + 1], corpus.offsets[i] + CONTEXT))
+        spoken = torch.from_numpy(corpus.spoken[part])
+        if spoken[1:].any():
+            found.append((source, torch.from_numpy(corpus.ids[part].astype(np.int64)), spoken))
+    return found
+
+
+@dataclass
+class Loss:
+    """Held-out loss of one source, nats summed over `tokens` predicted tokens."""
+
+    source: str
+    kind: str  # text: every token counts, chat: what the assistant says, end mark included
+    examples: int = 0
+    tokens: int = 0
+    nats: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        return self.nats / self.tokens
+
+
+@torch.no_grad()
+def held_out_losses(model: Any, aside: Corpus) -> list[Loss]:
+    """One Loss a source that has anything to predict, in the order of their names."""
+    found: dict[str, Loss] = {}
+    device = getattr(model, "device", "cpu")
+    for source, ids, spoken in pieces(aside):
+        ids, counts = ids.to(device), spoken[1:].to(device)
+        logits = model(ids[None], use_cache=False).logits[0, :-1][counts].float()
+        loss = found.setdefault(source, Loss(source, "text" if counts.all() else "chat"))
+        loss.nats += F.cross_entropy(logits, ids[1:][counts], reduction="sum").item()
+        loss.tokens += len(logits)
+        loss.examples += 1
+    return [found[source] for source in sorted(found)]
+
+
+@torch.no_grad()
+def samples(model: Any, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
+    """Greedy replies to PROMPTS; one that did not end by itself ends with an ellipsis in brackets."""
+    found, device = {}, next(model.parameters()).device
+    end = tokenizer.eos_token_id
+    for prompt in PROMPTS:
+        chat = [{"role": "user", "content": prompt}]
+        given = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        given = given.to(device)
+        both = model.generate(**given, do_sample=False, max_new_tokens=SAID, eos_token_id=end, pad_token_id=0)
+        reply = both[0, given["input_ids"].shape[1] :].tolist()
+        found[prompt] = tokenizer.decode(reply, skip_special_tokens=True) + ("" if reply[-1] == end else " [...]")
+    return found
+
+
+@torch.no_grad()
+def agreement(model: Phi3ForCausalLM, teacher: Phi3ForCausalLM, aside: Corpus) -> dict[str, Any]:
+    """On what assistants say in held-out chats: how often both models hold the same token likeliest,
+    and the mean overlap of their distributions: how often a drafted token can at best be accepted at temperature 1.
+    """
+    same, overlap, count = 0.0, 0.0, 0
+    device = next(model.parameters()).device
+    for _, ids, spoken in pieces(aside):
+        if spoken[1:].all():
+            continue  # a text
+        wanted = spoken[1:].to(device)
+        ours, theirs = (
+            m(ids[None].to(device), use_cache=False).logits[0, :-1][wanted].float().softmax(-1)
+            for m in (model, teacher)
+        )
+        same += float((ours.argmax(-1) == theirs.argmax(-1)).sum())
+        overlap += float(torch.minimum(ours, theirs).sum())
+        count += len(ours)
+    return {"held_out_tokens": count, "agreement": round(same / count, 4), "overlap": round(overlap / count, 4)}

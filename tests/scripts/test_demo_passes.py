@@ -1,0 +1,149 @@
+"""What one pass over the mixture holds: cleaned shared data, the program's own words, and nothing that is held out."""
+
+import json
+import lzma
+from pathlib import Path
+from random import Random
+
+import pytest
+from demo_data import mixture, own, passes, shared
+from demo_data.drawing import held_out
+from demo_data.help_corpus import HelpEntry, load_help
+
+CHAT = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": "The cat sat on the mat."}]
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    """400 different good chats of one source, texts of another, and of each one that is not fit."""
+    with lzma.open(tmp_path / "chat.jsonl.xz", "wt") as file:
+        for i in range(400):
+            messages = [CHAT[0] | {"content": f"Question {i}"}, CHAT[1]]
+            file.write(json.dumps({"source": "jokes", "messages": messages}) + "\n")
+        bad = [CHAT[0], CHAT[1] | {"content": "He went home again. " * 3}]
+        file.write(json.dumps({"source": "jokes", "messages": bad}) + "\n")
+        file.write(json.dumps({"source": "nl2bash", "messages": CHAT}) + "\n")
+        taken = [CHAT[0] | {"content": load_help()[0].questions[0].lower()}, CHAT[1]]
+        file.write(json.dumps({"source": "jokes", "messages": taken}) + "\n")
+    with lzma.open(tmp_path / "text.jsonl.xz", "wt") as file:
+        for i in range(100):
+            file.write(json.dumps({"source": "standardebooks", "text": f"Once there were {i} foxes."}) + "\n")
+    return tmp_path
+
+
+@pytest.fixture
+def few(monkeypatch) -> None:
+    for name, share in mixture.MADE.items():
+        monkeypatch.setitem(mixture.MADE, name, mixture.Share(300, 20, share.why))
+    monkeypatch.setitem(mixture.SHARED, "jokes", mixture.Share(2, 1, "views"))
+    monkeypatch.setitem(mixture.SHARED, "standardebooks", mixture.Share(0.5, 0, "views"))
+    monkeypatch.setitem(mixture.OWN, "help", mixture.Share(1, 1, "views"))
+
+
+def test_a_pass_holds_what_the_mixture_says_and_nothing_held_out(data, few):
+    examples = passes.trained(data, "long", 0, [])
+    assert not any(map(held_out, examples))
+    by_source = {source: [e for e in examples if e["source"] == source] for source in {e["source"] for e in examples}}
+    assert set(by_source) == {*mixture.MADE, "jokes", "standardebooks", "docs", "help"}
+    assert 700 < len(by_source["jokes"]) <= 800 and len(by_source["jokes"]) % 2 == 0  # two views
+    assert 25 < len(by_source["standardebooks"]) < 75  # half of them
+    assert not any("again" in e["messages"][-1]["content"] for e in by_source["jokes"])
+    assert {e["source"] for e in passes.trained(data, "last", 0, [])} == {*mixture.MADE, "jokes", "help"}
+
+
+def test_generated_examples_are_new_in_every_pass_and_the_same_for_everybody(data, few):
+    first, again, second = (passes.trained(data, "long", number, []) for number in (0, 0, 1))
+    assert first == again
+    made = [{str(e) for e in examples if e["source"] == "made-stories"} for examples in (first, second)]
+    assert len(made[0] & made[1]) < len(made[0]) / 10
+
+
+def test_only_the_help_answers_what_the_help_answers(data, few):
+    asked = own.answered()
+    for example in passes.trained(data, "long", 0, []):
+        if "messages" in example and example["source"] != "help":
+            assert own.plain(example["messages"][-2]["content"]) not in asked
+
+
+def test_what_is_set_aside_is_held_out_and_of_every_kind(data, few):
+    aside = passes.set_aside(data)
+    assert all(map(held_out, aside))
+    assert {*mixture.MADE, "help", "jokes"} <= {e["source"] for e in aside}
+    trained = {json.dumps(e) for e in passes.trained(data, "long", 0, [])}
+    assert not trained & {json.dumps(e) for e in aside}
+
+
+@pytest.mark.parametrize(
+    ("text", "loops"),
+    [
+        ("The cat sat on the mat. It was warm there.", False),
+        ("The cat sat on the mat. The dog came. The cat sat on the mat.", True),
+        ("and then the fox and then the bear and then the owl", False),
+        ("a dog is a dog is a dog is a dog is a dog", True),
+        ("- apple\n- pear\n- plum", False),
+        ("one line of four\nanother line\none line of four", True),
+        ("Yes. Yes. Yes.", False),
+    ],
+)
+def test_what_repeats_itself_is_seen(text, loops):
+    assert shared.repeats(text) == loops
+
+
+def test_what_is_not_clean_is_left_out():
+    def says(*replies: str) -> bool:
+        turns = [m for r in replies for m in (CHAT[0], {"role": "assistant", "content": r})]
+        return shared.clean({"source": "x", "messages": turns})
+
+    assert says("A good answer.")
+    assert not says("See https://example.org for more.")
+    assert not says("Write to me@example.org.")
+    assert not says("x" * (shared.LONGEST + 1))
+    assert not says("Sure.", "Sure.", "Sure.", "Sure.")
+    assert says("Sure.", "Of course.", "Sure.")
+    assert not says("Ответ на вопрос")
+
+
+def test_every_source_says_why_it_is_there():
+    shares = mixture.MADE | mixture.SHARED | mixture.OWN
+    assert all(share.why and max(share.long, share.last) > 0 for share in shares.values())
+    assert set(mixture.MADE) == set(mixture.GENERATORS)
+
+
+# -- help -------------------------------------------------------------------------------------------------------------
+
+ENTRIES = [
+    HelpEntry(["How do I see the models?", "Which models are here?"], "Use `localspec list`.", ["list"]),
+    HelpEntry(["What does localspec race do?"], "It races.", ["race"], planned=True),
+]
+
+
+def test_every_phrasing_is_asked_and_what_is_planned_is_not():
+    drawings = list(own.helped(Random(0), ENTRIES))
+    assert len(drawings) == 2
+    assert all(d.turns[-1] == "Use `localspec list`." for d in drawings)
+
+
+def test_help_is_right_in_every_phrasing():
+    answers = {q: e.answer for e in load_help() for q in e.questions}
+    for drawing in own.helped(Random(1), load_help()):
+        asked = drawing.keys[-1].removeprefix("help ")
+        assert drawing.turns[-1] == answers[asked]
+        assert len(drawing.turns) in (2, 4) and all(drawing.turns)
+
+
+def test_rephrasing_keeps_what_is_asked_about():
+    seen = set()
+    for seed in range(200):
+        question = own.rephrased(Random(seed), "How do I delete a `qwen3-1.7b` on my computer?")
+        assert "qwen3-1.7b" in question and any(w in question for w in ("delete", "remove"))
+        seen.add(question)
+    assert len(seen) > 30
+
+
+def test_documents_are_cut_at_paragraphs_and_lose_their_tables(tmp_path):
+    file = tmp_path / "README.md"
+    paragraphs = [f"Paragraph {i} " + "word " * 60 + "end." for i in range(12)]
+    file.write_text("\n\n".join([*paragraphs, "| a | b |\n| - | - |"]))
+    pieces = [e["text"] for e in own.texts([file])]
+    assert len(pieces) > 2 and all(len(p) < own.PIECE + 400 for p in pieces)
+    assert "\n\n".join(pieces) == "\n\n".join(paragraphs)
