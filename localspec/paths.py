@@ -29,6 +29,10 @@ class Paths:
         return self.home / "state" if self.home else _PLATFORM.user_state_path
 
     @property
+    def cache_dir(self) -> Path:
+        return self.home / "cache" if self.home else _PLATFORM.user_cache_path
+
+    @property
     def config_file(self) -> Path:
         return self.config_dir / "config.toml"
 
@@ -47,6 +51,10 @@ class Paths:
     @property
     def pulled(self) -> Path:
         return self.data_dir / "pulled"
+
+    @property
+    def packed(self) -> Path:
+        return self.cache_dir / "packed"
 
     @property
     def logs(self) -> Path:

@@ -24,6 +24,7 @@ def path(
         "database": paths.database,
         "drafters": paths.drafters,
         "pulled": paths.pulled,
+        "packed": paths.packed,
         "logs": paths.logs,
     }
     if as_json:

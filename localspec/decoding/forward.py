@@ -30,10 +30,13 @@ class TokenCache(Protocol):
         """
 
     def keep(self, path: Sequence[int]) -> None:
-        """Commits the rows `path` after `length`, in that order. Rows that no forward has written hold zeros."""
+        """Commits the rows `path` after `length`, in that order."""
 
     def truncate(self, length: int) -> None:
         """Forgets everything after the first `length` tokens."""
+
+    def assume(self, length: int) -> None:
+        """Counts the first `length` slots as committed, whatever they hold: for measurements, which need no text."""
 
 
 CacheT = TypeVar("CacheT", bound=TokenCache)

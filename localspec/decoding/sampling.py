@@ -55,7 +55,11 @@ class Sampling:
         """Returns the noise of ids at a position, as `gumbel` does; in a `stream`, noise that no pick of the target
         has.
         """
-        return gumbel(self.seed if stream is None else _mixed(self.seed + (1 + stream) * _FIRST & _WORD), position, ids)
+        return gumbel(self.stream_seed(stream), position, ids)
+
+    def stream_seed(self, stream: int | None) -> int:
+        """Returns the seed that the noise of a stream is hashed from, 64 bits; the picks of the target have none."""
+        return self.seed & _WORD if stream is None else _mixed(self.seed + (1 + stream) * _FIRST & _WORD)
 
     def uniform(self, position: int, stream: int) -> float:
         """Returns a number between 0 and 1 for one decision at `position`; streams are independent of each other."""

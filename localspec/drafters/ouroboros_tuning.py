@@ -59,6 +59,8 @@ class ReplayCache:
         """Forgets everything after the first `length` tokens."""
         self.length = length
 
+    assume = truncate
+
 
 class ReplayTarget:
     """A target that repeats a known text: its text does not depend on the draft, so no forward is needed."""

@@ -28,7 +28,7 @@ def timings(
     """
     layers, room = len(target.transformer.layers), min(CONTEXT, max(1, target.context - ROWS))
     cache = target.cache(room + ROWS)
-    cache.keep(range(room))
+    cache.assume(room)
     context = Context([0] * (room + 1), cache, ROWS - 1, Sampling())
 
     def forward(rows: int) -> float:

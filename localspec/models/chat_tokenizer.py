@@ -15,9 +15,18 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Returns the token ids of a conversation that waits for the assistant."""
-        return self.tokenizer.encode(self.render(messages), self.add_special_tokens)
+    def encode(self, messages: Sequence[Message], vocab_size: int) -> list[int]:
+        """Returns the token ids of a conversation that waits for the assistant, as `render` writes it.
+
+        Raises LocalspecError for ids that a model of so many does not have, and for a template that fails.
+        """
+        ids = self.tokenizer.encode(self.render(messages), self.add_special_tokens)
+        if ids and max(ids) >= vocab_size:
+            raise LocalspecError(
+                f"The model's tokenizer gives the id {max(ids)}, and its config.json promises a vocab_size of "
+                f"{vocab_size}; fetch the model again."
+            )
+        return ids
 
     @property
     def add_special_tokens(self) -> bool:

@@ -62,7 +62,6 @@ class NativeCache:
             self._length = length
 
     def assume(self, length: int) -> None:
-        """Counts the first `length` slots as committed and fills them with noise: for measurements."""
-        self.reserve(length, spare=False)
+        """Counts the first `length` slots as committed. They are filled with noise."""
         check(self._library.ls_cache_fill(self.handle, length, 0))
         self._length = length

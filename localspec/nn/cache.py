@@ -91,6 +91,11 @@ class KVCache:
         assert 0 <= length <= self.length
         self.length = length
 
+    def assume(self, length: int) -> None:
+        """Counts the first `length` slots as committed; those that were never written hold zeros."""
+        assert 0 <= length <= self.capacity
+        self.length = length
+
 
 class FrozenPrefix:
     """Keys and values of a text; rows that follow it are read and not written, and gradients flow through them.

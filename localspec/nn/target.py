@@ -19,6 +19,7 @@ from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.models.chat_template import Message
 from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.model_config import ModelConfig, read_config, read_generation_config
+from localspec.models.stored_weights import own_head
 from localspec.models.tokenizer import Tokenizer
 from localspec.nn.attention import LEAST_SLOTS, fastest, invariant, page_size
 from localspec.nn.cache import KVCache
@@ -27,7 +28,7 @@ from localspec.nn.logits import TensorOutput, TorchHidden, TorchLogits
 from localspec.nn.outliers import protect_outliers
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class
 from localspec.nn.transformer import RotaryEmbedding, Transformer
-from localspec.nn.weights import Weights, freed_at_once, own_head
+from localspec.nn.weights import Weights, freed_at_once
 
 
 class Target:
@@ -194,17 +195,8 @@ class Target:
     # -- text ---------------------------------------------------------------------------------------------------------
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Returns the token ids of a conversation that waits for the assistant, as `ChatTokenizer.render` writes it.
-
-        Raises LocalspecError for ids that the model does not have, and for a template that fails.
-        """
-        ids = self.chat.encode(messages)
-        if ids and max(ids) >= self.transformer.config.vocab_size:
-            raise LocalspecError(
-                f"The model's tokenizer gives the id {max(ids)}, and its config.json promises a vocab_size of "
-                f"{self.transformer.config.vocab_size}; fetch the model again."
-            )
-        return ids
+        """Returns the token ids of a conversation that waits for the assistant. Raises what `ChatTokenizer` does."""
+        return self.chat.encode(messages, self.vocab_size)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of token ids; special tokens have none."""

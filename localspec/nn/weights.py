@@ -6,16 +6,12 @@ Each is read straight into memory of its own: mapped files would count as memory
 import ctypes
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from io import FileIO
-from math import prod
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
-from localspec.checkpoint import Checkpoint, tensor_headers, tensor_start
-from localspec.errors import LocalspecError, first_line
-from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.checkpoint import Checkpoint
+from localspec.models.architecture import TransformerConfig, weight_map
+from localspec.models.stored_weights import StoredTensor, damaged, stored_tensors
 
 PIECE = 2**18  # numbers that are read at a time where they change their type or device
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h names them
@@ -26,74 +22,23 @@ TYPES = {
 }  # fmt: skip
 
 
-class _Stored(NamedTuple):
-    """Where a tensor is in a file, and its shape and type."""
+def _read(stored: StoredTensor, into: torch.Tensor) -> None:
+    """Fills a contiguous tensor, of any type and on any device.
 
-    file: Path
-    start: int  # bytes
-    shape: list[int]
-    dtype: torch.dtype
-
-    def read(self, into: torch.Tensor, first: int = 0) -> None:
-        """Fills a contiguous tensor, of any type and on any device, with the numbers from the `first` on.
-
-        Raises LocalspecError where the file has changed since its header was read.
-        """
-        if into.device.type == "meta":  # which has shapes only
-            return
-        direct = into.device.type == "cpu" and into.dtype == self.dtype
-        pieces = torch.split(into.view(-1), PIECE)
-        between = None if direct else torch.empty(len(pieces[0]), dtype=self.dtype)
-        try:
-            with FileIO(self.file) as stream:
-                stream.seek(self.start + first * self.dtype.itemsize)
-                for piece in pieces:
-                    buffer = piece if between is None else between[: len(piece)]
-                    _fill(buffer, stream)
-                    if between is not None:
-                        piece.copy_(buffer)
-        except OSError as error:
-            raise _damaged(self.file, first_line(error)) from error
-
-
-def _fill(buffer: torch.Tensor, stream: FileIO) -> None:
-    left = buffer.view(torch.uint8).numpy().data
-    while left:
-        count = stream.readinto(left)
-        if not count:
-            raise OSError("it ends too early")
-        left = left[count:]
-
-
-def _stored(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, _Stored]:
-    """Finds the tensors of these names in the files; some may be missing."""
-    found = {}
-    for file in checkpoint.weight_files:
-        start = tensor_start(file)
-        for name, entry in tensor_headers(file).items():
-            if name not in names:
-                continue
-            if entry["dtype"] not in TYPES:
-                raise _damaged(file, f"'{name}' is of the type {entry['dtype']}")
-            found[name] = _Stored(file, start + entry["data_offsets"][0], entry["shape"], TYPES[entry["dtype"]])
-    return found
-
-
-def own_head(checkpoint: Checkpoint) -> bool:
-    """Returns whether the weights hold a head that is not the embedding, though config.json says the two are one."""
-    found = list(_stored(checkpoint, frozenset(("lm_head.weight", "model.embed_tokens.weight"))).values())
-    if len(found) < 2:
-        return False
-    if found[0].shape != found[1].shape:
-        return True
-    count = prod(found[0].shape)
-    for first in range(0, count, PIECE):
-        both = torch.empty(2, min(PIECE, count - first), dtype=torch.float32)
-        for stored, piece in zip(found, both, strict=True):
-            stored.read(piece, first)
-        if not torch.equal(*both):
-            return True
-    return False
+    Raises LocalspecError for a type that is not known, and where the file has changed since its header was read.
+    """
+    if into.device.type == "meta":  # which has shapes only
+        return
+    dtype = TYPES[stored.dtype]
+    direct = into.device.type == "cpu" and into.dtype == dtype
+    pieces, first = torch.split(into.view(-1), PIECE), 0
+    between = None if direct else torch.empty(len(pieces[0]), dtype=dtype)
+    for piece in pieces:
+        buffer = piece if between is None else between[: len(piece)]
+        stored.read(buffer.view(torch.uint8).numpy().data, first)
+        first += buffer.nbytes
+        if between is not None:
+            piece.copy_(buffer)
 
 
 class Weights(Mapping[str, torch.Tensor]):
@@ -105,29 +50,17 @@ class Weights(Mapping[str, torch.Tensor]):
 
     def __init__(self, checkpoint: Checkpoint, config: TransformerConfig, dtype: torch.dtype, device: str) -> None:
         self._made_of, self._dtype, self._device = weight_map(config), dtype, device
-        names = frozenset(part for made_of in self._made_of.values() for part, _ in made_of)
-        self._stored = _stored(checkpoint, names)
-        if missing := sorted(names - self._stored.keys()):
-            raise LocalspecError(
-                f"The weights in {checkpoint.path} lack '{missing[0]}' and {len(missing) - 1} more; fetch the model "
-                "again."
-            )
-        for name, made_of in self._made_of.items():
-            columns = in_features(name, config)
-            for part, rows in made_of:
-                found, promised = self._stored[part].shape, [rows] if columns is None else [rows, columns]
-                if found != promised:
-                    raise LocalspecError(
-                        f"'{part}' in {checkpoint.path} has the shape {found} where config.json promises "
-                        f"{promised}; fetch the model again."
-                    )
+        self._stored = stored_tensors(checkpoint, config)
+        if unknown := next((name for name, stored in self._stored.items() if stored.dtype not in TYPES), None):
+            stored = self._stored[unknown]
+            raise damaged(stored.file, f"'{unknown}' is of the type {stored.dtype}")
 
     def __getitem__(self, name: str) -> torch.Tensor:
         made_of = self._made_of[name]
         rows, columns = [count for _, count in made_of], self._stored[made_of[0][0]].shape[1:]
         whole = torch.empty(sum(rows), *columns, dtype=self._dtype, device=self._device)
         for (part, _), slot in zip(made_of, torch.split(whole, rows), strict=True):
-            self._stored[part].read(slot)
+            _read(self._stored[part], slot)
         return whole
 
     def __iter__(self) -> Iterator[str]:
@@ -155,7 +88,3 @@ def freed_at_once() -> Iterator[None]:
     finally:  # what glibc would arrive at where large tensors come and go
         mallopt(_MMAP_THRESHOLD, 2**25)
         mallopt(_TRIM_THRESHOLD, 2**26)
-
-
-def _damaged(file: Path, what: str) -> LocalspecError:
-    return LocalspecError(f"{file} is damaged ({what}); fetch the model again.")

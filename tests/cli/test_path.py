@@ -13,6 +13,7 @@ def test_json_and_lines(tmp_path):
         "database": str(paths.database),
         "drafters": str(paths.drafters),
         "pulled": str(paths.pulled),
+        "packed": str(paths.packed),
         "logs": str(paths.logs),
     }
     assert json.loads(called(tmp_path, "path", "--json").stdout) == wanted

@@ -58,7 +58,7 @@ def assert_whole(session: Session) -> None:
 
 def drafters(target: Target, *texts: Sequence[int]) -> Iterator[Drafter]:
     yield Autoregressive()
-    vocabulary = target.transformer.config.vocab_size
+    vocabulary = target.vocab_size
     yield Oracle(*texts, vocabulary=vocabulary)
     yield OffChain(*texts, vocabulary=vocabulary)
     yield WithPhrases(RandomBranches(*texts, seed=1, vocabulary=vocabulary), PhrasePool(target.special_tokens))
@@ -194,10 +194,14 @@ def test_sources_and_counts_add_up(speller: Tiny) -> None:
     assert numbers.sources == {"target": 6, "oracle": 24}
     assert numbers.prompt_tokens == 9
     assert numbers.memory.cache == session.cache.nbytes
-    assert numbers.memory.target == sum(weights.numel() * 4 for weights in speller.stock.parameters())
+    assert numbers.memory.target == target.nbytes
     assert 0 < numbers.prefill_seconds <= numbers.first_token_seconds
     assert numbers.tokens_per_second == pytest.approx(29 / numbers.decode_seconds)
     assert numbers.off_reason is None
+
+
+def test_the_weights_that_are_counted_are_the_stock_models(speller: Tiny) -> None:
+    assert speller.target.nbytes == sum(weights.numel() * 4 for weights in speller.stock.parameters())
 
 
 def test_times_of_a_reply_are_the_sums_of_its_steps(speller: Tiny) -> None:

@@ -16,11 +16,12 @@ from tiny_models import SHARDED, Tiny
 
 from localspec.checkpoint import inspect, tensor_headers, tensor_start
 from localspec.errors import LocalspecError
+from localspec.models import stored_weights
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.model_config import ModelConfig, read_config
 from localspec.nn import weights
 from localspec.nn.target import Target
-from localspec.nn.weights import Weights, freed_at_once, own_head
+from localspec.nn.weights import Weights, freed_at_once
 
 Make = Callable[[str], Tiny]
 NAME = "qwen2-grouped-yarn"
@@ -90,7 +91,7 @@ def test_no_file_stays_open_or_mapped(tiny: Make, tmp_path: Path) -> None:
 
 def test_a_device_without_numbers_is_given_none(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training asks so for shapes alone, of models that are large."""
-    monkeypatch.setattr(weights, "FileIO", None)
+    monkeypatch.setattr(stored_weights, "FileIO", None)
     shadow, target = Target.load(tiny(NAME).path, device="meta"), tiny(NAME).target
     assert shadow.device == "meta" and shadow.nbytes == target.nbytes
 
@@ -121,41 +122,6 @@ def test_a_tensor_of_a_type_nobody_knows_is_named(tiny: Make, tmp_path: Path) ->
     file.write_bytes(struct.pack("<Q", len(changed)) + changed + content[start:])
     with pytest.raises(LocalspecError, match=r"'model\.norm\.weight' is of the type F4"):
         reading(path)
-
-
-# -- a head that is the embedding, or is not ---------------------------------------------------------------------------
-
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-
-
-@pytest.mark.parametrize("piece", [weights.PIECE, 100])
-@pytest.mark.parametrize(
-    ("head", "own"),
-    [
-        (lambda embedding: embedding.clone(), False),
-        (lambda embedding: embedding.double(), False),
-        (lambda embedding: torch.cat([embedding[:-1], embedding[-1:] + 1]), True),
-        (lambda embedding: embedding[:-1].clone(), True),
-        (lambda embedding: -embedding, True),
-    ],
-    ids=["the same", "the same in another type", "the last row differs", "shorter", "another"],
-)
-def test_a_head_is_its_own_where_a_number_differs(
-    tiny: Make,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    head: Callable[..., torch.Tensor],
-    own: bool,
-    piece: int,
-) -> None:
-    monkeypatch.setattr(weights, "PIECE", piece)
-    path = copied(tiny(NAME), tmp_path / "model", lambda t: {**t, HEAD: head(t[EMBEDDING]).contiguous()})
-    assert own_head(inspect(path)) == own
-
-
-def test_without_a_head_there_is_none_of_its_own(tiny: Make, tmp_path: Path) -> None:
-    path = copied(tiny(NAME), tmp_path / "model", lambda t: {n: tensor for n, tensor in t.items() if n != HEAD})
-    assert not own_head(inspect(path))
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

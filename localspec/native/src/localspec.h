@@ -21,14 +21,14 @@ extern "C" {
 enum { LS_ABI = 1 };                                  /* changes with anything in this file */
 enum { LS_OK = 0, LS_WRONG = 1, LS_NO_MEMORY = 2 };   /* codes */
 enum { LS_FP32 = 0, LS_BF16 = 1, LS_INT8 = 2, LS_INT4 = 3, LS_FP16 = 4 }; /* formats; of weights the first four */
-enum { LS_PLAIN = 0, LS_NEON = 1, LS_AVX2 = 2, LS_AVX_VNNI = 3, LS_AVX512_VNNI = 4 }; /* instruction sets */
+enum { LS_C = 0, LS_NEON = 1, LS_AVX2 = 2, LS_AVX_VNNI = 3, LS_AVX512_VNNI = 4 }; /* instruction sets */
 enum { LS_NO_ACTIVATION = 0, LS_SILU = 1 };
 
 LS_API int ls_abi(void);
 LS_API const char* ls_error(void); /* what was wrong with this thread's last call that failed */
 
 /* ---- instruction sets: the best that this CPU has is used, unless another is asked for. Bits are the same in all. */
-LS_API const char* ls_isa_name(int isa);    /* "plain", "neon", "avx2", "avx-vnni", "avx512-vnni"; NULL for no such */
+LS_API const char* ls_isa_name(int isa);    /* "c", "neon", "avx2", "avx_vnni", "avx512_vnni"; NULL for no such */
 LS_API int ls_isa_supported(int isa);       /* 1: this CPU and this build have it */
 LS_API int ls_isa_best(void);
 LS_API int ls_isa_in_use(void);
@@ -100,7 +100,7 @@ typedef struct ls_model ls_model;
 LS_API ls_model* ls_model_new(const ls_model_config* config); /* copies structs, norms and inv_freq, not the weights */
 LS_API void ls_model_free(ls_model* model);
 
-/* ---- caches: keys and values of the committed tokens [0, length), then of the last forward's rows */
+/* ---- caches: keys and values of the committed tokens [0, length), then of the last forward's rows; zeros at first */
 typedef struct ls_cache ls_cache;
 LS_API ls_cache* ls_cache_new(const ls_model* model, int slots); /* keeps what it needs of the model */
 LS_API void ls_cache_free(ls_cache* cache);
@@ -108,7 +108,7 @@ LS_API int ls_cache_reserve(ls_cache* cache, int slots); /* room for so many; LS
 LS_API int ls_cache_slots(const ls_cache* cache);        /* room there is, in steps of 16 */
 LS_API int ls_cache_length(const ls_cache* cache);
 LS_API int64_t ls_cache_bytes(const ls_cache* cache);
-LS_API int ls_cache_keep(ls_cache* cache, const int32_t* path, int count); /* rows of the last forward, ascending */
+LS_API int ls_cache_keep(ls_cache* cache, const int32_t* path, int count); /* rows behind the committed ones, ascending */
 LS_API int ls_cache_truncate(ls_cache* cache, int length);
 LS_API int ls_cache_fill(ls_cache* cache, int length, uint64_t seed); /* noise as committed tokens: for measurements */
 
@@ -149,14 +149,14 @@ LS_API int ls_probabilities(const float* logits, int vocab, const ls_sampling* s
    temperature 0 counting as 1); *found of them. None where a logit is NaN or inf. */
 LS_API int ls_top(const float* logits, int vocab, double temperature, int count, int32_t* tokens, float* chances, int32_t* found);
 /* Of the likeliest `among`, the `count` with the highest log p + noise: chances are the softmax of those sums.
-   ids [vocab]: the tokens that the columns stand for, or NULL. */
+   ids [vocab]: the tokens that the columns stand for, or NULL. tokens and chances have room for `among`. */
 LS_API int ls_candidates(const float* logits, int vocab, const ls_sampling* sampling, int64_t position, const int32_t* ids,
                          int among, int count, int32_t* tokens, float* chances, int32_t* found);
 /* Rows of x [rows, columns] before the first with NaN or +-inf. */
 LS_API int ls_finite_rows(const float* x, int rows, int columns);
 
-/* ---- benchmarks: reads memory once, so fast as it can; the sum keeps compilers honest */
-LS_API uint64_t ls_read(ls_pool* pool, const void* data, size_t bytes);
+/* ---- the memory's limit: seconds that so many threads need to read it once; below 0: not possible, see ls_error */
+LS_API double ls_read_seconds(const void* data, size_t bytes, int threads);
 
 #ifdef __cplusplus
 }

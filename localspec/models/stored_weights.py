@@ -1,0 +1,111 @@
+"""The tensors in a model's safetensors files: where each lies, and whether all are there that config.json promises."""
+
+from dataclasses import dataclass
+from io import FileIO
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.checkpoint import Checkpoint, tensor_headers, tensor_start
+from localspec.errors import LocalspecError, first_line
+from localspec.models.architecture import TransformerConfig, in_features, weight_map
+
+_PIECE = 2**20  # numbers that are compared at a time
+NUMPY_TYPES = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,  # whose bits bf16's are
+    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor is in a file: its first byte, its shape, the name of its type in safetensors, its bytes in all."""
+
+    file: Path
+    start: int
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+    def read(self, into: memoryview, first: int = 0) -> None:
+        """Fills bytes with those of the tensor from `first` on. Raises LocalspecError for a file that has changed."""
+        try:
+            with FileIO(self.file) as stream:
+                stream.seek(self.start + first)
+                while into:
+                    count = stream.readinto(into)
+                    if not count:
+                        raise damaged(self.file, "it ends too early")
+                    into = into[count:]
+        except OSError as error:
+            raise damaged(self.file, first_line(error)) from error
+
+    def floats(self, first: int, count: int) -> npt.NDArray[np.float32]:
+        """Returns `count` numbers from the `first` on, as fp32. Raises LocalspecError for a type that is not known."""
+        if self.dtype not in NUMPY_TYPES:
+            raise damaged(self.file, f"a tensor is of the type {self.dtype}")
+        numbers = np.empty(count, NUMPY_TYPES[self.dtype])
+        self.read(numbers.view(np.uint8).data, first * numbers.itemsize)
+        if self.dtype == "BF16":
+            return (numbers.astype(np.uint32) << 16).view(np.float32)
+        return numbers.astype(np.float32, copy=False)
+
+
+def damaged(file: Path, what: str) -> LocalspecError:
+    return LocalspecError(f"{file} is damaged ({what}); fetch the model again.")
+
+
+def stored_tensors(checkpoint: Checkpoint, config: TransformerConfig) -> dict[str, StoredTensor]:
+    """Finds every tensor that the model is made of, by its Hugging Face name.
+
+    Raises LocalspecError for tensors that are missing or have another shape than config.json promises.
+    """
+    made_of = weight_map(config)
+    names = frozenset(part for parts in made_of.values() for part, _ in parts)
+    found = _find(checkpoint, names)
+    if missing := sorted(names - found.keys()):
+        raise LocalspecError(
+            f"The weights in {checkpoint.path} lack '{missing[0]}' and {len(missing) - 1} more; fetch the model again."
+        )
+    for name, parts in made_of.items():
+        columns = in_features(name, config)
+        for part, rows in parts:
+            promised = (rows,) if columns is None else (rows, columns)
+            if found[part].shape != promised:
+                raise LocalspecError(
+                    f"'{part}' in {checkpoint.path} has the shape {[*found[part].shape]} where config.json promises "
+                    f"{[*promised]}; fetch the model again."
+                )
+    return found
+
+
+def own_head(checkpoint: Checkpoint) -> bool:
+    """Returns whether the weights hold a head that is not the embedding, though config.json says the two are one."""
+    found = list(_find(checkpoint, frozenset(("lm_head.weight", "model.embed_tokens.weight"))).values())
+    if len(found) < 2:
+        return False
+    one, other = found
+    if one.shape != other.shape:
+        return True
+    count = prod(one.shape)
+    pieces = ((first, min(_PIECE, count - first)) for first in range(0, count, _PIECE))
+    return not all(np.array_equal(one.floats(*piece), other.floats(*piece)) for piece in pieces)
+
+
+def _find(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, StoredTensor]:
+    """The tensors of these names in the files; some may be missing."""
+    found = {}
+    for file in checkpoint.weight_files:
+        start = tensor_start(file)
+        for name, entry in tensor_headers(file).items():
+            if name in names:
+                found[name] = _stored(file, start, entry)
+    return found
+
+
+def _stored(file: Path, start: int, entry: dict[str, Any]) -> StoredTensor:
+    first, end = entry["data_offsets"]
+    return StoredTensor(file, start + first, tuple(entry["shape"]), entry["dtype"], end - first)

@@ -1,0 +1,95 @@
+"""Logits of the CPU engine, and what is picked from them: in the compiled library, one row at a time."""
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.decoding.logits import Candidate, Picks, PicksOnRequest, candidates_shown
+from localspec.decoding.numpy_logits import NumpyLogits
+from localspec.decoding.sampling import Ids, Sampling
+from localspec.errors import LocalspecError
+from localspec.native import library as native
+from localspec.native.library import address, check, int32, library
+
+
+class NativeLogits(NumpyLogits):
+    """Logits [rows, vocab_size], as `Logits` describes them; `likeliest` is what the forward found in each row."""
+
+    def __init__(self, rows: npt.NDArray[np.float32], likeliest: Sequence[int]) -> None:
+        super().__init__(rows)
+        self._likeliest = list(likeliest)
+
+    def take(self, rows: Sequence[int]) -> "NativeLogits":
+        """Returns these rows, in this order."""
+        return NativeLogits(self.rows[list(rows)], [self._likeliest[row] for row in rows])
+
+    def argmax(self) -> list[int]:
+        """Returns the likeliest token of each row. Raises LocalspecError where one holds a NaN."""
+        if min(self._likeliest, default=0) < 0:
+            raise LocalspecError(_NO_NUMBER)
+        return self._likeliest
+
+    def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
+        """Returns the picks by row, computed when they are asked for, unless they are greedy."""
+        if sampling.greedy:
+            return self.argmax()
+        return PicksOnRequest(lambda row: self._pick(row, positions[row], _struct(sampling)))
+
+    def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
+        """Samples a token from a row, with noise that no pick of the target has."""
+        given = _struct(sampling)
+        other = native.Sampling(given.temperature, given.top_p, given.min_p, sampling.stream_seed(stream), given.top_k)
+        return self._pick(row, position, other)
+
+    def _pick(self, row: int, position: int, sampling: native.Sampling) -> int:
+        token = ctypes.c_int32()
+        check(library().ls_pick(self._at(row), self.rows.shape[1], sampling, position, token))
+        if token.value < 0:
+            raise LocalspecError(_NO_NUMBER)
+        return token.value
+
+    def candidates(
+        self, positions: Sequence[int], count: int, sampling: Sampling, ids: Ids | None = None
+    ) -> list[list[Candidate]]:
+        """Returns the tokens to propose for the position of each row."""
+        vocabulary, among = self.rows.shape[1], candidates_shown(sampling, count, self.rows.shape[1])
+        most = among if sampling.proposes_likeliest else min(count, among)
+        tokens, chances, found = np.empty(most, np.int32), np.empty(most, np.float32), ctypes.c_int32()
+        results, known = (address(tokens), address(chances), found), None if ids is None else int32(ids)
+        rows: list[list[Candidate]] = []
+        for row, position in enumerate(positions):
+            at = self._at(row)
+            if sampling.proposes_likeliest:
+                check(library().ls_top(at, vocabulary, 0.0, most, *results))
+                shown = tokens[: found.value] if known is None else known[tokens[: found.value]]
+            else:
+                given = _struct(sampling), position, address(known), among, most
+                check(library().ls_candidates(at, vocabulary, *given, *results))
+                shown = tokens[: found.value]
+            rows.append(list(zip(shown.tolist(), chances[: found.value].tolist(), strict=True)))
+        return rows
+
+    def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
+        """Returns what a token is sampled from, [vocab_size]."""
+        chances = np.empty(self.rows.shape[1], np.float64)
+        check(library().ls_probabilities(self._at(row), len(chances), _struct(sampling), address(chances)))
+        return chances
+
+    def _at(self, row: int) -> int:
+        """Where a row begins, in memory."""
+        count = len(self.rows)
+        assert -count <= row < count
+        return int(self.rows.ctypes.data) + row % count * self.rows.strides[0]
+
+
+_NO_NUMBER = "Nothing can be picked from an answer that is not a number."
+
+
+@lru_cache(maxsize=8)
+def _struct(sampling: Sampling) -> native.Sampling:
+    return native.Sampling(
+        sampling.temperature, sampling.top_p, sampling.min_p, sampling.seed & (1 << 64) - 1, sampling.top_k
+    )

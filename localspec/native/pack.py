@@ -1,0 +1,187 @@
+"""Makes packed models: which tensor is packed how, read from the model's files a piece at a time."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.checkpoint import Checkpoint, inspect
+from localspec.errors import LocalspecError
+from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.models.model_config import ModelConfig, read_config
+from localspec.models.rope import Rope
+from localspec.models.stored_weights import StoredTensor, own_head, stored_tensors
+from localspec.models.tokenizer import TOKENIZER_FILES
+from localspec.native.library import FORMATS, Packing, address, check, library
+from localspec.packed_file import PANEL, Header, Origin, Section, Tensor
+
+TEXTS = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+_SOURCES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}  # what the library packs as it is stored
+_HALF = PANEL // 2  # channels of gate, and of up, in a panel
+Importance = Mapping[str, npt.NDArray[np.float32]]  # by parameter: a weight for each input channel
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is packed: a format for its matrices, and another for those that lose too much by it."""
+
+    format: str
+    others: Mapping[str, str]  # by parameter
+
+    @classmethod
+    def of(cls, packing: str) -> "Recipe":
+        """The recipe of a packing: int8, int4, bf16 or fp32."""
+        return cls(packing, {"lm_head.weight": "int8"} if packing == "int4" else {})
+
+    def tensor(self, name: str, out: int, inputs: int | None) -> Tensor:
+        """How a parameter of these sizes is packed; `inputs` is None for a vector."""
+        if inputs is None:
+            return Tensor("rows", "fp32", 1, out)
+        if name == "embed_tokens":
+            return Tensor("rows", "fp32" if self.format == "fp32" else "bf16", out, inputs)
+        chosen = self.others.get(name, self.format)
+        groups = {"int8": 32 if inputs % 64 else 64, "int4": 32}
+        return Tensor("panels", chosen, out, inputs, groups.get(chosen, 0))
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model's directory as it is packed: sizes, the tensors that each parameter is stacked from, its texts."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    sizes: TransformerConfig
+    made_of: Mapping[str, list[StoredTensor]]
+    texts: Mapping[str, bytes]
+
+    @classmethod
+    def open(cls, path: Path) -> "Source":
+        """Looks at a directory in the Hugging Face layout and reads no weights, but to tell a head from an embedding.
+
+        Raises NotHere and LocalspecError for files that are missing, damaged, or of a kind that cannot be computed.
+        """
+        checkpoint = inspect(path)
+        config = read_config(checkpoint)
+        sizes = TransformerConfig.of(config)
+        Rope.of(config, config.contexts[0])
+        if sizes.tied and own_head(checkpoint):
+            sizes = replace(sizes, tied=False)
+        stored = stored_tensors(checkpoint, sizes)
+        made_of = {name: [stored[part] for part, _ in parts] for name, parts in weight_map(sizes).items()}
+        made_of.setdefault("lm_head.weight", made_of["embed_tokens"])
+        texts = {name: _text(path / name) for name in TEXTS if (path / name).is_file()}
+        return cls(checkpoint, config, sizes, made_of, texts)
+
+    def header(self, origin: Origin, packing: str, recipe: Recipe) -> Header:
+        """What a packed file of this model will hold."""
+        tensors = {
+            name: recipe.tensor(name, sum(part.shape[0] for part in parts), in_features(name, self.sizes))
+            for name, parts in self.made_of.items()
+        }
+        texts = {name: len(text) for name, text in self.texts.items()}
+        return Header.plan(origin, packing, self.checkpoint.parameters, tensors, texts)
+
+    def origin(self, origin: Origin) -> Origin:
+        """Adds the weight files, with the digests that the common cache names them by."""
+        files = {file.name: (file.stat().st_size, _digest(file)) for file in self.checkpoint.weight_files}
+        return replace(origin, files=files)
+
+    def filler(self, importance: Importance) -> Callable[[str, Section, int, memoryview], None]:
+        """Returns what fills a piece of a section with what belongs there; several threads may call it."""
+
+        def fill(name: str, section: Section, first: int, into: memoryview) -> None:
+            if section.tensor is None:
+                into[:] = self.texts[name][first : first + len(into)]
+            elif section.tensor.layout == "rows":
+                _fill_rows(self.made_of[name], section.tensor, first, into)
+            else:
+                _fill_panels(name, self.made_of[name], section.tensor, first, into, importance.get(name))
+
+        return fill
+
+
+def _text(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise LocalspecError(f"{file} cannot be read ({error.strerror}); correct its permissions.") from None
+
+
+def _digest(file: Path) -> str:
+    """The sha256 of a file where the common cache names it; empty elsewhere."""
+    try:
+        name = os.path.basename(os.readlink(file))
+    except OSError:
+        return ""
+    return name if len(name) == 64 else ""
+
+
+def _fill_rows(parts: list[StoredTensor], tensor: Tensor, first: int, into: memoryview) -> None:
+    """Rows of an embedding, or a vector that may be stacked from several."""
+    if len(parts) == 1:
+        item = 2 if tensor.format == "bf16" else 4
+        if parts[0].dtype == "BF16" and tensor.format == "bf16":
+            parts[0].read(into, first)
+            return
+        numbers = parts[0].floats(first // item, len(into) // item)
+    else:
+        whole = np.concatenate([part.floats(0, part.shape[0]) for part in parts])
+        numbers = whole[first // 4 : (first + len(into)) // 4]
+    into[:] = (_bf16(numbers) if tensor.format == "bf16" else numbers).tobytes()
+
+
+def _bf16(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Rounds to the nearest, ties to even; NaN stays NaN."""
+    bits = numbers.view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return np.where(np.isnan(numbers), bits >> 16 | 0x40, rounded).astype(np.uint16)
+
+
+def _fill_panels(
+    name: str,
+    parts: list[StoredTensor],
+    tensor: Tensor,
+    first: int,
+    into: memoryview,
+    importance: npt.NDArray[np.float32] | None,
+) -> None:
+    """Packs the panels of a piece, as a matrix of its own: gate and up have 16 channels in each panel, others 32."""
+    panel, count = first // tensor.panel_bytes, len(into) // tensor.panel_bytes
+    interleave = name.endswith("gate_up_proj.weight")
+    if interleave:
+        half = tensor.out // 2
+        ranges = [(at + _HALF * panel, at + min(half, _HALF * (panel + count))) for at in (0, half)]
+    else:
+        ranges = [(PANEL * panel, min(tensor.out, PANEL * (panel + count)))]
+    rows, source = _rows(parts, ranges, tensor.inputs)
+    target = np.frombuffer(into, np.uint8)
+    packing = Packing(
+        address(rows), FORMATS[source], len(rows), tensor.inputs, FORMATS[tensor.format], tensor.group, interleave,
+        address(importance),
+    )  # fmt: skip
+    check(library().ls_pack(packing, address(target), 0, count))
+
+
+def _rows(parts: list[StoredTensor], ranges: list[tuple[int, int]], inputs: int) -> tuple[npt.NDArray[Any], str]:
+    """Rows [from, to) of tensors that are stacked, one range after another, and their format for the library."""
+    same = len({part.dtype for part in parts}) == 1 and parts[0].dtype in _SOURCES
+    source = _SOURCES[parts[0].dtype] if same else "fp32"
+    rows = np.empty((sum(to - start for start, to in ranges), inputs), np.float32 if source == "fp32" else np.uint16)
+    filled = 0
+    for start, to in ranges:
+        at = 0
+        for part in parts:
+            low, high = max(start, at) - at, min(to, at + part.shape[0]) - at
+            if low < high:
+                slot = rows[filled : filled + high - low]
+                if same:
+                    part.read(slot.reshape(-1).view(np.uint8).data, low * slot.strides[0])
+                else:
+                    slot[:] = part.floats(low * inputs, slot.size).reshape(slot.shape)
+                filled += high - low
+            at += part.shape[0]
+    return rows, source

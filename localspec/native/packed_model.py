@@ -1,0 +1,186 @@
+"""Packed models written, and mapped or held in memory for the library to compute with."""
+
+import hashlib
+import json
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.errors import LocalspecError, first_line
+from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.models.model_config import ModelConfig
+from localspec.native.matrix import PackedMatrix
+from localspec.packed_file import Header, Progress, Section, joined, read, undamaged
+
+PARTIAL = ".partial"  # the end of the name of a file that is being written
+Fill = Callable[[str, Section, int, memoryview], None]  # name, section, first byte of the piece, where it goes
+
+
+def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
+    """Writes a file whole or not at all: beside its place, to the disk, then renamed. Only one may write it at a time.
+
+    `fill` is called for each piece, by several threads. Raises OSError.
+    """
+    partial = file.with_name(file.name + PARTIAL)
+    start, lock, held = len(header.encoded()), threading.Lock(), threading.local()
+    largest = max((min(one.piece, one.bytes) for one in header.sections.values()), default=0)
+    try:
+        with os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "r+b", buffering=0) as stream:
+
+            def put(name: str, section: Section, first: int, end: int) -> bytes:
+                if not hasattr(held, "buffer"):
+                    held.buffer = mmap.mmap(-1, max(largest, 1))
+                piece = memoryview(held.buffer)[: end - first]
+                fill(name, section, first, piece)
+                with lock:
+                    stream.seek(start + section.offset + first)
+                    left = piece
+                    while left:
+                        left = left[stream.write(left) :]
+                return hashlib.sha256(piece).digest()
+
+            digests = _each_piece(header, put, threads, progress)
+            stream.seek(0)
+            stream.write(header.with_digests(digests).encoded())
+            stream.truncate(start + header.section_bytes)
+            os.fsync(stream.fileno())
+        os.replace(partial, file)
+        _flush_directory(file.parent)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def _each_piece(
+    header: Header, put: Callable[[str, Section, int, int], bytes], threads: int, progress: Progress
+) -> dict[str, str]:
+    """Has every piece put in its place, which returns the piece's digest. Returns the digests of the sections."""
+    done, lock = 0, threading.Lock()
+
+    def work(name: str, section: Section, first: int, end: int) -> bytes:
+        nonlocal done
+        digest = put(name, section, first, end)
+        with lock:
+            done += end - first
+            progress(done, header.section_bytes)
+        return digest
+
+    with ThreadPoolExecutor(threads) as pool:
+        jobs = {
+            name: [pool.submit(work, name, section, *piece) for piece in section.pieces]
+            for name, section in header.sections.items()
+        }
+        everything = [job for found in jobs.values() for job in found]
+        try:
+            ended, _ = wait(everything, return_when=FIRST_EXCEPTION)
+            for job in ended:
+                job.result()  # raises what went wrong
+        finally:
+            for job in everything:
+                job.cancel()
+    return {name: joined(job.result() for job in found) for name, found in jobs.items()}
+
+
+def _flush_directory(directory: Path) -> None:
+    """Has the disk know the new name, too; Windows does so by itself."""
+    if os.name == "posix":
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@dataclass(frozen=True)
+class PackedModel:
+    """A packed model, in a mapped file or in memory of its own."""
+
+    header: Header
+    content: mmap.mmap
+    start: int  # of the sections, in bytes
+
+    @classmethod
+    def open(cls, file: Path) -> "PackedModel":
+        """Maps a file, which several processes can share. Raises what `packed_file.read` raises."""
+        found = read(file)
+        with file.open("rb") as stream:
+            return cls(found.header, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), found.start)
+
+    @classmethod
+    def in_memory(cls, header: Header, fill: Fill, threads: int, progress: Progress) -> "PackedModel":
+        """Packs into memory instead of a file."""
+        content = mmap.mmap(-1, max(header.section_bytes, 1))
+        whole = memoryview(content)
+
+        def put(name: str, section: Section, first: int, end: int) -> bytes:
+            piece = whole[section.offset + first : section.offset + end]
+            fill(name, section, first, piece)
+            return b"" if section.tensor else hashlib.sha256(piece).digest()  # nobody verifies weights in memory
+
+        return cls(header.with_digests(_each_piece(header, put, threads, progress)), content, 0)
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        """Raises LocalspecError where the model's config.json is not usable."""
+        try:
+            return ModelConfig.of(json.loads(self.text("config.json")))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise LocalspecError(
+                f"The packed file of {self.header.origin.name} cannot be used ({first_line(error)}); delete it, and it "
+                "is made again."
+            ) from None
+
+    @cached_property
+    def sizes(self) -> TransformerConfig:
+        """Raises LocalspecError for a config.json that is not usable, or that tells of other weights than there are."""
+        sizes = replace(TransformerConfig.of(self.config), tied=False)
+        for name, parts in weight_map(sizes).items():
+            out, inputs = sum(rows for _, rows in parts), in_features(name, sizes)
+            tensor = self.header.tensors[name].tensor if name in self.header.tensors else None
+            if tensor is None or (tensor.out, tensor.inputs) != ((1, out) if inputs is None else (out, inputs)):
+                raise LocalspecError(
+                    f"The packed file of {self.header.origin.name} has no {name} as its config.json tells of it; "
+                    "delete it, and it is made again."
+                )
+        return sizes
+
+    @cached_property
+    def tensors(self) -> dict[str, PackedMatrix | npt.NDArray[Any]]:
+        """The weights by the names of `weight_map`, where they lie: matrices, and arrays for all that is not packed.
+
+        Numbers of bf16 are given as uint16. The head is always there.
+        """
+        return {name: self._tensor(name, section) for name, section in self.header.tensors.items()}
+
+    def _tensor(self, name: str, section: Section) -> PackedMatrix | npt.NDArray[Any]:
+        tensor, content = section.tensor, np.frombuffer(self.view(name), np.uint8)
+        assert tensor is not None
+        if tensor.layout == "panels":
+            return PackedMatrix(content, tensor.out, tensor.inputs, tensor.format, tensor.group)
+        numbers = content.view(np.uint16 if tensor.format == "bf16" else np.float32)
+        return numbers if tensor.out == 1 and name != "embed_tokens" else numbers.reshape(tensor.out, tensor.inputs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(section.bytes for section in self.header.tensors.values())
+
+    def view(self, name: str) -> memoryview:
+        """The bytes of a section. Raises KeyError for a name that is not there."""
+        section = self.header.sections[name]
+        return memoryview(self.content)[self.start + section.offset :][: section.bytes]
+
+    def text(self, name: str) -> bytes:
+        """The content of a text file of the model, compared with its digest. Raises KeyError, and DamagedFile."""
+        return undamaged(bytes(self.view(name)), self.header.texts[name], f"{name} of {self.header.origin.name}")

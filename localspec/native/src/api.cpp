@@ -1,0 +1,394 @@
+// The C functions: arguments are checked here, and nowhere else.
+#include "localspec.h"
+
+#include <cstdarg>
+#include <cstdio>
+
+#include "forward.h"
+#include "pack.h"
+#include "pick.h"
+
+using namespace ls;
+
+struct ls_pool : Pool {};
+
+namespace {
+
+thread_local char sentence[512] = "";  // of this thread's last mistake
+
+// A call that computes: it has the pool to itself.
+struct Call {
+    Lock lock;
+    FloatMode mode;
+    explicit Call(Pool& pool) : lock(pool.in_use) {}
+};
+
+#define LS_CHECK(condition, ...) \
+    if (!(condition)) return fail(LS_WRONG, __VA_ARGS__)
+#define LS_TRY(call) \
+    if (const int code = (call)) return code
+
+int check_format(int out, int in, int format, int group) {
+    LS_CHECK(out > 0 && in > 0 && out <= LARGEST_SIZE && in <= LARGEST_SIZE, "A matrix of %d x %d is not possible; sizes are 1 to %d.", out, in, LARGEST_SIZE);
+    LS_CHECK(format == LS_FP32 || format == LS_BF16 || format == LS_INT8 || format == LS_INT4, "There is no format %d of weights; there are 0 (fp32) to 3 (int4).", format);
+    if (is_dense(format)) { LS_CHECK(group == 0, "A dense matrix has no groups; give a group of 0 in place of %d.", group); }
+    else LS_CHECK(group == 32 || group == 64 || group == 128, "A group of %d inputs is not possible; give 32, 64 or 128.", group);
+    return LS_OK;
+}
+
+int check_matrix(const ls_matrix& m, const char* name) {
+    LS_TRY(check_format(m.out, m.in, m.format, m.group));
+    LS_CHECK(m.data, "%s has no weights.", name);
+    LS_CHECK((uintptr_t)m.data % 64 == 0, "The weights of %s do not begin at a multiple of 64 bytes.", name);
+    return LS_OK;
+}
+
+int check_size(const ls_matrix& m, const char* name, int out, int in) {
+    LS_TRY(check_matrix(m, name));
+    LS_CHECK(m.out == out && m.in == in, "%s is %d x %d, and the model's sizes ask for %d x %d.", name, m.out, m.in, out, in);
+    return LS_OK;
+}
+
+int check_sizes(const ls_model_config& c) {
+    const struct { const char* name; int value, least; } sizes[] = {
+        {"num_layers", c.num_layers, 0}, {"hidden_size", c.hidden_size, 1}, {"intermediate_size", c.intermediate_size, 1},
+        {"num_heads", c.num_heads, 1}, {"num_kv_heads", c.num_kv_heads, 1}, {"head_dim", c.head_dim, 1},
+        {"rotary_dim", c.rotary_dim, 0}, {"vocab_size", c.vocab_size, 1}};
+    for (const auto& size : sizes)
+        LS_CHECK(size.value >= size.least && size.value <= LARGEST_SIZE / 4, "%s = %d is not possible.", size.name, size.value);
+    LS_CHECK(c.num_heads % c.num_kv_heads == 0, "%d heads cannot share %d key heads evenly.", c.num_heads, c.num_kv_heads);
+    LS_CHECK((int64_t)(c.num_heads + 2 * (int64_t)c.num_kv_heads) * c.head_dim <= LARGEST_SIZE, "%d heads of %d channels are too many.", c.num_heads, c.head_dim);
+    LS_CHECK(c.rotary_dim % 2 == 0 && c.rotary_dim <= c.head_dim, "rotary_dim = %d is not possible; it is even and at most head_dim = %d.", c.rotary_dim, c.head_dim);
+    LS_CHECK(c.cache_format == LS_FP32 || c.cache_format == LS_FP16, "A cache cannot have format %d; give 0 (fp32) or 4 (fp16).", c.cache_format);
+    LS_CHECK(c.rms_norm_eps >= 0 && c.rms_norm_eps < 1, "rms_norm_eps = %g is not possible.", (double)c.rms_norm_eps);
+    LS_CHECK(c.attention_scaling > 0 && c.attention_scaling < 1e6f, "attention_scaling = %g is not possible.", (double)c.attention_scaling);
+    LS_CHECK(c.rotary_dim == 0 || c.inv_freq, "A model with rotary positions needs inv_freq.");
+    LS_CHECK(c.num_layers == 0 || c.layers, "A model of %d layers needs them.", c.num_layers);
+    return LS_OK;
+}
+
+int check_embedding(const ls_model_config& c) {
+    const bool rows = c.embed_format == LS_FP32 || c.embed_format == LS_BF16;
+    LS_CHECK(rows || c.embed_format == LS_EMBED_NONE || c.embed_format == LS_EMBED_TIED, "There is no format %d of embeddings.", c.embed_format);
+    LS_CHECK(!rows || c.embed_tokens, "embed_tokens is missing.");
+    if (c.lm_head.data) LS_TRY(check_size(c.lm_head, "lm_head", c.vocab_size, c.hidden_size));
+    LS_CHECK(c.embed_format != LS_EMBED_TIED || (c.lm_head.data && is_dense(c.lm_head.format)), "Embeddings can be read out of a dense lm_head only.");
+    return LS_OK;
+}
+
+int check_layer(const ls_model_config& c, int number) {
+    const ls_layer& l = c.layers[number];
+    char name[64];
+    auto named = [&](const char* part) { return snprintf(name, sizeof name, "%s of layer %d", part, number), name; };
+    LS_TRY(check_size(l.qkv_proj, named("qkv_proj"), (c.num_heads + 2 * c.num_kv_heads) * c.head_dim, c.hidden_size));
+    LS_TRY(check_size(l.o_proj, named("o_proj"), c.hidden_size, c.num_heads * c.head_dim));
+    LS_TRY(check_size(l.gate_up_proj, named("gate_up_proj"), 2 * c.intermediate_size, c.hidden_size));
+    LS_TRY(check_size(l.down_proj, named("down_proj"), c.hidden_size, c.intermediate_size));
+    LS_CHECK(l.input_layernorm && l.post_attention_layernorm, "Layer %d lacks a norm.", number);
+    LS_CHECK(!l.q_norm == !l.k_norm, "Layer %d has one of q_norm and k_norm; give both or none.", number);
+    LS_CHECK(l.sliding_window >= 0, "A window of %d positions is not possible; give 0 for none.", l.sliding_window);
+    return LS_OK;
+}
+
+int check_config(const ls_model_config* config) {
+    LS_CHECK(config, "No config was given.");
+    LS_TRY(check_sizes(*config));
+    LS_TRY(check_embedding(*config));
+    for (int i = 0; i < config->num_layers; i++) LS_TRY(check_layer(*config, i));
+    return LS_OK;
+}
+
+int check_rows(const ls_model_config& c, const ls_cache& cache, const ls_request& q) {
+    for (int row = 0; row < q.rows; row++) {
+        const int token = q.tokens ? q.tokens[row] : -1, parent = q.parents ? q.parents[row] : row - 1;
+        LS_CHECK(token < c.vocab_size, "Row %d has token %d, and the model knows ids below %d.", row, token, c.vocab_size);
+        LS_CHECK(token >= 0 || q.inputs, "Row %d has neither a token nor an input.", row);
+        LS_CHECK(token < 0 || c.embed_format != LS_EMBED_NONE, "Row %d has a token, and the model no embeddings; give inputs.", row);
+        LS_CHECK(parent >= -1 && parent < row, "Row %d has parent %d; a parent is a row before it, or -1.", row, parent);
+        if (!q.positions) continue;
+        const int before = parent >= 0 ? q.positions[parent] : cache.length ? cache.position()[cache.length - 1] : 0;
+        LS_CHECK(q.positions[row] >= before, "Row %d has position %d, below %d, that of the row it follows.", row, q.positions[row], before);
+    }
+    return LS_OK;
+}
+
+int check_adapters(const ls_model_config& c, const ls_request& q) {
+    for (int i = 0; q.adapters && i < 4 * c.num_layers; i++) {
+        const ls_adapter& adapter = q.adapters[i];
+        LS_CHECK(adapter.rank >= 0 && adapter.rank <= 65536, "An adapter of layer %d has rank %d.", i / 4, adapter.rank);
+        LS_CHECK(adapter.rank == 0 || (adapter.a && adapter.b), "An adapter of layer %d lacks its matrices.", i / 4);
+    }
+    return LS_OK;
+}
+
+int check_request(const ls_model* model, const ls_cache* cache, const ls_pool* pool, const ls_request* request) {
+    LS_CHECK(model && cache && pool && request, "A forward needs a model, a cache, a pool and a request.");
+    const ls_model_config& c = model->config;
+    const ls_request& q = *request;
+    LS_CHECK(cache->layers == c.num_layers && cache->kv_heads == c.num_kv_heads && cache->padded_dim == padded_head(c.head_dim) && cache->format == c.cache_format,
+             "The cache belongs to a model of another shape.");
+    LS_CHECK(q.rows >= 1, "A forward of %d rows is not possible.", q.rows);
+    LS_CHECK(q.rows <= cache->slots - cache->length, "%d rows do not fit behind %d tokens in %d slots; reserve more.", q.rows, cache->length, cache->slots);
+    LS_CHECK(!q.layers || (q.num_layers >= 0 && q.num_layers <= c.num_layers), "%d layers were asked for, and the model has %d.", q.num_layers, c.num_layers);
+    for (int i = 0; q.layers && i < q.num_layers; i++)
+        LS_CHECK(q.layers[i] > (i ? q.layers[i - 1] : -1) && q.layers[i] < c.num_layers, "Layer %d is not in its place; layers ascend and are below %d.", q.layers[i], c.num_layers);
+    LS_CHECK(!(q.logits || q.argmax) || c.lm_head.data, "The model has no lm_head, so it gives no logits; ask for hidden states.");
+    LS_CHECK(q.logits_from >= 0 && q.logits_from <= q.rows, "Logits from row %d on were asked for, and there are %d rows.", q.logits_from, q.rows);
+    LS_TRY(check_adapters(c, q));
+    return check_rows(c, *cache, q);
+}
+
+}  // namespace
+
+int ls::fail(int code, const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(sentence, sizeof sentence, format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+int ls_abi(void) { return LS_ABI; }
+const char* ls_error(void) { return sentence; }
+
+const char* ls_isa_name(int isa) { return isa_name(isa); }
+int ls_isa_supported(int isa) { return isa_supported(isa); }
+int ls_isa_best(void) { return isa_best(); }
+int ls_isa_in_use(void) { return isa_in_use(); }
+int ls_isa_use(int isa) {
+    LS_CHECK(isa_name(isa), "There is no instruction set number %d.", isa);
+    LS_CHECK(isa_supported(isa), "This CPU, or this build, does not have the instruction set %s.", isa_name(isa));
+    isa_use(isa);
+    return LS_OK;
+}
+
+ls_pool* ls_pool_new(int threads) {
+    if (threads < 1 || threads > Pool::MOST_THREADS)
+        return fail(LS_WRONG, "A pool of %d threads is not possible; give 1 to %d.", threads, Pool::MOST_THREADS), nullptr;
+    ls_pool* pool = make<ls_pool>();
+    if (pool && pool->start(threads)) return pool;
+    unmake(pool);
+    return fail(LS_NO_MEMORY, "The system has no memory for %d threads.", threads), nullptr;
+}
+void ls_pool_free(ls_pool* pool) { unmake(pool); }
+int ls_pool_threads(const ls_pool* pool) { return pool ? pool->threads() : 0; }
+
+size_t ls_packed_bytes(int out, int in, int format, int group) {
+    if (check_format(out, in, format, group)) return 0;
+    return panel_bytes(format, in, group) * panels_of(out);
+}
+
+int ls_pack(const ls_packing* packing, void* target, int from_panel, int to_panel) {
+    LS_CHECK(packing && packing->weights && target, "Packing needs weights and a place for them.");
+    const ls_packing& p = *packing;
+    LS_TRY(check_format(p.out, p.in, p.format, p.group));
+    LS_CHECK(p.source == LS_FP32 || p.source == LS_BF16 || p.source == LS_FP16, "Weights of format %d cannot be packed; give fp32, bf16 or fp16.", p.source);
+    LS_CHECK(!p.interleave || p.out % 2 == 0, "%d channels have no two halves to interleave.", p.out);
+    LS_CHECK(0 <= from_panel && from_panel <= to_panel && to_panel <= panels_of(p.out), "There are no panels %d to %d; there are %d.", from_panel, to_panel, panels_of(p.out));
+    float scratch[128];
+    pack(p, (uint8_t*)target, from_panel, to_panel, scratch);
+    return LS_OK;
+}
+
+int ls_unpack(const ls_matrix* matrix, int interleave, float* weights) {
+    LS_CHECK(matrix && weights, "Unpacking needs a matrix and a place for its weights.");
+    LS_TRY(check_matrix(*matrix, "The matrix"));
+    LS_CHECK(!interleave || matrix->out % 2 == 0, "%d channels have no two halves to interleave.", matrix->out);
+    unpack(*matrix, interleave, weights);
+    return LS_OK;
+}
+
+int ls_linear(ls_pool* pool, const ls_matrix* matrix, int rows, const float* x, float* y, int activation) {
+    LS_CHECK(pool && matrix && x && y, "A linear layer needs a pool, a matrix, inputs and a place for outputs.");
+    LS_TRY(check_matrix(*matrix, "The matrix"));
+    LS_CHECK(rows >= 0, "%d rows are not possible.", rows);
+    LS_CHECK(activation == LS_NO_ACTIVATION || activation == LS_SILU, "There is no activation %d.", activation);
+    Call call(*pool);
+    const int together = smaller(rows, BATCH);
+    InputRoom room;
+    room.need(*matrix, together);
+    Arena measured(nullptr);
+    room.take(measured);
+    if (!pool->workspace.at_least(measured.used())) return fail(LS_NO_MEMORY, "There is no memory for a linear layer of %d rows.", rows);
+    Arena arena(pool->workspace.data());
+    const Inputs inputs = room.take(arena);
+    const Epilogue epilogue = activation == LS_SILU ? Epilogue::silu : Epilogue::store;
+    for (int first = 0; first < rows; first += BATCH)
+        multiply(*pool, Linear{matrix, smaller(BATCH, rows - first), x + (size_t)first * matrix->in, matrix->in, nullptr, nullptr, epilogue,
+                               y + (size_t)first * matrix->out, matrix->out, nullptr, nullptr}, inputs);
+    return LS_OK;
+}
+
+ls_model* ls_model_new(const ls_model_config* config) {
+    if (check_config(config)) return nullptr;
+    const ls_model_config& c = *config;
+    ls_model* model = make<ls_model>();
+    Arena measured(nullptr);
+    const float *inv_freq = nullptr, *norm = nullptr;
+    auto copy_all = [&](Arena& arena, bool now) {
+        auto copied = [&](const float* from, int count) -> const float* {
+            if (!from) return nullptr;
+            float* to = arena.take<float>(count);
+            if (now) memcpy(to, from, sizeof(float) * count);
+            return to;
+        };
+        model->layers = arena.take<ls_layer>(c.num_layers);
+        if (now && c.num_layers) memcpy(model->layers, c.layers, sizeof(ls_layer) * c.num_layers);
+        inv_freq = copied(c.inv_freq, c.rotary_dim / 2), norm = copied(c.norm, c.hidden_size);
+        for (int i = 0; i < c.num_layers; i++) {
+            const ls_layer& from = c.layers[i];
+            const float *input = copied(from.input_layernorm, c.hidden_size), *post = copied(from.post_attention_layernorm, c.hidden_size);
+            const float *q = copied(from.q_norm, c.head_dim), *k = copied(from.k_norm, c.head_dim);
+            if (!now) continue;
+            ls_layer& to = model->layers[i];
+            to.input_layernorm = input, to.post_attention_layernorm = post, to.q_norm = q, to.k_norm = k;
+        }
+    };
+    if (model) copy_all(measured, false);
+    if (!model || !model->memory.resize(measured.used())) {
+        unmake(model);
+        return fail(LS_NO_MEMORY, "There is no memory for a model of %d layers.", c.num_layers), nullptr;
+    }
+    Arena arena(model->memory.data());
+    copy_all(arena, true);
+    model->config = c;
+    model->config.layers = model->layers, model->config.inv_freq = inv_freq, model->config.norm = norm;
+    return model;
+}
+void ls_model_free(ls_model* model) { unmake(model); }
+
+ls_cache* ls_cache_new(const ls_model* model, int slots) {
+    if (!model) return fail(LS_WRONG, "A cache needs a model."), nullptr;
+    if (slots < 0) return fail(LS_WRONG, "A cache of %d slots is not possible.", slots), nullptr;
+    const ls_model_config& c = model->config;
+    ls_cache* cache = make<ls_cache>();
+    if (cache) cache->layers = c.num_layers, cache->kv_heads = c.num_kv_heads, cache->padded_dim = padded_head(c.head_dim), cache->format = c.cache_format;
+    if (cache && cache->reserve(slots)) return cache;
+    unmake(cache);
+    return fail(LS_NO_MEMORY, "There is no memory for a cache of %d slots.", slots), nullptr;
+}
+void ls_cache_free(ls_cache* cache) { unmake(cache); }
+int ls_cache_reserve(ls_cache* cache, int slots) {
+    LS_CHECK(cache, "No cache was given.");
+    LS_CHECK(slots >= 0, "A cache of %d slots is not possible.", slots);
+    return cache->reserve(slots) ? LS_OK : fail(LS_NO_MEMORY, "There is no memory for a cache of %d slots.", slots);
+}
+int ls_cache_slots(const ls_cache* cache) { return cache ? cache->slots : 0; }
+int ls_cache_length(const ls_cache* cache) { return cache ? cache->length : 0; }
+int64_t ls_cache_bytes(const ls_cache* cache) { return cache ? (int64_t)(cache->cells.bytes() + cache->positions.bytes()) : 0; }
+
+int ls_cache_keep(ls_cache* cache, const int32_t* path, int count) {
+    LS_CHECK(cache && (path || count == 0), "To keep rows, give a cache and their numbers.");
+    const int rows = cache->slots - cache->length;  // also those that no forward wrote: measurements pretend
+    LS_CHECK(count >= 0 && count <= rows, "%d rows cannot be kept; there is room for %d.", count, rows);
+    for (int i = 0; i < count; i++)
+        LS_CHECK(path[i] > (i ? path[i - 1] : -1) && path[i] < rows, "Row %d cannot be kept here; rows ascend and are below %d.", path[i], rows);
+    for (int i = 0; i < count; i++) cache->move(cache->length + path[i], cache->length + i);  // nothing is overwritten before it moves
+    cache->length += count, cache->rows = 0;
+    return LS_OK;
+}
+int ls_cache_truncate(ls_cache* cache, int length) {
+    LS_CHECK(cache, "No cache was given.");
+    LS_CHECK(length >= 0 && length <= cache->length, "A cache of %d tokens cannot be cut to %d.", cache->length, length);
+    cache->length = length, cache->rows = 0;
+    return LS_OK;
+}
+
+int ls_cache_fill(ls_cache* cache, int length, uint64_t seed) {
+    LS_CHECK(cache, "No cache was given.");
+    LS_CHECK(length >= 0 && length <= cache->slots, "%d tokens do not fit in %d slots.", length, cache->slots);
+    cache->fill(length, seed);
+    cache->length = length, cache->rows = 0;
+    return LS_OK;
+}
+
+int ls_forward(const ls_model* model, ls_cache* cache, ls_pool* pool, const ls_request* request) {
+    LS_TRY(check_request(model, cache, pool, request));
+    Call call(*pool);
+    return forward(*model, *cache, *pool, *request);
+}
+
+int ls_embed(const ls_model* model, int rows, const int32_t* tokens, float* x) {
+    LS_CHECK(model && (rows == 0 || (tokens && x)), "Embedding needs a model, tokens and a place for their embeddings.");
+    LS_CHECK(model->config.embed_format != LS_EMBED_NONE, "The model has no embeddings.");
+    for (int row = 0; row < rows; row++)
+        LS_CHECK(tokens[row] >= 0 && tokens[row] < model->config.vocab_size, "Row %d has token %d, and the model knows ids below %d.", row, tokens[row], model->config.vocab_size);
+    for (int row = 0; row < rows; row++) embed(*model, tokens[row], x + (size_t)row * model->config.hidden_size);
+    return LS_OK;
+}
+
+int ls_head(const ls_model* model, ls_pool* pool, int rows, const float* hidden, float* logits, int32_t* argmax) {
+    LS_CHECK(model && pool && (rows == 0 || hidden), "Logits need a model, a pool and hidden states.");
+    LS_CHECK(rows >= 0, "%d rows are not possible.", rows);
+    LS_CHECK(model->config.lm_head.data, "The model has no lm_head, so it gives no logits.");
+    if (rows == 0) return LS_OK;
+    Call call(*pool);
+    return head(*model, *pool, rows, hidden, logits, argmax);
+}
+
+namespace {
+int check_sampling(const float* logits, int vocab, const ls_sampling* s, bool greedy) {
+    LS_CHECK(logits && s, "Picking needs logits and settings.");
+    LS_CHECK(vocab > 0, "Nothing can be picked among %d tokens.", vocab);
+    LS_CHECK((s->temperature > 0 || (greedy && s->temperature == 0)) && s->temperature < 1e30, "A temperature of %g is not possible here.", s->temperature);
+    LS_CHECK(s->top_k >= 0, "A top-k of %d is not possible; give 0 or more.", s->top_k);
+    LS_CHECK(s->top_p > 0 && s->top_p <= 1, "A top-p of %g is not possible; give above 0 and at most 1.", s->top_p);
+    LS_CHECK(s->min_p >= 0 && s->min_p <= 1, "A min-p of %g is not possible; give between 0 and 1.", s->min_p);
+    return LS_OK;
+}
+}  // namespace
+
+int ls_pick(const float* logits, int vocab, const ls_sampling* sampling, int64_t position, int32_t* id) {
+    LS_TRY(check_sampling(logits, vocab, sampling, true));
+    LS_CHECK(id, "A pick needs a place.");
+    FloatMode mode;
+    return pick(logits, vocab, *sampling, position, id);
+}
+
+int ls_probabilities(const float* logits, int vocab, const ls_sampling* sampling, double* p) {
+    LS_TRY(check_sampling(logits, vocab, sampling, false));
+    LS_CHECK(p, "Probabilities need a place.");
+    FloatMode mode;
+    return probabilities(logits, vocab, *sampling, p);
+}
+
+int ls_top(const float* logits, int vocab, double temperature, int count, int32_t* tokens, float* chances, int32_t* found) {
+    LS_CHECK(logits && tokens && chances && found, "The likeliest tokens need logits and a place.");
+    LS_CHECK(vocab > 0 && count >= 0, "%d tokens among %d are not possible.", count, vocab);
+    LS_CHECK(temperature >= 0 && temperature < 1e30, "A temperature of %g is not possible.", temperature);
+    FloatMode mode;
+    return top(logits, vocab, temperature, count, tokens, chances, found);
+}
+
+int ls_candidates(const float* logits, int vocab, const ls_sampling* sampling, int64_t position, const int32_t* ids,
+                  int among, int count, int32_t* tokens, float* chances, int32_t* found) {
+    LS_TRY(check_sampling(logits, vocab, sampling, false));
+    LS_CHECK(count >= 0 && among >= count && among <= 1024, "%d candidates among %d are not possible; at most 1024 are looked at.", count, among);
+    LS_TRY(ls_top(logits, vocab, sampling->temperature, among, tokens, chances, found));
+    FloatMode mode;
+    add_noise(*sampling, position, ids, count, tokens, chances, found);
+    return LS_OK;
+}
+
+int ls_finite_rows(const float* x, int rows, int columns) {
+    int row = 0;
+    while (x && row < rows && kernels().finite(x + (size_t)row * columns, columns)) row++;
+    return row;
+}
+
+double ls_read_seconds(const void* data, size_t bytes, int threads) {
+    ls_pool* pool = data || !bytes ? ls_pool_new(threads) : nullptr;
+    if (!data && bytes) fail(LS_WRONG, "There is nothing to read.");
+    if (!pool) return -1;
+    const size_t piece = (size_t)1 << 18;
+    std::atomic<uint64_t> sum{0};
+    pool->share(threads, [](int, int, int) {});  // wakes them
+    const double began = seconds();
+    pool->share((int)((bytes + piece - 1) / piece), [&](int from, int to, int) {
+        const size_t end = (size_t)to * piece;
+        sum += kernels().read((const char*)data + piece * from, (end < bytes ? end : bytes) - piece * from);
+    });
+    const double took = seconds() - began;
+    ls_pool_free(pool);
+    return sum == 1 ? took + 1e-12 : took;  // the sum is needed, so that the reading is
+}

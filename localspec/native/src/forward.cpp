@@ -1,0 +1,247 @@
+#include "forward.h"
+
+#include "pack.h"
+#include "rotary.h"
+#include "sequences.h"
+
+namespace ls {
+namespace {
+
+constexpr size_t MOST_PARTIALS = (size_t)64 << 20;  // bytes; without room for them, chunks are not split among threads
+
+class Forward {
+  public:
+    Forward(const ls_model& model, ls_cache& cache, Pool& pool, const ls_request& request)
+        : model_(model), c_(model.config), cache_(cache), pool_(pool), q_(request), k_(kernels()) {}
+
+    int run() {
+        if (!sequences_.fill(pool_, cache_, q_)) return fail(LS_NO_MEMORY, "There is no memory for a tree of %d rows.", q_.rows);
+        for (int row = 0; row < q_.rows; row++) chunks_ = larger(chunks_, ceil_div(sequences_.length(row), CHUNK));
+        Arena measured(nullptr);
+        allocate(measured);
+        if (!pool_.workspace.at_least(measured.used())) return fail(LS_NO_MEMORY, "There is no memory for a forward of %d rows.", q_.rows);
+        Arena arena(pool_.workspace.data());
+        allocate(arena);
+        cache_.rows = q_.rows;
+        memcpy(cache_.position() + cache_.length, sequences_.positions, sizeof(int32_t) * q_.rows);
+        for (first_ = 0; first_ < q_.rows; first_ += BATCH) {
+            rows_ = smaller(BATCH, q_.rows - first_);
+            batch();
+        }
+        return LS_OK;
+    }
+
+  private:
+    int qkv_size() const { return (c_.num_heads + 2 * c_.num_kv_heads) * c_.head_dim; }
+    int layer_count() const { return q_.layers ? q_.num_layers : c_.num_layers; }
+    const ls_adapter* adapters_of(int layer) const { return q_.adapters ? q_.adapters + (size_t)layer * 4 : nullptr; }
+
+    void allocate(Arena& arena) {
+        const size_t rows = smaller(BATCH, q_.rows), heads = (size_t)c_.num_heads, half = c_.rotary_dim / 2;
+        InputRoom inputs;
+        int most_in = c_.hidden_size, most_out = 0, most_rank = 0;
+        for (int i = 0; i < layer_count(); i++) {
+            const int number = q_.layers ? q_.layers[i] : i;
+            const ls_layer& layer = model_.layers[number];
+            int adapter = 0;
+            const ls_matrix* matrices[] = {&layer.qkv_proj, &layer.o_proj, &layer.gate_up_proj, &layer.down_proj};
+            for (const ls_matrix* m : matrices) {
+                inputs.need(*m, (int)rows);
+                most_in = larger(most_in, m->in), most_out = larger(most_out, m->out);
+                if (q_.adapters) most_rank = larger(most_rank, adapters_of(number)[adapter++].rank);
+            }
+        }
+        if (c_.lm_head.data) inputs.need(c_.lm_head, (int)rows);
+        x_ = arena.take<float>(rows * c_.hidden_size);
+        qkv_ = arena.take<float>(rows * qkv_size());
+        queries_ = arena.take<float>(rows * heads * padded_head(c_.head_dim));
+        mixed_ = arena.take<float>(rows * heads * c_.head_dim);
+        act_ = arena.take<float>(rows * c_.intermediate_size);
+        factors_ = arena.take<float>(rows);
+        cos_ = arena.take<float>(rows * half), sin_ = arena.take<float>(rows * half);
+        visible_from_ = arena.take<int32_t>(rows);
+        best_ = arena.take<Best>(rows * pool_.threads());
+        inputs_ = inputs.take(arena);
+        if (most_rank) {
+            normed_ = arena.take<float>(rows * most_in);
+            low_ = arena.take<float>(rows * most_rank);
+            delta_ = arena.take<float>(rows * most_out);
+        }
+        const size_t partials = (size_t)chunks_ * rows * heads * state_floats(c_.head_dim);
+        split_ = pool_.threads() > 1 && chunks_ > 1 && partials * sizeof(float) <= MOST_PARTIALS;
+        partials_ = arena.take<float>(split_ ? partials : 0);
+        scratch_size_ = attention_scratch(attending(0), q_.rows);
+        scratch_ = arena.take<float>(scratch_size_ * pool_.threads());
+    }
+
+    void batch() {
+        for (int r = 0; r < rows_; r++) {
+            const int row = first_ + r, half = c_.rotary_dim / 2;
+            float* x = x_ + (size_t)r * c_.hidden_size;
+            if (q_.tokens && q_.tokens[row] >= 0) embed(model_, q_.tokens[row], x);
+            else memcpy(x, q_.inputs + (size_t)row * c_.hidden_size, sizeof(float) * c_.hidden_size);
+            cos_sin(sequences_.positions[row], c_.inv_freq, half, c_.attention_scaling, cos_ + (size_t)r * half, sin_ + (size_t)r * half);
+        }
+        // Rows whose states nobody asks for give keys and values only, and need no more of the last layer.
+        const bool heads = q_.logits || q_.argmax;
+        const int head_from = heads ? larger(0, smaller(rows_, q_.logits_from - first_)) : rows_;
+        const int wanted = q_.hidden ? 0 : head_from;
+        for (int i = 0; i < layer_count(); i++) layer(q_.layers ? q_.layers[i] : i, i + 1 == layer_count() ? wanted : 0);
+        if (wanted == rows_) return;
+        finish(wanted, head_from);
+    }
+
+    void layer(int number, int from) {  // rows before `from` give keys and values only
+        const ls_layer& w = model_.layers[number];
+        const ls_adapter* adapters = adapters_of(number);
+        const int hidden = c_.hidden_size, inter = c_.intermediate_size;
+        linear(w.qkv_proj, adapters, 0, 0, x_, w.input_layernorm, Epilogue::store, qkv_, qkv_size());
+        attention(number, from);
+        if (from == rows_) return;
+        linear(w.o_proj, adapters, 1, from, mixed_, nullptr, Epilogue::add, x_, hidden);
+        linear(w.gate_up_proj, adapters, 2, from, x_, w.post_attention_layernorm, Epilogue::gate, act_, inter);
+        linear(w.down_proj, adapters, 3, from, act_, nullptr, Epilogue::add, x_, hidden);
+    }
+
+    // Rows [from, rows) of x -> those of y.
+    void linear(const ls_matrix& m, const ls_adapter* adapters, int which, int from, const float* x, const float* norm,
+                Epilogue epilogue, float* y, int y_stride) {
+        const int rows = rows_ - from;
+        x += (size_t)from * m.in, y += (size_t)from * y_stride;
+        if (norm) root_mean_squares(x, rows, m.in);
+        const float* delta = nullptr;
+        if (adapters && adapters[which].rank > 0) {
+            if (norm) {
+                for (int r = 0; r < rows; r++) k_.normalise(x + (size_t)r * m.in, factors_[r], norm, m.in, normed_ + (size_t)r * m.in);
+                x = normed_, norm = nullptr;
+            }
+            delta = adapted(adapters[which], m, rows, x);
+        }
+        multiply(pool_, Linear{&m, rows, x, m.in, norm ? factors_ : nullptr, norm, epilogue, y, y_stride, delta, nullptr}, inputs_);
+    }
+
+    void root_mean_squares(const float* x, int rows, int size) {
+        auto some = [&](int from, int to, int) {
+            for (int r = from; r < to; r++) factors_[r] = k_.inverse_rms(x + (size_t)r * size, size, c_.rms_norm_eps);
+        };
+        if ((int64_t)rows * size < 65536) some(0, rows, 0);
+        else pool_.share(rows, some);
+    }
+
+    const float* adapted(const ls_adapter& adapter, const ls_matrix& m, int rows, const float* x) {
+        const LowRank low_rank{&adapter, rows, m.in, m.out, x, low_, delta_};
+        pool_.share(rows * adapter.rank, [&](int from, int to, int) { k_.shrink(low_rank, from, to); });
+        pool_.share(ceil_div(m.out, 128), [&](int from, int to, int) { k_.expand(low_rank, 128 * from, smaller(m.out, 128 * to)); });
+        return delta_;
+    }
+
+    Attending attending(int number) const {
+        const ls_layer& w = model_.layers[number];
+        Attending a{};
+        a.num_heads = c_.num_heads, a.num_kv_heads = c_.num_kv_heads, a.head_dim = c_.head_dim, a.rotary_dim = c_.rotary_dim;
+        a.cache_format = c_.cache_format, a.slots = cache_.slots, a.rms_norm_eps = c_.rms_norm_eps;
+        a.rows = rows_, a.first_slot = cache_.length + first_, a.tree_slot = cache_.length;
+        a.qkv = qkv_, a.q_norm = w.q_norm, a.k_norm = w.k_norm, a.cos = cos_, a.sin = sin_;
+        a.queries = queries_, a.keys = cache_.keys(number), a.values = cache_.values(number);
+        a.prefix = sequences_.prefix + first_, a.tail_count = sequences_.tail_count + first_, a.tails = sequences_.tails + first_;
+        a.visible_from = visible_from_, a.mixed = mixed_, a.partials = partials_, a.chunks = chunks_;
+        return a;
+    }
+
+    void attention(int number, int from) {
+        const Attending a = attending(number);
+        const int together = rows_together(a), blocks = ceil_div(rows_ - from, together), heads = c_.num_kv_heads;
+        for (int r = 0; r < rows_; r++) visible_from_[r] = sequences_.visible_from(first_ + r, model_.layers[number].sliding_window);
+        const bool split = split_ && heads * blocks < 4 * pool_.threads();
+        const bool at_once = !split && blocks == 1 && from == 0;  // a head's keys are made where they are used
+        if (!at_once) pool_.share(heads, [&](int head, int to, int) {
+            for (; head < to; head++) k_.place(a, head, 0, rows_);
+        });
+        const int chunks = split ? chunks_ : 1;
+        pool_.share(heads * blocks * chunks, [&](int item, int to, int thread) {
+            for (; item < to; item++) {
+                const int head = item / (blocks * chunks), block = item / chunks % blocks, row = from + block * together;
+                if (at_once) k_.place(a, head, 0, rows_);
+                k_.attend(a, head, row, smaller(row + together, rows_), split ? item % chunks : -1, scratch_ + scratch_size_ * thread);
+            }
+        });
+        if (split) pool_.share(rows_ - from, [&](int row, int to, int thread) {
+            for (; row < to; row++) k_.combine(a, from + row, scratch_ + scratch_size_ * thread);
+        });
+    }
+
+    // Final norm and head: states of rows from `wanted` on, logits of rows from `head_from` on.
+    void finish(int wanted, int head_from) {
+        const size_t size = (size_t)c_.hidden_size;
+        const float *x = x_ + wanted * size, *norm = c_.norm;
+        if (norm) root_mean_squares(x, rows_ - wanted, c_.hidden_size);
+        if (q_.hidden) {
+            float* hidden = q_.hidden + first_ * size;
+            for (int r = 0; r < rows_; r++) {
+                if (norm) k_.normalise(x + r * size, factors_[r], norm, c_.hidden_size, hidden + r * size);
+                else memcpy(hidden + r * size, x + r * size, size * sizeof(float));
+            }
+            x = hidden, norm = nullptr;
+        }
+        const int rows = rows_ - head_from, at = first_ + head_from - q_.logits_from;
+        if (rows <= 0) return;
+        const Linear l{&c_.lm_head, rows, x + (head_from - wanted) * size, c_.hidden_size,
+                       norm ? factors_ + (head_from - wanted) : nullptr, norm, Epilogue::head,
+                       q_.logits ? q_.logits + (size_t)at * c_.vocab_size : nullptr, c_.vocab_size, nullptr, best_};
+        reset(best_, pool_.threads(), rows);
+        multiply(pool_, l, inputs_);
+        if (q_.argmax) settle(best_, pool_.threads(), rows, q_.argmax + at);
+    }
+
+    const ls_model& model_;
+    const ls_model_config& c_;
+    ls_cache& cache_;
+    Pool& pool_;
+    const ls_request& q_;
+    const Kernels& k_;
+    Sequences sequences_;
+    int first_ = 0, rows_ = 0;  // of the batch
+    int chunks_ = 0;
+    bool split_ = false;
+    float *x_, *qkv_, *queries_, *mixed_, *act_, *factors_, *cos_, *sin_, *normed_, *low_, *delta_, *partials_, *scratch_;
+    size_t scratch_size_;
+    int32_t* visible_from_;
+    Best* best_;
+    Inputs inputs_;
+};
+
+}  // namespace
+
+int forward(const ls_model& model, ls_cache& cache, Pool& pool, const ls_request& request) {
+    return Forward(model, cache, pool, request).run();
+}
+
+int head(const ls_model& model, Pool& pool, int rows, const float* hidden, float* logits, int32_t* argmax) {
+    const ls_model_config& c = model.config;
+    InputRoom room;
+    room.need(c.lm_head, smaller(rows, BATCH));
+    for (int pass = 0; pass < 2; pass++) {
+        Arena arena(pass ? pool.workspace.data() : nullptr);
+        const Inputs inputs = room.take(arena);
+        Best* best = arena.take<Best>((size_t)smaller(rows, BATCH) * pool.threads());
+        if (!pass && !pool.workspace.at_least(arena.used())) return fail(LS_NO_MEMORY, "There is no memory for the logits of %d rows.", rows);
+        for (int first = 0; pass && first < rows; first += BATCH) {
+            const int count = smaller(BATCH, rows - first);
+            reset(best, pool.threads(), count);
+            multiply(pool, Linear{&c.lm_head, count, hidden + (size_t)first * c.hidden_size, c.hidden_size, nullptr, nullptr, Epilogue::head,
+                                  logits ? logits + (size_t)first * c.vocab_size : nullptr, c.vocab_size, nullptr, best}, inputs);
+            if (argmax) settle(best, pool.threads(), count, argmax + first);
+        }
+    }
+    return LS_OK;
+}
+
+void embed(const ls_model& model, int token, float* x) {
+    const ls_model_config& c = model.config;
+    const size_t at = (size_t)token * c.hidden_size;
+    if (c.embed_format == LS_FP32) memcpy(x, (const float*)c.embed_tokens + at, sizeof(float) * c.hidden_size);
+    for (int i = 0; i < c.hidden_size && c.embed_format == LS_BF16; i++) x[i] = bf16_to_float(((const uint16_t*)c.embed_tokens)[at + i]);
+    for (int i = 0; i < c.hidden_size && c.embed_format == LS_EMBED_TIED; i++) x[i] = weight_at(c.lm_head, token, i);
+}
+
+}  // namespace ls

@@ -1,0 +1,115 @@
+// What is computed in the instructions of one CPU, as a table of functions, and the plain structs that they are given.
+// kernels_*.cpp compile the same sources (vector.h, tile_*.h, linear_kernels.h, ...) once for each instruction set.
+#pragma once
+#include "layout.h"
+
+namespace ls {
+
+constexpr int BLOCK = 8;     // rows that share one pass over a weight
+constexpr int PASS = 64;     // rows that share one reading of a panel from memory
+constexpr int CHUNK = 256;   // logical slots that attention handles at a time, whoever computes them
+
+// Rows in blocks of nearly equal size.
+struct RowBlocks {
+    int rows, count;
+    explicit RowBlocks(int n) : rows(n), count((n + BLOCK - 1) / BLOCK) {}
+    int start(int block) const {
+        const int size = rows / count, extra = rows % count;
+        return block * size + (block < extra ? block : extra);
+    }
+    int size(int block) const { return rows / count + (block < rows % count); }
+};
+
+// The inputs of a linear, by blocks of R rows. Quantised: values [inputs / 4][R][4], scales [spans][R] (see SCALED) and
+// sums [groups][R], the correction for weights that are stored unsigned. Dense: floats [in][R].
+struct Inputs {
+    int8_t* values;
+    float* scales;
+    int32_t* sums;
+    float* floats;
+};
+
+struct Preparing {  // rows x [rows, in] -> Inputs, after the norm where there is one
+    const ls_matrix* matrix;
+    RowBlocks blocks;
+    const float* x;
+    int stride;
+    const float* factors;      // [rows]: 1 / root mean square, or NULL: no norm
+    const float* norm;         // [in]
+    Inputs to;
+};
+
+enum class Epilogue { store, add, silu, gate, head };
+
+struct Best {  // the largest logit of a row so far; the first of equals; id -1 where one was NaN
+    float logit;
+    int32_t id;
+};
+
+struct Product {
+    const ls_matrix* matrix;
+    RowBlocks blocks;
+    Inputs inputs;
+    Epilogue epilogue;
+    float* y;                  // [rows, stride]; of a head: logits, or NULL
+    int64_t stride;
+    const float* delta;        // [rows, out] of an adapter, added before the epilogue, or NULL
+    Best* best;                // of a head: [threads][rows]
+};
+
+struct LowRank {
+    const ls_adapter* adapter;
+    int rows, in, out;
+    const float* x;            // [rows, in]
+    float* low;                // [rows, rank]: A x
+    float* delta;              // [rows, out]: scale * B (A x)
+};
+
+struct Attending {  // one layer, some rows of a forward
+    int num_heads, num_kv_heads, head_dim, rotary_dim, cache_format, slots;
+    int rows, first_slot;                  // where the first row's keys and values go
+    int tree_slot;                         // the first slot after the committed tokens
+    float rms_norm_eps;
+    const float *qkv, *q_norm, *k_norm;    // qkv [rows, (heads + 2 kv_heads) * head_dim]
+    const float *cos, *sin;                // [rows, rotary_dim / 2]
+    float* queries;                        // [rows, heads, padded head_dim]
+    void *keys, *values;                   // of this layer, see cache.h
+    // A row sees slots [0, prefix), then those of its tail, as one logical sequence; from `visible_from` on.
+    const int32_t *prefix, *tail_count, *visible_from;  // [rows]
+    const int32_t* const* tails;           // [rows][tail_count]
+    float* mixed;                          // -> [rows, heads * head_dim]
+    float* partials;                       // [chunks][rows][heads][state], where chunks are split among threads
+    int chunks;
+};
+
+LS_INLINE int padded_head(int head_dim) { return (head_dim + 15) / 16 * 16; }
+LS_INLINE int state_floats(int head_dim) { return padded_head(head_dim) + 16; }  // largest score, sum, mixed values
+LS_INLINE int rows_together(const Attending& a) { return larger(1, 64 / (a.num_heads / a.num_kv_heads)); }
+LS_INLINE size_t attention_scratch(const Attending& a, int tree_slots) {  // floats a thread needs
+    const int queries = rows_together(a) * (a.num_heads / a.num_kv_heads);
+    return (size_t)BLOCK * (CHUNK + tree_slots + 32) + (size_t)(queries + BLOCK) * state_floats(a.head_dim);
+}
+
+struct Kernels {
+    float (*inverse_rms)(const float* x, int size, float eps);
+    void (*normalise)(const float* x, float factor, const float* weight, int size, float* y);  // weight NULL: none
+    void (*prepare)(const Preparing& p, int block, int from_span, int to_span);  // spans: see spans_of
+    void (*multiply)(const Product& p, int from_panel, int to_panel, int thread);
+    void (*shrink)(const LowRank& l, int from, int to);   // products number [from, to) of rows * rank
+    void (*expand)(const LowRank& l, int from, int to);   // output channels [from, to) of all rows
+    void (*place)(const Attending& a, int kv_head, int from_row, int to_row);  // norms, rotates, writes keys and values
+    void (*attend)(const Attending& a, int kv_head, int from_row, int to_row, int chunk /* -1: all */, float* scratch);
+    void (*combine)(const Attending& a, int row, float* scratch);
+    float (*maximum)(const float* x, int size);  // NaN where one is
+    double (*exponential_sum)(const float* x, float divisor, float largest, int size);  // of e^(x / divisor - largest)
+    bool (*finite)(const float* x, int size);
+    uint64_t (*read)(const void* data, size_t bytes);
+};
+
+const Kernels* c_kernels();
+const Kernels* neon_kernels();       // these four: NULL where the build is for another kind of CPU
+const Kernels* avx2_kernels();
+const Kernels* avx_vnni_kernels();
+const Kernels* avx512_kernels();
+
+}  // namespace ls

@@ -1,0 +1,38 @@
+// All that is computed, in the instructions that the including file chose: LS_FEATURES for the compiler, LS_TARGET_* for
+// vector.h, LS_TILE. Everything is local to that file, and calls nothing of the standard library, so that the linker can
+// never take a function of one instruction set for another's.
+#if defined(LS_FEATURES) && defined(__clang__)
+#define LS_TEXT(x) #x
+#define LS_PRAGMA(x) _Pragma(LS_TEXT(x))
+LS_PRAGMA(clang attribute push(__attribute__((target(LS_FEATURES))), apply_to = function))
+#elif defined(LS_FEATURES)
+#define LS_TEXT(x) #x
+#define LS_PRAGMA(x) _Pragma(LS_TEXT(x))
+LS_PRAGMA(GCC target(LS_FEATURES))
+#endif
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed among inlined functions only
+#endif
+
+namespace ls {
+namespace {
+
+#include "vector.h"
+
+#include LS_TILE
+
+#include "row_kernels.h"
+
+#include "linear_kernels.h"
+
+#include "attention_kernels.h"
+
+const Kernels TABLE = {inverse_rms, normalise, prepare, multiply, shrink, expand, place, attend, combine,
+                       maximum, exponential_sum, finite, read};
+
+}  // namespace
+}  // namespace ls
+
+#if defined(LS_FEATURES) && defined(__clang__)
+#pragma clang attribute pop
+#endif

@@ -1,0 +1,18 @@
+#include "kernels.h"
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+
+#if defined(__clang__)
+#define LS_FEATURES "dotprod"
+#else
+#define LS_FEATURES "+dotprod"
+#endif
+#define LS_TARGET_NEON
+#define LS_TILE "tile_neon.h"
+#include "kernels_all.h"
+
+const ls::Kernels* ls::neon_kernels() { return &ls::TABLE; }
+#else
+const ls::Kernels* ls::neon_kernels() { return nullptr; }
+#endif

@@ -1,0 +1,38 @@
+// A linear layer among threads: its inputs are prepared, its panels shared.
+#pragma once
+#include "isa.h"
+#include "pool.h"
+
+namespace ls {
+
+constexpr int BATCH = 256;  // rows that pass a layer together
+
+// Room for the inputs of any of some matrices, for up to `rows` rows.
+class InputRoom {
+  public:
+    void need(const ls_matrix& matrix, int rows);
+    Inputs take(Arena& arena) const;
+
+  private:
+    size_t values_ = 0, scales_ = 0, sums_ = 0, floats_ = 0;
+};
+
+struct Linear {
+    const ls_matrix* matrix;
+    int rows;
+    const float* x;         // [rows, stride]
+    int stride;
+    const float* factors;   // [rows], with `norm` [in]: x is normalised first; or NULL
+    const float* norm;
+    Epilogue epilogue;
+    float* y;
+    int64_t y_stride;
+    const float* delta;
+    Best* best;
+};
+void multiply(Pool& pool, const Linear& linear, const Inputs& room);
+
+void reset(Best* best, int threads, int rows);
+void settle(const Best* best, int threads, int rows, int32_t* argmax);
+
+}  // namespace ls

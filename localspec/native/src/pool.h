@@ -1,0 +1,85 @@
+// Threads that share a loop's items. The caller is one of them and need not wait for one that is asleep or busy elsewhere:
+// items are claimed by whoever comes, and a loop ends when all its items are done.
+#pragma once
+#include <pthread.h>
+
+#include <atomic>
+
+#include "common.h"
+
+namespace ls {
+
+class Lock {
+  public:
+    explicit Lock(pthread_mutex_t& mutex) : mutex_(mutex) { pthread_mutex_lock(&mutex_); }
+    ~Lock() { pthread_mutex_unlock(&mutex_); }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+  private:
+    pthread_mutex_t& mutex_;
+};
+
+class Pool {
+  public:
+    static constexpr int MOST_THREADS = 256;
+
+    Pool();
+    ~Pool();  // ends the threads
+    bool start(int threads);  // false: the system has no more threads
+    int threads() const { return threads_; }
+
+    // work(from, to, thread) for parts of [0, items); parts are large first and small at the end, so that a core which is
+    // busy with something else holds nobody up for long.
+    template <class Work> void share(int items, const Work& work) {
+        if (items <= 0) return;
+        if (threads_ == 1 || items == 1) return work(0, items, 0);
+        run(items, [](const void* w, int from, int to, int thread) { (*(const Work*)w)(from, to, thread); }, &work);
+    }
+
+    pthread_mutex_t in_use;             // one call at a time has the pool, and these, which are kept for the next:
+    Memory workspace, sequences, tails;
+
+  private:
+    using Function = void (*)(const void* work, int from, int to, int thread);
+    static constexpr int SMALL_PARTS = 6;  // for each thread
+    struct Worker {
+        Pool* pool;
+        int number;
+        pthread_t thread;
+    };
+    void run(int items, Function function, const void* work);
+    void divide(int items);
+    bool take_part(int thread);
+    void work(int thread);
+    bool wait_for_a_loop_after(uint64_t seen);  // false: the pool ends
+    static void* entry(void* worker);
+
+    int threads_ = 1, started_ = 0;
+    const int process_;  // a child that was forked has this object, but not its threads
+    // The loop under way: parts [bounds_[i], bounds_[i + 1]), written before `claims_` says that there is one.
+    Function function_ = nullptr;
+    const void* work_ = nullptr;
+    int items_ = 0, parts_ = 0, bounds_[(SMALL_PARTS + 1) * MOST_THREADS + 2];
+    alignas(64) std::atomic<uint64_t> claims_{0};  // number of the loop << 32 | its parts << 16 | the next part to claim
+    alignas(64) std::atomic<int> done_{0};         // parts
+    alignas(64) std::atomic<int> asleep_{0};
+    pthread_mutex_t mutex_;
+    pthread_cond_t wake_;
+    bool stop_ = false;
+    Worker workers_[MOST_THREADS];
+};
+
+// For the length of a call: floats round to the nearest and tiny ones are kept, whatever the thread was set to.
+class FloatMode {
+  public:
+    FloatMode();
+    ~FloatMode();
+
+  private:
+    uint64_t before_;
+};
+
+double seconds();  // of a clock that only goes on
+
+}  // namespace ls

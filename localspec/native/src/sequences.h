@@ -1,0 +1,24 @@
+// What each row of a forward sees before it, as one logical sequence (attention_kernels.h has a picture), and its position.
+#pragma once
+#include "cache.h"
+#include "pool.h"
+
+namespace ls {
+
+class Sequences {
+  public:
+    bool fill(Pool& pool, const ls_cache& cache, const ls_request& request);  // false: no memory
+    // The first logical index that a row sees through a window of so many positions, its own included; 0: sees everything.
+    int visible_from(int row, int window) const;
+    int length(int row) const { return prefix[row] + tail_count[row]; }
+
+    // [rows]: slots [0, prefix) lie as they are seen, those of tails[row] follow
+    int32_t *prefix, *tail_count, *positions;
+    const int32_t** tails;
+
+  private:
+    int position(int row, int logical) const;
+    const ls_cache* cache_;
+};
+
+}  // namespace ls

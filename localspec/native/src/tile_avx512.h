@@ -1,0 +1,50 @@
+// One record times R rows, in AVX-512 VNNI: vpdpbusd multiplies four unsigned weights with four signed inputs a channel.
+// f [R][32] is what the record's inputs add, in units of the inputs' scale; `first`: f is written, else added to.
+template <int FORMAT, int R, bool FETCH>
+LS_INLINE void record(const uint8_t* p, int group, const int8_t* values, const int32_t* sums, v16* f, bool first) {
+    const v16 scale0 = load_halves((const uint16_t*)p), scale1 = load_halves((const uint16_t*)p + 16);
+    __m512i i0[R], i1[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) i0[r] = i1[r] = _mm512_set1_epi32(sums[r]);
+    const int32_t* a = (const int32_t*)values;
+    p += 64;
+    if (FORMAT == LS_INT8) {
+#pragma GCC unroll 2
+        for (int k = 0; k < group; k += 4, p += 128, a += R) {
+            const __m512i w0 = _mm512_load_si512(p), w1 = _mm512_load_si512(p + 64);
+            if (FETCH) prefetch(p + 3072), prefetch(p + 3136);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) {
+                const __m512i v = _mm512_set1_epi32(a[r]);
+                i0[r] = _mm512_dpbusd_epi32(i0[r], w0, v);
+                i1[r] = _mm512_dpbusd_epi32(i1[r], w1, v);
+            }
+        }
+    } else {
+        const __m512i low = _mm512_set1_epi8(15);
+        for (int k = 0; k < group; k += 8, p += 128, a += 2 * R) {
+            const __m512i b0 = _mm512_load_si512(p), b1 = _mm512_load_si512(p + 64);
+            if (FETCH) prefetch(p + 3072), prefetch(p + 3136);
+            const __m512i w0 = _mm512_and_si512(b0, low), h0 = _mm512_and_si512(_mm512_srli_epi16(b0, 4), low);
+            const __m512i w1 = _mm512_and_si512(b1, low), h1 = _mm512_and_si512(_mm512_srli_epi16(b1, 4), low);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) {
+                const __m512i v = _mm512_set1_epi32(a[r]);
+                i0[r] = _mm512_dpbusd_epi32(i0[r], w0, v);
+                i1[r] = _mm512_dpbusd_epi32(i1[r], w1, v);
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) {
+                const __m512i v = _mm512_set1_epi32(a[R + r]);
+                i0[r] = _mm512_dpbusd_epi32(i0[r], h0, v);
+                i1[r] = _mm512_dpbusd_epi32(i1[r], h1, v);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        const v16 u = (v16)_mm512_cvtepi32_ps(i0[r]), v = (v16)_mm512_cvtepi32_ps(i1[r]);
+        f[2 * r] = first ? u * scale0 : fma(u, scale0, f[2 * r]);
+        f[2 * r + 1] = first ? v * scale1 : fma(v, scale1, f[2 * r + 1]);
+    }
+}

@@ -1,0 +1,105 @@
+"""The target on a CPU without torch: packed weights, the compiled library, and a tokenizer, as one model."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from localspec.decoding.forward import ForwardOutput
+from localspec.decoding.numpy_logits import NumpyHidden
+from localspec.decoding.tree import DraftTree
+from localspec.models.chat_template import Message
+from localspec.models.chat_tokenizer import ChatTokenizer
+from localspec.models.model_config import ModelConfig
+from localspec.models.tokenizer import Tokenizer
+from localspec.native.cache import NativeCache
+from localspec.native.logits import NativeLogits
+from localspec.native.model import Floats, LowRank, NativeModel, Rows
+
+
+class NativeTarget:
+    """The model whose distribution is reproduced. `context` is the longest text it will hold, in tokens."""
+
+    row_multiple = 1
+    device = "cpu"
+
+    def __init__(
+        self,
+        model: NativeModel,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        context: int,
+        generation: Mapping[str, Any],
+        precision: str,
+    ) -> None:
+        self.model, self.config, self.tokenizer, self.context = model, config, tokenizer, context
+        self.generation, self.precision = generation, precision
+        self.chat = ChatTokenizer(tokenizer)
+        self.stop_tokens = self.chat.stop_tokens((config.eos_token_id, generation.get("eos_token_id")))
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def forward(self, tree: DraftTree, cache: NativeCache, *, last: bool = False) -> ForwardOutput:
+        """Reads the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
+
+        With `last` the logits are those of the last row only, all that prefill needs of a long prompt. Raises
+        LocalspecError for ids that the model does not have.
+        """
+        cache.reserve(cache.length + tree.size)
+        parents = None if isinstance(tree.parents, range) else tree.parents
+        logits, hidden = self.model.forward(Rows(tree.tokens, None, parents), cache, tree.size - 1 if last else 0)
+        return ForwardOutput(logits, NumpyHidden(hidden))
+
+    def aligned(self, tree: DraftTree, start: int) -> DraftTree:
+        """Returns the whole tree: a row's result never depends on the rows beside it."""
+        return tree
+
+    def read_rows(
+        self,
+        rows: Rows,
+        cache: NativeCache,
+        layers: Sequence[int] | None = None,
+        adapters: Mapping[int, Mapping[str, LowRank]] | None = None,
+    ) -> Floats:
+        """Returns states after the final norm, as `NativeModel.states` does; the cache grows where it has no room."""
+        cache.reserve(cache.length + len(rows.tokens))
+        return self.model.states(rows, cache, layers, adapters)
+
+    def embed(self, tokens: Sequence[int]) -> Floats:
+        """Returns the input embeddings of token ids, [tokens, hidden_size]."""
+        return self.model.embed(tokens)
+
+    def head(self, hidden: Floats) -> NativeLogits:
+        """Returns the logits of states after the final norm."""
+        return self.model.head(hidden)
+
+    def cache(self, slots: int) -> NativeCache:
+        """Returns an empty cache with room for `slots` tokens."""
+        return self.model.cache(slots)
+
+    def set_threads(self, count: int) -> None:
+        """Computes with so many threads from now on, and so does a draft model that shares them."""
+        self.model.threads.set_count(count)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.sizes.vocab_size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights; those of a mapped file are shared with other processes, and count here too."""
+        return self.model.nbytes
+
+    # -- text ---------------------------------------------------------------------------------------------------------
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Returns the token ids of a conversation that waits for the assistant. Raises what `ChatTokenizer` does."""
+        return self.chat.encode(messages, self.vocab_size)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns the text of token ids; special tokens have none."""
+        return self.chat.decode(tokens)
+
+    @cached_property
+    def special_tokens(self) -> frozenset[int]:
+        """Ids that stand for no text: role marks, ends, padding."""
+        return self.tokenizer.special_ids | self.stop_tokens

@@ -1,0 +1,310 @@
+"""A packed model: one file with the weights as the CPU engine reads them, its configuration and its tokenizer.
+
+    magic, 8 bytes │ length of the header, 8 bytes │ sha256 of the header, 32 bytes │ header, JSON │ sections ...
+
+Sections are tensors and texts. Each begins at a multiple of 4096 bytes, counted from the first one after the header.
+A section is written and read back in pieces; its digest is the sha256 of the sha256 of its pieces, one after another.
+"""
+
+import hashlib
+import json
+import os
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from localspec.errors import LocalspecError
+
+SUFFIX = ".packed"
+FORMAT = 1  # of these files; those of lower numbers stay readable
+LAYOUTS = (1,)  # of the tensors' bytes, which can be computed with: localspec/native/src/layout.h
+PANEL = 32  # output channels
+PIECE = 2**24  # bytes at most, but for a single panel that is larger
+_MAGIC, _ALIGNMENT = b"LSPACKED", 4096
+_HEADER_LIMIT, _LARGEST = 2**26, 2**26  # bytes of a header; channels of a tensor
+_MOST_PIECES = 2**20  # of a section
+_ITEM_BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+Progress = Callable[[int, int], None]  # bytes that are done, and bytes in all
+
+
+class DamagedFile(LocalspecError):
+    """A packed file is not what was written."""
+
+
+class UnreadableFormat(LocalspecError):
+    """A packed file was written by another version of localspec."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """How a weight [out, inputs] lies in memory: packed in panels of 32 output channels, or row by row.
+
+    `group` inputs share a scale; it is 0 where there are no scales. A vector is one row.
+    """
+
+    layout: Literal["panels", "rows"]
+    format: str
+    out: int
+    inputs: int
+    group: int = 0
+
+    @property
+    def panel_bytes(self) -> int:
+        """Bytes of a panel, or of a row."""
+        if self.layout == "rows":
+            return self.inputs * _ITEM_BITS[self.format] // 8
+        if not self.group:
+            return PANEL * self.inputs * _ITEM_BITS[self.format] // 8
+        records = -(-self.inputs // self.group)
+        return records * PANEL * (2 + self.group * _ITEM_BITS[self.format] // 8)
+
+    @property
+    def panels(self) -> int:
+        """How many panels, or rows, there are."""
+        return self.out if self.layout == "rows" else -(-self.out // PANEL)
+
+    @property
+    def bytes(self) -> int:
+        return self.panels * self.panel_bytes
+
+
+@dataclass(frozen=True)
+class Section:
+    """A tensor or a text of a file; `offset` counts from where the sections begin."""
+
+    offset: int
+    bytes: int
+    piece: int  # bytes of a piece; the last one may be shorter
+    digest: str
+    tensor: Tensor | None = None
+
+    @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """[start, end) of each piece, in bytes of this section."""
+        return [(start, min(start + self.piece, self.bytes)) for start in range(0, self.bytes, self.piece)]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a file was made of: the model's name, its revision as `checkpoint.revision` gives it, and where it is from.
+
+    `repo` and `commit` are empty for a model that was not fetched. `files` are the weight files by name: bytes and
+    sha256, which is empty where it is not known without reading them.
+    """
+
+    name: str
+    revision: str
+    license: str | None = None
+    repo: str = ""
+    commit: str = ""
+    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Header:
+    """All that a file says before its sections."""
+
+    origin: Origin
+    packing: str
+    parameters: int
+    tensors: Mapping[str, Section]
+    texts: Mapping[str, Section]
+    format: int = FORMAT
+    layout: int = LAYOUTS[-1]
+
+    @classmethod
+    def plan(
+        cls, origin: Origin, packing: str, parameters: int, tensors: Mapping[str, Tensor], texts: Mapping[str, int]
+    ) -> "Header":
+        """Lays out the sections; `texts` are their lengths in bytes. Digests are not known yet."""
+        at, placed = 0, {}
+        for name, tensor in [*tensors.items(), *((name, None) for name in texts)]:
+            size = texts[name] if tensor is None else tensor.bytes
+            piece = PIECE if tensor is None else max(1, PIECE // tensor.panel_bytes) * tensor.panel_bytes
+            placed[name] = Section(at, size, piece, "0" * 64, tensor)
+            at = aligned(at + size)
+        parts = [{name: placed[name] for name in names} for names in (tensors, texts)]
+        return cls(origin, packing, parameters, parts[0], parts[1])
+
+    @property
+    def sections(self) -> dict[str, Section]:
+        return {**self.tensors, **self.texts}
+
+    @property
+    def section_bytes(self) -> int:
+        """Bytes of all sections, and of what lies between them."""
+        return max((section.offset + section.bytes for section in self.sections.values()), default=0)
+
+    def encoded(self) -> bytes:
+        """The file up to where the sections begin. Its length does not depend on the digests."""
+        text = json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        start = _MAGIC + struct.pack("<Q", len(text)) + hashlib.sha256(text).digest() + text
+        return start.ljust(aligned(len(start)), b"\0")
+
+    def with_digests(self, digests: Mapping[str, str]) -> "Header":
+        def known(sections: Mapping[str, Section]) -> dict[str, Section]:
+            return {name: replace(section, digest=digests[name]) for name, section in sections.items()}
+
+        return replace(self, tensors=known(self.tensors), texts=known(self.texts))
+
+
+def aligned(count: int) -> int:
+    return -(-count // _ALIGNMENT) * _ALIGNMENT
+
+
+def joined(digests: Iterable[bytes]) -> str:
+    """The digest of a section from those of its pieces."""
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+# -- read --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PackedFile:
+    """A packed file whose header was read and whose length is right."""
+
+    path: Path
+    header: Header
+    start: int  # of the sections, in bytes
+
+    def text(self, name: str) -> bytes:
+        """The content of one of the model's own text files. Raises KeyError, and DamagedFile."""
+        section = self.header.texts[name]
+        with self.path.open("rb") as stream:
+            content = _bytes(stream, self.start + section.offset, section.bytes)
+        return undamaged(content, section, f"{name} in {self.path}")
+
+    def verify(self, progress: Progress = lambda done, total: None) -> list[str]:
+        """Reads all of it and compares every section with its digest. Returns a clause for each that is damaged."""
+        done, problems = 0, []
+        with self.path.open("rb") as stream:
+            for name, section in self.header.sections.items():
+                digests = []
+                for start, end in section.pieces:
+                    piece = _bytes(stream, self.start + section.offset + start, end - start)
+                    digests.append(hashlib.sha256(piece).digest())
+                    done += end - start
+                    progress(done, self.header.section_bytes)
+                if joined(digests) != section.digest:
+                    problems.append(f"{name} in {self.path.name} is damaged")
+        return problems
+
+
+def undamaged(content: bytes, section: Section, what: str) -> bytes:
+    """Returns the content of a section. Raises DamagedFile where it is not what was written."""
+    if joined(hashlib.sha256(content[start:end]).digest() for start, end in section.pieces) != section.digest:
+        raise DamagedFile(f"{what} is damaged; it has to be made again.")
+    return content
+
+
+def _bytes(stream: BinaryIO, start: int, count: int) -> bytes:
+    stream.seek(start)
+    return stream.read(count)
+
+
+def read(file: Path) -> PackedFile:
+    """Reads what a file says of itself, and whether it is as long as it says.
+
+    Raises DamagedFile, UnreadableFormat, and LocalspecError where it cannot be read at all.
+    """
+    try:
+        with file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            begin = stream.read(48)
+            if len(begin) < 48 or begin[:8] != _MAGIC:
+                raise _damaged(file, "it does not begin as such a file does")
+            (length,) = struct.unpack("<Q", begin[8:16])
+            if not 2 <= length <= min(size - 48, _HEADER_LIMIT):
+                raise _damaged(file, f"its header does not fit in {size} bytes")
+            text = stream.read(length)
+    except OSError as error:
+        raise LocalspecError(f"{file} cannot be read ({error.strerror}).") from None
+    if hashlib.sha256(text).digest() != begin[16:]:
+        raise _damaged(file, "its header has changed")
+    try:
+        header = _header(json.loads(text))
+    except UnreadableFormat as error:
+        raise UnreadableFormat(f"{file} is {error}.") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise _damaged(file, "its header makes no sense") from None
+    start = aligned(48 + length)
+    if size != start + header.section_bytes:
+        raise _damaged(file, f"it has {size} bytes where {start + header.section_bytes} belong")
+    return PackedFile(file, header, start)
+
+
+def _damaged(file: Path, what: str) -> DamagedFile:
+    return DamagedFile(f"The packed file {file} is damaged ({what}); it has to be made again.")
+
+
+def _header(said: Any) -> Header:
+    """What a header means. Raises ValueError and its like for one that cannot be meant, UnreadableFormat."""
+    for name, known in (("format", range(1, FORMAT + 1)), ("layout", LAYOUTS)):
+        if _count(said[name]) not in known:
+            raise UnreadableFormat(f"of {name} {said[name]}, which this version of localspec cannot read")
+    origin = dict(said["origin"])
+    origin["files"] = {str(file): (_count(size), _text(digest)) for file, (size, digest) in origin["files"].items()}
+    texts = [_text(origin[name]) for name in ("name", "revision", "repo", "commit")]
+    if not texts[0] or not (origin["license"] is None or isinstance(origin["license"], str)):
+        raise ValueError
+    tensors, others = (
+        {_text(name): _section(entry) for name, entry in said[kind].items()} for kind in ("tensors", "texts")
+    )
+    header = Header(
+        Origin(**origin),
+        _text(said["packing"]),
+        _count(said["parameters"]),
+        tensors,
+        others,
+        said["format"],
+        said["layout"],
+    )
+    if any(one.tensor is None for one in tensors.values()) or any(one.tensor for one in others.values()):
+        raise ValueError
+    placed = sorted(header.sections.values(), key=lambda section: section.offset)
+    if len(placed) != len(tensors) + len(others):
+        raise ValueError
+    end = 0
+    for section in placed:
+        if section.offset % _ALIGNMENT or section.offset < end:
+            raise ValueError
+        end = section.offset + section.bytes
+    return header
+
+
+def _section(said: Any) -> Section:
+    tensor = None
+    if said["tensor"] is not None:
+        tensor = Tensor(**said["tensor"])
+        item = _ITEM_BITS[tensor.format]
+        sizes = (_count(tensor.out), _count(tensor.inputs), _count(tensor.group))
+        scaled = item <= 8
+        if (
+            tensor.layout not in ("panels", "rows")
+            or not all(1 <= size <= _LARGEST for size in sizes[:2])
+            or (tensor.group not in (32, 64, 128) if scaled else tensor.group != 0)
+            or (scaled and tensor.layout == "rows")
+            or tensor.bytes != said["bytes"]
+        ):
+            raise ValueError
+    offset, count, piece = _count(said["offset"]), _count(said["bytes"]), _count(said["piece"])
+    if not _DIGEST.fullmatch(said["digest"]) or piece == 0 or count / piece > _MOST_PIECES:
+        raise ValueError
+    return Section(offset, count, piece, said["digest"], tensor)
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise ValueError
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value

@@ -1,0 +1,31 @@
+"""The tiny models of the whole suite, on the CPU engine in fp32: tests of decoding/ run on them as they are."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from native_models import native_target
+from tiny_models import Tiny
+
+from localspec.machine import compiled
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if compiled.library() is None:
+        for item in items:
+            if "native" in item.path.parts:
+                item.add_marker(pytest.mark.skip(reason=compiled.missing()))
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny: Callable[[str], Tiny]) -> Callable[..., Tiny]:
+    """tiny(name, packing): that model with a target of the CPU engine."""
+
+    @cache
+    def make(name: str, packing: str = "fp32") -> Any:
+        model = tiny(name)
+        return replace(model, target=native_target(model.path, model.stock, packing))
+
+    return make

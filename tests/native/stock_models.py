@@ -1,0 +1,19 @@
+"""Random stock models of transformers, in memory."""
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+
+def stock_of(config: Any, seed: int, spread: float = 0.18) -> Any:
+    """Random weights, norms and biases too, for the usual ones and zeros would hide what is left out."""
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, spread, generator=generator)
+            else:
+                parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.3, generator=generator)
+    return model

@@ -1,0 +1,29 @@
+"""Every family and switch against the stock model in fp32, on every instruction set of this machine."""
+
+import numpy as np
+import pytest
+from native.engine import POOL, Model, Pool, Text, isas, stock_logits, using
+from native.stock_models import stock_of
+from tiny_models import CONFIGS
+
+TWO = Pool(2)
+FORMS = [(isa, pool, chunk) for isa in isas() for pool in (POOL, TWO) for chunk in (1, 7, 60)]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_the_stock_models_and_the_same_bits_however_they_are_computed(name):
+    config = CONFIGS[name]()
+    stock = stock_of(config, seed=0)
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, 60).tolist()
+    want = stock_logits(stock, tokens)
+    model = Model(stock, context=getattr(config, "original_max_position_embeddings", 128))
+    first = None
+    for isa, pool, chunk in FORMS:
+        with using(isa):
+            text = Text(model, pool)
+            got = text.read(tokens, chunk)
+        assert text.argmax.tolist() == got[-len(text.argmax) :].argmax(-1).tolist()
+        first = got if first is None else first
+        assert np.array_equal(first, got), (isa, chunk)
+    assert np.abs(first - want).max() < 1e-4 * np.abs(want).max()
+    assert (first.argmax(-1) == want.argmax(-1)).all()

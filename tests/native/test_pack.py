@@ -1,0 +1,305 @@
+"""Models are packed as their files say, whole or in pieces, once for all processes, and without taking their memory."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from command import ROOT
+from safetensors.torch import load_file, save_file
+from tiny_models import FAMILIES, SHARDED
+
+from localspec import packed_file
+from localspec.errors import DoesNotFit, LocalspecError
+from localspec.events import Reporter
+from localspec.machine import compiled
+from localspec.models.architecture import weight_map
+from localspec.models.packed_files import packed_files, packed_path
+from localspec.native import packed_cache
+from localspec.native.library import FORMATS, library
+from localspec.native.matrix import PackedMatrix
+from localspec.native.pack import Source
+from localspec.native.packed_cache import load
+from localspec.native.packed_model import PackedModel
+from localspec.packed_file import Tensor
+from localspec.paths import Paths
+
+pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
+TIED = "llama-one-key-head-tied-linear"
+
+
+def quiet(sentences=None):
+    return Reporter(notice=(sentences if sentences is not None else []).append)
+
+
+def copied(path, to, change=lambda tensors: tensors):
+    """The model's directory in one file, with other tensors."""
+    tensors = {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    to.mkdir()
+    for file in path.iterdir():
+        if file.suffix != ".safetensors" and not file.name.endswith("index.json"):
+            (to / file.name).write_bytes(file.read_bytes())
+    save_file(change(tensors), to / "model.safetensors", metadata={"format": "pt"})
+    return to
+
+
+def stacked(path, sizes):
+    """name -> what our parameter is, from the files, in fp32."""
+    files = {name: tensor.float() for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    files.setdefault("lm_head.weight", files["model.embed_tokens.weight"])
+    return {name: torch.cat([files[part] for part, _ in parts]).numpy() for name, parts in weight_map(sizes).items()}
+
+
+@pytest.mark.parametrize("layout", ["fp32", "bf16", "int8", "int4"])
+def test_a_tensors_bytes_are_those_that_the_library_packs_it_to(layout):
+    for out in (1, 31, 32, 33, 320):
+        for inputs in (1, 16, 31, 32, 48, 64, 100, 128, 129):
+            for group in (32, 64, 128) if layout.startswith("int") else (0,):
+                bytes_ = library().ls_packed_bytes(out, inputs, FORMATS[layout], group)
+                assert Tensor("panels", layout, out, inputs, group).bytes == bytes_
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, TIED])
+@pytest.mark.parametrize("packing", ["fp32", "bf16", "int8", "int4"])
+def test_every_weight_is_there_in_its_format(tiny, tmp_path, name, packing):
+    path = tiny(name).path
+    model = load(path, packing, "tiny", 2, quiet(), Paths(tmp_path))
+    right = stacked(path, model.sizes)
+    assert model.tensors.keys() == right.keys()
+    for parameter, found in model.tensors.items():
+        if not isinstance(found, PackedMatrix):
+            numbers = (found.astype(np.uint32) << 16).view(np.float32) if found.dtype == np.uint16 else found
+            assert found.shape == right[parameter].shape
+            exact = torch.from_numpy(right[parameter]).bfloat16().float().numpy()
+            np.testing.assert_array_equal(numbers, exact if found.dtype == np.uint16 else right[parameter])
+            continue
+        assert found.data.ctypes.data % 64 == 0
+        interleave = parameter.endswith("gate_up_proj.weight")
+        at_once = PackedMatrix.pack(right[parameter], found.format, found.group, interleave)
+        np.testing.assert_array_equal(found.data, at_once.data), parameter
+        wanted = "int8" if packing == "int4" and parameter == "lm_head.weight" else packing
+        assert found.format == wanted and found.group == {"int8": 64 if found.inputs % 64 == 0 else 32, "int4": 32}.get(
+            wanted, 0
+        )
+        steps = {"fp32": 0, "bf16": 2**-8, "int8": 1 / 200, "int4": 1 / 10}[wanted]
+        apart = np.abs(found.unpack(interleave) - right[parameter]).max()
+        assert apart <= steps * np.abs(right[parameter]).max(), parameter
+
+
+@pytest.mark.parametrize("piece", [1, 5000])
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_pieces_make_the_same_file_as_the_whole(tiny, tmp_path, monkeypatch, piece, stored):
+    """Of stacked and interleaved matrices too; from every type of number, and from several types in one matrix."""
+
+    def change(tensors):
+        return {name: tensor.to(stored if "v_proj" not in name else torch.float32) for name, tensor in tensors.items()}
+
+    path = copied(tiny(SHARDED).path, tmp_path / "model", change)
+    whole = load(path, "int8", "tiny", 1, quiet(), Paths(tmp_path / "whole"))
+    monkeypatch.setattr(packed_file, "PIECE", piece)
+    pieces = load(path, "int8", "tiny", 3, quiet(), Paths(tmp_path / "pieces"))
+    assert any(len(section.pieces) > 1 for section in pieces.header.tensors.values())
+    for name in whole.header.sections:
+        assert bytes(whole.view(name)) == bytes(pieces.view(name)), name
+
+
+def test_it_can_run_alone_with_all_that_its_directory_says(tiny, tmp_path):
+    path = copied(tiny(FAMILIES[0]).path, tmp_path / "model")
+    (path / "generation_config.json").write_text('{"temperature": 0.5}')
+    model = load(path, "int8", "tiny", 1, quiet(), Paths(tmp_path))
+    texts = {name: model.text(name) for name in model.header.texts}
+    assert {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"} <= texts.keys()
+    assert all((path / name).read_bytes() == text for name, text in texts.items())
+    assert model.header.origin.files == {"model.safetensors": ((path / "model.safetensors").stat().st_size, "")}
+    file = packed_path(model.header.origin.revision, "int8", Paths(tmp_path))
+    shutil.rmtree(path)
+    again = load(file, "int8", "tiny", 1, quiet(), Paths(tmp_path))
+    assert again.config.content == json.loads(texts["config.json"]) and again.sizes.family == "llama"
+
+
+def test_a_digest_that_the_common_cache_knows_is_kept(tiny, tmp_path):
+    path = copied(tiny(FAMILIES[0]).path, tmp_path / "model")
+    weights, blob = path / "model.safetensors", tmp_path / ("ab" * 32)
+    weights.rename(blob)
+    weights.symlink_to(blob)
+    model = load(path, "int8", "tiny", 1, quiet(), Paths(tmp_path))
+    assert model.header.origin.files["model.safetensors"] == (blob.stat().st_size, "ab" * 32)
+
+
+# -- kept, made again --------------------------------------------------------------------------------------------------
+
+
+def test_it_is_made_once_and_again_when_the_model_changes(tiny, tmp_path, monkeypatch):
+    path = copied(tiny(FAMILIES[0]).path, tmp_path / "model")
+    paths = Paths(tmp_path)
+    first = load(path, "int8", "tiny", 1, quiet(), paths)
+    monkeypatch.setattr(packed_cache, "write", None)
+    assert load(path, "int8", "tiny", 1, quiet(), paths).header == first.header
+    monkeypatch.undo()
+    changed = copied(path, tmp_path / "changed", lambda tensors: {name: tensor * 2 for name, tensor in tensors.items()})
+    assert load(changed, "int8", "tiny", 1, quiet(), paths).header.origin.revision != first.header.origin.revision
+    load(path, "int4", "tiny", 1, quiet(), paths)
+    assert sorted(one.header.packing for one in packed_files(paths)) == ["int4", "int8", "int8"]
+
+
+def test_a_damaged_one_is_made_again_with_a_sentence(tiny, tmp_path):
+    path, paths, said = tiny(FAMILIES[0]).path, Paths(tmp_path), []
+    header = load(path, "int8", "tiny", 1, quiet(), paths).header
+    file = packed_path(header.origin.revision, "int8", paths)
+    for damage in (file.read_bytes()[:-1], b"", file.read_bytes()[:60] + b"#" + file.read_bytes()[61:]):
+        file.write_bytes(damage)
+        assert load(path, "int8", "tiny", 1, quiet(said), paths).header == header
+        assert "is damaged" in said[-1] and said[-1].endswith("it has to be made again.") and len(said) == 1
+        said.clear()
+    assert packed_file.read(file).verify() == []
+
+
+def test_where_none_can_be_kept_the_model_runs_all_the_same(tiny, tmp_path, monkeypatch):
+    path, said = tiny(FAMILIES[0]).path, []
+    kept = load(path, "int8", "tiny", 1, quiet(), Paths(tmp_path / "kept"))
+    (tmp_path / "file").write_text("no directory")
+    held = load(path, "int8", "tiny", 1, quiet(said), Paths(tmp_path / "file"))
+    assert bytes(held.view("lm_head.weight")) == bytes(kept.view("lm_head.weight"))
+    assert "cannot be written" in said[0] and "packed anew each time" in said[0]
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1000))
+    held = load(path, "int8", "tiny", 1, quiet(said), Paths(tmp_path / "full"))
+    assert bytes(held.view("lm_head.weight")) == bytes(kept.view("lm_head.weight"))
+    assert "GiB are free on the disk" in said[1]
+    assert not list((tmp_path / "full").rglob("*.packed*"))
+
+
+def test_a_full_disk_is_said_before_anything_is_written(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1000))
+    monkeypatch.setattr(packed_cache, "write", None)
+    with pytest.raises(DoesNotFit, match=r"takes 0\.00 GiB, and 0\.00 GiB are free"):
+        packed_cache.make(
+            tiny(FAMILIES[0]).path, "int8", packed_file.Origin("tiny", "a" * 40), 1, quiet(), Paths(tmp_path)
+        )
+
+
+def test_a_disk_that_fills_up_meanwhile_leaves_nothing(tiny, tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DoesNotFit, match="is full"):
+        packed_cache.make(
+            tiny(FAMILIES[0]).path, "int8", packed_file.Origin("tiny", "a" * 40), 1, quiet(), Paths(tmp_path)
+        )
+    assert not list(tmp_path.rglob("*.packed*"))
+
+
+def test_dense_forms_take_no_disk(tiny, tmp_path):
+    load(tiny(FAMILIES[0]).path, "bf16", "tiny", 1, quiet(), Paths(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+PACKS = """
+import sys
+from pathlib import Path
+from localspec.events import Reporter
+from localspec.native import packed_cache
+from localspec.packed_file import Origin
+from localspec.paths import Paths
+
+write = packed_cache.write
+def slowly(*given):
+    print("packs", flush=True)
+    import time; time.sleep(1)
+    write(*given)
+packed_cache.write = slowly
+print("ready", flush=True); sys.stdin.readline()
+print(packed_cache.make(Path(sys.argv[1]), "int8", Origin("tiny", "a" * 40), 1, Reporter(print), Paths(Path(sys.argv[2]))))
+"""
+
+
+def test_two_processes_at_once_pack_it_once(tiny, tmp_path):
+    command = [sys.executable, "-c", PACKS, str(tiny(FAMILIES[0]).path), str(tmp_path)]
+    both = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)
+    ]
+    for process in both:
+        assert process.stdout.readline() == "ready\n"
+    for process in both:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    said = [process.communicate(timeout=60)[0].splitlines() for process in both]
+    file = str(packed_path("a" * 40, "int8", Paths(tmp_path)))
+    assert sorted(said, key=len) == [[file], ["packs", file]]
+    assert packed_file.read(Path(file)).verify() == []
+
+
+# -- refused -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", r"cannot be used \("),
+        (b'{"model_type": "gemma"}', "gemma"),
+        (None, r"has no .* as its config\.json tells of it"),
+    ],
+)
+def test_a_packed_file_whose_config_tells_of_another_model_is_refused(tiny, tmp_path, content, said):
+    source = Source.open(tiny(FAMILIES[0]).path)
+    config = {**source.config.content, "intermediate_size": 41}
+    texts = {**source.texts, "config.json": content or json.dumps(config).encode()}
+    source = Source(source.checkpoint, source.config, source.sizes, source.made_of, texts)
+    header = source.header(packed_file.Origin("tiny", "a" * 40), "int8", packed_cache.Recipe.of("int8"))
+    model = PackedModel.in_memory(header, source.filler({}), 1, lambda done, total: None)
+    with pytest.raises(LocalspecError, match=said):
+        assert model.sizes
+
+
+def test_a_type_that_cannot_be_packed_is_named(tiny, tmp_path):
+    path = copied(
+        tiny(FAMILIES[0]).path, tmp_path / "m", lambda t: {n: p.to(torch.float8_e4m3fn) for n, p in t.items()}
+    )
+    with pytest.raises(LocalspecError, match="F8_E4M3"):
+        load(path, "int8", "tiny", 1, quiet(), Paths(tmp_path))
+
+
+# -- memory and speed --------------------------------------------------------------------------------------------------
+
+PEAK = """
+import sys
+from pathlib import Path
+from localspec.events import Reporter
+from localspec.native.packed_cache import make
+from localspec.packed_file import Origin
+from localspec.paths import Paths
+
+status = lambda name: next(int(l.split()[1]) << 10 for l in open("/proc/self/status") if l.startswith(name))
+make(Path(sys.argv[1]), "int8", Origin("tiny", "b" * 40), 1, Reporter(), Paths(Path(sys.argv[2])))
+before = status("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the highest so far is forgotten
+make(Path(sys.argv[1]), "int8", Origin("tiny", "a" * 40), 2, Reporter(), Paths(Path(sys.argv[2])))
+print(status("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="where a process can look at its own memory")
+def test_packing_takes_a_few_pieces_of_memory_however_large_a_tensor_is(tiny, tmp_path):
+    rows = 2**22
+
+    def change(tensors):
+        return {
+            name: torch.zeros(rows, tensor.shape[1], dtype=torch.bfloat16) if tensor.shape[0] == 320 else tensor
+            for name, tensor in tensors.items()
+        }
+
+    path = copied(tiny(FAMILIES[0]).path, tmp_path / "large", change)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "vocab_size": rows}))
+    assert (path / "model.safetensors").stat().st_size > 700 * 2**20
+    command = [sys.executable, "-c", PEAK, str(path), str(tmp_path)]
+    peak = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, cwd=ROOT).stdout)
+    assert peak < 2 * 5 * packed_file.PIECE, "for each thread its piece, and what that is made of"

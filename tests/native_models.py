@@ -1,0 +1,60 @@
+"""Tiny models for the CPU engine: packed in memory from the stock model's weights, by none of our readers of files."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tiny_models import Tiny
+from transformers import AutoModelForCausalLM
+
+from localspec.models.architecture import TransformerConfig, weight_map
+from localspec.models.model_config import ModelConfig
+from localspec.models.rope import Rope
+from localspec.models.tokenizer import Tokenizer
+from localspec.native.matrix import PackedMatrix
+from localspec.native.model import NativeModel
+from localspec.native.target import NativeTarget
+from localspec.native.threads import Threads
+
+GROUPS = {"fp32": 0, "bf16": 0, "int8": 64, "int4": 32}
+
+
+def packed_weights(stock: Any, sizes: TransformerConfig, packing: str) -> dict[str, Any]:
+    """The weights of a stock model as `NativeModel` takes them; the head of a tied one is packed too."""
+    theirs = {name: tensor.detach().float().numpy() for name, tensor in stock.state_dict().items()}
+    ours: dict[str, Any] = {}
+    for name, made_of in weight_map(sizes).items():
+        whole = np.concatenate([theirs[part] for part, _ in made_of])
+        if name == "embed_tokens":
+            ours[name] = whole
+        if whole.ndim == 2 and name != "embed_tokens":
+            ours[name] = PackedMatrix.pack(whole, packing, GROUPS[packing], interleave="gate_up_proj" in name)
+        elif whole.ndim == 1:
+            ours[name] = np.ascontiguousarray(whole)
+    if sizes.tied:
+        ours["lm_head.weight"] = PackedMatrix.pack(ours["embed_tokens"], packing, GROUPS[packing])
+    return ours
+
+
+def native_target(
+    path: Path, stock: Any, packing: str = "fp32", context: int | None = None, threads: Threads | None = None
+) -> NativeTarget:
+    """The model in a directory on the CPU engine, in this packing; its cache is fp32 where the weights are."""
+    config = ModelConfig.of(json.loads((path / "config.json").read_text()))
+    context = context or config.contexts[0]
+    sizes = TransformerConfig.of(config)
+    weights: Mapping[str, Any] = packed_weights(stock, sizes, packing)
+    cache = "fp32" if packing == "fp32" else "fp16"
+    model = NativeModel(sizes, Rope.of(config, context), weights, threads or Threads(1), cache)
+    generation = path / "generation_config.json"
+    said = json.loads(generation.read_text()) if generation.exists() else {}
+    return NativeTarget(model, config, Tokenizer.open(path), context, said, packing)
+
+
+def read_native(path: Path, context: int | None = None) -> Any:
+    """What `tiny_models.read` gives, with a target of the CPU engine."""
+    stock = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+    return Tiny(path, stock, native_target(path, stock, context=context))
