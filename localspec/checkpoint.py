@@ -1,4 +1,4 @@
-"""Reads what a model's directory in the Hugging Face layout holds: headers, never weights."""
+"""Reads what a model's directory in the Hugging Face layout holds, or its packed file: headers, never weights."""
 
 import hashlib
 import json
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localspec import packed_file
 from localspec.errors import LocalspecError, NotHere
 
 ARCHITECTURES = {
@@ -31,7 +32,7 @@ _ITEM_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is known of a model's directory without reading the weights."""
+    """What is known of a model's directory, or packed file, without reading the weights."""
 
     path: Path
     config: Mapping[str, Any]
@@ -40,6 +41,7 @@ class Checkpoint:
     parameters: int
     bytes: int  # of the weight files
     embedding: int = 0  # how many of the parameters are the input embedding
+    packing: str = ""  # of a packed file, which is all that is here of the model; empty for a directory
 
     @property
     def context(self) -> int | None:
@@ -49,11 +51,54 @@ class Checkpoint:
 
 
 def inspect(path: Path) -> Checkpoint:
-    """Reads what a directory in the Hugging Face layout holds.
+    """Reads what a directory in the Hugging Face layout holds, or a packed file.
 
     Raises NotHere where there is no model, LocalspecError where it is damaged or of a kind that cannot be served.
     """
+    if is_packed(path):
+        return _inspect_packed(packed_file.read(path))
     config = read_config(path)
+    architecture = _architecture(config, path)
+    files = _weight_files(path)
+    counts = {name: math.prod(entry["shape"]) for file in files for name, entry in tensor_headers(file).items()}
+    size = sum(file.stat().st_size for file in files)
+    embedding = counts.get("model.embed_tokens.weight", 0)
+    return Checkpoint(path, config, architecture, files, sum(counts.values()), size, embedding)
+
+
+def is_packed(path: Path) -> bool:
+    """Whether this is a packed file, and no directory."""
+    return path.suffix == packed_file.SUFFIX and path.is_file()
+
+
+def originals(path: Path) -> Checkpoint:
+    """Inspects a model whose own weights are needed. Raises NotHere for a packed file, and what `inspect` raises."""
+    checkpoint = inspect(path)
+    if checkpoint.packing:
+        origin = packed_file.read(path).header.origin
+        raise NotHere(
+            f"Of {origin.name} there is its packed form in {checkpoint.packing} alone, and this needs its own weights; "
+            f"fetch them with `localspec pull {origin.repo or origin.name}`."
+        )
+    return checkpoint
+
+
+def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
+    try:
+        config = json.loads(found.text("config.json"))
+    except (KeyError, ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise LocalspecError(f"{found.path} holds no config.json that can be read; delete it, and it is made again.")
+    table = found.header.tensors.get("embed_tokens")
+    embedding = table.tensor.out * table.tensor.inputs if table and table.tensor else 0
+    size, header = found.path.stat().st_size, found.header
+    architecture = _architecture(config, found.path)
+    return Checkpoint(found.path, config, architecture, (), header.parameters, size, embedding, header.packing)
+
+
+def _architecture(config: Mapping[str, Any], path: Path) -> str:
+    """The architecture that a config.json names. Raises LocalspecError for one that cannot be served."""
     named = config.get("architectures")
     architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
     if architecture not in ARCHITECTURES:
@@ -68,19 +113,17 @@ def inspect(path: Path) -> Checkpoint:
             f"{path / 'config.json'} says model_type {config.get('model_type')!r}, and {architecture} is of type "
             f"{ARCHITECTURES[architecture]!r}; fetch the model again, or choose another."
         )
-    files = _weight_files(path)
-    counts = {name: math.prod(entry["shape"]) for file in files for name, entry in tensor_headers(file).items()}
-    size = sum(file.stat().st_size for file in files)
-    embedding = counts.get("model.embed_tokens.weight", 0)
-    return Checkpoint(path, config, architecture, files, sum(counts.values()), size, embedding)
+    return architecture
 
 
 def revision(path: Path) -> str:
     """Returns 40 hexadecimal digits that change with config.json, tokenizer.json, and names and contents of weights.
 
     Of each file's weights a few thousand are read, evenly spaced, since training changes all of them a little. Raises
-    what `inspect` raises.
+    what `inspect` raises. A packed file has that of the directory it was made of.
     """
+    if is_packed(path):
+        return packed_file.read(path).header.origin.revision
     read_config(path)
     digest = hashlib.sha256()
     for name in ("config.json", "tokenizer.json"):

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from localspec import config
 from localspec.bench.proof import prove
-from localspec.cli.console import print_json
+from localspec.cli.console import counted, print_json, size
 from localspec.cli.options import Context, Drafter, DraftMax, Dtype, Quantize
 from localspec.cli.options import Device as DeviceOption
 from localspec.cli.progress import Progress
@@ -19,6 +20,8 @@ from localspec.engine.measurement_cache import MeasurementCache
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.machine import hardware
 from localspec.machine.machine import Device, Machine, this_machine, torch_trouble
+from localspec.models.packed_files import packed_bytes, packed_files
+from localspec.paths import Paths
 from localspec.policy.survey import Recommendation, preferred, recommendations
 from localspec.store.store import user_store
 from localspec.text import one_line
@@ -99,6 +102,20 @@ class _Survey:
     recommendations: list[Recommendation]
     chosen: Recommendation | None
     recommended: Recommendation | None
+    packed: "_Packed"
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """How many packed models there are, where, and the bytes of that directory."""
+
+    path: Path
+    files: int
+    bytes: int
+
+    @classmethod
+    def look(cls, paths: Paths) -> "_Packed":
+        return cls(paths.packed, len(packed_files(paths)), packed_bytes(paths))
 
 
 def _survey(settings: Settings) -> _Survey:
@@ -115,7 +132,13 @@ def _survey(settings: Settings) -> _Survey:
     # Of a model that is here: as it is, and with what could be fetched for it, where that is another way.
     seen = {_name(recommendation) for recommendation in here}
     more = [recommendation for recommendation in every if _name(recommendation) not in seen]
-    return _Survey(machine, [*here, *more], preferred(here, settings.prefer), preferred(every, settings.prefer))
+    return _Survey(
+        machine,
+        [*here, *more],
+        preferred(here, settings.prefer),
+        preferred(every, settings.prefer),
+        _Packed.look(Paths(config.home())),
+    )
 
 
 def _name(recommendation: Recommendation) -> tuple[str, str | None]:
@@ -132,6 +155,7 @@ def _report(survey: _Survey) -> dict[str, Any]:
         "cores": survey.machine.cores,
         "capabilities": hardware.capabilities(),
         "torch_trouble": torch_trouble(),
+        "packed": {"path": str(survey.packed.path), "files": survey.packed.files, "bytes": survey.packed.bytes},
         "devices": [_device(device) for device in survey.machine.devices],
         "choices": [_choice(recommendation) for recommendation in survey.recommendations],
         "chosen": survey.chosen and _choice(survey.chosen),
@@ -192,6 +216,9 @@ def _page(survey: _Survey) -> Iterator[str]:
         )
     if trouble := torch_trouble():
         yield trouble
+    if survey.packed.files:
+        packed = survey.packed
+        yield f"{counted(packed.files, 'packed model')}, {size(packed.bytes)}, in {packed.path}"
     yield ""
     yield from _table(sorted(survey.recommendations, key=lambda recommendation: recommendation.quality, reverse=True))
     yield ""

@@ -2,12 +2,17 @@
 
 import json
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from localspec.checkpoint import revision
+from localspec.config import home
 from localspec.errors import LocalspecError
-from localspec.models.registry import installed
+from localspec.models.packed_files import packed_files
+from localspec.models.registry import TargetCard, installed
+from localspec.packed_file import PackedFile
+from localspec.paths import Paths
 from localspec.text import one_line
 
 app = typer.Typer()
@@ -17,8 +22,9 @@ app = typer.Typer()
 def list_models(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of a table.")] = False,
 ) -> None:
-    """The models on this machine: name, parameters, bytes, license, path."""
-    rows = []
+    """The models on this machine: name, parameters, bytes, packed forms, license, path."""
+    rows: list[dict[str, Any]] = []
+    packed = packed_files(Paths(home()))
     for card, found in installed():
         if isinstance(found, LocalspecError):
             print(f"localspec: {one_line(card.name)} is left out: {one_line(str(found))}", file=sys.stderr)
@@ -28,6 +34,7 @@ def list_models(
                 "name": card.name,
                 "parameters": found.parameters,
                 "bytes": found.bytes,
+                "packed": _packed(card, packed),
                 "license": card.license,
                 "path": str(card.path),
                 "description": card.description,
@@ -36,11 +43,21 @@ def list_models(
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    table = [["NAME", "PARAMETERS", "BYTES", "LICENSE", "PATH"]]
+    table = [["NAME", "PARAMETERS", "BYTES", "PACKED", "LICENSE", "PATH"]]
     for row in rows:
         license_ = row["license"] or "unknown"
-        cells = (row["name"], f"{row['parameters']:,}", f"{row['bytes']:,}", license_, row["path"])
+        forms = ", ".join(f"{form} {size:,}" for form, size in row["packed"].items()) or "no"
+        cells = (row["name"], f"{row['parameters']:,}", f"{row['bytes']:,}", forms, license_, row["path"])
         table.append([one_line(str(cell)) for cell in cells])
-    widths = [max(len(line[column]) for line in table) for column in range(4)]
-    for name, parameters, size, license_, path in table:
-        print(f"{name:{widths[0]}}  {parameters:>{widths[1]}}  {size:>{widths[2]}}  {license_:{widths[3]}}  {path}")
+    widths = [max(len(line[column]) for line in table) for column in range(5)]
+    for name, parameters, size, forms, license_, path in table:
+        left = f"{name:{widths[0]}}  {parameters:>{widths[1]}}  {size:>{widths[2]}}  {forms:{widths[3]}}"
+        print(f"{left}  {license_:{widths[4]}}  {path}")
+
+
+def _packed(card: TargetCard, packed: list[PackedFile]) -> dict[str, int]:
+    """The packings in which this model is here, beside its own weights or instead of them, and their bytes."""
+    if not packed:
+        return {}
+    own = revision(card.path)
+    return {one.header.packing: one.path.stat().st_size for one in packed if one.header.origin.revision == own}

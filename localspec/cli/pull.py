@@ -12,6 +12,7 @@ from localspec.errors import UsageMistake
 from localspec.hub.fetch import Interrupted
 from localspec.hub.plan import Part, Plan, free_disk_bytes
 from localspec.pulling.heads import Converted, NotConverted
+from localspec.pulling.packing import Packed
 from localspec.pulling.pull import (
     AboutToFetch,
     DrafterToTrain,
@@ -20,6 +21,7 @@ from localspec.pulling.pull import (
     NothingToFetch,
     Planned,
     PullEvent,
+    Wishes,
 )
 from localspec.pulling.pull import pull as pulled
 from localspec.text import one_line
@@ -37,6 +39,9 @@ def pull(
         str | None,
         typer.Option("--drafter", metavar="KIND", help="The drafter to fetch too, or none; else the one that pays."),
     ] = None,
+    packed_only: Annotated[
+        bool, typer.Option("--packed-only", help="Keep the model as the CPU engine reads it, and no second copy.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Fetch what does not fit into memory or on the disk.")] = False,
 ) -> None:
     """Fetch a model and its drafter into the common Hugging Face cache, after a plan."""
@@ -45,7 +50,7 @@ def pull(
     progress = Progress()
     download = Download(progress, name)
     try:
-        with closing(pulled(name, drafter, force, progress.reporter, download.show)) as events:
+        with closing(pulled(name, Wishes(drafter, force, packed_only), progress.reporter, download.show)) as events:
             for event in events:
                 progress.clear()
                 if as_json:
@@ -90,6 +95,10 @@ def _print(name: str, event: PullEvent, progress: Progress) -> None:
             progress.notice(f"The heads of {heads} become a drafter beside their model: {which}, then this again.")
         case Installed(source, path):
             typer.echo(one_line(f"{source} is here: {path}"))
+        case Packed(source, path, length, deleted):
+            typer.echo(one_line(f"{source} is packed, {size(length)}: {path}"))
+            if deleted:
+                progress.notice(f"What was fetched for it, {size(deleted)}, is deleted: it is kept packed alone.")
         case DrafterToTrain(kind, tokens, hours, memory):
             sentence = (
                 f"Nobody publishes a drafter '{kind}' for {name}; until there is one, the best that needs no training "

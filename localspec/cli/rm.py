@@ -3,16 +3,20 @@
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from localspec.cli.console import may_delete, size
+from localspec.config import home
 from localspec.errors import NotHere, UsageMistake
 from localspec.hub.cache import Removal, removable, remove
 from localspec.hub.sources import Source
 from localspec.models.entries import Entry
-from localspec.models.registry import cards
+from localspec.models.packed_files import packed_of
+from localspec.models.registry import NOWHERE, cards
+from localspec.paths import Paths
 from localspec.pulling.heads import drafter_made_of
 from localspec.pulling.repositories import own_source, sources_of
 from localspec.text import one_line
@@ -29,27 +33,39 @@ def rm(
     sources = sources_of(name)
     if not sources:
         raise UsageMistake(f"{name} was not fetched by `localspec pull`, so it cannot be deleted like that.")
-    removals, missing = [], []
+    removals, missing, paths = [], [], Paths(home())
     for source in sources:
         try:
             removals.append(removable(source))
         except NotHere as error:
-            if source == own_source(name):  # its drafters may be another one's too
-                raise
+            if source == own_source(name) and not packed_of(NOWHERE, str(source), paths):
+                raise  # its drafters may be another one's too
             missing.append(error)
-    if not removals:
+    packed = _packed(removals, sources, paths)
+    if not removals and not packed:
         raise missing[0]
     for removal in removals:
         for line in _removal_lines(removal, name):
             typer.echo(one_line(line))
-    freed = sum(removal.bytes for removal in removals)
-    if not may_delete(f"{' and '.join(str(removal.source) for removal in removals)} ({size(freed)})", yes):
+    for file in packed:
+        typer.echo(one_line(f"Packed, {size(file.stat().st_size)}, in {file}"))
+    freed = sum(removal.bytes for removal in removals) + sum(file.stat().st_size for file in packed)
+    what = " and ".join(str(removal.source) for removal in removals) or f"{name}, packed"
+    if not may_delete(f"{what} ({size(freed)})", yes):
         return
+    for file in packed:
+        file.unlink(missing_ok=True)
     for removal in removals:
         if drafter := drafter_made_of(removal.source, removal.commit):
             shutil.rmtree(drafter)
         remove(removal)
     typer.echo(f"Deleted; {size(freed)} are free again.")
+
+
+def _packed(removals: list[Removal], sources: list[Source], paths: Paths) -> list[Path]:
+    """The packed files of what is removed, and of what is here in no other form."""
+    found = {file for removal in removals for file in packed_of(removal.path, str(removal.source), paths)}
+    return sorted(found | {file for source in sources for file in packed_of(NOWHERE, str(source), paths)})
 
 
 def _removal_lines(removal: Removal, name: str) -> list[str]:

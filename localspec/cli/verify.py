@@ -1,5 +1,6 @@
 """localspec verify NAME"""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -7,10 +8,14 @@ import typer
 from localspec.checkpoint import inspect
 from localspec.cli.console import size
 from localspec.cli.progress import Progress
+from localspec.config import home
 from localspec.errors import LocalspecError, NotHere
-from localspec.hub.cache import Verified, verify
+from localspec.hub.cache import Verified, find_snapshot, verify
 from localspec.hub.sources import Source
-from localspec.models.registry import resolve
+from localspec.models.packed_files import packed_of
+from localspec.models.registry import NOWHERE, resolve
+from localspec.packed_file import SUFFIX, read
+from localspec.paths import Paths
 from localspec.pulling.repositories import own_source, sources_of
 from localspec.text import one_line
 
@@ -27,12 +32,13 @@ def verify_model(
         found = inspect(resolve(name).path)
         typer.echo(one_line(f"{name}: weights of {size(found.bytes)} are whole, as far as their own headers tell."))
     problems: list[str] = []
+    damaged = _verify_packed(name, sources)
     for source in sources:
         try:
             checked = _checked(source)
         except NotHere:
-            if source == own_source(name):  # its drafters may be another one's too
-                raise
+            if source == own_source(name) and not packed_of(NOWHERE, str(source), Paths(home())):
+                raise  # its drafters may be another one's too
             continue
         for problem in checked.problems:
             typer.echo(one_line(f"{source}: {problem}"))
@@ -42,6 +48,36 @@ def verify_model(
             typer.echo(one_line(f"{source} ({checked.commit[:12]}): {checked.files} files agree with {by}."))
     if problems:
         raise LocalspecError(f"{problems[0]}; fetch what is damaged or missing again with `localspec pull {name}`.")
+    if damaged:
+        raise LocalspecError(f"{damaged[0]}.")
+
+
+def _verify_packed(name: str, sources: list[Source]) -> list[str]:
+    """Compares the packed files of a model with their digests; returns a clause for each that is damaged."""
+    paths = Paths(home())
+    places = [(find_snapshot(source) or NOWHERE, str(source)) for source in sources]
+    if own_source(name) is None:
+        places.append((resolve(name).path, ""))
+    damaged = []
+    for file in sorted({file for place in places for file in packed_of(*place, paths) if file.suffix == SUFFIX}):
+        problems = _packed_problems(file)
+        for problem in problems:
+            typer.echo(one_line(f"{name}, packed: {problem}"))
+        if problems:
+            damaged.append(f"{file} is damaged; delete it, and it is made again")
+        else:
+            typer.echo(one_line(f"{name}, packed ({file.name}): every weight agrees with its digest."))
+    return damaged
+
+
+def _packed_problems(file: Path) -> list[str]:
+    progress = Progress()
+    try:
+        return read(file).verify(lambda done, total: progress.show(f"reading {file}: {size(done)} of {size(total)}"))
+    except LocalspecError as error:
+        return [str(error)]
+    finally:
+        progress.clear()
 
 
 def _checked(source: Source) -> Verified:

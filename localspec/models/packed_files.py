@@ -4,14 +4,21 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from localspec.checkpoint import revision
 from localspec.errors import LocalspecError
 from localspec.packed_file import FORMAT, SUFFIX, PackedFile, read
 from localspec.paths import Paths
 
 
-def packed_path(revision: str, packing: str, paths: Paths) -> Path:
+def packed_path(of: str, packing: str, paths: Paths) -> Path:
     """Where the packed form of a revision lies or would lie."""
-    return paths.packed / f"{revision}-{packing}-{FORMAT}{SUFFIX}"
+    return paths.packed / f"{of}-{packing}-{FORMAT}{SUFFIX}"
+
+
+def packed_sources(paths: Paths) -> dict[str, PackedFile]:
+    """The packed models that were pulled, by org/repo[@revision]; of several the one that was made last."""
+    pulled = [one for one in packed_files(paths) if one.header.origin.repo]
+    return {one.header.origin.repo: one for one in sorted(pulled, key=lambda one: one.path.stat().st_mtime)}
 
 
 def packed_files(paths: Paths) -> list[PackedFile]:
@@ -23,20 +30,20 @@ def packed_files(paths: Paths) -> list[PackedFile]:
     return sorted(found, key=lambda one: (one.header.origin.name, one.header.packing, one.path))
 
 
-def files_of(revision: str, paths: Paths) -> list[Path]:
-    """Every file there is of a revision, readable or not, finished or not."""
-    return [file for file in _files(paths, f"{revision}-*") if file.suffix != ".lock"]
+def packed_of(path: Path, source: str, paths: Paths) -> list[Path]:
+    """Every packed file of the model in this directory, readable or not, finished or not; and those of its source.
+
+    `source` is org/repo[@revision], or empty; the directory need not be there.
+    """
+    found = [one.path for one in packed_files(paths) if source and one.header.origin.repo == source]
+    with suppress(LocalspecError):
+        found += [file for file in _files(paths, f"{revision(path)}-*") if file.suffix != ".lock"]
+    return sorted(set(found))
 
 
 def packed_bytes(paths: Paths) -> int:
     """Bytes of all files in the directory of packed models."""
     return sum(file.stat().st_size for file in _files(paths, "*"))
-
-
-def forget(revision: str, paths: Paths) -> None:
-    """Deletes every file of a revision. Raises OSError."""
-    for file in _files(paths, f"{revision}-*"):
-        file.unlink(missing_ok=True)
 
 
 def _files(paths: Paths, pattern: str) -> Iterator[Path]:

@@ -2,16 +2,19 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.checkpoint import Checkpoint, inspect
+from localspec import packed_file
+from localspec.checkpoint import Checkpoint, inspect, is_packed
 from localspec.config import home, nearest
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import find_snapshot, pulled_sources
 from localspec.hub.sources import Source
 from localspec.models.entries import PACKAGE, Entry, read_entries
+from localspec.models.packed_files import packed_sources
+from localspec.packed_file import PackedFile
 from localspec.paths import Paths
 
 WEIGHTS = "model.safetensors"
@@ -32,7 +35,7 @@ class TargetCard:
     @property
     def here(self) -> bool:
         """Whether any of its files are on this machine; `inspect` says which."""
-        return self.entry is None or self.entry.source is None or self.path.is_dir()
+        return self.entry is None or self.entry.source is None or self.path.exists()
 
 
 def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
@@ -45,7 +48,8 @@ def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
         shipped = PACKAGE.parent / "models.toml"
     paths = paths or Paths(home())
     entries = (entry for file in (shipped, paths.user_models_file) for entry in read_entries(file))
-    return {entry.name: _card(entry, paths) for entry in entries}
+    packed = packed_sources(paths)
+    return {entry.name: _card(entry, paths, packed) for entry in entries}
 
 
 def known(paths: Paths | None = None) -> dict[str, TargetCard]:
@@ -56,8 +60,11 @@ def known(paths: Paths | None = None) -> dict[str, TargetCard]:
     taken = {
         source.repo for entry in entries for source in (entry.source, *(one.source for one in entry.drafters)) if source
     }
-    others = (source for source in pulled_sources(paths) if source.repo not in taken and _is_model(source, paths))
-    return {**registered, **{str(source): _card(Entry(str(source), source=source), paths) for source in others}}
+    packed = packed_sources(paths)
+    pulled = [source for source in pulled_sources(paths) if _is_model(source, paths)]
+    names = dict.fromkeys([*map(str, pulled), *packed])
+    others = (source for source in map(Source.parse, names) if source.repo not in taken)
+    return {**registered, **{str(source): _card(Entry(str(source), source=source), paths, packed) for source in others}}
 
 
 def _is_model(source: Source, paths: Paths) -> bool:
@@ -66,9 +73,15 @@ def _is_model(source: Source, paths: Paths) -> bool:
     return path is not None and any((path / name).is_file() for name in (WEIGHTS, f"{WEIGHTS}.index.json"))
 
 
-def _card(entry: Entry, paths: Paths) -> TargetCard:
-    path = entry.path or (entry.source and find_snapshot(entry.source, paths)) or NOWHERE / entry.name
-    return TargetCard(entry.name, path, entry.license or _license(path), entry.description, entry.draft, entry)
+def _card(entry: Entry, paths: Paths, packed: Mapping[str, PackedFile]) -> TargetCard:
+    path = entry.path or (entry.source and _place(entry.source, paths, packed)) or NOWHERE / entry.name
+    return TargetCard(entry.name, path, entry.license or license_of(path), entry.description, entry.draft, entry)
+
+
+def _place(source: Source, paths: Paths, packed: Mapping[str, PackedFile]) -> Path | None:
+    """Where a model that was fetched lies: its directory, else its packed file, if that is all there is of it."""
+    alone = packed.get(str(source))
+    return find_snapshot(source, paths) or (alone.path if alone else None)
 
 
 def named_card(name: str, paths: Paths | None = None) -> TargetCard:
@@ -89,7 +102,9 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
             path = path / "target"  # a directory of `train`, whose drafter changed its target
         if re.search("[\ud800-\udfff]", str(path)):
             raise LocalspecError(f"The name of {name!r} is not UTF-8, and weights cannot be read there; rename it.")
-        return TargetCard(name, path, _license(path), "")
+        return TargetCard(name, path, license_of(path), "")
+    if name and "\0" not in name and is_packed(path):
+        return TargetCard(packed_file.read(path).header.origin.name, path, license_of(path), "")
     if name and "\0" not in name and os.path.lexists(path):
         raise NotHere(
             f"{name!r} is not a directory; give the directory in the Hugging Face layout that holds config.json."
@@ -99,8 +114,9 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
         raise NotHere(f"There is no directory {name!r}; give one in the Hugging Face layout, or a name out of: {here}.")
     if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", name):
         source = Source.parse(name)
-        if found := find_snapshot(source, paths or Paths(home())):
-            return TargetCard(str(source), found, _license(found), "", entry=Entry(str(source), source=source))
+        paths = paths or Paths(home())
+        if found := _place(source, paths, packed_sources(paths)):
+            return TargetCard(str(source), found, license_of(found), "", entry=Entry(str(source), source=source))
         raise NotHere(f"{name!r} is neither a directory nor fetched; fetch it with `localspec pull {name}`.")
     raise NotHere(
         f"There is no model {name!r}{nearest(name, known)}; give a local directory, or a name out of: {here}."
@@ -121,8 +137,13 @@ def installed(paths: Paths | None = None) -> Iterator[tuple[TargetCard, Checkpoi
             yield card, error
 
 
-def _license(path: Path) -> str | None:
-    """The license in the front matter of the directory's README.md, else the name of a license file."""
+def license_of(path: Path) -> str | None:
+    """The license in the front matter of the directory's README.md, else the name of a license file.
+
+    A packed file says it itself.
+    """
+    if is_packed(path):
+        return packed_file.read(path).header.origin.license
     try:
         front = re.match(r"---\r?\n(.*?)\r?\n---", (path / "README.md").read_text("utf-8", "replace"), re.DOTALL)
     except OSError:

@@ -13,6 +13,7 @@ from localspec.checkpoint import Checkpoint, inspect
 from localspec.errors import LocalspecError
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.model_config import ModelConfig, read_config
+from localspec.models.registry import license_of
 from localspec.models.rope import Rope
 from localspec.models.stored_weights import StoredTensor, own_head, stored_tensors
 from localspec.models.tokenizer import TOKENIZER_FILES
@@ -86,9 +87,9 @@ class Source:
         return Header.plan(origin, packing, self.checkpoint.parameters, tensors, texts)
 
     def origin(self, origin: Origin) -> Origin:
-        """Adds the weight files, with the digests that the common cache names them by."""
+        """Adds the license, and the weight files with the digests that the common cache names them by."""
         files = {file.name: (file.stat().st_size, _digest(file)) for file in self.checkpoint.weight_files}
-        return replace(origin, files=files)
+        return replace(origin, license=license_of(self.checkpoint.path), files=files)
 
     def filler(self, importance: Importance) -> Callable[[str, Section, int, memoryview], None]:
         """Returns what fills a piece of a section with what belongs there; several threads may call it."""

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from localspec.checkpoint import revision
+from localspec.checkpoint import is_packed, originals, revision
 from localspec.config import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
 from localspec.models.packed_files import packed_path
 from localspec.native.pack import Recipe, Source
 from localspec.native.packed_model import PackedModel, write
-from localspec.packed_file import SUFFIX, DamagedFile, Origin, Progress, UnreadableFormat, read
+from localspec.packed_file import DamagedFile, Origin, Progress, UnreadableFormat, read
 from localspec.paths import Paths, private_directory
 
 FILED = ("int8", "int4")  # packings that are kept on disk; dense ones are read about as fast from the model's own files
@@ -29,8 +29,12 @@ def load(
     memory, with a notice; bf16 and fp32 always are. Raises LocalspecError for a model that cannot be packed, DoesNotFit
     where memory runs out.
     """
-    if path.suffix == SUFFIX and path.is_file():
-        return PackedModel.open(path)
+    name = name or path.name
+    if is_packed(path):
+        model = PackedModel.open(path)
+        if model.header.packing != packing:
+            originals(path)
+        return model
     if packing not in FILED:
         return _in_memory(path, packing, name, threads, reporter)
     try:

@@ -54,6 +54,7 @@ def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progre
             stream.write(header.with_digests(digests).encoded())
             stream.truncate(start + header.section_bytes)
             os.fsync(stream.fileno())
+        read(partial)  # what cannot be read again must not look finished
         os.replace(partial, file)
         _flush_directory(file.parent)
     except BaseException:

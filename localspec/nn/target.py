@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from localspec.checkpoint import inspect
+from localspec.checkpoint import originals
 from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError, UsageMistake
@@ -72,7 +72,7 @@ class Target:
         depend on each other; `threshold` is that of int8 on CUDA. Raises LocalspecError for broken, missing or
         unsupported files, and UsageMistake for a context that the model cannot hold.
         """
-        checkpoint = inspect(path)
+        checkpoint = originals(path)
         config = read_config(checkpoint)
         own, limit = config.contexts
         if context is not None and context > limit:

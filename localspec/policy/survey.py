@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from localspec.checkpoint import is_packed
 from localspec.errors import LocalspecError
 from localspec.hub.cache import holds_tokenizer
 from localspec.machine.machine import Machine
@@ -39,7 +40,7 @@ def recommendations(machine: Machine, measurements: MeasurementSource, here: boo
 def _recommend_card(card: TargetCard, machine: Machine, measurements: MeasurementSource, here: bool) -> Recommendation:
     try:
         model = model_of(card)
-        if card.here and not holds_tokenizer(card.path):
+        if card.here and not is_packed(card.path) and not holds_tokenizer(card.path):
             return Recommendation(card, None, "it has no tokenizer, and cannot be talked to")
         return recommend(model, machine, measurements, here)
     except LocalspecError as trouble:

@@ -23,6 +23,7 @@ from localspec.models.registry import cards, named_card
 from localspec.policy.measurements import MeasurementSource, NoMeasurements
 from localspec.policy.pull_set import PullSet, fit, pull_set, to_make
 from localspec.pulling.heads import Converted, NotConverted, convert_heads
+from localspec.pulling.packing import Packed, check_packable, pack_alone, pack_where_used, packed_alone
 from localspec.pulling.repositories import own_source, sources_of
 from localspec.store.store import user_store
 
@@ -86,29 +87,37 @@ class DrafterToTrain:
 
 
 PullEvent = (
-    NothingToFetch | Planned | AboutToFetch | Fetched | Converted | NotConverted | Installed | DrafterToTrain
+    NothingToFetch | Planned | AboutToFetch | Fetched | Converted | NotConverted | Installed | Packed | DrafterToTrain
 )  # in this order, from the plan on
 
 
+@dataclass(frozen=True)
+class Wishes:
+    """What a pull is asked for beside the name: a kind of drafter, what does not fit too, the packed form alone."""
+
+    drafter: str | None = None
+    force: bool = False
+    packed_only: bool = False
+
+
 def pull(
-    name: str,
-    drafter: str | None,
-    force: bool,
-    reporter: Reporter,
-    downloaded: Callable[[int, int], None],
+    name: str, wishes: Wishes, reporter: Reporter, downloaded: Callable[[int, int], None]
 ) -> Generator[PullEvent, None, None]:
     """Fetches the model that a name or org/repo[@revision] stands for, and the drafter of the kind given or that pays.
 
-    `force` fetches what does not fit; `downloaded` gets the bytes that are here and the bytes in all, as they arrive.
-    Raises UsageMistake for a drafter that cannot be meant, DoesNotFit after the plan, and what `plan`, `fetch` and
-    `convert_heads` raise.
+    `downloaded` gets the bytes that are here and the bytes in all, as they arrive. Raises UsageMistake for a drafter
+    that cannot be meant, DoesNotFit after the plan, and what `plan`, `check_packable`, `fetch`, `convert_heads` and
+    `pack_alone` raise.
     """
+    drafter, force = wishes.drafter, wishes.force
     sources, card = sources_of(name), cards().get(name)
     if not sources:
         yield NothingToFetch("nothing is to be fetched for it")
         return
     if drafter is not None and card is None:
         raise UsageMistake(f"--drafter {drafter} has no effect with a repository; leave it out, or pull a name.")
+    if wishes.packed_only and own_source(name) is None:
+        raise UsageMistake(f"--packed-only has no effect with {name}, which is not fetched; leave it out.")
     reporter.progress("looking at this machine")
     machine = this_machine()
     planned = _planned(name, drafter, machine, reporter)
@@ -119,13 +128,24 @@ def pull(
         raise DoesNotFit(f"{too_large(planned.plan)} --force tries all the same.")
     if planned.fits is False and not force:
         raise DoesNotFit(f"{planned.memory}; choose a smaller model, or give --force to fetch it all the same.")
+    alone = wishes.packed_only
+    if alone:
+        check_packable(planned.plan)
+        if packed := packed_alone(planned.plan.parts[0]):
+            yield packed
+            return
     if planned.plan.fetch_bytes:
         yield AboutToFetch(planned.plan.fetch_bytes)
     yield Fetched(tuple(fetch(planned.plan, downloaded, force=force)))
     yield from convert_heads(planned.plan, reporter.progress)
     for part in planned.plan.parts:
+        if alone and part is planned.plan.parts[0]:
+            yield pack_alone(part, machine, reporter)
+            continue
         yield Installed(part.source, snapshot(part.source, part.commit))
-    if card is not None and (kind := to_make(named_card(name))) is not None:
+        if not part.heads and (packed := pack_where_used(part, machine, reporter)):
+            yield packed
+    if card is not None and not alone and (kind := to_make(named_card(name))) is not None:
         reporter.progress(f"estimating what training {kind} takes")
         from localspec.training.estimate import outlook  # torch and transformers
 

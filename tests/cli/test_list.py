@@ -19,7 +19,7 @@ def test_json(tmp_path):
     assert result.returncode == 0 and result.stderr == ""
     size = (model / "model.safetensors").stat().st_size
     assert first == {
-        "name": "demo", "parameters": 44, "bytes": size, "license": "mit", "path": str(model), "description": "",
+        "name": "demo", "parameters": 44, "bytes": size, "packed": {}, "license": "mit", "path": str(model), "description": "",
     }  # fmt: skip
     assert second["name"] == "other" and second["license"] is None
 
@@ -28,7 +28,7 @@ def test_table(tmp_path):
     model = write_checkpoint(tmp_path / "model")
     register(tmp_path, f'[demo]\npath = "{model}"\n')
     lines = called(tmp_path, "list").stdout.splitlines()
-    assert lines[0].split() == ["NAME", "PARAMETERS", "BYTES", "LICENSE", "PATH"]
+    assert lines[0].split() == ["NAME", "PARAMETERS", "BYTES", "PACKED", "LICENSE", "PATH"]
     assert lines[1].split()[:2] == ["demo", "44"] and lines[1].endswith(str(model)) and "unknown" in lines[1]
 
 

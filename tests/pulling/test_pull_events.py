@@ -14,7 +14,7 @@ from localspec.machine.machine import Device, Machine
 from localspec.models.registry import resolve
 from localspec.policy.measurements import NoMeasurements
 from localspec.policy.pull_set import fit
-from localspec.pulling.pull import AboutToFetch, Fetched, Installed, NothingToFetch, Planned, PullEvent, pull
+from localspec.pulling.pull import AboutToFetch, Fetched, Installed, NothingToFetch, Planned, PullEvent, Wishes, pull
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def events(name: str = "org/name", drafter: str | None = None, force: bool = False, **watched: Any):
     downloaded = watched.pop("downloaded", lambda done, total: None)
-    return pull(name, drafter, force, Reporter(**{"notice": pytest.fail, **watched}), downloaded)
+    return pull(name, Wishes(drafter, force), Reporter(**{"notice": pytest.fail, **watched}), downloaded)
 
 
 def kinds(found: list[PullEvent]) -> list[type]:
