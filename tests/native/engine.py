@@ -154,7 +154,8 @@ class Text:
         return logits
 
     def keep(self, path: Sequence[int]) -> None:
-        check(library().ls_cache_keep(self.cache, address(int32(path)), len(path)))
+        numbers = int32(path)
+        check(library().ls_cache_keep(self.cache, address(numbers), len(numbers)))
 
     def truncate(self, length: int) -> None:
         check(library().ls_cache_truncate(self.cache, length))

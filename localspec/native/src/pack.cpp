@@ -36,9 +36,11 @@ struct Extremes {
 };
 Extremes extremes(const float* v, int count) {
     Extremes e{0, 0};
-    for (int i = 0; i < count; i++)
-        if (!(fabsf(v[i]) <= e.largest)) e = {fabsf(v[i]), v[i]};
-    return e.largest <= 3.4e38f ? e : Extremes{NAN, NAN};
+    for (int i = 0; i < count; i++) {
+        if (v[i] - v[i] != 0) return {NAN, NAN};  // NaN or inf: the scale shows it
+        if (fabsf(v[i]) > e.largest) e = {fabsf(v[i]), v[i]};
+    }
+    return e;
 }
 
 void pack_int8(const float* v, int group, int j, uint8_t* record) {

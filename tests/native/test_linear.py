@@ -1,0 +1,117 @@
+"""Packed matrices and linear layers against numpy in float64."""
+
+import numpy as np
+import pytest
+from native.engine import POOL, Pool, isas, linear, using
+
+from localspec.native.matrix import PackedMatrix
+
+FORMS = [("fp32", 0), ("bf16", 0), ("int8", 32), ("int8", 64), ("int8", 128), ("int4", 32), ("int4", 64), ("int4", 128)]
+SIZES = [(5, 7), (64, 128), (99, 200), (33, 48), (320, 300)]
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_in_every_order():
+    RNG.bit_generator.state = np.random.default_rng(0).bit_generator.state
+
+
+def rounded_inputs(x: np.ndarray) -> np.ndarray:
+    """As int8 weights see them: the largest of 128 is 127."""
+    out = np.empty_like(x)
+    for start in range(0, x.shape[1], 128):
+        part = x[:, start : start + 128]
+        top = np.abs(part).max(1, keepdims=True)
+        out[:, start : start + 128] = np.rint(part * (np.float32(127) / top)) * (top / np.float32(127))
+    return out
+
+
+@pytest.mark.parametrize(("form", "group"), FORMS)
+def test_products_are_those_of_the_unpacked_weights(form, group):
+    for out, inputs in SIZES:
+        weights, bias = RNG.standard_normal((out, inputs), np.float32), RNG.standard_normal(out, np.float32)
+        packed = PackedMatrix.pack(weights, form, group)
+        unpacked = packed.unpack().astype(np.float64)
+        for rows in (1, 3, 8, 9, 70):
+            x = RNG.standard_normal((rows, inputs), np.float32)
+            want = (rounded_inputs(x) if group else x).astype(np.float64) @ unpacked.T + bias
+            got = [linear(packed, x, bias, pool=pool) for pool in (POOL, Pool(3))]
+            assert np.abs(got[0] - want).max() < 1e-5 * np.sqrt(inputs)
+            assert np.array_equal(*got)
+            silu = want / (1 + np.exp(-want))
+            assert np.abs(linear(packed, x, bias, silu=True) - silu).max() < 1e-5 * np.sqrt(inputs)
+
+
+@pytest.mark.parametrize(("form", "group"), FORMS)
+def test_every_instruction_set_gives_the_same_bits_and_rows_are_alone(form, group):
+    for out, inputs in SIZES:
+        packed = PackedMatrix.pack(RNG.standard_normal((out, inputs), np.float32), form, group)
+        x = RNG.standard_normal((21, inputs), np.float32) * np.exp(RNG.standard_normal((21, 1), np.float32) * 4)
+        first = linear(packed, x)
+        for isa in isas():
+            with using(isa):
+                for rows in (1, 2, 3, 4, 5, 6, 7, 8, 13):
+                    assert np.array_equal(first[:rows], linear(packed, x[:rows])), (isa, rows)
+                assert np.array_equal(first, linear(packed, x)), isa
+
+
+@pytest.mark.parametrize("source", [np.float32, np.float16, np.uint16])
+def test_packing_rounds_to_the_nearest(source):
+    weights = RNG.standard_normal((40, 96)).astype(np.float16).astype(np.float32)
+    given = weights.astype(source)
+    if source is np.uint16:
+        given = (weights.view(np.uint32) >> 16).astype(np.uint16)
+        weights = (given.astype(np.uint32) << 16).view(np.float32)
+    assert np.array_equal(PackedMatrix.pack(given, "fp32").unpack(), weights)
+    bf16 = PackedMatrix.pack(given, "bf16").unpack()
+    assert np.abs(bf16 - weights).max() <= 2**-8 * np.abs(weights).max()
+    int8 = PackedMatrix.pack(given, "int8", 32).unpack()
+    largest = np.abs(weights.reshape(40, 3, 32)).max(-1)
+    assert (np.abs(int8 - weights).reshape(40, 3, 32).max(-1) <= 0.502 * largest / 127 + largest * 2**-11).all()
+    int4 = PackedMatrix.pack(given, "int4", 32).unpack()
+    assert (np.abs(int4 - weights).reshape(40, 3, 32).max(-1) <= 0.8 * largest / 7).all()
+
+
+def test_int4_minds_the_important_inputs():
+    weights = RNG.standard_normal((64, 128), np.float32)
+    importance = np.ones(128, np.float32)
+    importance[::4] = 1000
+    plain, minded = (PackedMatrix.pack(weights, "int4", 32, importance=given).unpack() for given in (None, importance))
+    plain_error, minded_error = (((w - weights) ** 2)[:, ::4].mean() for w in (plain, minded))
+    assert minded_error < 0.9 * plain_error
+
+
+@pytest.mark.parametrize("form", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("half", [40, 48, 8])
+def test_gate_and_up_are_interleaved_and_found_again(form, half):
+    weights = RNG.standard_normal((2 * half, 64), np.float32)
+    interleaved = PackedMatrix.pack(weights, form, 0 if form == "fp32" else 32, interleave=True)
+    plain = PackedMatrix.pack(weights, form, 0 if form == "fp32" else 32)
+    assert interleaved.data.nbytes == plain.data.nbytes
+    assert np.array_equal(interleaved.unpack(interleave=True), plain.unpack())
+
+
+def test_what_is_not_a_number_stays_visible():
+    for form, group in FORMS:
+        weights = RNG.standard_normal((40, 200), np.float32)
+        packed = PackedMatrix.pack(weights, form, group)
+        for bad in (np.nan, np.inf, -np.inf):
+            x = RNG.standard_normal((3, 200), np.float32)
+            x[1, 130] = bad
+            for isa in isas():
+                with using(isa):
+                    y = linear(packed, x)
+                assert not np.isfinite(y[1]).any() and np.isfinite(y[[0, 2]]).all(), (form, bad, isa)
+        damaged = weights.copy()
+        damaged[7, 9] = np.nan
+        y = linear(PackedMatrix.pack(damaged, form, group), RNG.standard_normal((2, 200), np.float32))
+        assert np.isnan(y[:, 7]).all() and np.isfinite(np.delete(y, 7, 1)).all()
+
+
+def test_extreme_weights_and_inputs():
+    tiny, huge = np.full((32, 64), 1e-30, np.float32), np.full((32, 64), 6e4, np.float32)
+    assert np.abs(linear(PackedMatrix.pack(tiny, "int8", 32), np.ones((1, 64), np.float32))).max() < 1e-3
+    assert np.allclose(
+        linear(PackedMatrix.pack(huge, "int8", 32), np.full((1, 64), 1e20, np.float32)), 64 * 6e24, rtol=0.01
+    )
+    assert not linear(PackedMatrix.pack(huge, "int4", 32), np.zeros((2, 64), np.float32)).any()

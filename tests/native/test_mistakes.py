@@ -1,0 +1,232 @@
+"""What a caller gets wrong is a sentence, never a crash."""
+
+import ctypes
+from ctypes import byref, c_int32
+
+import numpy as np
+import pytest
+from native.engine import POOL, Model, Text, linear
+from native.stock_models import stock_of
+from tiny_models import CONFIGS
+
+from localspec.errors import LocalspecError
+from localspec.native.library import (
+    Adapter,
+    Layer,
+    Matrix,
+    ModelConfig,
+    Packing,
+    Request,
+    Sampling,
+    address,
+    check,
+    int32,
+    library,
+    made,
+)
+from localspec.native.matrix import PackedMatrix
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Model(stock_of(CONFIGS["llama-grouped-dynamic"](), 0), context=128)
+
+
+def request(rows=2, **given):
+    """A request whose arrays live as long as it does."""
+    arrays = {
+        name: int32(value) if name != "inputs" else value
+        for name, value in given.items()
+        if isinstance(value, list | np.ndarray)
+    }
+    made_of = Request(rows)
+    for name, value in given.items():
+        setattr(made_of, name, address(arrays[name]) if name in arrays else value)
+    made_of.arrays = arrays
+    return made_of
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"rows": 0, "tokens": []}, "forward of 0 rows"),
+        ({"rows": -3, "tokens": []}, "forward of -3 rows"),
+        ({"rows": 17, "tokens": [1] * 17}, "17 rows do not fit behind 0 tokens in 16 slots"),
+        ({"tokens": [1, 320]}, "Row 1 has token 320, and the model knows ids below 320"),
+        ({"tokens": [1, -1]}, "Row 1 has neither a token nor an input"),
+        ({}, "Row 0 has neither a token nor an input"),
+        ({"tokens": [1, 2], "parents": [-1, 1]}, "Row 1 has parent 1"),
+        ({"tokens": [1, 2], "parents": [-2, 0]}, "Row 0 has parent -2"),
+        ({"tokens": [1, 2], "positions": [4, 3]}, "Row 1 has position 3, below 4"),
+        ({"tokens": [1, 2], "positions": [-1, 3]}, "Row 0 has position -1, below 0"),
+        ({"tokens": [1, 2], "layers": [1, 0], "num_layers": 2}, "Layer 0 is not in its place"),
+        ({"tokens": [1, 2], "layers": [3], "num_layers": 1}, "Layer 3 is not in its place"),
+        ({"tokens": [1, 2], "layers": [-1], "num_layers": 1}, "Layer -1 is not in its place"),
+        ({"tokens": [1, 2], "layers": [0], "num_layers": 4}, "4 layers were asked for, and the model has 3"),
+        ({"tokens": [1, 2], "logits_from": 3}, "Logits from row 3 on"),
+        ({"tokens": [1, 2], "logits_from": -1}, "Logits from row -1 on"),
+    ],
+    ids=str,
+)
+def test_a_wrong_request_says_what_is_wrong_and_changes_nothing(model, given, sentence):
+    text = Text(model, slots=16)
+    with pytest.raises(LocalspecError, match=sentence):
+        check(library().ls_forward(model.handle, text.cache, POOL.handle, request(**given)))
+    assert text.length == 0
+    text.forward([1, 2])
+
+
+def test_what_is_missing_is_named(model):
+    text, fine = Text(model), request(tokens=[1, 2])
+    for arguments in (
+        (None, text.cache, POOL.handle),
+        (model.handle, None, POOL.handle),
+        (model.handle, text.cache, None),
+    ):
+        with pytest.raises(LocalspecError, match="A forward needs a model, a cache, a pool and a request"):
+            check(library().ls_forward(*arguments, fine))
+    bad = (Adapter * 12)()
+    bad[5] = Adapter(None, None, 4, 1.0)
+    with pytest.raises(LocalspecError, match="An adapter of layer 1 lacks its matrices"):
+        check(
+            library().ls_forward(
+                model.handle,
+                text.cache,
+                POOL.handle,
+                request(tokens=[1, 2], adapters=ctypes.cast(bad, ctypes.c_void_p)),
+            )
+        )
+    bad[5] = Adapter(None, None, -4, 1.0)
+    with pytest.raises(LocalspecError, match="rank -4"):
+        check(
+            library().ls_forward(
+                model.handle,
+                text.cache,
+                POOL.handle,
+                request(tokens=[1, 2], adapters=ctypes.cast(bad, ctypes.c_void_p)),
+            )
+        )
+
+
+def test_a_cache_belongs_to_its_model(model):
+    other = Model(stock_of(CONFIGS["llama-one-key-head-tied-linear"](), 0))
+    with pytest.raises(LocalspecError, match="another shape"):
+        check(library().ls_forward(model.handle, Text(other).cache, POOL.handle, request(tokens=[1, 2])))
+
+
+def test_mistakes_with_a_cache(model):
+    text = Text(model, slots=16)
+    for path, sentence in (
+        ([-1], "Row -1 cannot"),
+        ([1, 1], "Row 1 cannot"),
+        ([2, 1], "Row 1 cannot"),
+        ([16], "Row 16 cannot"),
+        (list(range(17)), "17 rows"),
+    ):
+        with pytest.raises(LocalspecError, match=sentence):
+            text.keep(path)
+    text.forward([1, 2, 3])
+    text.keep([0, 2])
+    for length in (3, -1):
+        with pytest.raises(LocalspecError, match=f"A cache of 2 tokens cannot be cut to {length}"):
+            text.truncate(length)
+    with pytest.raises(LocalspecError, match="A cache of -1 slots"):
+        check(library().ls_cache_reserve(text.cache, -1))
+    with pytest.raises(MemoryError, match="no memory for a cache of 2147483647 slots"):
+        check(library().ls_cache_reserve(text.cache, 2**31 - 1))
+    assert text.length == 2 and library().ls_cache_slots(text.cache) == 16
+    with pytest.raises(LocalspecError, match="99 tokens do not fit in 16 slots"):
+        check(library().ls_cache_fill(text.cache, 99, 0))
+    with pytest.raises(MemoryError):
+        made(library().ls_cache_new(model.handle, 2**31 - 1))
+    with pytest.raises(LocalspecError, match="A cache needs a model"):
+        made(library().ls_cache_new(None, 16))
+
+
+def config_of(model, **changes):
+    config = ModelConfig.from_buffer_copy(model.config)
+    layers = (Layer * config.num_layers).from_buffer_copy((Layer * model.config.num_layers).from_address(config.layers))
+    config.layers = ctypes.cast(layers, ctypes.c_void_p)
+    for name, value in changes.items():
+        if name.startswith("layer_"):
+            setattr(layers[1], name.removeprefix("layer_"), value)
+        else:
+            setattr(config, name, value)
+    config.kept = layers
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"hidden_size": 0}, "hidden_size = 0 is not possible"),
+        ({"num_layers": -1}, "num_layers = -1"),
+        ({"num_kv_heads": 3}, "4 heads cannot share 3 key heads"),
+        ({"rotary_dim": 5}, "rotary_dim = 5"),
+        ({"rotary_dim": 14}, "rotary_dim = 14"),
+        ({"cache_format": 2}, "cache cannot have format 2"),
+        ({"embed_format": 9}, "no format 9 of embeddings"),
+        ({"embed_tokens": None}, "embed_tokens is missing"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps = -1"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps = nan"),
+        ({"attention_scaling": 0.0}, "attention_scaling = 0"),
+        ({"inv_freq": None}, "needs inv_freq"),
+        ({"vocab_size": 319}, "lm_head is 320 x 48, and the model's sizes ask for 319 x 48"),
+        ({"intermediate_size": 41}, "gate_up_proj of layer 0 is 80 x 48"),
+        ({"layer_input_layernorm": None}, "Layer 1 lacks a norm"),
+        ({"layer_q_norm": 64}, "one of q_norm and k_norm"),
+        ({"layer_sliding_window": -1}, "window of -1 positions"),
+        ({"layer_qkv_proj": Matrix(None, None, 96, 48, 0, 0)}, "qkv_proj of layer 1 has no weights"),
+        ({"layer_qkv_proj": Matrix(32, None, 96, 48, 0, 0)}, "multiple of 64 bytes"),
+        ({"layer_qkv_proj": Matrix(64, None, 96, 48, 7, 0)}, "no format 7 of weights"),
+        ({"layer_qkv_proj": Matrix(64, None, 96, 48, 2, 48)}, "group of 48 inputs"),
+        ({"layer_qkv_proj": Matrix(64, None, 96, 48, 0, 32)}, "dense matrix has no groups"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_model_that_is_not_possible(model, changes, sentence):
+    with pytest.raises(LocalspecError, match=sentence):
+        made(library().ls_model_new(config_of(model, **changes)))
+
+
+def test_mistakes_with_matrices():
+    assert library().ls_packed_bytes(0, 5, 0, 0) == library().ls_packed_bytes(5, 5, 2, 33) == 0
+    weights = np.zeros((64, 64), np.float32)
+    target = np.zeros(1 << 16, np.uint8)
+    for packing, panels, sentence in (
+        (Packing(None, 0, 64, 64, 0, 0, 0, None), (0, 2), "needs weights"),
+        (Packing(address(weights), 9, 64, 64, 0, 0, 0, None), (0, 2), "format 9 cannot be packed"),
+        (Packing(address(weights), 0, 63, 64, 0, 0, 1, None), (0, 2), "no two halves"),
+        (Packing(address(weights), 0, 64, 64, 0, 0, 0, None), (0, 3), "no panels 0 to 3"),
+        (Packing(address(weights), 0, 64, 64, 0, 0, 0, None), (-1, 2), "no panels -1 to 2"),
+        (Packing(address(weights), 0, -5, 64, 0, 0, 0, None), (0, 1), "matrix of -5 x 64"),
+    ):
+        with pytest.raises(LocalspecError, match=sentence):
+            check(library().ls_pack(packing, address(target), *panels))
+    with pytest.raises(LocalspecError, match="activation 2"):
+        check(
+            library().ls_linear(
+                POOL.handle, PackedMatrix.pack(weights, "fp32").struct(), 1, address(weights), address(weights), 2
+            )
+        )
+    assert linear(PackedMatrix.pack(weights, "fp32"), np.zeros((0, 64))).shape == (0, 64)
+
+
+def test_mistakes_with_picks_pools_and_instructions():
+    logits, found = np.zeros(4, np.float32), c_int32()
+    for settings, sentence in (
+        (Sampling(-1.0, 1.0, 0.0, 0, 0), "temperature of -1"),
+        (Sampling(float("nan"), 1.0, 0.0, 0, 0), "temperature of nan"),
+        (Sampling(1.0, 0.0, 0.0, 0, 0), "top-p of 0"),
+        (Sampling(1.0, 1.0, 1.5, 0, 0), "min-p of 1.5"),
+        (Sampling(1.0, 1.0, 0.0, 0, -1), "top-k of -1"),
+    ):
+        with pytest.raises(LocalspecError, match=sentence):
+            check(library().ls_pick(address(logits), 4, settings, 0, byref(found)))
+    with pytest.raises(LocalspecError, match="among 0 tokens"):
+        check(library().ls_pick(address(logits), 0, Sampling(1.0, 1.0, 0.0, 0, 0), 0, byref(found)))
+    for threads in (0, -1, 100000):
+        with pytest.raises(LocalspecError, match=f"pool of {threads} threads"):
+            made(library().ls_pool_new(threads))
+    with pytest.raises(LocalspecError, match="no instruction set number 77"):
+        check(library().ls_isa_use(77))
