@@ -3,6 +3,10 @@
 # make check       format, lint, types, layers and the fast tests; under a minute
 # make bench       plain and speculative decoding side by side: localspec bench BENCH
 # make train-demo  make the demo model anew: some hours on two cores (DATA, WORK; LONG and LAST in tokens)
+# make native      compile the native library where its sources changed; the others do so first
+# make wheels      wheels for every platform, into dist/, with their checksums
+# make release     sdist and wheels of the version that CHANGELOG.md begins with, tried in empty environments (REHEARSAL=1)
+# make test-aarch64  the native library for ARM, tested on this machine by qemu (Debian: qemu-user)
 #
 # PYTHON=... uses that interpreter as it is, and no .venv is made. On Linux, plain PyPI brings torch with CUDA;
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu brings the smaller one without.
@@ -25,15 +29,19 @@ INSTALLED := $(VENV)/.installed
 TESTABLE := $(VENV)/.testable
 endif
 
-.PHONY: demo test fast-test lint check bench train-demo clean
+.PHONY: demo native test fast-test lint check bench train-demo wheels release test-aarch64 clean
 
 demo: $(VENV)/.installed
+	$(VENV)/bin/python localspec/native/build.py
 	$(VENV)/bin/localspec run "Who are you?"
 
-test: $(TESTABLE)
+native: $(INSTALLED)
+	$(PYTHON) localspec/native/build.py
+
+test: $(TESTABLE) native
 	$(PYTEST)
 
-fast-test: $(TESTABLE)
+fast-test: $(TESTABLE) native
 	$(PYTEST) -m "not slow"
 
 lint: $(TESTABLE)
@@ -45,26 +53,37 @@ lint: $(TESTABLE)
 check: $(TESTABLE)
 	$(MAKE) --jobs=2 lint fast-test
 
-bench: $(INSTALLED)
+bench: native
 	$(PYTHON) -m localspec bench $(BENCH)
 
 # glibc otherwise hands the large buffers back after every step, which costs a third of the time
 train-demo: export MALLOC_MMAP_MAX_ = 0
 train-demo: export MALLOC_TRIM_THRESHOLD_ = 100000000000
-train-demo: $(INSTALLED)
+train-demo: native
 	$(PYTHON) scripts/train_demo.py long --data $(DATA) --work $(WORK) --tokens $(LONG)
 	$(PYTHON) scripts/train_demo.py last --data $(DATA) --work $(WORK) --tokens $(LAST)
 	$(PYTHON) scripts/demo_card.py --data $(DATA) --work $(WORK) --out localspec/demo
 
-# editable, so that a changed source needs no new installation
-$(VENV)/.installed: pyproject.toml constraints.txt
+wheels: $(TESTABLE)
+	$(PYTHON) scripts/wheels.py
+
+release: $(TESTABLE)
+	$(PYTHON) scripts/release.py $(if $(REHEARSAL),--rehearsal)
+
+test-aarch64: $(TESTABLE)
+	PYTHON=$(PYTHON) scripts/test_aarch64.sh
+
+# editable, so that a changed source needs no new installation; what builds it stays, for `make native`
+$(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py
 	test -x $(VENV)/bin/python || python3 -m venv $(VENV)
-	$(PIP) -e .
+	$(PIP) hatchling ziglang
+	$(PIP) --no-build-isolation -e .
 	touch $@
 
 $(VENV)/.testable: $(VENV)/.installed
-	$(PIP) -e ".[dev]"
+	$(PIP) --no-build-isolation -e ".[dev]"
 	touch $@
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -f localspec/native/localspec_native.*

@@ -1,28 +1,56 @@
 """What is handed to others: the wheel, the sdist, and an editable install."""
 
+import os
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 from command import ROOT
 
+from localspec.machine import compiled
 from localspec.models.drafter_kinds import kinds
+from localspec.native import build
 
 pytestmark = pytest.mark.slow
 
 PACKAGES = {"localspec": ROOT, "localspec_tui": ROOT / "tui"}  # each with the folder that it lies in
 
 
-def built(target: str, directory: Path) -> Path:
+NATIVE = "localspec/native/"
+HOST = build.TARGETS.get(build.this_machine())
+
+
+def hatchling(target: str, directory: Path, root: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    for name in ("hatchling", "ziglang"):
+        pytest.importorskip(name, reason="part of the dev extra")
+    inherited = {name: value for name, value in os.environ.items() if name not in ("CXX", "BUILD_NATIVE_FOR")}
+    return subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(directory)],
+        cwd=root, env={**inherited, **variables}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def built(target: str, directory: Path, root: Path = ROOT, **variables: str) -> Path:
     """A wheel or sdist of this source tree."""
-    pytest.importorskip("hatchling", reason="part of the dev extra")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(directory)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    done = hatchling(target, directory, root, **variables)
+    assert done.returncode == 0, done.stderr
     (file,) = directory.iterdir()
     return file
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    return built("wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def native(wheel: Path) -> set[str]:
+    """What it holds of the native library, built or to be built."""
+    with zipfile.ZipFile(wheel) as content:
+        return {name for name in content.namelist() if name.startswith(NATIVE) and not name.endswith(".py")}
 
 
 def sources(package: str) -> set[str]:
@@ -32,8 +60,8 @@ def sources(package: str) -> set[str]:
     return {path.relative_to(parent).as_posix() for path in files}
 
 
-def test_the_wheel_holds_what_the_program_needs(tmp_path):
-    with zipfile.ZipFile(built("wheel", tmp_path)) as content:
+def test_the_wheel_holds_what_the_program_needs(wheel):
+    with zipfile.ZipFile(wheel) as content:
         names = set(content.namelist())
         assert content.read("localspec/models.toml") == (ROOT / "models.toml").read_bytes()
         metadata = next(name for name in names if name.endswith("METADATA"))
@@ -42,22 +70,96 @@ def test_the_wheel_holds_what_the_program_needs(tmp_path):
     assert {f"localspec/demo/{place}{name}" for place in ("", "draft/") for name in demo} <= names
     drafters = {f"localspec/demo/drafters/{kind}/drafter" for kind in kinds("weights")}
     assert {f"{name}{end}" for name in drafters for end in (".json", ".safetensors")} <= names
-    assert sources("localspec") | sources("localspec_tui") <= names
+    assert (sources("localspec") | sources("localspec_tui")) - names == {NATIVE + "build.py"}
     # An installed `tui` would belong to anybody.
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {*PACKAGES}
+
+
+@pytest.mark.skipif(HOST is None, reason="no native library is made for this machine")
+def test_a_wheel_has_the_library_and_is_for_its_platform_and_every_python(wheel):
+    assert native(wheel) == {NATIVE + HOST.library}
+    assert wheel.name.endswith(f"-py3-none-{HOST.wheel_tag}.whl")
+    with zipfile.ZipFile(wheel) as content:
+        tags = content.read(next(name for name in content.namelist() if name.endswith("/WHEEL"))).decode()
+    assert "Root-Is-Purelib: false" in tags
+    assert [line for line in tags.splitlines() if line.startswith("Tag:")] == [f"Tag: py3-none-{HOST.wheel_tag}"]
+
+
+@pytest.mark.skipif(HOST is None, reason="no native library is made for this machine")
+def test_in_an_empty_environment_the_library_of_the_wheel_is_loaded(wheel, tmp_path):
+    """Empty but for Python: nothing may need what this environment has."""
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps", wheel]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LOCALSPEC_"))}
+    subprocess.run(pip, cwd=tmp_path, env=clean, check=True, capture_output=True)
+    code = (
+        "import ctypes, pathlib, localspec; folder = pathlib.Path(localspec.__file__).parent / 'native'; "
+        f"library = ctypes.CDLL(str(folder / '{HOST.library}')); print(folder, library.ls_abi(), sep='\\n')"
+    )
+    done = subprocess.run([python, "-c", code], cwd=tmp_path, env=clean, check=True, capture_output=True, text=True)
+    folder, abi = done.stdout.splitlines()
+    assert tmp_path in Path(folder).parents
+    assert int(abi) == compiled.ABI
+
+
+def test_a_wheel_without_the_library_is_for_all_platforms_and_says_so(tmp_path):
+    done = hatchling("wheel", tmp_path, BUILD_NATIVE_FOR="none")
+    assert done.returncode == 0
+    (wheel,) = tmp_path.iterdir()
+    assert native(wheel) == set()
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert "localspec is built without its native library: BUILD_NATIVE_FOR is none." in done.stdout + done.stderr
+
+
+@pytest.mark.skipif(HOST is None, reason="no native library is made for this machine")
+def test_the_sdist_builds_the_same_wheel(wheel, tmp_path):
+    with tarfile.open(built("sdist", tmp_path / "sdist")) as content:
+        content.extractall(tmp_path / "tree", filter="data")
+    (tree,) = (tmp_path / "tree").iterdir()
+    assert not [*tree.glob(f"{NATIVE}localspec_native.*")]  # built here, it would be some other machine's there
+    again = built("wheel", tmp_path / "again", tree)
+    assert again.name == wheel.name
+    with zipfile.ZipFile(wheel) as ours, zipfile.ZipFile(again) as theirs:
+        assert {*ours.namelist()} == {*theirs.namelist()}
+        assert [name for name in ours.namelist() if ours.read(name) != theirs.read(name)] == []
+
+
+@pytest.mark.skipif(HOST is None, reason="no native library is made for this machine")
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        (
+            {"CXX": "no-such-compiler"},
+            "CXX=no-such-compiler: no-such-compiler cannot be run (No such file or directory).",
+        ),
+        (
+            {"BUILD_NATIVE_FOR": "amiga"},
+            "BUILD_NATIVE_FOR is 'amiga'; it is one of none, " + ", ".join(build.TARGETS) + ".",
+        ),
+    ],
+)
+def test_a_build_that_fails_says_why_in_one_sentence(tmp_path, variables, sentence):
+    done = hatchling("wheel", tmp_path / "wheel", **variables)
+    assert done.returncode == 1
+    assert (done.stdout + done.stderr).strip() == sentence
 
 
 def test_the_sdist_holds_the_terminal_interface_where_a_wheel_is_built_from(tmp_path):
     with tarfile.open(built("sdist", tmp_path)) as content:
         names = {name.partition("/")[2] for name in content.getnames()}
     assert sources("localspec") | {f"tui/{name}" for name in sources("localspec_tui")} <= names
-    assert {"models.toml", "pyproject.toml", "Makefile", "tests/test_package.py"} <= names
+    assert {"models.toml", "pyproject.toml", "hatch_build.py", "Makefile", "tests/test_package.py"} <= names
+    native = {path.relative_to(ROOT).as_posix() for path in build.SOURCES.iterdir()}
+    assert native <= names
+    assert {Path(name).suffix for name in native} == {".cpp", ".h"}
     assert not any(name.startswith("localspec_tui/") for name in names)
 
 
 def test_an_editable_install_finds_both_packages(tmp_path):
-    """It is a wheel too, one whose .pth names the folders where the packages lie."""
-    pytest.importorskip("hatchling", reason="part of the dev extra")
+    """It is a wheel too, one whose .pth names the folders where the packages lie, and the library is in them."""
+    for name in ("hatchling", "ziglang"):
+        pytest.importorskip(name, reason="part of the dev extra")
     code = "import sys; from hatchling.build import build_editable; build_editable(sys.argv[1])"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
@@ -65,3 +167,5 @@ def test_an_editable_install_finds_both_packages(tmp_path):
         (pth,) = (name for name in content.namelist() if name.endswith(".pth"))
         folders = content.read(pth).decode().split()
     assert {Path(folder) for folder in folders} == {*PACKAGES.values()}
+    if HOST is not None:
+        assert (ROOT / NATIVE / HOST.library).read_bytes() == build.build(HOST, tmp_path / HOST.library).read_bytes()

@@ -76,6 +76,13 @@ def wanted_target() -> Target | None:
     return TARGETS[name]
 
 
+def why_none() -> str:
+    """Why wanted_target() is None."""
+    if os.environ.get("BUILD_NATIVE_FOR") == "none":
+        return "BUILD_NATIVE_FOR is none."
+    return f"it is not made for {this_machine()}, only for {', '.join(TARGETS)}."
+
+
 @dataclass(frozen=True)
 class Compiler:
     compile: tuple[str, ...]
@@ -92,7 +99,9 @@ def compiler(target: Target) -> Compiler:
     try:
         version = metadata.version("ziglang")
     except metadata.PackageNotFoundError:
-        raise BuildFailed("There is no compiler: `pip install ziglang` brings one, or CXX names another.") from None
+        raise BuildFailed(
+            "There is no compiler: `pip install -c constraints.txt ziglang` brings one, or CXX names another."
+        ) from None
     # always with a target: without one, zig compiles for this very processor
     zig = (sys.executable, "-m", "ziglang")
     link = ("cc", "-target", target.triple)  # not c++, which would compile all of the C++ library first
@@ -174,7 +183,7 @@ def main() -> int:
     try:
         target = TARGETS[asked.target] if asked.target else wanted_target()
         if target is None:
-            print(f"localspec: no native library for {os.environ.get('BUILD_NATIVE_FOR') or this_machine()}")
+            print(f"localspec: the native library is not built: {why_none()}")
         else:
             print(f"localspec: {build(target, asked.out and asked.out.resolve())}")
     except BuildFailed as failed:

@@ -1,0 +1,52 @@
+#!/bin/sh
+# Tests the native library for ARM on an x86-64 Debian, in an ARM Python that qemu runs: `make test-aarch64`.
+#
+# Needs qemu-aarch64 (apt-get install qemu-user), apt-get, dpkg-deb, the dev extra, and the network once; root is not
+# needed and nothing is installed: all of it lies in build/aarch64. TESTS and CPU (qemu's: max, or cortex-a53, which has
+# no dot products) may be given.
+set -eu
+cd "$(dirname "$0")/.."
+PYTHON="${PYTHON:-python3}" TESTS="${TESTS:-tests/native}" CPU="${CPU:-max}"
+work="$PWD/build/aarch64"
+command -v qemu-aarch64 >/dev/null || { echo "There is no qemu-aarch64; on Debian, apt-get install qemu-user." >&2; exit 1; }
+mkdir -p "$work"
+
+# Debian's own Python for ARM, unpacked beside its libraries
+if ! [ -e "$work/root/.complete" ]; then
+    apt="$work/apt"
+    rm -rf "$apt" "$work/root"
+    mkdir -p "$apt/state/lists/partial" "$apt/cache/archives/partial" "$work/root"
+    : >"$apt/status"
+    set -- -qq -o "Dir::State=$apt/state" -o "Dir::State::status=$apt/status" -o "Dir::Cache=$apt/cache" \
+        -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User= -o Debug::NoLocking=1
+    apt-get "$@" update
+    apt-get "$@" install -y --no-install-recommends --download-only python3 libstdc++6
+    for package in "$apt"/cache/archives/*.deb; do dpkg-deb -x "$package" "$work/root"; done
+    touch "$work/root/.complete"
+fi
+arm="qemu-aarch64 -cpu $CPU -L $work/root $work/root/usr/bin/python3"
+version="$($arm -c 'import sys; print("%d%d" % sys.version_info[:2])')"
+
+# The packages that the tests import, for ARM. Of torch the last version whose wheel for ARM has no CUDA.
+if ! [ constraints.txt -ot "$work/packages/.complete" ]; then
+    rm -rf "$work/packages"
+    grep -Ev '^(#|(torch|bitsandbytes|accelerate|peft|ruff|mypy|librt|ast_serialize|import-linter|grimp|ziglang)=)' \
+        constraints.txt >"$work/requirements.txt"
+    echo "torch==2.8.0" >>"$work/requirements.txt"
+    "$PYTHON" -m pip install --quiet --no-deps --target "$work/packages" --only-binary=:all: --implementation cp \
+        --python-version "$version" --platform manylinux_2_28_aarch64 --platform manylinux_2_27_aarch64 \
+        --platform manylinux_2_17_aarch64 --platform manylinux2014_aarch64 -r "$work/requirements.txt"
+    touch "$work/packages/.complete"
+fi
+
+# The source tree as it is handed to others, with the library for ARM in it
+rm -rf "$work/sdist" "$work/tree"
+mkdir -p "$work/tree"
+"$PYTHON" -m hatchling build -t sdist -d "$work/sdist" >/dev/null
+tar -xzf "$work"/sdist/*.tar.gz -C "$work/tree" --strip-components=1
+"$PYTHON" localspec/native/build.py --target linux-aarch64 --out "$work/tree/localspec/native/localspec_native.so"
+
+cd "$work/tree"
+export PYTHONPATH="$work/packages" PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX="$work/bytecode" OMP_NUM_THREADS=1
+$arm -c 'from localspec.machine import compiled; print("instructions:", compiled.instruction_set() or compiled.missing())'
+exec $arm -m pytest -p no:cacheprovider -p no:syrupy -o timeout=0 $TESTS
