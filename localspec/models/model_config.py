@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.checkpoint import Checkpoint
-from localspec.errors import LocalspecError, first_line
+from localspec.errors import LocalspecError, UsageMistake, first_line
 
 # As the config classes of the Hugging Face code have them; a family has only the keys that its stock model reads.
 _ALL: Mapping[str, Any] = {
@@ -137,6 +137,16 @@ class ModelConfig:
             return limit, max(limit, int(limit * rope["factor"]))
         return limit, limit
 
+    def context_for(self, asked: int | None) -> int:
+        """The context that was asked for, by default the model's own. Raises UsageMistake for one it cannot hold."""
+        own, limit = self.contexts
+        if asked is not None and asked > limit:
+            raise UsageMistake(
+                f"A context of {asked} tokens is more than the {limit} this model was made for; "
+                f"ask for --context {limit} or less."
+            )
+        return asked or own
+
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """How positions are rotated, from where files of any age say it."""
@@ -212,20 +222,22 @@ _SAMPLING: Mapping[str, Callable[[float], bool]] = {
 
 def read_generation_config(path: Path) -> Mapping[str, Any]:
     """Reads generation_config.json, {} where there is none. Raises LocalspecError for values that are not possible."""
+    file = path / "generation_config.json"
     try:
-        content = json.loads((path / "generation_config.json").read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (ValueError, OSError) as error:
-        raise LocalspecError(
-            f"{path / 'generation_config.json'} cannot be read ({first_line(error)}); fetch the model again."
-        ) from error
-    content = content if isinstance(content, dict) else {}
+        return generation_config(file.read_bytes(), file) if file.exists() else {}
+    except OSError as error:
+        raise LocalspecError(f"{file} cannot be read ({first_line(error)}); fetch the model again.") from error
+
+
+def generation_config(content: bytes, file: Path) -> Mapping[str, Any]:
+    """What a generation_config.json says; `file` names it in sentences. Raises as `read_generation_config` does."""
+    try:
+        said = json.loads(content)
+    except ValueError as error:
+        raise LocalspecError(f"{file} cannot be read ({first_line(error)}); fetch the model again.") from error
+    said = said if isinstance(said, dict) else {}
     for name, possible in _SAMPLING.items():
-        value = content.get(name)
+        value = said.get(name)
         if value is not None and not (_number(value) and possible(value)):
-            raise LocalspecError(
-                f"{name} = {value!r} in {path / 'generation_config.json'} is not possible; correct it, "
-                "or fetch the model again."
-            )
-    return content
+            raise LocalspecError(f"{name} = {value!r} in {file} is not possible; correct it, or fetch the model again.")
+    return said

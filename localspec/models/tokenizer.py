@@ -50,16 +50,27 @@ class Tokenizer:
             self._add(self._added_tokens(config, {*self.special_tokens.values(), *extra}), extra)
             self.chat_template = _default_template(files, config)
         except Exception as error:  # the tokenizers library raises bare Exception on a damaged file
-            raise LocalspecError(
-                f"The tokenizer in {path} cannot be read ({first_line(error)}); fetch the model again."
-            ) from error
+            raise _damaged(path, error) from error
         self.backend.no_truncation()
         self.backend.no_padding()
 
     @classmethod
     def open(cls, path: Path) -> Self:
         """Reads the tokenizer in a directory. Raises what the constructor raises."""
-        return cls(read_texts(path, (*TOKENIZER_FILES, "config.json")), path)
+        names = (name for name in (*TOKENIZER_FILES, "config.json") if (path / name).exists())
+        try:
+            return cls.decoded({name: (path / name).read_bytes() for name in names}, path)
+        except OSError as error:
+            raise _damaged(path, error) from error
+
+    @classmethod
+    def decoded(cls, files: Mapping[str, bytes], path: Path) -> Self:
+        """Reads the tokenizer in files by name. Raises what the constructor raises."""
+        known = {*TOKENIZER_FILES, "config.json"} & files.keys()
+        try:
+            return cls({name: files[name].decode("utf-8") for name in known}, path)
+        except UnicodeDecodeError as error:
+            raise _damaged(path, error) from error
 
     # -- text and ids -------------------------------------------------------------------------------------------------
 
@@ -160,19 +171,8 @@ class Tokenizer:
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def read_texts(path: Path, names: Sequence[str]) -> dict[str, str]:
-    """Returns the texts of those files of a directory that are there. Raises LocalspecError for one that is no text."""
-    texts = {}
-    for name in names:
-        try:
-            texts[name] = (path / name).read_text("utf-8")
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            raise LocalspecError(
-                f"{path / name} of the tokenizer cannot be read ({first_line(error)}); fetch the model again."
-            ) from error
-    return texts
+def _damaged(path: Path, error: Exception) -> LocalspecError:
+    return LocalspecError(f"The tokenizer in {path} cannot be read ({first_line(error)}); fetch the model again.")
 
 
 def _content(value: object) -> str | None:

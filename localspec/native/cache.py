@@ -62,6 +62,6 @@ class NativeCache:
             self._length = length
 
     def assume(self, length: int) -> None:
-        """Counts the first `length` slots as committed. They are filled with noise."""
-        check(self._library.ls_cache_fill(self.handle, length, 0))
-        self._length = length
+        """Counts the first `length` slots as committed; those that were never written hold zeros."""
+        self.truncate(min(length, self._length))
+        self.keep(range(length - self._length))

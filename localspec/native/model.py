@@ -101,6 +101,12 @@ class NativeModel:
             (weight.data if isinstance(weight, PackedMatrix) else weight).nbytes for weight in self._weights.values()
         )
 
+    @property
+    def embedding_bytes(self) -> int:
+        """Those of the weights that are looked up by token."""
+        embedding = self._weights.get("embed_tokens")
+        return 0 if embedding is None else int(embedding.nbytes)
+
     def cache(self, slots: int) -> NativeCache:
         """Returns an empty cache with room for `slots` tokens."""
         return NativeCache(self.handle, slots)

@@ -2,18 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.tree import DraftTree
+from localspec.events import Reporter
+from localspec.machine.hardware import physical_cores
 from localspec.models.chat_template import Message
 from localspec.models.chat_tokenizer import ChatTokenizer
-from localspec.models.model_config import ModelConfig
+from localspec.models.model_config import ModelConfig, generation_config
+from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
 from localspec.native.cache import NativeCache
 from localspec.native.logits import NativeLogits
 from localspec.native.model import Floats, LowRank, NativeModel, Rows
+from localspec.native.packed_cache import load
+from localspec.native.threads import Threads
 
 
 class NativeTarget:
@@ -35,6 +41,33 @@ class NativeTarget:
         self.generation, self.precision = generation, precision
         self.chat = ChatTokenizer(tokenizer)
         self.stop_tokens = self.chat.stop_tokens((config.eos_token_id, generation.get("eos_token_id")))
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        quantize: str = "int8",
+        context: int | None = None,
+        threads: Threads | None = None,
+        name: str = "",
+        reporter: Reporter | None = None,
+    ) -> "NativeTarget":
+        """Opens a model's directory, or a packed file, in int8, int4, bf16 or fp32; packs it where that was never done.
+
+        `threads` are shared with a draft model, and are as many as there are cores by default; `context` is the model's
+        own by default. Raises what `packed_cache.load` raises, LocalspecError for a tokenizer or settings that cannot
+        be used, and UsageMistake for a context that the model cannot hold.
+        """
+        threads = threads or Threads(physical_cores())
+        packed = load(path, quantize, name or path.name, threads.count, reporter or Reporter())
+        config, texts = packed.config, {name: packed.text(name) for name in packed.header.texts}
+        context = config.context_for(context)
+        packing = packed.header.packing
+        cache = "fp32" if packing == "fp32" else "fp16"
+        model = NativeModel(packed.sizes, Rope.of(config, context), packed.tensors, threads, cache)
+        generation = generation_config(texts.get("generation_config.json", b"{}"), path / "generation_config.json")
+        return cls(model, config, Tokenizer.decoded(texts, path), context, generation, packing)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -88,6 +121,16 @@ class NativeTarget:
     def nbytes(self) -> int:
         """Bytes of its weights; those of a mapped file are shared with other processes, and count here too."""
         return self.model.nbytes
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of weights that one decode step reads: all but the embedding, of which it reads a few rows."""
+        return self.nbytes - self.model.embedding_bytes
+
+    @property
+    def threads(self) -> Threads:
+        """What it computes with, for a draft model to share."""
+        return self.model.threads
 
     # -- text ---------------------------------------------------------------------------------------------------------
 

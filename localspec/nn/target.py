@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from localspec.checkpoint import originals
 from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.tree import DraftTree
-from localspec.errors import LocalspecError, UsageMistake
+from localspec.errors import LocalspecError
 from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.models.chat_template import Message
 from localspec.models.chat_tokenizer import ChatTokenizer
@@ -74,13 +74,7 @@ class Target:
         """
         checkpoint = originals(path)
         config = read_config(checkpoint)
-        own, limit = config.contexts
-        if context is not None and context > limit:
-            raise UsageMistake(
-                f"A context of {context} tokens is more than the {limit} this model was made for; "
-                f"ask for --context {limit} or less."
-            )
-        context = context or own
+        context = config.context_for(context)
         sizes = TransformerConfig.of(config)
         if sizes.tied and own_head(checkpoint):  # as the stock model does: what the file holds is what counts
             sizes = replace(sizes, tied=False)
