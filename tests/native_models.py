@@ -14,6 +14,7 @@ from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.models.model_config import ModelConfig
 from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
+from localspec.native.cache import cache_format
 from localspec.native.matrix import PackedMatrix
 from localspec.native.model import NativeModel
 from localspec.native.target import NativeTarget
@@ -47,8 +48,7 @@ def native_target(
     context = context or config.contexts[0]
     sizes = TransformerConfig.of(config)
     weights: Mapping[str, Any] = packed_weights(stock, sizes, packing)
-    cache = "fp32" if packing == "fp32" else "fp16"
-    model = NativeModel(sizes, Rope.of(config, context), weights, threads or Threads(1), cache)
+    model = NativeModel(sizes, Rope.of(config, context), weights, threads or Threads(1), cache_format(packing))
     generation = path / "generation_config.json"
     said = json.loads(generation.read_text()) if generation.exists() else {}
     return NativeTarget(model, config, Tokenizer.open(path), context, said, packing)

@@ -7,6 +7,11 @@ from ctypes import c_int32
 from localspec.native.library import check, library, made
 
 
+def cache_format(packing: str) -> str:
+    """Returns the format of keys and values beside weights in this packing."""
+    return "fp32" if packing == "fp32" else "fp16"
+
+
 class NativeCache:
     """One slot per token: those below `length` hold the committed tokens in order, those after it the tree under test.
 

@@ -18,16 +18,21 @@ from localspec.native.library import address, check, int32, library
 class NativeLogits(NumpyLogits):
     """Logits [rows, vocab_size], as `Logits` describes them; `likeliest` is what the forward found in each row."""
 
-    def __init__(self, rows: npt.NDArray[np.float32], likeliest: Sequence[int]) -> None:
+    def __init__(self, rows: npt.NDArray[np.float32], likeliest: list[int] | None = None) -> None:
+        """Rows are contiguous. Where `likeliest` is not given, it is found when it is asked for; -1 where NaN are."""
         super().__init__(rows)
-        self._likeliest = list(likeliest)
+        self._likeliest = likeliest
 
     def take(self, rows: Sequence[int]) -> "NativeLogits":
         """Returns these rows, in this order."""
-        return NativeLogits(self.rows[list(rows)], [self._likeliest[row] for row in rows])
+        known = self._likeliest and [self._likeliest[row] for row in rows]
+        return NativeLogits(self.rows[list(rows)], known)
 
     def argmax(self) -> list[int]:
         """Returns the likeliest token of each row. Raises LocalspecError where one holds a NaN."""
+        if self._likeliest is None:
+            greedy = native.Sampling(top_p=1.0)
+            self._likeliest = [self._pick(row, 0, greedy) for row in range(len(self.rows))]
         if min(self._likeliest, default=0) < 0:
             raise LocalspecError(_NO_NUMBER)
         return self._likeliest
@@ -56,17 +61,17 @@ class NativeLogits(NumpyLogits):
     ) -> list[list[Candidate]]:
         """Returns the tokens to propose for the position of each row."""
         vocabulary, among = self.rows.shape[1], candidates_shown(sampling, count, self.rows.shape[1])
-        most = among if sampling.proposes_likeliest else min(count, among)
-        tokens, chances, found = np.empty(most, np.int32), np.empty(most, np.float32), ctypes.c_int32()
+        # Both functions need room for all that they look at.
+        tokens, chances, found = np.empty(among, np.int32), np.empty(among, np.float32), ctypes.c_int32()
         results, known = (address(tokens), address(chances), found), None if ids is None else int32(ids)
         rows: list[list[Candidate]] = []
         for row, position in enumerate(positions):
             at = self._at(row)
             if sampling.proposes_likeliest:
-                check(library().ls_top(at, vocabulary, 0.0, most, *results))
+                check(library().ls_top(at, vocabulary, 0.0, among, *results))
                 shown = tokens[: found.value] if known is None else known[tokens[: found.value]]
             else:
-                given = _struct(sampling), position, address(known), among, most
+                given = _struct(sampling), position, address(known), among, min(count, among)
                 check(library().ls_candidates(at, vocabulary, *given, *results))
                 shown = tokens[: found.value]
             rows.append(list(zip(shown.tolist(), chances[: found.value].tolist(), strict=True)))

@@ -3,7 +3,6 @@
 import ctypes
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,31 +30,29 @@ from localspec.native.matrix import PackedMatrix
 from localspec.native.threads import Threads
 
 Floats = npt.NDArray[np.float32]
-Weights = Mapping[str, Any]  # a PackedMatrix for each linear layer, arrays for norms, biases and the embedding
+Weights = Mapping[str, Any]  # a PackedMatrix for each linear layer; arrays for norms, biases and the embedding
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
 
-@dataclass(frozen=True)
-class Rows:
-    """What a forward reads: token ids, or `inputs` [rows, hidden_size] where there is none (an id below 0).
+class NativeAdapters:
+    """Low-rank additions to linear layers, by layer and name: y += scale * B (A x), given as (A, B transposed, scale).
 
-    Each row sees the committed tokens and its ancestors by `parents`, -1 being the last committed token; without them
-    rows are a chain. `positions` are where they stand in the text, by default the committed length plus the depth.
+    A is [rank, in], B transposed [rank, out].
     """
 
-    tokens: Sequence[int]
-    inputs: Floats | None = None
-    parents: Sequence[int] | None = None
-    positions: Sequence[int] | None = None
+    def __init__(self, layers: int, given: Mapping[int, Mapping[str, tuple[Floats, Floats, float]]]) -> None:
+        self._arrays: list[Floats] = []  # which the library reads
+        self.every = ((Adapter * len(LINEARS)) * layers)()  # those that are not given have rank 0
+        for layer, by_name in given.items():
+            for name, (*pair, scale) in by_name.items():
+                a, b = (np.ascontiguousarray(part, np.float32) for part in pair)
+                self._arrays += [a, b]
+                self.every[layer][LINEARS.index(name)] = Adapter(address(a), address(b), len(a), scale)
 
-
-@dataclass(frozen=True)
-class LowRank:
-    """What adapts a linear layer for one forward: y += scale * B (A x); a [rank, in], b [rank, out]: B transposed."""
-
-    a: Floats
-    b: Floats
-    scale: float
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they hold."""
+        return sum(array.nbytes for array in self._arrays)
 
 
 class NativeModel:
@@ -64,21 +61,20 @@ class NativeModel:
     def __init__(
         self, sizes: TransformerConfig, rope: Rope, weights: Weights, threads: Threads, cache_format: str
     ) -> None:
-        """`weights` have the names of `weight_map`. A tied model has its head packed all the same, or none.
+        """`weights` have the names of `weight_map`; a model of no tokens has neither embedding nor head.
 
         Raises LocalspecError for weights that do not fit the sizes.
         """
-        self.sizes, self.threads = sizes, threads
-        self._weights = weights  # which the library reads
-        self._layers = (Layer * sizes.num_layers)(*(self._layer(index) for index in range(sizes.num_layers)))
-        self._inv_freq = np.ascontiguousarray(rope.inv_freq, np.float32)
+        self.sizes, self.rope, self.threads, self.weights = sizes, rope, threads, weights
+        layers = (Layer * sizes.num_layers)(*(self._layer(index) for index in range(sizes.num_layers)))
+        inv_freq = np.ascontiguousarray(rope.inv_freq, np.float32)
         embed, head = weights.get("embed_tokens"), weights.get("lm_head.weight")
         embed_format = EMBED_NONE if embed is None else FORMATS["bf16" if embed.dtype == np.uint16 else "fp32"]
         config = ModelConfig(
             sizes.num_layers, sizes.hidden_size, sizes.intermediate_size, sizes.num_heads, sizes.num_kv_heads,
             sizes.head_dim, rope.rotary_dim, sizes.vocab_size, FORMATS[cache_format], embed_format, sizes.rms_norm_eps,
             rope.attention_scaling, address(embed), head.struct() if head else Matrix(), address(weights.get("norm")),
-            address(self._inv_freq), ctypes.addressof(self._layers),
+            address(inv_freq), ctypes.addressof(layers),
         )  # fmt: skip
         self._library = library()
         self.handle = made(self._library.ls_model_new(config))
@@ -87,25 +83,17 @@ class NativeModel:
     def _layer(self, index: int) -> Layer:
         prefix = f"layers.{index}."
         linears = [
-            self._weights[f"{prefix}{name}.weight"].struct(self._weights.get(f"{prefix}{name}.bias"))
-            for name in LINEARS
+            self.weights[f"{prefix}{name}.weight"].struct(self.weights.get(f"{prefix}{name}.bias")) for name in LINEARS
         ]
         names = ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
-        norms = [address(self._weights.get(prefix + name)) for name in names]
+        norms = [address(self.weights.get(prefix + name)) for name in names]
         return Layer(*linears, *norms, self.sizes.sliding_windows[index] or 0)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights, mapped ones too: a forward reads them all."""
-        return sum(
-            (weight.data if isinstance(weight, PackedMatrix) else weight).nbytes for weight in self._weights.values()
-        )
-
-    @property
-    def embedding_bytes(self) -> int:
-        """Those of the weights that are looked up by token."""
-        embedding = self._weights.get("embed_tokens")
-        return 0 if embedding is None else int(embedding.nbytes)
+        """Bytes of its weights, mapped ones too: a forward reads them."""
+        matrices = (weight.data if isinstance(weight, PackedMatrix) else weight for weight in self.weights.values())
+        return sum(weight.nbytes for weight in matrices)
 
     def cache(self, slots: int) -> NativeCache:
         """Returns an empty cache with room for `slots` tokens."""
@@ -113,57 +101,53 @@ class NativeModel:
 
     # -- forwards -----------------------------------------------------------------------------------------------------
 
-    def forward(self, rows: Rows, cache: NativeCache, logits_from: int = 0) -> tuple[NativeLogits, Floats]:
-        """Reads rows after the committed tokens. Returns the logits of those from `logits_from` on, and all states.
+    def forward(
+        self, tokens: Sequence[int], parents: Sequence[int] | None, cache: NativeCache, logits_from: int = 0
+    ) -> tuple[NativeLogits, Floats]:
+        """Reads rows of tokens after the committed ones. Returns logits from row `logits_from` on, and all states.
 
-        Raises LocalspecError for ids, parents or positions that are not possible, and where the cache has no room.
+        Each row sees the committed tokens and its ancestors by `parents`, -1 being the last committed token; without
+        them rows are a chain. The cache grows where it has no room. Raises LocalspecError for ids and parents that are
+        not possible, MemoryError where memory runs out.
         """
-        count = len(rows.tokens)
-        hidden = np.empty((count, self.sizes.hidden_size), np.float32)
+        count, ids = len(tokens), int32(tokens)
         logits = np.empty((count - logits_from, self.sizes.vocab_size), np.float32)
         argmax = np.empty(count - logits_from, np.int32)
-        request = Request(logits=logits.ctypes.data, argmax=argmax.ctypes.data, logits_from=logits_from)
-        self._run(rows, cache, request, hidden)
+        request = Request(
+            tokens=ids.ctypes.data, logits=logits.ctypes.data, argmax=argmax.ctypes.data, logits_from=logits_from
+        )
+        if parents is not None:
+            above = int32(parents)
+            request.parents = above.ctypes.data
+        hidden = self._run(request, count, cache)
         return NativeLogits(logits, argmax.tolist()), hidden
 
     def states(
         self,
-        rows: Rows,
+        inputs: Floats,
         cache: NativeCache,
         layers: Sequence[int] | None = None,
-        adapters: Mapping[int, Mapping[str, LowRank]] | None = None,
+        adapters: NativeAdapters | None = None,
     ) -> Floats:
-        """Returns states after the final norm [rows, hidden_size], through all layers or some, in ascending order.
+        """Reads inputs [rows, hidden_size] in place of embeddings, as a chain, through all layers or some, ascending.
 
-        `adapters` act in this forward only, by layer and by the name of the linear layer. Raises what `forward` does.
+        Returns states after the final norm [rows, hidden_size]. Raises what `forward` does.
         """
-        hidden, request = np.empty((len(rows.tokens), self.sizes.hidden_size), np.float32), Request()
+        rows = self._rows(inputs)
+        request = Request(inputs=rows.ctypes.data)
         if layers is not None:
             kept = int32(layers)
-            request.layers, request.num_layers = address(kept), len(kept)
-        if adapters:
-            given = _adapters(adapters, self.sizes.num_layers)
-            request.adapters = ctypes.addressof(given)
-        self._run(rows, cache, request, hidden)
-        return hidden
+            request.layers, request.num_layers = kept.ctypes.data, len(kept)
+        if adapters is not None:
+            request.adapters = ctypes.addressof(adapters.every)
+        return self._run(request, len(rows), cache)
 
-    def _run(self, rows: Rows, cache: NativeCache, request: Request, hidden: Floats) -> None:
-        tokens = int32(rows.tokens)
-        request.rows, request.tokens, request.hidden = len(tokens), tokens.ctypes.data, hidden.ctypes.data
-        if rows.inputs is not None:
-            inputs = np.ascontiguousarray(rows.inputs, np.float32)
-            self._refuse_shape(inputs, len(tokens))
-            request.inputs = inputs.ctypes.data
-        if rows.parents is not None:
-            parents = int32(rows.parents)
-            request.parents = parents.ctypes.data
-        if rows.positions is not None:
-            positions = int32(rows.positions)
-            request.positions = positions.ctypes.data
+    def _run(self, request: Request, count: int, cache: NativeCache) -> Floats:
+        cache.reserve(cache.length + count)
+        hidden = np.empty((count, self.sizes.hidden_size), np.float32)
+        request.rows, request.hidden = count, hidden.ctypes.data
         check(self._library.ls_forward(self.handle, cache.handle, self.threads.handle, request))
-
-    def _refuse_shape(self, inputs: Floats, count: int) -> None:
-        assert inputs.shape == (count, self.sizes.hidden_size), inputs.shape
+        return hidden
 
     def embed(self, tokens: Sequence[int]) -> Floats:
         """Returns the input embeddings of token ids, [tokens, hidden_size]. Raises LocalspecError for unknown ids."""
@@ -171,21 +155,14 @@ class NativeModel:
         check(self._library.ls_embed(self.handle, len(ids), address(ids), address(rows)))
         return rows
 
-    def head(self, hidden: Floats) -> NativeLogits:
-        """Returns the logits of states after the final norm."""
-        hidden = np.ascontiguousarray(hidden, np.float32)
-        self._refuse_shape(hidden, len(hidden))
-        logits = np.empty((len(hidden), self.sizes.vocab_size), np.float32)
-        argmax = np.empty(len(hidden), np.int32)
-        results = address(logits), address(argmax)
-        check(self._library.ls_head(self.handle, self.threads.handle, len(hidden), address(hidden), *results))
-        return NativeLogits(logits, argmax.tolist())
+    def head(self, states: Floats) -> Floats:
+        """Returns the logits [rows, vocab_size] of states after the final norm."""
+        rows = self._rows(states)
+        logits = np.empty((len(rows), self.sizes.vocab_size), np.float32)
+        check(self._library.ls_head(self.handle, self.threads.handle, len(rows), address(rows), address(logits), None))
+        return logits
 
-
-def _adapters(given: Mapping[int, Mapping[str, LowRank]], layers: int) -> Any:
-    """[layers][4] of what the library takes; layers without one have rank 0."""
-    every = ((Adapter * len(LINEARS)) * layers)()
-    for layer, by_name in given.items():
-        for name, one in by_name.items():
-            every[layer][LINEARS.index(name)] = Adapter(address(one.a), address(one.b), len(one.a), one.scale)
-    return every
+    def _rows(self, values: Floats) -> Floats:
+        rows = np.ascontiguousarray(values, np.float32)
+        assert rows.ndim == 2 and rows.shape[1] == self.sizes.hidden_size, rows.shape
+        return rows

@@ -15,9 +15,8 @@ from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.model_config import ModelConfig, generation_config
 from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
-from localspec.native.cache import NativeCache
-from localspec.native.logits import NativeLogits
-from localspec.native.model import Floats, LowRank, NativeModel, Rows
+from localspec.native.cache import NativeCache, cache_format
+from localspec.native.model import NativeModel
 from localspec.native.packed_cache import load
 from localspec.native.threads import Threads
 
@@ -64,8 +63,8 @@ class NativeTarget:
         config, texts = packed.config, {name: packed.text(name) for name in packed.header.texts}
         context = config.context_for(context)
         packing = packed.header.packing
-        cache = "fp32" if packing == "fp32" else "fp16"
-        model = NativeModel(packed.sizes, Rope.of(config, context), packed.tensors, threads, cache)
+        weights, rope = packed.tensors, Rope.of(config, context)
+        model = NativeModel(packed.sizes, rope, weights, threads, cache_format(packing))
         generation = generation_config(texts.get("generation_config.json", b"{}"), path / "generation_config.json")
         return cls(model, config, Tokenizer.decoded(texts, path), context, generation, packing)
 
@@ -77,33 +76,13 @@ class NativeTarget:
         With `last` the logits are those of the last row only, all that prefill needs of a long prompt. Raises
         LocalspecError for ids that the model does not have.
         """
-        cache.reserve(cache.length + tree.size)
-        parents = None if isinstance(tree.parents, range) else tree.parents
-        logits, hidden = self.model.forward(Rows(tree.tokens, None, parents), cache, tree.size - 1 if last else 0)
+        parents = None if isinstance(tree.parents, range) else tree.parents  # None is a chain
+        logits, hidden = self.model.forward(tree.tokens, parents, cache, tree.size - 1 if last else 0)
         return ForwardOutput(logits, NumpyHidden(hidden))
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
         """Returns the whole tree: a row's result never depends on the rows beside it."""
         return tree
-
-    def read_rows(
-        self,
-        rows: Rows,
-        cache: NativeCache,
-        layers: Sequence[int] | None = None,
-        adapters: Mapping[int, Mapping[str, LowRank]] | None = None,
-    ) -> Floats:
-        """Returns states after the final norm, as `NativeModel.states` does; the cache grows where it has no room."""
-        cache.reserve(cache.length + len(rows.tokens))
-        return self.model.states(rows, cache, layers, adapters)
-
-    def embed(self, tokens: Sequence[int]) -> Floats:
-        """Returns the input embeddings of token ids, [tokens, hidden_size]."""
-        return self.model.embed(tokens)
-
-    def head(self, hidden: Floats) -> NativeLogits:
-        """Returns the logits of states after the final norm."""
-        return self.model.head(hidden)
 
     def cache(self, slots: int) -> NativeCache:
         """Returns an empty cache with room for `slots` tokens."""
@@ -125,7 +104,8 @@ class NativeTarget:
     @property
     def read_bytes(self) -> int:
         """Bytes of weights that one decode step reads: all but the embedding, of which it reads a few rows."""
-        return self.nbytes - self.model.embedding_bytes
+        embedding = self.model.weights.get("embed_tokens")
+        return self.nbytes - (0 if embedding is None else int(embedding.nbytes))
 
     @property
     def threads(self) -> Threads:
