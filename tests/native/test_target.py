@@ -1,0 +1,288 @@
+"""NativeTarget as a whole: packed models opened, losslessness in every packing, hostile inputs."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scripted_drafters import OffChain, RandomBranches, random_tree
+from session_replies import reply
+from slow_cases import cases
+from tiny_models import FAMILIES, Tiny, prompt_ids, stock_logits
+from transformers import AutoModelForCausalLM
+
+from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Drafter
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Session
+from localspec.decoding.tree import DraftTree
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.ingredients import Hyperparameters, Ingredients
+from localspec.drafters.phrases import WithPhrases
+from localspec.drafters.pool import PhrasePool
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.native.logits import NativeLogits
+from localspec.native.target import NativeTarget
+from localspec.native.threads import Threads
+
+Make = Callable[..., Tiny]
+DEMO = Path(__file__).parents[2] / "localspec" / "demo"
+PACKINGS = ["int8", "int4", "bf16", "fp32"]
+NODES = 8
+HOT = Sampling(0.9, top_p=0.95, seed=7)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., NativeTarget]]:
+    """opened(packing, name): the demo model, or its draft model, packed once in a home of its own."""
+    home, made = tmp_path_factory.mktemp("home"), {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCALSPEC_HOME", str(home))
+
+        def give(packing: str, name: str = "", threads: Threads | None = None) -> NativeTarget:
+            key = packing, name, threads
+            if key not in made:
+                made[key] = NativeTarget.open(DEMO / name, quantize=packing, threads=threads or Threads(1))
+            return made[key]
+
+        yield give
+
+
+# -- opened ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_demo_model_in_fp32_says_what_the_stock_model_says(opened: Callable[..., NativeTarget]) -> None:
+    """A loop of a few lines over transformers' model, the whole text anew for every token."""
+    target, stock = opened("fp32"), AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
+    for question in ("Who are you?", "Tell me about the sea."):
+        prompt = target.encode([{"role": "user", "content": question}])
+        tokens = list(prompt)
+        while len(tokens) < len(prompt) + 24:
+            logits = stock_logits(stock, tokens)[-1]
+            first, second = logits.topk(2).values.tolist()
+            if first - second < 1e-4 * logits.abs().max() or int(logits.argmax()) in target.stop_tokens:
+                break
+            tokens.append(int(logits.argmax()))
+        assert len(tokens) > len(prompt) + 4
+        ids, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, len(tokens) - len(prompt))
+        assert ids == tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_what_is_opened_knows_text_sizes_and_settings(opened: Callable[..., NativeTarget], packing: str) -> None:
+    target = opened(packing)
+    assert (target.precision, target.context, target.device) == (packing, 1024, "cpu")
+    prompt = target.encode([{"role": "user", "content": "Hi <|end|>"}])
+    assert target.decode(prompt).replace("\u200c", "") == "Hi <|end|>"
+    assert {target.tokenizer.token_to_id(name) for name in ("<|end|>", "<|endoftext|>")} == target.stop_tokens
+    assert target.special_tokens > target.stop_tokens
+    assert target.generation["temperature"] == 0.5
+    rows = target.vocab_size * target.config.hidden_size * (4 if packing == "fp32" else 2)
+    assert target.nbytes - target.read_bytes == rows
+    parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(DEMO).parameters())
+    bits = {"int8": 8.25, "int4": 4.5, "bf16": 16, "fp32": 32}[packing]
+    assert bits / 8 * parameters < target.nbytes < (bits / 8 * parameters + rows) * 1.15
+
+
+def test_a_context_is_the_models_own_unless_another_fits(opened: Callable[..., NativeTarget]) -> None:
+    opened("int8")
+    assert NativeTarget.open(DEMO, context=100).context == 100
+    with pytest.raises(UsageMistake, match="A context of 4096 tokens is more than the 1024"):
+        NativeTarget.open(DEMO, context=4096)
+
+
+def test_a_draft_model_shares_its_targets_threads(opened: Callable[..., NativeTarget]) -> None:
+    target = NativeTarget.open(DEMO, threads=Threads(1))
+    small = NativeTarget.open(DEMO / "draft", threads=target.threads)
+    prompt = prompt_ids(20)
+    before = [read(model, prompt) for model in (target, small)]
+    target.set_threads(2)
+    assert small.threads is target.threads and small.threads.count == 2
+    assert all(np.array_equal(read(model, prompt), one) for model, one in zip((target, small), before, strict=True))
+    with pytest.raises(LocalspecError, match="-3"):
+        target.set_threads(-3)
+    assert np.array_equal(read(target, prompt), before[0]), "the threads it had go on"
+
+
+def read(target: NativeTarget, tokens: list[int]) -> np.ndarray:
+    """Logits [tokens, vocab_size] of a text."""
+    return target.forward(DraftTree.chain(tokens), target.cache(0)).logits.numpy()
+
+
+# -- the same ids, whatever is drafted -------------------------------------------------------------------------------------
+
+
+def untrained(target: NativeTarget, small: NativeTarget, text: list[int]) -> Iterator[tuple[str, Drafter]]:
+    """Every drafter that needs no training, and some that know or guess the text."""
+    vocabulary = target.vocab_size
+
+    def pool() -> PhrasePool:
+        return PhrasePool(target.special_tokens, vocabulary=vocabulary)
+
+    yield "random branches", RandomBranches(text, seed=1, vocabulary=vocabulary)
+    yield "off the chain", WithPhrases(OffChain(text, vocabulary=vocabulary), pool())
+    for kind in ("phrases", "lookahead", "draft_model", "ouroboros"):
+        parts = ("verification", "window", "phrases") if kind == "ouroboros" else ()
+        build = import_module(f"localspec.drafters.{kind}").build
+        yield kind, build(Ingredients(target, pool(), False, small, None, Hyperparameters(), parts))
+
+
+def assert_lossless(target: NativeTarget, small: NativeTarget, prompt: list[int], count: int) -> None:
+    for sampling in (Sampling(), HOT):
+        plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, count, sampling)
+        for name, drafter in untrained(target, small, prompt + plain):
+            ids, statistics = reply(Session(target, drafter, Budget(NODES)), prompt, count, sampling)
+            assert ids == plain, name
+            if name in ("random branches", "off the chain") and len(plain) == count:
+                assert statistics.acceptance_length > 1.2, name
+
+
+@pytest.mark.parametrize("packing", ["int8", "int4"])
+@pytest.mark.parametrize("name", cases(FAMILIES, FAMILIES[1:2]))
+def test_in_few_bits_no_drafter_changes_an_id(tiny: Make, name: str, packing: str) -> None:
+    target = tiny(name, packing).target
+    small = tiny("llama-one-key-head-tied-linear", packing).target
+    assert_lossless(target, small, prompt_ids(15, seed=3), 24)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("packing", ["int8", "int4"])
+def test_the_demo_models_replies_are_the_same_with_every_drafter(
+    opened: Callable[..., NativeTarget], packing: str, threads: int
+) -> None:
+    shared = Threads(threads)
+    target, small = opened(packing, "", shared), opened(packing, "draft", shared)
+    for question in ("Tell me a story about a king.", "Count from one to twenty."):
+        assert_lossless(target, small, target.encode([{"role": "user", "content": question}]), 64)
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_rows_bits_depend_on_its_ancestors_alone(tiny: Make, packing: str) -> None:
+    """A tree in one forward, each of its paths as a chain, and the chain token by token."""
+    target, prompt = tiny(FAMILIES[1], packing).target, prompt_ids(37, seed=5)
+    tree = random_tree(prompt[-1], 11, seed=2)
+    cache = target.cache(0)
+    target.forward(DraftTree.chain(prompt[:-1]), cache, last=True)
+    cache.keep(range(len(prompt) - 1))
+    whole = target.forward(tree, cache)
+    for node in range(tree.size):
+        path = [node]
+        while path[-1]:
+            path.append(tree.parents[path[-1]])
+        text = [*prompt[:-1], *(tree.tokens[at] for at in reversed(path))]
+        alone, chain = target.cache(len(text)), read(target, text)
+        for token in text:
+            one = target.forward(DraftTree.chain([token]), alone)
+            alone.keep([0])
+        assert np.array_equal(chain[-1], whole.logits.numpy()[node])
+        assert np.array_equal(one.logits.numpy()[0], chain[-1]) and np.array_equal(
+            one.hidden.rows[0], whole.hidden.rows[node]
+        )
+
+
+def test_what_lies_in_slots_that_a_row_does_not_see_changes_nothing(tiny: Make) -> None:
+    target, prompt = tiny(FAMILIES[0], "int8").target, prompt_ids(21)
+    cache = target.cache(64)
+    target.forward(DraftTree.chain(prompt), cache)
+    cache.keep(range(len(prompt)))
+    tree = random_tree(7, 5, seed=1)
+    before = target.forward(tree, cache).logits.numpy()
+    inputs = np.full((9, target.config.hidden_size), np.nan, np.float32)
+    assert not np.isfinite(target.model.states(inputs, cache)).any()
+    assert np.array_equal(target.forward(tree, cache).logits.numpy(), before)
+
+
+# -- hostile inputs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", [-1, 320, 10**6, -(2**31)])
+@pytest.mark.parametrize("place", [0, 3])
+def test_ids_that_a_model_does_not_have_are_told(tiny: Make, token: int, place: int) -> None:
+    target, tokens = tiny(FAMILIES[0]).target, [5, 6, 7, 8]
+    tokens[place] = token
+    cache = target.cache(0)
+    with pytest.raises(LocalspecError, match=str(token) if token > 0 else f"Row {place} has neither a token"):
+        target.forward(DraftTree.chain(tokens), cache)
+    with pytest.raises(LocalspecError, match=str(token)):
+        target.model.embed(tokens)
+    assert cache.length == 0 and read(target, [5, 6]).shape == (2, 320), "and it goes on"
+
+
+def test_parents_layers_and_paths_that_cannot_be_are_told(tiny: Make) -> None:
+    target = tiny(FAMILIES[0]).target
+    cache, width = target.cache(0), target.config.hidden_size
+    for parents in ([-1, 1], [-1, 5], [-2, 0], [0, 0]):
+        with pytest.raises(LocalspecError):
+            target.model.forward([5, 6], parents, cache)
+    for layers in ([1, 0], [3], [-1], [1, 1]):
+        with pytest.raises(LocalspecError):
+            target.model.states(np.zeros((1, width), np.float32), cache, layers)
+    target.forward(DraftTree.chain([5, 6, 7]), cache)
+    for path in ([1, 0], [0, 0], [-1], [10**6]):
+        with pytest.raises(LocalspecError):
+            cache.keep(path)
+        assert cache.length == 0
+    cache.keep([0, 2])
+    assert cache.length == 2
+
+
+def test_a_cache_that_cannot_be_so_large_is_told_and_stays_as_it_was(tiny: Make) -> None:
+    target, prompt = tiny(FAMILIES[0]).target, prompt_ids(9)
+    cache = target.cache(0)
+    target.forward(DraftTree.chain(prompt), cache)
+    cache.keep(range(len(prompt)))
+    before, capacity = target.forward(DraftTree.chain([5]), cache).logits.numpy(), cache.capacity
+    with pytest.raises((MemoryError, LocalspecError)):
+        cache.reserve(2**31 - 32, spare=False)
+    assert (cache.capacity, cache.length) == (capacity, 9)
+    assert np.array_equal(target.forward(DraftTree.chain([5]), cache).logits.numpy(), before)
+
+
+def test_logits_that_are_not_a_number_pick_nothing(tiny: Make) -> None:
+    target = tiny(FAMILIES[0]).target
+    inputs = np.zeros((2, target.config.hidden_size), np.float32)
+    inputs[1] = np.nan
+    logits = NativeLogits(target.model.head(inputs))
+    assert not logits.finite() and logits.finite_rows(HOT) == 1
+    for ask in (logits.argmax, lambda: logits.picks([3, 4], HOT)[1], lambda: logits.sample(1, 3, 0, HOT)):
+        with pytest.raises(LocalspecError, match="not a number"):
+            ask()
+    assert logits.candidates([3, 4], 4, HOT)[1] == []
+
+
+# -- what is imported --------------------------------------------------------------------------------------------------
+
+REPLY = """
+import sys
+from pathlib import Path
+from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
+from localspec.drafters.ingredients import Ingredients
+from localspec.drafters.phrases import build
+from localspec.drafters.pool import PhrasePool
+from localspec.native.target import NativeTarget
+
+target = NativeTarget.open(Path(sys.argv[1]))
+drafter = build(Ingredients(target, PhrasePool(target.special_tokens)))
+session = Session(target, drafter, Budget(8))
+prompt = target.encode([{"role": "user", "content": "Who are you?"}])
+for sampling in (Sampling(), Sampling(0.8, top_p=0.9, seed=1)):
+    events = list(session.generate(prompt, sampling, Limits(16)))
+    assert len(session.tokens) > len(prompt)
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def test_a_whole_reply_imports_neither_torch_nor_transformers(opened: Callable[..., NativeTarget]) -> None:
+    opened("int8")
+    told = subprocess.run([sys.executable, "-c", REPLY, str(DEMO)], capture_output=True, text=True, check=True)
+    loaded = set(told.stdout.split())
+    assert {"numpy", "tokenizers", "jinja2"} <= loaded
+    assert not loaded & {"torch", "transformers", "safetensors", "huggingface_hub", "accelerate", "textual"}
