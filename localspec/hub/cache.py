@@ -6,7 +6,7 @@ The cache belongs to every program of this user: <cache>/models--org--name/snaps
 
 import hashlib
 import os
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from localspec.hub.sources import Source
 from localspec.paths import Paths
 
 HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # files of Medusa heads; the first that exists is used
-TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))  # one of these is needed
+TOKENIZER = "tokenizer.json"  # the one form that is read; others would have to be converted
 _PIECE = 2**22  # bytes read at once
 
 
@@ -103,13 +103,8 @@ def _is_complete(path: Path) -> bool:
 
 
 def holds_tokenizer(path: Path) -> bool:
-    """Whether a directory holds the files of a tokenizer."""
-    return has_tokenizer({name for names in TOKENIZERS for name in names if (path / name).is_file()})
-
-
-def has_tokenizer(names: Container[str]) -> bool:
-    """Whether files of these names are enough for a tokenizer."""
-    return any(all(name in names for name in needed) for needed in TOKENIZERS)
+    """Whether a directory holds a tokenizer that is read."""
+    return (path / TOKENIZER).is_file()
 
 
 def size(file: Path) -> int:

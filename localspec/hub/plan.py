@@ -10,7 +10,7 @@ from typing import Any
 from localspec.checkpoint import ARCHITECTURES
 from localspec.config import hub_places
 from localspec.errors import LocalspecError
-from localspec.hub.cache import HEADS, cached, damage, has_tokenizer
+from localspec.hub.cache import HEADS, TOKENIZER, cached, damage
 from localspec.hub.client import PATIENCE, client, localspec_errors, must_be_online, page, server
 from localspec.hub.records import COMMIT, NAME, ExpectedFile, is_valid
 from localspec.hub.sources import Source
@@ -124,10 +124,9 @@ def _part(source: Source) -> Part:
     weights = _weight_names(source, known, read)
     heads = heads or weights[0] in HEADS
     notes = () if heads else _check_supported(source, config)
-    if not heads and not has_tokenizer(known):
+    if not heads and TOKENIZER not in known:
         raise LocalspecError(
-            f"{source} has no tokenizer that localspec reads (tokenizer.json, tokenizer.model, or vocab.json with "
-            "merges.txt); choose another model."
+            f"{source} has no tokenizer that localspec reads ({TOKENIZER}); choose a model that has one."
         )
     beside = (name for name in known if _BESIDE.fullmatch(name) and not name.endswith(".index.json"))
     names = [*sorted(beside), *([INDEX] if weights[0] != WEIGHTS and not heads else []), *weights]

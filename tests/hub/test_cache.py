@@ -112,10 +112,10 @@ def test_a_ref_leads_nowhere_but_to_a_commit(paths, snapshot):
     assert find_snapshot(SOURCE, paths) is None
 
 
-def test_half_a_tokenizer_is_none(paths, snapshot):
-    (snapshot / "tokenizer.json").rename(snapshot / "vocab.json")
+def test_a_tokenizer_that_would_have_to_be_converted_is_none(paths, snapshot):
+    (snapshot / "tokenizer.json").rename(snapshot / "tokenizer.model")
     assert find_snapshot(SOURCE, paths) is None
-    (snapshot / "merges.txt").write_text("")
+    (snapshot / "tokenizer.model").rename(snapshot / "tokenizer.json")
     assert find_snapshot(SOURCE, paths) == snapshot
 
 

@@ -25,6 +25,8 @@ from localspec.drafters.ingredients import Hyperparameters, Ingredients
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.machine import compiled
+from localspec.native.library import library
 from localspec.native.logits import NativeLogits
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
@@ -286,3 +288,17 @@ def test_a_whole_reply_imports_neither_torch_nor_transformers(opened: Callable[.
     loaded = set(told.stdout.split())
     assert {"numpy", "tokenizers", "jinja2"} <= loaded
     assert not loaded & {"torch", "transformers", "safetensors", "huggingface_hub", "accelerate", "textual"}
+
+
+def test_where_the_library_is_missing_it_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiled.library.cache_clear()
+    library.cache_clear()
+    monkeypatch.setattr(compiled, "FILE", tmp_path / "localspec_native.so")
+    try:
+        with pytest.raises(LocalspecError, match=r"no compiled library \(localspec_native\.so\); install"):
+            Threads(1)
+    finally:
+        monkeypatch.undo()
+        compiled.library.cache_clear()
+        library.cache_clear()
+    assert Threads(1).count == 1
