@@ -303,3 +303,66 @@ def test_packing_takes_a_few_pieces_of_memory_however_large_a_tensor_is(tiny, tm
     command = [sys.executable, "-c", PEAK, str(path), str(tmp_path)]
     peak = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, cwd=ROOT).stdout)
     assert peak < 2 * 5 * packed_file.PIECE, "for each thread its piece, and what that is made of"
+
+
+# -- the same bits everywhere ------------------------------------------------------------------------------------------
+
+DIGEST = """
+import hashlib, sys
+import numpy as np
+from localspec.native.matrix import PackedMatrix
+
+weights = np.random.default_rng(0).standard_normal((70, 300)).astype(np.float32) ** 3
+weights[3, 5:40], weights[7, 200] = 0, 1e5
+weights[40, 100], weights[41, 7], weights[42, 9:13] = np.nan, np.inf, 1e-30
+importance = np.random.default_rng(1).random(300, dtype=np.float32)
+digest = hashlib.sha256()
+for source in (weights, weights.astype(np.float16), (weights.view(np.uint32) >> 16).astype(np.uint16)):
+    for layout, group in (("int8", 64), ("int8", 128), ("int4", 32), ("int4", 64), ("bf16", 0), ("fp32", 0)):
+        for given in (None, importance):
+            digest.update(PackedMatrix.pack(source, layout, group, True, given).data)
+print(digest.hexdigest())
+"""
+
+
+def test_every_instruction_set_packs_to_the_same_bytes():
+    known = [isa for number, isa in enumerate(compiled.ISAS) if compiled.library().ls_isa_supported(number)]
+    digests = {
+        isa: subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", DIGEST], env={**os.environ, "LOCALSPEC_ISA": isa}, capture_output=True, text=True,
+            check=True, cwd=ROOT,
+        ).stdout
+        for isa in known
+    }  # fmt: skip
+    assert len(known) > 1 and len(set(digests.values())) == 1, digests
+
+
+def nearest_scales(weights, group, importance):
+    """The squared error of 4 bits where every scale near the largest weight is tried in numpy, by group."""
+    grouped = weights.reshape(len(weights), -1, group).astype(np.float64)
+    largest = np.take_along_axis(grouped, np.abs(grouped).argmax(-1)[..., None], -1)
+    best = np.full(grouped.shape[:2], np.inf)
+    for divisor in np.arange(6.75, 9.76, 0.25):
+        scales = (-largest / divisor).astype(np.float16).astype(np.float64)
+        rounded = np.clip(np.rint(grouped / scales), -8, 7) * scales
+        best = np.minimum(best, (importance * (grouped - rounded) ** 2).sum(-1))
+    return best
+
+
+def test_scales_of_four_bits_are_the_best_of_those_that_are_tried():
+    weights = np.random.default_rng(2).standard_normal((64, 256)).astype(np.float32)
+    importance = np.random.default_rng(3).random(256).astype(np.float32) ** 4
+    packed = PackedMatrix.pack(weights, "int4", 32, importance=importance)
+    error = (importance * (weights - packed.unpack()) ** 2).reshape(64, -1, 32).sum(-1)
+    np.testing.assert_allclose(error, nearest_scales(weights, 32, importance.reshape(-1, 32)), rtol=1e-3)
+    plain = (importance * (weights - PackedMatrix.pack(weights, "int4", 32).unpack()) ** 2).sum()
+    assert error.sum() < 0.9 * plain, "what matters more is nearer"
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_eight_bits_are_the_nearest_steps_of_the_largest_weight(group):
+    weights = np.random.default_rng(4).standard_normal((33, 256)).astype(np.float32)
+    grouped = weights.reshape(33, -1, group)
+    scales = (np.abs(grouped).max(-1, keepdims=True) / 127).astype(np.float16).astype(np.float32)
+    steps = np.clip(np.rint(grouped / scales), -127, 127)
+    np.testing.assert_array_equal(PackedMatrix.pack(weights, "int8", group).unpack(), (steps * scales).reshape(33, 256))

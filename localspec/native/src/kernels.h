@@ -104,6 +104,9 @@ struct Kernels {
     double (*exponential_sum)(const float* x, float divisor, float largest, int size);  // of e^(x / divisor - largest)
     bool (*finite)(const float* x, int size);
     uint64_t (*read)(const void* data, size_t bytes);
+    void (*extremes)(const float* v, int count, float* found);
+    void (*squared_errors)(const float* v, const float* importance, int count, const float* scales, float* errors);
+    void (*quantise)(const float* v, int count, const float* scales, float least, float most, int8_t* steps);
 };
 
 const Kernels* c_kernels();

@@ -27,8 +27,10 @@ namespace {
 
 #include "attention_kernels.h"
 
+#include "pack_kernels.h"
+
 const Kernels TABLE = {inverse_rms, normalise, prepare, multiply, shrink, expand, place, attend, combine,
-                       maximum, exponential_sum, finite, read};
+                       maximum, exponential_sum, finite, read, extremes, squared_errors, quantise};
 
 }  // namespace
 }  // namespace ls

@@ -1,25 +1,43 @@
 #include "pack.h"
 
+#include "isa.h"
+
 #include <cmath>
 
 namespace ls {
 namespace {
 
-float read_weight(const void* weights, int source, size_t at) {
-    if (source == LS_FP32) return ((const float*)weights)[at];
-    const uint16_t h = ((const uint16_t*)weights)[at];
-    return source == LS_BF16 ? bf16_to_float(h) : half_to_float(h);
+constexpr int MOST_INPUTS = 128;  // of a tile
+constexpr int LANES = 16;
+
+// Inputs [first, first + count) of a panel's 32 channels, as [2][count][16]: what the kernels take twice; zeros beyond.
+struct alignas(64) Tile {
+    float v[2][MOST_INPUTS * LANES];
+    float importance[MOST_INPUTS * LANES];  // of one half at a time
+};
+
+template <class Stored, class Convert>
+void read_tile(const ls_packing& p, int panel, int first, int count, Tile* tile, Convert convert) {
+    const int there = smaller(count, p.in - first);
+    for (int j = 0; j < PANEL; j++) {
+        const int channel = channel_of(panel, j, p.out, p.interleave);
+        const Stored* row = (const Stored*)p.weights + (size_t)larger(channel, 0) * p.in + first;
+        float* v = tile->v[j / LANES] + j % LANES;
+        for (int i = 0; i < there; i++) v[i * LANES] = channel < 0 ? 0 : convert(row[i]);
+        for (int i = there; i < count; i++) v[i * LANES] = 0;
+    }
+}
+
+void read_tile(const ls_packing& p, int panel, int first, int count, Tile* tile) {
+    if (p.source == LS_FP32) read_tile<float>(p, panel, first, count, tile, [](float f) { return f; });
+    else if (p.source == LS_BF16) read_tile<uint16_t>(p, panel, first, count, tile, [](uint16_t h) { return bf16_to_float(h); });
+    else read_tile<uint16_t>(p, panel, first, count, tile, [](uint16_t h) { return half_to_float(h); });
 }
 
 uint16_t float_to_bf16(float f) {  // to the nearest, ties to even
     uint32_t b = bits_as<uint32_t>(f);
     if ((b & 0x7fffffff) > 0x7f800000) return (uint16_t)(b >> 16 | 0x40);
     return (uint16_t)((b + 0x7fff + (b >> 16 & 1)) >> 16);
-}
-
-int nearest(float f, int least, int most) {
-    if (!(f > (float)least)) return least;  // NaN too
-    return f >= (float)most ? most : (int)floorf(f + 0.5f);
 }
 
 // A scale is never zero: it is divided by. One that fp16 cannot hold is the largest that it can; NaN stays, and shows.
@@ -30,78 +48,82 @@ uint16_t scale_of(float f) {
     return (h & 0x7fff) >= 0x7c00 ? (uint16_t)((h & 0x8000) | 0x7bff) : h;
 }
 
-struct Extremes {
-    float largest;  // of the absolute values
-    float signed_largest;
-};
-Extremes extremes(const float* v, int count) {
-    Extremes e{0, 0};
-    for (int i = 0; i < count; i++) {
-        if (v[i] - v[i] != 0) return {NAN, NAN};  // NaN or inf: the scale shows it
-        if (fabsf(v[i]) > e.largest) e = {fabsf(v[i]), v[i]};
-    }
-    return e;
+// Scales of 8 bits: the largest weight becomes 127.
+void largest_scales(const float* largest, uint16_t* scales) {
+    for (int j = 0; j < LANES; j++) scales[j] = scale_of(fabsf(largest[j]) / 127);
 }
 
-void pack_int8(const float* v, int group, int j, uint8_t* record) {
-    const uint16_t h = scale_of(extremes(v, group).largest / 127);
-    const float scale = half_to_float(h);
-    ((uint16_t*)record)[j] = h;
-    for (int i = 0; i < group; i++) record[64 + int8_at(j, i)] = (uint8_t)(nearest(v[i] / scale, -127, 127) + 128);
-}
-
-// The scale of 4 bits with the least weighted squared error among those near `largest / -8`, whose sign puts the largest
+// Scales of 4 bits with the least weighted squared error among those near `largest / -8`, whose sign puts the largest
 // weight at -8; as ggml's make_qx_quants. Without an importance, large weights count for more.
-uint16_t searched_scale(const float* v, const float* importance, int group) {
-    const Extremes e = extremes(v, group);
-    uint16_t best = 1;
-    float least = INFINITY;
-    if (e.largest != e.largest) return scale_of(e.largest);
-    for (int step = -4; step <= 8 && e.largest > 0; step++) {
-        const uint16_t h = scale_of(-e.signed_largest / (7.75f + 0.25f * (float)step));
-        const float scale = half_to_float(h);
-        float error = 0;
-        for (int i = 0; i < group; i++) {
-            const float d = v[i] - (float)nearest(v[i] / scale, -8, 7) * scale;
-            error += d * d * (importance ? importance[i] : v[i] * v[i] + 1e-3f * e.largest * e.largest);
+void searched_scales(const float* v, const float* largest, const float* given, int group, float* importance, uint16_t* scales) {
+    const Kernels& k = kernels();
+    alignas(64) float tried[LANES], errors[LANES], least[LANES];
+    for (int i = 0; i < group; i++)
+        for (int j = 0; j < LANES; j++) {
+            const float x = v[i * LANES + j];
+            importance[i * LANES + j] = given ? given[i] : x * x + 1e-3f * largest[j] * largest[j];
         }
-        if (error < least) least = error, best = h;
+    for (int j = 0; j < LANES; j++) scales[j] = scale_of(largest[j]), least[j] = INFINITY;  // of zeros; or NaN
+    for (int step = -4; step <= 8; step++) {
+        uint16_t halves[LANES];
+        for (int j = 0; j < LANES; j++) tried[j] = half_to_float(halves[j] = scale_of(-largest[j] / (7.75f + 0.25f * (float)step)));
+        k.squared_errors(v, importance, group, tried, errors);
+        for (int j = 0; j < LANES; j++)
+            if (errors[j] < least[j] && largest[j] != 0) least[j] = errors[j], scales[j] = halves[j];
     }
-    return best;
 }
 
-void pack_int4(const float* v, const float* importance, int group, int j, uint8_t* record) {
-    const uint16_t h = searched_scale(v, importance, group);
-    const float scale = half_to_float(h);
-    ((uint16_t*)record)[j] = h;
-    for (int i = 0; i < group; i++) {
-        uint8_t* byte = record + 64 + int4_at(j, i);
-        const int shift = int4_shift(i), value = v[i] == 0 ? 8 : nearest(v[i] / scale, -8, 7) + 8;
-        *byte = (uint8_t)((*byte & ~(15 << shift)) | value << shift);
+void pack_record(const ls_packing& p, Tile* tile, int first, uint8_t* record) {
+    const Kernels& k = kernels();
+    const int group = p.group;
+    for (int half = 0; half < 2; half++) {
+        const float* v = tile->v[half];
+        alignas(64) float largest[LANES], scales[LANES];
+        alignas(64) int8_t steps[MOST_INPUTS * LANES];
+        uint16_t* halves = (uint16_t*)record + half * LANES;
+        k.extremes(v, group, largest);
+        if (p.format == LS_INT8) largest_scales(largest, halves);
+        else searched_scales(v, largest, p.importance && first + group <= p.in ? p.importance + first : nullptr, group, tile->importance, halves);
+        for (int j = 0; j < LANES; j++) scales[j] = half_to_float(halves[j]);
+        k.quantise(v, group, scales, p.format == LS_INT8 ? -127 : -8, p.format == LS_INT8 ? 127 : 7, steps);
+        for (int i = 0; i < group; i++)
+            for (int j = 0; j < LANES; j++) {
+                const int step = steps[i * LANES + j], channel = half * LANES + j;
+                if (p.format == LS_INT8) {
+                    record[64 + int8_at(channel, i)] = (uint8_t)(step + 128);
+                } else {
+                    uint8_t* byte = record + 64 + int4_at(channel, i);
+                    const int shift = int4_shift(i);
+                    *byte = (uint8_t)((*byte & ~(15 << shift)) | (step + 8) << shift);
+                }
+            }
     }
+}
+
+void pack_dense(const ls_packing& p, const Tile& tile, int first, int count, uint8_t* panel) {
+    for (int i = 0; i < smaller(count, p.in - first); i++)
+        for (int j = 0; j < PANEL; j++) {
+            const float f = tile.v[j / LANES][i * LANES + j % LANES];
+            const size_t at = (size_t)(first + i) * PANEL + j;
+            if (p.format == LS_FP32) ((float*)panel)[at] = f;
+            else ((uint16_t*)panel)[at] = float_to_bf16(f);
+        }
 }
 
 }  // namespace
 
-void pack(const ls_packing& p, uint8_t* target, int from_panel, int to_panel, float* v) {
-    const size_t panel_size = panel_bytes(p.format, p.in, p.group);
+void pack(const ls_packing& p, uint8_t* target, int from_panel, int to_panel) {
     const bool dense = is_dense(p.format);
-    const int group = dense ? 1 : p.group;
-    for (int panel = from_panel; panel < to_panel; panel++)
-        for (int j = 0; j < PANEL; j++) {
-            const int channel = channel_of(panel, j, p.out, p.interleave);
-            uint8_t* record = target + panel_size * panel;
-            for (int first = 0; first < p.in; first += group) {
-                for (int i = 0; i < group; i++)
-                    v[i] = channel >= 0 && first + i < p.in ? read_weight(p.weights, p.source, (size_t)channel * p.in + first + i) : 0;
-                if (p.format == LS_FP32) ((float*)record)[(size_t)first * PANEL + j] = v[0];
-                if (p.format == LS_BF16) ((uint16_t*)record)[(size_t)first * PANEL + j] = float_to_bf16(v[0]);
-                if (dense) continue;
-                if (p.format == LS_INT8) pack_int8(v, group, j, record);
-                else pack_int4(v, p.importance && first + group <= p.in ? p.importance + first : nullptr, group, j, record);
-                record += record_bytes(p.format, group);
-            }
+    const int count = dense ? MOST_INPUTS : p.group;
+    Tile tile;
+    for (int panel = from_panel; panel < to_panel; panel++) {
+        uint8_t* to = target + panel_bytes(p.format, p.in, p.group) * panel;
+        for (int first = 0; first < p.in; first += count) {
+            read_tile(p, panel, first, count, &tile);
+            if (dense) pack_dense(p, tile, first, count, to);
+            else pack_record(p, &tile, first, to + record_bytes(p.format, p.group) * (first / p.group));
         }
+    }
 }
 
 namespace {
