@@ -10,6 +10,16 @@ from demo_data.mixture import GENERATORS, MADE, OWN, SHARED
 
 ROOT = Path(__file__).parents[2]
 SET_ASIDE = 40  # held-out examples of a source, at most
+# Whose prompts may be typed carelessly: not where large letters and periods are what it is about.
+CARELESS = {
+    "made-stories",
+    "made-sums",
+    "made-calendar",
+    "made-things",
+    "made-writing",
+    "made-limits",
+    "made-smalltalk",
+}
 Example = dict[str, Any]
 
 
@@ -24,6 +34,21 @@ def _documents(words: list[Path]) -> list[Example]:
 
 def _views(share: float, random: Random) -> int:
     return int(share) + (random.random() < share % 1)
+
+
+def careless(random: Random, example: Example) -> Example:
+    """One prompt in five as it is often typed: without the large letter, without the mark at its end, or in haste."""
+    if example["source"] not in CARELESS or "messages" not in example or random.random() > 0.2:
+        return example
+    *before, asked, answer = example["messages"]
+    text = asked["content"]
+    if random.random() < 0.7 and not text.startswith("I "):
+        text = text[0].lower() + text[1:]
+    if random.random() < 0.7:
+        text = text.rstrip(".?!") or text
+    elif random.random() < 0.3:
+        text = f"{random.choice(('please', 'hey,', 'ok,', 'now'))} {text}"
+    return example | {"messages": [*before, asked | {"content": text}, answer]}
 
 
 def trained(data: Path, stage: str, number: int, words: list[Path]) -> list[Example]:
@@ -47,7 +72,7 @@ def trained(data: Path, stage: str, number: int, words: list[Path]) -> list[Exam
         made = generate(source, GENERATORS[source], random.getrandbits(32), int(getattr(share, stage)))
         for example in made:
             if not held_out(example):
-                add(example)
+                add(careless(random, example))
     for example in _documents(words):
         add(example, _views(getattr(OWN["docs"], stage), random))
     for _ in range(int(getattr(OWN["help"], stage))):

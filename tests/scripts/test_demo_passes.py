@@ -58,6 +58,18 @@ def test_generated_examples_are_new_in_every_pass_and_the_same_for_everybody(dat
     assert len(made[0] & made[1]) < len(made[0]) / 10
 
 
+def test_prompts_are_typed_carelessly_now_and_then_and_answers_never():
+    asked = [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "2 + 2 = 4."}]
+    example = {"source": "made-sums", "keys": ["2 + 2"], "messages": asked}
+    found = [passes.careless(Random(seed), example)["messages"] for seed in range(500)]
+    assert all(answer == asked[1] for _, answer in found)
+    prompts = {prompt["content"] for prompt, _ in found}
+    assert {"What is 2 + 2?", "what is 2 + 2", "what is 2 + 2?", "What is 2 + 2"} <= prompts
+    assert sum(prompt == asked[0] for prompt, _ in found) > 350
+    exact = example | {"source": "made-rewriting"}
+    assert all(passes.careless(Random(seed), exact) == exact for seed in range(100))
+
+
 def test_only_the_help_answers_what_the_help_answers(data, few):
     asked = own.answered()
     for example in passes.trained(data, "long", 0, []):

@@ -76,8 +76,8 @@ def test_a_corpus_is_kept_whole_or_not_at_all(tmp_path, monkeypatch):
 
 def test_rates_are_level_for_as_long_as_it_takes_and_end_at_nothing():
     long, last, draft = (train_demo.STAGES[name] for name in ("long", "last", "draft"))
-    assert train_demo.rate(long, 0, 0.0) == pytest.approx(0.01)
-    assert train_demo.rate(long, 99, 0.0) == train_demo.rate(long, 10**6, 0.99) == 1
+    assert train_demo.rate(long, 0, 0.0) == pytest.approx(1 / 40)
+    assert train_demo.rate(long, 39, 0.0) == train_demo.rate(long, 10**6, 0.99) == 1
     assert train_demo.rate(last, 0, 0.0) == 1  # goes on from the long stage
     assert train_demo.rate(last, 5, 0.5) == pytest.approx(0.5)
     assert train_demo.rate(last, 5, 1.0) == train_demo.rate(draft, 100, 1.0) == 0
@@ -185,7 +185,8 @@ def test_a_pass_whose_file_is_gone_is_over(small, monkeypatch):
     data, work = small
     run(monkeypatch, data, work, "long", 2)
     (work / "long" / "pass-0.npz").unlink()
-    run(monkeypatch, data, work, "long", 3)
+    run(monkeypatch, data, work, "long", 3, "--ahead", "2")
+    assert (work / "long" / "pass-2.npz").exists()
     assert progress(work, "long")["number"] == 1
     assert (work / "long" / "pass-1.npz").exists()
 
