@@ -7,7 +7,8 @@ The help questions are JSON lines, written by somebody who has not seen the trai
 A reply is right if every required string is in it, where one may be a list of alternatives, and no forbidden one is;
 case and runs of spaces do not count. The tasks are drawn by the generators of demo_data, held-out ones only, and right if
 the reply is the expected one, but for case and a last period; of sums the last figure has to be right; stories are not
-held against an expected text.
+held against an expected text. The free prompts are in demo_data/prompts.jsonl, in the form of the help questions; some
+require nothing.
 
 The rubric is mechanical, so that it is the same before and after: a reply is *coherent* if it has no loop, stops by
 itself, and passes every check of CHECKS that applies to it. Whether it is true, and whether it makes sense beyond that,
@@ -33,9 +34,10 @@ TASKS = {
     "made-things": 8, "made-smalltalk": 7, "made-limits": 5, "made-conversations": 7,
 }  # fmt: skip
 FIGURES = ("made-sums",)  # the last figure counts, whatever the words
+STORIES = ("made-stories", "made-reading")
 SEED = 1  # another than that of the held-out losses
 MOST = 200  # tokens of a reply
-FREE = Path(__file__).parent / "demo_data" / "prompts.txt"
+FREE = Path(__file__).parent / "demo_data" / "prompts.jsonl"
 PRONOUNS = {
     "he",
     "she",
@@ -72,15 +74,16 @@ class Question:
     forbidden: list[str] = field(default_factory=list)
 
 
-def help_questions(file: Path) -> list[Question]:
-    """SystemExit names the line that is not as the format wants it."""
+def questions(file: Path, group: str) -> list[Question]:
+    """Of a file of JSON lines; SystemExit names the line that is not as the format wants it."""
     found = []
     for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
         told = json.loads(line)
-        if set(told) - {"ask", "required", "forbidden"} or not told.get("ask") or not told.get("required"):
+        required = told.get("required", [])
+        if set(told) - {"ask", "required", "forbidden"} or not told.get("ask") or (group == "help" and not required):
             raise SystemExit(f"{file}, line {number}: it needs ask and required, and may have forbidden: {line}")
         asked = [{"role": "user", "content": told["ask"]}]
-        found.append(Question("help", asked, None, told["required"], told.get("forbidden", [])))
+        found.append(Question(group, asked, None, required, told.get("forbidden", [])))
     return found
 
 
@@ -93,11 +96,6 @@ def tasks() -> list[Question]:
             expected = None if source == "made-stories" and len(e["messages"]) == 2 else e["messages"][-1]["content"]
             found.append(Question(source, e["messages"][:-1], expected))
     return found
-
-
-def free() -> list[Question]:
-    """What anybody might type first."""
-    return [Question("free", [{"role": "user", "content": line}]) for line in FREE.read_text("utf-8").splitlines()]
 
 
 # -- the rubric -------------------------------------------------------------------------------------------------------
@@ -118,8 +116,8 @@ def right(question: Question, reply: str) -> bool | None:
         )
     if question.expected is None:
         return None
-    if question.group in FIGURES:
-        return re.findall(r"\d+", text)[-1:] == re.findall(r"\d+", question.expected)[-1:] != []
+    if question.group in FIGURES and "=" in question.expected:
+        return re.findall(r"\d+", text)[-1:] == re.findall(r"\d+", question.expected)[-1:]
     return text.rstrip(".") == plain(question.expected).rstrip(".")
 
 
@@ -147,9 +145,13 @@ def says_something(_: Question, reply: str) -> bool:
 
 
 def is_clean(_: Question, reply: str) -> bool:
-    """No role marks, no broken characters, no word twice in a row, quotes that close."""
+    """No role marks, no broken characters, no word twice in a row or tied to itself, no item twice, quotes that close."""
+    items = re.findall(r"^(?:\d+\.|-) (.+)$", reply.lower(), re.MULTILINE)
+    tied = re.search(r"\b(\w{3,}) (?:(?:is|or|of) (?:an? |the )?\1\b|and \1 and \1\b)", reply.lower())
     doubled = re.search(r"\b(?!that|had|tap|ha|very|the\b\")(\w{2,}) \1\b", reply.lower())
-    return not (re.search("<\\||\ufffd", reply) or doubled or (reply.count('"') % 2))
+    return not (
+        re.search("<\\||\ufffd", reply) or doubled or tied or len(items) > len(set(items)) or (reply.count('"') % 2)
+    )
 
 
 def content_words(text: str) -> set[str]:
@@ -157,24 +159,26 @@ def content_words(text: str) -> set[str]:
 
 
 def keeps_its_subject(question: Question, reply: str) -> bool:
-    """Of three sentences or more, three in four take up a name, a word or a pronoun of what stands before them."""
+    """Of a story of three sentences or more, three in four take up a name, a word or a pronoun of what stands before."""
     told = sentences(reply)
-    if len(told) < 3 or "\n- " in reply or "\n1" in reply:
+    if len(told) < 3 or not (question.group in STORIES or " story" in question.messages[-1]["content"]):
         return True
     before = content_words(question.messages[-1]["content"])
     names = set(re.findall(r"[A-Z]\w+", told[0]))
     kept = 0
-    for sentence in told:
+    for i, sentence in enumerate(told):
         words = re.findall(r"\w+", sentence)
         tied = content_words(sentence) & before or names & set(words) or PRONOUNS & {w.lower() for w in words}
-        kept += bool(tied)
+        kept += bool(tied) or i == 0
         before |= content_words(sentence)
     return kept >= 0.75 * len(told)
 
 
 def takes_up_the_prompt(question: Question, reply: str) -> bool:
-    """A story that is asked for by somebody's name or kind has it."""
+    """A story that is asked for has three sentences or more, and the name or kind that it is asked for by."""
     asked = question.messages[-1]["content"]
+    if question.group == "free" and " story" in asked and len(sentences(reply)) < 3:
+        return False
     about = re.search(r"story about (.+?)[.?]?$", asked)
     if question.group not in ("made-stories", "free") or not about:
         return True
@@ -250,8 +254,9 @@ def main() -> None:
     asked = parser.parse_args()
     tokenizer: Any = AutoTokenizer.from_pretrained(asked.model, local_files_only=True)
     model: Any = AutoModelForCausalLM.from_pretrained(asked.model, dtype=torch.float32, local_files_only=True)
-    questions = [*(help_questions(asked.help_questions) if asked.help_questions else []), *tasks(), *free()]
-    verdicts = [judge(q, *answer(model, tokenizer, q.messages)) for q in questions]
+    of_help = questions(asked.help_questions, "help") if asked.help_questions else []
+    every = [*of_help, *tasks(), *questions(FREE, "free")]
+    verdicts = [judge(q, *answer(model, tokenizer, q.messages)) for q in every]
     if asked.out:
         lines = (json.dumps(asdict(v) | {"coherent": v.coherent}, ensure_ascii=False) for v in verdicts)
         asked.out.write_text("".join(f"{line}\n" for line in lines), "utf-8")

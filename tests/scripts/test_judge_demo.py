@@ -30,6 +30,10 @@ def test_a_good_reply_passes():
         ("The the fox lived here. He was old.", "is_clean"),
         ('He said, "I am a fox. He was old.', "is_clean"),
         ("A fox. <|user|> He was old.", "is_clean"),
+        ("A fox is small and small and small.", "is_clean"),
+        ("The difference is that a fox is a fox.", "is_clean"),
+        ("1. Cow\n2. Cow", "is_clean"),
+        ("A fox lived here.", "takes_up_the_prompt"),
         ("A fox lived here. Money buys bread. Trains run fast. Clouds bring rain. Bells ring.", "keeps_its_subject"),
         ("A wolf lived by a lake. He had a friend. They were happy.", "takes_up_the_prompt"),
     ],
@@ -52,7 +56,8 @@ def test_loops_are_seen(reply):
 
 
 def test_what_does_not_stop_is_not_coherent():
-    assert not verdict("A fox lived here.", stops=False).coherent
+    assert verdict("A fox lived here. He was old. He was glad.").coherent
+    assert not verdict("A fox lived here. He was old. He was glad.", stops=False).coherent
 
 
 def test_help_is_right_by_its_required_and_forbidden_strings():
@@ -72,7 +77,7 @@ def test_tasks_are_right_if_they_are_what_is_expected():
 
 def test_there_are_140_prompts_beside_the_help_and_none_is_trained_on():
     tasks = judge_demo.tasks()
-    assert len(tasks) == 100 and len(judge_demo.free()) == 40
+    assert len(tasks) == 100 and len(judge_demo.questions(judge_demo.FREE, "free")) == 40
     assert [q.messages for q in tasks] == [q.messages for q in judge_demo.tasks()]
     for question in tasks:
         assert question.messages[-1]["role"] == "user"
@@ -90,14 +95,14 @@ def test_tasks_are_held_out(monkeypatch):
 def test_a_line_of_help_questions_that_is_wrong_is_named(tmp_path):
     file = tmp_path / "questions.jsonl"
     file.write_text(json.dumps({"ask": "How?", "required": ["so"]}) + "\n")
-    assert judge_demo.help_questions(file)[0].required == ["so"]
+    assert judge_demo.questions(file, "help")[0].required == ["so"]
     for wrong in ({"ask": "How?"}, {"ask": "How?", "required": ["so"], "forbiden": []}):
         file.write_text(json.dumps({"ask": "How?", "required": ["so"]}) + "\n" + json.dumps(wrong) + "\n")
         with pytest.raises(SystemExit, match="line 2"):
-            judge_demo.help_questions(file)
+            judge_demo.questions(file, "help")
 
 
 def test_the_summary_counts_what_applies():
-    verdicts = [verdict("A fox lived here."), verdict("", stops=False)]
+    verdicts = [verdict("A fox lived here. He was old. He was glad."), verdict("", stops=False)]
     lines = judge_demo.summary(verdicts).splitlines()
     assert lines[-1].startswith("| all | - | 1 of 2 (50.0 %) | 0 of 2 (0.0 %) | 1 of 2 (50.0 %)")
