@@ -24,8 +24,18 @@ if ! [ -e "$work/root/.complete" ]; then
     for package in "$apt"/cache/archives/*.deb; do dpkg-deb -x "$package" "$work/root"; done
     touch "$work/root/.complete"
 fi
-arm="qemu-aarch64 -cpu $CPU -L $work/root $work/root/usr/bin/python3"
-version="$($arm -c 'import sys; print("%d%d" % sys.version_info[:2])')"
+# What the tests start as sys.executable is this, too: the kernel would not know how to run a program for ARM. The
+# packages below are found by a .pth, since tests clear PYTHONPATH.
+arm="$work/python"
+cat >"$arm" <<END
+#!/bin/sh
+export PYTHONHOME="$work/root/usr" PYTHONPYCACHEPREFIX="$work/bytecode"
+unset PYTHONDONTWRITEBYTECODE
+exec qemu-aarch64 -cpu $CPU -L "$work/root" -0 "$arm" "$work/root/usr/bin/python3" "\$@"
+END
+chmod +x "$arm"
+echo "$work/packages" >"$work/root/usr/lib/python3/dist-packages/packages.pth"
+version="$("$arm" -c 'import sys; print("%d%d" % sys.version_info[:2])')"
 
 # The packages that the tests import, for ARM. Of torch the last version whose wheel for ARM has no CUDA.
 if ! [ constraints.txt -ot "$work/packages/.complete" ]; then
@@ -47,6 +57,7 @@ tar -xzf "$work"/sdist/*.tar.gz -C "$work/tree" --strip-components=1
 "$PYTHON" localspec/native/build.py --target linux-aarch64 --out "$work/tree/localspec/native/localspec_native.so"
 
 cd "$work/tree"
-export PYTHONPATH="$work/packages" PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX="$work/bytecode" OMP_NUM_THREADS=1
-$arm -c 'from localspec.machine import compiled; print("instructions:", compiled.instruction_set() or compiled.missing())'
-exec $arm -m pytest -p no:cacheprovider -p no:syrupy -o timeout=0 $TESTS
+unset PYTHONPATH
+export OMP_NUM_THREADS=1
+"$arm" -c 'from localspec.machine import compiled; print("instructions:", compiled.instruction_set() or compiled.missing())'
+exec "$arm" -m pytest -p no:cacheprovider -p no:syrupy -o timeout=0 $TESTS
