@@ -91,8 +91,8 @@ class TorchLogits:
 
     def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
         """Returns what a token is sampled from, [vocab_size]."""
-        scores, ids = survivors(self.rows[row], sampling)
-        chances = torch.zeros(self.rows.shape[-1], dtype=torch.float64, device=self.rows.device)
+        scores, ids = (part.cpu() for part in survivors(self.rows[row], sampling))  # not every device has float64
+        chances = torch.zeros(self.rows.shape[-1], dtype=torch.float64)
         return _numpy(chances.index_put_((ids,), scores.double().softmax(0)))
 
     def _noisiest(self, row: int, position: int, sampling: Sampling, stream: int | None) -> int:

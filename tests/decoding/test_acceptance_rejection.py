@@ -137,7 +137,8 @@ def mutated(subtract: bool, duplicates: bool):
                     left = (left - draft).clip(min=0)
                     left = left / left.sum()
             else:
-                left = np.log(left) * sampling.temperature
+                with np.errstate(divide="ignore"):
+                    left = np.log(left) * sampling.temperature
                 return path, NumpyLogits(left[None]).sample(0, place, 99, sampling)
 
     return rule
