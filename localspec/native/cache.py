@@ -1,10 +1,9 @@
 """The cache of the CPU engine: keys and values of all that a model has read, in the compiled library's memory."""
 
-import weakref
 from collections.abc import Sequence
 from ctypes import c_int32
 
-from localspec.native.library import check, library, made
+from localspec.native.library import check, free_with, library, made
 
 
 def cache_format(packing: str) -> str:
@@ -22,7 +21,7 @@ class NativeCache:
         """`model` is the library's. Raises MemoryError."""
         self._library = library()
         self.handle = made(self._library.ls_cache_new(model, slots))
-        weakref.finalize(self, self._library.ls_cache_free, self.handle)
+        free_with(self, "ls_cache_free", self.handle)
         self._length = 0
         self._capacity: int = self._library.ls_cache_slots(self.handle)
 

@@ -4,6 +4,7 @@ Names and order are those of `src/localspec.h`. Arrays are given as addresses; w
 """
 
 import ctypes
+import weakref
 from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from functools import cache
 from typing import Any, NoReturn
@@ -141,6 +142,14 @@ def made(handle: int | None) -> int:
     if not handle:
         _fail(_NO_MEMORY if "memory" in _sentence() else 1)
     return handle
+
+
+def free_with(owner: object, function: str, handle: int) -> None:
+    """Has a function of the library free what it made when its owner is gone.
+
+    Not at the program's end: another thread may still compute with it then.
+    """
+    weakref.finalize(owner, getattr(library(), function), handle).atexit = False
 
 
 def _fail(code: int) -> NoReturn:

@@ -1,7 +1,6 @@
 """A transformer of the compiled library, made of packed weights: tokens or embeddings in, states and logits out."""
 
 import ctypes
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from localspec.native.library import (
     Request,
     address,
     check,
+    free_with,
     int32,
     library,
     made,
@@ -78,7 +78,7 @@ class NativeModel:
         )  # fmt: skip
         self._library = library()
         self.handle = made(self._library.ls_model_new(config))
-        weakref.finalize(self, self._library.ls_model_free, self.handle)
+        free_with(self, "ls_model_free", self.handle)
 
     def _layer(self, index: int) -> Layer:
         prefix = f"layers.{index}."

@@ -1,14 +1,12 @@
 """The threads that models compute with: one pool for a target and its draft model, which never compute at once."""
 
-import weakref
-
-from localspec.native.library import library, made
+from localspec.native.library import free_with, library, made
 
 
 class _Pool:
     def __init__(self, count: int) -> None:
         self.handle = made(library().ls_pool_new(count))
-        weakref.finalize(self, library().ls_pool_free, self.handle)
+        free_with(self, "ls_pool_free", self.handle)
 
 
 class Threads:

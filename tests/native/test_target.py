@@ -302,3 +302,33 @@ def test_where_the_library_is_missing_it_is_said_in_a_sentence(monkeypatch: pyte
         compiled.library.cache_clear()
         library.cache_clear()
     assert Threads(1).count == 1
+
+
+LEAVING = """
+import sys, threading, time
+from pathlib import Path
+from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Session
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.native.target import NativeTarget
+
+target = NativeTarget.open(Path(sys.argv[1]))
+target.stop_tokens = frozenset()
+begun = threading.Event()
+
+def talk():
+    while True:
+        for _ in Session(target, Autoregressive(), Budget(0)).generate([5, 6, 7], Sampling()):
+            begun.set()
+
+threading.Thread(target=talk, daemon=True).start()
+begun.wait()
+"""
+
+
+def test_a_program_may_end_while_another_thread_computes(opened: Callable[..., NativeTarget]) -> None:
+    opened("int8")
+    for _ in range(3):
+        left = subprocess.run([sys.executable, "-c", LEAVING, str(DEMO)], capture_output=True, text=True, check=False)
+        assert (left.returncode, left.stderr) == (0, "")
