@@ -12,7 +12,7 @@ import torch
 from scripted_drafters import OffChain, RandomBranches, random_tree
 from session_replies import reply
 from slow_cases import cases
-from tiny_models import FAMILIES, Tiny, prompt_ids, stock_logits
+from tiny_models import CONFIGS, DYNAMIC, FAMILIES, LONGROPE, SHARDED, Tiny, prompt_ids, stock_logits
 from transformers import AutoModelForCausalLM
 
 from localspec.decoding.budget import Budget
@@ -30,6 +30,7 @@ from localspec.native.library import library
 from localspec.native.logits import NativeLogits
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
+from localspec.nn.target import Target
 
 Make = Callable[..., Tiny]
 DEMO = Path(__file__).parents[2] / "localspec" / "demo"
@@ -73,6 +74,24 @@ def test_the_demo_model_in_fp32_says_what_the_stock_model_says(opened: Callable[
         assert len(tokens) > len(prompt) + 4
         ids, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, len(tokens) - len(prompt))
         assert ids == tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", cases(CONFIGS, [SHARDED, *FAMILIES[3:]]))
+def test_logits_of_a_directory_that_is_opened_are_the_stock_models(tiny: Make, name: str) -> None:
+    model, text = tiny(name), prompt_ids(60, seed=9)
+    expected = stock_logits(model.stock, text).numpy()
+    found = read(NativeTarget.open(model.path, quantize="fp32", threads=Threads(1)), text)
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("name", "context"), [(LONGROPE, 64), (LONGROPE, 65), (DYNAMIC, 128), (DYNAMIC, 256)])
+def test_positions_are_scaled_for_the_context_that_is_asked_for(tiny: Make, name: str, context: int) -> None:
+    model, text = tiny(name), prompt_ids(50, seed=9)
+    reference = Target.load(model.path, context=context)
+    expected = reference.forward(DraftTree.chain(text), reference.cache(64)).logits.numpy()
+    target = NativeTarget.open(model.path, quantize="fp32", context=context, threads=Threads(1))
+    assert target.context == context
+    assert np.abs(read(target, text) - expected).max() < 1e-4 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
