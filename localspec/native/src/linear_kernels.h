@@ -12,9 +12,11 @@ LS_INLINE void quantised_tile(const ls_matrix& m, const uint8_t* panel, const In
     const int8_t* values = in.values + (size_t)start * groups * group + (size_t)from * group * R;
     const int32_t* sums = in.sums + (size_t)start * groups + (size_t)from * R;
     const float* scales = in.scales + (size_t)start * spans + (size_t)(from / span) * R;
-    v16 kept[2 * R];
+    constexpr bool COPY = R <= 4 || FETCH;  // else the call is a short one, and there are too many for the registers
+    v16 copy[2 * R];
+    v16* kept = COPY ? copy : acc;
 #pragma GCC unroll 16
-    for (int i = 0; i < 2 * R; i++) kept[i] = acc[i];
+    for (int i = 0; i < 2 * R && COPY; i++) kept[i] = acc[i];
     for (int g = from; g < to; scales += R) {
         v16 f[2 * R];
         record<FORMAT, R, FETCH>(p, group, values, sums, f, true);

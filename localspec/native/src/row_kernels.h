@@ -33,25 +33,33 @@ LS_INLINE void prepare_span(const Preparing& p, int block, int r, int span) {
     const int groups = groups_of(m.in, m.group), spans = spans_of(m.format, m.in, m.group);
     const int from = span * span_of(m.group), to = smaller(groups, from + span_of(m.group));
     const float* x = p.x + (size_t)row * p.stride;
+    constexpr int MOST = SCALED / 16;  // a group is no larger
+    const int first = from * m.group, count = (to - from) * m.group / 16;
+    v16 inputs[MOST];
     i16 most = {0};
-    for (int i = from * m.group; i < to * m.group; i += 16) most = larger_of(most, as_bits(input_of(p, x, row, i)) & 0x7fffffff);
+    for (int i = 0; i < count; i++) {
+        inputs[i] = input_of(p, x, row, first + 16 * i);
+        most = larger_of(most, as_bits(inputs[i]) & 0x7fffffff);
+    }
     const int32_t top_bits = largest(most);
-    const float top = larger(top_bits, bits_as<int32_t>(1e-30f)) == top_bits ? bits_as<float>(top_bits) : 1e-30f;
-    p.to.scales[(size_t)start * spans + (size_t)span * R + r] = top_bits >= 0x7f800000 ? __builtin_nanf("") : top / 127.0f;
-    const v16 factor = all(top_bits >= 0x7f800000 ? 0.0f : 127.0f / top);
+    const bool finite_top = top_bits < 0x7f800000;
+    const float top = bits_as<float>(larger(top_bits, bits_as<int32_t>(1e-30f)));
+    p.to.scales[(size_t)start * spans + (size_t)span * R + r] = finite_top ? top / 127.0f : __builtin_nanf("");
+    const v16 factor = all(finite_top ? 127.0f / top : 0.0f);
     const int offset = m.format == LS_INT8 ? 128 : 8;  // what weights are stored with
-    for (int group = from; group < to; group++) {
-        int32_t* values = (int32_t*)(p.to.values + (size_t)start * groups * m.group) + (size_t)group * m.group / 4 * R + r;
+    int32_t* values = (int32_t*)(p.to.values + (size_t)start * groups * m.group) + (size_t)first / 4 * R + r;
+    int32_t* sums = p.to.sums + (size_t)start * groups + (size_t)from * R + r;
+    for (int i = 0; i < count; sums += R) {
         i16 sum = {0};
-        for (int i = group * m.group; i < (group + 1) * m.group; i += 16) {
-            const v16 scaled = input_of(p, x, row, i) * factor;
+        for (int end = i + m.group / 16; i < end; i++) {
+            const v16 scaled = inputs[i] * factor;
             const i16 v = rounded(chosen(scaled == scaled, scaled, all(0.0f)));  // inf * 0
             sum += v;
             alignas(16) int32_t four[4];
             to_bytes(v, (int8_t*)four);
             for (int k = 0; k < 4; k++, values += R) *values = four[k];
         }
-        p.to.sums[(size_t)start * groups + (size_t)group * R + r] = -offset * sum_of(sum);
+        *sums = -offset * sum_of(sum);
     }
 }
 
