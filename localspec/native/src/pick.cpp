@@ -65,63 +65,69 @@ int likeliest(const float* logits, int vocab, float temperature, int count, Scor
     return size;
 }
 
+// The least score with which an id is among the `k` likeliest; equals of the k-th are too.
+float kth_score(const float* logits, int vocab, float temperature, int k, Memory& room) {
+    if (k <= HEAP) {
+        Scored heap[HEAP];
+        likeliest(logits, vocab, temperature, k, heap);
+        return heap[0].score;
+    }
+    if (!room.resize(vocab * sizeof(float))) return __builtin_nanf("");
+    float* scores = (float*)room.data();
+    for (int id = 0; id < vocab; id++) scores[id] = logits[id] / temperature;
+    std::nth_element(scores, scores + k - 1, scores + vocab, [](float a, float b) { return a > b; });
+    return scores[k - 1];
+}
+
 struct Survivors {
     Memory memory;
     Scored* of = nullptr;
     int count = 0;
+    double total = 0;  // of all weights before top-p
+    float largest;
 
-    bool room(size_t size) {
+    explicit Survivors(float largest_score) : largest(largest_score) {}
+    double weight(const Scored& s) const { return falling_exponential((double)s.score - (double)largest); }
+
+    bool fill(const float* logits, int vocab, float temperature, float least) {
+        int size = 0;
+        for (int id = 0; id < vocab; id++) size += logits[id] / temperature >= least;
         if (!memory.resize(size * sizeof(Scored))) return false;
         of = (Scored*)memory.data();
-        return true;
-    }
-    // All ids, or those with at least the k-th score.
-    bool fill(const float* logits, int vocab, float temperature, int k) {
-        if (k <= 0 || k >= vocab) {
-            if (!room(vocab)) return false;
-            for (; count < vocab; count++) of[count] = {logits[count] / temperature, count};
-            return true;
-        }
-        float least;
-        if (k <= HEAP) {
-            Scored heap[HEAP];
-            likeliest(logits, vocab, temperature, k, heap);
-            least = heap[0].score;
-        } else {
-            if (!room(vocab)) return false;
-            for (int id = 0; id < vocab; id++) of[id] = {logits[id] / temperature, id};
-            std::nth_element(of, of + k - 1, of + vocab, likelier);
-            least = of[k - 1].score;
-        }
-        int kept = 0;
-        for (int id = 0; id < vocab; id++) kept += logits[id] / temperature >= least;
-        if (!room(kept)) return false;
         for (int id = 0; id < vocab; id++)
             if (logits[id] / temperature >= least) of[count++] = {logits[id] / temperature, id};
         return true;
     }
-    double weight(const Scored& s, float largest) const { return falling_exponential((double)s.score - (double)largest); }
-    // The likeliest that together reach p, with the one that reaches it; they are sorted then.
-    void keep_nucleus(double p, float largest) {
-        double total = 0;
-        for (int i = 0; i < count; i++) total += weight(of[i], largest);
-        // what is so unlikely that all like it together are less than half of what is left out cannot belong to it
-        const double least = 0.5 * (1 - p) * total / count;
-        const float bound = largest + (float)(least > 0 ? logarithm(least) : -__builtin_inf());
-        count = (int)(std::partition(of, of + count, [&](const Scored& s) { return !(s.score < bound); }) - of);
-        std::sort(of, of + count, likelier);
+    // What is so unlikely that all like it together are half of what top-p leaves out cannot be left in by it; min-p leaves
+    // out what is below it. With a margin, because a logarithm is rounded.
+    float bound(const ls_sampling& s, int size) const {
+        double least = s.top_p < 1 ? 0.5 * (1 - s.top_p) * total / size : s.min_p;
+        return least > 0 ? largest + (float)logarithm(least) - 1e-3f : -__builtin_inff();
+    }
+    // The likeliest that together reach p, with the one that reaches it. They are sorted, in parts, until it is reached.
+    void keep_nucleus(double p) {
         double before = 0;
         int kept = 0;
-        while (kept < count && before < p) before += weight(of[kept++], largest) / total;
+        for (int part = 256; kept < count && before < p; part *= 4) {
+            const int end = kept + part < count ? kept + part : count;
+            if (end < count) std::nth_element(of + kept, of + end, of + count, likelier);
+            std::sort(of + kept, of + end, likelier);
+            while (kept < end && before < p) before += weight(of[kept++]) / total;
+        }
         count = kept;
     }
-    void keep_at_least(double min_p, float largest) {
-        count = (int)(std::remove_if(of, of + count, [&](const Scored& s) { return weight(s, largest) < min_p; }) - of);
-    }
-    bool truncate(const float* logits, int vocab, const ls_sampling& s, float largest) {
-        if (!fill(logits, vocab, (float)s.temperature, s.top_k)) return false;
-        if (s.top_p < 1) keep_nucleus(s.top_p, largest);
-        if (s.min_p > 0) keep_at_least(s.min_p, largest);
+    bool truncate(const float* logits, int vocab, const ls_sampling& s) {
+        const float temperature = (float)s.temperature;
+        if (s.top_k > 0 && s.top_k < vocab) {
+            const float least = kth_score(logits, vocab, temperature, s.top_k, memory);
+            if (least != least || !fill(logits, vocab, temperature, least)) return false;
+            for (int i = 0; i < count; i++) total += weight(of[i]);
+        } else {
+            total = s.top_p < 1 ? kernels().exponential_sum(logits, temperature, largest, vocab) : 0;
+            if (!fill(logits, vocab, temperature, bound(s, vocab))) return false;
+        }
+        if (s.top_p < 1) keep_nucleus(s.top_p);
+        if (s.min_p > 0) count = (int)(std::remove_if(of, of + count, [&](const Scored& x) { return weight(x) < s.min_p; }) - of);
         return true;
     }
 };
@@ -146,8 +152,8 @@ int pick(const float* logits, int vocab, const ls_sampling& s, int64_t position,
     if (!truncates(s, vocab)) {
         for (int32_t i = 0; i < vocab; i++) noisiest.offer(logits[i] / temperature, i);
     } else {
-        Survivors survivors;
-        if (!survivors.truncate(logits, vocab, s, largest / temperature)) return no_memory(vocab);
+        Survivors survivors(largest / temperature);
+        if (!survivors.truncate(logits, vocab, s)) return no_memory(vocab);
         for (int i = 0; i < survivors.count; i++) noisiest.offer(survivors.of[i].score, survivors.of[i].id);
     }
     *id = noisiest.id;
@@ -155,12 +161,11 @@ int pick(const float* logits, int vocab, const ls_sampling& s, int64_t position,
 }
 
 int probabilities(const float* logits, int vocab, const ls_sampling& s, double* p) {
-    const float largest = kernels().maximum(logits, vocab) / (float)s.temperature;
-    Survivors survivors;
-    if (!survivors.truncate(logits, vocab, s, largest)) return no_memory(vocab);
+    Survivors survivors(kernels().maximum(logits, vocab) / (float)s.temperature);
+    if (!survivors.truncate(logits, vocab, s)) return no_memory(vocab);
     double total = 0;
     for (int i = 0; i < vocab; i++) p[i] = 0;
-    for (int i = 0; i < survivors.count; i++) total += p[survivors.of[i].id] = survivors.weight(survivors.of[i], largest);
+    for (int i = 0; i < survivors.count; i++) total += p[survivors.of[i].id] = survivors.weight(survivors.of[i]);
     for (int i = 0; i < survivors.count; i++) p[survivors.of[i].id] /= total;
     return LS_OK;
 }

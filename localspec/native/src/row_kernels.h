@@ -112,13 +112,14 @@ float maximum(const float* x, int size) {
 }
 
 double exponential_sum(const float* x, float divisor, float largest_one, int size) {
-    double sums[16] = {0};
-    for (int i = 0; i < size; i += 16) {
-        const v16 e = exponential(load_part(x + i, size - i) / all(divisor) - all(largest_one));
-        for (int k = 0; k < smaller(16, size - i); k++) sums[k] += (double)e[k];
-    }
     double sum = 0;
-    for (double s : sums) sum += s;
+    for (int start = 0; start < size; start += 1024) {  // floats for so many, then double
+        v16 part = all(0.0f);
+        int i = start;
+        for (; i + 16 <= smaller(size, start + 1024); i += 16) part = part + exponential(load(x + i) / all(divisor) - all(largest_one));
+        sum += (double)total(part);
+        for (; i < smaller(size, start + 1024); i++) sum += (double)exponential(x[i] / divisor - largest_one);
+    }
     return sum;
 }
 
