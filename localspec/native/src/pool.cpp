@@ -74,12 +74,12 @@ Pool::~Pool() {
 }
 
 // Three fifths in equal shares, the rest in small parts.
-void Pool::divide(int items) {
-    if (items == items_) return;
-    items_ = items, parts_ = 0, bounds_[0] = 0;
-    const int share = (int)((int64_t)items * 3 / 5 / threads_);
+void Pool::divide(int items, int grain) {
+    if (items == items_ && grain == grain_) return;
+    items_ = items, grain_ = grain, parts_ = 0, bounds_[0] = 0;
+    const int share = (int)((int64_t)items * 3 / 5 / threads_) / grain * grain;
     for (int t = 0; t < threads_ && share > 0; t++, parts_++) bounds_[parts_ + 1] = bounds_[parts_] + share;
-    const int small = larger(1, ceil_div(items - bounds_[parts_], SMALL_PARTS * threads_));
+    const int small = larger(grain, ceil_div(items - bounds_[parts_], SMALL_PARTS * threads_));
     for (; bounds_[parts_] < items; parts_++) bounds_[parts_ + 1] = smaller(items, bounds_[parts_] + small);
 }
 
@@ -94,8 +94,7 @@ bool Pool::take_part(int thread) {
     return true;
 }
 
-void Pool::run(int items, Function function, const void* work) {
-    divide(items);
+void Pool::run(Function function, const void* work) {
     function_ = function, work_ = work;
     done_.store(0, std::memory_order_relaxed);
     const uint64_t loop = loop_of(claims_.load(std::memory_order_relaxed)) + 1;

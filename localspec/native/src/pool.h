@@ -30,11 +30,12 @@ class Pool {
     int threads() const { return threads_; }
 
     // work(from, to, thread) for parts of [0, items); parts are large first and small at the end, so that a core which is
-    // busy with something else holds nobody up for long.
-    template <class Work> void share(int items, const Work& work) {
+    // busy with something else holds nobody up for long. `grain`: items that are not worth the sharing by themselves.
+    template <class Work> void share(int items, const Work& work, int grain = 1) {
         if (items <= 0) return;
-        if (threads_ == 1 || items == 1) return work(0, items, 0);
-        run(items, [](const void* w, int from, int to, int thread) { (*(const Work*)w)(from, to, thread); }, &work);
+        if (threads_ == 1 || items <= grain) return work(0, items, 0);
+        divide(items, grain);
+        run([](const void* w, int from, int to, int thread) { (*(const Work*)w)(from, to, thread); }, &work);
     }
 
     pthread_mutex_t in_use;             // one call at a time has the pool, and these, which are kept for the next:
@@ -48,8 +49,8 @@ class Pool {
         int number;
         pthread_t thread;
     };
-    void run(int items, Function function, const void* work);
-    void divide(int items);
+    void divide(int items, int grain);
+    void run(Function function, const void* work);
     bool take_part(int thread);
     void work(int thread);
     bool wait_for_a_loop_after(uint64_t seen);  // false: the pool ends
@@ -60,7 +61,7 @@ class Pool {
     // The loop under way: parts [bounds_[i], bounds_[i + 1]), written before `claims_` says that there is one.
     Function function_ = nullptr;
     const void* work_ = nullptr;
-    int items_ = 0, parts_ = 0, bounds_[(SMALL_PARTS + 1) * MOST_THREADS + 2];
+    int items_ = 0, grain_ = 0, parts_ = 0, bounds_[(SMALL_PARTS + 1) * MOST_THREADS + 2];
     alignas(64) std::atomic<uint64_t> claims_{0};  // number of the loop << 32 | its parts << 16 | the next part to claim
     alignas(64) std::atomic<int> done_{0};         // parts
     alignas(64) std::atomic<int> asleep_{0};

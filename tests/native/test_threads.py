@@ -1,0 +1,86 @@
+"""The pool: it shares, sleeps, ends, and survives a fork and a machine that is busy."""
+
+import multiprocessing
+import os
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from native.engine import Pool, linear
+
+from localspec.native.matrix import PackedMatrix
+
+WEIGHTS = PackedMatrix.pack(np.random.default_rng(0).standard_normal((640, 512)).astype(np.float32), "int8", 64)
+INPUTS = np.random.default_rng(1).standard_normal((20, 512)).astype(np.float32)
+
+
+def test_idle_threads_use_no_time():
+    pools = [Pool(4) for _ in range(3)]
+    for pool in pools:
+        linear(WEIGHTS, INPUTS, pool=pool)
+    time.sleep(0.05)  # until they sleep
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.02
+
+
+def test_a_pool_ends_its_threads():
+    def count() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    if sys.platform != "linux":
+        pytest.skip("threads are counted in /proc")
+    before = count()
+    pools = [Pool(5) for _ in range(4)]
+    assert count() == before + 16
+    want = linear(WEIGHTS, INPUTS, pool=pools[0])
+    assert np.array_equal(want, linear(WEIGHTS, INPUTS, pool=pools[3]))
+    del pools
+    assert count() == before
+
+
+def test_more_threads_than_cores_and_than_work():
+    want = linear(WEIGHTS, INPUTS)
+    pool = Pool(64)
+    for _ in range(50):
+        assert np.array_equal(linear(WEIGHTS, INPUTS, pool=pool), want)
+
+
+def _in_a_child(pool: Pool, answers: "multiprocessing.SimpleQueue[bytes]") -> None:
+    answers.put(linear(WEIGHTS, INPUTS, pool=pool).tobytes())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_computes_alone():
+    pool = Pool(3)
+    want = linear(WEIGHTS, INPUTS, pool=pool)
+    time.sleep(0.01)
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    child = context.Process(target=_in_a_child, args=(pool, answers))
+    child.start()
+    got = answers.get()
+    child.join(20)
+    assert child.exitcode == 0 and got == want.tobytes()
+
+
+def test_two_pools_at_once_on_every_core():
+    """Each has as many threads as there are cores: they take turns, and neither waits for a thread that gets no turn."""
+    want = linear(WEIGHTS, INPUTS).tobytes()
+    wrong: list[int] = []
+
+    def work() -> None:
+        pool = Pool(2 * (os.cpu_count() or 1))
+        for number in range(100):
+            if linear(WEIGHTS, INPUTS, pool=pool).tobytes() != want:
+                wrong.append(number)
+
+    several = [threading.Thread(target=work) for _ in range(3)]
+    for thread in several:
+        thread.start()
+    for thread in several:
+        thread.join(60)
+    assert not wrong and not any(thread.is_alive() for thread in several)
