@@ -20,6 +20,7 @@ from localspec.models.tokenizer import TOKENIZER_FILES
 from localspec.native.library import FORMATS, Packing, address, check, library
 from localspec.packed_file import PANEL, Header, Origin, Section, Tensor
 
+LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 TEXTS = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 _SOURCES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}  # what the library packs as it is stored
 _HALF = PANEL // 2  # channels of gate, and of up, in a panel
@@ -35,8 +36,9 @@ class Recipe:
 
     @classmethod
     def of(cls, packing: str) -> "Recipe":
-        """The recipe of a packing: int8, int4, bf16 or fp32."""
-        return cls(packing, {"lm_head.weight": "int8"} if packing == "int4" else {})
+        """The recipe of a packing: int8, int4, bf16 or fp32. In four bits the first layer and the head lose most."""
+        sensitive = ("lm_head.weight", *(f"layers.0.{name}.weight" for name in LINEARS))
+        return cls(packing, dict.fromkeys(sensitive, "int8") if packing == "int4" else {})
 
     def tensor(self, name: str, out: int, inputs: int | None) -> Tensor:
         """How a parameter of these sizes is packed; `inputs` is None for a vector."""

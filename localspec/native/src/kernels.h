@@ -105,7 +105,7 @@ struct Kernels {
     bool (*finite)(const float* x, int size);
     uint64_t (*read)(const void* data, size_t bytes);
     void (*extremes)(const float* v, int count, float* found);
-    void (*squared_errors)(const float* v, const float* importance, int count, const float* scales, float* errors);
+    void (*fit_steps)(const float* v, const float* importance, int count, const float* scales, float* products, float* squares);
     void (*quantise)(const float* v, int count, const float* scales, float least, float most, int8_t* steps);
 };
 

@@ -13,7 +13,7 @@ constexpr int LANES = 16;
 // Inputs [first, first + count) of a panel's 32 channels, as [2][count][16]: what the kernels take twice; zeros beyond.
 struct alignas(64) Tile {
     float v[2][MOST_INPUTS * LANES];
-    float importance[MOST_INPUTS * LANES];  // of one half at a time
+    float importance[MOST_INPUTS];
 };
 
 template <class Stored, class Convert>
@@ -53,29 +53,25 @@ void largest_scales(const float* largest, uint16_t* scales) {
     for (int j = 0; j < LANES; j++) scales[j] = scale_of(fabsf(largest[j]) / 127);
 }
 
-// Scales of 4 bits with the least weighted squared error among those near `largest / -8`, whose sign puts the largest
-// weight at -8; as ggml's make_qx_quants. Without an importance, large weights count for more.
-void searched_scales(const float* v, const float* largest, const float* given, int group, float* importance, uint16_t* scales) {
-    const Kernels& k = kernels();
-    alignas(64) float tried[LANES], errors[LANES], least[LANES];
-    for (int i = 0; i < group; i++)
+// Scales of 4 bits with the least weighted squared error: of the roundings by scales near `largest / -8`, whose sign puts
+// the largest weight at -8, the best one, and the scale that fits it best; as ggml's make_qx_quants.
+void searched_scales(const float* v, const float* largest, const float* importance, int group, uint16_t* scales) {
+    alignas(64) float tried[LANES], products[LANES], squares[LANES], most[LANES];
+    for (int j = 0; j < LANES; j++) scales[j] = scale_of(largest[j]), most[j] = 0;  // of zeros; or NaN
+    for (int step = -4; step <= 4; step++) {
+        for (int j = 0; j < LANES; j++) tried[j] = half_to_float(scale_of(-largest[j] / (7.75f + 0.25f * (float)step)));
+        kernels().fit_steps(v, importance, group, tried, products, squares);
         for (int j = 0; j < LANES; j++) {
-            const float x = v[i * LANES + j];
-            importance[i * LANES + j] = given ? given[i] : x * x + 1e-3f * largest[j] * largest[j];
+            const float gain = products[j] * products[j] / squares[j];
+            if (gain > most[j]) most[j] = gain, scales[j] = scale_of(products[j] / squares[j]);
         }
-    for (int j = 0; j < LANES; j++) scales[j] = scale_of(largest[j]), least[j] = INFINITY;  // of zeros; or NaN
-    for (int step = -4; step <= 8; step++) {
-        uint16_t halves[LANES];
-        for (int j = 0; j < LANES; j++) tried[j] = half_to_float(halves[j] = scale_of(-largest[j] / (7.75f + 0.25f * (float)step)));
-        k.squared_errors(v, importance, group, tried, errors);
-        for (int j = 0; j < LANES; j++)
-            if (errors[j] < least[j] && largest[j] != 0) least[j] = errors[j], scales[j] = halves[j];
     }
 }
 
 void pack_record(const ls_packing& p, Tile* tile, int first, uint8_t* record) {
     const Kernels& k = kernels();
     const int group = p.group;
+    for (int i = 0; i < group; i++) tile->importance[i] = p.importance && first + i < p.in ? p.importance[first + i] : 1.0f;
     for (int half = 0; half < 2; half++) {
         const float* v = tile->v[half];
         alignas(64) float largest[LANES], scales[LANES];
@@ -83,7 +79,7 @@ void pack_record(const ls_packing& p, Tile* tile, int first, uint8_t* record) {
         uint16_t* halves = (uint16_t*)record + half * LANES;
         k.extremes(v, group, largest);
         if (p.format == LS_INT8) largest_scales(largest, halves);
-        else searched_scales(v, largest, p.importance && first + group <= p.in ? p.importance + first : nullptr, group, tile->importance, halves);
+        else searched_scales(v, largest, tile->importance, group, halves);
         for (int j = 0; j < LANES; j++) scales[j] = half_to_float(halves[j]);
         k.quantise(v, group, scales, p.format == LS_INT8 ? -127 : -8, p.format == LS_INT8 ? 127 : 7, steps);
         for (int i = 0; i < group; i++)
