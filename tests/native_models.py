@@ -51,7 +51,9 @@ def native_target(
     model = NativeModel(sizes, Rope.of(config, context), weights, threads or Threads(1), cache_format(packing))
     generation = path / "generation_config.json"
     said = json.loads(generation.read_text()) if generation.exists() else {}
-    return NativeTarget(model, config, Tokenizer.open(path), context, said, packing)
+    target = NativeTarget(model, config, Tokenizer.open(path), context, said, packing)
+    target.read_from = path  # for tests that train a drafter, which torch does
+    return target
 
 
 def read_native(path: Path, context: int | None = None) -> Any:

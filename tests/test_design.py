@@ -20,7 +20,7 @@ def told() -> set[Path]:
         folders = [name for name in re.findall(r"(\w+)/", title) if name not in ("localspec", "tui", "localspec_tui")]
         for bullet in bullets or [heading]:
             place = package / folders[0] if len(folders) == 1 else package
-            for folder, name in re.findall(r"`(?:(\w+)/)?(\w+\.(?:py|tcss))?`", bullet):
+            for folder, name in re.findall(r"`((?:\w+/)*)(\w+\.(?:py|tcss))?`", bullet):
                 place = package / folder if folder else place
                 if name:
                     found.add(place / name)

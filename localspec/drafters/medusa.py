@@ -4,27 +4,23 @@ The heads read the state that predicted the root; head k predicts the token k po
 the tokens between.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import nn
-
+from localspec.decoding.compute import Array, DraftableModel, Rows
 from localspec.decoding.drafter import Context, Step
+from localspec.decoding.logits import Logits
 from localspec.decoding.tree import DraftTree, best_first_tree
-from localspec.drafters.trained import Batch, LossOutput, ParallelDrafter, refuse_without_joint
+from localspec.drafters.tensors import TensorSpec
+from localspec.drafters.trained import ParallelDrafter, refuse_without_joint
 from localspec.errors import UsageMistake
-from localspec.nn.adapters import MOST_RANK, Adapters
-from localspec.nn.logits import TorchLogits
-from localspec.nn.losses import RANKS, DepthLoss, cross_entropy
-from localspec.nn.target import Target
+from localspec.models.adapter_names import MOST_RANK
+from localspec.models.drafter_cards import RANKS
 
 JOINT = ("rank", "alpha", "balance", "warmup")  # options that only joint training has
 TREES = ("confident", "static", "chain")
-ADAPTERS_LR_SCALE = 0.25  # the learning rate of the target's adapters, as a multiple of the heads' (§4.0.1)
 UNMEASURED = [0.5 ** (rank + 1) for rank in range(RANKS)]  # accuracies by rank, where none were measured
 
 
@@ -66,60 +62,45 @@ class MedusaOptions:
         refuse_without_joint("medusa", self, JOINT)
 
 
-class ResidualBlocks(nn.Module):
-    """One residual block of every head, x + SiLU(W x + b) (§3.1.1); zeros at first, which change nothing.
-
-    weight [heads, hidden_size, hidden_size], bias [heads, hidden_size].
-    """
-
-    def __init__(self, heads: int, width: int, device: str) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(heads, width, width, device=device))
-        self.bias = nn.Parameter(torch.zeros(heads, width, device=device))
-
-    def forward(self, x: torch.Tensor, heads: slice) -> torch.Tensor:
-        """Applies the blocks of these heads to x [heads, rows, hidden_size], whose shape stays."""
-        weight, bias = self.weight[heads].to(x.dtype), self.bias[heads].to(x.dtype)
-        return x + F.silu(torch.baddbmm(bias[:, None], x, weight.transpose(1, 2)))
-
-
 class Drafter(ParallelDrafter):
-    """Medusa's heads (Cai et al. 2024, §3.1 and §3.2): p_k = softmax(W_k (h + SiLU(V_k h + b_k))) at depth k.
+    """Medusa's heads (Cai et al. 2024, §3.1): p_k = softmax(W_k (h + SiLU(V_k h + b_k))) at depth k.
 
     From the target's state h [hidden_size] that predicted the root, head k makes logits [vocab_size] of the token k
-    positions after it. Medusa-1 trains the heads alone. In Medusa-2 `adapters` are trained with them, until
-    `merge_adapters`; what is left are heads as of Medusa-1, for a changed target.
+    positions after it; there may be several such blocks, one after another.
     """
 
     kind = "medusa"
     Options = MedusaOptions
     options: MedusaOptions
-    JOINT = JOINT
-    linears: nn.Parameter | None
 
-    def __init__(self, target: Target, options: MedusaOptions) -> None:
-        """Raises UsageMistake for joint training of a quantized target."""
-        super().__init__(target, options)
-        transformer = target.transformer
-        self.blocks = nn.ModuleList(
-            ResidualBlocks(options.heads, transformer.config.hidden_size, target.device) for _ in range(options.layers)
-        )
-        self.linears = None
-        if options.private:
-            self.linears = nn.Parameter(transformer.lm_head.weight.detach().float().repeat(options.heads, 1, 1))
-        if options.joint:
-            if transformer.packed:
-                raise UsageMistake(
-                    "Joint training changes the target's weights, which int8 rounds; use --quantize none."
-                )
-            self.adapters = Adapters(transformer, range(len(transformer.layers)), options.rank, options.alpha)
-        self._state: torch.Tensor | None = None  # the target's, which predicted the root
+    def __init__(self, target: DraftableModel[Any], options: MedusaOptions, tensors: Mapping[str, Array]) -> None:
+        super().__init__(target, options, tensors)
+        blocks = [
+            (tensors[f"blocks.{index}.weight"], tensors[f"blocks.{index}.bias"]) for index in range(options.layers)
+        ]
+        self._blocks = [self.compute.linears(weight, bias) for weight, bias in blocks]
+        self._linears = self.compute.linears(tensors["linears"]) if options.private else None
+        self._state: Rows = None  # the target's, which predicted the root
+
+    @classmethod
+    def tensor_specs(cls, target: DraftableModel[Any], options: MedusaOptions) -> dict[str, TensorSpec]:
+        """Lists a residual block of all heads by layer, and with `private` the heads' vocabulary matrices."""
+        heads, sizes = options.heads, target.compute.target.sizes
+        specs = {"linears": TensorSpec((heads, sizes.vocab_size, sizes.hidden_size))} if options.private else {}
+        for index in range(options.layers):
+            specs[f"blocks.{index}.weight"] = TensorSpec((heads, sizes.hidden_size, sizes.hidden_size))
+            specs[f"blocks.{index}.bias"] = TensorSpec((heads, sizes.hidden_size))
+        return specs
 
     @property
     def depth(self) -> int:
+        """The number of heads."""
         return self.options.heads
 
-    # -- drafting -----------------------------------------------------------------------------------------------------
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the heads."""
+        return sum(layer.nbytes for layer in (*self._blocks, *([self._linears] if self._linears else [])))
 
     def observe(self, step: Step) -> None:
         """Calibrates the last draft; keeps the state that predicted the new root, which is that of the last row."""
@@ -131,78 +112,32 @@ class Drafter(ParallelDrafter):
         self._state = None
         self.forget_draft()
 
-    @torch.inference_mode()
     def draft(self, context: Context) -> DraftTree:
         """Returns the tree of all heads, computed at once; heads that no node would be left for are not computed."""
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))
-        depths = min(context.nodes, self.depth)
-        logits = self._logits(self._state.expand(depths, 1, -1), slice(depths))[:, 0]
+        logits = self._logits(self._state, min(context.nodes, self.depth))
         if self.options.tree == "static" and context.sampling.rule != "rejection":
             return self._static(context, logits)
         return self.build_tree(context, logits, 1 if self.options.tree == "chain" else RANKS)
 
-    def _logits(self, x: torch.Tensor, heads: slice) -> torch.Tensor:
-        """Returns these heads' logits [heads, rows, vocab_size] of states x [heads, rows, hidden_size]."""
-        for blocks in self.blocks:
-            x = blocks(x, heads)
-        if self.linears is None:
-            return self.target.head(x)
-        # In this order a single row takes the path for vectors, which reads the matrices twice as fast.
-        return torch.bmm(self.linears[heads].to(x.dtype), x.transpose(1, 2)).transpose(1, 2).contiguous()
+    def _logits(self, state: Rows, heads: int) -> Logits:
+        """Returns the first heads' logits [heads, vocab_size] of one state [1, hidden_size]."""
+        x = state[[0] * heads]
+        for block in self._blocks:
+            x = x + self.compute.silu(block(x))
+        return self.compute.logits(self.compute.target.head(x) if self._linears is None else self._linears(x))
 
-    def _static(self, context: Context, logits: torch.Tensor) -> DraftTree:
+    def _static(self, context: Context, logits: Logits) -> DraftTree:
         """Returns the sparse tree (§3.3.3) with this step's tokens. It has no chances: the budget observes them."""
         nodes = context.nodes
-        levels = TorchLogits(logits).candidates(self.positions(context, logits), min(nodes, RANKS), context.sampling)
+        levels = logits.candidates(self.positions(context, logits), min(nodes, RANKS), context.sampling)
         accuracies = self.accuracies or [UNMEASURED] * len(levels)
         ranks = sparse_tree(
             tuple(tuple(known[: len(level)]) for known, level in zip(accuracies, levels, strict=False)), nodes
         )
         tokens = [levels[depth - 1][rank][0] for depth, rank in zip(ranks.depth[1:], ranks.tokens[1:], strict=True)]
         return DraftTree([context.root, *tokens], ranks.parents, ranks.source)
-
-    # -- training -----------------------------------------------------------------------------------------------------
-
-    def loss(self, batch: Batch) -> LossOutput:
-        """Returns the loss of Medusa-1 (§3.2.1, eq. 1), or of Medusa-2 (§3.2.2, eq. 2) where training is joint.
-
-        Head k reads the state at t and predicts the token at t + 1 + k. Joint training is Medusa-1 during the heads'
-        warm-up. After it the heads read the states of the target with its adapters, and the teacher is the target
-        without them (§3.3.2), from which the batch's states come.
-        """
-        adapted = self.adapters is not None and self.progress >= self.options.warmup
-        states = self.adapted_states(batch.tokens) if adapted else batch.hidden
-        depth_losses = [self._depth_loss(states, batch, ahead) for ahead in range(1, self.depth + 1)]
-        loss = torch.stack(
-            [_mean(seen) * self.options.decay**ahead for ahead, seen in enumerate(depth_losses, start=1)]
-        ).sum()
-        if adapted:
-            loss = _mean(self._depth_loss(states, batch, 0)) + self.options.balance * loss
-        return LossOutput(loss, depth_losses)
-
-    def _depth_loss(self, states: torch.Tensor, batch: Batch, ahead: int) -> DepthLoss:
-        """Returns the loss of the head for the token `ahead` positions after the next; 0 is the target's own head."""
-        count = max(batch.tokens.shape[1] - 1 - ahead, 0)
-        where = batch.loss_mask[:, 1 + ahead :]
-        labels = batch.hidden[:, ahead : ahead + count] if batch.distill else batch.tokens[:, 1 + ahead :]
-
-        def head(rows: torch.Tensor) -> torch.Tensor:
-            return self._logits(rows[None], slice(ahead - 1, ahead))[0] if ahead else self.target.head(rows)
-
-        return cross_entropy(states[:, :count][where], head, labels[where], self.target.head if batch.distill else None)
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """Returns the heads' group and the adapters', which have no gradient during the warm-up."""
-        adapters = [] if self.adapters is None else list(self.adapters.parameters())
-        theirs = {id(parameter) for parameter in adapters}
-        heads = [parameter for parameter in self.parameters() if id(parameter) not in theirs]
-        groups = [{"params": heads, "lr_scale": 1.0}, {"params": adapters, "lr_scale": ADAPTERS_LR_SCALE}]
-        return [group for group in groups if group["params"]]
-
-
-def _mean(seen: DepthLoss) -> torch.Tensor:
-    return seen.loss / max(seen.count, 1)
 
 
 @lru_cache(maxsize=256)

@@ -6,31 +6,28 @@ The masks follow the root; each row predicts the token one position after it:
     predicts    … b root  +1 +2 +3
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-import torch
-import torch.nn.functional as F
-from torch import nn
+import numpy as np
 
+from localspec.checkpoint import inspect
+from localspec.decoding.compute import Array, DraftableModel, RowModel, Rows
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.trained import Batch, LossOutput, ParallelDrafter
+from localspec.drafters.tensors import TensorSpec
+from localspec.drafters.trained import ParallelDrafter
 from localspec.errors import UsageMistake
-from localspec.nn.cache import KVCache
-from localspec.nn.losses import RANKS, DepthLoss, cross_entropy
-from localspec.nn.small_model import fresh_weights, from_config, impossible_ids, read_masked, rotary_embedding
-from localspec.nn.target import Target
-from localspec.nn.transformer import Transformer
+from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.models.model_config import read_config
+from localspec.models.small_model import MaskedModel, compare_tokens, impossible_ids, mask_token
+from localspec.models.stored_names import stored_name
+from localspec.models.tokenizer import Tokenizer
 from localspec.policy.prediction import CHUNK
 
 FORMS = ("medusa", "eagle", "model")
-ROWS = 2048  # of one text in training, masks included; or twice the text's
-MIN_GROUP_SHARE = 0.2  # of the groups that have a mask, however deep it is (PARD)
-FEATURE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1  # of the two parts of EAGLE's loss
 MODEL_MASKS = 7  # what published models of this form were trained with: groups of eight
 
 
@@ -74,95 +71,106 @@ class ParallelSpecOptions:
             raise UsageMistake(f"layers = {self.layers} has no effect with the form 'model', which has its own.")
 
 
+def layers_of(target: TransformerConfig, options: ParallelSpecOptions) -> TransformerConfig:
+    """Returns the sizes of a drafter that is no model: layers as the target's last, without embedding and head."""
+    windows = target.sliding_windows[-1:] * options.layers
+    return replace(target, vocab_size=0, tied=True, sliding_windows=windows)
+
+
 @dataclass(frozen=True)
-class Group:
-    """The rows of one training text, [rows] each: first one row a token of the text, then the masks of some anchors.
+class Published:
+    """A small language model as it was published, its mask token, and bool [vocab_size]: ids that are never drafted."""
 
-    At `depth` 0 a row is the text's own token at `anchor`; mask d of an anchor is d positions after it (figure 3).
-    """
-
-    anchor: torch.Tensor
-    depth: torch.Tensor
-
-    @property
-    def positions(self) -> torch.Tensor:
-        return self.anchor + self.depth
-
-    @property
-    def mask(self) -> torch.Tensor:
-        """bool [rows, rows]: a row sees real tokens up to its anchor, and masks of its own group up to itself."""
-        real, same = self.depth == 0, self.anchor[:, None] == self.anchor
-        return torch.where(real, self.anchor[:, None] >= self.anchor, same & (self.depth[:, None] >= self.depth))
+    model: RowModel
+    mask: int
+    never: Array
 
 
 class Drafter(ParallelDrafter):
     """ParallelSpec's parallel drafter (§4, eqs. 3 to 5): all depths in one forward of a small transformer.
 
     Its input is [tokens + k masks, hidden_size], its output logits [1 + k, vocab_size] of the k + 1 tokens after the
-    root. The layers, their final norm and the masks are trained, and in the form 'eagle' the matrix that joins features
-    and embeddings. The target's embedding and head are shared and do not change; the form 'model' has and trains its
-    own.
+    root. It shares the target's embedding and head; the form 'model' has its own.
     """
 
     kind = "parallelspec"
     Options = ParallelSpecOptions
     options: ParallelSpecOptions
-    never: torch.Tensor  # bool [vocab_size]: tokens that the form 'model' must not propose
 
-    def __init__(self, target: Target, options: ParallelSpecOptions, small: Target | None = None) -> None:
-        """`small` is the language model of the form 'model' where it was read already; else reading it may raise."""
-        super().__init__(target, options)
-        shape, device = target.transformer.config, target.device
-        if options.form != "model":
-            own = replace(shape, vocab_size=0, tied=True, sliding_windows=shape.sliding_windows[-1:] * options.layers)
-            self.model = Transformer(own, target.transformer.rotary, fresh_weights(own, device))
-            self.model.norm.data = target.transformer.norm.detach().float().clone()  # for the head that it feeds
-            masks = torch.randn(options.masks, shape.hidden_size, device=device)
-            self.masks = nn.Parameter(masks * target.transformer.embed_tokens.detach().float().std())
-            if options.form == "eagle":
-                self.joined = nn.Linear(2 * shape.hidden_size, shape.hidden_size, device=device)
-        else:
-            if options.config:
-                self.model, token = from_config(options.config, target)
-                never = torch.zeros(shape.vocab_size, dtype=torch.bool, device=device)
-            else:
-                small = small or read_masked(Path(options.model), target)
-                self.model, token = small.transformer, small.config.content["pard_token"]
-                never = impossible_ids(small, target)
-                self.model.rotary = rotary_embedding(small.config, target)
-                config = {**small.config.content, "tie_word_embeddings": self.model.config.tied}
-                self.options = replace(options, model="", config=json.dumps(config, sort_keys=True))
-            self.masks = nn.Parameter(self.model.embed_tokens.detach()[token : token + 1].clone())
-            self.register_buffer("never", never)
-        self.model.requires_grad_(True)
-        own = self.model.config
-        self._cache = KVCache(own.cache_shape, 0, target.dtype, target.device)
-        self._features: list[torch.Tensor] = []  # the target's state at each token in its cache (EAGLE only)
+    def __init__(
+        self,
+        target: DraftableModel[Any],
+        options: ParallelSpecOptions,
+        tensors: Mapping[str, Array],
+        published: Published | None = None,
+    ) -> None:
+        """A drafter that was published has no `tensors` of its own."""
+        super().__init__(target, options, tensors)
+        self._model = published.model if published else self._model_of(tensors)
+        self._masks = self._model.embed([published.mask]) if published else self.compute.rows(tensors["masks"])
+        joins = options.form == "eagle"
+        self._joined = self.compute.linear(tensors["joined.weight"], tensors["joined.bias"]) if joins else None
+        self._never: Rows = None  # [1, vocab_size]: -inf for tokens that the form 'model' must not propose
+        if options.form == "model":
+            never = published.never if published else tensors["never"]
+            self._never = self.compute.rows(np.where(never, -np.inf, 0.0).astype(np.float32)[None])
+        self._cache = self._model.cache(0)
+        self._features: list[Rows] = []  # the target's state at each token in its cache (EAGLE only)
+
+    def _model_of(self, tensors: Mapping[str, Array]) -> RowModel:
+        sizes, rope = layers_of(self.compute.target.sizes, self.options), None
+        if self.options.form == "model":
+            described = MaskedModel.of(self.options.config, self.target.context)
+            sizes, rope = described.sizes, described.rope
+        names = {name: f"model.{stored_name(name)}" for name in weight_map(sizes)}
+        return self.compute.model(sizes, rope, Renamed(tensors, names))
 
     @classmethod
-    def from_model(cls, path: Path, target: Target, masks: int = MODEL_MASKS) -> Self:
+    def from_model(cls, path: Path, target: DraftableModel[Any], masks: int = MODEL_MASKS) -> Self:
         """Returns the drafter that a published small language model is (PARD): its config.json names a `pard_token`.
 
         Raises UsageMistake where its tokens are not the target's, LocalspecError where it is damaged or no such model.
         """
+        config, tokenizer = read_config(inspect(path)), Tokenizer.open(path)
+        mask = mask_token(config, path)
+        compare_tokens(tokenizer, config.vocab_size, target.tokenizer, path)
+        never = impossible_ids(tokenizer, mask, target.tokenizer, target.vocab_size)
+        model = target.compute.read_model(path, min(target.context, config.max_position_embeddings))
         options = ParallelSpecOptions(masks=masks, form="model", model=str(path))
-        return cls(target, options, read_masked(path, target, target.dtype)).eval().requires_grad_(False)
+        return cls(target, options, {}, Published(model, mask, never))
+
+    @classmethod
+    def tensor_specs(cls, target: DraftableModel[Any], options: ParallelSpecOptions) -> dict[str, TensorSpec]:
+        """Lists the layers, the masks' embeddings, and what the form has beside them, each once.
+
+        Raises UsageMistake and LocalspecError for a model that is none.
+        """
+        own = target.compute.target.sizes
+        is_model = options.form == "model"
+        sizes = MaskedModel.of(options.config, target.context).sizes if is_model else layers_of(own, options)
+        specs = {"masks": TensorSpec((1 if is_model else options.masks, sizes.hidden_size))}
+        for name, made_of in weight_map(sizes).items():
+            rows, columns = sum(rows for _, rows in made_of), in_features(name, sizes)
+            if is_model or name != "embed_tokens":
+                specs[f"model.{stored_name(name)}"] = TensorSpec((rows,) if columns is None else (rows, columns))
+        if options.form == "eagle":
+            specs["joined.weight"] = TensorSpec((own.hidden_size, 2 * own.hidden_size))
+            specs["joined.bias"] = TensorSpec((own.hidden_size,))
+        if is_model:
+            specs["never"] = TensorSpec((own.vocab_size,), "bool")
+        return specs
 
     @property
     def depth(self) -> int:
+        """The number of tokens of a draft."""
         return self.options.masks + 1
 
     @property
     def nbytes(self) -> int:
         """Bytes that the drafter holds beside the target: weights, cache and features."""
-        return super().nbytes + self._cache.nbytes + sum(feature.nbytes for feature in self._features)
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns what is saved: the drafter's own tensors, each once."""
-        shared = {"model.embedding"} if self.options.form != "model" else set()
-        if self.model.config.tied:
-            shared.add("model.head.weight")
-        return {name: tensor for name, tensor in super().tensors().items() if name not in shared}
+        held = [self._model, self._masks, self._cache, *self._features]
+        held += [one for one in (self._joined, self._never) if one is not None]
+        return sum(int(one.nbytes) for one in held)
 
     # -- drafting -----------------------------------------------------------------------------------------------------
 
@@ -170,7 +178,8 @@ class Drafter(ParallelDrafter):
         """Calibrates the last draft; keeps the target's features at the rows that are now in the target's cache."""
         self.calibrate(step)
         if self.options.form == "eagle":
-            self._features += step.hidden.rows.unbind()
+            rows = step.hidden.rows
+            self._features += [rows[row : row + 1] for row in range(len(rows))]
 
     def rewind(self, length: int) -> None:
         """Forgets cached tokens and features after `length`; those before it do not depend on what follows."""
@@ -178,7 +187,6 @@ class Drafter(ParallelDrafter):
         del self._features[length:]
         self.forget_draft()
 
-    @torch.inference_mode()
     def draft(self, context: Context) -> DraftTree:
         """Runs one forward over the masks and the tokens that are new to the drafter's cache, the root among them."""
         nodes, position = context.nodes, len(context.committed)
@@ -187,137 +195,68 @@ class Drafter(ParallelDrafter):
         if not nodes or not has_features:
             return DraftTree((context.root,), (-1,))
         states = self._predict(context.committed, min(self.options.masks, nodes - 1))
-        return self.build_tree(context, self._logits(states))
+        return self.build_tree(context, self.compute.logits(self._logits(states)))
 
-    def _predict(self, committed: Sequence[int], masks: int) -> torch.Tensor:
+    def _predict(self, committed: Sequence[int], masks: int) -> Rows:
         """Returns states [1 + masks, hidden_size] of the root and the masks after it; real rows stay in the cache."""
-        self.cast_for_inference()
         while len(committed) - self._cache.length > CHUNK:
             self._read_rows(committed[self._cache.length : self._cache.length + CHUNK], 0)
         new = len(committed) - self._cache.length
         return self._read_rows(committed[self._cache.length :], masks)[new - 1 :]
 
-    def _read_rows(self, tokens: Sequence[int], masks: int) -> torch.Tensor:
+    def _read_rows(self, tokens: Sequence[int], masks: int) -> Rows:
         """Returns states [tokens + masks, hidden_size] of tokens that follow the cache, which then holds them too."""
-        start, count, device = self._cache.length, len(tokens), self.target.device
-        rows = count + masks
+        start, count = self._cache.length, len(tokens)
         features = None
         if self.options.form == "eagle":
             known = self._features[max(start - 1, 0) : start + count - 1]
-            first = [self._features[0].new_zeros(self._features[0].shape)] if start == 0 else []
-            features = torch.stack([*first, *known])
-        x = self._embed(torch.tensor(tokens, device=device), self._masks()[:masks], features)
-        causal = torch.ones(rows, rows, dtype=torch.bool, device=device).tril_()
-        self._cache.reserve(start + rows)
-        states: torch.Tensor = self.model(x, torch.arange(start, start + rows, device=device), causal, self._cache)[0]
+            first = [self._zeros(1)] if start == 0 else []
+            features = self.compute.concat([*first, *known])
+        states = self._model.read_rows(self._embed(tokens, masks, features), self._cache)
         self._cache.keep(range(count))
         return states
 
-    def _embed(self, tokens: torch.Tensor, masks: torch.Tensor, features: torch.Tensor | None) -> torch.Tensor:
-        """Returns the input [1, n + m, hidden_size] of tokens [n], masks [m, hidden_size], features [n, hidden_size].
+    def _embed(self, tokens: Sequence[int], masks: int, features: Rows | None) -> Rows:
+        """Returns the input [n + masks, hidden_size] of tokens [n] and features [n, hidden_size].
 
         A token's feature is the target's state one position before it, which predicted it; masks have zeros (eq. 5).
         """
-        if self.options.form == "model":
-            embedding = self.model.embed_tokens
-            real = F.embedding(tokens.clamp(max=len(embedding) - 1), embedding)  # ids that no tokenizer gives
+        if self.options.form == "model":  # one mask for all; and ids that no tokenizer gives
+            most, embed, rows = self._model.sizes.vocab_size - 1, self._model.embed, [0] * masks
+            tokens = [min(token, most) for token in tokens]
         else:
-            real = self.target.embed(tokens)
-        x = torch.cat([real.to(masks.dtype), masks])
-        if features is not None:
-            padded = F.pad(features.to(masks.dtype), (0, 0, 0, len(masks)))
-            x = self.joined(torch.cat([padded, x], -1))
-        return x[None]
+            embed, rows = self.compute.target.embed, list(range(masks))
+        x = self.compute.concat([embed(tokens), self._masks[rows]])
+        if features is None:
+            return x
+        assert self._joined is not None
+        return self._joined(self.compute.concat([self.compute.concat([features, self._zeros(masks)]), x], 1))
 
-    def _masks(self) -> torch.Tensor:
-        """Returns the masks' embeddings [k, hidden_size]; a small language model has one for all."""
-        return self.masks.expand(self.options.masks, -1)
+    def _zeros(self, rows: int) -> Rows:
+        return self.compute.rows(np.zeros((rows, self.compute.target.sizes.hidden_size), np.float32))
 
-    def _head(self, states: torch.Tensor) -> torch.Tensor:
-        """Returns logits of states [rows, hidden_size], for the ids that the drafter and the target both have."""
-        if self.options.form != "model":
-            return self.target.head(states.to(self.target.transformer.computes_in))
-        logits: torch.Tensor = self.model.lm_head(states)
-        return logits[:, : self.target.transformer.config.vocab_size]
-
-    def _logits(self, states: torch.Tensor) -> torch.Tensor:
+    def _logits(self, states: Rows) -> Rows:
         """Returns logits [rows, the target's vocab_size]; tokens that must not be proposed are impossible."""
-        logits = self._head(states)
         if self.options.form != "model":
-            return logits
-        return F.pad(logits, (0, len(self.never) - logits.shape[1])).masked_fill(self.never, float("-inf"))
+            return self.compute.target.head(states)
+        logits, width = self._model.head(states), self.target.vocab_size
+        if logits.shape[1] < width:
+            logits = self.compute.at_columns(logits, np.arange(logits.shape[1]), width)
+        return logits[:, :width] + self._never
 
-    def cast_for_inference(self) -> None:
-        """Casts to the precision of the target's weights, which the drafter's cache has too, unless it is trained."""
-        if self.masks.dtype != self.target.dtype and not self.masks.requires_grad:
-            with torch.inference_mode(False):
-                self.to(self.target.dtype)
-            self.model.computes_in = self.target.dtype
 
-    # -- training -----------------------------------------------------------------------------------------------------
+class Renamed(Mapping[str, Array]):
+    """Tensors under other names, each taken from below when it is asked for."""
 
-    def loss(self, batch: Batch) -> LossOutput:
-        """Returns the loss of eq. 3: each row of the text, and of each anchor's group, predicts the token after it.
+    def __init__(self, tensors: Mapping[str, Array], names: Mapping[str, str]) -> None:
+        self._tensors = tensors
+        self._names = {name: stored for name, stored in names.items() if stored in tensors}
 
-        The rows of depth d are averaged and weighted by λᵈ. In the form 'eagle' a row's loss is 1.0 SmoothL1(feature) +
-        0.1 cross-entropy (eq. 4, with EAGLE's own weights; the paper adds depths without λ, which is decay = 1).
-        """
-        states: list[list[torch.Tensor]] = [[] for _ in range(self.depth)]
-        places: list[list[torch.Tensor]] = [[] for _ in range(self.depth)]  # of those states in all texts, end to end
-        n = batch.tokens.shape[1]
-        for text, loss_mask in enumerate(batch.loss_mask):
-            end = int(loss_mask.nonzero().max()) + 1 if loss_mask.any() else 0
-            if end < 2:
-                continue
-            group = self.group(loss_mask[:end], batch.generator)
-            of_text, at = self.states(batch.tokens[text, :end], batch.hidden[text, :end], group), group.positions
-            has_label = (at + 1 < end) & loss_mask[(at + 1).clamp(max=end - 1)]
-            for depth in range(self.depth):
-                rows = has_label & (group.depth == depth)
-                states[depth].append(of_text[rows])
-                places[depth].append(text * n + at[rows])
-        total, depth_losses = self.masks.sum() * 0, []  # a batch without a label has a gradient, too
-        for depth in range(self.depth):
-            if not states[depth]:
-                depth_losses.append(DepthLoss(total, torch.zeros(RANKS, dtype=torch.long, device=total.device), 0))
-                continue
-            of_depth, at = torch.cat(states[depth]), torch.cat(places[depth])
-            found = self._depth_loss(of_depth, at, batch)
-            loss = found.loss / max(found.count, 1)
-            if self.options.form == "eagle" and len(at):
-                feature_loss = F.smooth_l1_loss(of_depth.float(), batch.hidden.flatten(0, 1)[at].float())
-                loss = TOKEN_WEIGHT * loss + FEATURE_WEIGHT * feature_loss
-            total = total + self.options.decay**depth * loss
-            depth_losses.append(found)
-        return LossOutput(total, depth_losses)
+    def __getitem__(self, name: str) -> Array:
+        return self._tensors[self._names[name]]
 
-    def _depth_loss(self, states: torch.Tensor, at: torch.Tensor, batch: Batch) -> DepthLoss:
-        """Returns the loss of states [rows, hidden_size] at the places `at` [rows] of all texts, end to end."""
-        labels = batch.hidden.flatten(0, 1)[at] if batch.distill else batch.tokens.flatten()[at + 1]
-        own = self.model.config.vocab_size  # 0 where the head is the target's
-        truncated = 0 < own < self.target.transformer.config.vocab_size
-        ids = torch.arange(own, device=at.device) if truncated else None
-        return cross_entropy(states, self._head, labels, self.target.head if batch.distill else None, ids)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
 
-    def group(self, loss_mask: torch.Tensor, generator: torch.Generator) -> Group:
-        """Returns the rows of a text with this loss_mask [n]: random anchors, as many as there is room for.
-
-        An anchor has mask d only where it has all masks before it, and the text has a token for it to predict.
-        """
-        n, device = len(loss_mask), loss_mask.device
-        anchors = loss_mask[2:].nonzero()[:, 0]
-        shares = [max((1 - self.options.drop) ** depth, MIN_GROUP_SHARE) for depth in range(1, self.depth)]
-        room = (max(ROWS, 2 * n) - n) / sum(shares)
-        shuffled = anchors[torch.randperm(len(anchors), generator=generator).to(device)]
-        by_depth = [shuffled[: round(min(len(shuffled), room) * share)] for share in shares]
-        by_depth = [some[some + depth + 1 < n] for depth, some in enumerate(by_depth, start=1)]
-        depths = [torch.full_like(some, depth) for depth, some in enumerate(by_depth, start=1)]
-        real = torch.arange(n, device=device)
-        return Group(torch.cat([real, *by_depth]), torch.cat([torch.zeros_like(real), *depths]))
-
-    def states(self, tokens: torch.Tensor, hidden: torch.Tensor, group: Group) -> torch.Tensor:
-        """Returns states [rows, hidden_size] of a text [n] and its masks, by the target's hidden [n, hidden_size]."""
-        features = F.pad(hidden[:-1], (0, 0, 1, 0)) if self.options.form == "eagle" else None
-        masks = self._masks()[group.depth[len(tokens) :] - 1]
-        states: torch.Tensor = self.model(self._embed(tokens, masks, features), group.positions, group.mask)[0]
-        return states
+    def __len__(self) -> int:
+        return len(self._names)

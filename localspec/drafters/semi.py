@@ -5,26 +5,26 @@ target's state that predicted the root, which is known already and the same for 
 to node, so that a tree costs one small batch a depth.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-import torch
-import torch.nn.functional as F
-from torch import nn
+import numpy as np
 
+from localspec.decoding.compute import Array, Compute, DraftableModel, Linear, Rows
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.logits import Candidate
 from localspec.decoding.tree import DraftTree, grow_tree
-from localspec.drafters.trained import Batch, LossOutput, TrainedDrafter, refuse_without_joint
+from localspec.drafters.tensors import TensorSpec
+from localspec.drafters.trained import TrainedDrafter, refuse_without_joint
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.nn.adapters import MOST_RANK, Adapters
-from localspec.nn.logits import TorchLogits
-from localspec.nn.losses import Head, cross_entropy
-from localspec.nn.target import Target
+from localspec.models.adapter_names import MOST_RANK
+from localspec.models.architecture import TransformerConfig
 
 JOINT = ("rank", "balance")  # options that only joint training has
 PAPER_WIDTH = 1024  # of W_p h_p and of W_q h_q (appendix A)
 BRANCHES = 8  # candidates of a node below the first depth
+RECENT_MODELS = ("transformer", "lstm", "none")
 
 
 @dataclass(frozen=True)
@@ -72,68 +72,123 @@ class SemiOptions:
         refuse_without_joint("semi", self, JOINT)
 
 
-class Averaged(nn.Module):
+@dataclass(frozen=True)
+class Widths:
+    """How many channels the drafter's parts have: the tiny model's h_q, each half of σ(…), and what leads to a head."""
+
+    recent: int
+    wide: int
+    outputs: int
+
+    @classmethod
+    def of(cls, sizes: TransformerConfig, options: SemiOptions) -> "Widths":
+        """Of a drafter with these options. Raises UsageMistake for a vocabulary that is larger than the target's."""
+        if options.vocabulary > sizes.vocab_size:
+            raise UsageMistake(
+                f"vocabulary = {options.vocabulary} is more than the model's {sizes.vocab_size} tokens; give fewer."
+            )
+        width = sizes.hidden_size
+        return cls(
+            recent=width if options.recent == "none" else width // 2,
+            wide=PAPER_WIDTH if options.paper_widths else width // (2 if options.shared else 4),
+            outputs=width if options.shared else options.vocabulary or sizes.vocab_size,
+        )
+
+
+class RecentModel(Protocol):
+    """A tiny model of the tokens just drafted. Its state is empty or zero before the root."""
+
+    state_size: int
+
+    def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
+        """Returns the states after one more token, and h_q.
+
+        x [rows, hidden_size] are embeddings of the tokens `depth` positions after the root, `state` [rows,
+        self.state_size] the states before them.
+        """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+
+
+class Averaged:
     """The simplified transformer, eq. 6: h_q = Σ α_l MLP(e_l) / Σ α_l over the recent tokens, α learned in (0, 1).
 
     The state of a node, [rows, hidden_size / 2], is the numerator.
     """
 
-    def __init__(self, width: int, depth: int) -> None:
-        super().__init__()
-        self.inner, self.outer = nn.Linear(width, width // 2), nn.Linear(width // 2, width // 2)
-        for layer in (self.inner, self.outer):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-        # α is its sigmoid: ½ at first for the last place and half as much for each one before it, so that the newest
-        # token outweighs all others together and can be told apart from them.
-        self.free = nn.Parameter(torch.logit(0.5 ** torch.arange(depth, 0, -1)))
-        self.width = self.state_size = width // 2
+    def __init__(self, compute: Compute, tensors: Mapping[str, Array]) -> None:
+        self._compute = compute
+        self._inner, self._outer = _linear(compute, tensors, "recent.inner"), _linear(compute, tensors, "recent.outer")
+        self._alpha = 1 / (1 + np.exp(-tensors["recent.free"].astype(np.float64)))
+        self.state_size = len(tensors["recent.outer.bias"])
 
-    def forward(self, x: torch.Tensor, state: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the states after one more token, and h_q [rows, self.width].
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+        return self._inner.nbytes + self._outer.nbytes + 4 * len(self._alpha)
 
-        x [rows, hidden_size] are embeddings of the tokens `depth` positions after the root, `state` [rows,
-        self.state_size] the states before them.
-        """
-        alpha = self.free.sigmoid().to(x.dtype)
-        x = F.silu(_linear(F.silu(_linear(x, self.inner)), self.outer))
-        state = torch.addcmul(state, x, alpha[depth])
-        return state, state / alpha[: depth + 1].sum()
+    def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
+        """Adds one more token to the sum."""
+        silu = self._compute.silu
+        state = state + silu(self._outer(silu(self._inner(x)))) * float(self._alpha[depth])
+        return state, state / float(self._alpha[: depth + 1].sum())
 
 
-class Recurrent(nn.Module):
+class Recurrent:
     """The LSTM of two layers, eq. 7. The state of a node, [rows, 2 hidden_size], is hidden state and cell of both."""
 
-    def __init__(self, width: int, depth: int) -> None:
-        super().__init__()
-        self.width = width // 2
-        self.state_size = 4 * self.width
-        self.first, self.second = nn.LSTMCell(width, self.width), nn.LSTMCell(self.width, self.width)
+    def __init__(self, compute: Compute, tensors: Mapping[str, Array]) -> None:
+        self._compute = compute
+        self._cells = [_cell(compute, tensors, f"recent.{name}") for name in ("first", "second")]
+        self._width = len(tensors["recent.first.bias_ih"]) // 4
+        self.state_size = 4 * self._width
 
-    def forward(self, x: torch.Tensor, state: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the states after one more token, and h_q [rows, self.width], as `Averaged.forward` does."""
-        below, below_cell, above, above_cell = state.chunk(4, -1)
-        below, below_cell = _cell(x, below, below_cell, self.first)
-        above, above_cell = _cell(below, above, above_cell, self.second)
-        return torch.cat([below, below_cell, above, above_cell], -1), above
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+        return sum(cell.nbytes for cell in self._cells)
+
+    def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
+        """Takes a step of both layers."""
+        width, parts = self._width, []
+        for layer, cell in enumerate(self._cells):
+            hidden, memory = (state[:, (2 * layer + part) * width : (2 * layer + part + 1) * width] for part in (0, 1))
+            gates = cell(self._compute.concat([x, hidden], 1))
+            enters, keeps, value, leaves = (gates[:, part * width : (part + 1) * width] for part in range(4))
+            sigmoid, tanh = self._compute.sigmoid, self._compute.tanh
+            memory = sigmoid(keeps) * memory + sigmoid(enters) * tanh(value)
+            x = sigmoid(leaves) * tanh(memory)
+            parts += [x, memory]
+        return self._compute.concat(parts, 1), x
 
 
-class Last(nn.Module):
+class Last:
     """No model at all: the embedding of the last token (§6.1, zero layers). Nodes have no state."""
 
-    def __init__(self, width: int, depth: int) -> None:
-        super().__init__()
-        self.width, self.state_size = width, 0
+    state_size = nbytes = 0
 
-    def forward(self, x: torch.Tensor, state: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the empty state and the embeddings x [rows, hidden_size] themselves."""
+    def __init__(self, compute: Compute, tensors: Mapping[str, Array]) -> None: ...
+
+    def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
+        """Returns the empty state and the embeddings themselves."""
         return state, x
 
 
-RECENT_MODELS: dict[str, type[Averaged] | type[Recurrent] | type[Last]] = {
-    "transformer": Averaged,
-    "lstm": Recurrent,
-    "none": Last,
-}
+_RECENT: dict[str, Callable[[Compute, Mapping[str, Array]], RecentModel]] = {
+    "transformer": Averaged, "lstm": Recurrent, "none": Last,
+}  # fmt: skip
+
+
+def _linear(compute: Compute, tensors: Mapping[str, Array], name: str) -> Linear:
+    return compute.linear(tensors[f"{name}.weight"], tensors[f"{name}.bias"])
+
+
+def _cell(compute: Compute, tensors: Mapping[str, Array], name: str) -> Linear:
+    """The gates of an LSTM's layer, of its input and its hidden state side by side."""
+    weight = np.concatenate([tensors[f"{name}.weight_ih"], tensors[f"{name}.weight_hh"]], 1)
+    return compute.linear(weight, tensors[f"{name}.bias_ih"] + tensors[f"{name}.bias_hh"])
 
 
 class Drafter(TrainedDrafter):
@@ -147,93 +202,92 @@ class Drafter(TrainedDrafter):
     the target's own head follows. Measured roughly (demo model, 240 steps, one seed): as wide as with a matrix of its
     own it predicts a little worse; twice as wide, as it is here, as well with a fifth of the weights. Each depth then
     costs the target's head; a draft vocabulary makes it cheaper, for a copy of its rows.
-
-    Separate training, the default, leaves the target as it is. In joint training `loss` runs the target with
-    `adapters`, which training merges at the end: the result is another target.
     """
 
     kind = "semi"
     Options = SemiOptions
-    JOINT = JOINT
     options: SemiOptions
-    kept: torch.Tensor | None
 
-    def __init__(self, target: Target, options: SemiOptions) -> None:
-        super().__init__(target, options)
-        shape = target.transformer.config
-        if options.vocabulary > shape.vocab_size:
-            raise UsageMistake(
-                f"vocabulary = {options.vocabulary} is more than the model's {shape.vocab_size} tokens; give fewer."
-            )
-        wide = PAPER_WIDTH if options.paper_widths else shape.hidden_size // (2 if options.shared else 4)
-        outputs = shape.hidden_size if options.shared else options.vocabulary or shape.vocab_size
-        with torch.device(target.device):
-            self.recent: Averaged | Recurrent | Last = RECENT_MODELS[options.recent](shape.hidden_size, options.depth)
-            self.far = nn.Linear(shape.hidden_size, wide)  # its bias is the first half of b
-            self.near = nn.Linear(self.recent.width, wide)
-            self.mixed = nn.Linear(2 * wide, 2 * wide) if options.layers == 2 else None
-            self.out = nn.Linear(2 * wide, outputs, bias=False)
-            self.register_buffer("kept", torch.arange(options.vocabulary) if options.vocabulary else None)
-        if options.joint:
-            if target.transformer.packed:
-                raise UsageMistake(
-                    "Joint training changes the target's weights, and int8 rounds them; load it without."
-                )
-            layers = range(shape.num_layers)
-            self.adapters = Adapters(target.transformer, layers, options.rank, 2.0 * options.rank)
-        self._shared: Head = target.head  # no module of the drafter: it is neither trained nor saved
-        self._copied_bytes = 0
-        self._copy_head_rows()
-        self._state: torch.Tensor | None = None  # the target's, which predicted the root
+    def __init__(self, target: DraftableModel[Any], options: SemiOptions, tensors: Mapping[str, Array]) -> None:
+        """Raises LocalspecError for a draft vocabulary that the model does not have."""
+        super().__init__(target, options, tensors)
+        self._recent = _RECENT[options.recent](self.compute, tensors)
+        self._far, self._near = _linear(self.compute, tensors, "far"), _linear(self.compute, tensors, "near")
+        self._mixed = _linear(self.compute, tensors, "mixed") if options.layers == 2 else None
+        self._out = self.compute.linear(tensors["out.weight"])
+        self._kept = tensors["kept"] if options.vocabulary else None
+        self._copied: Linear | None = None  # the rows of the target's head that belong to the draft vocabulary
+        if self._kept is not None:
+            if not 0 <= int(self._kept.min()) <= int(self._kept.max()) < target.vocab_size:
+                raise LocalspecError("'kept' names tokens that the model does not have; train the drafter again.")
+            if options.shared:
+                self._copied = self.compute.target.head_rows(self._kept.tolist())
+        self._state: Rows = None  # the target's, which predicted the root
         self._candidates: dict[tuple[int, ...], Sequence[Candidate]] = {}  # of the last draft, by path
         self._greedy = True
+
+    @classmethod
+    def tensor_specs(cls, target: DraftableModel[Any], options: SemiOptions) -> dict[str, TensorSpec]:
+        """Lists the tiny model's tensors, the layers after it, and the ids of a draft vocabulary."""
+        sizes = target.compute.target.sizes
+        widths, hidden = Widths.of(sizes, options), sizes.hidden_size
+        recent, wide = widths.recent, widths.wide
+        shapes: dict[str, tuple[int, ...]] = {}
+        linears = {"far": (wide, hidden), "near": (wide, recent)}
+        if options.recent == "transformer":
+            linears |= {"recent.inner": (recent, hidden), "recent.outer": (recent, recent)}
+            shapes["recent.free"] = (options.depth,)
+        elif options.recent == "lstm":
+            for cell, inputs in (("first", hidden), ("second", recent)):
+                shapes[f"recent.{cell}.weight_ih"], shapes[f"recent.{cell}.weight_hh"] = (
+                    (4 * recent, inputs),
+                    (4 * recent, recent),
+                )
+                shapes[f"recent.{cell}.bias_ih"] = shapes[f"recent.{cell}.bias_hh"] = (4 * recent,)
+        if options.layers == 2:
+            linears["mixed"] = (2 * wide, 2 * wide)
+        for name, shape in linears.items():
+            shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+        shapes["out.weight"] = (widths.outputs, 2 * wide)
+        kept = {"kept": TensorSpec((options.vocabulary,), "int64")} if options.vocabulary else {}
+        return {**{name: TensorSpec(shape) for name, shape in shapes.items()}, **kept}
 
     @property
     def depth(self) -> int:
         """The number of levels of its trees, the root not counted."""
         return self.options.depth
 
-    # -- the model ----------------------------------------------------------------------------------------------------
-
-    def _initial_state(self, rows: int) -> torch.Tensor:
-        """Returns the tiny model's states [rows, state_size] before any token."""
-        return torch.zeros((rows, self.recent.state_size), dtype=self._dtype, device=self.target.device)
-
-    def _read(
-        self, tokens: torch.Tensor, far: torch.Tensor, state: torch.Tensor, depth: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Reads one more token [rows], `depth` positions after the root, and returns (states, σ(…) [rows, 2 wide]).
-
-        far [rows or 1, wide] is W_p h_p.
-        """
-        # Normalised, for with embeddings as small as many targets' the tiny model would learn very slowly.
-        x = F.rms_norm(self.target.embed(tokens).to(self._dtype), (self.target.transformer.config.hidden_size,))
-        state, recent = self.recent(x, state, depth)
-        near = _linear(recent, self.near)
-        return state, F.silu(torch.cat([far.expand_as(near), near], -1))
-
-    def _head(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns logits [rows, draft vocabulary] of x [rows, 2 wide]."""
-        if self.mixed is not None:
-            x = x + F.silu(_linear(x, self.mixed))
-        x = _linear(x, self.out)
-        return self._shared(x) if self.options.shared else x
-
-    def _copy_head_rows(self) -> None:
-        """Copies the rows of the target's head that belong to the draft vocabulary, in that head's precision."""
-        transformer = self.target.transformer
-        if self.options.shared and self.kept is not None:
-            rows = type(transformer.lm_head)(transformer.lm_head.weight.detach()[self.kept])
-            self._shared, self._copied_bytes = rows.forward, rows.nbytes
-
     @property
     def nbytes(self) -> int:
         """Bytes that the drafter holds beside the target."""
-        return super().nbytes + self._copied_bytes
+        layers = (self._recent, self._far, self._near, self._mixed, self._out, self._copied)
+        return sum(layer.nbytes for layer in layers if layer is not None)
 
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self.target.transformer.computes_in
+    # -- the model ----------------------------------------------------------------------------------------------------
+
+    def _initial_state(self) -> Rows:
+        """Returns the tiny model's state [1, state_size] before any token."""
+        return self.compute.rows(np.zeros((1, self._recent.state_size), np.float32))
+
+    def _read(self, tokens: Sequence[int], far: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
+        """Reads one more token [rows], `depth` positions after the root, and returns (states, σ(…) [rows, 2 wide]).
+
+        far [1, wide] is W_p h_p.
+        """
+        # Normalised, for with embeddings as small as many targets' the tiny model would learn very slowly.
+        x = self.compute.rms_norm(self.compute.target.embed(tokens))
+        state, recent = self._recent.read(x, state, depth)
+        near = self._near(recent)
+        return state, self.compute.silu(self.compute.concat([far[[0] * len(near)], near], 1))
+
+    def _head(self, x: Rows) -> Rows:
+        """Returns logits [rows, draft vocabulary] of x [rows, 2 wide]."""
+        if self._mixed is not None:
+            x = x + self.compute.silu(self._mixed(x))
+        x = self._out(x)
+        if not self.options.shared:
+            return x
+        return self.compute.target.head(x) if self._copied is None else self._copied(x)
 
     # -- drafting -----------------------------------------------------------------------------------------------------
 
@@ -252,38 +306,37 @@ class Drafter(TrainedDrafter):
         """Forgets the state that predicted the root; the next observation gives another one."""
         self._state, self._candidates = None, {}
 
-    @torch.inference_mode()
     def draft(self, context: Context) -> DraftTree:
         """Returns the best tree that the tiny model finds; for the rule `rejection`, chains sampled from it."""
         self._candidates, self._greedy = {}, context.sampling.greedy
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))
-        far = _linear(self._state.to(self._dtype), self.far)
+        far = self._far(self._state)
         return (
             self._sample_tree(context, far) if context.sampling.rule == "rejection" else self._grow_tree(context, far)
         )
 
-    def _grow_tree(self, context: Context, far: torch.Tensor) -> DraftTree:
-        state, ids = self._initial_state(1), None if self.kept is None else self.kept.cpu().numpy()
+    def _grow_tree(self, context: Context, far: Rows) -> DraftTree:
+        state, ids = self._initial_state(), self._kept
         paths: list[tuple[int, ...]] = [()]
 
         def expand(parents: Sequence[int], tokens: Sequence[int], depth: int) -> list[list[Candidate]]:
             """Returns the candidates after nodes at `depth`, whose parents are nodes of the call before."""
             nonlocal state, paths
             if depth:
-                state = state[torch.tensor(parents, device=state.device)]
+                state = state[list(parents)]
                 paths = [(*paths[parent], token) for parent, token in zip(parents, tokens, strict=True)]
-            state, x = self._read(torch.tensor(tokens, device=state.device), far, state, depth)
+            state, x = self._read(tokens, far, state, depth)
             # Nodes of one depth have one position, and so meet the same noise.
             positions = [len(context.committed) + depth] * len(tokens)
             count = min(context.nodes, BRANCHES) if depth else context.nodes
-            found = TorchLogits(self._head(x)).candidates(positions, count, context.sampling, ids)
+            found = self.compute.logits(self._head(x)).candidates(positions, count, context.sampling, ids)
             self._candidates.update(zip(paths, found, strict=True))
             return [self.calibration.chances(candidates, depth + 1, self._greedy) for candidates in found]
 
         return grow_tree(context.root, expand, context.nodes, self.depth, self.kind)
 
-    def _sample_tree(self, context: Context, far: torch.Tensor) -> DraftTree:
+    def _sample_tree(self, context: Context, far: Rows) -> DraftTree:
         """Samples chains side by side, each token given those above it; nodes left over are children of the root.
 
         The shape does not depend on what is sampled, except that it ends at a depth where some logits are NaN or inf.
@@ -292,16 +345,16 @@ class Drafter(TrainedDrafter):
         chains, position = context.nodes // depths, len(context.committed)
         widths = [chains + context.nodes % depths] + [chains] * (depths - 1)
         sampled: list[list[int]] = []
-        rows: list[torch.Tensor] = []
-        state, tokens = self._initial_state(1), [context.root]
+        rows: list[Rows] = []
+        state, tokens = self._initial_state(), [context.root]
         for depth, width in enumerate(widths):
-            state, x = self._read(torch.tensor(tokens, device=state.device), far, state[:width], depth)
+            state, x = self._read(tokens, far, state[:width], depth)
             logits = self._in_full_vocabulary(self._head(x))
-            if TorchLogits(logits).finite_rows(context.sampling) < len(logits):
+            if self.compute.logits(logits).finite_rows(context.sampling) < len(logits):
                 break
             if depth == 0:
-                logits, state = logits.expand(width, -1), state.expand(width, -1)
-            handle = TorchLogits(logits)
+                logits, state = logits[[0] * width], state[[0] * width]
+            handle = self.compute.logits(logits)
             tokens = [handle.sample(chain, position + depth, chain, context.sampling) for chain in range(width)]
             sampled.append(tokens)
             rows.append(logits)
@@ -315,86 +368,13 @@ class Drafter(TrainedDrafter):
             [context.root, *(sampled[depth][chain] for depth, chain in nodes)],
             [-1, *(number[depth - 1, chain] if depth else 0 for depth, chain in nodes)],
             [self.kind] * (len(nodes) + 1),
-            draft_logits=TorchLogits(torch.stack([rows[0][0], *(rows[depth][chain] for depth, chain in nodes)])),
+            draft_logits=self.compute.logits(
+                self.compute.concat([rows[0][:1], *(rows[depth][chain : chain + 1] for depth, chain in nodes)])
+            ),
         )
 
-    def _in_full_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
+    def _in_full_vocabulary(self, logits: Rows) -> Rows:
         """Returns logits [rows, vocab_size] of those of the draft vocabulary; other tokens are never sampled."""
-        if self.kept is None:
+        if self._kept is None:
             return logits
-        whole = logits.new_full((len(logits), self.target.transformer.config.vocab_size), float("-inf"))
-        return whole.index_copy_(1, self.kept, logits)
-
-    # -- training -----------------------------------------------------------------------------------------------------
-
-    def loss(self, batch: Batch) -> LossOutput:
-        """Returns the loss of eq. 8: the mean of -log q_0(w_{i+1+j} | h_p(w_≤i), h_q(w_{i+1} … w_{i+j})), j ≤ depth.
-
-        The first recent token w_{i+1} stands for the root; all tokens after it must be in the loss mask, as in a reply
-        that is drafted. Labels are the text or the target's distribution. In joint training gradients flow through h_p,
-        and (1 - λ) times the target's own loss, with the same labels, is added to λ times this mean.
-        """
-        hidden = batch.hidden.to(self._dtype)
-        states = hidden if self.adapters is None else self.adapted_states(batch.tokens)
-        windows = F.pad(batch.tokens, (0, self.depth + 1)).unfold(1, self.depth + 1, 1)  # [texts, n + 1, depth + 1]
-        counted = F.pad(batch.loss_mask, (0, self.depth + 1)).unfold(1, self.depth + 1, 1)
-        # [texts, n, depth + 1] after each position: the root, then the labels, up to the first one not in the mask.
-        windows, counted = windows[:, 1:], counted[:, 1:].cumprod(-1).bool()
-        anchors = counted[..., 1]
-        if self.options.share < 1:
-            chosen = torch.rand(anchors.shape, generator=batch.generator) < self.options.share
-            anchors = anchors & chosen.to(anchors.device)
-        text, place = anchors.nonzero(as_tuple=True)
-        windows, counted = windows[text, place], counted[text, place]
-        far, state = _linear(states[text, place], self.far), self._initial_state(len(text))
-        found = []
-        for depth in range(self.depth):
-            state, x = self._read(windows[:, depth], far, state, depth)
-            there = counted[:, depth + 1]
-            label = hidden[text[there], place[there] + depth + 1] if batch.distill else windows[there, depth + 1]
-            found.append(
-                cross_entropy(x[there], self._head, label, self.target.head if batch.distill else None, self.kept)
-            )
-        # The sum of no states is zero and has a gradient: a batch may have no token in its mask.
-        total = sum((one.loss for one in found), start=0.0 * far.sum())
-        loss = total / max(sum(one.count for one in found), 1)
-        if self.adapters is not None:
-            loss = self.options.balance * loss + (1 - self.options.balance) * self._target_loss(batch, states)
-        return LossOutput(loss, found)
-
-    def _target_loss(self, batch: Batch, states: torch.Tensor) -> torch.Tensor:
-        there = batch.loss_mask[:, 1:]
-        label = batch.hidden[:, :-1][there].to(self._dtype) if batch.distill else batch.tokens[:, 1:][there]
-        found = cross_entropy(
-            states[:, :-1][there], self.target.head, label, self.target.head if batch.distill else None
-        )
-        return found.loss / max(found.count, 1)
-
-    def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Makes the most frequent tokens the draft vocabulary."""
-        if self.kept is not None:
-            self.kept.copy_(frequencies.topk(len(self.kept)).indices.sort().values)
-            self._copy_head_rows()
-
-    # -- weights ------------------------------------------------------------------------------------------------------
-
-    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Loads what `tensors` gave. Raises LocalspecError also for a draft vocabulary that the model does not have."""
-        self.check_tensors(tensors)
-        kept = tensors.get("kept")
-        if kept is not None and not 0 <= int(kept.min()) <= int(kept.max()) < self.target.transformer.config.vocab_size:
-            raise LocalspecError("'kept' names tokens that the model does not have; train the drafter again.")
-        super().load_tensors(tensors)
-        self._copy_head_rows()
-
-
-def _linear(x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
-    """Applies a layer, whose weights are in fp32, in the precision of x."""
-    return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
-
-
-def _cell(
-    x: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor, layer: nn.LSTMCell
-) -> tuple[torch.Tensor, torch.Tensor]:
-    weights = (layer.weight_ih, layer.weight_hh, layer.bias_ih, layer.bias_hh)
-    return torch.lstm_cell(x, (hidden, cell), *(weight.to(x.dtype) for weight in weights))
+        return self.compute.at_columns(logits, self._kept, self.target.vocab_size)

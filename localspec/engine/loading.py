@@ -10,9 +10,9 @@ from localspec.engine.model_profile import ModelProfile
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.machine.memory import free_memory, out_of_memory
 from localspec.models.drafter_cards import DrafterCard
+from localspec.models.small_model import compare_tokens
 from localspec.nn.exactness import Exactness
 from localspec.nn.packing import DTYPES
-from localspec.nn.small_model import compare_tokens
 from localspec.nn.target import Target
 from localspec.policy.ranking import AUTO_NODES
 from localspec.policy.selection import Choice, LoadSpec
@@ -76,7 +76,7 @@ def load_draft_model(
     if draft is None:
         return None
     model = load_target(draft)
-    compare_tokens(model, target, draft.target.path)
+    compare_tokens(model.tokenizer, model.vocab_size, target.tokenizer, draft.target.path)
     if not model.forward(DraftTree.chain([0] * 4), model.cache(4), last=True).logits.finite():
         raise LocalspecError(
             f"The draft model {draft.target.name} gives no numbers ({model.precision}); its weights are damaged, or "

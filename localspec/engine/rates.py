@@ -9,6 +9,7 @@ from localspec.engine.forward_timing import measure_forward_costs
 from localspec.machine.hardware import physical_cores
 from localspec.models.architecture import TransformerConfig
 from localspec.models.model_config import ModelConfig
+from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
 from localspec.nn.attention import fastest
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class
@@ -59,7 +60,7 @@ def _random_model(sizes: dict[str, int], device: str, dtype: str, quantize: str)
     shape, where = TransformerConfig.of(config), torch.device(device)
     weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in fresh_weights(shape, where).items()}
     classes = linear_class(quantize, device), fastest, lm_head_class(quantize, device)
-    transformer = Transformer(shape, RotaryEmbedding(config, CONTEXT, where), weights, *classes)
+    transformer = Transformer(shape, RotaryEmbedding(Rope.of(config, CONTEXT), where), weights, *classes)
     return Target(transformer, config, _no_tokenizer(), CONTEXT, {})
 
 

@@ -16,6 +16,7 @@ from localspec.models.registry import TargetCard, reference
 from localspec.paths import Paths
 
 FORMAT = 1  # of drafter.json
+RANKS = 10  # of the candidates whose accuracy it tells
 REMEDY = "train the drafter again"  # one that `train` wrote cannot be fetched
 
 

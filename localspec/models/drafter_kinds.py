@@ -1,8 +1,9 @@
 """The kinds of drafters: one row each, from which every list of kinds and every answer about a kind is derived.
 
 A new kind is one row here and one file, `localspec/drafters/<name>.py`. The file of a kind that is trained defines the
-class `Drafter`, a `TrainedDrafter`. The file of any other kind has a function `build`, which for a kind that takes
-a draft model returns a `DraftModel`, alone or `WithPhrases`.
+class `Drafter`, a `TrainedDrafter`; another, `localspec/training/drafters/<name>.py`, the class `Trainable`, a
+`TrainableDrafter`, and is loaded only where something is trained. The file of any other kind has a function `build`,
+which for a kind that takes a draft model returns a `DraftModel`, alone or `WithPhrases`.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -80,11 +81,17 @@ class DrafterKind:
     searched: Callable[[Collection[str]], Sequence[str]] = lambda parts: ("draft",)
     mask_key: str = ""
     module: str = ""
+    training_module: str = ""
 
     @property
     def file(self) -> str:
-        """The module that implements it."""
+        """The module that drafts."""
         return self.module or f"localspec.drafters.{self.name}"
+
+    @property
+    def training_file(self) -> str:
+        """The module that trains it, where it has weights; it needs torch."""
+        return self.training_module or f"localspec.training.drafters.{self.name}"
 
 
 def _free(cost: DraftCost, nodes: int) -> float:

@@ -56,6 +56,12 @@ class PackedMatrix:
         """As the library takes it; who keeps the structure keeps this and the bias too."""
         return Matrix(address(self.data), address(bias), self.out, self.inputs, FORMATS[self.format], self.group)
 
+    def panel(self, index: int) -> "PackedMatrix":
+        """Returns 32 output channels, or as many as are left, as a matrix of their own; nothing may be interleaved."""
+        size = len(self.data) // -(-self.out // PANEL)
+        out = min(PANEL, self.out - PANEL * index)
+        return PackedMatrix(self.data[size * index : size * (index + 1)], out, self.inputs, self.format, self.group)
+
     def unpack(self, interleave: bool = False) -> npt.NDArray[np.float32]:
         """Returns the numbers that the library computes with, [out, inputs]."""
         weights = np.empty((self.out, self.inputs), np.float32)

@@ -16,6 +16,7 @@ from localspec.models.model_config import ModelConfig, generation_config
 from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
 from localspec.native.cache import NativeCache, cache_format
+from localspec.native.compute import NativeCompute
 from localspec.native.model import NativeModel
 from localspec.native.packed_cache import load
 from localspec.native.threads import Threads
@@ -83,6 +84,11 @@ class NativeTarget:
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
         """Returns the whole tree: a row's result never depends on the rows beside it."""
         return tree
+
+    @cached_property
+    def compute(self) -> NativeCompute:
+        """What drafters with weights compute with."""
+        return NativeCompute(self.model, self.precision)
 
     def cache(self, slots: int) -> NativeCache:
         """Returns an empty cache with room for `slots` tokens."""

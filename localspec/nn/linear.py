@@ -4,7 +4,7 @@ A forward may bring a LoRA adapter along, which acts in that forward and in no o
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from localspec.nn.stored_names import use_stored_names
+from localspec.models.stored_names import use_stored_names
 
 OUTLIER = 6.0  # an activation this many times the root mean square of its row (LLM.int8, §3.2)
 MOST_OUTLIERS = 32  # input channels of one layer
@@ -60,6 +60,9 @@ class LoraAdapter(nn.Module):
         return self.lora_A.nbytes + self.lora_B.nbytes
 
 
+Adapter = Callable[[torch.Tensor], torch.Tensor]  # what it adds, by the input of its layer
+
+
 class Linear(nn.Module):
     """y = x Wᵀ + b with W [out, in]; gradients flow."""
 
@@ -71,7 +74,7 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
-    def forward(self, x: torch.Tensor, adapter: LoraAdapter | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, adapter: Adapter | None = None) -> torch.Tensor:
         y = F.linear(x, self.weight, self.bias)
         return y if adapter is None else y + adapter(x).to(y.dtype)
 
@@ -98,7 +101,7 @@ class QuantizedLinear(nn.Module):
         self.shape = weight.shape
         self.bias = bias
 
-    def forward(self, x: torch.Tensor, adapter: LoraAdapter | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, adapter: Adapter | None = None) -> torch.Tensor:
         if x.requires_grad:
             apply: Any = _StraightThrough.apply  # torch gives it no types
             y: torch.Tensor = apply(x, self)

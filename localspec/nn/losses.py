@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from localspec.models.drafter_cards import RANKS
+
 ROWS = 1024  # whose logits are in memory at once
 HELD = 2**27  # bytes of logits and their logarithms that are kept for the gradient; more are computed a second time
-RANKS = 10  # for which accuracy is counted
 ABSENT = -100  # stands for a label that a truncated vocabulary lacks
 
 Head = Callable[[torch.Tensor], torch.Tensor]

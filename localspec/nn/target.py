@@ -19,10 +19,12 @@ from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.models.chat_template import Message
 from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.model_config import ModelConfig, read_config, read_generation_config
+from localspec.models.rope import Rope
 from localspec.models.stored_weights import own_head
 from localspec.models.tokenizer import Tokenizer
 from localspec.nn.attention import LEAST_SLOTS, fastest, invariant, page_size
 from localspec.nn.cache import KVCache
+from localspec.nn.compute import TorchCompute
 from localspec.nn.linear import Int8Linear, Linear, QuantizedLinear
 from localspec.nn.logits import TensorOutput, TorchHidden, TorchLogits
 from localspec.nn.outliers import protect_outliers
@@ -80,7 +82,7 @@ class Target:
             sizes = replace(sizes, tied=False)
         transformer = Transformer(
             sizes,
-            RotaryEmbedding(config, context, torch.device(device)),
+            RotaryEmbedding(Rope.of(config, context), torch.device(device)),
             Weights(checkpoint, sizes, dtype, device),
             linear_class(quantize, device, threshold),
             invariant if exact else fastest,
@@ -155,6 +157,11 @@ class Target:
         """Returns an empty cache with room for `slots` tokens, in this model's precision and on its device."""
         least = LEAST_SLOTS if self.exact else 0
         return KVCache(self.transformer.config.cache_shape, slots, self.dtype, self.device, least)
+
+    @cached_property
+    def compute(self) -> TorchCompute:
+        """What drafters with weights compute with."""
+        return TorchCompute(self.transformer)
 
     @property
     def device(self) -> str:

@@ -11,23 +11,21 @@ import torch.nn.functional as F
 from torch import nn
 
 from localspec.models.architecture import TransformerConfig
-from localspec.models.model_config import ModelConfig
 from localspec.models.rope import Rope
+from localspec.models.stored_names import use_stored_names
 from localspec.nn.attention import Attention, fastest, invariant, silu
 from localspec.nn.cache import FrozenPrefix, KVCache
-from localspec.nn.linear import LayerClass, Linear, LoraAdapter, QuantizedLinear
-from localspec.nn.stored_names import use_stored_names
+from localspec.nn.linear import Adapter, LayerClass, Linear, QuantizedLinear
 
 
 class RotaryEmbedding:
     """Rotary position embedding: rotates the first `rotary_dim` channels of a head by angles that grow with position.
 
-    Length-dependent scaling (dynamic NTK, longrope) is fixed here from `context`, the longest text this model will
-    hold, so that a token's rotation never changes while a text grows.
+    Length-dependent scaling (dynamic NTK, longrope) is fixed in `rope`, so that a token's rotation never changes while
+    a text grows.
     """
 
-    def __init__(self, config: ModelConfig, context: int, device: torch.device | str) -> None:
-        rope = Rope.of(config, context)
+    def __init__(self, rope: Rope, device: torch.device | str) -> None:
         self.rotary_dim, self.attention_scaling = rope.rotary_dim, rope.attention_scaling
         self.inv_freq = torch.from_numpy(rope.inv_freq).repeat(2).to(device)
         half = torch.ones(self.rotary_dim // 2)
@@ -51,7 +49,7 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 MOST_TREE_ROWS = 128  # no draft tree has more
 PositionEmbeddings = tuple[torch.Tensor, torch.Tensor]  # cos and sin, as `RotaryEmbedding.cos_sin` gives them
 CacheLike = KVCache | FrozenPrefix
-LayerAdapters = Mapping[str, LoraAdapter]
+LayerAdapters = Mapping[str, Adapter]
 _NONE: Mapping[Any, Any] = {}
 
 
@@ -109,7 +107,7 @@ class Layer(nn.Module):
         position_embeddings: PositionEmbeddings,
         mask: torch.Tensor,
         cache: CacheLike | None,
-        adapter: LoraAdapter | None,
+        adapter: Adapter | None,
     ) -> torch.Tensor:
         config, (batch, n) = self.config, h.shape[:2]
         heads, kv_heads, head_dim, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps

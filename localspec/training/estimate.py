@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from localspec import config
-from localspec.drafters.saved import make_drafter
-from localspec.drafters.trained import TrainedDrafter
 from localspec.errors import DoesNotFit
 from localspec.machine.machine import Machine
 from localspec.machine.memory import free_memory
@@ -20,6 +18,7 @@ from localspec.policy.measurements import MeasurementSource
 from localspec.policy.prediction import Rates, estimated_rates
 from localspec.policy.selection import Choice, choose
 from localspec.training.train import trainable_groups
+from localspec.training.trainable import TrainableDrafter, make_drafter
 
 LENGTH = 1024  # tokens of a row by default, or the model's context
 STATES = 24  # vectors of hidden_size that one token leaves in a layer for the gradient, about
@@ -42,13 +41,13 @@ class Needs:
         return self.fixed + at_once * self.token
 
 
-def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choice) -> TrainedDrafter:
+def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choice) -> TrainableDrafter:
     """Returns the drafter that would be trained, on the meta device, without weights. Raises as `make_drafter` does."""
     target = Target.load(card.path, device="meta", dtype=DTYPES[choice.dtype])
     return make_drafter(kind, target, options)
 
 
-def hours(drafter: TrainedDrafter, rates: Rates, tokens: int) -> float:
+def hours(drafter: TrainableDrafter, rates: Rates, tokens: int) -> float:
     """Returns about how many hours it takes to train on so many tokens, by the `rates` of the precision in use.
 
     The target reads each token once; what is trained computes three passes.
@@ -77,7 +76,7 @@ def outlook(
     return hours(drafter, rates, tokens), needed.memory(length)
 
 
-def needs(drafter: TrainedDrafter, choice: Choice, length: int, changes_target: bool) -> Needs:
+def needs(drafter: TrainableDrafter, choice: Choice, length: int, changes_target: bool) -> Needs:
     """Returns what training this drafter needs; it may be on torch's meta device, without weights."""
     shape, item = drafter.target.transformer.config, 2 if choice.dtype != "fp32" and choice.quantize == "none" else 4
     count = sum(parameter.numel() for parameters, _ in trainable_groups(drafter) for parameter in parameters)

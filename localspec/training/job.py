@@ -13,8 +13,7 @@ from accelerate.state import AcceleratorState
 
 from localspec.checkpoint import revision
 from localspec.config import Settings
-from localspec.drafters.saved import drafter_class, make_drafter
-from localspec.drafters.trained import PreviousRun, TrainedDrafter
+from localspec.drafters.saved import drafter_class
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.machine.memory import out_of_memory
 from localspec.models.drafter_cards import trained_drafters
@@ -28,6 +27,7 @@ from localspec.training.directory import Lock
 from localspec.training.examples import Example
 from localspec.training.result import Origin, Result, rounded
 from localspec.training.train import StepReport, Training, TrainingPlan, perplexity
+from localspec.training.trainable import PreviousRun, TrainableDrafter, make_drafter, trainable_class
 
 SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -137,7 +137,7 @@ class Job:
         if self.main:
             self._say(sentence)
 
-    def _choose(self, settings: Settings) -> tuple[Choice, TrainedDrafter]:
+    def _choose(self, settings: Settings) -> tuple[Choice, TrainableDrafter]:
         """Returns where and in which precision to train, and the drafter without weights, by which both are chosen.
 
         A form that changes the target needs weights that are not quantized, and to train them directly in fp32: `auto`
@@ -182,7 +182,7 @@ class Job:
             for card in trained_drafters(self.request.card)
             if card.kind == self.request.kind and card.about.get("accuracy_by_depth")
         ]
-        if (proposed := drafter_class(self.request.kind).propose(target, previous)) is None:
+        if (proposed := trainable_class(self.request.kind).propose(target, previous)) is None:
             return {}
         options, sentence = proposed
         self._tell(sentence)

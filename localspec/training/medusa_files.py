@@ -20,13 +20,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from localspec.checkpoint import inspect, revision
-from localspec.drafters.saved import make_drafter, save_drafter
-from localspec.drafters.trained import TrainedDrafter
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.target import Target
 from localspec.paths import private_directory
 from localspec.training.checkpoint import full
+from localspec.training.trainable import TrainableDrafter, make_drafter, save_drafter
 
 FILES = (
     "medusa_lm_head.safetensors",
@@ -80,7 +79,7 @@ def _vocabulary(model: Path) -> torch.Tensor:
     return next(found[name] for name in names if name in found)
 
 
-def read_published(path: Path, target: Target, vocabulary: torch.Tensor | None = None) -> TrainedDrafter:
+def read_published(path: Path, target: Target, vocabulary: torch.Tensor | None = None) -> TrainableDrafter:
     """Returns the heads of a file or directory as a drafter for this target. Pickles are read as data, never run.
 
     Vocabulary matrices that are the target's own are shared with it; a target without weights, on torch's meta device,

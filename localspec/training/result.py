@@ -16,11 +16,10 @@ from safetensors import SafetensorError
 
 from localspec import __version__
 from localspec.checkpoint import revision
-from localspec.drafters.saved import save_drafter
-from localspec.drafters.trained import TrainedDrafter
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.nn.target import Target
 from localspec.training import checkpoint, curves
+from localspec.training.trainable import TrainableDrafter, save_drafter
 
 COPIED = ("generation_config.json", "LICENSE*", "NOTICE*")  # to a changed target
 
@@ -38,7 +37,7 @@ class Origin:
 class Result:
     """The result of a training. `record` is what drafter.json says beside kind, options and target."""
 
-    drafter: TrainedDrafter
+    drafter: TrainableDrafter
     origin: Origin
     changes_target: bool
     record: Mapping[str, Any]

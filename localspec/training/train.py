@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from localspec.drafters.trained import Batch, TrainedDrafter
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.machine.memory import out_of_memory
-from localspec.nn.losses import RANKS, cross_entropy
+from localspec.models.drafter_cards import RANKS
+from localspec.nn.losses import cross_entropy
 from localspec.nn.target import Target
 from localspec.training import checkpoint
 from localspec.training.corpus import Corpus, Cursor, PaddedRows, Row, split_rows
+from localspec.training.trainable import Batch, TrainableDrafter
 
 WARM_UP = 0.03  # of the training: in it the learning rate rises
 LOWEST = 0.05  # of the highest learning rate: the last one
@@ -93,7 +94,7 @@ class Training:
 
     def __init__(
         self,
-        drafter: TrainedDrafter,
+        drafter: TrainableDrafter,
         corpus: Corpus,
         plan: TrainingPlan,
         directory: Path,
@@ -307,7 +308,7 @@ class Training:
         return maxima
 
 
-def trainable_groups(drafter: TrainedDrafter) -> list[tuple[list[torch.nn.Parameter], float]]:
+def trainable_groups(drafter: TrainableDrafter) -> list[tuple[list[torch.nn.Parameter], float]]:
     """Returns (parameters, multiple of the learning rate) of what is trained."""
     groups = drafter.parameter_groups()
     return [([p for p in group["params"] if p.requires_grad], group["lr_scale"]) for group in groups]

@@ -1,4 +1,4 @@
-"""A new kind of drafter is one file and one row: every command knows it, and nothing else has to."""
+"""A new kind of drafter is one row, one file that drafts, and one that trains where it has weights: every command knows it."""
 
 import json
 import sys
@@ -11,24 +11,22 @@ from command import called, sentence
 from machines import Told, machine
 
 from localspec.checkpoint import revision
-from localspec.drafters.saved import make_drafter, save_drafter
 from localspec.models.drafter_kinds import TABLE, DrafterKind
 from localspec.models.registry import resolve
 from localspec.nn.target import Target
 from localspec.paths import Paths
+from localspec.training.trainable import make_drafter, save_drafter
 
 ROW = DrafterKind(
     "toy", "shifts the target's last state", "weights", seconds=lambda cost, nodes: cost.product(cost.parameters, 1),
-    module="toy_drafter",
+    module="toy_drafter", training_module="toy_training",
 )  # fmt: skip
 FILE = '''
 from dataclasses import dataclass
 
-import torch
-
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.trained import LossOutput, TrainedDrafter
-from localspec.nn.losses import cross_entropy
+from localspec.drafters.tensors import TensorSpec
+from localspec.drafters.trained import TrainedDrafter
 
 
 @dataclass(frozen=True)
@@ -43,14 +41,22 @@ class Drafter(TrainedDrafter):
 
     kind, Options = "toy", ToyOptions
 
-    def __init__(self, target, options):
-        super().__init__(target, options)
-        self.shift = torch.nn.Parameter(torch.zeros(options.depth, target.transformer.config.hidden_size))
+    def __init__(self, target, options, tensors):
+        super().__init__(target, options, tensors)
+        self.shift = self.compute.rows(tensors["shift"])
         self._state = None
+
+    @classmethod
+    def tensor_specs(cls, target, options):
+        return {"shift": TensorSpec((options.depth, target.compute.target.sizes.hidden_size))}
 
     @property
     def depth(self):
         return self.options.depth
+
+    @property
+    def nbytes(self):
+        return self.shift.nbytes
 
     def observe(self, step):
         self._state = step.hidden.take([len(step.hidden) - 1]).rows
@@ -61,8 +67,29 @@ class Drafter(TrainedDrafter):
     def draft(self, context):
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))
-        picks = self.target.head(self._state + self.shift).argmax(-1).tolist()
+        picks = self.compute.logits(self.compute.target.head(self._state + self.shift)).argmax()
         return DraftTree.chain([context.root, *picks[: context.nodes]], self.kind)
+'''
+TRAINING = '''
+import torch
+from toy_drafter import Drafter
+
+from localspec.nn.losses import cross_entropy
+from localspec.training.trainable import LossOutput, TrainableDrafter
+
+
+class Trainable(TrainableDrafter):
+    """The vectors."""
+
+    Drafter = Drafter
+
+    def __init__(self, target, options):
+        super().__init__(target, options)
+        self.shift = torch.nn.Parameter(torch.zeros(options.depth, target.transformer.config.hidden_size))
+
+    @property
+    def depth(self):
+        return self.options.depth
 
     def loss(self, batch):
         by_depth = []
@@ -75,10 +102,11 @@ class Drafter(TrainedDrafter):
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The file, and the row; what was imported before the row stood there is imported anew."""
-    (tmp_path / "toy_drafter.py").write_text(FILE)
+    """The files, and the row; what was imported before the row stood there is imported anew."""
+    for name, text in (("toy_drafter", FILE), ("toy_training", TRAINING)):
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "toy_drafter", raising=False)
     monkeypatch.delitem(sys.modules, "localspec.cli.train", raising=False)
     TABLE.append(ROW)
     yield

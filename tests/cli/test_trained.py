@@ -11,7 +11,6 @@ from scripted_models import random_model
 
 from localspec.checkpoint import revision
 from localspec.config import Settings
-from localspec.drafters.saved import make_drafter, save_drafter
 from localspec.engine.engine import Engine
 from localspec.models.drafter_cards import find_drafter
 from localspec.models.drafter_kinds import kinds
@@ -20,6 +19,7 @@ from localspec.nn.target import Target
 from localspec.paths import Paths
 from localspec.policy.selection import choose
 from localspec.store.store import Store
+from localspec.training.trainable import make_drafter, save_drafter
 
 ASK = ("--temp", "0", "-n", "24", "--no-log")
 

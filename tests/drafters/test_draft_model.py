@@ -37,11 +37,16 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import SOURCE, DraftModel
 from localspec.errors import UsageMistake
 from localspec.events import Text
+from localspec.models.small_model import compare_tokens
 from localspec.nn.logits import TorchLogits
-from localspec.nn.small_model import compare_tokens
 from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
+
+
+def compared(small: Target, target: Target, path: Path) -> None:
+    compare_tokens(small.tokenizer, small.vocab_size, target.tokenizer, path)
+
 
 GREEDY, NODES = Sampling(), 4
 LLAMA = "llama-many-heads-biases-llama3"
@@ -307,7 +312,7 @@ def sized(path: Path, vocabulary: int, seed: int) -> Tiny:
 def test_a_small_model_may_be_filled_up_to_another_vocabulary(tiny: Make, tmp_path: Path, vocabulary: int) -> None:
     """Random models say what is filled up as often as anything: ids that only one of the two has."""
     model, small = tiny(LLAMA), sized(tmp_path, vocabulary, seed=5)
-    compare_tokens(small.target, model.target, small.path)
+    compared(small.target, model.target, small.path)
     beyond = 0
     for seed in range(3):
         prompt, sampling = prompt_ids(20, seed=seed), Sampling(1.5, seed=seed)
@@ -468,12 +473,12 @@ def test_a_small_model_with_another_tokenizer_is_refused_and_the_token_named(tin
     target = tiny(LLAMA).target
     words = read(write(tmp_path / "words", config, word_tokenizer(list("abcdef")), seed=0))
     with pytest.raises(UsageMistake, match=r"another tokenizer: its token 0 is 'a', and the target's is '<\|endoft"):
-        compare_tokens(words.target, target, words.path)
+        compared(words.target, target, words.path)
     tokens = sorted(target.tokenizer.get_vocab(), key=target.tokenizer.get_vocab().get)
     tokens[41], tokens[260] = tokens[260], tokens[41]  # two that changed places
     swapped = read(write(tmp_path / "swapped", config, word_tokenizer(tokens), seed=0))
     with pytest.raises(UsageMistake, match="its token 41 is") as refused:
-        compare_tokens(swapped.target, target, swapped.path)
+        compared(swapped.target, target, swapped.path)
     assert repr(tokens[41]) in str(refused.value) and repr(tokens[260]) in str(refused.value)
     assert str(swapped.path) in str(refused.value)
 
@@ -481,13 +486,13 @@ def test_a_small_model_with_another_tokenizer_is_refused_and_the_token_named(tin
 def test_a_small_model_that_lacks_tokens_is_refused(tiny: Make, tmp_path: Path) -> None:
     target, small = tiny(LLAMA).target, sized(tmp_path, 299, seed=0)
     with pytest.raises(UsageMistake, match="knows 299 tokens, and the target's tokenizer gives ids up to 299"):
-        compare_tokens(small.target, target, small.path)
+        compared(small.target, target, small.path)
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != LLAMA][:3])
 def test_models_with_the_same_tokenizer_go_together(tiny: Make, name: str) -> None:
     assert name in SEEDS
-    compare_tokens(tiny(name).target, tiny(LLAMA).target, tiny(name).path)
+    compared(tiny(name).target, tiny(LLAMA).target, tiny(name).path)
 
 
 def test_its_memory_is_the_small_models_and_that_of_its_cache(tiny: Make) -> None:

@@ -1,12 +1,14 @@
 """What a trained drafter's files may do to a model: propose badly, or be refused; never spoil its text or its memory."""
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from drafting import drafting, torch_form
 from safetensors.torch import load_file, save_file
 from slow_cases import cases
 from tiny_models import FAMILIES, Tiny, prompt_ids
@@ -17,11 +19,13 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.drafters import saved
 from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.tensors import StoredTensors
 from localspec.errors import LocalspecError
 from localspec.events import Done
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.drafter_kinds import kinds
 from localspec.nn.target import Target
+from localspec.training.trainable import make_drafter, save_drafter
 
 Make = Callable[[str], Tiny]
 LLAMA = FAMILIES[0]
@@ -43,13 +47,13 @@ def write_drafter(path: Path, target: Target, form: str, number: float | None = 
     """A drafter whose weights are random, or all this number."""
     torch.manual_seed(0)
     kind, options = FORMS[form]
-    drafter = saved.make_drafter(kind, target, options)
+    drafter = make_drafter(kind, torch_form(target), options)
     for parameter in drafter.parameters():
         if number is None:
             parameter.data.add_(torch.randn_like(parameter) * 0.05)
         else:
             parameter.data.fill_(number)
-    saved.save_drafter(drafter, path, {"target": {"name": "tiny", "revision": ""}})
+    save_drafter(drafter, path, {"target": {"name": "tiny", "revision": ""}})
     return path
 
 
@@ -72,12 +76,15 @@ def said(target: Target, drafter: Drafter, sampling: Sampling) -> tuple[list[int
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_was_saved_is_compared_without_weights_and_read(tmp_path: Path, tiny: Make, form: str) -> None:
-    """For every form, so that none asks the device for anything that torch's meta device does not have."""
+def test_what_was_saved_is_what_a_form_says_that_it_has(tmp_path: Path, tiny: Make, form: str) -> None:
     target = tiny(LLAMA).target
     drafter = loaded(write_drafter(tmp_path, target, form), target)
     assert said(target, drafter, Sampling())[1] > 0
-    assert {tensor.device.type for tensor in drafter.tensors().values()} == {"cpu"}
+    stored = load_file(tmp_path / saved.WEIGHTS)
+    specs = type(drafter).tensor_specs(target, drafter.options)
+    assert {name: (spec.shape, spec.dtype) for name, spec in specs.items()} == {
+        name: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in stored.items()
+    }
 
 
 @pytest.mark.parametrize("number", [3e38, float("nan")])
@@ -88,9 +95,9 @@ def test_numbers_that_overflow_cost_drafts_and_not_the_text(
     target = tiny(LLAMA).target
     path = write_drafter(tmp_path, target, form, number)
     kind, options = FORMS[form]
-    drafter = saved.make_drafter(kind, target, options)
-    drafter.load_tensors(load_file(path / saved.WEIGHTS))  # a training that diverged drafts, too
-    drafter.eval().requires_grad_(False).cast_for_inference()
+    weights = make_drafter(kind, torch_form(target), options)
+    weights.load_tensors(load_file(path / saved.WEIGHTS))  # a training that diverged drafts, too
+    drafter = drafting(weights, target)
     for sampling in (Sampling(), Sampling(0.8, top_p=0.9, seed=3)):
         assert said(target, drafter, sampling)[0] == said(target, Autoregressive(), sampling)[0]
     for rule in ("rejection", "typical"):
@@ -116,12 +123,17 @@ def test_numbers_that_overflow_cost_drafts_and_not_the_text(
 def test_nothing_is_made_for_options_that_the_weights_are_not_of(
     tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch, form: str, options: dict[str, Any], asked: str
 ) -> None:
-    target, devices, make = tiny(LLAMA).target, set(), saved.make_drafter
+    target = tiny(LLAMA).target
     path = edited(write_drafter(tmp_path, target, form), **options)
-    monkeypatch.setattr(saved, "make_drafter", lambda *given: devices.add(given[1].device) or make(*given))
-    with pytest.raises(LocalspecError, match=asked) as refused:
-        loaded(path, target)
-    assert devices == {"meta"}
+    monkeypatch.setattr(saved.drafter_class(FORMS[form][0]), "__init__", lambda *_: pytest.fail("it is made"))
+    monkeypatch.setattr(StoredTensors, "__getitem__", lambda *_: pytest.fail("a tensor is read"))
+    tracemalloc.start()
+    try:
+        with pytest.raises(LocalspecError, match=asked) as refused:
+            loaded(path, target)
+        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    finally:
+        tracemalloc.stop()
     assert str(refused.value).count("\n") == 0
 
 

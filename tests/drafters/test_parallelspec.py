@@ -8,10 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
+from drafting import drafting, session_of, torch_form
 from safetensors.torch import load_file, save_file
 from slow_cases import cases
 from tiny_models import (
@@ -36,17 +38,18 @@ from localspec.decoding.drafter import Context
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.parallelspec import Drafter, Group
-from localspec.drafters.saved import load_drafter, make_drafter, save_drafter
-from localspec.drafters.trained import Batch
+from localspec.drafters.parallelspec import Drafter
+from localspec.drafters.saved import load_drafter
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Text
 from localspec.models.drafter_cards import DrafterCard
 from localspec.nn.exactness import measure
 from localspec.nn.target import Target
+from localspec.training.drafters.parallelspec import Group, Trainable
+from localspec.training.trainable import Batch, make_drafter, save_drafter
 
 Make = Callable[[str], Tiny]
-Build = Callable[..., Drafter]
+Build = Callable[..., Trainable]
 
 LLAMA = "llama-grouped-dynamic"
 PHI = "phi3-grouped-window-partial-rotary"
@@ -77,12 +80,11 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(small: Path) -> Build:
     """build(target, form): a drafter whose fresh weights are of a size at which nothing that is wrong stays small."""
 
-    def build(target: Target, form: str, spread: float = 0.15, **options: Any) -> Drafter:
+    def build(target: Target, form: str, spread: float = 0.15, **options: Any) -> Trainable:
         torch.manual_seed(3)
-        made = make_drafter(
-            "parallelspec", target, {"form": form, **({"model": str(small)} if form == "model" else {}), **options}
-        )
-        assert isinstance(made, Drafter)
+        options = {"form": form, **({"model": str(small)} if form == "model" else {}), **options}
+        made = make_drafter("parallelspec", torch_form(target), options)
+        assert isinstance(made, Trainable)
         if form != "model":
             for parameter in made.model.layers.parameters():
                 parameter.data += torch.randn(parameter.shape) * spread
@@ -97,7 +99,7 @@ def hidden_of(target: Target, tokens: Sequence[int]) -> torch.Tensor:
     with torch.inference_mode():
         count = len(tokens)
         row, causal = torch.tensor(tokens), torch.ones(count, count, dtype=torch.bool).tril_()
-        return target.forward_tensors(row, torch.arange(count), causal).hidden.clone()
+        return torch_form(target).forward_tensors(row, torch.arange(count), causal).hidden.clone()
 
 
 def one_group(count: int, masks: int, anchor: int) -> Group:
@@ -173,7 +175,7 @@ def test_groups_are_thinned_by_depth_and_by_room(tiny: Make, build: Build, monke
     loss_mask[300:310] = True  # a short reply behind a long prompt
     few = build(target, "medusa").group(loss_mask, torch.Generator())
     assert {*few.anchor[few.depth > 0].tolist()} == {*range(298, 308)}
-    monkeypatch.setattr("localspec.drafters.parallelspec.ROWS", 500)
+    monkeypatch.setattr("localspec.training.drafters.parallelspec.ROWS", 500)
     assert len(build(target, "medusa").group(torch.ones(402, dtype=torch.bool), torch.Generator()).depth) <= 804
     different = [build(target, "medusa").group(torch.ones(402, dtype=torch.bool), random) for random in (
         torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
@@ -241,27 +243,27 @@ def test_a_batch_that_teaches_nothing_has_a_loss_of_nothing(tiny: Make, build: B
 class Checked:
     """Holds every forward of a drafter's to what its training form makes of the whole text, without any cache."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, weights: Trainable, drafter: Drafter) -> None:
         self.drafter, self.drafts, self.rows = drafter, 0, list[int]()
-        original, run = drafter._predict, drafter.model.forward
+        original, run = drafter._predict, drafter._model.read_rows
 
         def predict(committed: Sequence[int], masks: int) -> torch.Tensor:
             self.rows.clear()
             states = original(committed, masks)
             count, target = len(committed), drafter.target
             group = one_group(count, masks, count - 1)
-            wanted = drafter.states(torch.tensor(committed), hidden_of(target, committed), group)[count - 1 :]
-            torch.testing.assert_close(states, wanted, atol=3e-5, rtol=1e-4)
+            with torch.no_grad():
+                wanted = weights.states(torch.tensor(committed), hidden_of(target, committed), group)[count - 1 :]
+            torch.testing.assert_close(torch.as_tensor(states), wanted, atol=3e-5, rtol=1e-4)
             assert drafter._cache.length == count, "real tokens, all of them, and nothing else"
             self.drafts += 1
             return states
 
-        def forward(x: torch.Tensor, *more: Any) -> torch.Tensor:
-            if len(more) > 2:  # with a cache
-                self.rows.append(x.shape[1])
-            return run(x, *more)
+        def read_rows(inputs: Any, *more: Any) -> Any:
+            self.rows.append(len(inputs))
+            return run(inputs, *more)
 
-        drafter._predict, drafter.model.forward = predict, forward  # type: ignore[method-assign]
+        drafter._predict, drafter._model.read_rows = predict, read_rows  # type: ignore[method-assign]
 
 
 @every_form
@@ -274,10 +276,11 @@ def test_every_draft_rests_on_the_right_rows_whatever_happened_before(
     monkeypatch.setattr("localspec.drafters.parallelspec.CHUNK", 9)
     model, prompt = tiny(name), prompt_ids(23, seed=23)
     text = stock_reply(model.stock, prompt, 40)
-    drafter = build(model.target, form)
-    learn(drafter, [prompt + text], steps=25, rate=3e-3)
-    checked = Checked(drafter)
-    session = Session(model.target, drafter, Budget(NODES))
+    weights = build(model.target, form)
+    learn(weights, [prompt + text], steps=25, rate=3e-3)
+    drafter = drafting(weights, model.target)
+    checked = Checked(weights, drafter)
+    session = session_of(model.target, drafter, Budget(NODES))
     ids, statistics = reply(session, prompt, count=20)
     assert ids == text[:20]
     assert 1 < statistics.acceptance_length < 5, "some of the drafts are accepted in part"
@@ -304,9 +307,10 @@ def test_every_draft_rests_on_the_right_rows_whatever_happened_before(
 @every_form
 def test_a_pause_is_made_up_for_and_a_budget_of_nothing_costs_nothing(tiny: Make, build: Build, form: str) -> None:
     target, prompt = tiny(LLAMA).target, prompt_ids(12, seed=3)
-    drafter = build(target, form)
-    checked = Checked(drafter)
-    session = Session(target, drafter, Budget(0))
+    weights = build(target, form)
+    drafter = drafting(weights, target)
+    checked = Checked(weights, drafter)
+    session = session_of(target, drafter, Budget(0))
     plain, _ = reply(session, prompt, count=10)
     assert (checked.drafts, drafter._cache.length) == (0, 0)
     session.budget = Budget(3)
@@ -318,7 +322,7 @@ def test_a_pause_is_made_up_for_and_a_budget_of_nothing_costs_nothing(tiny: Make
 @pytest.mark.parametrize("form", ["eagle"])
 def test_without_a_state_the_root_stands_alone(tiny: Make, build: Build, form: str) -> None:
     target = tiny(LLAMA).target
-    drafter = build(target, form)
+    drafter = drafting(build(target, form), target)
     context = Context([5, 6, 7], target.cache(8), 4, GREEDY)
     assert drafter.draft(context).size == 1
     drafter.rewind(0)
@@ -340,7 +344,7 @@ def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(
     if trained:
         learn(drafter, [prompt + text], steps=25, rate=3e-3)
     for nodes in (1, 5, 16):  # the same drafter in another conversation each time
-        ids, statistics = reply(Session(model.target, drafter, Budget(nodes)), prompt, count=40)
+        ids, statistics = reply(session_of(model.target, drafter, Budget(nodes)), prompt, count=40)
         assert ids == text
         assert not trained or statistics.acceptance_length > 1.2
         if statistics.accepted > 0:
@@ -353,10 +357,10 @@ def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, build: Build,
     target, prompt = tiny(LLAMA).target, prompt_ids(10, seed=4)
     for seed in (0, 2**63 + 5):
         sampling = Sampling(0.8, top_k=50, top_p=0.95, seed=seed)
-        plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, sampling)
+        plain, _ = reply(session_of(target, Autoregressive(), Budget(0)), prompt, sampling)
         drafter = build(target, form)
         learn(drafter, [prompt + plain], steps=25, rate=3e-3)
-        ids, statistics = reply(Session(target, drafter, Budget(NODES)), prompt, sampling)
+        ids, statistics = reply(session_of(target, drafter, Budget(NODES)), prompt, sampling)
         assert ids == plain
         assert statistics.acceptance_length > 1.2
 
@@ -369,10 +373,10 @@ def test_in_int8_and_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make,
     assert measure(target, 9, exact=True).bitwise
     prompt, caches = prompt_ids(20, seed=5), []
     drafter = build(target, form)
-    plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt)
+    plain, _ = reply(session_of(target, Autoregressive(), Budget(0)), prompt)
     learn(drafter, [prompt + plain], steps=25, rate=3e-3)
     for made in (Autoregressive(), drafter):
-        session = Session(target, made, Budget(NODES))
+        session = session_of(target, made, Budget(NODES))
         ids, statistics = reply(session, prompt)
         assert ids == plain
         caches.append(session.cache.prefix()._slots.clone())
@@ -406,7 +410,7 @@ def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(
     for a, first in enumerate(following(prompt)):
         for b, second in enumerate(following([*prompt, a])):
             chances[a, b] = first * second * following([*prompt, a, b])
-    session, steps, draws = Session(letters.target, drafter, Budget(5)), 0, 500
+    session, steps, draws = session_of(letters.target, drafter, Budget(5)), 0, 500
     for seed in range(draws):
         ids, statistics = reply(session, prompt, Sampling(**shape, seed=seed, rule="rejection"), count=3)
         counts[tuple(ids)] += 1
@@ -418,7 +422,7 @@ def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(
 # -- that it learns what it should -------------------------------------------------------------------------------------
 
 
-def learn(drafter: Drafter, texts: list[list[int]], steps: int, rate: float = 2e-3, distill: bool = False) -> float:
+def learn(drafter: Trainable, texts: list[list[int]], steps: int, rate: float = 2e-3, distill: bool = False) -> float:
     """The loss behind so many steps over the same texts, of the same length."""
     hidden = torch.stack([hidden_of(drafter.target, text) for text in texts])
     tokens = torch.tensor(texts)
@@ -439,7 +443,7 @@ def test_a_memorised_text_is_accepted_almost_whole(tiny: Make, build: Build, for
     text = stock_reply(model.stock, prompt, 40)
     drafter = build(model.target, form, spread=0.0)
     learn(drafter, [prompt + text], steps={"medusa": 110, "eagle": 140, "model": 80}[form], rate=5e-3)
-    ids, statistics = reply(Session(model.target, drafter, Budget(5)), prompt, count=40)
+    ids, statistics = reply(session_of(model.target, drafter, Budget(5)), prompt, count=40)
     assert ids == text
     assert statistics.acceptance_length > 5, "five drafted tokens and the bonus token are the most"
 
@@ -475,16 +479,15 @@ def test_the_mask_token_and_what_only_one_of_the_two_has_are_never_proposed(tiny
         path = write(tmp_path / str(vocabulary), config, byte_tokenizer(), seed=vocabulary)
         drafter = Drafter.from_model(path, target)
         assert drafter.depth == 8
-        with torch.inference_mode():
-            logits = drafter._logits(drafter._predict(prompt, 7))
+        logits = torch.as_tensor(drafter._logits(drafter._predict(prompt, 7)))
         assert logits.shape == (8, VOCABULARY)
         possible = logits.isfinite()
         assert possible[:, : min(300, token)].all()
         assert not possible[:, min(300, token) :].any(), "the tokenizer has 300 tokens"
         stock = stock_logits(read(path).stock, [*prompt, *[token] * 7])[7:]  # the masks are one token again and again
         torch.testing.assert_close(logits[:, : min(300, token)], stock[:, : min(300, token)], atol=1e-4, rtol=1e-4)
-        ids, _ = reply(Session(target, drafter, Budget(NODES)), prompt, count=8)
-        assert ids == reply(Session(target, Autoregressive(), Budget(0)), prompt, count=8)[0]
+        ids, _ = reply(session_of(target, drafter, Budget(NODES)), prompt, count=8)
+        assert ids == reply(session_of(target, Autoregressive(), Budget(0)), prompt, count=8)[0]
 
 
 @pytest.mark.parametrize(
@@ -497,8 +500,8 @@ def test_where_the_small_model_is_the_target_itself_its_first_token_is_always_ri
     target, config = tiny(LLAMA).target, CONFIGS[LLAMA]()
     config.pard_token = MASK
     drafter = Drafter.from_model(write(tmp_path / "same", config, byte_tokenizer(), seed=SEEDS[LLAMA]), target)
-    drafter.never[:] = False  # nor is what the target may say
-    _, statistics = reply(Session(target, drafter, Budget(1)), prompt_ids(10, seed=4), sampling)
+    drafter._never = drafter.compute.rows(np.zeros((1, VOCABULARY), np.float32))  # nor is what the target may say
+    _, statistics = reply(session_of(target, drafter, Budget(1)), prompt_ids(10, seed=4), sampling)
     assert statistics.drafted == statistics.accepted > 4
 
 
@@ -577,13 +580,13 @@ def test_a_saved_drafter_drafts_the_same(tiny: Make, build: Build, tmp_path: Pat
     again = load_drafter(card(tmp_path), target)
     assert isinstance(again, Drafter)
     assert again.options == drafter.options
-    assert again.nbytes == drafter.nbytes
+    assert again.nbytes == drafting(drafter, target).nbytes
     names = load_file(tmp_path / "drafter.safetensors").keys()
     assert ("model.embedding" in names) == (form == "model"), "what is the target's is not saved"
     assert "model.head.weight" not in names
     trees = []
-    for made in (drafter, again):
-        session = Session(target, made, Budget(NODES))
+    for made in (drafting(drafter, target), again):
+        session = session_of(target, made, Budget(NODES))
         reply(session, prompt, count=6)
         trees.append(made.draft(Context(session.tokens, session.cache, NODES, GREEDY)))
     assert trees[0].size == NODES + 1
@@ -603,10 +606,12 @@ def test_loaded_weights_take_on_the_targets_precision_and_trained_ones_do_not(
     drafter = build(target, form)
     save_drafter(drafter, tmp_path, {})
     again = load_drafter(card(tmp_path), target)
-    for made, dtype in ((drafter, torch.float32), (again, torch.bfloat16)):
-        session = Session(target, made, Budget(NODES))
+    for made in (drafting(drafter), again):
+        session = session_of(target, made, Budget(NODES))
         reply(session, prompt, count=6)
-        assert {weight.dtype for weight in made.parameters()} == {dtype}
+        assert {weight.dtype for weight in made._model._transformer.parameters()} == {torch.bfloat16}
+        assert made._masks.dtype == torch.bfloat16
+    assert {weight.dtype for weight in drafter.parameters()} == {torch.float32}
     learn(drafter, [prompt], steps=1)
 
 
@@ -627,8 +632,8 @@ def test_the_cache_is_trimmed_to_what_a_qwen_small_model_needs(tiny: Make, tmp_p
     drafter = Drafter.from_model(path, target, masks=3)
     prompt = prompt_ids(10, seed=2)
     assert (
-        reply(Session(target, drafter, Budget(NODES)), prompt, count=10)[0]
-        == reply(Session(target, Autoregressive(), Budget(0)), prompt, count=10)[0]
+        reply(session_of(target, drafter, Budget(NODES)), prompt, count=10)[0]
+        == reply(session_of(target, Autoregressive(), Budget(0)), prompt, count=10)[0]
     )
     assert drafter._cache.nbytes == 256 * 2 * 16 * 4  # one layer, keys and values, one head of sixteen channels
 

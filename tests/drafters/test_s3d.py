@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
+from drafting import drafting, hidden_for, session_of, torch_form
 from slow_cases import cases
 from tiny_models import (
     CONFIGS,
@@ -34,8 +35,7 @@ from localspec.drafters import s3d
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.drafters.saved import CARD, load_drafter, make_drafter, save_drafter
-from localspec.drafters.trained import Batch, PreviousRun
+from localspec.drafters.saved import CARD, load_drafter
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Statistics
 from localspec.models.drafter_cards import read_drafter
@@ -43,8 +43,9 @@ from localspec.models.s3d_prediction import Constants, acceptance_at
 from localspec.nn.cache import KVCache
 from localspec.nn.exactness import measure
 from localspec.nn.linear import Int8Linear, Linear
-from localspec.nn.logits import TorchHidden
 from localspec.nn.target import Target
+from localspec.training.drafters import s3d as training
+from localspec.training.trainable import Batch, PreviousRun, make_drafter, save_drafter
 
 Make = Callable[[str], Tiny]
 Load = Callable[..., Target]
@@ -53,11 +54,12 @@ BOTH_ENDS = {"kept": "0,2"}  # of the three layers of the tiny models
 GREEDY = Sampling()
 
 
-def made(target: Target, spread: float = 0.0, seed: int = 0, **options: object) -> s3d.Drafter:
+def made(target: Target, spread: float = 0.0, seed: int = 0, **options: object) -> training.Trainable:
     """A drafter with random weights; with a spread of 0 it is untrained."""
     torch.manual_seed(seed)
-    drafter = make_drafter("s3d", target, {**BOTH_ENDS, **options} if "skip" not in options else options)
-    assert isinstance(drafter, s3d.Drafter)
+    options = {**BOTH_ENDS, **options} if "skip" not in options else options
+    drafter = make_drafter("s3d", torch_form(target), options)
+    assert isinstance(drafter, training.Trainable)
     if spread:
         with torch.no_grad():
             for parameter in drafter.parameters():
@@ -66,7 +68,7 @@ def made(target: Target, spread: float = 0.0, seed: int = 0, **options: object) 
 
 
 def reply(target: Target, drafter: Drafter, prompt: Sequence[int], count: int = 30, nodes: int = 6) -> list[int]:
-    return spoken(Session(target, drafter, Budget(nodes)), prompt, GREEDY, count)[0]
+    return spoken(session_of(target, drafter, Budget(nodes)), prompt, GREEDY, count)[0]
 
 
 def spoken(
@@ -88,11 +90,13 @@ def batch(
         loss_mask[row, start : len(text)] = True
     causal = torch.ones(longest, longest, dtype=torch.bool).tril_()
     with torch.no_grad():
-        hidden = target.forward_tensors(tokens, torch.arange(longest), causal).hidden
+        hidden = torch_form(target).forward_tensors(tokens, torch.arange(longest), causal).hidden
     return Batch(tokens, loss_mask, hidden, distill, torch.Generator().manual_seed(seed))
 
 
-def train(drafter: s3d.Drafter, lesson: Callable[[int], Batch], steps: int, rate: float = 1e-2) -> s3d.Drafter:
+def train(
+    drafter: training.Trainable, lesson: Callable[[int], Batch], steps: int, rate: float = 1e-2
+) -> training.Trainable:
     chosen = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(chosen, lr=rate)
     for step in range(steps):
@@ -106,18 +110,21 @@ def train(drafter: s3d.Drafter, lesson: Callable[[int], Batch], steps: int, rate
 
 def prefilled(target: Target, text: Sequence[int]) -> KVCache:
     """A cache that holds all but the last token of a text, which is the root."""
-    kept, rows = target.cache(len(text) + 32), len(text) - 1
-    causal = torch.ones(rows, rows, dtype=torch.bool).tril_()
-    with torch.inference_mode():
-        target.forward_tensors(torch.tensor(text[:-1]), torch.arange(rows), causal, kept)
-    kept.keep(range(rows))
+    kept = target.cache(len(text) + 32)
+    target.forward(DraftTree.chain(text[:-1]), kept, last=True)
+    kept.keep(range(len(text) - 1))
     return kept
 
 
-def drafted_logits(drafter: s3d.Drafter, text: Sequence[int], nodes: int = 8) -> torch.Tensor:
-    found = drafter._predict(Context(text, prefilled(drafter.target, text), nodes, GREEDY))
+def predicted(drafter: s3d.Drafter, context: Context) -> torch.Tensor:
+    found = drafter._predict(context)
     assert found is not None
-    return found
+    return torch.as_tensor(found.rows)
+
+
+def drafted_logits(drafter: training.Trainable | s3d.Drafter, text: Sequence[int], nodes: int = 8) -> torch.Tensor:
+    drafter = drafting(drafter) if isinstance(drafter, training.Trainable) else drafter
+    return predicted(drafter, Context(text, prefilled(drafter.target, text), nodes, GREEDY))
 
 
 def own(model: Tiny, **options: object) -> Target:
@@ -134,7 +141,7 @@ FORMS = {"fp32": {}, "bf16": {"dtype": torch.bfloat16}, "int8": {"quantize": "in
 @pytest.mark.parametrize("name", cases(FAMILIES, [QWEN3]))
 def test_a_draft_changes_no_bit_of_the_targets_logits(tiny: Make, name: str, form: str) -> None:
     target, text = own(tiny(name), **FORMS[form]), prompt_ids(250, seed=2)
-    drafter, tree = made(target, 0.3, depth=12), DraftTree([text[-1], 9, 8, 7], [-1, 0, 0, 1])
+    drafter, tree = drafting(made(target, 0.3, depth=12)), DraftTree([text[-1], 9, 8, 7], [-1, 0, 0, 1])
     seen: list[torch.Tensor] = []
     for drafts in (0, 1):
         kept = prefilled(target, text)
@@ -154,9 +161,10 @@ def test_a_draft_changes_no_bit_of_the_targets_logits(tiny: Make, name: str, for
 def test_not_even_a_draft_of_infinite_numbers_does(tiny: Make) -> None:
     """A masked slot weighs nothing, but nothing times infinity is no number."""
     model, prompt = tiny(LLAMA), prompt_ids(10, seed=3)
-    drafter = made(model.target, depth=6)
+    weights = made(model.target, depth=6)
     with torch.no_grad():
-        drafter.mask.fill_(float("inf"))
+        weights.mask.fill_(float("inf"))
+    drafter = drafting(weights, model.target)
     text = stock_reply(model.stock, prompt, 30)
     assert reply(model.target, drafter, prompt, nodes=6) == text
     kept = prefilled(model.target, prompt)
@@ -185,9 +193,10 @@ ALL_FORMS = {
 @pytest.mark.parametrize("name", cases([LLAMA, "mistral-one-key-head-window-tied-yarn", QWEN3, PHI3], [QWEN3]))
 def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str, options: str) -> None:
     model = tiny(name)
-    untrained, random = (made(model.target, spread, **ALL_FORMS[options]) for spread in (0.0, 0.3))
+    both = (made(model.target, spread, **ALL_FORMS[options]) for spread in (0.0, 0.3))
+    untrained, random = (drafting(weights, model.target) for weights in both)
     for drafter in (untrained, WithPhrases(random, PhrasePool(model.target.special_tokens), anywhere=True)):
-        session = Session(model.target, drafter, Budget(8))
+        session = session_of(model.target, drafter, Budget(8))
         for prompt, text in conversation(model):
             assert spoken(session, prompt, count=20)[0] == text
 
@@ -196,7 +205,7 @@ def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str, options
 def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tiny: Make) -> None:
     model = tiny(PHI3)
     (prompt, text), *_ = conversation(model)
-    session = Session(model.target, remembering(model, prompt, text), Budget(8))
+    session = session_of(model.target, remembering(model, prompt, text), Budget(8))
     for stop in (1, 2, 3):
         stream = session.generate(prompt, GREEDY, Limits(max_tokens=20))
         for _ in range(2 + stop):
@@ -213,8 +222,8 @@ def test_a_seed_gives_the_same_text_as_without_a_drafter(tiny: Make, name: str) 
     target, prompt = tiny(name).target, prompt_ids(10, seed=4)
     drafter = made(target, 0.3)
     for sampling in (Sampling(1.0, seed=1), Sampling(0.8, top_k=5, top_p=0.9, min_p=0.05, seed=2)):
-        plain = spoken(Session(target, Autoregressive(), Budget(0)), prompt, sampling)[0]
-        assert spoken(Session(target, drafter, Budget(6)), prompt, sampling)[0] == plain
+        plain = spoken(session_of(target, Autoregressive(), Budget(0)), prompt, sampling)[0]
+        assert spoken(session_of(target, drafter, Budget(6)), prompt, sampling)[0] == plain
 
 
 @pytest.mark.parametrize("form", cases(["fp32", "int8"], []))
@@ -225,7 +234,10 @@ def test_exact_text_is_bit_for_bit_that_without_a_drafter(
     target.stop_tokens = frozenset()
     assert measure(target, 9, exact=True).bitwise
     told: dict[str, list[torch.Tensor]] = {}
-    whole = (Session(target, Autoregressive(), Budget(0)), Session(target, made(target, 0.02, depth=5), Budget(8)))
+    whole = (
+        session_of(target, Autoregressive(), Budget(0)),
+        session_of(target, made(target, 0.02, depth=5), Budget(8)),
+    )
     for kind, session in zip(("plain", "s3d"), whole, strict=True):
         told[kind] = []
         observe = session.drafter.observe
@@ -245,7 +257,7 @@ def test_with_all_layers_the_first_guess_is_always_the_targets_own_pick(tiny: Ma
     """The draft's distribution is the target's then, at the same position, and meets the same noise."""
     target = tiny(QWEN3).target
     drafter = made(target, kept="0,1,2", adapters="none", depth=1)
-    _, statistics = spoken(Session(target, drafter, Budget(1)), prompt_ids(23, seed=23), sampling, count=21)
+    _, statistics = spoken(session_of(target, drafter, Budget(1)), prompt_ids(23, seed=23), sampling, count=21)
     assert statistics.acceptance_length == 2
 
 
@@ -254,7 +266,7 @@ def test_near_the_end_of_the_context_drafts_are_shorter_and_the_text_is_the_same
     text = stock_reply(model.stock, prompt, 12, stops=())
     target = own(model, context=32)
     target.stop_tokens = frozenset()
-    drafter, depths = made(target, depth=5), []
+    drafter, depths = drafting(made(target, depth=5)), []
     draft = drafter.draft
 
     def watch(context: Context) -> DraftTree:
@@ -265,13 +277,13 @@ def test_near_the_end_of_the_context_drafts_are_shorter_and_the_text_is_the_same
         return tree
 
     drafter.draft = watch  # type: ignore[method-assign]
-    assert spoken(Session(target, drafter, Budget(8)), prompt, count=99)[0] == text
+    assert spoken(session_of(target, drafter, Budget(8)), prompt, count=99)[0] == text
     assert all(depth == min(5, 32 - committed) for committed, depth in depths)
     assert depths[-1][1] < 5
 
 
 def test_without_nodes_there_is_no_work(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter, text = made(tiny(LLAMA).target), prompt_ids(9)
+    drafter, text = drafting(made(tiny(LLAMA).target)), prompt_ids(9)
     kept = prefilled(drafter.target, text)
     monkeypatch.setattr(drafter.target.transformer, "forward", None)
     assert list(drafter.draft(Context(text, kept, 0, GREEDY)).tokens) == [text[-1]]
@@ -279,7 +291,7 @@ def test_without_nodes_there_is_no_work(tiny: Make, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("nodes", [1, 3, 6, 25])
 def test_trees_fill_the_nodes_there_are(tiny: Make, nodes: int) -> None:
-    drafter, text = made(tiny(LLAMA).target, 0.1, depth=4), prompt_ids(30)
+    drafter, text = drafting(made(tiny(LLAMA).target, 0.1, depth=4)), prompt_ids(30)
     context = Context(text, prefilled(drafter.target, text), nodes, GREEDY)
     tree = drafter.draft(context)
     assert tree.size == nodes + 1
@@ -291,15 +303,13 @@ def test_trees_fill_the_nodes_there_are(tiny: Make, nodes: int) -> None:
 
 def test_two_drafters_of_one_target_do_not_disturb_each_other(tiny: Make) -> None:
     target, text = tiny(QWEN3).target, prompt_ids(20)
-    one, two = made(target, 0.2, seed=1), made(target, 0.2, seed=2, skip="2-2")
+    one, two = drafting(made(target, 0.2, seed=1)), drafting(made(target, 0.2, seed=2, skip="2-2"))
     alone = [drafted_logits(drafter, text) for drafter in (one, two)]
     plain = target.forward_tensors(torch.tensor(text), torch.arange(20), torch.ones(20, 20).tril_() > 0).logits
     kept = prefilled(target, text)
     for _ in range(2):
         for drafter, wanted in zip((one, two), alone, strict=True):
-            found = drafter._predict(Context(text, kept, 8, GREEDY))
-            assert found is not None
-            assert torch.equal(found, wanted)
+            assert torch.equal(predicted(drafter, Context(text, kept, 8, GREEDY)), wanted)
     again = target.forward_tensors(torch.tensor(text), torch.arange(20), torch.ones(20, 20).tril_() > 0).logits
     assert torch.equal(plain, again)
 
@@ -314,18 +324,20 @@ def test_rejection_draws_from_what_the_rows_foresee_and_keeps_the_targets_distri
         vocab_size=LETTERS, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     model = read(write(tmp_path / "letters", config, word_tokenizer(list("abcdef")), seed=3, spread=0.6))
-    drafter, prompt, shape = made(model.target, 0.2, depth=3), [0, 3, 1, 5, 2], {"temperature": 1.0, "top_k": 5}
+    drafter = drafting(made(model.target, 0.2, depth=3), model.target)
+    prompt, shape = [0, 3, 1, 5, 2], {"temperature": 1.0, "top_k": 5}
     sampling = Sampling(**shape, rule="rejection")
     tree = drafter.draft(Context(prompt, prefilled(model.target, prompt), 7, sampling))
     assert tree.size == 8
     assert tree.draft_logits is not None
     for node in range(1, 8):
-        assert torch.equal(tree.draft_logits.rows[node], drafted_logits(drafter, prompt)[tree.depth[node] - 1])
+        row = torch.as_tensor(tree.draft_logits.rows[node])
+        assert torch.equal(row, drafted_logits(drafter, prompt)[tree.depth[node] - 1])
 
     def following(text: list[int]) -> torch.Tensor:
         return stock_distribution(stock_logits(model.stock, text)[-1], Sampling(**shape)).double()
 
-    session, counts = Session(model.target, drafter, Budget(6)), torch.zeros(LETTERS)
+    session, counts = session_of(model.target, drafter, Budget(6)), torch.zeros(LETTERS)
     for seed in range(250):  # the first token is the prompt's own, the second one is drafted
         counts[spoken(session, prompt, Sampling(**shape, seed=seed, rule="rejection"), count=2)[0][1]] += 1
     chances = sum(chance * following([*prompt, first]) for first, chance in enumerate(following(prompt)))
@@ -435,7 +447,7 @@ def test_a_batch_with_nothing_to_foresee_gives_every_weight_a_gradient_of_nothin
 
 
 @cache
-def _counting(model: Tiny, depth: int) -> s3d.Drafter:
+def _counting(model: Tiny, depth: int) -> training.Trainable:
     """Trained on texts that count: the token behind t is t + 1, so what is foreseen tells for which place."""
     drafter = made(model.target, depth=depth, rank=24)
 
@@ -443,7 +455,7 @@ def _counting(model: Tiny, depth: int) -> s3d.Drafter:
         starts = torch.randint(30, (1,), generator=torch.Generator().manual_seed(step)).tolist()
         return batch(model.target, [counted(start, 40) for start in starts], seed=step)
 
-    with patch.object(s3d, "SHARE", 0.6):  # more anchors a text, fewer texts
+    with patch.object(training, "SHARE", 0.6):  # more anchors a text, fewer texts
         return train(drafter, lesson, 120)
 
 
@@ -469,17 +481,17 @@ def test_each_row_foresees_its_own_place_and_no_other(tiny: Make) -> None:
 
 
 @cache
-def _remembering(model: Tiny, prompt: tuple[int, ...], text: tuple[int, ...], depth: int) -> s3d.Drafter:
+def _remembering(model: Tiny, prompt: tuple[int, ...], text: tuple[int, ...], depth: int) -> training.Trainable:
     drafter = made(model.target, depth=depth, rank=24)
 
     def lesson(step: int) -> Batch:
         return batch(model.target, [[*prompt, *text]], distill=step % 2 == 0, seed=step, start=len(prompt))
 
-    with patch.object(s3d, "SHARE", 0.6):  # more anchors a text, fewer texts
+    with patch.object(training, "SHARE", 0.6):  # more anchors a text, fewer texts
         return train(drafter, lesson, 80)
 
 
-def remembering(model: Tiny, prompt: Sequence[int], text: Sequence[int], depth: int = 4) -> s3d.Drafter:
+def remembering(model: Tiny, prompt: Sequence[int], text: Sequence[int], depth: int = 4) -> training.Trainable:
     """Trained on one text until it knows it."""
     return _remembering(model, tuple(prompt), tuple(text), depth)
 
@@ -492,10 +504,10 @@ def test_a_small_text_that_was_learned_is_accepted_almost_whole(tiny: Make, name
     prompt = prompt_ids(23, seed=23)
     text = stock_reply(model.stock, prompt, 40)
     drafter = remembering(model, prompt, text[:31])
-    ids, statistics = spoken(Session(model.target, drafter, Budget(4)), prompt, count=31)
+    ids, statistics = spoken(session_of(model.target, drafter, Budget(4)), prompt, count=31)
     assert ids == text[:31]
     assert statistics.acceptance_length >= 30 / 7, "five tokens a step, but for one step"
-    ids, statistics = spoken(Session(model.target, drafter, Budget(6)), prompt, count=40)
+    ids, statistics = spoken(session_of(model.target, drafter, Budget(6)), prompt, count=40)
     assert ids == text, "behind what was learned, too"
     assert any(0 < rate < 1 for rate in statistics.acceptance_by_depth), "some drafts are accepted in part"
 
@@ -547,7 +559,7 @@ def test_the_full_form_changes_the_kept_layers_alone_and_is_lossless_against_its
     before = {name: one.clone() for name, one in target.transformer.named_parameters()}
     drafter = made(target, depth=3, full=True)
     assert drafter.changes_target
-    assert drafter.nbytes == 4 * 48
+    assert drafting(drafter).nbytes == 4 * 48
     whole = [*prompt, *stock_reply(tiny(name).stock, prompt, 30)]
     losses = []
 
@@ -616,8 +628,8 @@ def test_the_full_form_needs_weights_that_can_be_trained(tiny: Make) -> None:
 )
 def test_layers_are_named_or_lie_symmetrically(tiny: Make, options: dict[str, str], kept: tuple[int, ...]) -> None:
     drafter = make_drafter("s3d", tiny(LLAMA).target, options)
-    assert isinstance(drafter, s3d.Drafter)
-    assert drafter.kept == kept
+    assert isinstance(drafter, training.Trainable)
+    assert drafter.kept == drafting(drafter).kept == kept
     assert drafter.adapters is not None
     assert tuple(drafter.adapters) == kept
 
@@ -647,7 +659,7 @@ def test_what_is_saved_drafts_the_same(tiny: Make, options: dict[str, object], t
     loaded = load_drafter(read_drafter(tmp_path), tiny(PHI3).target)
     assert isinstance(loaded, s3d.Drafter)
     assert torch.equal(drafted_logits(loaded, text), drafted_logits(drafter, text))
-    assert loaded.nbytes == drafter.nbytes
+    assert loaded.nbytes == drafting(drafter).nbytes
     others = set(drafter.tensors()) - {"mask"}
     assert all(name.startswith("base_model.model.model.layers.") and ".lora_" in name for name in others)
     assert (options["adapters"] == "none") == (not others)
@@ -674,7 +686,8 @@ def test_tensors_that_do_not_belong_are_refused(tiny: Make, tmp_path: Path) -> N
 
 def test_confidence_is_judged_by_what_the_target_said(tiny: Make) -> None:
     """At each depth that was reached, all candidates; nothing when the draft was not ours, or nothing was drafted."""
-    drafter, text = made(tiny(LLAMA).target, depth=3), prompt_ids(12)
+    target, text = tiny(LLAMA).target, prompt_ids(12)
+    drafter = drafting(made(target, depth=3), target)
     judged: list[tuple[int, int, int]] = []
     drafter.calibration.learn = lambda level, depth, greedy, token: judged.append((len(level), depth, token))  # type: ignore[method-assign]
     asked, chances = [], drafter.calibration.chances
@@ -683,7 +696,7 @@ def test_confidence_is_judged_by_what_the_target_said(tiny: Make) -> None:
     tree = drafter.draft(context)
     assert asked == [1, 2, 3]
     first = tree.tokens[1]
-    step = Step([first, 33], TorchHidden(torch.zeros(2, 48)), tree, [0, 1], [0] * tree.size)
+    step = Step([first, 33], hidden_for(target, torch.zeros(2, 48)), tree, [0, 1], [0] * tree.size)
     drafter.observe(step)
     assert judged == [(5, 1, first), (5, 2, 33)]
     drafter.observe(step)
@@ -691,15 +704,15 @@ def test_confidence_is_judged_by_what_the_target_said(tiny: Make) -> None:
     drafter.rewind(12)
     drafter.observe(step)
     drafter.draft(context)
-    drafter.observe(Step([7, 8], TorchHidden(torch.zeros(2, 48))))
+    drafter.observe(Step([7, 8], hidden_for(target, torch.zeros(2, 48))))
     assert len(judged) == 2
 
 
 def test_a_proposal_fits_the_model_it_was_made_for(tiny: Make) -> None:
     target = tiny(LLAMA).target
-    options, sentence = s3d.Drafter.propose(target)
+    options, sentence = training.Trainable.propose(target)
     drafter = make_drafter("s3d", target, options)
-    assert isinstance(drafter, s3d.Drafter)
+    assert isinstance(drafter, training.Trainable)
     assert f"{len(drafter.kept)} of 3 layers" in sentence
     assert "as in the paper" in sentence
     assert sentence.endswith(".")
@@ -709,13 +722,13 @@ def test_a_proposal_fits_the_model_it_was_made_for(tiny: Make) -> None:
 def test_a_proposal_rests_on_the_drafters_of_before(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny(LLAMA).target
     known: list[Constants] = []
-    original = s3d.propose
-    monkeypatch.setattr(s3d, "propose", lambda *given: known.append(given[2]) or original(*given))
+    original = training.propose
+    monkeypatch.setattr(training, "propose", lambda *given: known.append(given[2]) or original(*given))
     constants = Constants(u=0.2, discount=0.4)
     former = []
     for kept in ("0", "0,2"):
         drafter = make_drafter("s3d", target, {"kept": kept})
-        assert isinstance(drafter, s3d.Drafter)
+        assert isinstance(drafter, training.Trainable)
         beta = drafter.beta
         rates = [[acceptance_at(place, beta, constants), 0.1] for place in (1, 2, 3)]
         former.append(PreviousRun({"kept": kept, "depth": 3}, rates))
@@ -725,7 +738,7 @@ def test_a_proposal_rests_on_the_drafters_of_before(tiny: Make, monkeypatch: pyt
         PreviousRun({"kept": "0,9"}, [[0.9]]),
         PreviousRun({"rank": 0}, [[0.9]]),
     ]
-    sentence = s3d.Drafter.propose(target, former)[1]
+    sentence = training.Trainable.propose(target, former)[1]
     assert "as fitted to this model" in sentence
     assert (known[0].u, known[0].discount) == (pytest.approx(0.2, rel=1e-3), pytest.approx(0.4, rel=1e-3))
 

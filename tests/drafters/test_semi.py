@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
+from drafting import drafting, hidden_for, session_of, torch_form
 from slow_cases import cases
 from tiny_models import Tiny, prompt_ids, read, stock_distribution, stock_logits, stock_reply, word_tokenizer, write
 from transformers import LlamaConfig
@@ -19,14 +20,16 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree, grow_tree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.saved import load_drafter, make_drafter, save_drafter
-from localspec.drafters.trained import Batch, TrainedDrafter
+from localspec.drafters.saved import load_drafter
+from localspec.drafters.semi import Drafter as Semi
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Statistics, Text
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.exactness import measure
-from localspec.nn.logits import TorchHidden, TorchLogits
+from localspec.nn.logits import TorchLogits
 from localspec.nn.target import Target
+from localspec.training.drafters.semi import Trainable
+from localspec.training.trainable import Batch, make_drafter, save_drafter
 
 Make = Callable[[str], Tiny]
 
@@ -48,13 +51,15 @@ DEFAULT = FORMS[0]
 NODES = 8
 
 
-def semi(target: Target, seed: int = 0, **options: object) -> TrainedDrafter:
+def semi(target: Target, seed: int = 0, **options: object) -> Trainable:
     """An untrained one, the same for a seed."""
     torch.manual_seed(seed)
-    return make_drafter("semi", target, options)
+    made = make_drafter("semi", torch_form(target), options)
+    assert isinstance(made, Trainable)
+    return made
 
 
-def perturbed(drafter: TrainedDrafter, spread: float = 0.6) -> TrainedDrafter:
+def perturbed(drafter: Trainable, spread: float = 0.6) -> Trainable:
     """With weights so large that it is sure of what it says, which is nonsense."""
     with torch.no_grad():
         for parameter in drafter.parameters():
@@ -66,7 +71,8 @@ def states(target: Target, tokens: torch.Tensor) -> torch.Tensor:
     """The target's own states of texts [texts, n]."""
     n = tokens.shape[1]
     with torch.no_grad():
-        hidden: torch.Tensor = target.transformer(tokens, torch.arange(n), torch.ones(n, n, dtype=torch.bool).tril_())
+        causal = torch.ones(n, n, dtype=torch.bool).tril_()
+        hidden: torch.Tensor = torch_form(target).transformer(tokens, torch.arange(n), causal)
     return hidden
 
 
@@ -78,7 +84,7 @@ def batch_of(target: Target, texts: Sequence[Sequence[int]], prompt: int = 0, di
     return Batch(tokens, counts, states(target, tokens), distill)
 
 
-def train(drafter: TrainedDrafter, batch: Batch, steps: int, rate: float = 0.01) -> TrainedDrafter:
+def train(drafter: Trainable, batch: Batch, steps: int, rate: float = 0.01) -> Trainable:
     optimizer = torch.optim.Adam(drafter.parameters(), lr=rate)
     for step in range(steps):
         for group in optimizer.param_groups:
@@ -89,7 +95,7 @@ def train(drafter: TrainedDrafter, batch: Batch, steps: int, rate: float = 0.01)
     return drafter
 
 
-def accuracy(drafter: TrainedDrafter, batch: Batch) -> list[float]:
+def accuracy(drafter: Trainable, batch: Batch) -> list[float]:
     """Share of likeliest guesses that were right, by depth."""
     with torch.no_grad():
         return [float(seen.hits[0]) / seen.count for seen in drafter.loss(batch).depth_losses]
@@ -145,9 +151,11 @@ def test_the_papers_widths_and_those_in_proportion(tiny: Make) -> None:
     assert [tuple(scaled[name + ".weight"].shape) for name in ("far", "near", "out")] == [(12, 48), (12, 24), (100, 24)]
     assert tuple(scaled["recent.second.weight_hh"].shape) == (96, 24)
     assert tuple(semi(target, recent="none").tensors()["near.weight"].shape)[1] == 48
-    drafter = semi(target)
-    assert drafter.nbytes == 4 * sum(tensor.numel() for tensor in drafter.tensors().values())
-    assert semi(target, vocabulary=100).nbytes == drafter.nbytes + 4 * 100 * 48, "a copy of those rows of the target's"
+    nbytes = drafting(semi(target)).nbytes
+    assert nbytes == 4 * sum(tensor.numel() for tensor in semi(target).tensors().values())
+    assert drafting(semi(target, vocabulary=100)).nbytes == nbytes + 4 * 100 * 48, (
+        "a copy of those rows of the target's"
+    )
 
 
 # -- the tree ----------------------------------------------------------------------------------------------------------
@@ -220,7 +228,7 @@ def path_tokens(tree: DraftTree, node: int) -> tuple[int, ...]:
     return tuple(tokens[::-1])
 
 
-def scored(drafter: TrainedDrafter, state: torch.Tensor, recent: Sequence[int]) -> torch.Tensor:
+def scored(drafter: Trainable, state: torch.Tensor, recent: Sequence[int]) -> torch.Tensor:
     """Logits [vocabulary] behind the recent tokens, root first, by the equations of the paper written out anew."""
     tensors, target = drafter.tensors(), drafter.target
     embedded = target.embed(torch.tensor(recent))
@@ -254,22 +262,23 @@ def scored(drafter: TrainedDrafter, state: torch.Tensor, recent: Sequence[int]) 
 
 def opened(drafter: Drafter, target: Target, length: int = 12, sampling: Sampling | None = None) -> Session:
     """A session in which one token was said: the next draft is the first."""
-    session = Session(target, drafter, Budget(NODES))
+    session = session_of(target, drafter, Budget(NODES))
     reply(session, prompt_ids(length, seed=3), sampling or Sampling(), 1)
     return session
 
 
 def drafted(
-    drafter: TrainedDrafter, target: Target, nodes: int, sampling: Sampling
+    drafter: Trainable | Semi, target: Target, nodes: int, sampling: Sampling
 ) -> tuple[DraftTree, torch.Tensor, int]:
     """The tree behind a prompt of twelve tokens and its first pick, the state that goes in, the position of the root."""
     tokens = prompt_ids(12, seed=3)
+    drafter = drafting(drafter, target) if isinstance(drafter, Trainable) else drafter
     cache = target.cache(64)
-    with torch.inference_mode():
-        output = target.forward(DraftTree.chain(tokens), cache)
-        cache.keep(range(12))
-        drafter.observe(Step([*tokens, 77], output.hidden))
-        return drafter.draft(Context([*tokens, 77], cache, nodes, sampling)), output.hidden.rows[-1].clone(), 12
+    output = target.forward(DraftTree.chain(tokens), cache)
+    cache.keep(range(12))
+    drafter.observe(Step([*tokens, 77], output.hidden))
+    tree = drafter.draft(Context([*tokens, 77], cache, nodes, sampling))
+    return tree, torch.as_tensor(output.hidden.rows[-1]).clone(), 12
 
 
 @pytest.mark.parametrize(
@@ -302,7 +311,7 @@ def test_every_node_is_what_the_equations_give_behind_its_path(
 
 def test_without_a_state_or_nodes_there_is_the_root_alone(tiny: Make) -> None:
     target = tiny(LLAMA).target
-    drafter = semi(target)
+    drafter = drafting(semi(target), target)
     assert drafter.draft(Context([5, 6], target.cache(8), 8, Sampling())).tokens == (6,)
     assert drafted(drafter, target, 0, Sampling())[0].tokens == (77,)
     assert drafted(drafter, target, 3, Sampling())[0].size == 4
@@ -312,7 +321,8 @@ def test_without_a_state_or_nodes_there_is_the_root_alone(tiny: Make) -> None:
 
 def test_the_calibration_judges_what_hung_on_the_path_that_was_accepted(tiny: Make) -> None:
     target = tiny(LLAMA).target
-    drafter = perturbed(semi(target))
+    weights = perturbed(semi(target))
+    drafter = drafting(weights, target)
     tree, state, _ = drafted(drafter, target, 12, Sampling())
     chain = list(path_tokens(tree, 2))  # accepted: the first chain to depth two
     assert len(chain) == 2
@@ -324,16 +334,17 @@ def test_the_calibration_judges_what_hung_on_the_path_that_was_accepted(tiny: Ma
         learn(candidates, depth, greedy, token)
 
     drafter.calibration.learn = heard  # type: ignore[method-assign]
-    drafter.observe(Step([*chain, 300], TorchHidden(state[None].expand(3, -1)), tree, [0, 1, 2], [0] * tree.size))
+    rows = hidden_for(target, state[None].expand(3, -1))
+    drafter.observe(Step([*chain, 300], rows, tree, [0, 1, 2], [0] * tree.size))
     assert [(depth, greedy, token) for _, depth, greedy, token in judged[:2]] == [
         (1, True, chain[0]),
         (2, True, chain[1]),
     ]
     for behind, (tokens, _, _, _) in enumerate(judged):
-        logits = scored(drafter, state, [77, *chain[:behind]])
+        logits = scored(weights, state, [77, *chain[:behind]])
         assert tokens == logits.topk(len(tokens)).indices.tolist()
     judged.clear()
-    drafter.observe(Step([4], TorchHidden(state[None]), DraftTree((1,), (-1,)), [0], [0]))
+    drafter.observe(Step([4], hidden_for(target, state[None]), DraftTree((1,), (-1,)), [0], [0]))
     assert not judged, "a draft is judged once"
 
 
@@ -452,7 +463,7 @@ def test_what_needs_the_last_token_is_foreseen_at_every_depth_by_each_of_them(ti
 # -- losslessness ------------------------------------------------------------------------------------------------------
 
 
-def memorised(model: Tiny, prompt: list[int], text: list[int], steps: int) -> TrainedDrafter:
+def memorised(model: Tiny, prompt: list[int], text: list[int], steps: int) -> Trainable:
     """Trained on this one text of the target, so and so often."""
     batch = batch_of(model.target, [[*prompt, *text]], prompt=len(prompt))
     drafter = train(semi(model.target), batch, steps, rate=0.02)
@@ -466,7 +477,7 @@ def test_untrained_it_changes_no_text_whatever_it_says(tiny: Make, name: str, fo
     text = stock_reply(model.stock, prompt, 40)
     assert len(text) == 40
     for drafter in (semi(model.target, **form), perturbed(semi(model.target, **form))):
-        assert reply(Session(model.target, drafter, Budget(NODES)), prompt, Sampling(), 40)[0] == text
+        assert reply(session_of(model.target, drafter, Budget(NODES)), prompt, Sampling(), 40)[0] == text
 
 
 @pytest.mark.slow
@@ -483,7 +494,7 @@ def test_trained_on_a_text_it_foresees_nearly_all_of_it_and_the_text_is_the_stoc
         knowing.begin_training(torch.bincount(torch.tensor(text), minlength=320))
     train(knowing, batch_of(model.target, [[*prompt, *text]], prompt=len(prompt)), 60, rate=0.02)
     for nodes in (1, 3, NODES):
-        ids, statistics = reply(Session(model.target, knowing, Budget(nodes)), prompt, Sampling(), 40)
+        ids, statistics = reply(session_of(model.target, knowing, Budget(nodes)), prompt, Sampling(), 40)
         assert ids == text
         # An LSTM knows it by heart. Eq. 6 takes two equal tokens side by side for one, and the last alone says less.
         share = 0.9 if knowing.options.recent == "lstm" else 0.7
@@ -499,7 +510,7 @@ def test_turns_an_abandoned_stream_and_a_rewind_leave_the_right_state(tiny: Make
     follow = stock_reply(model.stock, second, 24)
     batch = batch_of(model.target, [[*second, *follow]], prompt=15)
     drafter = train(semi(model.target, recent=recent), batch, 80).requires_grad_(False)
-    session = Session(model.target, drafter, Budget(NODES))
+    session = session_of(model.target, drafter, Budget(NODES))
     stream = session.generate(prompt, Sampling(), Limits(max_tokens=24))
     said: list[int] = []
     for event in stream:
@@ -525,7 +536,7 @@ def test_what_was_accepted_in_part_leaves_the_state_of_the_last_accepted_row(tin
     """After every step the drafter holds the state that a fresh pass over the whole text gives before the root."""
     model, prompt = tiny(QWEN), prompt_ids(23, seed=23)
     text = stock_reply(model.stock, prompt, 40)
-    drafter = memorised(model, prompt, text, steps=10)  # knows part of what comes
+    drafter = drafting(memorised(model, prompt, text, steps=10), model.target)  # knows part of what comes
     seen: list[int] = []
     lengths: set[int] = set()
     observe = drafter.observe
@@ -536,10 +547,10 @@ def test_what_was_accepted_in_part_leaves_the_state_of_the_last_accepted_row(tin
         if step.tree is not None:
             lengths.add(len(step.committed))
         fresh = states(model.target, torch.tensor([seen[:-1]]))[0, -1]
-        assert torch.allclose(drafter._state[0], fresh, atol=1e-4)
+        assert torch.allclose(torch.as_tensor(drafter._state[0]), fresh, atol=1e-4)
 
     drafter.observe = heard  # type: ignore[method-assign]
-    reply(Session(model.target, drafter, Budget(NODES)), prompt, Sampling(), 40)
+    reply(session_of(model.target, drafter, Budget(NODES)), prompt, Sampling(), 40)
     assert seen[:63] == prompt + text
     assert len(lengths) >= 3, lengths
 
@@ -551,10 +562,10 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str, shape: d
     model, prompt = tiny(name), prompt_ids(10, seed=4)
     for seed in (0, 2**63 + 5):
         sampling = Sampling(**shape, seed=seed)
-        plain, _ = reply(Session(model.target, Autoregressive(), Budget(0)), prompt, sampling, 24)
+        plain, _ = reply(session_of(model.target, Autoregressive(), Budget(0)), prompt, sampling, 24)
         knowing = memorised(model, prompt, plain, steps=40)
         for drafter in (perturbed(semi(model.target)), knowing):
-            ids, statistics = reply(Session(model.target, drafter, Budget(NODES)), prompt, sampling, 24)
+            ids, statistics = reply(session_of(model.target, drafter, Budget(NODES)), prompt, sampling, 24)
             assert ids == plain
         if len(plain) == 24:  # else the reply ended by itself
             assert statistics.acceptance_length > 2
@@ -567,11 +578,11 @@ def test_int8_with_exact_is_plain_decoding_to_the_bit(tiny: Make, sampling: Samp
     target.stop_tokens = frozenset()
     assert measure(target, NODES + 1, exact=True).bitwise
     prompt = prompt_ids(20, seed=2)
-    plain = Session(target, Autoregressive(), Budget(0))
+    plain = session_of(target, Autoregressive(), Budget(0))
     text, _ = reply(plain, prompt, sampling, 40)
     knowing = train(semi(target), batch_of(target, [[*prompt, *text]], prompt=20), 60).requires_grad_(False)
     for drafter in (perturbed(semi(target)), perturbed(semi(target, vocabulary=150)), knowing):
-        session = Session(target, drafter, Budget(NODES))
+        session = session_of(target, drafter, Budget(NODES))
         ids, statistics = reply(session, prompt, sampling, 40)
         assert ids == text
         length = session.cache.length
@@ -587,8 +598,9 @@ def test_in_half_precision_it_drafts_and_learns_in_half_precision(tiny: Make, re
     assert all(
         parameter.grad is not None and parameter.grad.dtype == torch.float32 for parameter in drafter.parameters()
     )
-    assert reply(opened(drafter, target), prompt_ids(12), Sampling(), 12)[1].drafted > 0
-    assert drafter._state is None or drafter._state.dtype == torch.bfloat16
+    half = drafting(drafter)
+    assert reply(opened(half, target), prompt_ids(12), Sampling(), 12)[1].drafted > 0
+    assert half._state is None or half._state.dtype == torch.bfloat16
 
 
 # -- the rule `rejection` ----------------------------------------------------------------------------------------------
@@ -607,7 +619,8 @@ def test_drawn_trees_have_one_shape_and_say_what_each_node_was_drawn_from(tiny: 
         firsts.append([tree.tokens[node] for node in tree.siblings[0]])
         for node in range(1, tree.size):
             logits = scored(drafter, state, [77, *path_tokens(tree, tree.parents[node])])
-            assert torch.allclose(tree.draft_logits.rows[node], logits, rtol=1e-4, atol=1e-4)
+            row = torch.as_tensor(tree.draft_logits.rows[node])
+            assert torch.allclose(row, logits, rtol=1e-4, atol=1e-4)
             assert tree.draft_logits.rows[node, tree.tokens[node]] > float("-inf")
         assert tree.chance is None
     assert shapes == {(-1, 0, 1, 2, 0, 4, 5, 0, 7, 8, 0, 0)}
@@ -651,7 +664,7 @@ def test_the_rule_rejection_keeps_the_distribution_of_three_tokens(letters: Tiny
     for a, b in product(range(LETTERS), repeat=2):
         chances[a, b] = first[a] * following([*prompt, a])[b] * following([*prompt, a, b])
     drafter = semi(letters.target, seed=1, **form)
-    session, accepted = Session(letters.target, drafter, Budget(5)), 0
+    session, accepted = session_of(letters.target, drafter, Budget(5)), 0
     for seed in range(600):
         ids, statistics = reply(session, prompt, Sampling(**REJECTION, seed=seed), 3)
         counts[tuple(ids)] += 1
@@ -726,13 +739,13 @@ def test_a_target_that_learned_with_its_drafter_is_one_of_its_own_and_lossless(o
     )
     wanted = stock_reply(merged.stock, prompt, 24)
     ids, statistics = reply(
-        Session(merged.target, copy_to(drafter, merged.target), Budget(NODES)), prompt, Sampling(), 24
+        session_of(merged.target, copy_to(drafter, merged.target), Budget(NODES)), prompt, Sampling(), 24
     )
     assert ids == wanted
     assert statistics.acceptance_length > 3.5
 
 
-def copy_to(drafter: TrainedDrafter, target: Target) -> TrainedDrafter:
+def copy_to(drafter: Trainable, target: Target) -> Trainable:
     other = semi(target, recent=drafter.options.recent)
     other.load_tensors(drafter.tensors())
     return other
@@ -789,7 +802,7 @@ def test_what_is_saved_drafts_as_before(tiny: Make, tmp_path: object, form: dict
 )
 @pytest.mark.parametrize("sound", [0, 1, 2])
 def test_nothing_is_drafted_behind_the_depth_where_numbers_end(tiny: Make, sampling: Sampling, sound: int) -> None:
-    drafter, depths = perturbed(semi(tiny(LLAMA).target)), []
+    drafter, depths = drafting(perturbed(semi(tiny(LLAMA).target))), []
     head = drafter._head
 
     def ending(x: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,7 @@ from localspec.nn.exactness import measure
 from localspec.nn.packing import DTYPES
 from localspec.nn.target import Target
 from localspec.policy.selection import choose
+from localspec.training.trainable import make_drafter
 
 PROMPTS = ["Who are you?", "Tell me a short story about a fox.", "What is 2 + 3?"]
 COUNT = 48
@@ -125,7 +126,9 @@ def answer(target: Target, drafter: object, question: str, sampling: Sampling) -
 @pytest.mark.parametrize("kind", kinds("weights"))
 def test_its_drafters_are_saved_under_the_names_they_were_read_by(demo: Tiny, demo_path: Path, kind: str) -> None:
     card = read_drafter(demo_path / "drafters" / kind)
-    stored, again = load_file(card.path / WEIGHTS), load_drafter(card, demo.target).tensors()
+    stored, weights = load_file(card.path / WEIGHTS), make_drafter(kind, demo.target, card.options)
+    weights.load_tensors(stored)
+    again = weights.tensors()
     assert again.keys() == stored.keys()
     assert all(torch.equal(again[name].to(tensor.dtype), tensor) for name, tensor in stored.items())
 

@@ -1,15 +1,13 @@
-"""A drafter for tests of the loop: as small as one can be, and real."""
+"""A drafter for tests of the loop, as small as one can be: what is trained, without what would draft with it."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from localspec.decoding.drafter import Context, Step
-from localspec.decoding.tree import DraftTree
-from localspec.drafters.trained import Batch, LossOutput, TrainedDrafter
 from localspec.nn.losses import cross_entropy
 from localspec.nn.target import Target
+from localspec.training.trainable import Batch, LossOutput, TrainableDrafter
 
 
 @dataclass(frozen=True)
@@ -18,11 +16,10 @@ class Options:
     offset: int = 0  # of the labels, which is wrong where it is not 0
 
 
-class Linears(TrainedDrafter):
+class Linears(TrainableDrafter):
     """One matrix a depth between the target's state and its head. Notes what the loop told it."""
 
     kind = "linears"
-    Options = Options
 
     def __init__(self, target: Target, options: Options | None = None) -> None:
         super().__init__(target, options or Options())
@@ -39,15 +36,6 @@ class Linears(TrainedDrafter):
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
         self.frequencies = frequencies
-
-    def observe(self, step: Step) -> None:
-        """Nothing."""
-
-    def rewind(self, length: int) -> None:
-        """Nothing."""
-
-    def draft(self, context: Context) -> DraftTree:
-        return DraftTree((context.root,), (-1,))
 
     def loss(self, batch: Batch) -> LossOutput:
         if torch.is_grad_enabled():

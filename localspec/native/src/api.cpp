@@ -53,7 +53,7 @@ int check_sizes(const ls_model_config& c) {
     const struct { const char* name; int value, least; } sizes[] = {
         {"num_layers", c.num_layers, 0}, {"hidden_size", c.hidden_size, 1}, {"intermediate_size", c.intermediate_size, 1},
         {"num_heads", c.num_heads, 1}, {"num_kv_heads", c.num_kv_heads, 1}, {"head_dim", c.head_dim, 1},
-        {"rotary_dim", c.rotary_dim, 0}, {"vocab_size", c.vocab_size, 1}};
+        {"rotary_dim", c.rotary_dim, 0}, {"vocab_size", c.vocab_size, 0}};
     for (const auto& size : sizes)
         LS_CHECK(size.value >= size.least && size.value <= LARGEST_SIZE / 4, "%s = %d is not possible.", size.name, size.value);
     LS_CHECK(c.num_heads % c.num_kv_heads == 0, "%d heads cannot share %d key heads evenly.", c.num_heads, c.num_kv_heads);

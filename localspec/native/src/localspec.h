@@ -84,7 +84,7 @@ enum { LS_EMBED_NONE = -1, LS_EMBED_TIED = -2 };
 typedef struct {
     int32_t num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim;
     int32_t rotary_dim;          /* even, at most head_dim: the first channels of a head, which are rotated */
-    int32_t vocab_size;
+    int32_t vocab_size;          /* 0: it reads inputs alone */
     int32_t cache_format;        /* LS_FP32 or LS_FP16 */
     int32_t embed_format;        /* LS_FP32, LS_BF16; LS_EMBED_NONE; LS_EMBED_TIED: read out of a dense lm_head */
     float rms_norm_eps;

@@ -9,8 +9,8 @@ import torch
 from localspec.decoding.drafter import Context, Drafter
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
+from localspec.models.adapter_names import LINEARS
 from localspec.models.s3d_prediction import Timing, share, symmetric
-from localspec.nn.adapters import LINEARS
 from localspec.nn.target import Target
 
 SHARES = (0.25, 0.5, 0.75)  # of the layers

@@ -19,6 +19,11 @@ STORED_NAMES = {
 }
 
 
+def stored_name(name: str) -> str:
+    """Returns what files call one of our parameters, as `weight_map` names it."""
+    return ".".join(STORED_NAMES.get(part, part) for part in name.split("."))
+
+
 def use_stored_names(module: Any) -> None:  # a torch module, whose methods for hooks have no types
     """Lets state dicts call a module's own parameters and submodules by their stored names, in both directions."""
     stored = {name: other for name, other in STORED_NAMES.items() if hasattr(module, name)}

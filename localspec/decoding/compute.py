@@ -1,0 +1,151 @@
+"""What drafters with weights compute with: matrices of their own, and the target's embedding, layers and head."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.decoding.forward import CacheT, ForwardModel, TokenCache
+from localspec.decoding.logits import Logits
+from localspec.models.architecture import TransformerConfig
+from localspec.models.rope import Rope
+from localspec.models.tokenizer import Tokenizer
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+# [rows, channels], an array of the backend in the precision of its activations. All have `len`, `shape`, slices, lists
+# of rows as an index, and `+` and `*` with each other and with numbers.
+Rows = Any
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What adapts a linear layer: y += scale * B (A x); a [rank, in], b [out, rank]."""
+
+    a: Floats
+    b: Floats
+    scale: float
+
+
+class Linear(Protocol):
+    """y = x Wᵀ + b, row by row, or another such layer with weights of its own."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+
+    def __call__(self, x: Rows, /) -> Rows: ...
+
+
+class PackedAdapters(Protocol):
+    """Adapters of a model's layers, as its backend computes with them."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they hold."""
+
+
+class RowModel(Protocol):
+    """A transformer as drafters use it: the target's own, or a small one. It reads a chain of rows after a cache."""
+
+    @property
+    def sizes(self) -> TransformerConfig:
+        """What its family and its sizes are."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+
+    def cache(self, slots: int) -> TokenCache:
+        """Returns an empty cache with room for `slots` tokens."""
+
+    def embed(self, tokens: Sequence[int]) -> Rows:
+        """Returns the input embeddings of token ids, [tokens, hidden_size]."""
+
+    def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> PackedAdapters:
+        """Makes adapters, by layer and by the name of the linear layer, fit for `read_rows`."""
+
+    def read_rows(
+        self,
+        inputs: Rows,
+        cache: TokenCache,
+        layers: Sequence[int] | None = None,
+        adapters: PackedAdapters | None = None,
+    ) -> Rows:
+        """Reads inputs [rows, hidden_size], one after another behind the committed tokens, through some or all layers.
+
+        Returns their states after the final norm [rows, hidden_size]. The cache grows as it must; the rows are not
+        committed.
+        """
+
+    def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
+        """Removes NaN and inf that these rows of the last `read_rows` left behind the committed tokens."""
+
+    def head(self, states: Rows) -> Rows:
+        """Returns the logits [rows, vocab_size] of states after the final norm."""
+
+    def head_rows(self, ids: Sequence[int]) -> Linear:
+        """Returns the part of the head that makes the logits of these tokens, a copy in the head's precision."""
+
+
+class Compute(Protocol):
+    """The arithmetic of a backend, in the precision of a target's activations. Matrices may be rounded as its are."""
+
+    @property
+    def target(self) -> RowModel:
+        """The target itself."""
+
+    def rows(self, values: Floats) -> Rows:
+        """Returns numbers [rows, channels] as an array of the backend."""
+
+    def linear(self, weight: Floats, bias: Floats | None = None) -> Linear:
+        """Returns a layer of weight [out, in] and bias [out], of rows [n, in]."""
+
+    def linears(self, weights: Floats, biases: Floats | None = None) -> Linear:
+        """Returns n layers, weights [n, out, in] and biases [n, out]: each of up to n rows goes through its own."""
+
+    def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> RowModel:
+        """Returns a small transformer; weights are called as in `weight_map`. Without `rope` it has the target's.
+
+        One of no tokens (`vocab_size` 0) has neither embedding nor head.
+        """
+
+    def read_model(self, path: Path, context: int) -> RowModel:
+        """Returns the small language model of a directory in the Hugging Face layout, for texts of `context` tokens.
+
+        Raises LocalspecError for broken, missing or unsupported files.
+        """
+
+    def logits(self, rows: Rows) -> Logits:
+        """Returns what `rows` [rows, tokens] are as logits."""
+
+    def concat(self, arrays: Sequence[Rows], axis: int = 0) -> Rows:
+        """Returns arrays side by side: below each other, or with axis 1 beside each other."""
+
+    def at_columns(self, rows: Rows, ids: Array, width: int) -> Rows:
+        """Returns [rows, width] whose columns `ids` are those of `rows`, and -inf elsewhere."""
+
+    def silu(self, x: Rows) -> Rows:
+        """x σ(x)."""
+
+    def sigmoid(self, x: Rows) -> Rows:
+        """σ(x)."""
+
+    def tanh(self, x: Rows) -> Rows:
+        """tanh(x)."""
+
+    def rms_norm(self, x: Rows) -> Rows:
+        """Returns rows divided by the root of their mean square."""
+
+
+class DraftableModel(ForwardModel[CacheT], Protocol[CacheT]):
+    """A model for which drafters with weights can draft."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def compute(self) -> Compute:
+        """What they compute with."""

@@ -1,0 +1,87 @@
+"""A drafter's tensors: what its files must hold, and numbers read from them one tensor at a time."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from localspec.checkpoint import tensor_headers, tensor_start
+from localspec.decoding.compute import Array
+from localspec.errors import LocalspecError
+from localspec.models.drafter_cards import REMEDY
+
+FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+_NAMES = {**FLOATS, "BOOL": "bool", "I64": "int64"}  # of types that drafters have, by their names in files
+_READ_AS = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32, "BOOL": np.bool_, "I64": np.int64}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """The shape of a tensor, and its type as numpy names it, or as the file does where no drafter has this type."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+
+def check_tensors(expected: Mapping[str, TensorSpec], found: Mapping[str, TensorSpec]) -> None:
+    """Raises LocalspecError where a tensor is missing, superfluous, or of another shape or type than is expected.
+
+    Floating-point weights may be of any precision that they compute in.
+    """
+    if missing := sorted(expected.keys() - found.keys()):
+        raise LocalspecError(f"{_named(missing)} missing; {REMEDY}.")
+    if extra := sorted(found.keys() - expected.keys()):
+        raise LocalspecError(f"{_named(extra)} not a part of it; {REMEDY}.")
+    for name, tensor in found.items():
+        own = expected[name]
+        if tensor.shape != own.shape:
+            raise LocalspecError(f"'{name}' has the shape {[*tensor.shape]} where {[*own.shape]} belongs; {REMEDY}.")
+        if tensor.dtype != own.dtype and not (own.dtype == "float32" and tensor.dtype in FLOATS.values()):
+            raise LocalspecError(f"'{name}' is of type {tensor.dtype} where {own.dtype} belongs; {REMEDY}.")
+
+
+def _named(names: list[str]) -> str:
+    """Returns the first name and the number of the others, with the verb that follows."""
+    return f"'{names[0]}'" + (" is" if len(names) == 1 else f" and {len(names) - 1} more are")
+
+
+class StoredTensors(Mapping[str, Array]):
+    """The tensors of a safetensors file, each read when it is asked for: floating-point numbers as fp32.
+
+    Raises LocalspecError where the file is damaged, and where numbers are NaN or inf.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._entries, self._start = file, tensor_headers(file, REMEDY), tensor_start(file)
+
+    def specs(self) -> dict[str, TensorSpec]:
+        """Returns what the file says of its tensors."""
+        return {
+            name: TensorSpec(tuple(entry["shape"]), _NAMES.get(entry["dtype"], entry["dtype"]))
+            for name, entry in self._entries.items()
+        }
+
+    def __getitem__(self, name: str) -> Array:
+        entry = self._entries[name]
+        first, end = entry["data_offsets"]
+        type_: Any = np.dtype(_READ_AS[entry["dtype"]])
+        try:
+            numbers: Array = np.fromfile(self._file, type_, (end - first) // type_.itemsize, offset=self._start + first)
+            numbers = numbers.reshape(entry["shape"])
+        except (OSError, ValueError) as error:
+            raise LocalspecError(f"{self._file} is damaged ({error}); {REMEDY}.") from error
+        if entry["dtype"] == "BF16":
+            numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
+        if entry["dtype"] in FLOATS:
+            numbers = numbers.astype(np.float32, copy=False)
+            if not np.isfinite(numbers).all():
+                raise LocalspecError(f"'{name}' holds NaN or inf; {REMEDY}.")
+        return numbers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)

@@ -1,0 +1,108 @@
+"""Small language models that draft: whether their tokens are the target's, and those that a mask token lets draft in
+parallel (PARD), as their config.json describes them.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from reprlib import repr as shortened
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.errors import LocalspecError, UsageMistake, first_line
+from localspec.models.architecture import TransformerConfig
+from localspec.models.model_config import ModelConfig
+from localspec.models.rope import Rope
+from localspec.models.tokenizer import Tokenizer
+
+_MOST = {  # no small model has more, and each layer takes memory even without weights
+    "num_hidden_layers": 1024, "vocab_size": 2**20, "hidden_size": 2**20, "intermediate_size": 2**20,
+    "num_attention_heads": 2**20, "num_key_value_heads": 2**20, "head_dim": 2**20,
+}  # fmt: skip
+
+
+def compare_tokens(small: Tokenizer, vocabulary: int, target: Tokenizer, path: Path) -> None:
+    """Raises UsageMistake where a token's id is not the same in both; ids that only fill up a vocabulary may differ.
+
+    `small` is the tokenizer of the model in `path`, which has `vocabulary` ids.
+    """
+    ours, theirs = _tokens(target), _tokens(small)
+    different = [index for index in ours.keys() & theirs.keys() if ours[index] != theirs[index]]
+    if different:
+        first = min(different)
+        raise UsageMistake(
+            f"The small model in {path} has another tokenizer: its token {first} is {theirs[first]!r}, and the "
+            f"target's is {ours[first]!r}; give one that was made for this target."
+        )
+    if max(ours) >= vocabulary:
+        raise UsageMistake(
+            f"The small model in {path} knows {vocabulary} tokens, and the target's tokenizer gives ids up to "
+            f"{max(ours)}; give one that was made for this target."
+        )
+
+
+def mask_token(config: ModelConfig, path: Path) -> int:
+    """Returns the mask token of a small model, its `pard_token`. Raises LocalspecError where it has none."""
+    token = config.content.get("pard_token")
+    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < config.vocab_size:
+        raise LocalspecError(
+            f"{path / 'config.json'} names no mask token (pard_token = {token!r}), so this model cannot draft in "
+            "parallel; give one that can."
+        )
+    return token
+
+
+def impossible_ids(small: Tokenizer, mask: int, target: Tokenizer, vocabulary: int) -> npt.NDArray[np.bool_]:
+    """Returns bool [vocabulary], the target's: the mask token, and ids that one of the two tokenizers does not have."""
+    known = (_tokens(target).keys() & _tokens(small).keys()) - {mask}
+    never = np.ones(vocabulary, np.bool_)
+    never[[index for index in known if index < len(never)]] = False
+    return never
+
+
+@dataclass(frozen=True)
+class MaskedModel:
+    """A small model with a mask token, as a config.json describes it."""
+
+    sizes: TransformerConfig
+    rope: Rope
+    mask: int
+
+    @classmethod
+    def of(cls, text: str, context: int) -> "MaskedModel":
+        """Reads a config.json; `context` is the longest text that the target holds.
+
+        Raises UsageMistake for a text that describes no such model, LocalspecError for one that cannot be computed.
+        Takes no memory for it.
+        """
+        try:
+            content = json.loads(text)
+            if unlikely := [name for name, most in _MOST.items() if not _is_count(content.get(name), most)]:
+                raise ValueError(f"{unlikely[0]} = {shortened(content[unlikely[0]])}")
+            config = ModelConfig.of(content)
+            sizes = TransformerConfig.of(config)
+            rope = Rope.of(config, min(context, config.max_position_embeddings))
+            return cls(_sound(sizes), rope, int(content["pard_token"]))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise UsageMistake(
+                f"The config of the small model cannot be used ({first_line(error)}); train the drafter again."
+            ) from error
+
+
+def _sound(sizes: TransformerConfig) -> TransformerConfig:
+    """Returns sizes that fit each other. Raises ValueError for others."""
+    if sizes.num_heads % sizes.num_kv_heads:
+        raise ValueError(f"{sizes.num_heads} heads cannot share {sizes.num_kv_heads} key heads")
+    if sizes.head_dim % 2:
+        raise ValueError(f"head_dim = {sizes.head_dim}")
+    return sizes
+
+
+def _is_count(value: Any, most: int) -> bool:
+    return value is None or (type(value) is int and 1 <= value <= most)
+
+
+def _tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    return {index: token for token, index in tokenizer.get_vocab().items()}

@@ -1,0 +1,195 @@
+"""What drafters compute with where the CPU engine computes, as `decoding/compute.py` describes it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from localspec.decoding.compute import Array, Floats, LowRank, PackedAdapters
+from localspec.decoding.forward import TokenCache
+from localspec.events import Reporter
+from localspec.models.architecture import TransformerConfig, weight_map
+from localspec.models.rope import Rope
+from localspec.native import packed_cache
+from localspec.native.cache import NativeCache, cache_format
+from localspec.native.library import address, check, library
+from localspec.native.logits import NativeLogits
+from localspec.native.matrix import PANEL, PackedMatrix
+from localspec.native.model import NativeAdapters, NativeModel, Weights
+from localspec.native.threads import Threads
+
+_GROUP = 32  # inputs that share a scale
+
+
+class NativeLinear:
+    """y = x Wᵀ + b with a packed weight."""
+
+    def __init__(self, matrix: PackedMatrix, bias: Floats | None, threads: Threads) -> None:
+        self._matrix, self._bias, self._threads = matrix, bias, threads
+        self._struct = matrix.struct(bias)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weight, and of the bias."""
+        return self._matrix.data.nbytes + (0 if self._bias is None else self._bias.nbytes)
+
+    def __call__(self, x: Floats) -> Floats:
+        """Applies the layer to rows [n, in]."""
+        x = np.ascontiguousarray(x, np.float32)
+        y = np.empty((len(x), self._matrix.out), np.float32)
+        check(library().ls_linear(self._threads.handle, self._struct, len(x), address(x), address(y), 0))
+        return y
+
+
+@dataclass(frozen=True)
+class NativeLinears:
+    """A layer for each row."""
+
+    layers: Sequence[NativeLinear]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    def __call__(self, x: Floats) -> Floats:
+        """Applies the first layers to as many rows, one each."""
+        return np.concatenate([layer(x[row : row + 1]) for row, layer in enumerate(self.layers[: len(x)])])
+
+
+class NativeRowModel:
+    """A transformer as drafters use it."""
+
+    def __init__(self, model: NativeModel) -> None:
+        self._model = model
+
+    @property
+    def sizes(self) -> TransformerConfig:
+        """What its family and its sizes are."""
+        return self._model.sizes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+        return self._model.nbytes
+
+    def cache(self, slots: int) -> NativeCache:
+        """Returns an empty cache with room for `slots` tokens."""
+        return self._model.cache(slots)
+
+    def embed(self, tokens: Sequence[int]) -> Floats:
+        """Returns the input embeddings of token ids, [tokens, hidden_size]."""
+        return self._model.embed(tokens)
+
+    def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> NativeAdapters:
+        """Makes adapters fit for `read_rows`."""
+        given = {
+            layer: {name: (one.a, one.b.T, one.scale) for name, one in some.items()} for layer, some in adapters.items()
+        }
+        return NativeAdapters(self.sizes.num_layers, given)
+
+    def read_rows(
+        self,
+        inputs: Floats,
+        cache: TokenCache,
+        layers: Sequence[int] | None = None,
+        adapters: PackedAdapters | None = None,
+    ) -> Floats:
+        """Reads a chain of rows behind the committed tokens; returns their states after the final norm."""
+        assert isinstance(cache, NativeCache) and isinstance(adapters, NativeAdapters | None)
+        return self._model.states(inputs, cache, layers, adapters)
+
+    def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
+        """Nothing: attention reads no slot that its row does not see."""
+
+    def head(self, states: Floats) -> Floats:
+        """Returns the logits [rows, vocab_size] of states after the final norm."""
+        return self._model.head(states)
+
+    def head_rows(self, ids: Sequence[int]) -> NativeLinear:
+        """Returns the part of the head that makes the logits of these tokens, packed as it is."""
+        head: PackedMatrix = self._model.weights["lm_head.weight"]
+        rows, panels = np.empty((len(ids), head.inputs), np.float32), np.array(ids) // PANEL
+        for panel in np.unique(panels).tolist():  # one at a time: a whole head may be larger than all the rest
+            there = panels == panel
+            rows[there] = head.panel(panel).unpack()[np.array(ids)[there] % PANEL]
+        return NativeLinear(PackedMatrix.pack(rows, head.format, head.group), None, self._model.threads)
+
+
+class NativeCompute:
+    """Arithmetic in fp32; matrices are packed in int8 where the model's are rounded, else in its own format."""
+
+    def __init__(self, model: NativeModel, precision: str) -> None:
+        self._model, self._precision, self.target = model, precision, NativeRowModel(model)
+        self._format = precision if precision in ("fp32", "bf16") else "int8"
+
+    def _pack(self, weight: Array, interleave: bool = False) -> PackedMatrix:
+        return PackedMatrix.pack(weight, self._format, _GROUP if self._format == "int8" else 0, interleave)
+
+    def rows(self, values: Floats) -> Floats:
+        """Returns the array itself."""
+        return values
+
+    def linear(self, weight: Floats, bias: Floats | None = None) -> NativeLinear:
+        """Returns a layer of weight [out, in] and bias [out]."""
+        return NativeLinear(self._pack(weight), bias, self._model.threads)
+
+    def linears(self, weights: Floats, biases: Floats | None = None) -> NativeLinears:
+        """Returns n layers, weights [n, out, in] and biases [n, out]: a row goes through its own."""
+        return NativeLinears(
+            [self.linear(weight, None if biases is None else biases[n]) for n, weight in enumerate(weights)]
+        )
+
+    def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> NativeRowModel:
+        """Returns a small transformer, packed as other matrices are."""
+        packed: dict[str, Array | PackedMatrix] = {}
+        for name in weight_map(sizes):
+            if name.endswith(".weight"):
+                packed[name] = self._pack(weights[name], interleave="gate_up_proj" in name)
+            elif name in weights:
+                packed[name] = np.ascontiguousarray(weights[name], np.float32)
+        if sizes.tied and sizes.vocab_size:
+            packed["lm_head.weight"] = self._pack(weights["embed_tokens"])
+        return self._made(sizes, rope or self._model.rope, packed)
+
+    def read_model(self, path: Path, context: int) -> NativeRowModel:
+        """Returns the small language model of a directory; its packed file is made where there is none."""
+        packed = packed_cache.load(path, self._format, path.name, self._model.threads.count, Reporter())
+        return self._made(packed.sizes, Rope.of(packed.config, context), packed.tensors)
+
+    def _made(self, sizes: TransformerConfig, rope: Rope, weights: Weights) -> NativeRowModel:
+        return NativeRowModel(NativeModel(sizes, rope, weights, self._model.threads, cache_format(self._precision)))
+
+    def logits(self, rows: Floats) -> NativeLogits:
+        """Returns what `rows` [rows, tokens] are as logits."""
+        return NativeLogits(rows)
+
+    def concat(self, arrays: Sequence[Floats], axis: int = 0) -> Floats:
+        """Returns arrays side by side."""
+        return np.concatenate(arrays, axis)
+
+    def at_columns(self, rows: Floats, ids: Array, width: int) -> Floats:
+        """Returns [rows, width] whose columns `ids` are those of `rows`, and -inf elsewhere."""
+        whole = np.full((len(rows), width), -np.inf, np.float32)
+        whole[:, ids] = rows
+        return whole
+
+    def silu(self, x: Floats) -> Floats:
+        """x σ(x)."""
+        with np.errstate(invalid="ignore"):
+            return x * self.sigmoid(x)
+
+    def sigmoid(self, x: Floats) -> Floats:
+        """σ(x)."""
+        with np.errstate(over="ignore"):  # of large numbers the exponential is infinite, and σ is 0
+            return np.float32(1) / (np.float32(1) + np.exp(-x))
+
+    def tanh(self, x: Floats) -> Floats:
+        """tanh(x)."""
+        return np.tanh(x)
+
+    def rms_norm(self, x: Floats) -> Floats:
+        """Returns rows divided by the root of their mean square."""
+        normed: Floats = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.finfo(np.float32).eps)
+        return normed

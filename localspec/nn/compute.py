@@ -1,0 +1,231 @@
+"""What drafters compute with where torch computes, as `decoding/compute.py` describes it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from localspec.checkpoint import inspect
+from localspec.decoding.compute import Array, Floats, LowRank, PackedAdapters
+from localspec.decoding.forward import TokenCache
+from localspec.models.architecture import TransformerConfig, weight_map
+from localspec.models.model_config import read_config
+from localspec.models.rope import Rope
+from localspec.models.stored_weights import own_head
+from localspec.nn.cache import KVCache
+from localspec.nn.logits import TorchLogits
+from localspec.nn.transformer import RotaryEmbedding, Transformer
+from localspec.nn.weights import Weights
+
+
+@dataclass(frozen=True)
+class TorchLinear:
+    """y = x Wᵀ + b; weight [out, in], or [n, out, in] where each row has a layer of its own."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weight and bias."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Applies the layer to rows [n, in]."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class TorchLinears(TorchLinear):
+    """A layer for each row."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Applies the first layers to as many rows, one each."""
+        weight = self.weight[: len(x)]
+        if self.bias is not None:
+            return torch.baddbmm(self.bias[: len(x), None], x[:, None], weight.transpose(1, 2))[:, 0]
+        # In this order a single row takes the path for vectors, which reads the matrices twice as fast.
+        return torch.bmm(weight, x[:, :, None])[:, :, 0]
+
+
+@dataclass(frozen=True)
+class TorchHeadRows:
+    """Some rows of a head, of the head's own class."""
+
+    layer: torch.nn.Module
+    nbytes: int
+
+    @torch.inference_mode()
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns their logits of states."""
+        logits: torch.Tensor = self.layer(x)
+        return logits
+
+
+@dataclass(frozen=True)
+class TorchAdapter:
+    """What an adapter adds to a linear layer."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns scale * B (A x)."""
+        return F.linear(F.linear(x.to(self.a.dtype), self.a), self.b) * self.scale
+
+
+class TorchAdapters(dict[int, dict[str, TorchAdapter]]):
+    """Adapters by layer and by the name of the linear layer."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they hold."""
+        return sum(one.a.nbytes + one.b.nbytes for layer in self.values() for one in layer.values())
+
+
+class TorchRowModel:
+    """A transformer as drafters use it."""
+
+    def __init__(self, transformer: Transformer) -> None:
+        self._transformer = transformer
+
+    @property
+    def sizes(self) -> TransformerConfig:
+        """What its family and its sizes are."""
+        return self._transformer.config
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+        return sum(parameter.nbytes for parameter in self._transformer.parameters())
+
+    @property
+    def _device(self) -> torch.device:
+        return self._transformer.embed_tokens.device
+
+    def cache(self, slots: int) -> KVCache:
+        """Returns an empty cache with room for `slots` tokens."""
+        return KVCache(self.sizes.cache_shape, slots, self._transformer.embed_tokens.dtype, self._device)
+
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Returns the input embeddings of token ids, [tokens, hidden_size]."""
+        ids = torch.tensor(tokens, device=self._device)
+        return F.embedding(ids, self._transformer.embed_tokens.detach()).to(self._transformer.computes_in)
+
+    def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> TorchAdapters:
+        """Makes adapters fit for `read_rows`."""
+        return TorchAdapters(
+            {layer: {name: self._adapter(one) for name, one in some.items()} for layer, some in adapters.items()}
+        )
+
+    def _adapter(self, one: LowRank) -> TorchAdapter:
+        a, b = (torch.from_numpy(part).to(self._device, self._transformer.computes_in) for part in (one.a, one.b))
+        return TorchAdapter(a, b, one.scale)
+
+    @torch.inference_mode()
+    def read_rows(
+        self,
+        inputs: torch.Tensor,
+        cache: TokenCache,
+        layers: Sequence[int] | None = None,
+        adapters: PackedAdapters | None = None,
+    ) -> torch.Tensor:
+        """Reads a chain of rows behind the committed tokens; returns their states after the final norm."""
+        assert isinstance(cache, KVCache) and isinstance(adapters, TorchAdapters | None)
+        rows = len(inputs)
+        cache.reserve(cache.length + rows)
+        positions = torch.arange(cache.length, cache.length + rows, device=self._device)
+        causal = torch.ones(rows, rows, dtype=torch.bool, device=self._device).tril_()
+        states: torch.Tensor = self._transformer(inputs[None], positions, causal, cache, layers, adapters or {})[0]
+        return states
+
+    def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
+        """Puts zeros there: a masked slot has the weight 0, but 0 times infinity is NaN and would reach the target."""
+        assert isinstance(cache, KVCache)
+        zeros = torch.zeros(self.sizes.num_kv_heads, rows, self.sizes.head_dim, device=self._device)
+        for layer in layers:
+            cache.write(layer, zeros, zeros)
+
+    @torch.inference_mode()
+    def head(self, states: torch.Tensor) -> torch.Tensor:
+        """Returns the logits [rows, vocab_size] of states after the final norm."""
+        logits: torch.Tensor = self._transformer.lm_head(states.to(self._transformer.computes_in))
+        return logits
+
+    def head_rows(self, ids: Sequence[int]) -> TorchHeadRows:
+        """Returns the part of the head that makes the logits of these tokens."""
+        head = self._transformer.lm_head
+        part = type(head)(head.weight.detach()[torch.tensor(ids, device=self._device)])
+        return TorchHeadRows(part, part.nbytes)
+
+
+class TorchCompute:
+    """Arithmetic in the precision of a transformer's activations, on its device."""
+
+    def __init__(self, transformer: Transformer) -> None:
+        self._transformer, self.target = transformer, TorchRowModel(transformer)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._transformer.embed_tokens.device
+
+    def rows(self, values: Floats) -> torch.Tensor:
+        """Returns numbers as a tensor."""
+        return torch.from_numpy(values).to(self._device, self._transformer.computes_in)
+
+    def linear(self, weight: Floats, bias: Floats | None = None) -> TorchLinear:
+        """Returns a layer of weight [out, in] and bias [out]."""
+        return TorchLinear(self.rows(weight), None if bias is None else self.rows(bias))
+
+    def linears(self, weights: Floats, biases: Floats | None = None) -> TorchLinears:
+        """Returns n layers, weights [n, out, in] and biases [n, out]: a row goes through its own."""
+        return TorchLinears(self.rows(weights), None if biases is None else self.rows(biases))
+
+    def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> TorchRowModel:
+        """Returns a small transformer in the precision of the target's weights."""
+        rotary = self._transformer.rotary if rope is None else RotaryEmbedding(rope, self._device)
+        own = self._transformer.embed_tokens
+        tensors = {name: torch.from_numpy(weights[name]).to(own) for name in weight_map(sizes) if name in weights}
+        tensors.setdefault("embed_tokens", own.new_zeros(0, sizes.hidden_size))
+        return TorchRowModel(Transformer(sizes, rotary, tensors))
+
+    def read_model(self, path: Path, context: int) -> TorchRowModel:
+        """Returns the small language model of a directory, in the precision of the target's weights."""
+        checkpoint = inspect(path)
+        config = read_config(checkpoint)
+        sizes = TransformerConfig.of(config)
+        if sizes.tied and own_head(checkpoint):
+            sizes = replace(sizes, tied=False)
+        weights = Weights(checkpoint, sizes, self._transformer.embed_tokens.dtype, str(self._device))
+        return TorchRowModel(Transformer(sizes, RotaryEmbedding(Rope.of(config, context), self._device), weights))
+
+    def logits(self, rows: torch.Tensor) -> TorchLogits:
+        """Returns what `rows` [rows, tokens] are as logits."""
+        return TorchLogits(rows)
+
+    def concat(self, arrays: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:
+        """Returns tensors side by side."""
+        return torch.cat(list(arrays), axis)
+
+    def at_columns(self, rows: torch.Tensor, ids: Array, width: int) -> torch.Tensor:
+        """Returns [rows, width] whose columns `ids` are those of `rows`, and -inf elsewhere."""
+        whole = rows.new_full((len(rows), width), float("-inf"))
+        return whole.index_copy_(1, torch.from_numpy(ids).to(rows.device), rows)
+
+    def silu(self, x: torch.Tensor) -> torch.Tensor:
+        """x σ(x)."""
+        return F.silu(x)
+
+    def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
+        """σ(x)."""
+        return x.sigmoid()
+
+    def tanh(self, x: torch.Tensor) -> torch.Tensor:
+        """tanh(x)."""
+        return x.tanh()
+
+    def rms_norm(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns rows divided by the root of their mean square."""
+        return F.rms_norm(x, (x.shape[-1],))

@@ -1,0 +1,194 @@
+"""Trains ParallelSpec's layers or small model, its masks, and what joins features and embeddings (ParallelSpec, §4)."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from localspec.drafters.parallelspec import Drafter, ParallelSpecOptions, layers_of
+from localspec.models.drafter_cards import RANKS
+from localspec.models.small_model import impossible_ids
+from localspec.nn.losses import DepthLoss, cross_entropy
+from localspec.nn.small_model import fresh_weights, from_config, read_masked, rotary_embedding
+from localspec.nn.target import Target
+from localspec.nn.transformer import Transformer
+from localspec.training.trainable import Batch, LossOutput, TrainableDrafter
+
+ROWS = 2048  # of one text in training, masks included; or twice the text's
+MIN_GROUP_SHARE = 0.2  # of the groups that have a mask, however deep it is (PARD)
+FEATURE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1  # of the two parts of EAGLE's loss
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rows of one training text, [rows] each: first one row a token of the text, then the masks of some anchors.
+
+    At `depth` 0 a row is the text's own token at `anchor`; mask d of an anchor is d positions after it (figure 3).
+    """
+
+    anchor: torch.Tensor
+    depth: torch.Tensor
+
+    @property
+    def positions(self) -> torch.Tensor:
+        return self.anchor + self.depth
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """bool [rows, rows]: a row sees real tokens up to its anchor, and masks of its own group up to itself."""
+        real, same = self.depth == 0, self.anchor[:, None] == self.anchor
+        return torch.where(real, self.anchor[:, None] >= self.anchor, same & (self.depth[:, None] >= self.depth))
+
+
+class Trainable(TrainableDrafter):
+    """The layers, their final norm and the masks; in the form 'eagle' the matrix that joins features and embeddings.
+
+    The target's embedding and head are shared and do not change; the form 'model' has and trains its own.
+    """
+
+    Drafter = Drafter
+    options: ParallelSpecOptions
+    never: torch.Tensor  # bool [vocab_size]: tokens that the form 'model' must not propose
+
+    def __init__(self, target: Target, options: ParallelSpecOptions) -> None:
+        """Raises what reading the small language model of the form 'model' does."""
+        super().__init__(target, options)
+        shape, device = target.transformer.config, target.device
+        if options.form != "model":
+            own = layers_of(shape, options)
+            self.model = Transformer(own, target.transformer.rotary, fresh_weights(own, device))
+            self.model.norm.data = target.transformer.norm.detach().float().clone()  # for the head that it feeds
+            masks = torch.randn(options.masks, shape.hidden_size, device=device)
+            self.masks = nn.Parameter(masks * target.transformer.embed_tokens.detach().float().std())
+            if options.form == "eagle":
+                self.joined = nn.Linear(2 * shape.hidden_size, shape.hidden_size, device=device)
+        else:
+            if options.config:
+                self.model, token = from_config(options.config, target)
+                never = torch.zeros(shape.vocab_size, dtype=torch.bool, device=device)
+            else:
+                small, token = read_masked(Path(options.model), target)
+                self.model = small.transformer
+                unknown = impossible_ids(small.tokenizer, token, target.tokenizer, target.vocab_size)
+                never = torch.from_numpy(unknown).to(device)
+                self.model.rotary = rotary_embedding(small.config, target)
+                config = {**small.config.content, "tie_word_embeddings": self.model.config.tied}
+                self.options = replace(options, model="", config=json.dumps(config, sort_keys=True))
+            self.masks = nn.Parameter(self.model.embed_tokens.detach()[token : token + 1].clone())
+            self.register_buffer("never", never)
+        self.model.requires_grad_(True)
+
+    @property
+    def depth(self) -> int:
+        """The number of tokens of a draft."""
+        return self.options.masks + 1
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns what is saved: the drafter's own tensors, each once."""
+        shared = {"model.embedding"} if self.options.form != "model" else set()
+        if self.model.config.tied:
+            shared.add("model.head.weight")
+        return {name: tensor for name, tensor in super().tensors().items() if name not in shared}
+
+    def _embed(self, tokens: torch.Tensor, masks: torch.Tensor, features: torch.Tensor | None) -> torch.Tensor:
+        """Returns the input [1, n + m, hidden_size] of tokens [n], masks [m, hidden_size], features [n, hidden_size].
+
+        A token's feature is the target's state one position before it, which predicted it; masks have zeros (eq. 5).
+        """
+        if self.options.form == "model":
+            embedding = self.model.embed_tokens
+            real = F.embedding(tokens.clamp(max=len(embedding) - 1), embedding)  # ids that no tokenizer gives
+        else:
+            real = self.target.embed(tokens)
+        x = torch.cat([real.to(masks.dtype), masks])
+        if features is not None:
+            padded = F.pad(features.to(masks.dtype), (0, 0, 0, len(masks)))
+            x = self.joined(torch.cat([padded, x], -1))
+        return x[None]
+
+    def _masks(self) -> torch.Tensor:
+        """Returns the masks' embeddings [k, hidden_size]; a small language model has one for all."""
+        return self.masks.expand(self.options.masks, -1)
+
+    def _head(self, states: torch.Tensor) -> torch.Tensor:
+        """Returns logits of states [rows, hidden_size], for the ids that the drafter and the target both have."""
+        if self.options.form != "model":
+            return self.target.head(states.to(self.target.transformer.computes_in))
+        logits: torch.Tensor = self.model.lm_head(states)
+        return logits[:, : self.target.transformer.config.vocab_size]
+
+    def _logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Returns logits [rows, the target's vocab_size]; tokens that must not be proposed are impossible."""
+        logits = self._head(states)
+        if self.options.form != "model":
+            return logits
+        return F.pad(logits, (0, len(self.never) - logits.shape[1])).masked_fill(self.never, float("-inf"))
+
+    def loss(self, batch: Batch) -> LossOutput:
+        """Returns the loss of eq. 3: each row of the text, and of each anchor's group, predicts the token after it.
+
+        The rows of depth d are averaged and weighted by λᵈ. In the form 'eagle' a row's loss is 1.0 SmoothL1(feature) +
+        0.1 cross-entropy (eq. 4, with EAGLE's own weights; the paper adds depths without λ, which is decay = 1).
+        """
+        states: list[list[torch.Tensor]] = [[] for _ in range(self.depth)]
+        places: list[list[torch.Tensor]] = [[] for _ in range(self.depth)]  # of those states in all texts, end to end
+        n = batch.tokens.shape[1]
+        for text, loss_mask in enumerate(batch.loss_mask):
+            end = int(loss_mask.nonzero().max()) + 1 if loss_mask.any() else 0
+            if end < 2:
+                continue
+            group = self.group(loss_mask[:end], batch.generator)
+            of_text, at = self.states(batch.tokens[text, :end], batch.hidden[text, :end], group), group.positions
+            has_label = (at + 1 < end) & loss_mask[(at + 1).clamp(max=end - 1)]
+            for depth in range(self.depth):
+                rows = has_label & (group.depth == depth)
+                states[depth].append(of_text[rows])
+                places[depth].append(text * n + at[rows])
+        total, depth_losses = self.masks.sum() * 0, []  # a batch without a label has a gradient, too
+        for depth in range(self.depth):
+            if not states[depth]:
+                depth_losses.append(DepthLoss(total, torch.zeros(RANKS, dtype=torch.long, device=total.device), 0))
+                continue
+            of_depth, at = torch.cat(states[depth]), torch.cat(places[depth])
+            found = self._depth_loss(of_depth, at, batch)
+            loss = found.loss / max(found.count, 1)
+            if self.options.form == "eagle" and len(at):
+                feature_loss = F.smooth_l1_loss(of_depth.float(), batch.hidden.flatten(0, 1)[at].float())
+                loss = TOKEN_WEIGHT * loss + FEATURE_WEIGHT * feature_loss
+            total = total + self.options.decay**depth * loss
+            depth_losses.append(found)
+        return LossOutput(total, depth_losses)
+
+    def _depth_loss(self, states: torch.Tensor, at: torch.Tensor, batch: Batch) -> DepthLoss:
+        """Returns the loss of states [rows, hidden_size] at the places `at` [rows] of all texts, end to end."""
+        labels = batch.hidden.flatten(0, 1)[at] if batch.distill else batch.tokens.flatten()[at + 1]
+        own = self.model.config.vocab_size  # 0 where the head is the target's
+        truncated = 0 < own < self.target.transformer.config.vocab_size
+        ids = torch.arange(own, device=at.device) if truncated else None
+        return cross_entropy(states, self._head, labels, self.target.head if batch.distill else None, ids)
+
+    def group(self, loss_mask: torch.Tensor, generator: torch.Generator) -> Group:
+        """Returns the rows of a text with this loss_mask [n]: random anchors, as many as there is room for.
+
+        An anchor has mask d only where it has all masks before it, and the text has a token for it to predict.
+        """
+        n, device = len(loss_mask), loss_mask.device
+        anchors = loss_mask[2:].nonzero()[:, 0]
+        shares = [max((1 - self.options.drop) ** depth, MIN_GROUP_SHARE) for depth in range(1, self.depth)]
+        room = (max(ROWS, 2 * n) - n) / sum(shares)
+        shuffled = anchors[torch.randperm(len(anchors), generator=generator).to(device)]
+        by_depth = [shuffled[: round(min(len(shuffled), room) * share)] for share in shares]
+        by_depth = [some[some + depth + 1 < n] for depth, some in enumerate(by_depth, start=1)]
+        depths = [torch.full_like(some, depth) for depth, some in enumerate(by_depth, start=1)]
+        real = torch.arange(n, device=device)
+        return Group(torch.cat([real, *by_depth]), torch.cat([torch.zeros_like(real), *depths]))
+
+    def states(self, tokens: torch.Tensor, hidden: torch.Tensor, group: Group) -> torch.Tensor:
+        """Returns states [rows, hidden_size] of a text [n] and its masks, by the target's hidden [n, hidden_size]."""
+        features = F.pad(hidden[:-1], (0, 0, 1, 0)) if self.options.form == "eagle" else None
+        masks = self._masks()[group.depth[len(tokens) :] - 1]
+        states: torch.Tensor = self.model(self._embed(tokens, masks, features), group.positions, group.mask)[0]
+        return states

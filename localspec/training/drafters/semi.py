@@ -1,0 +1,227 @@
+"""Trains the tiny model and the head of semi-autoregressive drafting, alone or together with the target."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from localspec.drafters.semi import JOINT, Drafter, SemiOptions, Widths
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.nn.adapters import Adapters
+from localspec.nn.losses import Head, cross_entropy
+from localspec.nn.target import Target
+from localspec.training.trainable import Batch, LossOutput, TrainableDrafter
+
+
+class Averaged(nn.Module):
+    """The simplified transformer, eq. 6: h_q = Σ α_l MLP(e_l) / Σ α_l over the recent tokens, α learned in (0, 1).
+
+    The state of a node, [rows, hidden_size / 2], is the numerator.
+    """
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(width, width // 2), nn.Linear(width // 2, width // 2)
+        for layer in (self.inner, self.outer):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        # α is its sigmoid: ½ at first for the last place and half as much for each one before it, so that the newest
+        # token outweighs all others together and can be told apart from them.
+        self.free = nn.Parameter(torch.logit(0.5 ** torch.arange(depth, 0, -1)))
+        self.width = self.state_size = width // 2
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the states after one more token, and h_q [rows, self.width].
+
+        x [rows, hidden_size] are embeddings of the tokens `depth` positions after the root, `state` [rows,
+        self.state_size] the states before them.
+        """
+        alpha = self.free.sigmoid().to(x.dtype)
+        x = F.silu(_linear(F.silu(_linear(x, self.inner)), self.outer))
+        state = torch.addcmul(state, x, alpha[depth])
+        return state, state / alpha[: depth + 1].sum()
+
+
+class Recurrent(nn.Module):
+    """The LSTM of two layers, eq. 7. The state of a node, [rows, 2 hidden_size], is hidden state and cell of both."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.width = width // 2
+        self.state_size = 4 * self.width
+        self.first, self.second = nn.LSTMCell(width, self.width), nn.LSTMCell(self.width, self.width)
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the states after one more token, and h_q [rows, self.width], as `Averaged.forward` does."""
+        below, below_cell, above, above_cell = state.chunk(4, -1)
+        below, below_cell = _cell(x, below, below_cell, self.first)
+        above, above_cell = _cell(below, above, above_cell, self.second)
+        return torch.cat([below, below_cell, above, above_cell], -1), above
+
+
+class Last(nn.Module):
+    """No model at all: the embedding of the last token (§6.1, zero layers). Nodes have no state."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.width, self.state_size = width, 0
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the empty state and the embeddings x [rows, hidden_size] themselves."""
+        return state, x
+
+
+RECENT_MODELS: dict[str, type[Averaged] | type[Recurrent] | type[Last]] = {
+    "transformer": Averaged,
+    "lstm": Recurrent,
+    "none": Last,
+}
+
+
+class Trainable(TrainableDrafter):
+    """The tiny model, and the layers that lead from it and the target's state to logits.
+
+    Separate training, the default, leaves the target as it is. In joint training `loss` runs the target with
+    `adapters`, which training merges at the end: the result is another target.
+    """
+
+    Drafter = Drafter
+    options: SemiOptions
+    JOINT = JOINT
+    kept: torch.Tensor | None
+
+    def __init__(self, target: Target, options: SemiOptions) -> None:
+        super().__init__(target, options)
+        shape = target.transformer.config
+        widths = Widths.of(shape, options)
+        wide = widths.wide
+        with torch.device(target.device):
+            self.recent: Averaged | Recurrent | Last = RECENT_MODELS[options.recent](shape.hidden_size, options.depth)
+            self.far = nn.Linear(shape.hidden_size, wide)  # its bias is the first half of b
+            self.near = nn.Linear(self.recent.width, wide)
+            self.mixed = nn.Linear(2 * wide, 2 * wide) if options.layers == 2 else None
+            self.out = nn.Linear(2 * wide, widths.outputs, bias=False)
+            self.register_buffer("kept", torch.arange(options.vocabulary) if options.vocabulary else None)
+        if options.joint:
+            if target.transformer.packed:
+                raise UsageMistake(
+                    "Joint training changes the target's weights, and int8 rounds them; load it without."
+                )
+            layers = range(shape.num_layers)
+            self.adapters = Adapters(target.transformer, layers, options.rank, 2.0 * options.rank)
+        self._shared: Head = target.head  # no module of the drafter: it is neither trained nor saved
+        self._copy_head_rows()
+
+    @property
+    def depth(self) -> int:
+        """The number of levels of its trees, the root not counted."""
+        return self.options.depth
+
+    # -- the model ----------------------------------------------------------------------------------------------------
+
+    def _initial_state(self, rows: int) -> torch.Tensor:
+        """Returns the tiny model's states [rows, state_size] before any token."""
+        return torch.zeros((rows, self.recent.state_size), dtype=self._dtype, device=self.target.device)
+
+    def _read(
+        self, tokens: torch.Tensor, far: torch.Tensor, state: torch.Tensor, depth: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Reads one more token [rows], `depth` positions after the root, and returns (states, σ(…) [rows, 2 wide]).
+
+        far [rows or 1, wide] is W_p h_p.
+        """
+        # Normalised, for with embeddings as small as many targets' the tiny model would learn very slowly.
+        x = F.rms_norm(self.target.embed(tokens).to(self._dtype), (self.target.transformer.config.hidden_size,))
+        state, recent = self.recent(x, state, depth)
+        near = _linear(recent, self.near)
+        return state, F.silu(torch.cat([far.expand_as(near), near], -1))
+
+    def _head(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns logits [rows, draft vocabulary] of x [rows, 2 wide]."""
+        if self.mixed is not None:
+            x = x + F.silu(_linear(x, self.mixed))
+        x = _linear(x, self.out)
+        return self._shared(x) if self.options.shared else x
+
+    def _copy_head_rows(self) -> None:
+        """Copies the rows of the target's head that belong to the draft vocabulary, in that head's precision."""
+        transformer = self.target.transformer
+        if self.options.shared and self.kept is not None:
+            rows = type(transformer.lm_head)(transformer.lm_head.weight.detach()[self.kept])
+            self._shared = rows.forward
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.target.transformer.computes_in
+
+    def loss(self, batch: Batch) -> LossOutput:
+        """Returns the loss of eq. 8: the mean of -log q_0(w_{i+1+j} | h_p(w_≤i), h_q(w_{i+1} … w_{i+j})), j ≤ depth.
+
+        The first recent token w_{i+1} stands for the root; all tokens after it must be in the loss mask, as in a reply
+        that is drafted. Labels are the text or the target's distribution. In joint training gradients flow through h_p,
+        and (1 - λ) times the target's own loss, with the same labels, is added to λ times this mean.
+        """
+        hidden = batch.hidden.to(self._dtype)
+        states = hidden if self.adapters is None else self.adapted_states(batch.tokens)
+        windows = F.pad(batch.tokens, (0, self.depth + 1)).unfold(1, self.depth + 1, 1)  # [texts, n + 1, depth + 1]
+        counted = F.pad(batch.loss_mask, (0, self.depth + 1)).unfold(1, self.depth + 1, 1)
+        # [texts, n, depth + 1] after each position: the root, then the labels, up to the first one not in the mask.
+        windows, counted = windows[:, 1:], counted[:, 1:].cumprod(-1).bool()
+        anchors = counted[..., 1]
+        if self.options.share < 1:
+            chosen = torch.rand(anchors.shape, generator=batch.generator) < self.options.share
+            anchors = anchors & chosen.to(anchors.device)
+        text, place = anchors.nonzero(as_tuple=True)
+        windows, counted = windows[text, place], counted[text, place]
+        far, state = _linear(states[text, place], self.far), self._initial_state(len(text))
+        found = []
+        for depth in range(self.depth):
+            state, x = self._read(windows[:, depth], far, state, depth)
+            there = counted[:, depth + 1]
+            label = hidden[text[there], place[there] + depth + 1] if batch.distill else windows[there, depth + 1]
+            found.append(
+                cross_entropy(x[there], self._head, label, self.target.head if batch.distill else None, self.kept)
+            )
+        # The sum of no states is zero and has a gradient: a batch may have no token in its mask.
+        total = sum((one.loss for one in found), start=0.0 * far.sum())
+        loss = total / max(sum(one.count for one in found), 1)
+        if self.adapters is not None:
+            loss = self.options.balance * loss + (1 - self.options.balance) * self._target_loss(batch, states)
+        return LossOutput(loss, found)
+
+    def _target_loss(self, batch: Batch, states: torch.Tensor) -> torch.Tensor:
+        there = batch.loss_mask[:, 1:]
+        label = batch.hidden[:, :-1][there].to(self._dtype) if batch.distill else batch.tokens[:, 1:][there]
+        found = cross_entropy(
+            states[:, :-1][there], self.target.head, label, self.target.head if batch.distill else None
+        )
+        return found.loss / max(found.count, 1)
+
+    def begin_training(self, frequencies: torch.Tensor) -> None:
+        """Makes the most frequent tokens the draft vocabulary."""
+        if self.kept is not None:
+            self.kept.copy_(frequencies.topk(len(self.kept)).indices.sort().values)
+            self._copy_head_rows()
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Loads what `tensors` gave. Raises LocalspecError also for a draft vocabulary that the model does not have."""
+        self.check_tensors(tensors)
+        kept = tensors.get("kept")
+        if kept is not None and not 0 <= int(kept.min()) <= int(kept.max()) < self.target.transformer.config.vocab_size:
+            raise LocalspecError("'kept' names tokens that the model does not have; train the drafter again.")
+        super().load_tensors(tensors)
+        self._copy_head_rows()
+
+
+def _linear(x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
+    """Applies a layer, whose weights are in fp32, in the precision of x."""
+    return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+
+
+def _cell(
+    x: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor, layer: nn.LSTMCell
+) -> tuple[torch.Tensor, torch.Tensor]:
+    weights = (layer.weight_ih, layer.weight_hh, layer.bias_ih, layer.bias_hh)
+    return torch.lstm_cell(x, (hidden, cell), *(weight.to(x.dtype) for weight in weights))

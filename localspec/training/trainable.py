@@ -1,0 +1,183 @@
+"""What all drafters with weights have in common while they are trained, and how they are saved."""
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from localspec.decoding.compute import Array
+from localspec.drafters.saved import CARD, WEIGHTS
+from localspec.drafters.tensors import TensorSpec, check_tensors
+from localspec.drafters.trained import TrainedDrafter
+from localspec.models.drafter_cards import FORMAT
+from localspec.models.drafter_kinds import kind_of
+from localspec.nn.adapters import Adapters
+from localspec.nn.losses import DepthLoss
+from localspec.nn.target import Target
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts to learn from, the shorter ones padded at their end.
+
+    tokens [texts, n]; loss_mask bool [texts, n]: the tokens to predict, which are those of replies and their end marks
+    and never padding; hidden [texts, n, hidden_size]: the target's states after its final norm, in the precision of
+    inference. With `distill` the label is the target's distribution, else it is the text.
+    """
+
+    tokens: torch.Tensor
+    loss_mask: torch.Tensor
+    hidden: torch.Tensor
+    distill: bool
+    generator: torch.Generator = field(default_factory=torch.Generator)
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """The loss to minimise, a mean over tokens, and how well each depth was predicted."""
+
+    loss: torch.Tensor
+    depth_losses: Sequence[DepthLoss]
+
+
+@dataclass(frozen=True)
+class PreviousRun:
+    """A drafter that was trained before: its options, and its accuracies [depth][rank] on held-out text."""
+
+    options: Mapping[str, Any]
+    accuracies: Sequence[Sequence[float]]
+
+
+class TrainableDrafter(nn.Module):
+    """The weights of a drafter as they are trained for one target, in fp32; `Drafter` is what drafts with them.
+
+    A new one is untrained, and drafts as losslessly as any other. `progress` is how much of a training is over, from 0
+    to 1. `gradient_share` is the share of the target's weights that gradients pass while it is trained.
+    """
+
+    Drafter: ClassVar[type[TrainedDrafter]]
+    JOINT: ClassVar[Sequence[str]] = ()  # options that only a form which changes the target has
+    gradient_share: ClassVar[float] = 0.0
+
+    def __init__(self, target: Target, options: Any) -> None:
+        """Raises UsageMistake for options that do not fit the target."""
+        super().__init__()
+        self.target, self.options = target, options
+        self.adapters: Adapters | None = None
+        self.progress = 1.0
+
+    @property
+    def kind(self) -> str:
+        """The name of its kind."""
+        return self.Drafter.kind
+
+    @property
+    @abstractmethod
+    def depth(self) -> int:
+        """The number of levels of its trees, the root not counted."""
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> LossOutput:
+        """Returns the loss of a batch. Every depth is predicted as it is in drafting."""
+
+    @classmethod
+    def propose(cls, target: Target, previous: Sequence[PreviousRun] = ()) -> tuple[dict[str, Any], str] | None:
+        """Returns options that suit this target and machine, and why, in a sentence; None where a kind has no proposal.
+
+        `previous` are drafters of this kind that were trained for the target before.
+        """
+        return None
+
+    def outcome(self, accuracies: Sequence[Sequence[float]]) -> str:
+        """Returns a sentence that compares a finished training with what was expected; empty where nothing was."""
+        return ""
+
+    @property
+    def changes_target(self) -> bool:
+        """Whether its training changes the target: then it belongs to the changed target and to no other."""
+        return self.adapters is not None
+
+    def begin_training(self, frequencies: torch.Tensor) -> None:
+        """Called before training with `frequencies` [vocab_size], how often each token occurs in the text."""
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Returns groups of what is trained: `params`, and `lr_scale`, by which their learning rate is multiplied."""
+        return [{"params": list(self.parameters()), "lr_scale": 1.0}]
+
+    def adapted_states(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Returns the target's states [texts, n, hidden_size] with the adapters of joint training; gradients flow."""
+        assert self.adapters is not None
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        causal = positions[:, None] >= positions
+        states: torch.Tensor = self.target.transformer(tokens, positions, causal, adapters=self.adapters)
+        return states
+
+    def merge_adapters(self) -> None:
+        """Ends joint training: the adapters become part of the target, which is another model from then on."""
+        assert self.adapters is not None and self.changes_target
+        self.adapters.merge(self.target.transformer)
+        defaults = {option.name: option.default for option in fields(self.options) if option.name in self.JOINT}
+        self.adapters, self.options = None, replace(self.options, joint=False, **defaults)
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns what is saved, by name."""
+        return {name: tensor.detach() for name, tensor in self.state_dict().items()}
+
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Loads what `tensors` gave. Raises LocalspecError where one is missing, superfluous or of another shape."""
+        self.check_tensors(tensors)
+        self.load_state_dict(dict(tensors), strict=False)  # a kind may hold more than it saves
+
+    def check_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raises LocalspecError where a tensor is missing, superfluous, or of another shape or type than is right."""
+        check_tensors(_specs(self.tensors()), _specs(tensors))
+
+    def numbers(self) -> dict[str, Array]:
+        """Returns what is saved as arrays of numpy, as `Drafter` takes them."""
+        return {
+            name: (tensor.float() if tensor.is_floating_point() else tensor).numpy(force=True)
+            for name, tensor in self.tensors().items()
+        }
+
+    def drafter(self) -> TrainedDrafter:
+        """Returns what drafts with the weights as they are now."""
+        return self.Drafter(self.target, self.options, self.numbers())
+
+
+def _specs(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorSpec]:
+    return {
+        name: TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in tensors.items()
+    }
+
+
+def trainable_class(kind: str) -> type[TrainableDrafter]:
+    """The class of a kind that is trained, which the file for its training names `Trainable`."""
+    found: type[TrainableDrafter] = import_module(kind_of(kind).training_file).Trainable
+    return found
+
+
+def make_drafter(kind: str, target: Target, options: Mapping[str, Any]) -> TrainableDrafter:
+    """Returns a new, untrained drafter. Raises UsageMistake for options that it cannot have."""
+    class_ = trainable_class(kind)
+    return class_(target, class_.Drafter.parse_options(options))
+
+
+def save_drafter(drafter: TrainableDrafter, path: Path, about: Mapping[str, Any]) -> None:
+    """Writes a directory for `load_drafter`; `about` is what else drafter.json says. No reader sees half a file."""
+    path.mkdir(parents=True, exist_ok=True)
+    card = {"format": FORMAT, "kind": drafter.kind, "options": asdict(drafter.options), **about}
+    tensors = {name: tensor.contiguous().cpu() for name, tensor in drafter.tensors().items()}
+    save_file(tensors, path / (WEIGHTS + ".new"), metadata={"format": "pt"})
+    (path / (CARD + ".new")).write_text(json.dumps(card, indent=2) + "\n", "utf-8")
+    for name in (WEIGHTS, CARD):
+        (path / (name + ".new")).replace(path / name)

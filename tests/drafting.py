@@ -1,0 +1,44 @@
+"""From weights as they are trained to what drafts with them, for targets of torch and of the CPU engine."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Drafter
+from localspec.decoding.logits import Hidden
+from localspec.decoding.numpy_logits import NumpyHidden
+from localspec.decoding.session import Session
+from localspec.drafters.trained import TrainedDrafter
+from localspec.nn.logits import TorchHidden
+from localspec.nn.target import Target
+from localspec.training.trainable import TrainableDrafter
+
+
+def torch_form(target: Any) -> Target:
+    """A target that can be trained for: itself, or the same model in torch where the CPU engine computes it."""
+    return target if isinstance(target, Target) else _in_torch(target.read_from, target.context)
+
+
+@cache
+def _in_torch(path: Path, context: int) -> Target:
+    return Target.load(path, context=context)
+
+
+def drafting(drafter: TrainableDrafter, target: Any = None, kind: type[TrainedDrafter] | None = None) -> Any:
+    """What drafts with these weights as they are now, for the drafter's own target or for the same model elsewhere."""
+    made = (kind or drafter.Drafter)(target or drafter.target, drafter.options, drafter.numbers())
+    made.accuracies = getattr(drafter, "accuracies", ())
+    return made
+
+
+def session_of(target: Any, drafter: TrainableDrafter | Drafter, budget: Budget) -> Session:
+    """A session with a drafter, whether it was trained just now or drafts already."""
+    return Session(target, drafting(drafter, target) if isinstance(drafter, TrainableDrafter) else drafter, budget)
+
+
+def hidden_for(target: Any, states: torch.Tensor) -> Hidden:
+    """States [rows, hidden_size] as this target's backend gives them."""
+    return TorchHidden(states) if isinstance(target, Target) else NumpyHidden(states.numpy())

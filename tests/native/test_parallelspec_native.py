@@ -1,0 +1,22 @@
+"""ParallelSpec on the CPU engine: a layer or a small model that torch trained drafts there, and no text changes."""
+
+from drafters import test_parallelspec
+from drafters.test_parallelspec import (  # noqa: F401
+    build,
+    letters,
+    small,
+    test_a_memorised_text_is_accepted_almost_whole,
+    test_a_model_that_cannot_draft_for_this_target_is_refused_with_the_reason,
+    test_a_pause_is_made_up_for_and_a_budget_of_nothing_costs_nothing,
+    test_a_saved_drafter_drafts_the_same,
+    test_a_seed_gives_the_same_ids_with_and_without_it,
+    test_by_rejection_three_tokens_have_the_stock_models_joint_distribution,
+    test_every_draft_rests_on_the_right_rows_whatever_happened_before,
+    test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model,
+    test_the_mask_token_and_what_only_one_of_the_two_has_are_never_proposed,
+    test_where_the_small_model_is_the_target_itself_its_first_token_is_always_right,
+    test_without_a_state_the_root_stands_alone,
+)
+from native_models import read_native
+
+test_parallelspec.read = read_native
