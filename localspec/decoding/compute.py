@@ -101,10 +101,10 @@ class Compute(Protocol):
     def rows(self, values: Floats) -> Rows:
         """Returns numbers [rows, channels] as an array of the backend."""
 
-    def linear(self, weight: Floats, bias: Floats | None = None) -> Linear:
-        """Returns a layer of weight [out, in] and bias [out], of rows [n, in]."""
+    def linear(self, weight: Floats, bias: Floats | None = None, silu: bool = False) -> Linear:
+        """Returns a layer of weight [out, in] and bias [out], of rows [n, in]; with `silu`, x σ(x) of what it gives."""
 
-    def linears(self, weights: Floats, biases: Floats | None = None) -> Linear:
+    def linears(self, weights: Floats, biases: Floats | None = None, silu: bool = False) -> Linear:
         """Returns n layers, weights [n, out, in] and biases [n, out]: each of up to n rows goes through its own."""
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> RowModel:

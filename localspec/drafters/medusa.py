@@ -75,10 +75,10 @@ class Drafter(ParallelDrafter):
 
     def __init__(self, target: DraftableModel[Any], options: MedusaOptions, tensors: Mapping[str, Array]) -> None:
         super().__init__(target, options, tensors)
-        blocks = [
-            (tensors[f"blocks.{index}.weight"], tensors[f"blocks.{index}.bias"]) for index in range(options.layers)
+        self._blocks = [
+            self.compute.linears(tensors[f"blocks.{index}.weight"], tensors[f"blocks.{index}.bias"], silu=True)
+            for index in range(options.layers)
         ]
-        self._blocks = [self.compute.linears(weight, bias) for weight, bias in blocks]
         self._linears = self.compute.linears(tensors["linears"]) if options.private else None
         self._state: Rows = None  # the target's, which predicted the root
 
@@ -125,7 +125,7 @@ class Drafter(ParallelDrafter):
         """Returns the first heads' logits [heads, vocab_size] of one state [1, hidden_size]."""
         x = state[[0] * heads]
         for block in self._blocks:
-            x = x + self.compute.silu(block(x))
+            x = x + block(x)
         return self.compute.logits(self.compute.target.head(x) if self._linears is None else self._linears(x))
 
     def _static(self, context: Context, logits: Logits) -> DraftTree:

@@ -119,8 +119,7 @@ class Averaged:
     """
 
     def __init__(self, compute: Compute, tensors: Mapping[str, Array]) -> None:
-        self._compute = compute
-        self._inner, self._outer = _linear(compute, tensors, "recent.inner"), _linear(compute, tensors, "recent.outer")
+        self._inner, self._outer = (_linear(compute, tensors, f"recent.{name}", True) for name in ("inner", "outer"))
         self._alpha = 1 / (1 + np.exp(-tensors["recent.free"].astype(np.float64)))
         self.state_size = len(tensors["recent.outer.bias"])
 
@@ -131,8 +130,7 @@ class Averaged:
 
     def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
         """Adds one more token to the sum."""
-        silu = self._compute.silu
-        state = state + silu(self._outer(silu(self._inner(x)))) * float(self._alpha[depth])
+        state = state + self._outer(self._inner(x)) * float(self._alpha[depth])
         return state, state / float(self._alpha[: depth + 1].sum())
 
 
@@ -181,8 +179,8 @@ _RECENT: dict[str, Callable[[Compute, Mapping[str, Array]], RecentModel]] = {
 }  # fmt: skip
 
 
-def _linear(compute: Compute, tensors: Mapping[str, Array], name: str) -> Linear:
-    return compute.linear(tensors[f"{name}.weight"], tensors[f"{name}.bias"])
+def _linear(compute: Compute, tensors: Mapping[str, Array], name: str, silu: bool = False) -> Linear:
+    return compute.linear(tensors[f"{name}.weight"], tensors[f"{name}.bias"], silu)
 
 
 def _cell(compute: Compute, tensors: Mapping[str, Array], name: str) -> Linear:
@@ -213,7 +211,7 @@ class Drafter(TrainedDrafter):
         super().__init__(target, options, tensors)
         self._recent = _RECENT[options.recent](self.compute, tensors)
         self._far, self._near = _linear(self.compute, tensors, "far"), _linear(self.compute, tensors, "near")
-        self._mixed = _linear(self.compute, tensors, "mixed") if options.layers == 2 else None
+        self._mixed = _linear(self.compute, tensors, "mixed", True) if options.layers == 2 else None
         self._out = self.compute.linear(tensors["out.weight"])
         self._kept = tensors["kept"] if options.vocabulary else None
         self._copied: Linear | None = None  # the rows of the target's head that belong to the draft vocabulary
@@ -283,7 +281,7 @@ class Drafter(TrainedDrafter):
     def _head(self, x: Rows) -> Rows:
         """Returns logits [rows, draft vocabulary] of x [rows, 2 wide]."""
         if self._mixed is not None:
-            x = x + self.compute.silu(self._mixed(x))
+            x = x + self._mixed(x)
         x = self._out(x)
         if not self.options.shared:
             return x

@@ -20,13 +20,15 @@ from localspec.native.model import NativeAdapters, NativeModel, Weights
 from localspec.native.threads import Threads
 
 _GROUP = 32  # inputs that share a scale
+_NONE, _SILU = 0, 1  # activations, as localspec.h numbers them
 
 
 class NativeLinear:
     """y = x Wᵀ + b with a packed weight."""
 
-    def __init__(self, matrix: PackedMatrix, bias: Floats | None, threads: Threads) -> None:
+    def __init__(self, matrix: PackedMatrix, bias: Floats | None, threads: Threads, silu: bool = False) -> None:
         self._matrix, self._bias, self._threads = matrix, bias, threads
+        self._activation = _SILU if silu else _NONE
         self._struct = matrix.struct(bias)
 
     @property
@@ -38,7 +40,7 @@ class NativeLinear:
         """Applies the layer to rows [n, in]."""
         x = np.ascontiguousarray(x, np.float32)
         y = np.empty((len(x), self._matrix.out), np.float32)
-        check(library().ls_linear(self._threads.handle, self._struct, len(x), address(x), address(y), 0))
+        check(library().ls_linear(self._threads.handle, self._struct, len(x), address(x), address(y), self._activation))
         return y
 
 
@@ -131,14 +133,14 @@ class NativeCompute:
         """Returns the array itself."""
         return values
 
-    def linear(self, weight: Floats, bias: Floats | None = None) -> NativeLinear:
+    def linear(self, weight: Floats, bias: Floats | None = None, silu: bool = False) -> NativeLinear:
         """Returns a layer of weight [out, in] and bias [out]."""
-        return NativeLinear(self._pack(weight), bias, self._model.threads)
+        return NativeLinear(self._pack(weight), bias, self._model.threads, silu)
 
-    def linears(self, weights: Floats, biases: Floats | None = None) -> NativeLinears:
+    def linears(self, weights: Floats, biases: Floats | None = None, silu: bool = False) -> NativeLinears:
         """Returns n layers, weights [n, out, in] and biases [n, out]: a row goes through its own."""
         return NativeLinears(
-            [self.linear(weight, None if biases is None else biases[n]) for n, weight in enumerate(weights)]
+            [self.linear(weight, None if biases is None else biases[n], silu) for n, weight in enumerate(weights)]
         )
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> NativeRowModel:
@@ -163,7 +165,7 @@ class NativeCompute:
 
     def logits(self, rows: Floats) -> NativeLogits:
         """Returns what `rows` [rows, tokens] are as logits."""
-        return NativeLogits(rows)
+        return NativeLogits(np.ascontiguousarray(rows))
 
     def concat(self, arrays: Sequence[Floats], axis: int = 0) -> Floats:
         """Returns arrays side by side."""

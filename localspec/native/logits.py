@@ -21,7 +21,7 @@ class NativeLogits(NumpyLogits):
     def __init__(self, rows: npt.NDArray[np.float32], likeliest: list[int] | None = None) -> None:
         """Rows are contiguous. Where `likeliest` is not given, it is found when it is asked for; -1 where NaN are."""
         super().__init__(rows)
-        self._likeliest = likeliest
+        self._likeliest, self._start = likeliest, int(self.rows.ctypes.data)
 
     def take(self, rows: Sequence[int]) -> "NativeLogits":
         """Returns these rows, in this order."""
@@ -87,7 +87,7 @@ class NativeLogits(NumpyLogits):
         """Where a row begins, in memory."""
         count = len(self.rows)
         assert -count <= row < count
-        return int(self.rows.ctypes.data) + row % count * self.rows.strides[0]
+        return self._start + row % count * self.rows.strides[0]
 
 
 _NO_NUMBER = "Nothing can be picked from an answer that is not a number."

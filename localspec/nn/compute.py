@@ -26,6 +26,7 @@ class TorchLinear:
 
     weight: torch.Tensor
     bias: torch.Tensor | None
+    silu: bool
 
     @property
     def nbytes(self) -> int:
@@ -34,7 +35,10 @@ class TorchLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Applies the layer to rows [n, in]."""
-        return F.linear(x, self.weight, self.bias)
+        return self._activated(F.linear(x, self.weight, self.bias))
+
+    def _activated(self, y: torch.Tensor) -> torch.Tensor:
+        return F.silu(y) if self.silu else y
 
 
 class TorchLinears(TorchLinear):
@@ -44,9 +48,10 @@ class TorchLinears(TorchLinear):
         """Applies the first layers to as many rows, one each."""
         weight = self.weight[: len(x)]
         if self.bias is not None:
-            return torch.baddbmm(self.bias[: len(x), None], x[:, None], weight.transpose(1, 2))[:, 0]
-        # In this order a single row takes the path for vectors, which reads the matrices twice as fast.
-        return torch.bmm(weight, x[:, :, None])[:, :, 0]
+            y = torch.baddbmm(self.bias[: len(x), None], x[:, None], weight.transpose(1, 2))[:, 0]
+        else:  # in this order a single row takes the path for vectors, which reads the matrices twice as fast
+            y = torch.bmm(weight, x[:, :, None])[:, :, 0]
+        return self._activated(y)
 
 
 @dataclass(frozen=True)
@@ -175,13 +180,13 @@ class TorchCompute:
         """Returns numbers as a tensor."""
         return torch.from_numpy(values).to(self._device, self._transformer.computes_in)
 
-    def linear(self, weight: Floats, bias: Floats | None = None) -> TorchLinear:
+    def linear(self, weight: Floats, bias: Floats | None = None, silu: bool = False) -> TorchLinear:
         """Returns a layer of weight [out, in] and bias [out]."""
-        return TorchLinear(self.rows(weight), None if bias is None else self.rows(bias))
+        return TorchLinear(self.rows(weight), None if bias is None else self.rows(bias), silu)
 
-    def linears(self, weights: Floats, biases: Floats | None = None) -> TorchLinears:
+    def linears(self, weights: Floats, biases: Floats | None = None, silu: bool = False) -> TorchLinears:
         """Returns n layers, weights [n, out, in] and biases [n, out]: a row goes through its own."""
-        return TorchLinears(self.rows(weights), None if biases is None else self.rows(biases))
+        return TorchLinears(self.rows(weights), None if biases is None else self.rows(biases), silu)
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> TorchRowModel:
         """Returns a small transformer in the precision of the target's weights."""

@@ -54,11 +54,14 @@ def test_layers_are_those_of_torch_as_far_as_they_are_rounded(tiny: Make, packin
     theirs = torch_form(tiny(LLAMA, packing).target).compute
     weight, bias, x = numbers(37, 45), numbers(37, seed=1), numbers(5, 45, seed=2)
     for given in ((weight,), (weight, bias)):
-        near(ours.linear(*given)(x), theirs.linear(*given)(torch.from_numpy(x)), by)
+        for silu in (False, True):
+            near(ours.linear(*given, silu=silu)(x), theirs.linear(*given, silu=silu)(torch.from_numpy(x)), by)
     weights, biases = numbers(4, 37, 45), numbers(4, 37, seed=1)
     for rows in (1, 3, 4):
         for given in ((weights,), (weights, biases)):
-            near(ours.linears(*given)(x[:rows]), theirs.linears(*given)(torch.from_numpy(x[:rows])), by)
+            for silu in (False, True):
+                found = ours.linears(*given, silu=silu)(x[:rows])
+                near(found, theirs.linears(*given, silu=silu)(torch.from_numpy(x[:rows])), by)
     assert ours.linear(weight, bias).nbytes >= {"fp32": 4, "bf16": 2}.get(packing, 1) * weight.size + bias.nbytes
 
 
