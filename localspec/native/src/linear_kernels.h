@@ -3,25 +3,35 @@
 // Every output is acc = fma(f, input scale, acc) over spans of 128 inputs, f = fma(integer sum, weight scale, f) over the
 // groups of a span, in this order whatever rows or panels are computed beside it. Dense: acc = fma(weight, input, acc).
 
-// Adds what groups (dense: inputs) [from, to) of one panel give for one block of rows to acc [R][32].
+// A part of one panel, and of one block of rows.
+struct Slice {
+    const uint8_t* weights;
+    const int8_t* values;
+    const int32_t* sums;
+    const float* scales;
+    const float* floats;  // dense: in place of the three
+    int count, group;     // groups, and inputs of each; dense: inputs
+};
+
+// Adds what a slice gives to acc [R][32].
 template <int FORMAT, int R, bool FETCH>
-LS_INLINE void quantised_tile(const ls_matrix& m, const uint8_t* panel, const Inputs& in, int start, int from, int to, v16* acc) {
-    const int group = m.group, span = span_of(group), groups = groups_of(m.in, group), spans = spans_of(FORMAT, m.in, group);
+LS_INLINE void quantised_tile(const Slice& slice, v16* acc) {
+    const int group = slice.group, span = span_of(group);
     const size_t bytes = record_bytes(FORMAT, group);
-    const uint8_t* p = panel + bytes * from;
-    const int8_t* values = in.values + (size_t)start * groups * group + (size_t)from * group * R;
-    const int32_t* sums = in.sums + (size_t)start * groups + (size_t)from * R;
-    const float* scales = in.scales + (size_t)start * spans + (size_t)(from / span) * R;
+    const uint8_t* p = slice.weights;
+    const int8_t* values = slice.values;
+    const int32_t* sums = slice.sums;
+    const float* scales = slice.scales;
     constexpr bool COPY = R <= 4 || FETCH;  // else the call is a short one, and there are too many for the registers
     v16 copy[2 * R];
     v16* kept = COPY ? copy : acc;
 #pragma GCC unroll 16
     for (int i = 0; i < 2 * R && COPY; i++) kept[i] = acc[i];
-    for (int g = from; g < to; scales += R) {
+    for (int g = 0; g < slice.count; scales += R) {
         v16 f[2 * R];
         record<FORMAT, R, FETCH>(p, group, values, sums, f, true);
         p += bytes, values += (size_t)group * R, sums += R, g++;
-        for (int i = 1; i < span && g < to; i++) {
+        for (int i = 1; i < span && g < slice.count; i++) {
             record<FORMAT, R, FETCH>(p, group, values, sums, f, false);
             p += bytes, values += (size_t)group * R, sums += R, g++;
         }
@@ -33,7 +43,7 @@ LS_INLINE void quantised_tile(const ls_matrix& m, const uint8_t* panel, const In
         }
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < 2 * R; i++) acc[i] = kept[i];
+    for (int i = 0; i < 2 * R && COPY; i++) acc[i] = kept[i];
 }
 
 constexpr int DENSE_ROWS = REGISTERS >= 32 ? 8 : 2;  // rows whose sums of 32 channels stay in registers
@@ -64,49 +74,63 @@ LS_INLINE void dense_blocks(const char* w, const float* x, int inputs, v16* acc)
     if constexpr (R > NOW) dense_blocks<FORMAT, R - NOW, STRIDE>(w, x + NOW, inputs, acc + 2 * NOW);
 }
 template <int FORMAT, int R>
-LS_INLINE void dense_tile(const ls_matrix& m, const uint8_t* panel, const Inputs& in, int start, int from, int to, v16* acc) {
+LS_INLINE void dense_tile(const Slice& slice, v16* acc) {
     constexpr int NEAR = 64;  // inputs whose weights stay in the first cache while all rows pass
-    for (int i = from; i < to; i += NEAR) {
-        const char* w = (const char*)panel + (size_t)i * PANEL * (FORMAT == LS_FP32 ? 4 : 2);
-        dense_blocks<FORMAT, R, R>(w, in.floats + (size_t)start * m.in + (size_t)i * R, smaller(NEAR, to - i), acc);
+    for (int i = 0; i < slice.count; i += NEAR) {
+        const char* w = (const char*)slice.weights + (size_t)i * PANEL * (FORMAT == LS_FP32 ? 4 : 2);
+        dense_blocks<FORMAT, R, R>(w, slice.floats + (size_t)i * R, smaller(NEAR, slice.count - i), acc);
     }
 }
 
 template <int FORMAT, int R, bool FETCH>
-__attribute__((noinline)) void tile(const ls_matrix& m, const uint8_t* panel, const Inputs& in, int start, int from, int to, v16* acc) {
-    if constexpr (FORMAT == LS_FP32 || FORMAT == LS_BF16) dense_tile<FORMAT, R>(m, panel, in, start, from, to, acc);
-    else quantised_tile<FORMAT, R, FETCH>(m, panel, in, start, from, to, acc);
+__attribute__((noinline)) void tile(const Slice& slice, v16* acc) {
+    if constexpr (FORMAT == LS_FP32 || FORMAT == LS_BF16) dense_tile<FORMAT, R>(slice, acc);
+    else quantised_tile<FORMAT, R, FETCH>(slice, acc);
 }
 
 template <int FORMAT, bool FETCH>
-void tile_of(int R, const ls_matrix& m, const uint8_t* panel, const Inputs& in, int start, int from, int to, v16* acc) {
+void tile_of(int R, const Slice& slice, v16* acc) {
     switch (R) {
-        case 1: return tile<FORMAT, 1, FETCH>(m, panel, in, start, from, to, acc);
-        case 2: return tile<FORMAT, 2, FETCH>(m, panel, in, start, from, to, acc);
-        case 3: return tile<FORMAT, 3, FETCH>(m, panel, in, start, from, to, acc);
-        case 4: return tile<FORMAT, 4, FETCH>(m, panel, in, start, from, to, acc);
-        case 5: return tile<FORMAT, 5, FETCH>(m, panel, in, start, from, to, acc);
-        case 6: return tile<FORMAT, 6, FETCH>(m, panel, in, start, from, to, acc);
-        case 7: return tile<FORMAT, 7, FETCH>(m, panel, in, start, from, to, acc);
-        default: return tile<FORMAT, 8, FETCH>(m, panel, in, start, from, to, acc);
+        case 1: return tile<FORMAT, 1, FETCH>(slice, acc);
+        case 2: return tile<FORMAT, 2, FETCH>(slice, acc);
+        case 3: return tile<FORMAT, 3, FETCH>(slice, acc);
+        case 4: return tile<FORMAT, 4, FETCH>(slice, acc);
+        case 5: return tile<FORMAT, 5, FETCH>(slice, acc);
+        case 6: return tile<FORMAT, 6, FETCH>(slice, acc);
+        case 7: return tile<FORMAT, 7, FETCH>(slice, acc);
+        default: return tile<FORMAT, 8, FETCH>(slice, acc);
     }
 }
 
-// One panel times the blocks [from_block, to_block). Many blocks: in turns, a span each, so that memory is read once.
+// The blocks of rows that pass a panel together, with what would be divided anew for every tile.
+struct Pass {
+    int first, rows, blocks, start[PASS / BLOCK], size[PASS / BLOCK];
+    int units, step, group, spans;  // groups (dense: inputs) of a row, how many in turn, inputs of each; their scales
+    Pass(const Product& p, int from_block, int to_block) : blocks(to_block - from_block) {
+        for (int i = 0; i < blocks; i++) start[i] = p.blocks.start(from_block + i), size[i] = p.blocks.size(from_block + i);
+        first = start[0], rows = start[blocks - 1] + size[blocks - 1] - first;
+        const ls_matrix& m = *p.matrix;
+        const bool dense = is_dense(m.format);
+        units = dense ? m.in : groups_of(m.in, m.group), step = dense ? SCALED : span_of(m.group);
+        group = dense ? 1 : m.group, spans = ceil_div(units, step);
+    }
+};
+
+// One panel. Many blocks: in turns, a span each, so that memory is read once.
 template <int FORMAT>
-void panel_of(const Product& p, const uint8_t* panel, int from_block, int to_block, v16* out) {
-    const ls_matrix& m = *p.matrix;
-    const bool dense = is_dense(FORMAT);
-    const int units = dense ? m.in : groups_of(m.in, m.group), span = dense ? SCALED : span_of(m.group);
-    const int first = p.blocks.start(from_block);
-    if (to_block - from_block == 1)
-        return tile_of<FORMAT, true>(p.blocks.size(from_block), m, panel, p.inputs, first, 0, units, out);
-    for (int from = 0; from < units; from += span)
-        for (int block = from_block; block < to_block; block++) {
-            const int start = p.blocks.start(block), R = p.blocks.size(block), to = smaller(units, from + span);
-            v16* acc = out + 2 * (start - first);
-            if (block == from_block) tile_of<FORMAT, true>(R, m, panel, p.inputs, start, from, to, acc);
-            else tile_of<FORMAT, FORMAT == LS_FP32 || FORMAT == LS_BF16>(R, m, panel, p.inputs, start, from, to, acc);
+void panel_of(const Pass& pass, const Inputs& in, const uint8_t* panel, v16* out) {
+    constexpr bool DENSE = FORMAT == LS_FP32 || FORMAT == LS_BF16;
+    const size_t bytes = FORMAT == LS_FP32 ? PANEL * 4 : FORMAT == LS_BF16 ? PANEL * 2 : record_bytes(FORMAT, pass.group);
+    const int step = pass.blocks == 1 ? pass.units : pass.step;
+    for (int from = 0, span = 0; from < pass.units; from += step, span++)
+        for (int block = 0; block < pass.blocks; block++) {
+            const size_t start = pass.start[block], R = pass.size[block], row_units = start * pass.units + from * R;
+            Slice slice{panel + bytes * from, nullptr, nullptr, nullptr, nullptr, smaller(step, pass.units - from), pass.group};
+            if (DENSE) slice.floats = in.floats + row_units;
+            else slice.values = in.values + row_units * pass.group, slice.sums = in.sums + row_units, slice.scales = in.scales + start * pass.spans + span * R;
+            v16* acc = out + 2 * (pass.start[block] - pass.first);
+            if (block == 0 || DENSE) tile_of<FORMAT, true>((int)R, slice, acc);
+            else tile_of<FORMAT, DENSE>((int)R, slice, acc);
         }
 }
 
@@ -154,18 +178,18 @@ void multiply(const Product& p, int from_panel, int to_panel, int thread) {
     v16 out[2 * PASS];
     const ls_matrix& m = *p.matrix;
     const size_t bytes = panel_bytes(m);
+    constexpr int BLOCKS = PASS / BLOCK;
     for (int panel = from_panel; panel < to_panel; panel++)
-        for (int block = 0; block < p.blocks.count; block += PASS / BLOCK) {
-            const int to_block = smaller(p.blocks.count, block + PASS / BLOCK), first = p.blocks.start(block);
-            const int rows = p.blocks.start(to_block) - first;
-            for (int i = 0; i < 2 * rows; i++) out[i] = all(0.0f);
+        for (int block = 0; block < p.blocks.count; block += BLOCKS) {
+            const Pass pass(p, block, smaller(p.blocks.count, block + BLOCKS));
+            for (int i = 0; i < 2 * pass.rows; i++) out[i] = all(0.0f);
             const uint8_t* data = (const uint8_t*)m.data + bytes * panel;
             switch (m.format) {
-                case LS_FP32: panel_of<LS_FP32>(p, data, block, to_block, out); break;
-                case LS_BF16: panel_of<LS_BF16>(p, data, block, to_block, out); break;
-                case LS_INT8: panel_of<LS_INT8>(p, data, block, to_block, out); break;
-                default: panel_of<LS_INT4>(p, data, block, to_block, out);
+                case LS_FP32: panel_of<LS_FP32>(pass, p.inputs, data, out); break;
+                case LS_BF16: panel_of<LS_BF16>(pass, p.inputs, data, out); break;
+                case LS_INT8: panel_of<LS_INT8>(pass, p.inputs, data, out); break;
+                default: panel_of<LS_INT4>(pass, p.inputs, data, out);
             }
-            for (int r = 0; r < rows; r++) finish(p, first + r, panel, thread, out[2 * r], out[2 * r + 1]);
+            for (int r = 0; r < pass.rows; r++) finish(p, pass.first + r, panel, thread, out[2 * r], out[2 * r + 1]);
         }
 }
