@@ -22,7 +22,7 @@ LS_INLINE void quantised_tile(const Slice& slice, v16* acc) {
     const int8_t* values = slice.values;
     const int32_t* sums = slice.sums;
     const float* scales = slice.scales;
-    constexpr bool COPY = R <= 4 || FETCH;  // else the call is a short one, and there are too many for the registers
+    constexpr bool COPY = R <= 4 || FETCH;  // else there are many blocks, the call is short, and the registers are too few
     v16 copy[2 * R];
     v16* kept = COPY ? copy : acc;
 #pragma GCC unroll 16
@@ -129,8 +129,18 @@ void panel_of(const Pass& pass, const Inputs& in, const uint8_t* panel, v16* out
             if (DENSE) slice.floats = in.floats + row_units;
             else slice.values = in.values + row_units * pass.group, slice.sums = in.sums + row_units, slice.scales = in.scales + start * pass.spans + span * R;
             v16* acc = out + 2 * (pass.start[block] - pass.first);
-            if (block == 0 || DENSE) tile_of<FORMAT, true>((int)R, slice, acc);
-            else tile_of<FORMAT, DENSE>((int)R, slice, acc);
+            if (DENSE || pass.blocks == 1) {
+                tile_of<FORMAT, true>((int)R, slice, acc);
+                continue;
+            }
+            // each block asks for its share of the span after the next: all at once would be more than can be under way
+            const size_t turn = bytes * step, share = turn / pass.blocks;
+            for (size_t at = 0; at < share && pass.blocks > 2; at += 64) prefetch(slice.weights + 2 * turn + share * block + at);
+            if (pass.blocks == 2 && block == 0) {
+                tile_of<FORMAT, true>((int)R, slice, acc);
+                continue;
+            }
+            tile_of<FORMAT, DENSE>((int)R, slice, acc);
         }
 }
 

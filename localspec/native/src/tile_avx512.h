@@ -1,7 +1,7 @@
 // One record times R rows, in AVX-512 VNNI: vpdpbusd multiplies four unsigned weights with four signed inputs a channel.
 // f [R][32] is what the record's inputs add, in units of the inputs' scale; `first`: f is written, else added to.
 // A row or two read as fast as the processor fetches by itself, and asking for more only disturbs it (29 against 24 GB/s).
-constexpr int ALONE = 2, AHEAD = 8192;
+constexpr int ALONE = 2, AHEAD = 4096;
 
 template <int FORMAT, int R, bool FETCH>
 LS_INLINE void record(const uint8_t* p, int group, const int8_t* values, const int32_t* sums, v16* f, bool first) {
