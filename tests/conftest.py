@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 
 # Threads of torch spin while they wait; where more tests run than cores are idle, that is most of what they do.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What this process keeps, packed models above all, is not kept where whoever runs the tests keeps theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCALSPEC_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -65,15 +73,15 @@ def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             conversation, _ = store.history.say(None, "told", model="demo", system=None)
             store.history.remove([conversation])
             for model in models:
+                from localspec.decoding.exactness import Exactness
                 from localspec.engine.measurement_cache import MeasurementCache
                 from localspec.engine.model_profile import EXACTNESS, ModelProfile
                 from localspec.engine.recalled_measurements import COSTS
-                from localspec.nn.exactness import Exactness
 
                 choice = choose(TargetCard(str(model), model, None, ""), Settings(drafter="none"))
                 profile = ModelProfile.of(choice, MeasurementCache(store))
                 profile.remember(EXACTNESS, Exactness(False, 99))
-                profile.remember(COSTS, ForwardCosts((1, 64), (256,), ((1.0, 1.1),)))
+                profile.remember(COSTS, ForwardCosts((1, 64), (256,), ((1e-6, 1.1e-6),)))
         return path
 
     def give(home: Path, *models: Path) -> Path:

@@ -1,7 +1,7 @@
 """Machines, models and measurements that nobody has, for the policy, which is pure arithmetic."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from localspec.hub.sources import Source
@@ -24,12 +24,13 @@ PHI = Shape(32, 3072, 8192, 32, 32, 96, 32064, 4096)  # 3.8 B: Phi-3-mini
 def cpu(
     gib: float = 24,
     free: float | None = None,
-    packings: tuple[str, ...] = ("int8",),
+    packings: tuple[str, ...] = ("int8", "int4"),
     bf16: bool = True,
     bandwidth: float | None = 20e9,
 ) -> Device:
-    """A processor with main memory, of which `free` GiB are free; all of it unless told."""
-    return _device("cpu", gib, free, ("bf16", "fp32") if bf16 else ("fp32",), packings, bandwidth)
+    """A processor with main memory, of which `free` GiB are free; all of it unless told. torch computes without bf16."""
+    found = _device("cpu", gib, free, ("bf16", "fp32") if bf16 else ("fp32",), packings, bandwidth)
+    return replace(found, engine="native" if bf16 else "torch")
 
 
 def gpu(

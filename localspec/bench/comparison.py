@@ -104,6 +104,7 @@ def _compare(
         "model": choice.target.name,
         "revision": engine.revision,
         "device": choice.device,
+        "engine": choice.engine,
         "dtype": choice.dtype,
         "quantize": choice.quantize,
         "exactness": max(exactness),  # the weaker one of the two

@@ -88,6 +88,7 @@ class Proof:
     revision: str
     drafter: str
     device: str
+    engine: str
     dtype: str
     quantize: str
     exactness: str
@@ -132,8 +133,8 @@ def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, repor
             compared += 1
             reporter.progress(f"reply {min(compared // 2 + 1, replies)} of {replies}")
     return Proof(
-        model=card.name, revision=plain.revision, drafter=choice.drafter, device=choice.device, dtype=choice.dtype,
-        quantize=choice.quantize, exactness="bitwise",  # else the engine would have refused
+        model=card.name, revision=plain.revision, drafter=choice.drafter, device=choice.device, engine=choice.engine,
+        dtype=choice.dtype, quantize=choice.quantize, exactness="bitwise",  # else the engine would have refused
         rows=choice.nodes + 1, replies=replies, same=compared // 2, drafted=drafted, accepted=accepted,
         divergence=divergence,
     )  # fmt: skip

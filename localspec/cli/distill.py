@@ -12,6 +12,7 @@ from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Device, Dtype, Model, number
 from localspec.cli.progress import Progress
 from localspec.errors import UsageMistake
+from localspec.machine.machine import this_machine
 from localspec.models import registry
 from localspec.policy.selection import choose
 from localspec.training.examples import read_questions
@@ -56,7 +57,7 @@ def distill(
     asked = read_questions(prompts)[:limit]
     card = registry.resolve(settings.model or "demo")
     own = replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False, quantize="none")
-    choice = choose(card, own)
+    choice = choose(card, own, this_machine().as_torch_has_it())
     progress = Progress()
     with Interrupt() as interrupt:
         progress.show(f"loading {card.name}")

@@ -174,6 +174,7 @@ def _device(device: Device) -> dict[str, Any]:
         "dtypes": device.dtypes,
         "quantize": ["none", *device.packings],
         "capability": device.capability,
+        "engine": device.engine,
         "versions": hardware.versions(device.name),
     }
 

@@ -123,6 +123,7 @@ class _Report:
             "revision": engine.revision,
             "drafter": choice.drafter,
             "device": choice.device,
+            "engine": choice.engine,
             "dtype": choice.dtype,
             "quantize": choice.quantize,
             "exactness": "bitwise" if engine.exactness.bitwise else "numerical",

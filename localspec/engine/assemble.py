@@ -14,12 +14,12 @@ from localspec.drafters.ouroboros_tuning import Exchange, Workload, search
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool, PhraseReader
 from localspec.drafters.trained import TrainedDrafter
+from localspec.engine.backends import Target
 from localspec.engine.measurement_cache import Quantity
 from localspec.engine.model_profile import ModelProfile
 from localspec.engine.recalled_measurements import COSTS
 from localspec.errors import LocalspecError
 from localspec.models.drafter_kinds import WITH_PHRASES, kind_of
-from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.selection import Choice
 

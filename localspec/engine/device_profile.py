@@ -7,9 +7,10 @@ from localspec.engine.measurement_cache import MeasurementCache, Quantity, T
 from localspec.engine.recalled_measurements import BANDWIDTH, RATES, RecalledMeasurements, device_subject
 from localspec.errors import first_line
 from localspec.machine.hardware import devices, memory_bandwidth, versions
+from localspec.machine.machine import engine_of
 from localspec.policy.prediction import Rates
 
-_FAILURES = (RuntimeError, OSError, ImportError)  # no memory, no kernel, no library: of torch and bitsandbytes
+_FAILURES = (RuntimeError, MemoryError, OSError, ImportError)  # no memory, no kernel, no library
 
 
 class DeviceProfiler(RecalledMeasurements):
@@ -50,6 +51,6 @@ class DeviceProfiler(RecalledMeasurements):
 
 
 def _measure_rates(device: str, dtype: str, quantize: str) -> Rates:
-    from localspec.engine.rates import measure_rates  # transformers, which takes a second to import
+    from localspec.engine.rates import measure_rates  # decoding and a tokenizer, which take a while to import
 
-    return measure_rates(device, dtype, quantize)
+    return measure_rates(engine_of(device), device, dtype, quantize)

@@ -7,8 +7,6 @@ from contextlib import closing
 from itertools import zip_longest
 from typing import Literal, Self
 
-import torch
-
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
@@ -16,6 +14,7 @@ from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.ingredients import Hyperparameters
 from localspec.engine.assemble import LoadedDraftModel, drafter_of, find_hyperparameters, pool_of
+from localspec.engine.backends import Target
 from localspec.engine.fit_context import fit_conversation
 from localspec.engine.loading import calibration_of, load_draft_model, load_target, load_trained, promised_exactness
 from localspec.engine.measurement_cache import MeasurementCache
@@ -32,7 +31,6 @@ from localspec.models.chat_template import Message
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
-from localspec.nn.target import Target
 from localspec.policy.candidates import reply_key
 from localspec.policy.selection import Choice, choices, requested_drafter
 from localspec.store.store import Store
@@ -66,7 +64,7 @@ class Engine:
         cache = MeasurementCache(store, self._reporter)
         auto = choice.nodes > 0 and not choice.fixed
         # The target, and what is measured of it.
-        self.target: Target = beside.target if beside else load_target(choice)
+        self.target: Target = beside.target if beside else load_target(choice, self._reporter)
         self.profile = ModelProfile.of(choice, cache)
         self.exactness = promised_exactness(choice, self.target, self.profile)
         self.costs = self.profile.costs(self.target) if auto else None
@@ -176,7 +174,7 @@ class Engine:
         Stop asking for events to stop the reply: what was generated stays. Raises UsageMistake for a last prompt that
         is too long by itself.
         """
-        torch.set_num_threads(self._idle_cores())
+        self.target.set_threads(self._idle_cores())
         limits, room = limits or Limits(), self._room()
         prompt, dropped, lower = fit_conversation(self.target, messages, limits, room)
         if lower != limits and not self._warned_of_context:
@@ -198,7 +196,7 @@ class Engine:
         assert device is not None
         smallest = self.target.cache(1)
         fitting = max(cache.capacity, device.usable // (smallest.nbytes // smallest.capacity))
-        return min(self.target.context, max(0, fitting - self.choice.nodes - 1))
+        return int(min(self.target.context, max(0, fitting - self.choice.nodes - 1)))
 
     def gap(self, tokens: Sequence[int], one: int, other: int) -> float:
         """By how much the target's logit of token `one` exceeds that of token `other`, after these tokens."""

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from localspec.decoding.session import Limits
+from localspec.engine.backends import Target
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.models.chat_template import Message
-from localspec.nn.target import Target
 
 LONGEST_TOKEN = 256  # characters; a text longer than a context of such tokens is refused before it is tokenized
 

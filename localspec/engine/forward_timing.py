@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from statistics import median_low
 from typing import Any
 
-from localspec.decoding.forward import ForwardModel
 from localspec.decoding.tree import DraftTree
+from localspec.engine.backends import Target
 from localspec.machine.hardware import wait_for
 from localspec.machine.memory import free_memory
 from localspec.policy.forward_costs import ForwardCosts
@@ -18,7 +18,7 @@ ENOUGH_SECONDS = 1.0  # of repetitions, but two of them at least
 PATIENCE_SECONDS = 3.0  # after so long one is enough, and after a forward that takes so long no more rows are tried
 
 
-def measure_forward_costs(target: ForwardModel[Any]) -> ForwardCosts:
+def measure_forward_costs(target: Target) -> ForwardCosts:
     """Measures forwards of 1 to 64 rows at two contexts: about a second for most models, longer for very large ones.
 
     The numbers of rows take turns, so that a busy moment slows them all alike. A context that does not fit in memory is
@@ -55,7 +55,7 @@ def measure_forward_costs(target: ForwardModel[Any]) -> ForwardCosts:
     return _smoothed(rows, contexts, timings)
 
 
-def picks_after(target: ForwardModel[Any], cache: Any, tokens: Sequence[int]) -> list[int]:
+def picks_after(target: Target, cache: Any, tokens: Sequence[int]) -> list[int]:
     """Returns the likeliest token after each of some tokens, which are read in one forward and not kept."""
     return target.forward(DraftTree.chain(tokens), cache).logits.argmax()
 

@@ -1,25 +1,28 @@
 """Loads what a choice names, each part by itself: the target, the trained drafter, the draft model."""
 
 from localspec.decoding.calibration import Calibration
+from localspec.decoding.exactness import Exactness
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.saved import load_drafter
 from localspec.drafters.trained import TrainedDrafter
 from localspec.engine.assemble import LoadedDraftModel
+from localspec.engine.backends import Target, open_target
 from localspec.engine.measurement_cache import MeasurementCache, Quantity
 from localspec.engine.model_profile import ModelProfile
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
+from localspec.events import Reporter
 from localspec.machine.memory import free_memory, out_of_memory
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.small_model import compare_tokens
-from localspec.nn.exactness import Exactness
-from localspec.nn.packing import DTYPES
-from localspec.nn.target import Target
 from localspec.policy.ranking import AUTO_NODES
 from localspec.policy.selection import Choice, LoadSpec
 
 
-def load_target(choice: LoadSpec) -> Target:
-    """The model of a choice, in its precision, on its device. Raises DoesNotFit, LocalspecError for a broken model."""
+def load_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = None) -> Target:
+    """The model of a choice, in its precision, on its device; `beside` is one with which it takes turns.
+
+    Raises DoesNotFit, and LocalspecError for a broken model.
+    """
     free = free_memory(choice.device)
     if choice.loaded_bytes > free:  # else the system would end some process, likely this one
         raise DoesNotFit(
@@ -27,15 +30,7 @@ def load_target(choice: LoadSpec) -> Target:
             f"{free / 2**30:.1f} GiB are free on {choice.device}; close other programs, or choose a smaller model."
         )
     try:
-        return Target.load(
-            choice.target.path,
-            device=choice.device,
-            dtype=DTYPES[choice.dtype],
-            context=choice.context,
-            quantize=choice.quantize,
-            exact=choice.exact,
-            threshold=choice.threshold,
-        )
+        return open_target(choice, reporter, beside)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
@@ -46,11 +41,11 @@ def load_target(choice: LoadSpec) -> Target:
 
 def promised_exactness(choice: Choice, target: Target, profile: ModelProfile) -> Exactness:
     """How exact the choice's trees are on this target. Raises UsageMistake where `choice.exact` cannot be had."""
-    found = profile.exactness(target, max(choice.nodes, AUTO_NODES) + 1, choice.exact)
+    found = profile.exactness(choice, target, max(choice.nodes, AUTO_NODES) + 1)
     if choice.exact and not found.bitwise:
         raise UsageMistake(
-            f"{choice.target.name} cannot be exact bit for bit in {choice.dtype} on {choice.device}: its logits "
-            f"differ by up to {found.largest:.1e} of the largest; try another precision, or leave --exact out."
+            f"{choice.target.name} cannot be exact bit for bit in {choice.precision} on {choice.device}: its "
+            f"logits differ by up to {found.largest:.1e} of the largest; try another precision, or leave --exact out."
         )
     return found
 
@@ -75,7 +70,7 @@ def load_draft_model(
     """
     if draft is None:
         return None
-    model = load_target(draft)
+    model = load_target(draft, cache.reporter, target)
     compare_tokens(model.tokenizer, model.vocab_size, target.tokenizer, draft.target.path)
     if not model.forward(DraftTree.chain([0] * 4), model.cache(4), last=True).logits.finite():
         raise LocalspecError(

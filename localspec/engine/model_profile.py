@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 from typing import Self
 
-import torch
-
 from localspec.checkpoint import revision
+from localspec.decoding.exactness import Exactness
+from localspec.engine.backends import Target, measure_exactness
 from localspec.engine.forward_timing import measure_forward_costs
 from localspec.engine.measurement_cache import MeasurementCache, Quantity, T
 from localspec.engine.recalled_measurements import COSTS, REPLY_SUMS, model_subject, with_reply
 from localspec.events import Reporter, Statistics
-from localspec.nn.exactness import Exactness, measure
-from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.selection import LoadSpec
 
@@ -47,21 +45,21 @@ class ModelProfile:
         """Keeps it for later sessions."""
         self.cache.remember(quantity, self.subject, value)
 
-    def exactness(self, target: Target, widest: int, exact: bool) -> Exactness:
+    def exactness(self, choice: LoadSpec, target: Target, widest: int) -> Exactness:
         """How exact trees of up to `widest` rows are; the target then computes as that was found."""
         found = self.recall(EXACTNESS)
         if found is None or (found.bitwise and found.widest < widest):
             self.reporter.progress("measuring how exact this model computes here, once")
-            found = measure(target, widest, exact)
+            found = measure_exactness(choice, target, widest)
             self.remember(EXACTNESS, found)
-        found.apply(target)
+        target.row_multiple = found.multiple
         return found
 
     def costs(self, target: Target) -> ForwardCosts:
         """What forwards cost, with as many threads as other programs leave idle cores."""
 
         def measure_now(cores: int) -> ForwardCosts:
-            torch.set_num_threads(cores)
+            target.set_threads(cores)
             return measure_forward_costs(target)
 
         return self.cache.get_or_measure(COSTS, self.subject, "what a row costs here", measure_now)

@@ -1,21 +1,10 @@
 """Measures how long a device takes for a weight and for a layer, to predict models that are not on this machine."""
 
-from pathlib import Path
-
-import tokenizers
-import torch
-
+from localspec.engine.backends import random_target
 from localspec.engine.forward_timing import measure_forward_costs
 from localspec.machine.hardware import physical_cores
-from localspec.models.architecture import TransformerConfig
 from localspec.models.model_config import ModelConfig
-from localspec.models.rope import Rope
-from localspec.models.tokenizer import Tokenizer
-from localspec.nn.attention import fastest
-from localspec.nn.packing import DTYPES, linear_class, lm_head_class
-from localspec.nn.small_model import fresh_weights
-from localspec.nn.target import Target
-from localspec.nn.transformer import RotaryEmbedding, Transformer
+from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.prediction import Rates
 
 # Two models whose layers differ in the size of their matrices alone. The wide one spends nearly all its time on them,
@@ -27,20 +16,22 @@ HEADS = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
 CONTEXT = 512
 
 
-@torch.inference_mode()
-def measure_rates(device: str, dtype: str, quantize: str) -> Rates:
+def measure_rates(engine: str, device: str, dtype: str, quantize: str) -> Rates:
     """The rates by rows, measured in some seconds; the wide model takes 0.6 GB at most, while it is made.
 
     Raises RuntimeError where the device has no room for it, or cannot compute in this precision.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(physical_cores())
-    try:
-        wide, slim = (measure_forward_costs(_random_model(sizes, device, dtype, quantize)) for sizes in (WIDE, SLIM))
-    finally:
-        torch.set_num_threads(threads)
+    wide, slim = (_costs(sizes, engine, device, dtype, quantize) for sizes in (WIDE, SLIM))
     found = [weight_and_layer(*seconds) for seconds in zip(wide.seconds[0], slim.seconds[0], strict=True)]
     return Rates(wide.rows, *map(tuple, zip(*found, strict=True)))
+
+
+def _costs(sizes: dict[str, int], engine: str, device: str, dtype: str, quantize: str) -> ForwardCosts:
+    """What forwards of a model of these sizes cost."""
+    config = ModelConfig.of({"model_type": "llama", **sizes, **HEADS, "max_position_embeddings": CONTEXT})
+    target = random_target(engine, config, device, dtype, quantize)
+    target.set_threads(physical_cores())
+    return measure_forward_costs(target)
 
 
 def weight_and_layer(wide: float, slim: float) -> tuple[float, float]:
@@ -52,20 +43,6 @@ def weight_and_layer(wide: float, slim: float) -> tuple[float, float]:
     weight = (wide - share * slim) / (_matrices(WIDE) - share * _matrices(SLIM))
     weight = max(weight, wide / _matrices(WIDE) / 10)
     return weight, max(slim - weight * _matrices(SLIM), slim / 10) / layers
-
-
-def _random_model(sizes: dict[str, int], device: str, dtype: str, quantize: str) -> Target:
-    """A model of these sizes with random weights and no tokenizer."""
-    config = ModelConfig.of({"model_type": "llama", **sizes, **HEADS, "max_position_embeddings": CONTEXT})
-    shape, where = TransformerConfig.of(config), torch.device(device)
-    weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in fresh_weights(shape, where).items()}
-    classes = linear_class(quantize, device), fastest, lm_head_class(quantize, device)
-    transformer = Transformer(shape, RotaryEmbedding(Rope.of(config, CONTEXT), where), weights, *classes)
-    return Target(transformer, config, _no_tokenizer(), CONTEXT, {})
-
-
-def _no_tokenizer() -> Tokenizer:
-    return Tokenizer({"tokenizer.json": tokenizers.Tokenizer(tokenizers.models.BPE()).to_str()}, Path())
 
 
 def _matrices(sizes: dict[str, int]) -> int:

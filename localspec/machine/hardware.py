@@ -1,18 +1,22 @@
-"""Facts about this machine: its devices, the speed of their memory, its CPU. No policy."""
+"""Facts about this machine: its devices, the speed of their memory, its CPU. No policy.
+
+torch takes seconds to import, so it is asked only where there are signs of a GPU that it was built for.
+"""
 
 import os
 import platform
+import sys
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import psutil
 
-from localspec import config
+from localspec.machine import compiled
 from localspec.machine.memory import free_memory
-
-# Instructions that decide which matrix kernels torch takes.
-KERNELS = ("avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "dot", "i8mm", "bf16", "sve")
+from localspec.machine.nvidia import nvidia_driver
+from localspec.machine.torch_build import torch_build
 
 
 @cache
@@ -46,24 +50,10 @@ class IdleCores:
         return time.monotonic(), sum(times[:8]) - idle, own.user + own.system
 
 
-def cpu_computes_bf16() -> bool:
-    """Whether the CPU has bf16 instructions; without them bf16 is emulated, many times slower than fp32."""
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(capabilities())
-
-
-def cpu_multiplies_int8() -> bool:
-    """Whether this build of torch has int8 kernels that pack a weight for this CPU."""
-    import torch
-
-    return not {"x86", "fbgemm"}.isdisjoint(torch.backends.quantized.supported_engines)
-
-
 def capabilities() -> list[str]:
-    """The capabilities of the CPU that decide which kernels torch takes; the widest vectors first."""
-    import torch
-
-    known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch do not say
-    return [torch.backends.cpu.get_cpu_capability().lower(), *(name for name in KERNELS if known.get(name))]
+    """The instructions of the CPU that our library computes with; none without the library."""
+    found = compiled.instruction_set()
+    return [found] if found else []
 
 
 def cpu_name() -> str:
@@ -77,20 +67,23 @@ def cpu_name() -> str:
 
 
 def versions(device: str = "cpu") -> str:
-    """One line that says what a measurement on this device is valid for: torch, the device, what it computes with."""
-    import torch
-
+    """One line that says what a measurement on this device is valid for: what computes, the device, its cores."""
     if device.startswith("cuda"):
+        import torch
+
         return f"torch {torch.__version__}, {torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
     cores = f"{physical_cores()} cores"
-    parts = [f"torch {torch.__version__}", cpu_name(), *capabilities(), cores, *config.kernel_settings()]
     if device == "mps":
-        parts += ["mps", f"macOS {platform.mac_ver()[0]}"]
-    return ", ".join(parts)
+        return f"torch {torch_build().version}, {cpu_name()}, {cores}, mps, macOS {platform.mac_ver()[0]}"
+    computes = compiled.instruction_set()
+    engine = f"native {compiled.ABI} with {computes}" if computes else f"torch {torch_build().version}"
+    return f"{engine}, {cpu_name()}, {cores}"
 
 
 def devices() -> list[str]:
-    """The devices that torch can use, the fastest first; the CPU is always one."""
+    """The devices that can be used here, the fastest first; the CPU is always one."""
+    if not gpu_expected():
+        return ["cpu"]
     import torch
 
     found = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
@@ -99,34 +92,64 @@ def devices() -> list[str]:
     return [*found, "cpu"]
 
 
+def gpu_expected() -> bool:
+    """Whether there are signs of a GPU that the installed torch was built for; whether it works, only torch knows."""
+    build = torch_build()
+    if sys.platform == "darwin":
+        return platform.machine() == "arm64"
+    return build.hip is not None or (build.cuda is not None and nvidia_driver() is not None)
+
+
 def memory_bandwidth(device: str = "cpu") -> float:
     """Bytes a second that can be read from a device's memory, measured in under half a second.
 
     Reads 512 MiB (on a GPU, which is faster, 4 GiB), or an eighth of what is free.
     """
+    limit = 4 * 2**30 if device.startswith("cuda") else 512 * 2**20
+    size = min(limit, free_memory(device) // 8) // 8 * 8
+    read = _read_of_memory(size) if device == "cpu" else _read_of_gpu(size, device)
+    best, began = float("inf"), time.perf_counter()
+    for repetition in range(8):
+        if repetition > 2 and time.perf_counter() - began > 0.3:
+            break
+        best = min(best, read())
+    return size / best
+
+
+def _read_of_memory(size: int) -> Callable[[], float]:
+    """Returns what reads so many bytes of main memory with all cores, and gives the seconds that it took."""
+    import numpy as np
+
+    buffer = np.ones(size // 8, np.uint64)  # ones, because pages that hold nothing yet are not read from memory
+    if not compiled.missing():
+        return lambda: compiled.read_seconds(buffer.ctypes.data, buffer.nbytes, physical_cores())
+
+    def read() -> float:  # with one core, which is what numpy does
+        start = time.perf_counter()
+        buffer.sum()
+        return time.perf_counter() - start
+
+    return read
+
+
+def _read_of_gpu(size: int, device: str) -> Callable[[], float]:
     import torch
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(physical_cores())
-    try:
-        limit = 4 * 2**30 if device.startswith("cuda") else 512 * 2**20
-        # ones, because pages that hold nothing yet are not read from memory
-        buffer = torch.ones(min(limit, free_memory(device) // 8) // 4, dtype=torch.float32, device=device)
-        best, began = float("inf"), time.perf_counter()
-        for repetition in range(8):
-            if repetition > 2 and time.perf_counter() - began > 0.3:
-                break
-            start = time.perf_counter()
-            buffer.sum()
-            wait_for(device)
-            best = min(best, time.perf_counter() - start)
-        return buffer.nbytes / best
-    finally:
-        torch.set_num_threads(threads)
+    buffer = torch.ones(size // 4, dtype=torch.float32, device=device)
+
+    def read() -> float:
+        start = time.perf_counter()
+        buffer.sum()
+        wait_for(device)
+        return time.perf_counter() - start
+
+    return read
 
 
 def wait_for(device: str) -> None:
     """Waits until a GPU has done its work, which Python does not wait for."""
+    if device == "cpu":
+        return
     import torch
 
     if device.startswith("cuda"):

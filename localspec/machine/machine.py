@@ -1,16 +1,15 @@
-"""The machine as plain facts: its devices, what they compute in, and why torch cannot use more of them."""
+"""The machine as plain facts: its devices, what they compute in, and why no more of them can be used."""
 
 import platform
-import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from localspec.machine import hardware, memory
+from localspec.machine import compiled, hardware, memory
+from localspec.machine.nvidia import nvidia_driver
 from localspec.machine.packings import lacking
+from localspec.machine.torch_build import torch_build
 
 LEAST_FREE = 600 * 10**6  # bytes of a device's memory that always stay free, or a tenth of it
 PACKINGS = ("int8", "int4", "nf4")
@@ -36,6 +35,12 @@ class Device:
     capability: str = ""
     bandwidth: float | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
+    engine: str = "torch"  # what computes there: native, our own library, or torch
+
+    @property
+    def backend(self) -> str:
+        """What decides bytes and speed: native on a CPU with our library, else what torch calls the type of device."""
+        return self.engine if self.engine == "native" else self.type
 
     @property
     def type(self) -> str:
@@ -50,7 +55,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Machine:
-    """The devices that torch can use, the fastest first and the CPU last."""
+    """The devices that can be used, the fastest first and the CPU last."""
 
     devices: tuple[Device, ...]
     cores: int
@@ -59,6 +64,17 @@ class Machine:
         """The device of this name; `cuda` is the first of several."""
         name = "cuda:0" if name == "cuda" else name
         return next((device for device in self.devices if device.name == name), None)
+
+    def as_torch_has_it(self) -> "Machine":
+        """The same machine where torch computes on the CPU too: our library has no gradients, and trains nothing."""
+        missing = dict.fromkeys(("int4", "nf4"), "in four bits nothing is trained on a CPU")
+        devices = (
+            replace(device, engine="torch", dtypes=("fp32", "bf16"), packings=("int8",), missing=missing)
+            if device.type == "cpu"
+            else device
+            for device in self.devices
+        )
+        return replace(self, devices=tuple(devices))
 
 
 def this_machine(bandwidth: Callable[[str], float | None] = lambda device: None) -> Machine:
@@ -72,7 +88,12 @@ def _device(name: str, bandwidth: float | None) -> Device:
     missing = {packing: reason for packing in PACKINGS if (reason := lacking(packing, name))}
     packings = tuple(packing for packing in PACKINGS if packing not in missing)
     total, free = memory.total_memory(name), memory.free_memory(name)
-    return Device(name, title, total, free, dtypes, packings, capability, bandwidth, missing)
+    return Device(name, title, total, free, dtypes, packings, capability, bandwidth, missing, engine_of(name))
+
+
+def engine_of(name: str) -> str:
+    """What computes on a device: our own library on a CPU, torch elsewhere, and where the library is missing."""
+    return "native" if name == "cpu" and not compiled.missing() else "torch"
 
 
 def _description(name: str) -> tuple[str, tuple[str, ...], str]:
@@ -85,20 +106,18 @@ def _description(name: str) -> tuple[str, tuple[str, ...], str]:
         return torch.cuda.get_device_name(name), dtypes, f"compute capability {major}.{minor}"
     if name == "mps":
         return hardware.cpu_name(), ("bf16", "fp16", "fp32"), f"macOS {platform.mac_ver()[0]}"
-    native = ("bf16", "fp32") if hardware.cpu_computes_bf16() else ("fp32",)
-    return hardware.cpu_name(), native, ", ".join(hardware.capabilities())
+    computes = compiled.instruction_set()
+    return hardware.cpu_name(), ("bf16", "fp32") if computes else ("fp32",), computes or compiled.missing()
 
 
 # -- a build of torch that cannot use what is there --------------------------------------------------------------------
 
 
 def torch_trouble() -> str | None:
-    """A sentence with the command that mends it, where this build of torch cannot use a GPU of this machine."""
-    import torch
-
-    version = torch.__version__
-    plain = version.partition("+")[0]
-    if torch.cuda.is_available() or torch.backends.mps.is_available():
+    """A sentence with the command that mends it, where the installed torch cannot use a GPU of this machine."""
+    build = torch_build()
+    plain = build.version.partition("+")[0]
+    if hardware.devices() != ["cpu"]:
         return None
     if sys.platform == "darwin":
         if platform.machine() == "x86_64" and "Apple" in hardware.cpu_name():
@@ -107,44 +126,25 @@ def torch_trouble() -> str | None:
                 "install a Python for arm64, and localspec with it."
             )
         return None
-    if (driver := _nvidia_driver()) is not None:
-        build = next((build for oldest, build in _CUDA_BUILDS if driver >= oldest), None)
-        if build is None:
-            return f"NVIDIA driver {driver} found, and torch {version} needs {_CUDA_BUILDS[-1][0]} or newer: update it."
-        if torch.version.cuda is None:
-            return f"NVIDIA driver {driver} found, torch {version} is a CPU build: {_install(plain, build)}"
-        if "cu" + torch.version.cuda.replace(".", "") <= build:
-            return (
-                f"NVIDIA driver {driver} found, and torch {version} sees no GPU: CUDA_VISIBLE_DEVICES or a container "
-                "may hide it."
-            )
+    if (driver := nvidia_driver()) is not None:
+        found = f"NVIDIA driver {driver.branch or 'of an unknown version'} found"
+        best = next((name for oldest, name in _CUDA_BUILDS if driver.branch >= oldest), None)
+        if best is None and driver.branch:
+            return f"{found}, and torch {build.version} needs {_CUDA_BUILDS[-1][0]} or newer: update it."
+        best = best or _CUDA_BUILDS[-1][1]
+        if build.cuda is None:
+            return f"{found}, torch {build.version} is a CPU build: {_install(plain, best)}"
+        if "cu" + build.cuda.replace(".", "") <= best:
+            return f"{found}, and torch {build.version} sees no GPU: CUDA_VISIBLE_DEVICES or a container may hide it."
         return (
-            f"NVIDIA driver {driver} found, torch {version} is built for CUDA {torch.version.cuda} and needs a newer "
-            f"one: {_install(plain, build)}"
+            f"{found}, torch {build.version} is built for CUDA {build.cuda} and needs a newer one: "
+            f"{_install(plain, best)}"
         )
-    if torch.version.hip is None and Path("/dev/kfd").exists():
-        return f"An AMD GPU is found, and torch {version} is not built for it: {_install(plain, 'rocm6.4')}"
+    if build.hip is None and Path("/dev/kfd").exists():
+        return f"An AMD GPU is found, and torch {build.version} is not built for it: {_install(plain, 'rocm6.4')}"
     return None
 
 
 def _install(version: str, build: str) -> str:
     index = f"https://download.pytorch.org/whl/{build}"
     return f"{sys.executable} -m pip install --force-reinstall torch=={version} --index-url {index}"
-
-
-def _nvidia_driver() -> int | None:
-    """The first number of the driver's version; None where there is no driver or no GPU."""
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text("utf-8", "replace")
-    except OSError:
-        program = shutil.which("nvidia-smi")
-        if program is None:
-            return None
-        command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-        try:
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-        except (OSError, subprocess.SubprocessError):
-            return None
-        text = f"Kernel Module {answer.stdout}"
-    found = re.search(r"Kernel Module.*?\s(\d+)\.\d", text)
-    return int(found[1]) if found else None

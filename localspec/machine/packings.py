@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from localspec.machine import hardware
+from localspec.machine import compiled
 
 _OPERATORS = {"int8": "aten::_weight_int8pack_mm", "int4": "aten::_weight_int4pack_mm"}  # on Apple's GPUs
 
@@ -17,15 +17,13 @@ def lacking(quantize: str, device: str) -> str:
 
         known = torch._C._dispatch_has_kernel_for_dispatch_key(_OPERATORS[quantize], "MPS")
         return "" if known else f"this build of torch has no {quantize} kernels for Apple's GPUs"
-    if device_type == "cpu" and quantize == "int8":
-        return "" if hardware.cpu_multiplies_int8() else "this build of torch has no int8 kernels for this CPU"
+    if device_type == "cpu" and quantize in ("int8", "int4"):
+        return compiled.missing()
     if quantize == "int4":
-        return "int4 is for Apple's GPUs"
-    if device_type not in ("cpu", "cuda"):
+        return "int4 is for CPUs and Apple's GPUs"
+    if device_type != "cuda":
         return f"{quantize} is not for {device_type}"
-    if device_type == "cpu" and "avx512_bf16" not in hardware.capabilities():
-        return "NF4 on a CPU needs AVX512-BF16 instructions, which this one lacks"
-    if device_type == "cuda" and quantize == "int8" and _older_than_turing(device):
+    if quantize == "int8" and _older_than_turing(device):
         return f"int8 on {device} needs a GPU of compute capability 7.5 or more"
     return "" if find_spec("bitsandbytes") else "bitsandbytes is not installed; pip install bitsandbytes"
 

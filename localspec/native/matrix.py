@@ -43,14 +43,19 @@ class PackedMatrix:
         """
         weights = np.ascontiguousarray(weights)
         out, inputs = weights.shape
+        packed = cls.empty(out, inputs, format, group)
+        source = FORMATS[_SOURCES[weights.dtype]]
+        given = address(weights), source, out, inputs, FORMATS[format], group, interleave, address(importance)
+        check(library().ls_pack(Packing(*given), address(packed.data), 0, -(-out // PANEL)))
+        return packed
+
+    @classmethod
+    def empty(cls, out: int, inputs: int, format: str, group: int = 0) -> "PackedMatrix":  # noqa: A002
+        """Returns room for a matrix, in memory of its own. Raises LocalspecError for a format that is not possible."""
         if not (size := library().ls_packed_bytes(out, inputs, FORMATS[format], group)):
             raise LocalspecError(f"A matrix of {out} by {inputs} in {format} cannot be packed by {group}.")
         spare = np.empty(size + _ALIGNMENT, np.uint8)
-        data = spare[-spare.ctypes.data % _ALIGNMENT :][:size]
-        source = FORMATS[_SOURCES[weights.dtype]]
-        given = address(weights), source, out, inputs, FORMATS[format], group, interleave, address(importance)
-        check(library().ls_pack(Packing(*given), address(data), 0, -(-out // PANEL)))
-        return cls(data, out, inputs, format, group)
+        return cls(spare[-spare.ctypes.data % _ALIGNMENT :][:size], out, inputs, format, group)
 
     def struct(self, bias: npt.NDArray[np.float32] | None = None) -> Matrix:
         """As the library takes it; who keeps the structure keeps this and the bias too."""

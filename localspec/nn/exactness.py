@@ -5,13 +5,12 @@ ancestors, on how many masked slots attention looks at, or on the number of thre
 kernels, shapes and precision, so it is measured.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 
+from localspec.decoding.exactness import MULTIPLES, Exactness
 from localspec.decoding.tree import DraftTree
 from localspec.machine.hardware import physical_cores
 from localspec.nn.cache import KVCache
@@ -20,42 +19,10 @@ from localspec.nn.logits import TorchLogits
 from localspec.nn.target import Target
 from localspec.policy.prediction import BUCKET
 
-MULTIPLES = (1, 4, 8, 16)  # what rows are filled up to a multiple of, the cheapest first
 ALWAYS = 17  # rows: in the invariant form every width up to this is tried, and these wider ones
 WIDE = (24, 32, 33, 48, 64, 65)
 SPLIT = (1, 5, 17)  # rows: these widths are tried with every number of threads
 DEPTH = 6  # tokens of the path that is compared where it is not a chain of all rows
-
-
-@dataclass(frozen=True)
-class Exactness:
-    """What the self-test found for trees of up to `widest` rows, root included.
-
-    `bitwise`: no bit differed, with rows filled up to a multiple of `multiple`. Else `largest` is the largest
-    difference of a logit that was seen, relative to the largest logit.
-    """
-
-    bitwise: bool
-    widest: int
-    multiple: int = 1
-    largest: float = 0.0
-
-    def apply(self, target: Target) -> None:
-        """Lets the target fill its rows up as it did when this was measured."""
-        target.row_multiple = self.multiple
-
-    def as_json(self) -> dict[str, Any]:
-        """For the store."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Any) -> "Exactness | None":
-        """Reads what `as_json` gave; returns None for anything else."""
-        types = {"bitwise": bool, "widest": int, "multiple": int, "largest": float}
-        if not isinstance(value, dict) or {name: type(field) for name, field in value.items()} != types:
-            return None
-        found = cls(**value)
-        return found if found.widest > 1 and found.multiple in MULTIPLES and 0 <= found.largest < math.inf else None
 
 
 def measure(target: Target, widest: int, exact: bool) -> Exactness:

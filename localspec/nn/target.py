@@ -177,6 +177,10 @@ class Target:
         """The name of that precision."""
         return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
 
+    def set_threads(self, count: int) -> None:
+        """Lets torch compute with so many cores of the CPU from now on."""
+        torch.set_num_threads(count)
+
     @property
     def vocab_size(self) -> int:
         return self.transformer.config.vocab_size

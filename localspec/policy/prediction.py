@@ -20,32 +20,39 @@ CONTEXT = 512  # tokens of text at which speeds are compared
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 
-def packed(weights: int, rows: int, quantize: str, device_type: str) -> int:
-    """Bytes of packed matrices with so many weights and output channels (`rows`) together, on a type of device."""
-    if quantize == "int8":
-        # a channel: scale, zero point and sum on a CPU, a scale elsewhere
-        return weights + rows * {"cpu": 12, "cuda": 4, "mps": 2}[device_type]
-    if quantize == "nf4" and device_type == "cpu":  # 64 weights share a scale in bf16
-        return weights // 2 + weights // 64 * 2
-    if quantize == "nf4":  # elsewhere one of a byte, and 256 of those another one
+def packed(weights: int, rows: int, quantize: str, backend: str) -> int:
+    """Bytes of packed matrices with so many weights and output channels (`rows`) together, of a `Device.backend`."""
+    if backend == "native":  # a scale in fp16 for 64 weights of int8, for 32 of int4
+        return weights + weights // 64 * 2 if quantize == "int8" else weights // 2 + weights // 32 * 2
+    if quantize == "int8":  # a scale for each channel, with torch on a CPU a zero point and a sum too
+        return weights + rows * {"cpu": 12, "cuda": 4, "mps": 2}[backend]
+    if quantize == "nf4":  # 64 weights share a scale of a byte, and 256 of those another one
         return weights // 2 + weights // 64 + weights // (64 * 256) * 4
     return weights // 2 + weights // 32 * 4  # int4: a scale and a zero for 32 weights
 
 
-def weights(shape: Shape, dtype: str, quantize: str, device_type: str, parameters: int | None = None) -> int:
+def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: int | None = None) -> int:
     """Bytes of a model's weights; of an embedding that is the head too there are two where the head is packed.
 
     `parameters` is their true number, where it is known.
     """
     item, parameters = ITEM[dtype], parameters or shape.parameters
+    known = shape.parameters - (2 * shape.num_layers + 1) * shape.hidden_size
+    small = max(0, parameters - known)  # norms and biases
+    if backend == "native":  # the head is in panels too, apart from the embedding
+        layers, head = shape.num_layers * shape.layer, shape.embedding
+        if quantize == "none":
+            return (layers + 2 * head) * item + small * 4
+        in_int8 = head + (shape.layer if quantize == "int4" else layers)  # in four bits the first layer loses most
+        rest = packed(shape.layer, 0, quantize, backend) * (shape.num_layers - 1) if quantize == "int4" else 0
+        return packed(in_int8, 0, "int8", backend) + rest + head * 2 + small * 4
     if quantize == "none":
         return parameters * item
-    if device_type == "cuda":  # the head stays as it is
+    if backend == "cuda":  # the head stays as it is
         matrices, rows, heads = shape.num_layers * shape.layer, shape.num_layers * shape.rows, 1 if shape.tied else 2
     else:
         matrices, rows, heads = shape.matrices, shape.num_layers * shape.rows + shape.vocab_size, 1
-    rest = parameters - shape.parameters + (2 * shape.num_layers + 1) * shape.hidden_size  # norms, biases
-    return packed(matrices, rows, quantize, device_type) + (heads * shape.embedding + max(0, rest)) * item
+    return packed(matrices, rows, quantize, backend) + (heads * shape.embedding + small) * item
 
 
 def cache(shape: Shape, tokens: int, dtype: str) -> int:
@@ -53,19 +60,19 @@ def cache(shape: Shape, tokens: int, dtype: str) -> int:
     return shape.cached(-(-tokens // BUCKET) * BUCKET, ITEM[dtype])
 
 
-def tokenizer(shape: Shape, device_type: str) -> int:
+def tokenizer(shape: Shape, backend: str) -> int:
     """Bytes of the tokenizer while it is loaded: in main memory, so none of a GPU's."""
-    return 0 if device_type == "cuda" else TOKEN * shape.vocab_size
+    return 0 if backend == "cuda" else TOKEN * shape.vocab_size
 
 
-def computing(dtype: str, quantize: str, device_type: str) -> int:
+def computing(dtype: str, backend: str) -> int:
     """Bytes of an activation, and of a weight of a trained drafter beside this target."""
-    return 4 if device_type == "cpu" and quantize == "int8" else ITEM[dtype]
+    return 4 if backend == "native" else ITEM[dtype]
 
 
-def workspace(shape: Shape, dtype: str, quantize: str, device_type: str, nodes: int) -> int:
+def workspace(shape: Shape, dtype: str, backend: str, nodes: int) -> int:
     """The most bytes that a forward holds for a moment: for a chunk of a prompt, or for a tree's logits."""
-    item = computing(dtype, quantize, device_type)
+    item = computing(dtype, backend)
     layer = (
         shape.head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
         + 4 * shape.hidden_size
@@ -74,11 +81,11 @@ def workspace(shape: Shape, dtype: str, quantize: str, device_type: str, nodes: 
     return max(CHUNK * layer * item, (nodes + 1) * shape.vocab_size * (item + 4))
 
 
-def loading(shape: Shape, dtype: str, quantize: str, device_type: str) -> int:
+def loading(shape: Shape, dtype: str, quantize: str, backend: str) -> int:
     """Bytes beside the packed weights while the largest matrix is packed: itself, and its packed copy."""
-    if quantize == "none":
+    if quantize == "none" or backend == "native":  # which packs once, piece by piece, and maps
         return 0
-    if device_type == "cuda":  # the head is not packed
+    if backend == "cuda":  # the head is not packed
         return 2 * shape.hidden_size * shape.intermediate_size * (ITEM[dtype] + 1)
     return shape.embedding * ((0 if shape.tied else ITEM[dtype]) + 1)
 
@@ -88,19 +95,22 @@ def loading(shape: Shape, dtype: str, quantize: str, device_type: str) -> int:
 # For a device on which nothing was measured: the share of its bandwidth that it reaches with a packing, what more rows
 # cost, and the seconds that a layer takes beside its matrices. Published figures, and ours from other machines.
 _SHARES = {
-    "cpu": {"none": 0.6, "int8": 0.5, "nf4": 0.27},
+    "native": {"none": 0.9, "int8": 0.9, "int4": 0.85},
+    "cpu": {"none": 0.6, "int8": 0.5},
     "cuda": {"none": 0.8, "int8": 0.2, "nf4": 0.5},
     "mps": {"none": 0.75, "int8": 0.65, "int4": 0.55},
 }
 _ROWS = (1, 8, 16, 32, 64)
 _GROWTH = {
+    ("native", "fp32"): (1.0, 1.2, 2.0, 4.0, 8.0), ("native", "bf16"): (1.0, 2.0, 4.0, 8.0, 16.0),
+    ("native", "int8"): (1.0, 1.0, 1.6, 3.1, 6.2), ("native", "int4"): (1.0, 1.4, 2.8, 5.4, 10.8),
     ("cpu", "fp32"): (1.0, 2.4, 2.9, 4.0, 6.2), ("cpu", "bf16"): (1.0, 1.2, 1.6, 2.4, 4.0),
-    ("cpu", "int8"): (1.0, 1.6, 2.5, 4.2, 7.4), ("cpu", "nf4"): (1.0, 2.7, 5.1, 10.0, 31.0),
+    ("cpu", "int8"): (1.0, 1.6, 2.5, 4.2, 7.4),
     ("cuda", "nf4"): (1.0, 1.2, 1.4, 1.8, 2.5), ("cuda", "none"): (1.0, 1.05, 1.1, 1.3, 1.6),
     ("cuda", "int8"): (1.0, 1.1, 1.1, 1.2, 1.3), ("mps", "none"): (1.0, 1.6, 1.8, 2.5, 4.0),
     ("mps", "int8"): (1.0, 3.0, 6.0, 12.0, 24.0), ("mps", "int4"): (1.0, 3.0, 6.0, 12.0, 24.0),
 }  # fmt: skip
-_LAYER = {"cpu": 1e-4, "cuda": 1.5e-4, "mps": 2.5e-4}
+_LAYER = {"native": 1e-5, "cpu": 1e-4, "cuda": 1.5e-4, "mps": 2.5e-4}
 _BANDWIDTH = {"cpu": 20e9, "cuda": 300e9, "mps": 100e9}  # bytes a second, where that was not measured either
 
 
@@ -140,15 +150,13 @@ class Rates:
 
 def estimated_rates(device: Device, dtype: str, quantize: str) -> Rates:
     """The rates that the bandwidth of a device's memory suggests."""
-    device_type, bandwidth = device.type, device.bandwidth or _BANDWIDTH[device.type]
-    matrix = Shape(1, 4096, 4096, 32, 32, 128, 1, 1)
-    size = weights(matrix, dtype, quantize, device_type) / matrix.parameters
-    share = _SHARES[device_type][quantize]
-    numbers = dtype if (device_type, quantize) == ("cpu", "none") else quantize
-    growth = _GROWTH[device_type, "bf16" if numbers == "fp16" else numbers]
-    return Rates(
-        _ROWS, tuple(size / (bandwidth * share) * times for times in growth), (_LAYER[device_type],) * len(_ROWS)
-    )
+    backend, bandwidth = device.backend, device.bandwidth or _BANDWIDTH[device.type]
+    matrix = Shape(32, 4096, 4096, 32, 32, 128, 1, 1)  # with a usual share of what is packed otherwise
+    size = weights(matrix, dtype, quantize, backend) / matrix.parameters
+    share = _SHARES[backend][quantize]
+    numbers = dtype if (device.type, quantize) == ("cpu", "none") else quantize
+    growth = _GROWTH[backend, "bf16" if numbers == "fp16" else numbers]
+    return Rates(_ROWS, tuple(size / (bandwidth * share) * times for times in growth), (_LAYER[backend],) * len(_ROWS))
 
 
 @dataclass(frozen=True)

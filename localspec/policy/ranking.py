@@ -14,7 +14,7 @@ from localspec.policy.measurements import MeasurementSource
 from localspec.policy.prediction import CONTEXT, Estimate, Rates, estimated_rates
 
 AUTO_NODES = 16  # of a tree at most, where no number was asked for; how many pay is measured
-SMALL = 64_000_000  # parameters: a quarter of a GB in fp32
+QUICK = 8.0  # tokens/s: somewhat faster than people read
 PLANNED = 4096  # tokens of context that must fit where none was asked for
 CLEARLY = 1.05  # times the M of a simpler drafter, which a drafter must reach
 DOUBT = 1.15  # times more where what it costs and brings was not measured here
@@ -51,18 +51,16 @@ class RunPlan:
         return self.bytes <= self.precision.device.usable
 
 
-def natural_precisions(device: Device, parameters: int) -> list[Precision]:
+def natural_precisions(device: Device) -> list[Precision]:
     """The precisions in question on a device where none was named, the most accurate first."""
     dtype = device.dtypes[0]
-    if device.type == "cpu" and parameters <= SMALL:
-        return [Precision(device, "fp32", "none")]  # costs little, and speculation changes no token there
     return [Precision(device, dtype, quantize) for quantize in ("none", *device.packings)]
 
 
-def draft_precisions(device: Device, parameters: int) -> list[Precision]:
-    """The precisions that a draft model of this size may have; on a GPU it stays as it is published."""
-    natural = natural_precisions(device, parameters)
-    return natural if device.type == "cpu" else natural[:1]
+def draft_precisions(device: Device) -> list[Precision]:
+    """The precisions that a draft model may have: none in which it would agree less often with its target."""
+    natural = natural_precisions(device)
+    return [one for one in natural if one.quantize != "int4"] if device.type == "cpu" else natural[:1]
 
 
 def run_plans(
@@ -77,11 +75,20 @@ def run_plans(
     v₀ and m₀ are those of the model's fastest plain decoding that fits; where nothing fits, of the fastest.
     """
     plans = [plan for precision in precisions for plan in _plans_in(model, precision, measurements, most, context)]
+    plans = _without_needless_loss(plans)
     plain_decoding = [plan for plan in plans if plan.candidate.name == "none"]
     base = max(plain_decoding, key=lambda plan: (plan.fits, plan.speed))
     rated = [_rated(plan, base) for plan in plans]
     # A stable sort: of equals the more accurate precision and the simpler drafter come first.
     return sorted(rated, key=lambda plan: plan.cost_effectiveness, reverse=True)
+
+
+def _without_needless_loss(plans: list[RunPlan]) -> list[RunPlan]:
+    """Leaves out int4 on a CPU where int8, which loses much less of a model, fits and is quick enough to read along."""
+    plain_int8 = [plan for plan in plans if plan.candidate.name == "none" and plan.precision.quantize == "int8"]
+    if not any(plan.fits and plan.speed >= QUICK and plan.precision.device.type == "cpu" for plan in plain_int8):
+        return plans
+    return [plan for plan in plans if (plan.precision.device.type, plan.precision.quantize) != ("cpu", "int4")]
 
 
 def best(ranked: Sequence[RunPlan], here: bool = True, allow_plain: bool = True) -> RunPlan | None:
@@ -137,13 +144,13 @@ def _plans_in(
     model: Model, precision: Precision, measurements: MeasurementSource, most: int, context: int | None
 ) -> Iterator[RunPlan]:
     """The plans in one precision: plain decoding first, then each drafter of which it is known what it brings."""
-    dtype, quantize, device_type = how = precision.dtype, precision.quantize, precision.device.type
+    dtype, quantize, backend = how = precision.dtype, precision.quantize, precision.device.backend
     known = measurements.of(model.card, precision.device.name, dtype, quantize)
     costs = known.costs or _estimate(model.shape, precision, measurements)
     planned = min(context or PLANNED, model.shape.context)  # more than it holds is refused when it is loaded
     plain_speed = 1 / costs.at(1, CONTEXT)
     weights = prediction.weights(model.shape, *how, model.parameters)
-    beside = prediction.PROGRAM + prediction.tokenizer(model.shape, device_type)
+    beside = prediction.PROGRAM + prediction.tokenizer(model.shape, backend)
     loading = prediction.loading(model.shape, *how)
 
     def plan(candidate: DrafterCandidate) -> RunPlan | None:
@@ -159,12 +166,12 @@ def _plans_in(
             speed = max(speed, plain_speed)
         loaded_bytes = weights + candidate.bytes
         working = prediction.cache(model.shape, planned + nodes + 1, dtype)
-        working += prediction.workspace(model.shape, *how, nodes)
+        working += prediction.workspace(model.shape, dtype, backend, nodes)
         size = loaded_bytes + beside + max(working, loading)
         measured = known.costs is not None if candidate.name == "none" else replies is not None
         return RunPlan(precision, candidate, nodes, loaded_bytes, size, speed, measured)
 
-    rates, computing = _rates(precision, measurements, "none"), prediction.computing(*how)
+    rates, computing = _rates(precision, measurements, "none"), prediction.computing(dtype, backend)
     inputs = CostInputs(model.shape, costs, rates, dtype, computing, planned, known.replies)
     small = _draft_model(model, precision, measurements, planned)
     every = candidates(model.card, inputs, list(model.trained), small, model.small_here)
@@ -177,12 +184,12 @@ def _draft_model(
     """The draft model in the precision that its own size asks for; it reads the whole text, as the target does."""
     if model.small is None:
         return None
-    own = draft_precisions(precision.device, model.small.parameters)
+    own = draft_precisions(precision.device)
     shape, parameters = model.small.shape, model.small.parameters
     chosen = min(own, key=lambda one: _estimate(shape, one, measurements).at(1, CONTEXT))
-    size = prediction.weights(shape, chosen.dtype, chosen.quantize, chosen.device.type, parameters)
+    size = prediction.weights(shape, chosen.dtype, chosen.quantize, chosen.device.backend, parameters)
     size += prediction.cache(shape, min(shape.context, planned), chosen.dtype)
-    size += prediction.tokenizer(shape, chosen.device.type)
+    size += prediction.tokenizer(shape, chosen.device.backend)
     known = measurements.of(model.small.card, chosen.device.name, chosen.dtype, chosen.quantize)
     return DraftModelEstimate(model.small.card, size, known.costs or _estimate(shape, chosen, measurements))
 

@@ -28,7 +28,8 @@ from localspec.policy.ranking import (
 from localspec.policy.survey import recommendations
 
 MOST_NODES = 64
-INVARIANT = (("cpu", "none"), ("cpu", "int8"), ("cuda", "none"), ("mps", "none"))  # whose rows can be had to the bit
+# Packings in which a row can be had to the bit, whatever stands beside it.
+INVARIANT = (("cpu", "none"), ("cpu", "int8"), ("cpu", "int4"), ("cuda", "none"), ("mps", "none"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +43,14 @@ class LoadSpec:
     exact: bool = False
     context: int | None = None  # tokens; None is the model's own
     threshold: float = 0.0  # of int8 on CUDA
+    engine: str  # native or torch
     loaded_bytes: int  # of the weights, and of all that a drafter holds beside them
     bytes: int  # with cache, tree and workspace
+
+    @property
+    def precision(self) -> str:
+        """The numbers that its weights are in."""
+        return self.dtype if self.quantize == "none" else self.quantize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,21 +161,27 @@ def _attempt(
     measurements: MeasurementSource,
 ) -> Attempt:
     try:
-        precisions = _precisions(settings, device, model.parameters)
+        precisions = _precisions(settings, device)
     except UsageMistake as mistake:  # another device may have what was named
         return Attempt(refused=mistake)
-    ranked = run_plans(model, precisions, measurements, _most_nodes(settings), settings.context)
     draft_device = device if settings.draft_device == "auto" else machine.device(settings.draft_device)
-    if draft_device != device:
-        ranked = [_with_more(plan, -plan.candidate.bytes) if plan.candidate.small else plan for plan in ranked]
     draft, no_room = None, None
     if drafter.small is not None:
         try:
             draft = _draft(drafter.small, draft_device, settings, machine, measurements)
         except DoesNotFit as trouble:
             no_room = trouble
-    eligible = _eligible(ranked, drafter, settings, model, draft)
-    return Attempt(ranked, eligible, draft_device, no_room=no_room)
+
+    def among(precisions: Sequence[Precision]) -> Attempt:
+        ranked = run_plans(model, precisions, measurements, _most_nodes(settings), settings.context)
+        if draft_device != device:
+            ranked = [_with_more(plan, -plan.candidate.bytes) if plan.candidate.small else plan for plan in ranked]
+        return Attempt(ranked, _eligible(ranked, drafter, settings, model, draft), draft_device, no_room=no_room)
+
+    found = among(precisions)
+    left_out = [one for one in precisions if all(plan.precision != one for plan in found.ranked)]
+    # Plain decoding in int8 has room, but what was asked for has not.
+    return among(left_out) if left_out and not found.fitting else found
 
 
 def _eligible(
@@ -185,7 +198,7 @@ def _eligible(
     precision, extra = ranked[0].precision, 0
     if drafter.trained is not None:
         planned = min(settings.context or PLANNED, model.shape.context)
-        item = computing(precision.dtype, precision.quantize, precision.device.type)
+        item = computing(precision.dtype, precision.device.backend)
         extra = drafter_bytes(drafter.trained, model.shape, precision.dtype, item, planned)
     if draft is not None and draft.device == precision.device.name:
         extra = draft.bytes - PROGRAM
@@ -245,6 +258,7 @@ def _choice(
         exact=settings.exact,
         context=settings.context,
         threshold=settings.int8_threshold,
+        engine=precision.device.engine,
         loaded_bytes=plan.loaded_bytes,
         bytes=plan.bytes,
         drafter=drafter.drafter,
@@ -271,7 +285,7 @@ def _draft(
             f"There is no device '{settings.draft_device}' here for a draft model; set draft_device to one of "
             f"{_names(machine)}, or auto."
         )
-    ranked = run_plans(small, draft_precisions(device, small.parameters), measurements, AUTO_NODES)
+    ranked = run_plans(small, draft_precisions(device), measurements, AUTO_NODES)
     plain = [plan for plan in ranked if plan.candidate.name == "none"]
     plan = next((plan for plan in plain if plan.fits), None)
     if plan is None:
@@ -282,6 +296,7 @@ def _draft(
         device=device.name,
         dtype=plan.precision.dtype,
         quantize=plan.precision.quantize,
+        engine=device.engine,
         loaded_bytes=plan.loaded_bytes,
         bytes=plan.bytes,
     )
@@ -324,7 +339,7 @@ def _device(machine: Machine, name: str) -> Device:
     return device
 
 
-def _precisions(settings: Settings, device: Device, parameters: int) -> list[Precision]:
+def _precisions(settings: Settings, device: Device) -> list[Precision]:
     """The precisions that the settings leave open on a device.
 
     Raises UsageMistake for one that was named and cannot be had there.
@@ -338,11 +353,13 @@ def _precisions(settings: Settings, device: Device, parameters: int) -> list[Pre
         )
     if dtype == "fp16" and device.type == "cpu":
         raise UsageMistake("fp16 is many times slower than fp32 on a CPU; use bf16, fp32 or auto there.")
-    natural = natural_precisions(device, parameters)
+    natural = natural_precisions(device)
     if dtype == "auto":
         dtype = natural[0].dtype
     elif quantize == "auto":
         quantize = "none"  # who names a dtype wants weights in it
     if quantize != "auto":
+        if device.engine == "native" and quantize != "none":  # where packed weights are computed with in one way
+            dtype = natural[0].dtype
         return [Precision(device, dtype, quantize)]
     return [one for one in natural if not settings.exact or (device.type, one.quantize) in INVARIANT]

@@ -11,9 +11,8 @@ from localspec.machine.machine import Machine
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard, known
 from localspec.policy.measurements import MeasurementSource
-from localspec.policy.ranking import AUTO_NODES, RunPlan, best, explained, natural_precisions, run_plans
+from localspec.policy.ranking import AUTO_NODES, QUICK, RunPlan, best, explained, natural_precisions, run_plans
 
-LEAST_SPEED = 8.0  # tokens/s: somewhat faster than people read
 Prefer = Literal["speed", "memory", "quality"]
 
 
@@ -53,7 +52,7 @@ def recommend(model: Model, machine: Machine, measurements: MeasurementSource, h
     fitting: list[tuple[RunPlan, Sequence[RunPlan]]] = []
     smallest: list[RunPlan] = []
     for device in machine.devices:
-        ranked = run_plans(model, natural_precisions(device, model.parameters), measurements, AUTO_NODES)
+        ranked = run_plans(model, natural_precisions(device), measurements, AUTO_NODES)
         if (plan := best(ranked, here)) is not None:
             fitting.append((plan, ranked))
         smallest.append(min(ranked, key=lambda one: one.bytes))
@@ -83,7 +82,7 @@ def preferred(every: Sequence[Recommendation], prefer: Prefer | None = None) -> 
     """
     fitting = [one for one in every if one.fits]
     possible = [one for one in fitting if not (one.card.entry and one.card.entry.toy)] or fitting
-    quick = [one for one in possible if _speed(one) >= LEAST_SPEED]
+    quick = [one for one in possible if _speed(one) >= QUICK]
     if not possible:
         return None
     if prefer == "speed" or (prefer is None and not quick):

@@ -65,6 +65,7 @@ def outlook(
     kind: str, card: TargetCard, machine: Machine, measurements: MeasurementSource, tokens: int
 ) -> tuple[float, int]:
     """Returns about how many (hours, bytes of memory) `localspec train` takes for a drafter with default options."""
+    machine = machine.as_torch_has_it()
     choice = choose(card, replace(config.Settings(), drafter="none"), machine, measurements)
     drafter = shadow(kind, card, {}, choice)
     device = machine.device(choice.device)

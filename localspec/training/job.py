@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from localspec.checkpoint import revision
 from localspec.config import Settings
 from localspec.drafters.saved import drafter_class
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
+from localspec.machine.machine import Machine, this_machine
 from localspec.machine.memory import out_of_memory
 from localspec.models.drafter_cards import trained_drafters
 from localspec.models.registry import TargetCard
@@ -144,7 +146,8 @@ class Job:
         follows this, and what was named otherwise is refused.
         """
         request, plain = self.request, replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False)
-        choice = choose(request.card, plain)
+        machine = this_machine().as_torch_has_it()
+        choice = _densely(request.card, plain, machine)
         shadow = estimate.shadow(request.kind, request.card, request.options, choice)
         if shadow.changes_target:
             if settings.quantize not in ("auto", "none"):
@@ -160,7 +163,7 @@ class Job:
                 )
             dtype = "fp32" if directly else settings.dtype
             plain = replace(plain, quantize="none", dtype=dtype)
-            choice = choose(request.card, plain)
+            choice = choose(request.card, plain, machine)
             shadow = estimate.shadow(request.kind, request.card, request.options, choice)
         return choice, shadow
 
@@ -271,6 +274,15 @@ def _value(type_: type, text: str) -> Any:
         return type_(text) if type_ in (int, float) else text
     except ValueError:
         return text
+
+
+def _densely(card: TargetCard, settings: Settings, machine: Machine) -> Choice:
+    """Returns the choice; where nothing was named, dense weights on a CPU if they fit: packed ones only save memory."""
+    choice = choose(card, settings, machine)
+    if choice.device == "cpu" and (settings.dtype, settings.quantize) == ("auto", "auto"):
+        with suppress(DoesNotFit):
+            return choose(card, replace(settings, device="cpu", quantize="none"), machine)
+    return choice
 
 
 def processes(choice: Choice) -> Accelerator:

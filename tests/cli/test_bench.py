@@ -22,7 +22,7 @@ ROW = {
     "identical_prompts": int, "off_reason": (str, type(None)), "categories": dict,
 }  # fmt: skip
 REPORT = {
-    "machine": dict, "model": str, "revision": str, "device": str, "dtype": str, "quantize": str, "exactness": str,
+    "machine": dict, "model": str, "revision": str, "device": str, "engine": str, "dtype": str, "quantize": str, "exactness": str,
     "prompts": int, "left_out": int, "repeat": int, "max_tokens": int, "temperature": float, "seed": int, "pool": str,
     "rows": list, "peers": list,
 }  # fmt: skip

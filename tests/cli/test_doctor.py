@@ -95,7 +95,7 @@ def sentence(result: Result) -> str:
 def test_a_proof_ends_in_a_tick_and_keeps_nothing(doctor, noise, home):
     code, out, err = prove(doctor, noise)
     assert (code, err) == (0, "")
-    assert out.startswith("✓ 4 of 4 replies are the same, token for token (fp32, bitwise; widths up to 17 rows; ")
+    assert out.startswith("✓ 4 of 4 replies are the same, token for token (int8, bitwise; widths up to 17 rows; ")
     assert out.count("\n") == 1 and not home.exists()
 
 
@@ -126,7 +126,7 @@ def test_the_phrases_of_the_proof_itself_are_used(doctor, noise):
     assert code == 0 and out.count("\n") == 1
     assert (said["same"], said["replies"], said["rows"], said["divergence"]) == (4, 4, 4, None)
     assert (said["model"], said["drafter"], said["exactness"]) == (str(noise), "phrases", "bitwise")
-    assert (said["device"], said["dtype"], said["quantize"]) == ("cpu", "fp32", "none")
+    assert (said["device"], said["dtype"], said["quantize"]) == ("cpu", "bf16", "int8")
     # The second time each reply is known: at best a step commits three drafted tokens and one of the target's own.
     assert said["drafted"] >= said["accepted"] > 4 * 9 / 2
 
@@ -309,7 +309,7 @@ def test_what_this_machine_has_and_what_fits(doctor, invented):
     assert (code, err) == (0, "") and "\x1b" not in out and "\x07" not in out
     lines = out.splitlines()
     assert lines[1] == "mps: memory 16.0 GiB, free 12.0 GiB, of which a model may take 10.4 GiB"
-    assert lines[2].startswith("cpu: ") and "computes in bf16, fp32, int8; reads bandwidth unknown" in lines[2]
+    assert lines[2].startswith("cpu: ") and "computes in bf16, fp32, int8, int4; reads bandwidth unknown" in lines[2]
     assert lines[3].startswith("cpu: memory 24.0 GiB, free 20.0 GiB")
     assert "A card is found: do this." in out
     rows = {line.split()[0]: line.split() for line in lines if line[:1].islower()}
@@ -327,7 +327,11 @@ def test_what_this_machine_has_as_json(doctor, invented):
     }  # fmt: skip
     mac, cpu = found["devices"]
     assert (mac["device"], mac["free_bytes"], mac["title"]) == ("mps", 12 * GIB, "Apple\x1b[31m")
-    assert (cpu["versions"], cpu["quantize"], cpu["bytes_per_second"]) == ("torch 7, cpu", ["none", "int8"], None)
+    assert (cpu["versions"], cpu["quantize"], cpu["bytes_per_second"]) == (
+        "torch 7, cpu",
+        ["none", "int8", "int4"],
+        None,
+    )
     assert found["chosen"]["model"] == "demo" and found["chosen"]["installed"]
     assert not found["recommended"]["installed"] and found["recommended"]["fits"]
     for choice in found["choices"]:

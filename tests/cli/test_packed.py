@@ -146,7 +146,6 @@ def test_kept_alone_only_what_it_fetched_itself_goes(home, hub: Hub, repo):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda files: files.update({"tokenizer.model": files.pop("tokenizer.json")}), r"tokenizer\.json"),
         (lambda files: files.update({"config.json": _config(files, hidden_act="gelu")}), "gelu"),
         (
             lambda files: files.update({"config.json": _config(files, rope_parameters={"rope_type": "spiral"})}),

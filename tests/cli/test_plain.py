@@ -36,7 +36,7 @@ fcntl = pytest.importorskip("fcntl")
 termios = pytest.importorskip("termios")
 
 Messages = list[list[tuple[str, str]]]
-FIGURES = re.compile(r"\(.*\b\d[\d,]* of [\d,]+ tokens · \d+\.\d\d GiB · fp32, (bitwise|numerical)\)")
+FIGURES = re.compile(r"\(.*\b\d[\d,]* of [\d,]+ tokens · \d+\.\d\d GiB · int8, (bitwise|numerical)\)")
 
 
 class Result(NamedTuple):
@@ -64,7 +64,7 @@ def hello(models: Path) -> Script:
 
 @pytest.fixture(scope="session")
 def endless(models: Path) -> Script:
-    return scripted_model(models / "endless", [b"and ", b"so ", b"on "], again=0, context=10**9)
+    return scripted_model(models / "endless", [b"and ", b"so ", b"on "], again=0, context=10**8)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def home(lived_in: Callable[..., Path], fresh_home: Path, hello: Script, endless
 @pytest.fixture
 def talk(home: Path, hello: Script, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Callable[..., Result]:
     """talk(*lines): the chat with `hello` in this process. Rows cost next to nothing, on a busy machine too."""
-    cheap = ForwardCosts((1, 64), (256,), ((1.0, 1.1),))
+    cheap = ForwardCosts((1, 64), (256,), ((1e-6, 1.1e-6),))
     monkeypatch.setattr("localspec.engine.model_profile.measure_forward_costs", lambda target: cheap)
 
     def call(
@@ -97,7 +97,7 @@ def talk(home: Path, hello: Script, monkeypatch: pytest.MonkeyPatch, capfd: Any)
 
 
 def greeting(model: Script) -> str:
-    return f"{model.path} (fp32, cpu). /help lists the commands, Ctrl+D ends."
+    return f"{model.path} (int8, cpu). /help lists the commands, Ctrl+D ends."
 
 
 def told(result: Result, model: Script) -> list[str]:
@@ -235,7 +235,9 @@ def test_a_full_context_is_told(talk, models):
 
 
 def test_what_was_said_is_learned_and_what_was_measured_is_known(talk, home, hello, monkeypatch):
-    monkeypatch.setattr("localspec.engine.model_profile.measure", lambda *_: pytest.fail("it was measured again"))
+    monkeypatch.setattr(
+        "localspec.engine.model_profile.measure_exactness", lambda *_: pytest.fail("it was measured again")
+    )
     for arguments, learned in ((["--no-log"], 0), (["--pool", "off"], 0), ([], 1)):
         assert talk("hi", arguments=arguments).out == "Hello!\n"
         with Store.open(Paths(home).database, pytest.fail) as store:

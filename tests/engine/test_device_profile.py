@@ -111,9 +111,11 @@ def test_a_disturbed_measurement_never_says_that_something_takes_no_time(wide: f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quantize", ["none", "int8"])
-def test_rates_of_this_machine_foretell_the_model_they_were_measured_with(quantize) -> None:
-    rates = measure_rates("cpu", "fp32", quantize)
+@pytest.mark.parametrize(
+    ("engine", "quantize"), [("native", "none"), ("native", "int8"), ("native", "int4"), ("torch", "none")]
+)
+def test_rates_of_this_machine_foretell_the_model_they_were_measured_with(engine, quantize) -> None:
+    rates = measure_rates(engine, "cpu", "fp32", quantize)
     one, many = (Estimate(shape(WIDE), rates).at(rows, CONTEXT) for rows in (1, 64))
     assert 1e-4 < one < many < 60 and rates.rows[0] == 1
     assert Rates.from_list(rates.as_list()) == rates

@@ -1,9 +1,11 @@
 """The engine from outside: settings into sampling, a conversation into a prompt, replies into phrases."""
 
 import copy
+import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import localspec
 from localspec.config import Settings
@@ -159,9 +161,13 @@ def test_the_templates_end_of_turn_is_a_stop_token_though_no_config_names_it(eng
 
 
 @pytest.mark.slow
-def test_an_answer_that_is_no_number_is_refused():
-    engine = load()
-    engine.target.transformer.norm.data.fill_(float("nan"))
+def test_an_answer_that_is_no_number_is_refused(tmp_path):
+    weights = tmp_path / "nan" / "model.safetensors"
+    shutil.copytree(DEMO, weights.parent)
+    tensors = load_file(weights)
+    tensors["model.norm.weight"].fill_(float("nan"))
+    save_file(tensors, weights)
+    engine = Engine(choose(TargetCard("nan", weights.parent, None, ""), Settings(draft_max=8)))
     with pytest.raises(LocalspecError, match="not a number"):
         say(engine, [user("hello")])
 

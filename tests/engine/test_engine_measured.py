@@ -4,20 +4,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 import localspec
 from localspec.config import Settings
+from localspec.decoding.exactness import Exactness
+from localspec.decoding.tree import DraftTree
 from localspec.engine import model_profile, recalled_measurements
 from localspec.engine.engine import Engine
 from localspec.errors import UsageMistake
 from localspec.events import Done, Reporter
 from localspec.machine import hardware
 from localspec.models.registry import TargetCard
-from localspec.nn.exactness import Exactness
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.ranking import AUTO_NODES
-from localspec.policy.selection import Choice, choose
+from localspec.policy.selection import Choice, LoadSpec, choose
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 
@@ -30,15 +30,16 @@ def measured(monkeypatch) -> list[str]:
     """What was measured, in order; both measurements are made up, and no other program runs."""
     done: list[str] = []
 
-    def exactness(target: object, widest: int, exact: bool) -> Exactness:
+    def exactness(choice: LoadSpec, target: object, widest: int) -> Exactness:
         done.append(f"exactness {widest}")
+        exact = choice.exact
         return Exactness(bitwise=exact, widest=widest, multiple=4 if exact else 1, largest=0.0 if exact else 0.25)
 
     def costs(target: object) -> ForwardCosts:
         done.append("costs")
         return COSTS
 
-    monkeypatch.setattr(model_profile, "measure", exactness)
+    monkeypatch.setattr(model_profile, "measure_exactness", exactness)
     monkeypatch.setattr(model_profile, "measure_forward_costs", costs)
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: hardware.physical_cores())
     return done
@@ -62,7 +63,7 @@ def test_what_was_measured_once_is_not_measured_again(measured, store):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("other", [{"dtype": "bf16"}, {"quantize": "int8"}, {"exact": True}, {"context": 512}])
+@pytest.mark.parametrize("other", [{"dtype": "bf16"}, {"quantize": "int4"}, {"exact": True}, {"context": 512}])
 def test_another_precision_form_or_context_is_measured_by_itself(measured, store, other):
     Engine(choice(), store=store)
     measured.clear()
@@ -130,9 +131,10 @@ def test_a_store_that_cannot_be_written_costs_a_sentence(measured, store, monkey
 
 
 def test_exact_is_refused_where_it_cannot_be_had(monkeypatch):
-    monkeypatch.setattr(model_profile, "measure", lambda target, widest, exact: Exactness(False, widest, 16, 1e-3))
+    found = Exactness(False, AUTO_NODES + 1, 16, 1e-3)
+    monkeypatch.setattr(model_profile, "measure_exactness", lambda choice, target, widest: found)
     with pytest.raises(UsageMistake, match="demo cannot be exact bit for bit in fp32 on cpu.* 1.0e-03 .*--exact"):
-        Engine(choice(exact=True, draft_max=8))
+        Engine(choice(exact=True, draft_max=8, dtype="fp32"))
 
 
 @pytest.mark.slow
@@ -153,9 +155,8 @@ def test_engines_that_share_a_target_take_turns(measured):
 @pytest.mark.slow
 def test_the_gap_is_that_of_the_logits(measured):
     engine, tokens = Engine(choice(draft_max=8)), [5, 300, 301, 302]
-    with torch.inference_mode():
-        causal = torch.ones(4, 4, dtype=torch.bool).tril()
-        logits = engine.target.forward_tensors(torch.tensor(tokens), torch.arange(4), causal).logits[-1]
-    best, second = logits.topk(2).indices.tolist()
+    output = engine.target.forward(DraftTree.chain(tokens), engine.target.cache(4))
+    logits = output.logits.numpy()[-1]
+    *_, second, best = logits.argsort().tolist()
     assert engine.gap(tokens, best, second) == pytest.approx(float(logits[best] - logits[second]), abs=1e-4)
     assert engine.gap(tokens, second, best) == pytest.approx(-engine.gap(tokens, best, second))

@@ -17,7 +17,6 @@ from localspec.models.registry import resolve
 from localspec.policy.selection import choose
 
 DEMO = resolve("demo")
-USER = [{"role": "user", "content": "Who are you?"}]
 
 
 @pytest.fixture
@@ -26,11 +25,11 @@ def two(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     first = choose(DEMO, Settings())
     second, loaded, load = replace(first, drafter="none", nodes=0, reason="plain decoding"), [], module.load_target
 
-    def short(choice):
+    def short(choice, reporter):
         loaded.append(choice.drafter)
         if choice == first:
             raise DoesNotFit("demo does not fit in the memory of cpu; choose a smaller model.")
-        return load(choice)
+        return load(choice, reporter)
 
     monkeypatch.setattr(module, "choices", lambda *arguments, **named: [first, second])
     monkeypatch.setattr(module, "load_target", short)
@@ -61,12 +60,14 @@ def test_a_memory_that_is_nearly_full_ends_replies_earlier_and_says_so_once(monk
     whole = machine(cpu(1000))
     full = cpu(1)
     monkeypatch.setattr(module, "this_machine", lambda: whole)
-    *_, done = engine.chat(USER, engine.sampling(Settings(temperature=0.0)), Limits(8))
+    many = [{"role": "user", "content": "Tell me a long story of a king. " * 15}]  # more than those forty
+    *_, done = engine.chat(many, engine.sampling(Settings(temperature=0.0)), Limits(8))
     assert isinstance(done, Done) and len(done.statistics.token_ids) == 8 and told == []
     monkeypatch.setattr(
         module, "this_machine", lambda: machine(replace(full, free=max(full.total // 10, 600 * 10**6) + short))
     )
     room = engine.session.cache.capacity
+    assert room > 100
     open_end = [{"role": "user", "content": "Tell me a long story of a king. " * (room // 24)}]
     for _ in range(2):
         *_, done = engine.chat(open_end, engine.sampling(Settings(temperature=0.0)))

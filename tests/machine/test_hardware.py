@@ -4,7 +4,7 @@ import pytest
 import torch
 from clocks import Clock
 
-from localspec.machine import hardware, memory
+from localspec.machine import compiled, hardware, memory
 from localspec.machine.hardware import memory_bandwidth, versions
 
 
@@ -16,16 +16,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_versions_change_with_what_changes_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.setattr(compiled, "instruction_set", lambda: "avx2")
     before = versions("cpu")
-    assert torch.__version__ in before and hardware.cpu_name() in before and "\n" not in before
-    assert torch.backends.cpu.get_cpu_capability().lower() in before
-    assert versions() == before
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    limited = versions("cpu")
-    assert limited != before and "ONEDNN_MAX_CPU_ISA=AVX2" in limited
+    assert before.startswith("native ") and "avx2" in before and hardware.cpu_name() in before and "\n" not in before
+    assert versions() == before and "torch" not in before, "no other version of torch changes a bit of it"
     monkeypatch.setattr(hardware, "physical_cores", lambda: 77)
-    assert "77 cores" in versions("cpu") and versions("cpu") != limited
+    assert "77 cores" in versions("cpu") and versions("cpu") != before
+    monkeypatch.setattr(compiled, "instruction_set", lambda: "c")
+    assert versions("cpu").replace("with c,", "with avx2,") != before
+    monkeypatch.setattr(compiled, "instruction_set", lambda: "")
+    assert versions("cpu").startswith(f"torch {torch.__version__}, ")
 
 
 def test_a_gpu_is_named_and_not_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,22 +52,26 @@ def test_the_processor_has_a_name_where_nothing_tells_it(monkeypatch: pytest.Mon
 
 
 def test_bandwidth_is_bytes_over_the_quickest_of_several(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds, threads = iter([0.5, 0.02, 0.01, 0.02]), []
+    seconds, asked = iter([0.5, 0.02, 0.01, 0.02]), []
 
-    def wait(device: str) -> None:
-        clock.now += next(seconds)
-        threads.append(torch.get_num_threads())
+    def read(address: int, count: int, threads: int) -> float:
+        passed = next(seconds)
+        clock.now += passed
+        asked.append((count, threads))
+        return passed
 
-    monkeypatch.setattr(hardware, "wait_for", wait)
+    monkeypatch.setattr(compiled, "missing", lambda: "")
+    monkeypatch.setattr(compiled, "read_seconds", read)
     monkeypatch.setattr(hardware, "free_memory", lambda device: 8 * 2**20)
     monkeypatch.setattr(hardware, "physical_cores", lambda: 2)
     assert memory_bandwidth() == pytest.approx(2**20 / 0.01)
-    assert threads == [2, 2, 2], "half a second is spent after the first, and three are the least"
-    assert torch.get_num_threads() == 1, "as it was"
+    assert asked == [(2**20, 2)] * 3, "half a second is spent after the first, and three are the least"
 
 
-def test_bandwidth_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bandwidth_of_this_machine_with_and_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "free_memory", lambda device: 8 * 64 * 2**20)
+    assert 1e8 < memory_bandwidth("cpu") < 1e13
+    monkeypatch.setattr(compiled, "missing", lambda: "there is no library")
     assert 1e8 < memory_bandwidth("cpu") < 1e13
 
 

@@ -5,19 +5,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from localspec.machine import hardware, packings
+from localspec.machine import compiled, packings
 from localspec.machine.packings import lacking
 
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine with these: bitsandbytes, int8 kernels, AVX512-BF16, operators for Apple's GPUs, a GPU's capability."""
+    """A machine with these: bitsandbytes, our compiled library, operators for Apple's GPUs, a GPU's capability."""
 
-    def made_of(library=True, int8=True, bf16=True, apple=("int8", "int4"), capability=(8, 9)):
+    def made_of(library=True, ours="", apple=("int8", "int4"), capability=(8, 9)):
         names = {f"aten::_weight_{name}pack_mm" for name in apple}
         monkeypatch.setattr(packings, "find_spec", lambda name: SimpleNamespace() if library else None)
-        monkeypatch.setattr(hardware, "cpu_multiplies_int8", lambda: int8)
-        monkeypatch.setattr(hardware, "capabilities", lambda: ["avx512", *(["avx512_bf16"] if bf16 else [])])
+        monkeypatch.setattr(compiled, "missing", lambda: ours)
         monkeypatch.setattr(
             torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda name, key: key == "MPS" and name in names
         )
@@ -31,14 +30,14 @@ def machine(monkeypatch):
     [
         *(("none", device, "") for device in ("cpu", "mps", "cuda:1", "xpu")),
         ("int8", "cpu", ""),
-        ("nf4", "cpu", ""),
+        ("int4", "cpu", ""),
         ("int8", "cuda:0", ""),
         ("nf4", "cuda:0", ""),
         ("nf4", "cuda", ""),
         ("int8", "mps", ""),
         ("int4", "mps", ""),
-        ("int4", "cpu", "int4 is for Apple's GPUs"),
-        ("int4", "cuda:0", "int4 is for Apple's GPUs"),
+        ("nf4", "cpu", "nf4 is not for cpu"),
+        ("int4", "cuda:0", "int4 is for CPUs and Apple's GPUs"),
         ("nf4", "mps", "nf4 is not for mps"),
         ("int8", "xpu:0", "int8 is not for xpu"),
     ],
@@ -51,17 +50,13 @@ def test_where_nothing_is_missing_each_device_has_its_own(machine, quantize, dev
 @pytest.mark.parametrize(
     ("missing", "quantize", "device", "clause"),
     [
-        ({"library": False}, "nf4", "cpu", "bitsandbytes is not installed; pip install bitsandbytes"),
         ({"library": False}, "nf4", "cuda:0", "bitsandbytes is not installed; pip install bitsandbytes"),
         ({"library": False}, "int8", "cuda:0", "bitsandbytes is not installed; pip install bitsandbytes"),
         ({"library": False}, "int8", "cpu", ""),
         ({"library": False}, "int8", "mps", ""),
-        ({"int8": False}, "int8", "cpu", "this build of torch has no int8 kernels for this CPU"),
-        ({"int8": False}, "nf4", "cpu", ""),
-        ({"int8": False}, "int8", "cuda:0", ""),
-        ({"bf16": False}, "nf4", "cpu", "NF4 on a CPU needs AVX512-BF16 instructions, which this one lacks"),
-        ({"bf16": False}, "nf4", "cuda:0", ""),
-        ({"bf16": False}, "int8", "cpu", ""),
+        ({"ours": "there is no library"}, "int8", "cpu", "there is no library"),
+        ({"ours": "there is no library"}, "int4", "cpu", "there is no library"),
+        ({"ours": "there is no library"}, "int8", "cuda:0", ""),
         ({"apple": ["int8"]}, "int4", "mps", "this build of torch has no int4 kernels for Apple's GPUs"),
         ({"apple": ["int4"]}, "int8", "mps", "this build of torch has no int8 kernels for Apple's GPUs"),
         ({"capability": (7, 0)}, "int8", "cuda:0", "int8 on cuda:0 needs a GPU of compute capability 7.5 or more"),

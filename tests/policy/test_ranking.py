@@ -14,7 +14,7 @@ from localspec.policy import ranking
 from localspec.policy.candidates import DrafterCandidate, plain, reply_key
 from localspec.policy.measurements import ModelMeasurements, NoMeasurements, ReplyStats
 from localspec.policy.prediction import CONTEXT, Acceptance, Rates
-from localspec.policy.ranking import SMALL, Precision, RunPlan, best, explained, natural_precisions, pays, run_plans
+from localspec.policy.ranking import QUICK, Precision, RunPlan, best, explained, natural_precisions, pays, run_plans
 
 GPU = gpu(24, packings=("int8",))
 PRECISION = Precision(GPU, "bf16", "none")
@@ -36,25 +36,23 @@ def one(found: list[RunPlan], name: str, quantize: str = "none") -> RunPlan:
 # -- precisions ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_small_model_on_a_processor_is_in_fp32_and_a_larger_one_in_all_that_it_has() -> None:
-    where = cpu(packings=("int8", "nf4"))
-    assert [str(precision) for precision in natural_precisions(where, SMALL)] == ["fp32"]
-    assert [str(precision) for precision in natural_precisions(where, SMALL + 1)] == ["bf16", "int8", "nf4"]
-    assert {precision.dtype for precision in natural_precisions(cpu(bf16=False), SMALL + 1)} == {"fp32"}
-    assert [str(precision) for precision in natural_precisions(gpu(), SMALL)] == ["bf16", "int8", "nf4"]
-    assert [str(precision) for precision in natural_precisions(apple(), SMALL)] == ["bf16", "int8", "int4"]
+def test_a_device_has_all_the_precisions_that_it_computes_in() -> None:
+    assert [str(precision) for precision in natural_precisions(cpu())] == ["bf16", "int8", "int4"]
+    assert [str(precision) for precision in natural_precisions(cpu(packings=(), bf16=False))] == ["fp32"]
+    assert [str(precision) for precision in natural_precisions(gpu())] == ["bf16", "int8", "nf4"]
+    assert [str(precision) for precision in natural_precisions(apple())] == ["bf16", "int8", "int4"]
 
 
 def test_an_older_gpu_computes_in_fp16() -> None:
     turing = replace(gpu(), dtypes=("fp16", "fp32"))
-    assert {precision.dtype for precision in natural_precisions(turing, SMALL)} == {"fp16"}
+    assert {precision.dtype for precision in natural_precisions(turing)} == {"fp16"}
 
 
 # -- M -------------------------------------------------------------------------------------------------------------------
 
 
 def test_m_is_against_the_fastest_plain_decoding_that_fits() -> None:
-    found = run_plans(model(), natural_precisions(GPU, SEVEN.parameters), NoMeasurements(), 16)
+    found = run_plans(model(), natural_precisions(GPU), NoMeasurements(), 16)
     base = one(found, "none")
     assert base.fits and base.cost_effectiveness == 1
     for plan in found:
@@ -63,10 +61,52 @@ def test_m_is_against_the_fastest_plain_decoding_that_fits() -> None:
         (plan.cost_effectiveness for plan in found), reverse=True
     )
     tight = gpu(24, free=12, packings=("int8",))
-    found = run_plans(model(), natural_precisions(tight, SEVEN.parameters), NoMeasurements(), 16)
+    found = run_plans(model(), natural_precisions(tight), NoMeasurements(), 16)
     assert not one(found, "none").fits and one(found, "none", "int8").cost_effectiveness == 1
-    none = run_plans(model(), natural_precisions(gpu(4, packings=("int8",)), SEVEN.parameters), NoMeasurements(), 16)
+    none = run_plans(model(), natural_precisions(gpu(4, packings=("int8",))), NoMeasurements(), 16)
     assert one(none, "none").cost_effectiveness == 1, "where nothing fits, the fastest of all"
+
+
+def packings(device: Device, **settings: object) -> list[str]:
+    """Those of the plans for a model on a device, each once, in the order of their M."""
+    told = settings.pop("told", NoMeasurements())
+    found = run_plans(model(), natural_precisions(device), told, 16, **settings)  # type: ignore[arg-type]
+    return list(dict.fromkeys(plan.precision.quantize for plan in found))
+
+
+def test_int4_is_left_out_where_int8_fits_and_is_quick_enough_to_read_along() -> None:
+    assert packings(cpu(48, bandwidth=100e9)) == ["int8", "none"]
+    assert packings(cpu(48, bandwidth=20e9)) == ["int4", "int8", "none"], "slow"
+    assert packings(cpu(8, bandwidth=100e9)) == ["int4", "int8", "none"], "int8 has no room"
+    assert packings(cpu(10, bandwidth=100e9)) == ["int8", "none"]
+    assert packings(cpu(9.2, bandwidth=100e9), context=4096)[0] == "int4"
+    assert packings(cpu(9.2, bandwidth=100e9), context=256) == ["int8", "none"], "a shorter context leaves room for it"
+
+
+@pytest.mark.parametrize(("speed", "left"), [(QUICK * 0.99, True), (QUICK, False)])
+def test_quick_is_what_plain_decoding_is_without_the_hope_for_a_drafter(speed: float, left: bool) -> None:
+    phrases = {"phrases": ReplyStats(3.0, 5, 0.0)}
+    told = Told({("cpu", "int8"): ModelMeasurements(flat(1 / speed), phrases)})
+    for bandwidth in (10e9, 1000e9):
+        assert ("int4" in packings(cpu(48, bandwidth=bandwidth), told=told)) is left, "measured before predicted"
+
+
+def test_int4_alone_is_what_was_asked_for_and_other_devices_keep_theirs() -> None:
+    fast = cpu(48, bandwidth=100e9)
+    found = run_plans(model(), [Precision(fast, "bf16", "int4")], NoMeasurements(), 16)
+    assert {plan.precision.quantize for plan in found} == {"int4"} and one(
+        found, "none", "int4"
+    ).cost_effectiveness == 1
+    assert "int4" in packings(replace(apple(48), bandwidth=800e9))
+    beside = [*natural_precisions(gpu(48)), *natural_precisions(cpu(48, bandwidth=20e9))]
+    found = run_plans(model(), beside, NoMeasurements(), 16)
+    assert any(plan.precision.quantize == "int4" for plan in found), "int8 is quick on the GPU alone"
+    assert "int4" in packings(cpu(48, packings=("int4",), bandwidth=100e9)), "there is no int8 to take instead"
+
+
+def test_what_is_left_out_is_no_baseline() -> None:
+    found = run_plans(model(), natural_precisions(cpu(48, bandwidth=100e9)), NoMeasurements(), 16)
+    assert one(found, "none", "int8").cost_effectiveness == 1
 
 
 def test_bytes_are_weights_drafter_cache_tree_workspace_and_the_program() -> None:
@@ -113,7 +153,7 @@ def test_what_fits_is_what_may_be_used() -> None:
 
 def test_what_was_measured_is_taken_and_what_was_not_is_predicted() -> None:
     told = Told({("cuda:0", "none"): ModelMeasurements(flat(0.05), {"phrases": ReplyStats(2.5, 7, 0.25)})})
-    found = run_plans(model(), natural_precisions(GPU, SEVEN.parameters), told, 16)
+    found = run_plans(model(), natural_precisions(GPU), told, 16)
     assert (one(found, "none").speed, one(found, "none").measured) == (pytest.approx(20.0), True)
     assert (one(found, "phrases").speed, one(found, "phrases").measured) == (pytest.approx(2.5 / 0.05 / 1.25), True)
     assert not one(found, "none", "int8").measured and not one(found, "phrases", "int8").measured
@@ -237,7 +277,7 @@ def test_under_a_cap_a_drafter_without_weights_of_its_own_needs_no_quantisation(
 
     def under(cap: float) -> tuple[list[RunPlan], str]:
         device = gpu(cap, packings=("int8",))
-        found = run_plans(target, natural_precisions(device, SEVEN.parameters), told, 16, context=512)
+        found = run_plans(target, natural_precisions(device), told, 16, context=512)
         chosen = best(found, here=False)
         assert chosen is not None and chosen.fits
         return found, f"{chosen.precision} {chosen.candidate.name}"
@@ -255,13 +295,17 @@ def test_under_a_cap_a_drafter_without_weights_of_its_own_needs_no_quantisation(
 # -- the small model of a pair ---------------------------------------------------------------------------------------------
 
 
-def test_a_draft_model_is_in_the_precision_of_its_own_size() -> None:
+def test_a_draft_model_is_in_int8_on_a_processor_and_as_published_on_a_gpu() -> None:
     little, large = (
         Model(unfetched(shape, name="small"), shape, shape.parameters) for shape in (LITTLE, BILLION)
     )  # fmt: skip
     big_cpu = cpu(48)
-    for small, where, at_most in ((little, big_cpu, 5), (large, big_cpu, 2), (large, GPU, 2.1)):
-        precision = Precision(where, "bf16", "none")
+    alone = cpu(48, packings=(), bf16=False)
+    for small, where, form, at_most in (
+        (little, big_cpu, ("bf16", "int8", "native"), 2), (large, big_cpu, ("bf16", "int8", "native"), 2),
+        (large, GPU, ("bf16", "none", "cuda"), 2.1), (little, alone, ("fp32", "none", "cpu"), 5),
+    ):  # fmt: skip
+        precision = Precision(where, form[0], "none")
         found = run_plans(
             replace(model(PublishedDrafter("draft_model", accepted=PublishedLength(3, 5, "x"))), small=small),
             [precision],
@@ -269,8 +313,10 @@ def test_a_draft_model_is_in_the_precision_of_its_own_size() -> None:
             16,
         )
         size = one(found, "draft_model:small").candidate.bytes
-        cache = ranking.prediction.cache(small.shape, min(small.shape.context, 4096), "fp32")
-        assert small.parameters < size < at_most * small.parameters + cache
+        cache = ranking.prediction.cache(small.shape, min(small.shape.context, 4096), form[0])
+        tokenizer = ranking.prediction.tokenizer(small.shape, form[2])
+        weights = ranking.prediction.weights(small.shape, *form)
+        assert size == weights + cache + tokenizer and small.parameters < weights < at_most * small.parameters
     assert not one(found, "draft_model:small").candidate.here, "the small model is not here"
 
 

@@ -12,7 +12,7 @@ from localspec.policy.selection import Choice
 from localspec.training.estimate import Needs, fitting, needs
 
 CHOICE = Choice(
-    target=TargetCard("tiny", NOWHERE, None, ""), device="cpu", dtype="fp32", quantize="none", loaded_bytes=1000, bytes=1000,
+    target=TargetCard("tiny", NOWHERE, None, ""), device="cpu", dtype="fp32", quantize="none", engine="torch", loaded_bytes=1000, bytes=1000,
     drafter="none", nodes=0, fixed=False, reason="",
 )  # fmt: skip
 PEAK = (

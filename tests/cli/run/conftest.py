@@ -32,7 +32,7 @@ def long(models: Path) -> Script:
 
 @pytest.fixture(scope="session")
 def endless(models: Path) -> Script:
-    return scripted_model(models / "endless", [b"and ", b"so ", b"on "], again=0, context=10**9)
+    return scripted_model(models / "endless", [b"and ", b"so ", b"on "], again=0, context=10**8)
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +60,7 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtur
 
     Rows cost next to nothing: what a busy machine would make of them must not decide what these tests see.
     """
-    cheap = ForwardCosts((1, 64), (256,), ((1.0, 1.1),))
+    cheap = ForwardCosts((1, 64), (256,), ((1e-6, 1.1e-6),))
     monkeypatch.setattr("localspec.engine.model_profile.measure_forward_costs", lambda target: cheap)
 
     def call(*arguments: object, piped: bytes = b"") -> Result:

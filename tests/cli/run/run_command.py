@@ -100,7 +100,7 @@ NUMBER = (int, float)
 
 
 SHAPE: dict[str, Any] = {
-    "text": str, "token_ids": [int], "model": str, "revision": str, "drafter": str, "device": str, "dtype": str,
+    "text": str, "token_ids": [int], "model": str, "revision": str, "drafter": str, "device": str, "engine": str, "dtype": str,
     "quantize": str, "exactness": str, "accept": str, "lossless": bool, "finish_reason": str, "seed": int,
     "prompt_tokens": int, "completion_tokens": int,
     "timings": dict.fromkeys(["load_s", "prefill_s", "first_token_s", "decode_s", "tokens_per_second"], NUMBER),

@@ -51,21 +51,21 @@ def test_exact_text_is_the_same_with_and_without_speculation_and_says_so(run, no
 @pytest.fixture
 def inexact(home: Path, lived_in: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose rows depend on each other, which nobody has measured yet."""
+    from localspec.decoding.exactness import Exactness
     from localspec.engine import model_profile
-    from localspec.nn.exactness import Exactness
 
     lived_in(home)
-    monkeypatch.setattr(model_profile, "measure", lambda *_: Exactness(False, 65, largest=0.00123))
+    monkeypatch.setattr(model_profile, "measure_exactness", lambda *_: Exactness(False, 65, largest=0.00123))
 
 
 def test_what_the_self_test_finds_is_what_is_said(run, hello, inexact):
     result = run("-m", hello.path, "hi", "--stream-json", "--stats")
     start, *_, end = (json.loads(line) for line in result.out.splitlines())
-    assert start["exactness"] == end["exactness"] == "numerical" and "fp32, numerical ·" in result.err
+    assert start["exactness"] == end["exactness"] == "numerical" and "int8, numerical ·" in result.err
 
 
 def test_exact_where_it_cannot_be_had_is_refused(run, hello, inexact, monkeypatch):
-    refused(run("-m", hello.path, "hi", "--exact"), 2, "--exact", "fp32", "1.2e-03")
+    refused(run("-m", hello.path, "hi", "--exact"), 2, "--exact", "int8", "1.2e-03")
     monkeypatch.setenv("LOCALSPEC_EXACT", "yes")
     refused(run("-m", hello.path, "hi"), 2, "--exact", str(hello.path))
     monkeypatch.setenv("LOCALSPEC_EXACT", "no")
@@ -74,7 +74,7 @@ def test_exact_where_it_cannot_be_had_is_refused(run, hello, inexact, monkeypatc
 
 @pytest.mark.slow
 def test_the_figures_name_the_precision(run, hello):
-    assert " · fp32, bitwise · " in run("-m", hello.path, "hi", "--stats", "--exact").err
+    assert " · int8, bitwise · " in run("-m", hello.path, "hi", "--stats", "--exact").err
     assert " · int8, " in run("-m", hello.path, "hi", "--stats", "--quantize", "int8").err
 
 

@@ -71,7 +71,9 @@ def test_without_phrases_what_was_measured_is_kept_and_what_was_said(run, first_
         assert connection.execute("SELECT count(*) FROM measurement").fetchone()[0] > 0
         for table in ("pool", "phrase"):
             assert connection.execute(f"SELECT * FROM {table}").fetchall() == []
-    monkeypatch.setattr("localspec.engine.model_profile.measure", lambda *_: pytest.fail("it was measured again"))
+    monkeypatch.setattr(
+        "localspec.engine.model_profile.measure_exactness", lambda *_: pytest.fail("it was measured again")
+    )
     assert run("-m", hello.path, "hi", *arguments, "--no-log").code == 0
 
 

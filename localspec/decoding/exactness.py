@@ -1,0 +1,34 @@
+"""How exact a model computes trees: is speculative decoding plain decoding, bit for bit? Measured, never claimed."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MULTIPLES = (1, 4, 8, 16)  # what rows may be filled up to a multiple of, the cheapest first
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """What the self-test found for trees of up to `widest` rows, root included.
+
+    `bitwise`: no bit differed, with rows filled up to a multiple of `multiple`. Else `largest` is the largest
+    difference of a logit that was seen, relative to the largest logit.
+    """
+
+    bitwise: bool
+    widest: int
+    multiple: int = 1
+    largest: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """For the store."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Exactness | None":
+        """Reads what `as_json` gave; returns None for anything else."""
+        types = {"bitwise": bool, "widest": int, "multiple": int, "largest": float}
+        if not isinstance(value, dict) or {name: type(field) for name, field in value.items()} != types:
+            return None
+        found = cls(**value)
+        return found if found.widest > 1 and found.multiple in MULTIPLES and 0 <= found.largest < math.inf else None

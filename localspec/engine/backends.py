@@ -1,0 +1,85 @@
+"""The two that compute: our compiled library on CPUs, torch elsewhere. Each is imported only where it is chosen."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from localspec.decoding.compute import DraftableModel
+from localspec.decoding.exactness import Exactness
+from localspec.events import Reporter
+from localspec.models.model_config import ModelConfig
+from localspec.policy.selection import LoadSpec
+
+
+class Target(DraftableModel[Any], Protocol):
+    """A model as it was loaded, whatever computes it."""
+
+    config: ModelConfig
+    generation: Mapping[str, Any]  # generation_config.json: the model's own sampling
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of weights that one decode step reads: all but an embedding, of which it reads a few rows."""
+
+    def set_threads(self, count: int) -> None:
+        """Computes with so many cores of the CPU from now on."""
+
+
+def open_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = None) -> Target:
+    """Loads a model; on a CPU it shares the threads of the model `beside` it, with which it takes turns.
+
+    Raises LocalspecError for a broken model, UsageMistake for a context that it cannot hold, and what either engine
+    raises where memory runs out.
+    """
+    if choice.engine == "native":
+        from localspec.native.target import NativeTarget
+
+        threads = beside.threads if isinstance(beside, NativeTarget) else None
+        return NativeTarget.open(
+            choice.target.path,
+            quantize=choice.precision,
+            context=choice.context,
+            threads=threads,
+            name=choice.target.name,
+            reporter=reporter,
+        )
+    from localspec.nn.packing import DTYPES
+    from localspec.nn.target import Target as TorchTarget
+
+    return TorchTarget.load(
+        choice.target.path,
+        device=choice.device,
+        dtype=DTYPES[choice.dtype],
+        context=choice.context,
+        quantize=choice.quantize,
+        exact=choice.exact,
+        threshold=choice.threshold,
+    )
+
+
+def measure_exactness(choice: LoadSpec, target: Target, widest: int) -> Exactness:
+    """Measures how exact a loaded model computes trees of up to `widest` rows, root included."""
+    if choice.engine == "native":
+        from localspec.native import exactness as native
+        from localspec.native.target import NativeTarget
+
+        assert isinstance(target, NativeTarget)
+        return native.measure(target, widest)
+    from localspec.nn import exactness as torch_exactness
+    from localspec.nn.target import Target as TorchTarget
+
+    assert isinstance(target, TorchTarget)
+    return torch_exactness.measure(target, widest, choice.exact)
+
+
+def random_target(engine: str, config: ModelConfig, device: str, dtype: str, quantize: str) -> Target:
+    """Makes a model of this config with invented weights and no tokenizer, for measurements.
+
+    Raises RuntimeError or MemoryError where the device has no room for it or cannot compute in this precision.
+    """
+    if engine == "native":
+        from localspec.native.invented import invented_target
+
+        return invented_target(config, dtype if quantize == "none" else quantize)
+    from localspec.nn.invented import invented_target as invented_for_torch
+
+    return invented_for_torch(config, device, dtype, quantize)

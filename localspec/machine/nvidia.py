@@ -1,0 +1,68 @@
+"""NVIDIA's driver, asked through its own libraries without torch: in a millisecond, whatever torch was built for."""
+
+import ctypes
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+WINDOWS = sys.platform == "win32"
+MANAGEMENT = ("nvml.dll",) if WINDOWS else ("libnvidia-ml.so.1", "libnvidia-ml.so")  # NVML
+CUDA = ("nvcuda.dll",) if WINDOWS else ("libcuda.so.1",)
+_TEXT = 96  # bytes that hold any version
+
+
+@dataclass(frozen=True)
+class NvidiaDriver:
+    """The driver's version, such as 580.65.06; empty where it does not say."""
+
+    version: str
+
+    @property
+    def branch(self) -> int:
+        """The first number of the version; 0 where that is unknown."""
+        first = self.version.partition(".")[0]
+        return int(first) if first.isdecimal() else 0
+
+
+@cache
+def nvidia_driver() -> NvidiaDriver | None:
+    """The driver, where one with a GPU is at work; None else."""
+    management = _load(MANAGEMENT)
+    if management is not None:
+        return _managed(management)
+    # Some containers have the library that computes and not the one that reports.
+    return NvidiaDriver(_kernel_version()) if _load(CUDA) is not None else None
+
+
+def _managed(library: ctypes.CDLL) -> NvidiaDriver | None:
+    """What NVML reports; None for a driver that does not answer, or drives no GPU."""
+    if library.nvmlInit_v2():
+        return None
+    try:
+        count, version = ctypes.c_uint(), ctypes.create_string_buffer(_TEXT)
+        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) or not count.value:
+            return None
+        failed = library.nvmlSystemGetDriverVersion(version, ctypes.c_uint(_TEXT))
+        return NvidiaDriver(_kernel_version() if failed else version.value.decode("utf-8", "replace"))
+    finally:
+        library.nvmlShutdown()
+
+
+def _kernel_version() -> str:
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text("utf-8", "replace")
+    except OSError:
+        return ""
+    found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", text)
+    return found[1] if found else ""
+
+
+def _load(names: tuple[str, ...]) -> ctypes.CDLL | None:
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None

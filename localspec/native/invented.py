@@ -1,0 +1,51 @@
+"""Models with invented weights and no tokenizer, to measure a CPU with."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+
+from localspec.machine.hardware import physical_cores
+from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.models.model_config import ModelConfig
+from localspec.models.rope import Rope
+from localspec.models.tokenizer import Tokenizer
+from localspec.native.matrix import PANEL, PackedMatrix
+from localspec.native.model import NativeModel
+from localspec.native.pack import Recipe
+from localspec.native.target import NativeTarget
+from localspec.native.threads import Threads
+from localspec.packed_file import Tensor
+
+SPREAD = 0.02  # standard deviation of the weights
+
+
+def invented_target(config: ModelConfig, packing: str) -> NativeTarget:
+    """Makes a model of this config in int8, int4, bf16 or fp32."""
+    sizes, recipe = TransformerConfig.of(config), Recipe.of(packing)
+    weights: dict[str, Any] = {}
+    for name, made_of in weight_map(sizes).items():
+        out, inputs = sum(rows for _, rows in made_of), in_features(name, sizes)
+        weights[name] = _weight(recipe.tensor(name, out, inputs))
+    cache_format = "fp32" if packing == "fp32" else "fp16"
+    rope = Rope.of(config, config.max_position_embeddings)
+    model = NativeModel(sizes, rope, weights, Threads(physical_cores()), cache_format)
+    none = Tokenizer({"tokenizer.json": tokenizers.Tokenizer(tokenizers.models.BPE()).to_str()}, Path())
+    return NativeTarget(model, config, none, config.max_position_embeddings, {}, packing)
+
+
+def _weight(tensor: Tensor) -> PackedMatrix | npt.NDArray[Any]:
+    """Ones for a vector, else one random panel as often as it takes: packing all of them would take seconds."""
+    if tensor.layout == "rows":
+        one = np.float32(1.0 if tensor.out == 1 else SPREAD)
+        if tensor.format == "bf16":
+            return np.full((tensor.out, tensor.inputs), one.view(np.uint32) >> 16, np.uint16)
+        return np.full(tensor.inputs if tensor.out == 1 else (tensor.out, tensor.inputs), one)
+    random = np.random.default_rng(0).normal(0.0, SPREAD, (PANEL, tensor.inputs)).astype(np.float32)
+    panel = PackedMatrix.pack(random, tensor.format, tensor.group)
+    count = -(-tensor.out // PANEL)
+    whole = PackedMatrix.empty(tensor.out, tensor.inputs, tensor.format, tensor.group)
+    whole.data[:] = np.tile(panel.data, count)
+    return whole

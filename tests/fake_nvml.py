@@ -1,0 +1,29 @@
+"""NVIDIA's management library as a driver with so many GPUs, or a broken one, would answer."""
+
+from typing import Any
+
+
+class FakeNvml:
+    """Has the functions that are called, with C's conventions: 0 is success, results go where pointers say."""
+
+    def __init__(self, version: str = "580.65.06", gpus: int = 1, broken: str = "") -> None:
+        self.version, self.gpus, self.broken, self.open = version, gpus, broken, 0
+
+    def nvmlInit_v2(self) -> int:
+        if self.broken == "init":
+            return 9  # NVML_ERROR_DRIVER_NOT_LOADED
+        self.open += 1
+        return 0
+
+    def nvmlShutdown(self) -> int:
+        self.open -= 1
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        count._obj.value = self.gpus
+        return 999 if self.broken == "count" else 0
+
+    def nvmlSystemGetDriverVersion(self, version: Any, length: Any) -> int:
+        assert length.value == len(version)
+        version.value = self.version.encode()
+        return 999 if self.broken == "version" else 0
