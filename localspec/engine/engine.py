@@ -25,7 +25,7 @@ from localspec.engine.spilling import SpillWatch
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Event, Prefill, Reporter
 from localspec.machine.hardware import IdleCores
-from localspec.machine.machine import this_machine
+from localspec.machine.machine import this_machine, torch_trouble
 from localspec.machine.memory import peak_memory
 from localspec.models.chat_template import Message
 from localspec.models.drafter_kinds import kind_of
@@ -121,6 +121,8 @@ class Engine:
                 if smaller is None:
                     raise
                 notice(f"{trouble} It is tried once more with less: {smaller.reason}.")
+        if settings.device == "auto" and engine.choice.device == "cpu" and (trouble := torch_trouble()):
+            notice(f"This runs on the CPU. {trouble}")  # nobody with a GPU is left on a CPU in silence
         if engine.sampling(settings).rule == "typical":
             notice("with --accept typical the text is not exactly what the model alone would have written.")
         return engine
