@@ -14,7 +14,7 @@ from localspec.engine.engine import Engine
 from localspec.engine.fit_context import fit_conversation
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Done, Prefill, Reporter, Text
-from localspec.models.registry import TargetCard
+from localspec.models.registry import TargetCard, resolve
 from localspec.policy.selection import choose
 from localspec.store.store import Store
 
@@ -218,3 +218,12 @@ def test_a_store_that_can_only_be_read_is_not_written_and_nothing_is_told_of_it(
             load(store=store, phrases="readonly", reporter=Reporter(pytest.fail)), [user("Who are you?")], Limits(5)
         )
     assert text
+
+
+def test_who_has_a_gpu_that_cannot_be_used_is_told_unless_they_asked_for_the_cpu(monkeypatch):
+    monkeypatch.setattr("localspec.engine.engine.torch_trouble", lambda: "A card is found: do this.")
+    told: list[str] = []
+    for device, said in (("auto", ["This runs on the CPU. A card is found: do this."]), ("cpu", [])):
+        Engine.open(Settings(drafter="none", device=device), resolve("demo"), notice=told.append)
+        assert told == said
+        told.clear()
