@@ -78,10 +78,10 @@ def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
                 from localspec.engine.model_profile import EXACTNESS, ModelProfile
                 from localspec.engine.recalled_measurements import COSTS
 
-                choice = choose(TargetCard(str(model), model, None, ""), Settings(drafter="none"))
-                profile = ModelProfile.of(choice, MeasurementCache(store))
+                card = TargetCard(str(model), model, None, "")
+                profile = ModelProfile.of(choose(card, Settings(drafter="none")), MeasurementCache(store))
                 profile.remember(EXACTNESS, Exactness(False, 99))
-                profile.remember(COSTS, ForwardCosts((1, 64), (256,), ((1e-6, 1.1e-6),)))
+                profile.remember(COSTS, ForwardCosts((1, 64), (256,), ((1e-3, 1.1e-3),)))  # quick enough for int8
         return path
 
     def give(home: Path, *models: Path) -> Path:

@@ -1,6 +1,5 @@
 """The packed models on this machine: files in the cache directory, by revision, packing and format."""
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,5 +45,9 @@ def packed_bytes(paths: Paths) -> int:
     return sum(file.stat().st_size for file in _files(paths, "*"))
 
 
-def _files(paths: Paths, pattern: str) -> Iterator[Path]:
-    return (file for file in sorted(paths.packed.glob(pattern)) if file.is_file())
+def _files(paths: Paths, pattern: str) -> list[Path]:
+    """What is there under such a name; nothing where the directory cannot be read."""
+    try:
+        return [file for file in sorted(paths.packed.glob(pattern)) if file.is_file()]
+    except OSError:
+        return []

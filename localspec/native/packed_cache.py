@@ -3,6 +3,7 @@
 import errno
 import shutil
 from pathlib import Path
+from time import monotonic
 
 from filelock import FileLock
 
@@ -16,6 +17,7 @@ from localspec.native.packed_model import PackedModel, write
 from localspec.packed_file import DamagedFile, Origin, Progress, UnreadableFormat, read
 from localspec.paths import Paths, private_directory
 
+PAUSE = 1.0  # seconds between two reports of how far packing is
 FILED = ("int8", "int4")  # packings that are kept on disk; dense ones are read about as fast from the model's own files
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -57,9 +59,9 @@ def make(
     for a model that cannot be packed.
     """
     file = packed_path(origin.revision, packing, paths or Paths(home()))
-    if _is_sound(file, reporter):
-        return file
     try:
+        if _is_sound(file, reporter):
+            return file
         private_directory(file.parent)
         with FileLock(file.with_suffix(".lock"), mode=0o600):
             if not _is_sound(file, Reporter()):  # another process may have made it meanwhile
@@ -112,7 +114,14 @@ def _in_memory(path: Path, packing: str, name: str, threads: int, reporter: Repo
 
 
 def _shown(name: str, packing: str, reporter: Reporter) -> Progress:
+    """Reports that a model is being packed, and how far, where that takes a while."""
+    what, last = f"packing {name} in {packing}, once", monotonic()
+    reporter.progress(what)
+
     def show(done: int, total: int) -> None:
-        reporter.progress(f"packing {name} in {packing}, once: {done / max(total, 1):.0%}")
+        nonlocal last
+        if monotonic() - last >= PAUSE:
+            last = monotonic()
+            reporter.progress(f"{what}: {done / max(total, 1):.0%}")
 
     return show

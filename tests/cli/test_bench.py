@@ -100,7 +100,7 @@ def test_json_is_one_line_and_the_table_goes_to_standard_error(bench, noise, pro
     assert plain["speedup"] == plain["M"] == plain["acceptance_length"] == 1.0 and plain["acceptance_by_depth"] == []
     assert min(plain["draft_cost"], plain["host_cost"]) >= 0 and plain["verify_cost"] > 0
     assert "drafter" in errors and "3/3" in errors and max(map(len, errors.splitlines())) <= 100
-    assert not (tmp_path / "home").exists(), "a bench leaves nothing behind"
+    assert not (tmp_path / "home" / "data").exists(), "a bench leaves nothing behind"
 
 
 @pytest.mark.slow
@@ -156,9 +156,7 @@ def test_sampled_replies_are_the_same_too_and_flags_reach_every_engine(bench, no
     honest, met = Engine.chat, []
 
     def chat(engine, messages, sampling, limits):
-        met.append(
-            (engine.choice.exact, engine.choice.context, engine.target.dtype.itemsize, sampling, limits.max_tokens)
-        )
+        met.append((engine.choice.exact, engine.choice.context, engine.target.precision, sampling, limits.max_tokens))
         return honest(engine, messages, sampling, limits)
 
     monkeypatch.setattr(Engine, "chat", chat)
@@ -168,7 +166,7 @@ def test_sampled_replies_are_the_same_too_and_flags_reach_every_engine(bench, no
     report = json.loads(out)
     assert (report["temperature"], report["seed"], report["exactness"]) == (0.9, 5, "bitwise")
     assert [row["identical"] for row in report["rows"]] == [True, True]
-    assert set(met) == {(True, 300, 4, Sampling(0.9, seed=5), 16)}
+    assert set(met) == {(True, 300, "fp32", Sampling(0.9, seed=5), 16)}
 
 
 @pytest.mark.slow
@@ -195,10 +193,10 @@ def test_beside_the_stock_model(bench, noise, prompts):
         "-m", noise, "--drafter", "none", "--prompts", prompts, "--peer", "transformers", "--json"
     )
     ours, stock = json.loads(out)["peers"]
-    assert code == 0 and (ours["name"], stock["name"]) == ("localspec fp32", "transformers fp32")
+    assert code == 0 and (ours["name"], stock["name"]) == ("localspec int8", "transformers bf16")
     assert [*stock["ms_by_rows"]] == ["1", "2", "4", "8", "16", "32", "64"]
     assert min(*stock["ms_by_rows"].values(), *ours["ms_by_rows"].values(), stock["tokens_per_second"]) > 0
-    assert "transformers fp32" in errors
+    assert "transformers bf16" in errors
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_a_proof_ends_in_a_tick_and_keeps_nothing(doctor, noise, home):
     code, out, err = prove(doctor, noise)
     assert (code, err) == (0, "")
     assert out.startswith("✓ 4 of 4 replies are the same, token for token (int8, bitwise; widths up to 17 rows; ")
-    assert out.count("\n") == 1 and not home.exists()
+    assert out.count("\n") == 1 and not (home / "data").exists()
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ def home(lived_in: Callable[..., Path], fresh_home: Path, hello: Script, endless
 @pytest.fixture
 def talk(home: Path, hello: Script, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Callable[..., Result]:
     """talk(*lines): the chat with `hello` in this process. Rows cost next to nothing, on a busy machine too."""
-    cheap = ForwardCosts((1, 64), (256,), ((1e-6, 1.1e-6),))
+    cheap = ForwardCosts((1, 64), (256,), ((1e-3, 1.1e-3),))
     monkeypatch.setattr("localspec.engine.model_profile.measure_forward_costs", lambda target: cheap)
 
     def call(
@@ -249,7 +249,8 @@ def test_what_takes_a_while_is_told_as_lines(talk, home, hello, endless, monkeyp
     told: list[str] = []
     monkeypatch.setattr(plain._LineProgress, "show", lambda self, what: told.append(what))
     talk("x" * 2000, "x" * 900, "hi", f"/model {endless.path}", arguments=["-n", "1", "--no-spec"])
-    assert told == [f"loading {hello.path}", "reading 2,003 tokens", f"loading {endless.path}"]
+    packing = [f"packing {model.path} in int8, once" for model in (hello, endless)]
+    assert told == [f"loading {hello.path}", packing[0], "reading 2,003 tokens", f"loading {endless.path}", packing[1]]
 
 
 @pytest.mark.slow
@@ -262,7 +263,7 @@ def test_the_first_start_says_what_is_kept(talk, home, hello):
     assert told(talk("hi", "/new", "hi", "/resume", arguments=["--no-log"]), hello) == [
         "(figures)", "A new conversation.", "(figures)", "No conversations are kept here yet."
     ]  # fmt: skip
-    assert not home.exists()
+    assert not (home / "data").exists()
 
 
 # -- what comes before the first line ----------------------------------------------------------------------------------

@@ -121,6 +121,7 @@ def test_another_revision_than_main_is_pinned(home, hub):
 def test_a_damaged_model_is_not_chosen(home, hub):
     assert at(home, hub, "pull", "mine", "--drafter", "none").returncode == 0
     shutil.rmtree(home / "hf" / "hub" / "models--org--name" / "blobs")
+    shutil.rmtree(home / "cache" / "packed")  # from which it would still answer
     result = at(home, hub, "run", "hi", "-n", "2", "--no-log")
     assert result.returncode == 0 and "no model named, so the small demo model answers" in result.stderr
 

@@ -37,7 +37,7 @@ def one(found: list[RunPlan], name: str, quantize: str = "none") -> RunPlan:
 
 
 def test_a_device_has_all_the_precisions_that_it_computes_in() -> None:
-    assert [str(precision) for precision in natural_precisions(cpu())] == ["bf16", "int8", "int4"]
+    assert [str(precision) for precision in natural_precisions(cpu())] == ["int8", "int4"]
     assert [str(precision) for precision in natural_precisions(cpu(packings=(), bf16=False))] == ["fp32"]
     assert [str(precision) for precision in natural_precisions(gpu())] == ["bf16", "int8", "nf4"]
     assert [str(precision) for precision in natural_precisions(apple())] == ["bf16", "int8", "int4"]
@@ -75,12 +75,12 @@ def packings(device: Device, **settings: object) -> list[str]:
 
 
 def test_int4_is_left_out_where_int8_fits_and_is_quick_enough_to_read_along() -> None:
-    assert packings(cpu(48, bandwidth=100e9)) == ["int8", "none"]
-    assert packings(cpu(48, bandwidth=20e9)) == ["int4", "int8", "none"], "slow"
-    assert packings(cpu(8, bandwidth=100e9)) == ["int4", "int8", "none"], "int8 has no room"
-    assert packings(cpu(10, bandwidth=100e9)) == ["int8", "none"]
+    assert packings(cpu(48, bandwidth=100e9)) == ["int8"]
+    assert packings(cpu(48, bandwidth=20e9)) == ["int4", "int8"], "slow"
+    assert packings(cpu(8, bandwidth=100e9)) == ["int4", "int8"], "int8 has no room"
+    assert packings(cpu(10, bandwidth=100e9)) == ["int8"]
     assert packings(cpu(9.2, bandwidth=100e9), context=4096)[0] == "int4"
-    assert packings(cpu(9.2, bandwidth=100e9), context=256) == ["int8", "none"], "a shorter context leaves room for it"
+    assert packings(cpu(9.2, bandwidth=100e9), context=256) == ["int8"], "a shorter context leaves room for it"
 
 
 @pytest.mark.parametrize(("speed", "left"), [(QUICK * 0.99, True), (QUICK, False)])

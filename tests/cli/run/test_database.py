@@ -132,7 +132,10 @@ def test_a_database_that_can_only_be_read(run, open_home, lived_in, messages, mo
         file.chmod(0o444)
     data.chmod(0o555)
     open_home.chmod(0o555)
+    cache = Paths(open_home).cache_dir
     if root := os.geteuid() == 0:  # permissions do not bind root
+        for file in (cache, *cache.rglob("*")):
+            os.chown(file, 65534, -1)
         os.seteuid(65534)
     try:
         notified(run("-m", script.path, "hi"), script, "can only be read")

@@ -59,7 +59,7 @@ def test_what_learns_and_what_forgets(run, long):
 @pytest.mark.parametrize("arguments", [[], ["--pool", "off"], ["--no-spec"], ["--draft-max", "0"], ["--exact"]])
 def test_where_nothing_may_be_kept_there_is_no_database(run, first_start, hello, arguments):
     assert run("-m", hello.path, "hi", "--no-log", *arguments) == (0, hello.text + "\n", "")
-    assert not first_start.exists()
+    assert not (first_start / "data").exists()
 
 
 @pytest.mark.slow
