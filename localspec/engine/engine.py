@@ -121,8 +121,8 @@ class Engine:
                 if smaller is None:
                     raise
                 notice(f"{trouble} It is tried once more with less: {smaller.reason}.")
-        if settings.device == "auto" and engine.choice.device == "cpu" and (trouble := torch_trouble()):
-            notice(f"This runs on the CPU. {trouble}")  # nobody with a GPU is left on a CPU in silence
+        if settings.device == "auto" and engine.choice.device == "cpu" and (why := torch_trouble()):
+            notice(f"This runs on the CPU. {why}")  # nobody with a GPU is left on a CPU in silence
         if engine.sampling(settings).rule == "typical":
             notice("with --accept typical the text is not exactly what the model alone would have written.")
         return engine

@@ -54,8 +54,8 @@ class RunPlan:
 def natural_precisions(device: Device) -> list[Precision]:
     """The precisions in question on a device where none was named, the most accurate first.
 
-    With our library on a CPU int8 is as good as dense weights, in half the time and memory, so those are not in question:
-    one that was measured never competes with the other that was not.
+    With our library on a CPU int8 is as good as dense weights, in half the time and memory, so those are not in
+    question: one that was measured never competes with the other that was not.
     """
     dtype = device.dtypes[0]
     dense = () if device.engine == "native" and device.packings else ("none",)
