@@ -33,13 +33,13 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 class Gate:
     def find_spec(self, name, path=None, target=None):
-        if name != "torch":
+        if name != "localspec.native.target":
             return None
         spec = PathFinder.find_spec(name, path, target)
         execute = spec.loader.exec_module
         def wait_and_execute(module):
             Path({place!r}, "asked by " + threading.current_thread().name).touch()
-            while not Path({place!r}, "torch").exists():
+            while not Path({place!r}, "engine").exists():
                 time.sleep(0.01)
             execute(module)
         spec.loader.exec_module = wait_and_execute
@@ -124,14 +124,14 @@ def test_a_conversation_from_the_first_paint_to_the_last_key(home):
     dog, count, sea = "Tell me a story about a dog.", "Count from one to twenty.", "Write a poem about the sea."
     allow(home, 3)
     with chat(home, "-m", "demo", "--temp", "0", "-n", "60", before=gate + brake, size=(90, 40)) as terminal:
-        # It is there before torch, says what is kept, and one can type.
-        terminal.shows("❯", "importing torch", "what is said is kept in", "--no-log")
+        # It is there before the engine, says what is kept, and one can type.
+        terminal.shows("❯", "loading demo", "what is said is kept in", "--no-log")
         terminal.until((home / "asked by engine").exists)
         terminal.send("Tell me a story")
         terminal.shows("❯ Tell me a story")
         terminal.send(" about a dog.\r")
         terminal.shows("waits", dog)
-        (home / "torch").touch()
+        (home / "engine").touch()
 
         # A reply is seen while it is made.
         terminal.until(lambda: reply_on(terminal, dog))
@@ -196,20 +196,19 @@ def test_a_conversation_from_the_first_paint_to_the_last_key(home):
     assert log.stat().st_mode & 0o777 == 0o600
     assert all(f"native words to {number}" in log.read_text() for number in (1, 2))
 
-    # Another day, and gone again before torch came.
-    (home / "torch").unlink()
+    # Another day, and gone again before the engine came.
+    (home / "engine").unlink()
     with chat(home, "-c", before=gate, size=(90, 60)) as terminal:
-        terminal.shows("❯", "importing torch", "Once more.")
+        terminal.shows("❯", "loading demo", "Once more.")
         for turn in turns:
             assert letters(turn.prompt + turn.reply) in letters(terminal.text)
         terminal.send(CTRL_Q)
         leaves_cleanly(terminal)
 
 
-@pytest.mark.parametrize("stage", ["importing torch", "loading demo"])
-def test_leaving_while_the_model_loads(home, stage):
+def test_leaving_while_the_model_loads(home):
     with chat(home, "-m", "demo") as terminal:
-        terminal.shows(stage)
+        terminal.shows("loading demo")
         terminal.send(CTRL_Q)
         leaves_cleanly(terminal)
 

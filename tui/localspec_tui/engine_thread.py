@@ -55,9 +55,12 @@ def load(
     notice: Callable[[str], None],
     progress: Callable[[str], None],
 ) -> "tuple[Engine, Limits]":
-    """The engine that the settings ask for, and where its replies end. Imports torch."""
-    progress("importing torch")
-    preload_torch.load()
+    """The engine that the settings ask for, and where its replies end. Imports torch where a GPU may want it."""
+    from localspec.machine.hardware import gpu_expected
+
+    if gpu_expected():
+        progress("importing torch")
+        preload_torch.load()
     from localspec import Engine, Limits
 
     progress(f"loading {card.name}")
