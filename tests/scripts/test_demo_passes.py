@@ -42,7 +42,8 @@ def few(monkeypatch) -> None:
 
 def test_a_pass_holds_what_the_mixture_says_and_nothing_held_out(data, few):
     examples = passes.trained(data, "long", 0, [])
-    assert not any(held_out(example) for example in examples if example["source"] != "docs")  # of which all is trained on
+    # Of what the docs say, all is trained on.
+    assert not any(held_out(example) for example in examples if example["source"] != "docs")
     by_source = {source: [e for e in examples if e["source"] == source] for source in {e["source"] for e in examples}}
     assert set(by_source) == {*mixture.MADE, "jokes", "standardebooks", "docs", "help"}
     assert 700 < len(by_source["jokes"]) <= 800 and len(by_source["jokes"]) % 2 == 0  # two views
