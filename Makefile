@@ -2,6 +2,7 @@
 # make test        all tests
 # make check       format, lint, types, layers and the fast tests; under a minute
 # make bench       plain and speculative decoding side by side: localspec bench BENCH
+# make bench-report  this engine beside llama.cpp and transformers, into docs/benchmarks.md (BENCH: its options)
 # make train-demo  make the demo model anew: some hours on two cores (DATA, WORK; LONG and LAST in tokens)
 # make native      compile the native library where its sources changed; the others do so first
 # make wheels      wheels for every platform, into dist/, with their checksums
@@ -29,7 +30,7 @@ INSTALLED := $(VENV)/.installed
 TESTABLE := $(VENV)/.testable
 endif
 
-.PHONY: demo native test fast-test lint check bench train-demo wheels release test-aarch64 clean
+.PHONY: demo native test fast-test lint check bench bench-report train-demo wheels release test-aarch64 clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python localspec/native/build.py
@@ -55,6 +56,9 @@ check: $(TESTABLE)
 
 bench: native
 	$(PYTHON) -m localspec bench $(BENCH)
+
+bench-report: $(TESTABLE) native
+	$(PYTHON) scripts/bench_report.py $(BENCH)
 
 # glibc otherwise hands the large buffers back after every step, which costs a third of the time
 train-demo: export MALLOC_MMAP_MAX_ = 0

@@ -73,14 +73,18 @@ def is_packed(path: Path) -> bool:
 
 def originals(path: Path) -> Checkpoint:
     """Inspects a model whose own weights are needed. Raises NotHere for a packed file, and what `inspect` raises."""
-    checkpoint = inspect(path)
-    if checkpoint.packing:
-        origin = packed_file.read(path).header.origin
-        raise NotHere(
-            f"Of {origin.name} there is its packed form in {checkpoint.packing} alone, and this needs its own weights; "
-            f"fetch them with `localspec pull {origin.repo or origin.name}`."
-        )
-    return checkpoint
+    if is_packed(path):
+        raise only_packed(path)
+    return inspect(path)
+
+
+def only_packed(path: Path) -> NotHere:
+    """What is said where a model that is here in a packed form alone is needed in another one."""
+    header = packed_file.read(path).header
+    return NotHere(
+        f"Of {header.origin.name} there is its packed form in {header.packing} alone, and this needs its own weights; "
+        f"fetch them with `localspec pull {header.origin.repo or header.origin.name}`."
+    )
 
 
 def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
@@ -130,10 +134,18 @@ def revision(path: Path) -> str:
         content = _bytes(path / name) if os.path.isfile(path / name) else b""
         digest.update(f"{name} {len(content)}\n".encode() + content)
     for file in _weight_files(path):
-        header = _header(file)
-        digest.update(f"{file.name} {file.stat().st_size} {len(header)}\n".encode() + header)
-        digest.update(_samples(file, 8 + len(header)))
+        digest.update(f"{file.name} ".encode() + _told_and_sampled(file))
     return digest.hexdigest()[:40]
+
+
+def digest_of(file: Path) -> str:
+    """Returns 40 hexadecimal digits that change with a safetensors file as `revision` does. Raises LocalspecError."""
+    return hashlib.sha256(_told_and_sampled(file)).hexdigest()[:40]
+
+
+def _told_and_sampled(file: Path) -> bytes:
+    header = _header(file)
+    return f"{file.stat().st_size} {len(header)}\n".encode() + header + _samples(file, 8 + len(header))
 
 
 def read_config(path: Path) -> dict[str, Any]:

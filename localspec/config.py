@@ -211,7 +211,6 @@ def kernel_settings(environ: Mapping[str, str] | None = None) -> list[str]:
     environ = os.environ if environ is None else environ
     names = (
         "DNNL_MAX_CPU_ISA",
-        "FBGEMM_ENABLE_INSTRUCTIONS",
         "MKL_CBWR",
         "MKL_ENABLE_INSTRUCTIONS",
         "ONEDNN_MAX_CPU_ISA",

@@ -61,8 +61,8 @@ def main() -> None:
     with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", print) as store:
         engine = Engine(choice, store=store, phrases=arguments.pool, reporter=Reporter(print))
         drafter, pool = engine.session.drafter, engine.pool
-        observe = drafter.observe = Timed(drafter.observe)  # type: ignore[method-assign]
-        look_up = pool.continuations = Timed(pool.continuations)  # type: ignore[method-assign]
+        observe, look_up = Timed(drafter.observe), Timed(pool.continuations)
+        drafter.observe, pool.continuations = observe, look_up  # type: ignore[method-assign,assignment]
         asked = [text for text in asked if len(engine.target.encode(peers.message(text))) < engine.context // 2]
         block = max(arguments.replies // 10, 1)
         print("replies   MiB resident  phrases stored  pool KiB  observe µs  look-up µs  tokens/step")

@@ -5,6 +5,7 @@
 Ends in one JSON line. The target model is left out: its picks are read from a text, and some are changed.
 """
 
+import argparse
 import json
 import random
 import statistics
@@ -22,7 +23,7 @@ from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.store.store import Store
 
-PHRASES, NODES, REPLIES, TOKENS = 100_000, 8, 20, 200
+NODES, TOKENS = 8, 200
 
 
 def text(length: int, chance: random.Random, habits: list[list[int]]) -> list[int]:
@@ -35,6 +36,10 @@ def text(length: int, chance: random.Random, habits: list[list[int]]) -> list[in
 
 def main() -> None:
     """Fills a store, then drafts and observes as a session would."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--phrases", type=int, default=100_000)
+    parser.add_argument("--replies", type=int, default=20)
+    options = parser.parse_args()
     chance = random.Random(1)
     habits = [[chance.randrange(30_000) for _ in range(12)] for _ in range(3000)]
     with tempfile.TemporaryDirectory() as folder:
@@ -42,7 +47,7 @@ def main() -> None:
         with Store.open(database, print) as store:
             number = store.phrases.pool("bench", "bench")
             assert number is not None
-            while store.phrases.pools()[0].phrases < PHRASES:
+            while store.phrases.pools()[0].phrases < options.phrases:
                 pool = PhrasePool()
                 pool.extend(text(4000, chance, habits))
                 store.phrases.learn(number, pool.harvest(0)[0])
@@ -50,13 +55,13 @@ def main() -> None:
         for _ in range(15):
             began = time.perf_counter()
             opened = Store.open(database, print)
-            opened.pool("bench", "bench")
+            opened.phrases.pool("bench", "bench")
             starts.append(time.perf_counter() - began)
             opened.close()
 
         drafts, observations, keeps, lengths = [], [], [], []
         with Store.open(database, print) as store:
-            for _ in range(REPLIES):
+            for _ in range(options.replies):
                 pool = PhrasePool(reader=partial(store.phrases.look_up, number))
                 drafter, reply, done = WithPhrases(Autoregressive(), pool), text(TOKENS + 20, chance, habits), 0
                 drafter.observe(Step(text(300, chance, habits), hidden=None))  # type: ignore[arg-type]
@@ -64,9 +69,9 @@ def main() -> None:
                     began = time.perf_counter()
                     tree = drafter.draft(Context(pool.tokens, cache=None, nodes=NODES, sampling=Sampling()))  # type: ignore[arg-type]
                     drafts.append(time.perf_counter() - began)
-                    path, bonus = walk(tree, lambda node, done=done, tree=tree: reply[done + tree.depth[node]])  # type: ignore[misc]
-                    committed = [*(tree.tokens[node] for node in path[1:]), bonus]
                     best = [reply[done + depth] for depth in tree.depth]
+                    path, bonus = walk(tree, best)
+                    committed = [*(tree.tokens[node] for node in path[1:]), bonus]
                     began = time.perf_counter()
                     drafter.observe(Step(committed, None, tree, path, best))  # type: ignore[arg-type]
                     observations.append(time.perf_counter() - began)
@@ -77,7 +82,7 @@ def main() -> None:
                 keeps.append(time.perf_counter() - began)
     both = sorted(a + b for a, b in zip(drafts, observations, strict=True))
     figures: dict[str, Any] = {
-        "phrases": PHRASES,
+        "phrases": options.phrases,
         "start_ms": round(1e3 * statistics.median(starts), 2),
         "draft_ms": round(1e3 * statistics.median(drafts), 4),
         "observe_ms": round(1e3 * statistics.median(observations), 4),

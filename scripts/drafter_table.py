@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     card = registry.resolve(arguments.model)
-    own = drafter_cards.drafters(card)
+    own = drafter_cards.trained_drafters(card)
     names = ["phrases", *(f"{drafter.kind}{form}" for drafter in own for form in ("", "+phrases"))]
     parts = [f"# The drafters of `{card.name}`"]
     parameters = inspect(card.path).parameters

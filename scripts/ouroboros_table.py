@@ -92,7 +92,7 @@ class Bench:
         engine, target, parts = self.engine, self.engine.target, PARTS[row]
         assert engine.draft_model is not None
         store, number = self.history(history) if "h" in parts else (None, 0)
-        vocabulary, auto = target.transformer.config.vocab_size, "*" in parts
+        vocabulary, auto = target.vocab_size, "*" in parts
         pool = PhrasePool(
             target.special_tokens,
             partial(store.phrases.look_up, number) if store else None,

@@ -1,4 +1,4 @@
-"""Held-out perplexity of the demo model in every precision: python scripts/perplexity.py --data DATA
+"""Held-out perplexity of the demo model in every precision of the CPU engine: python scripts/perplexity.py --data DATA
 
 DATA as in train_demo.py. The same examples in every precision, so the differences are those of arithmetic.
 """
@@ -15,16 +15,9 @@ from demo_tokens import Corpus
 from transformers import AutoTokenizer
 
 from localspec.decoding.tree import DraftTree
-from localspec.nn.linear import Int8Linear
-from localspec.nn.target import Target
+from localspec.native.target import NativeTarget
 
-PRECISIONS = {
-    "fp32": (torch.float32, "none", True),
-    "bf16": (torch.bfloat16, "none", True),
-    "int8": (torch.float32, "int8", True),
-    "int8, bf16 cache and embedding": (torch.bfloat16, "int8", True),
-    "int8 without outlier channels": (torch.float32, "int8", False),
-}
+PRECISIONS = ("fp32", "bf16", "int8", "int4")
 
 
 def main() -> None:
@@ -34,27 +27,17 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path(__file__).resolve().parent.parent / "localspec" / "demo")
     options = parser.parse_args()
     corpus = Corpus.encode(set_aside(options.data), AutoTokenizer.from_pretrained(options.model))
-    for name, (dtype, quantize, protect) in PRECISIONS.items():
-        target = Target.load(options.model, dtype=dtype, quantize=quantize)
-        layers = [layer for layer in target.transformer.modules() if isinstance(layer, Int8Linear)]
-        if not protect:
-            for layer in layers:
-                layer.protect(torch.tensor([], dtype=torch.long))
-        channels = sum(0 if layer.outliers is None else len(layer.outliers) for layer in layers)
+    for precision in PRECISIONS:
+        target = NativeTarget.open(options.model, quantize=precision)
 
-        def model(ids: torch.Tensor, target: Target = target, **_: object) -> SimpleNamespace:
-            rows = ids.shape[1]
-            output = target.forward(DraftTree.chain(ids[0].tolist()), target.cache(rows))
-            return SimpleNamespace(logits=output.logits.rows[None])
+        def model(ids: torch.Tensor, target: NativeTarget = target, **_: object) -> SimpleNamespace:
+            output = target.forward(DraftTree.chain(ids[0].tolist()), target.cache(ids.shape[1]))
+            return SimpleNamespace(logits=torch.tensor(output.logits.numpy())[None])
 
         losses = held_out_losses(model, corpus)
         tokens = sum(loss.tokens for loss in losses)
         mean = sum(loss.nats for loss in losses) / tokens
-        print(
-            f"{name:32} perplexity {math.exp(mean):.4f}   loss {mean:.5f}   {tokens:,} tokens"
-            + (f"   {channels} outlier channels in {len(layers)} layers" if layers else ""),
-            flush=True,
-        )
+        print(f"{precision:5} perplexity {math.exp(mean):.4f}   loss {mean:.5f}   {tokens:,} tokens", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@
 Nothing is measured: the clock counts what a forward of each size costs on two machines, in units of one row's.
 """
 
+import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from svg import drawing, line, words
 
 from localspec.decoding.acceptance import walk
 from localspec.decoding.budget import Budget
@@ -106,18 +107,15 @@ def figure() -> str:
     """The whole drawing: one panel a text, one line a machine."""
     height = TOP + len(TEXTS) * (HIGH + GAP) + 6
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 {height}" width="960" height="{height}"'
-        ' font-family="sans-serif" font-size="13" fill="#222">',
-        f'<rect width="960" height="{height}" fill="#ffffff"/>',
-        _words(LEFT, 26, "Nodes verified in each step, where a draft may have eight", size=17),
+        words(LEFT, 26, "Nodes verified in each step, where a draft may have eight", size=17),
         '<rect x="60" y="42" width="22" height="12" fill="#dcefdc"/>'
-        + _words(88, 53, "the drafter's guesses are right"),
+        + words(88, 53, "the drafter's guesses are right"),
     ]
     for (name, _, colour, dashes), x in zip(MACHINES, (320, 440), strict=True):
-        parts.append(_line(f"M{x} 48 h26", colour, dashes) + _words(x + 32, 53, name))
+        parts.append(line(f"M{x} 48 h26", colour, dashes) + words(x + 32, 53, name))
     for row, (name, text) in enumerate(TEXTS.items()):
         parts += _panel(TOP + 22 + row * (HIGH + GAP), name, text)
-    return "\n".join([*parts, "</svg>", ""])
+    return drawing(960, height, parts)
 
 
 def _panel(top: int, name: str, text: Sequence[int]) -> list[str]:
@@ -127,43 +125,32 @@ def _panel(top: int, name: str, text: Sequence[int]) -> list[str]:
     def up(nodes: int) -> str:
         return f"{top + HIGH - HIGH * nodes / MOST:.1f}"
 
-    parts = [_words(LEFT, top - 8, name, weight="bold")]
+    parts = [words(LEFT, top - 8, name, weight="bold")]
     edges = [0, *(at for at in range(1, len(text)) if text[at] != text[at - 1]), len(text)]
     for start, end in pairwise(edges):
         if text[start] == RIGHT:
             width = float(across(end)) - float(across(start))
             parts.append(f'<rect x="{across(start)}" y="{top}" width="{width:.1f}" height="{HIGH}" fill="#dcefdc"/>')
     for nodes in (0, MOST // 2, MOST):
-        parts.append(_line(f"M{LEFT} {up(nodes)} h{WIDE}", "#bbbbbb", "", 0.7))
-        parts.append(_words(LEFT - 8, float(up(nodes)) + 4, str(nodes), anchor="end"))
+        parts.append(line(f"M{LEFT} {up(nodes)} h{WIDE}", "#bbbbbb", "", 0.7))
+        parts.append(words(LEFT - 8, float(up(nodes)) + 4, str(nodes), anchor="end"))
     for position in range(0, len(text) + 1, 100):
         label = f"{position} tokens" if position == len(text) else str(position)
-        parts.append(_words(float(across(position)), top + HIGH + 17, label, anchor="middle"))
+        parts.append(words(float(across(position)), top + HIGH + 17, label, anchor="middle"))
     for row, (machine, costs, colour, dashes) in enumerate(MACHINES):
         steps = simulate(Budget(MOST, costs), text, costs)
         path = f"M{across(0)} {up(steps[0].nodes)}"
         for before, step in pairwise(steps):
             if step.nodes != before.nodes:
                 path += f" H{across(step.position)} V{up(step.nodes)}"
-        parts.append(_line(f"{path} H{across(len(text))}", colour, dashes))
+        parts.append(line(f"{path} H{across(len(text))}", colour, dashes))
         reached, (fixed, size) = throughput(steps, text), best_fixed(text, costs)
         y = top + 20 + 44 * row
-        parts.append(_words(LEFT + WIDE + 16, y, f"{machine}: {reached:.2f} × plain", colour=colour, weight="bold"))
-        parts.append(_words(LEFT + WIDE + 16, y + 17, f"best fixed size, {-size} nodes: {fixed:.2f} ×", colour=colour))
+        parts.append(words(LEFT + WIDE + 16, y, f"{machine}: {reached:.2f} × plain", colour=colour, weight="bold"))
+        parts.append(words(LEFT + WIDE + 16, y + 17, f"best fixed size, {-size} nodes: {fixed:.2f} ×", colour=colour))
     return parts
 
 
-def _line(path: str, colour: str, dashes: str, width: float = 2.0) -> str:
-    dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
-    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width}"{dashed}/>'
-
-
-def _words(
-    x: float, y: float, text: str, size: int = 13, anchor: str = "start", weight: str = "normal", colour: str = "#222"
-) -> str:
-    shape = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="{colour}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {shape}>{escape(text)}</text>'
-
-
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     DRAWN.write_text(figure(), encoding="utf-8")

@@ -6,11 +6,11 @@ others only.
 """
 
 import argparse
-import ctypes
 import json
 import lzma
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from scipy.special import log_softmax
 
-from localspec.bench import gguf_file, peers
+from localspec.bench import gguf_file, llama_cpp
+from localspec.errors import LocalspecError
 from localspec.machine.hardware import physical_cores
 from localspec.models.rope import Rope
 from localspec.native.cache import cache_format
@@ -107,7 +108,7 @@ def calibrated(path: Path, documents: list[list[int]]) -> dict[str, np.ndarray]:
     from localspec.nn.linear import Linear
     from localspec.nn.target import Target
 
-    target, sums = Target.load(path, dtype=torch.float32), {}
+    target, sums = Target.load(path, dtype=torch.float32), dict[str, Any]()
     layers = {name: layer for name, layer in target.transformer.named_modules() if isinstance(layer, Linear)}
 
     def watch(name: str) -> Callable[..., None]:
@@ -129,47 +130,31 @@ def calibrated(path: Path, documents: list[list[int]]) -> dict[str, np.ndarray]:
 # -- llama.cpp ---------------------------------------------------------------------------------------------------------
 
 
-class Gguf(peers.LlamaCpp):
-    """A file of llama.cpp's, for logits only."""
-
-    def __init__(self, file: Path, vocabulary: int) -> None:
-        self.vocabulary, self._library = vocabulary, peers._llama_cpp()
-        settings = self._library.llama_model_default_params()
-        settings.n_gpu_layers = 0
-        self._model = self._library.llama_model_load_from_file(str(file).encode(), settings)
-        settings = self._library.llama_context_default_params()
-        settings.n_ctx, settings.n_batch, settings.n_ubatch = BATCH, BATCH, BATCH
-        self._context = self._library.llama_init_from_model(self._model, settings)
-        self._batch = self._library.llama_batch_init(BATCH, 0, 1)
-
-
 def theirs(path: Path, target: NativeTarget) -> Iterator[tuple[str, float, Logits]]:
     """llama.cpp's own quantisation of the model, one kind after another, with its bits a weight."""
     import gguf
-    import llama_cpp
 
-    kinds = {
-        "Q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0",
-        "Q4_0": "LLAMA_FTYPE_MOSTLY_Q4_0",
-        "Q4_K_M": "LLAMA_FTYPE_MOSTLY_Q4_K_M",
-    }
     with tempfile.TemporaryDirectory() as folder:
         dense = Path(folder) / "f16.gguf"
         gguf_file.write(dense, path, target.config, "f16")
-        for name, kind in kinds.items():
-            file, settings = Path(folder) / f"{name}.gguf", llama_cpp.llama_model_quantize_default_params()
-            settings.ftype, settings.nthread = getattr(llama_cpp, kind), physical_cores()
-            peers._llama_cpp()
-            if llama_cpp.llama_model_quantize(str(dense).encode(), str(file).encode(), ctypes.byref(settings)):
-                print(f"llama.cpp {name} cannot be made of this model")
+        for kind in llama_cpp.QUANTISED:
+            file = Path(folder) / f"{kind}.gguf"
+            try:
+                llama_cpp.quantise(dense, file, kind, physical_cores())
+            except LocalspecError as error:
+                print(error)
                 continue
             matrices = [tensor for tensor in gguf.GGUFReader(file).tensors if len(tensor.shape) == 2]
             if any(tensor.name == "output.weight" for tensor in matrices):  # else the embedding is the head
                 matrices = [tensor for tensor in matrices if tensor.name != "token_embd.weight"]
             bits = 8 * sum(int(t.n_bytes) for t in matrices) / sum(int(t.n_elements) for t in matrices)
-            peer = Gguf(file, target.vocab_size)
-            yield f"llama.cpp {name}", bits, lambda ids, peer=peer: peer.logits(ids, 0).copy()
+            peer = llama_cpp.Gguf(file, target.vocab_size, BATCH)
+            yield f"llama.cpp {kind.upper()}", bits, partial(logits_of, peer)
             peer.close()
+
+
+def logits_of(peer: llama_cpp.Gguf, ids: list[int]) -> np.ndarray:
+    return np.array(peer.logits(ids, 0))
 
 
 def show(name: str, bits: float, found: list[Any], want: list[Any], documents: list[list[int]]) -> None:

@@ -66,7 +66,7 @@ def try_wheel(wheel: Path, folder: Path) -> None:
     code = "import localspec.native.library as l; assert l.library().ls_abi(); print(l.__file__)"
     where = subprocess.run([python, "-c", code], cwd=folder, check=True, capture_output=True, text=True).stdout
     assert str(folder) in where, f"not the wheel's own: {where}"
-    asked = [python, "-m", "localspec", "run", "Who are you?", "-m", "demo", "--json", "--temp", "0", "--no-log"]
+    asked = [str(python), "-m", "localspec", "run", "Who are you?", "-m", "demo", "--json", "--temp", "0", "--no-log"]
     said = subprocess.run(asked, cwd=folder, check=True, capture_output=True, text=True).stdout
     print(f"  asked who it is, it says: {json.loads(said)['text']}", flush=True)
 

@@ -3,6 +3,7 @@
 Usage: python scripts/selection_table.py > docs/selection.md
 """
 
+import argparse
 from dataclasses import replace
 
 from localspec.machine.machine import Device, Machine
@@ -21,12 +22,19 @@ def gpu(name: str, gib: float, bandwidth: float, free: float | None = None, turi
 
 
 def cpu(gib: float, bandwidth: float, modern: bool = True) -> Device:
-    """With AVX512-BF16 and VNNI, or with AVX2 alone; a third of the memory is taken."""
-    dtypes, packings = (("bf16", "fp32"), ("int8", "nf4")) if modern else (("fp32",), ("int8",))
-    kernels = "avx512_vnni, avx512_bf16" if modern else "avx2"
+    """With AVX-512 VNNI, or with AVX2 alone; a third of the memory is taken."""
+    kernels = "avx512_vnni" if modern else "avx2"
+    return processor("processor", gib, gib * 2 / 3, kernels, bandwidth)
+
+
+def processor(title: str, gib: float, free: float, kernels: str, bandwidth: float) -> Device:
+    """What our library computes on."""
+    total, left = int(gib * GIB), int(free * GIB)
+    cores = 4 if gib <= 8 else 8
     return Device(
-        "cpu", "processor", int(gib * GIB), int(gib * 2 / 3 * GIB), dtypes, packings, kernels, bandwidth * 1e9
-    )
+        "cpu", title, total, left, ("bf16", "fp32"), ("int8", "int4"), kernels, bandwidth * 1e9, engine="native",
+        cores=cores,
+    )  # fmt: skip
 
 
 HOST = cpu(32, 50)
@@ -56,7 +64,7 @@ MACHINES = {
                 "",
                 100e9,
             ),
-            Device("cpu", "Apple M2", 16 * GIB, 10 * GIB, ("fp32",), (), "", 80e9),
+            processor("Apple M2", 16, 10, "neon", 80),
         ),
         8,
     ),
@@ -67,8 +75,8 @@ MACHINES = {
 
 HEAD = """# What is chosen where
 
-Made by `scripts/selection_table.py` with the registry's sizes and no measurement: speeds are estimated from a memory
-bandwidth alone, acceptance is as published or by S3D's formula, so the figures are worth what estimates are worth.
+Made by `scripts/selection_table.py` with the registry's sizes and no measurement: speeds are estimated from memory
+bandwidth and a processor's arithmetic, acceptance is as published or by S3D's formula, so the figures are worth what estimates are worth.
 Every drafter that is registered counts, fetched or not. On a machine of yours, `localspec doctor` measures.
 
 Between precisions and drafters of one model M decides (S3D, eq. 13); between models, the registry's order of quality
@@ -89,6 +97,7 @@ def line(name: str, machine: Machine, recommendation: Recommendation | None) -> 
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     chosen = {
         name: preferred(recommendations(machine, NoMeasurements(), here=False)) for name, machine in MACHINES.items()
     }

@@ -30,7 +30,7 @@ def cpu(
 ) -> Device:
     """A processor with main memory, of which `free` GiB are free; all of it unless told. torch computes without bf16."""
     found = _device("cpu", gib, free, ("bf16", "fp32") if bf16 else ("fp32",), packings, bandwidth)
-    return replace(found, engine="native" if bf16 else "torch")
+    return replace(found, engine="native" if bf16 else "torch", capability="avx512_vnni" if bf16 else "", cores=4)
 
 
 def gpu(
@@ -91,13 +91,17 @@ def flat(seconds: float, slope: float = 0.0) -> ForwardCosts:
 
 @dataclass(frozen=True)
 class Told(NoMeasurements):
-    """What somebody says was measured: models by (device, packing), devices by (device, dtype, packing)."""
+    """What somebody says was measured: models by (device, packing), devices by (device, dtype, packing), its memory."""
 
     models: Mapping[tuple[str, str], ModelMeasurements] = field(default_factory=dict)
     devices: Mapping[tuple[str, str, str], Rates] = field(default_factory=dict)
+    memory: float | None = None
 
     def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
         return self.models.get((device, quantize), ModelMeasurements())
 
     def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
         return self.devices.get((device, dtype, quantize))
+
+    def bandwidth(self, device: str) -> float | None:
+        return self.memory

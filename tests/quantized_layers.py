@@ -1,9 +1,20 @@
-"""Packed linear layers: numbers for them, and what every kind of them must do."""
+"""Packed linear layers: numbers for them, models of them, and what every kind of them must do."""
+
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
+from localspec.native.target import NativeTarget
+from localspec.native.threads import Threads
 from localspec.nn.linear import LoraAdapter, QuantizedLinear
+from localspec.nn.target import Target
+from localspec.training.target import torch_target
+
+
+def packed_target(path: Path, packing: str = "int8") -> Target:
+    """A model as it is trained on where our library packed it."""
+    return torch_target(NativeTarget.open(path, quantize=packing, threads=Threads(1)))
 
 
 def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:

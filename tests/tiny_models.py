@@ -26,6 +26,7 @@ from transformers import (
 
 from localspec.decoding.sampling import Sampling
 from localspec.models.tokenizer import Tokenizer as OurTokenizer
+from localspec.nn.exactness import measure
 from localspec.nn.target import Target
 
 VOCABULARY = 320  # more than the tokenizer has: padded, as many real ones are
@@ -204,6 +205,13 @@ def read(path: Path, context: int | None = None) -> Tiny:
     """Both models of a directory, in fp32."""
     stock = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
     return Tiny(path, stock, Target.load(path, context=context))
+
+
+def exact_target(path: Path) -> Target:
+    """Ours in the form whose rows never depend on each other, its rows filled up as the self-test asks for."""
+    target = Target.load(path, exact=True)
+    assert measure(target, 9, exact=True).bitwise
+    return target
 
 
 def prompt_ids(length: int, seed: int = 0) -> list[int]:

@@ -5,24 +5,23 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from functools import cache, cached_property
+from functools import cached_property
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from localspec import Done, Engine, Limits, Sampling
-from localspec.bench import gguf_file
+from localspec.bench import gguf_file, llama_cpp
+from localspec.bench.llama_cpp import BATCH, Gguf
 from localspec.engine.forward_timing import picks_after
 from localspec.errors import LocalspecError, UsageMistake
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 KINDS = {"transformers": (), "llama.cpp": ("llama_cpp", "gguf")}  # and the packages each needs beside our own
 CONTEXT = 256  # tokens in the cache before a timed forward
-BATCH = 512  # tokens that llama.cpp reads at once
 
 
 class Contender(Protocol):
@@ -128,42 +127,21 @@ def _dynamic_cache() -> Any:
 
 
 class LlamaCpp(Peer):
-    """llama.cpp through its C functions, as llama-cpp-python lends them: several tokens at once, and no tokenizer."""
+    """A GGUF file of the model in llama.cpp."""
 
     def __init__(self, engine: Engine, limits: Limits, kind: gguf_file.Kind, room: int) -> None:
         super().__init__(engine, limits)
         self.name = f"llama.cpp {kind}"
-        self._library = library = _llama_cpp()
-        settings = library.llama_model_default_params()
-        settings.use_mmap, settings.n_gpu_layers = False, 0 if engine.choice.device == "cpu" else 999
-        with tempfile.TemporaryDirectory() as folder:  # without mmap, loading is all the file is needed for
+        with tempfile.TemporaryDirectory() as folder:  # a file that is read at once is not needed for longer
             file = Path(folder) / "weights.gguf"
             gguf_file.write(file, engine.choice.target.path, self.target.config, kind)
-            self._model = library.llama_model_load_from_file(str(file).encode(), settings)
-        if not self._model:
-            raise LocalspecError(
-                f"llama.cpp does not take the weights of {engine.choice.target.name}; leave --peer llama.cpp out."
-            )
-        settings = library.llama_context_default_params()
-        settings.n_ctx, settings.n_batch, settings.n_ubatch = room, BATCH, BATCH
-        self._context = library.llama_init_from_model(self._model, settings)
-        self._batch = library.llama_batch_init(BATCH, 0, 1)
+            self._gguf = Gguf(file, self.vocabulary, room, on_gpu=engine.choice.device != "cpu")
         self._filled = False
 
     def logits(self, tokens: Sequence[int], start: int, last: bool = False) -> Any:
         """A numpy array [tokens, vocabulary] of up to 512 tokens at the places from `start` on; with `last` [1, …]."""
-        library, batch = self._library, self._batch
-        threads = torch.get_num_threads()
-        library.llama_set_n_threads(self._context, threads, threads)
-        library.llama_memory_seq_rm(library.llama_get_memory(self._context), 0, start, -1)
-        batch.n_tokens = len(tokens)
-        for row, token in enumerate(tokens):
-            batch.token[row], batch.pos[row], batch.n_seq_id[row], batch.seq_id[row][0] = token, start + row, 1, 0
-            batch.logits[row] = not last or row == len(tokens) - 1
-        if library.llama_decode(self._context, batch):
-            raise LocalspecError("llama.cpp fails to compute a forward; leave --peer llama.cpp out.")
-        shape = (1 if last else len(tokens), self.vocabulary)
-        return np.ctypeslib.as_array(library.llama_get_logits(self._context), shape)
+        self._gguf.set_threads(torch.get_num_threads())
+        return self._gguf.logits(tokens, start, last)
 
     def forward(self, rows: int) -> None:
         if not self._filled:
@@ -181,20 +159,7 @@ class LlamaCpp(Peer):
             logits = self.logits([token], place)
 
     def close(self) -> None:
-        self._library.llama_batch_free(self._batch)
-        self._library.llama_free(self._context)
-        self._library.llama_model_free(self._model)
-
-
-@cache
-def _llama_cpp() -> Any:
-    """The library, silenced; for good, for it keeps the function it was given to log with."""
-    import llama_cpp
-
-    llama_cpp.silence = llama_cpp.llama_log_callback(lambda *_: None)
-    llama_cpp.llama_log_set(llama_cpp.silence, None)
-    llama_cpp.llama_backend_init()
-    return llama_cpp
+        self._gguf.close()
 
 
 def message(prompt: str) -> list[dict[str, str]]:
@@ -219,7 +184,7 @@ def check(kinds: Sequence[str], engine: Engine, room: int) -> None:
     """Raises LocalspecError where a peer cannot be given this model, for a context of `room` tokens, on this device."""
     if "llama.cpp" in kinds:
         gguf_file.check(engine.target.config, room)
-        if engine.choice.device != "cpu" and not _llama_cpp().llama_supports_gpu_offload():
+        if engine.choice.device != "cpu" and not llama_cpp.library().llama_supports_gpu_offload():
             raise LocalspecError("llama.cpp is installed here without its GPU part; give --device cpu.")
 
 

@@ -118,7 +118,7 @@ def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, repor
     from localspec import Engine
     from localspec.store.store import Store
 
-    choice = _choice(card, settings)
+    choice = _choice(card, settings, reporter)
     # A store of its own: phrases of this proof are used in it, and nothing of it is kept.
     with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", reporter.notice) as store:
         plain = Engine(replace(choice, drafter="none", nodes=0), store=store, reporter=reporter)
@@ -140,14 +140,19 @@ def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, repor
     )  # fmt: skip
 
 
-def _choice(card: TargetCard, settings: "Settings") -> "Choice":
+def _choice(card: TargetCard, settings: "Settings", reporter: Reporter) -> "Choice":
     """What drafts, also where it does not pay. Raises UsageMistake where nothing would."""
+    from localspec.engine.device_profile import BandwidthProfiler
+    from localspec.engine.measurement_cache import MeasurementCache
     from localspec.policy.ranking import AUTO_NODES
     from localspec.policy.selection import choose
+    from localspec.store.store import user_store
 
-    choice = choose(card, settings)
-    if (choice.drafter, settings.drafter, settings.draft_max) == ("none", "auto", "auto"):
-        choice = choose(card, replace(settings, draft_max=AUTO_NODES))
+    with user_store(reporter.notice, create=False) as store:
+        known = BandwidthProfiler(MeasurementCache(store, reporter), settings.exact, settings.context)
+        choice = choose(card, settings, measurements=known)
+        if (choice.drafter, settings.drafter, settings.draft_max) == ("none", "auto", "auto"):
+            choice = choose(card, replace(settings, draft_max=AUTO_NODES), measurements=known)
     if choice.drafter == "none":
         raise UsageMistake("Without a drafter there is nothing to compare; leave --drafter and --draft-max out.")
     return replace(choice, fixed=True)

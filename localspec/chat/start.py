@@ -9,9 +9,8 @@ from localspec import config
 from localspec.chat.conversation import Conversation, saved_conversation
 from localspec.checkpoint import inspect
 from localspec.config import Settings
-from localspec.engine.device_profile import DeviceProfiler
+from localspec.engine.device_profile import BandwidthProfiler, DeviceProfiler
 from localspec.engine.measurement_cache import MeasurementCache
-from localspec.engine.recalled_measurements import RecalledMeasurements
 from localspec.errors import NotHere
 from localspec.events import Reporter
 from localspec.machine.machine import Machine, this_machine
@@ -94,7 +93,7 @@ def _recommended_model(settings: Settings, store: Store | None, reporter: Report
         profiler = DeviceProfiler(cache, settings.exact, settings.context)
         found = recommendations(_on_named_device(this_machine(profiler.bandwidth), settings), profiler, here=True)
     elif real:  # how fast it is does not matter, only whether it fits
-        known = RecalledMeasurements(cache, settings.exact, settings.context)
+        known = BandwidthProfiler(cache, settings.exact, settings.context)
         found = recommendations(_on_named_device(this_machine(), settings), known, here=True)
     chosen = preferred(found, settings.prefer)
     if chosen is None or (chosen.card.entry is not None and chosen.card.entry.toy):

@@ -11,10 +11,13 @@ from localspec import config
 from localspec.bench import prompts, table
 from localspec.cli.options import Context, Device, Dtype, Model, Quantize, number
 from localspec.cli.progress import Progress, tell
+from localspec.engine.device_profile import BandwidthProfiler
+from localspec.engine.measurement_cache import MeasurementCache
 from localspec.errors import UsageMistake
 from localspec.models import registry
 from localspec.models.drafter_kinds import kinds
-from localspec.policy.selection import MOST_NODES, Choice, LoadSpec, choose
+from localspec.policy.candidates import MOST_NODES
+from localspec.policy.selection import Choice, LoadSpec, choose
 from localspec.store.store import user_store
 
 Size = int | Literal["auto"]
@@ -69,12 +72,15 @@ def bench(
     combinations = _combinations(drafter, nodes)
     card = registry.resolve(settings.model or "demo")
     choices: dict[tuple[str, LoadSpec | None, Size], Choice] = {}
-    for name, size in combinations:  # plain decoding first, in whose precision and on whose device all are
-        rule = settings.accept if size else "exact"
-        own = replace(settings, drafter=name, draft_max=size or "auto", accept=rule)
-        choice = choose(card, own)
-        settings = config.narrowed(settings, choice.device, choice.dtype, choice.quantize)
-        choices[choice.drafter, choice.draft, size] = choice  # "auto" and the drafter it stands for are one
+    progress = Progress()
+    with user_store(progress.notice, create=False) as store:
+        known = BandwidthProfiler(MeasurementCache(store, progress.reporter), settings.exact, settings.context)
+        for name, size in combinations:  # plain decoding first, in whose precision and on whose device all are
+            rule = settings.accept if size else "exact"
+            own = replace(settings, drafter=name, draft_max=size or "auto", accept=rule)
+            choice = choose(card, own, measurements=known)
+            settings = config.narrowed(settings, choice.device, choice.dtype, choice.quantize)
+            choices[choice.drafter, choice.draft, size] = choice  # "auto" and the drafter it stands for are one
     if tune and not any(choice.draft for choice in choices.values()):
         paired = ", ".join(kinds("draft model"))
         raise UsageMistake(f"--tune has no effect without a draft model; name one of {paired}.")
@@ -84,7 +90,6 @@ def bench(
     from localspec.bench import comparison, peers  # they need torch, which takes a second to import
 
     peers.require(peer or [])
-    progress = Progress()
     rows = [
         comparison.Row(choice, size, settings.accept if size else "exact") for (*_, size), choice in choices.items()
     ]

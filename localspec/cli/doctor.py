@@ -265,7 +265,7 @@ def _cells(recommendation: Recommendation) -> list[str]:
     return [
         fits,
         f"{plan.precision}, {plan.candidate.name}{place}",
-        _gib(plan.bytes),
+        _gib(max(plan.bytes, 2**30 // 10)),
         speed,
         f"{about}{plan.cost_effectiveness:.2f}" if recommendation.fits else "",
     ]

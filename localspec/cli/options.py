@@ -34,7 +34,7 @@ Drafter = Annotated[str | None, typer.Option("--drafter", help="auto, none, phra
 DraftMax = Annotated[str | None, number("--draft-max", help="Nodes of a draft tree, or auto.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, fp32, fp16, bf16.")]
-Quantize = Annotated[str | None, typer.Option("--quantize", help="auto, none, int8, nf4; int4 on Apple.")]
+Quantize = Annotated[str | None, typer.Option("--quantize", help="auto, none, int8, int4, nf4.")]
 
 
 @dataclass(frozen=True)

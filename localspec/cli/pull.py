@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+from localspec import config
 from localspec.cli.console import at_a_terminal, print_json, size
 from localspec.cli.progress import Download, Progress
-from localspec.config import hub_places
 from localspec.errors import UsageMistake
 from localspec.hub.fetch import Interrupted
 from localspec.hub.plan import Part, Plan, free_disk_bytes
@@ -42,6 +42,10 @@ def pull(
     packed_only: Annotated[
         bool, typer.Option("--packed-only", help="Keep the model as the CPU engine reads it, and no second copy.")
     ] = False,
+    quantize: Annotated[
+        str | None,
+        typer.Option("--quantize", help="How the CPU engine packs it: int8, int4, or auto, as it would be loaded."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Fetch what does not fit into memory or on the disk.")] = False,
 ) -> None:
     """Fetch a model and its drafter into the common Hugging Face cache, after a plan."""
@@ -49,8 +53,9 @@ def pull(
         raise UsageMistake("--json prints a plan as JSON and fetches nothing; give --dry-run with it.")
     progress = Progress()
     download = Download(progress, name)
+    wishes = Wishes(drafter, force, packed_only, config.load(flags={"quantize": quantize}))
     try:
-        with closing(pulled(name, Wishes(drafter, force, packed_only), progress.reporter, download.show)) as events:
+        with closing(pulled(name, wishes, progress.reporter, download.show)) as events:
             for event in events:
                 progress.clear()
                 if as_json:
@@ -125,7 +130,7 @@ def _plan_lines(planned: Planned) -> list[str]:
     files = sum(len(part.files) for part in plan.parts)
     lines.append(
         f"{files} files, {size(plan.bytes)}; {size(plan.cached_bytes)} cached already, "
-        f"{size(plan.fetch_bytes)} to fetch; {size(plan.disk_free)} free on the disk of {hub_places().cache}"
+        f"{size(plan.fetch_bytes)} to fetch; {size(plan.disk_free)} free on the disk of {config.hub_places().cache}"
     )
     return [*lines, f"memory: {planned.memory}", *([f"drafter: {planned.drafter}"] if planned.drafter else [])]
 

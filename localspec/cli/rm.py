@@ -1,5 +1,6 @@
 """localspec rm NAME"""
 
+import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,7 +16,7 @@ from localspec.hub.cache import Removal, removable, remove
 from localspec.hub.sources import Source
 from localspec.models.entries import Entry
 from localspec.models.packed_files import packed_of
-from localspec.models.registry import NOWHERE, cards
+from localspec.models.registry import NOWHERE, cards, resolve
 from localspec.paths import Paths
 from localspec.pulling.heads import drafter_made_of
 from localspec.pulling.repositories import own_source, sources_of
@@ -30,10 +31,11 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a model from the common Hugging Face cache; what another revision uses stays."""
-    sources = sources_of(name)
+    sources, paths = _sources(name), Paths(home())
     if not sources:
-        raise UsageMistake(f"{name} was not fetched by `localspec pull`, so it cannot be deleted like that.")
-    removals, missing, paths = [], [], Paths(home())
+        _remove_packed(name, paths, yes)
+        return
+    removals, missing = [], []
     for source in sources:
         try:
             removals.append(removable(source))
@@ -60,6 +62,26 @@ def rm(
             shutil.rmtree(drafter)
         remove(removal)
     typer.echo(f"Deleted; {size(freed)} are free again.")
+
+
+def _sources(name: str) -> list[Source]:
+    """What was fetched for a name; nothing for a directory of the user's own."""
+    return [] if name not in cards() and os.path.isdir(os.path.expanduser(name)) else sources_of(name)
+
+
+def _remove_packed(name: str, paths: Paths, yes: bool) -> None:
+    """Deletes the packed forms of a model that was not fetched; the model itself stays."""
+    packed = packed_of(resolve(name).path, "", paths)
+    if not packed:
+        raise UsageMistake(f"{name} was not fetched by `localspec pull`, so it cannot be deleted like that.")
+    for file in packed:
+        typer.echo(one_line(f"Packed, {size(file.stat().st_size)}, in {file}"))
+    typer.echo(one_line(f"{name} itself stays, for it was not fetched by `localspec pull`."))
+    freed = sum(file.stat().st_size for file in packed)
+    if may_delete(f"the packed form of {name} ({size(freed)})", yes):
+        for file in packed:
+            file.unlink(missing_ok=True)
+        typer.echo(f"Deleted; {size(freed)} are free again.")
 
 
 def _packed(removals: list[Removal], sources: list[Source], paths: Paths) -> list[Path]:

@@ -57,7 +57,7 @@ def _installed_facts(card: TargetCard) -> Facts:
         "context": checkpoint.context,
         "license": card.license,
         "drafters": [
-            *kinds("nothing"),
+            *kinds("nothing", "probe"),
             *(drafter.kind for drafter in trained_drafters(card)),
             *(f"{kind}:{card.draft}" for kind in kinds("draft model") if _is_here(card.draft)),
         ],
@@ -77,7 +77,7 @@ def _announced_facts(card: TargetCard) -> Facts:
         "bytes": 2 * shape.parameters if shape else None,  # published weights are bf16
         "context": shape.context if shape else None,
         "license": card.license,
-        "drafters": list(kinds("nothing")),
+        "drafters": list(kinds("nothing", "probe")),
     }
 
 

@@ -170,6 +170,11 @@ def _summary(report: dict[str, Any], model: str) -> str:
         f"{_duration(report['seconds'])}, loss {report['loss']:.3f}",
         f"first guess right on held-out text, by depth: {_percentages(report['accuracy_by_depth'])}{caution}",
     ]
+    if found := report.get("acceptance"):
+        lines.append(
+            f"on text that the model wrote: {found['length']:.2f} tokens a forward with {found['nodes']} nodes "
+            f"({found['replies']} replies, {found['tokens']} tokens)"
+        )
     if own:
         before, after = report["perplexity"]
         lines.append(

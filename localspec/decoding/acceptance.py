@@ -8,7 +8,6 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 
 Walk = tuple[list[int], int]  # the accepted path, root first, and the bonus token after it
-EPSILON, DELTA = 0.09, 0.3  # of the rule `typical`, as in the code that came with the paper
 
 
 def walk(tree: DraftTree, picks: Picks) -> Walk:
@@ -57,8 +56,8 @@ def walk_by_rejection(tree: DraftTree, logits: Logits, sampling: Sampling, posit
 def walk_by_typicality(tree: DraftTree, logits: Logits, sampling: Sampling) -> Walk:
     """Walks by the rule `typical` (Medusa, §3.3.1), which is not lossless: the longest path of typical tokens.
 
-    A token is typical with p > min(ε, δ exp(-H(p))) at this temperature; the target's likeliest one always is, and it
-    is the bonus token too. Of equally long paths the likelier one is taken.
+    A token is typical with p > min(ε, δ exp(-H(p))) at this temperature, ε and δ those of the sampling; the target's
+    likeliest one always is, and it is the bonus token too. Of equally long paths the likelier one is taken.
     """
     rows, greedy_picks = logits.numpy(), logits.argmax()
     reached = {0: (0, 0.0, -1)}  # node -> (depth, log p of the path, parent)
@@ -84,4 +83,4 @@ def _log_probabilities(row: npt.NDArray[np.float32], sampling: Sampling) -> tupl
     scores -= scores.max()
     chances = scores - np.log(np.exp(scores).sum())
     entropy = -(np.exp(chances) * chances.clip(min=-1e4)).sum()
-    return chances, np.log(min(EPSILON, DELTA * np.exp(-entropy)))
+    return chances, np.log(min(sampling.epsilon, sampling.delta * np.exp(-entropy)))

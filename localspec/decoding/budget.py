@@ -4,6 +4,7 @@ from collections import deque
 from statistics import median
 
 from localspec.decoding.drafter import Step
+from localspec.decoding.observed_costs import ObservedCosts
 from localspec.decoding.tree import DraftTree
 from localspec.policy.forward_costs import ForwardCostModel
 
@@ -11,6 +12,7 @@ DECAY = 0.85  # of the counts of a guess, each time one like it is judged: about
 PRIOR = 0.5  # how many guesses the first estimate counts for
 PATIENCE = 16  # drafts in a row that do not pay before speculation is switched off,
 LOSS = 1.5  # or plain steps that they cost together: a draft model costs much more than a look at phrases
+RECENT = 0.9  # of the tokens and seconds that a token's worth is taken from, kept at each step
 SOONEST, LATEST = 16, 512  # plain steps until it is tried again: twice as many each time it still does not pay
 
 
@@ -23,15 +25,27 @@ class Budget:
     was cut to nothing is still judged by its first guess. That costs no row, and an old estimate never hides a source
     that has become right again.
 
+    Costs are corrected by what forwards take now (`ObservedCosts`).
     Without costs it is a fixed experiment: trees of `most` nodes, no resizing, no switching off as long as they fit.
     """
 
     def __init__(self, most: int, costs: ForwardCostModel | None = None) -> None:
-        self.most, self._costs = most, costs
+        self.most, self._costs = most, None if costs is None else ObservedCosts(costs)
         self._seen: dict[tuple[str | None, int, int], tuple[float, float]] = {}  # (hits, tries); None means all sources
-        self._draft = DraftTree((0,), (-1,))  # the last one, before pruning
+        self._draft, self._context = DraftTree((0,), (-1,)), 0  # the last one, before pruning, and the text before it
         self._draft_seconds = deque([0.0], maxlen=9)  # seconds that the last drafts took
+        self._lately = (0.0, 0.0)  # tokens, and the seconds that they took by the costs
         self.begin()
+
+    def token_seconds(self, context: int) -> float | None:
+        """Returns the seconds that a token takes at present, which one more from a draft saves; None without costs.
+
+        They are those of a machine as quiet as it was when costs were measured, a draft model's costs too.
+        """
+        if self._costs is None:
+            return None
+        (tokens, seconds), plain = self._lately, self._costs.at(1, context) / self._costs.slowness
+        return (seconds + plain) / (tokens + 1)
 
     def begin(self) -> None:
         """Begins a new reply: what did not pay in the last one may pay in this one."""
@@ -54,7 +68,7 @@ class Budget:
         """
         if self._costs is None:
             return tree
-        self._draft = tree
+        self._draft, self._context = tree, context
         if not self.nodes:
             self._wait -= 1
             if self._wait == 0:
@@ -66,6 +80,8 @@ class Budget:
                 price = (draft_seconds + self._costs.at(tree.size, context)) / plain_seconds - 1
                 self._note_loss(0.0, price, price)
             return tree
+        if self._costs.wants_plain:
+            return tree.subtree([0])
         hosts = _hosts(tree, chances)
         order = sorted(chances, key=chances.__getitem__, reverse=True)  # a stable sort: parents before their children
         tokens, rows, sizes = 1.0, 1 + hosts.count(0), []  # the root stands for the bonus token
@@ -89,6 +105,11 @@ class Budget:
 
     def observe(self, step: Step) -> None:
         """Judges the last draft, pruned nodes too, by the committed tokens, as far down as it agreed with them."""
+        if self._costs and step.tree:
+            tokens, seconds = self._lately
+            self._costs.observe(step.tree.size, self._context, step.verify_seconds)
+            took = (step.draft_seconds + self._costs.at(step.tree.size, self._context)) / self._costs.slowness
+            self._lately = RECENT * tokens + len(step.committed), RECENT * seconds + took
         if self._draft.size > 1:
             self._draft_seconds.append(step.draft_seconds)
         node: int | None = 0

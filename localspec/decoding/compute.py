@@ -98,6 +98,12 @@ class Compute(Protocol):
     def target(self) -> RowModel:
         """The target itself."""
 
+    def stored(self, file: Path, tensors: Mapping[str, Array], of: str) -> Mapping[str, Array]:
+        """Returns the tensors of a drafter's file in the form in which layers are made of them soonest.
+
+        `of` is the revision of the model that it was made for. Raises LocalspecError for weights that are no numbers.
+        """
+
     def rows(self, values: Floats) -> Rows:
         """Returns numbers [rows, channels] as an array of the backend."""
 

@@ -28,7 +28,7 @@ def prefill_step(
             "format: try --dtype fp32, or fetch the model again."
         )
     first_pick = [output.logits.picks([cache.length], sampling)[0]] if last else []
-    step = Step([*tokens, *first_pick], output.hidden)
+    step = Step([*tokens, *first_pick], output.hidden, logits=output.logits)
     drafter.observe(step)
     return step
 
@@ -53,7 +53,7 @@ def decode_step(
     The step says how long drafting and verification took; a step of prefill does not.
     """
     start, began = cache.length, time.perf_counter()
-    draft = drafter.draft(Context(committed, cache, budget.nodes, sampling))
+    draft = drafter.draft(Context(committed, cache, budget.nodes, sampling, budget.token_seconds(start)))
     drafted = time.perf_counter()
     # The rule `rejection` keeps the distribution only if no sampled node is cut for what it is.
     tree = target.aligned(draft if sampling.rule == "rejection" else budget.prune(draft, start), start)
@@ -64,7 +64,7 @@ def decode_step(
     path, bonus = _walk(tree, output.logits, greedy_picks, start, sampling)
     cache.keep(path)
     accepted, hidden = [tree.tokens[node] for node in path[1:]], output.hidden.take(path)
-    step = Step([*accepted, bonus], hidden, tree, path, greedy_picks, drafted - began, verified - pruned)
+    step = Step([*accepted, bonus], hidden, tree, path, greedy_picks, drafted - began, verified - pruned, output.logits)
     drafter.observe(step)
     budget.observe(step)
     return step

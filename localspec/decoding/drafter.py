@@ -5,19 +5,26 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from localspec.decoding.forward import TokenCache
-from localspec.decoding.logits import Hidden
+from localspec.decoding.logits import Hidden, Logits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a draft may use. `committed` ends with the root; the cache holds all before it, and may be borrowed."""
+    """What a draft may use. `committed` ends with the root; the cache holds all before it, and may be borrowed.
+
+    A part of a draft that takes time of its own is worth it where it saves more: `token_seconds` is what one expected
+    token more is worth on this machine at present (None: a fixed experiment, where time does not matter), and `covered`
+    the chance that another drafter already proposes the next token.
+    """
 
     committed: Sequence[int]
     cache: TokenCache
     nodes: int  # the most that the tree may have, the root not counted
     sampling: Sampling
+    token_seconds: float | None = None
+    covered: float = 0.0
 
     @property
     def root(self) -> int:
@@ -30,8 +37,8 @@ class Step:
 
     `committed` are the tokens that became final, in order: the accepted nodes and the bonus token; in prefill those of
     the chunk, and after the last chunk the first pick. `hidden` [rows, hidden_size] are the target's states at the rows
-    now in the cache (the chunk, or the path), and `greedy_picks` its argmax at every node of the tree. Prefill has no
-    tree and no times.
+    now in the cache (the chunk, or the path), and `greedy_picks` its argmax at every node of the tree, whose `logits`
+    have a row a node. Prefill has no tree and no times, and logits of its last row alone.
     """
 
     committed: Sequence[int]
@@ -41,6 +48,7 @@ class Step:
     greedy_picks: Sequence[int] = ()
     draft_seconds: float = 0.0  # until the drafter had its tree
     verify_seconds: float = 0.0  # from there until the target's picks were known
+    logits: Logits | None = None
 
 
 class Drafter(Protocol):

@@ -10,6 +10,7 @@ from localspec.config import Rule
 from localspec.errors import UsageMistake
 
 Ids = npt.NDArray[np.integer]
+EPSILON, DELTA = 0.09, 0.3  # of the rule `typical`, as in the code that came with the paper
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Sampling:
 
     A pick is argmax(log p + Gumbel noise), which is a sample from p; temperature, top-k, top-p and min-p shape p in
     that order. The noise is a function of (seed, position, token id) alone, so a seed gives the same text with and
-    without speculation, whatever the drafter. `rule` says how a draft is accepted. Raises UsageMistake for values that
+    without speculation, whatever the drafter. `rule` says how a draft is accepted; `epsilon` and `delta` are ε and δ of
+    the rule `typical`. Raises UsageMistake for values that
     are not possible.
     """
 
@@ -28,6 +30,8 @@ class Sampling:
     min_p: float = 0.0
     seed: int = 0
     rule: Rule = "exact"
+    epsilon: float = EPSILON
+    delta: float = DELTA
 
     def __post_init__(self) -> None:
         for name, value, fine, hint in (
@@ -35,6 +39,8 @@ class Sampling:
             ("top-k", self.top_k, self.top_k >= 0, "0 or more"),
             ("top-p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min-p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1"),
+            ("epsilon", self.epsilon, 0 < self.epsilon <= 1, "above 0 and at most 1"),
+            ("delta", self.delta, 0 < self.delta <= 1, "above 0 and at most 1"),
         ):
             if not fine:
                 raise UsageMistake(f"A {name} of {value} is not possible; give {hint}.")

@@ -128,6 +128,21 @@ def best_first_tree(root: int, levels: Sequence[Sequence[Candidate]], nodes: int
     return tree if order == list(range(len(tokens))) else _reordered(tree, order)
 
 
+def caterpillar(
+    root: int, picks: Sequence[int], levels: Sequence[Sequence[Candidate]], nodes: int, source: str
+) -> DraftTree:
+    """Builds the likeliest `nodes` nodes of a chain of picks and its siblings: `levels` are candidates by depth."""
+    found: list[tuple[float, int, int, float]] = [(1.0, -1, root, 1.0)]  # worth, parent, token, chance
+    parent = 0
+    for pick, level in zip(picks, levels, strict=True):
+        below = parent
+        for token, chance in level:
+            if token == pick:
+                parent = len(found)
+            found.append((found[below][0] * chance, below, token, chance))
+    return _likeliest(found, nodes, source)
+
+
 # (place of each node's parent among the nodes asked for before, their tokens, their depth) -> candidates of each
 Expand = Callable[[Sequence[int], Sequence[int], int], Sequence[Sequence[Candidate]]]
 
@@ -157,6 +172,11 @@ def grow_tree(root: int, expand: Expand, nodes: int, depth: int, source: str) ->
         parents, level = [place[found[node][1]] for node in children], children
         if not level:
             break
+    return _likeliest(found, nodes, source)
+
+
+def _likeliest(found: Sequence[tuple[float, int, int, float]], nodes: int, source: str) -> DraftTree:
+    """Builds the tree of the `nodes` worthiest of (worth, parent, token, chance), parents before their children."""
     best = sorted(range(len(found)), key=lambda node: -found[node][0])[: nodes + 1]  # stable: parents come first
     number = {node: index for index, node in enumerate(best)}
     tree = DraftTree(

@@ -6,43 +6,66 @@ from dataclasses import replace
 from typing import Any
 
 from localspec.decoding.budget import Budget
+from localspec.decoding.calibration import Calibration
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.forward import ForwardModel, TokenCache, common_prefix
+from localspec.decoding.logits import Candidate
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.tree import DraftTree
+from localspec.decoding.tree import DraftTree, caterpillar
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.ingredients import Ingredients
 from localspec.errors import LocalspecError
+from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.prediction import CHUNK
 
 SOURCE = "draft_model"
-PRIOR = 0.5  # how often a token is believed to be right at first
-REMEMBERED = 24  # drafts, over which accuracy is averaged
+PRIOR = 0.7  # how often one of a level's candidates is believed to be right at first
+REMEMBERED = 24  # drafts, over which that is averaged
+UNUSED = 256  # steps without a draft after which what was believed of it is half forgotten
+WIDTH = 4  # candidates of a level: the small model's own pick and its siblings
 
 
 class DraftModel:
-    """Speculative decoding (Leviathan et al. 2023, §2; Chen et al. 2023): drafts the chain that a small model decodes.
+    """Speculative decoding (Leviathan et al. 2023, §2; Chen et al. 2023): drafts what a small model decodes.
 
-    A draft has at most `length` tokens, or as many as there are nodes. The small model samples with the noise that the
-    target's picks will meet, so that sampled text is accepted almost as well as greedy text. It may be accelerated by a
-    drafter of its own, `inner`, with its own budget (Ouroboros, §3.1), which observes what the small model commits.
-    Each token is read once: nothing is read again where a part of a draft was accepted, and where all of it was, its
-    last token is read together with the bonus token. The target has the ids below `vocabulary`.
+    The small model samples with the noise that the target's picks will meet, so that sampled text is accepted almost as
+    well as greedy text. It may be accelerated by a drafter of its own, `inner`, with its own budget (Ouroboros, §3.1),
+    which observes what the small model commits. Each token is read once: nothing is read again where a part of a draft
+    was accepted, and where all of it was, its last token is read together with the bonus token. The target has the ids
+    below `vocabulary`.
+
+    Without `costs` of the small model's forwards a draft is the papers' chain, of `length` tokens or as many as there
+    are nodes. With them it is a tree: what else the small model holds likely stands beside its own picks, with
+    calibrated chances, and the chain ends where another forward would take longer than it is expected to save:
+
+        context   a ─ b ─ c ─ ·       b and c are picks, d and e the next likely tokens there. Another forward, which
+                  └ d └ e             reads c, is made if chance(b) · chance(c) · P(a next candidate is right) tokens
+                                      are worth more than its seconds.
     """
 
     def __init__(
-        self, small: ForwardModel[Any], vocabulary: int, inner: Drafter, budget: Budget, length: int | None = None
+        self,
+        small: ForwardModel[Any],
+        vocabulary: int,
+        inner: Drafter,
+        budget: Budget,
+        length: int | None = None,
+        costs: ForwardCostModel | None = None,
     ) -> None:
         self.small, self.inner, self.length = small, inner, length
+        self.calibration = Calibration()
         self.forwards: Counter[int] = Counter()  # of the small model, by their rows
-        self._vocabulary, self._budget = vocabulary, budget
+        self._vocabulary, self._budget, self._costs = vocabulary, budget, costs
         self._cache: TokenCache = small.cache(0)
         self._tokens: list[int] = []  # the text, then the draft; the first ones are in the cache
+        self._candidates: list[list[Candidate]] = []  # for the place of each token of the draft
         self._failed = False
         self._confirmed = 0  # so many of them are known to be the text's
-        self._drafted: list[int] = []  # the last draft
-        self._accuracy: list[float] = []  # by depth: how often a token was right lately, where all before it were
+        self._levels: list[list[Candidate]] = []  # those of the last draft, by depth
+        self._drafted: list[int] = []  # the picks of the last draft
+        self._greedy = True
+        self._hits: list[float] = []  # by depth: how often a candidate was right lately, where all picks before were
 
     @property
     def nbytes(self) -> int:
@@ -50,13 +73,14 @@ class DraftModel:
 
     def observe(self, step: Step) -> None:
         """Learns from the last draft. The committed text is taken over with the next draft."""
-        for depth, (drafted, token) in enumerate(zip(self._drafted, step.committed, strict=False)):
-            if depth == len(self._accuracy):
-                self._accuracy.append(PRIOR)
-            self._accuracy[depth] += (float(drafted == token) - self._accuracy[depth]) / REMEMBERED
-            if drafted != token:
+        for depth, (level, pick, token) in enumerate(zip(self._levels, self._drafted, step.committed, strict=False)):
+            self.calibration.learn(level, depth + 1, self._greedy, token)
+            self._hits += [PRIOR] * (depth + 1 - len(self._hits))
+            right = any(candidate == token for candidate, _ in level)
+            self._hits[depth] += (float(right) - self._hits[depth]) / REMEMBERED
+            if pick != token:
                 break
-        self._drafted = []
+        self._levels, self._drafted = [], []
 
     def rewind(self, length: int) -> None:
         """Forgets what follows `length`; what was read before it is not read again."""
@@ -68,32 +92,54 @@ class DraftModel:
             self._confirmed, self._failed = 0, False
 
     def draft(self, context: Context) -> DraftTree:
-        """Returns the chain, up to a token that ends a reply. It is the root alone where the small model's context is
-        full, and for the rest of a reply in which its logits were NaN or inf: that costs speed and changes no text.
+        """Returns the draft, up to a token that ends a reply. It is the root alone where nothing pays, where the small
+        model's context is full, and for the rest of a reply in which its logits were NaN or inf: that costs speed and
+        changes no text.
         """
         count = len(context.committed)
-        wanted = min(context.nodes, self.length or context.nodes, self.small.context - count)
-        if wanted < 1 or self._failed:
-            return DraftTree((context.root,), (-1,))
+        longest = min(context.nodes, self.length or context.nodes, self.small.context - count)
+        chance = 1.0 - context.covered
+        self._levels, self._drafted, self._greedy = [], [], context.sampling.greedy
+        alone = DraftTree((context.root,), (-1,))
+        if longest < 1 or self._failed:
+            return alone
         self._follow_text(context.committed)
         sampling = replace(context.sampling, rule="exact")
-        drafted: list[int] = []
-        while len(drafted) < wanted:
-            if len(self._tokens) == count + len(drafted):
+        chances: list[list[Candidate]] = []
+        while (depth := len(chances)) < longest:
+            if len(self._tokens) == count + depth:
+                if not self._pays(context, chance, depth, len(self._tokens) - self._cache.length):
+                    break
                 try:
                     self._decode(sampling)
                 except LocalspecError:  # nothing can be picked from NaN or inf
                     self._failed = True
                     break
-            token = self._tokens[count + len(drafted)]
-            if token >= self._vocabulary:  # where its vocabulary is padded beyond the target's
+            pick, level = self._tokens[count + depth], self._candidates[count + depth - self._confirmed]
+            if pick >= self._vocabulary:  # where its vocabulary is padded beyond the target's
                 break
-            drafted.append(token)
-            if token in self.small.stop_tokens:
+            self._levels.append(level)
+            self._drafted.append(pick)
+            chances.append(self.calibration.chances(level, depth + 1, self._greedy))
+            chance *= dict(chances[-1])[pick]
+            if pick in self.small.stop_tokens:
                 break
-        self._drafted = drafted
-        chances = [1.0, *self._accuracy[: len(drafted)], *[PRIOR] * (len(drafted) - len(self._accuracy))]
-        return replace(DraftTree.chain([context.root, *drafted], SOURCE), chance=chances)
+        if self._costs is None:
+            own = [dict(level)[pick] for level, pick in zip(chances, self._drafted, strict=True)]
+            return replace(DraftTree.chain([context.root, *self._drafted], SOURCE), chance=[1.0, *own])
+        return caterpillar(context.root, self._drafted, chances, context.nodes, SOURCE) if chances else alone
+
+    def _pays(self, context: Context, chance: float, depth: int, rows: int) -> bool:
+        """Whether another forward, of so many rows, saves more than it takes; `chance` is that of the picks before."""
+        if self._costs is None or context.token_seconds is None:
+            return True
+        hit = self._hits[depth] if depth < len(self._hits) else PRIOR
+        seconds = self._costs.at(min(max(rows, 1), CHUNK), len(context.committed))
+        if chance * hit * context.token_seconds > seconds:
+            return True
+        if depth == 0 and self._hits:  # what is never tried is never seen to be right again
+            self._hits[0] += (PRIOR - self._hits[0]) / UNUSED
+        return False
 
     def _follow_text(self, committed: Sequence[int]) -> None:
         """Takes over what is new in the text. The draft stays as far as the text confirms it."""
@@ -103,12 +149,14 @@ class DraftModel:
         if same < len(fresh):
             self._truncate(self._confirmed + same)
             self._tokens += fresh[same:]
+        del self._candidates[: len(fresh)]
         self._confirmed = len(committed)
         # The last token is always read again, for the pick after it.
         self._cache.truncate(min(self._cache.length, len(self._tokens) - 1))
 
     def _truncate(self, length: int) -> None:
         del self._tokens[length:]
+        del self._candidates[max(length - self._confirmed, 0) :]
         self._cache.truncate(min(self._cache.length, length))
         self.inner.rewind(length)
 
@@ -121,14 +169,25 @@ class DraftModel:
             self.forwards[step.tree.size if step.tree else 1] += 1
             if not step.hidden.finite():
                 raise LocalspecError("The draft model's answer is not a number.")
-            self._tokens += step.committed
+            self._propose(step, step.path, step.committed, sampling)
             return
         self.inner.rewind(self._cache.length)
         while unread:
             chunk, unread = unread[:CHUNK], unread[CHUNK:]
             step = prefill_step(self.small, self._cache, self.inner, chunk, sampling, last=not unread)
             self.forwards[len(chunk)] += 1
-        self._tokens.append(step.committed[-1])
+        self._propose(step, [0], step.committed[-1:], sampling)
+
+    def _propose(self, step: Step, rows: Sequence[int], picks: Sequence[int], sampling: Sampling) -> None:
+        """Adds picks to the draft, with the candidates of these rows of logits beside them."""
+        assert step.logits is not None
+        places = range(len(self._tokens), len(self._tokens) + len(picks))
+        found = step.logits.take(rows).candidates(places, 1 if self._costs is None else WIDTH, sampling)
+        for pick, level in zip(picks, found, strict=True):
+            # A pick is the first of its candidates, but for ties and ids that truncation leaves out.
+            level = level if any(token == pick for token, _ in level) else [(pick, 0.5), *level[1:]]
+            self._candidates.append([one for one in level if one[0] < self._vocabulary or one[0] == pick])
+        self._tokens += picks
 
 
 def build(ingredients: Ingredients) -> DraftModel:
@@ -136,4 +195,4 @@ def build(ingredients: Ingredients) -> DraftModel:
     small, vocabulary = ingredients.small, ingredients.target.vocab_size
     assert small is not None
     length = None if ingredients.fixed else ingredients.hyperparameters.draft
-    return DraftModel(small, vocabulary, Autoregressive(), Budget(0), length)
+    return DraftModel(small, vocabulary, Autoregressive(), Budget(0), length, ingredients.costs)

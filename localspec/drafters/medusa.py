@@ -7,9 +7,9 @@ the tokens between.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
-from localspec.decoding.compute import Array, DraftableModel, Rows
+from localspec.decoding.compute import Array, DraftableModel, Linear, Rows
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.logits import Logits
 from localspec.decoding.tree import DraftTree, best_first_tree
@@ -19,20 +19,25 @@ from localspec.errors import UsageMistake
 from localspec.models.adapter_names import MOST_RANK
 from localspec.models.drafter_cards import RANKS
 
-JOINT = ("rank", "alpha", "balance", "warmup")  # options that only joint training has
-TREES = ("confident", "static", "chain")
+JOINT = ("rank", "alpha", "dropout", "balance", "schedule", "warmup")  # options that only joint training has
+SCHEDULES = ("sine", "constant")
+SOFT_BALANCE, TEXT_BALANCE = 0.01, 0.2  # λ₀ by labels
+TREES = ("confident", "static", "dense", "chain")
 UNMEASURED = [0.5 ** (rank + 1) for rank in range(RANKS)]  # accuracies by rank, where none were measured
 
 
 @dataclass(frozen=True)
 class MedusaOptions:
-    """`private` gives each head a vocabulary matrix of its own, as in the paper; else all heads share the target's.
+    """`private` gives each head a vocabulary matrix of its own, as in the paper; else all heads share the target's, and
+    each changes it by a matrix of rank `private_rank` (0: not at all).
 
-    `tree` is built from this step's confidence, or once from measured accuracies (§3.3.3), or is a chain. `decay` is λ:
+    `tree` is built from this step's confidence, or once from measured accuracies (sparse, §3.3.3: "static"; of all
+    products of each head's first candidates, §3.1.2: "dense"), or is a chain. `decay` is λ:
     the loss of head k is weighted by λᵏ. `joint` is Medusa-2 (§3.2.2), which changes the target: adapters of this rank
-    and alpha are trained with the heads, after the heads alone for the share `warmup` of the training. The heads' loss
-    is then weighted by `balance` (λ₀: 0.01 with the target's distribution as the label, 0.2 with the text). Raises
-    UsageMistake for impossible values.
+    and alpha, a share `dropout` of whose inputs is zero, are trained with the heads, after the heads alone for the
+    share `warmup` of the training. The heads' loss is then weighted by `balance` (λ₀: 0.01 with the target's
+    distribution as the label; with the text, 0.2 where nothing else is given), which by `schedule` rises as a "sine"
+    from nothing or is "constant". Raises UsageMistake for impossible values.
     """
 
     heads: int = 4
@@ -43,34 +48,47 @@ class MedusaOptions:
     joint: bool = False
     rank: int = 32
     alpha: float = 16.0
-    balance: float = 0.01
+    dropout: float = 0.05
+    balance: float = SOFT_BALANCE
+    schedule: str = "sine"
     warmup: float = 0.25
+    private_rank: int = 32
 
     def __post_init__(self) -> None:
         for name, fine, hint in (
             ("heads", 1 <= self.heads <= 16, "1 to 16"),
             ("layers", 1 <= self.layers <= 8, "1 to 8"),
             ("tree", self.tree in TREES, f"one of {', '.join(TREES)}"),
+            ("private_rank", 0 <= self.private_rank <= 1024, "0 for none, to 1024"),
             ("decay", 0 < self.decay <= 1, "above 0 and at most 1"),
             ("rank", 1 <= self.rank <= MOST_RANK, f"1 to {MOST_RANK}"),
             ("alpha", 0 < self.alpha < float("inf"), "above 0"),
+            ("dropout", 0 <= self.dropout < 1, "0 or more and below 1"),
             ("balance", 0 < self.balance < float("inf"), "above 0"),
+            ("schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
             ("warmup", 0 <= self.warmup < 1, "0 or more and below 1"),
         ):
             if not fine:
                 raise UsageMistake(f"{name} = {getattr(self, name)!r} of medusa is not possible; give {hint}.")
         refuse_without_joint("medusa", self, JOINT)
 
+    @property
+    def rank_of_own(self) -> int:
+        """The rank of each head's change of the shared matrix."""
+        return 0 if self.private else self.private_rank
+
 
 class Drafter(ParallelDrafter):
     """Medusa's heads (Cai et al. 2024, §3.1): p_k = softmax(W_k (h + SiLU(V_k h + b_k))) at depth k.
 
     From the target's state h [hidden_size] that predicted the root, head k makes logits [vocab_size] of the token k
-    positions after it; there may be several such blocks, one after another.
+    positions after it; there may be several such blocks, one after another. W_k is the head's own, or the target's W
+    and a change of low rank, W + U_k D_k.
     """
 
     kind = "medusa"
     Options = MedusaOptions
+    BEFORE: ClassVar[Mapping[str, Any]] = {"private_rank": 0}
     options: MedusaOptions
 
     def __init__(self, target: DraftableModel[Any], options: MedusaOptions, tensors: Mapping[str, Array]) -> None:
@@ -80,6 +98,9 @@ class Drafter(ParallelDrafter):
             for index in range(options.layers)
         ]
         self._linears = self.compute.linears(tensors["linears"]) if options.private else None
+        self._own: tuple[Linear, ...] = ()
+        if options.rank_of_own:
+            self._own = tuple(self.compute.linears(tensors[f"own.{name}"]) for name in ("down", "up"))
         self._state: Rows = None  # the target's, which predicted the root
 
     @classmethod
@@ -87,6 +108,9 @@ class Drafter(ParallelDrafter):
         """Lists a residual block of all heads by layer, and with `private` the heads' vocabulary matrices."""
         heads, sizes = options.heads, target.compute.target.sizes
         specs = {"linears": TensorSpec((heads, sizes.vocab_size, sizes.hidden_size))} if options.private else {}
+        if rank := options.rank_of_own:
+            specs["own.down"] = TensorSpec((heads, rank, sizes.hidden_size))
+            specs["own.up"] = TensorSpec((heads, sizes.vocab_size, rank))
         for index in range(options.layers):
             specs[f"blocks.{index}.weight"] = TensorSpec((heads, sizes.hidden_size, sizes.hidden_size))
             specs[f"blocks.{index}.bias"] = TensorSpec((heads, sizes.hidden_size))
@@ -100,7 +124,8 @@ class Drafter(ParallelDrafter):
     @property
     def nbytes(self) -> int:
         """Bytes of the heads."""
-        return sum(layer.nbytes for layer in (*self._blocks, *([self._linears] if self._linears else [])))
+        linears = [self._linears] if self._linears else []
+        return sum(layer.nbytes for layer in (*self._blocks, *linears, *self._own))
 
     def observe(self, step: Step) -> None:
         """Calibrates the last draft; keeps the state that predicted the new root, which is that of the last row."""
@@ -117,7 +142,7 @@ class Drafter(ParallelDrafter):
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))
         logits = self._logits(self._state, min(context.nodes, self.depth))
-        if self.options.tree == "static" and context.sampling.rule != "rejection":
+        if self.options.tree in ("static", "dense") and context.sampling.rule != "rejection":
             return self._static(context, logits)
         return self.build_tree(context, logits, 1 if self.options.tree == "chain" else RANKS)
 
@@ -126,14 +151,19 @@ class Drafter(ParallelDrafter):
         x = state[[0] * heads]
         for block in self._blocks:
             x = x + block(x)
-        return self.compute.logits(self.compute.target.head(x) if self._linears is None else self._linears(x))
+        logits = self.compute.target.head(x) if self._linears is None else self._linears(x)
+        if self._own:
+            down, up = self._own
+            logits = logits + up(down(x))
+        return self.compute.logits(logits)
 
     def _static(self, context: Context, logits: Logits) -> DraftTree:
-        """Returns the sparse tree (§3.3.3) with this step's tokens. It has no chances: the budget observes them."""
+        """Returns the measured tree with this step's tokens. It has no chances: the budget observes them."""
         nodes = context.nodes
         levels = logits.candidates(self.positions(context, logits), min(nodes, RANKS), context.sampling)
         accuracies = self.accuracies or [UNMEASURED] * len(levels)
-        ranks = sparse_tree(
+        shape = dense_tree if self.options.tree == "dense" else sparse_tree
+        ranks = shape(
             tuple(tuple(known[: len(level)]) for known, level in zip(accuracies, levels, strict=False)), nodes
         )
         tokens = [levels[depth - 1][rank][0] for depth, rank in zip(ranks.depth[1:], ranks.tokens[1:], strict=True)]
@@ -147,4 +177,29 @@ def sparse_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> DraftTree:
     accuracies [depth][rank] is how often the candidate of that rank is right. The tree's tokens are ranks.
     """
     levels = [sorted(enumerate(ranks), key=lambda candidate: -candidate[1]) for ranks in accuracies]
+    return best_first_tree(0, levels, nodes, Drafter.kind)
+
+
+@lru_cache(maxsize=256)
+def dense_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> DraftTree:
+    """Returns Medusa's dense tree (§3.1.2): every product of the first s_k candidates of head k, with the best s_k.
+
+    The best have the most accurate tree of so many nodes at most. The tree's tokens are ranks.
+    """
+    best: float = 0.0
+    widths: tuple[int, ...] = ()
+    waiting: list[tuple[float, int, float, int, tuple[int, ...]]] = [(0.0, 0, 1.0, 1, ())]
+    while waiting:  # (accepted so far, nodes so far, the chance and the number of all paths to the last depth, widths)
+        accepted, size, chance, paths, some = waiting.pop()
+        if accepted > best:
+            best, widths = accepted, some
+        if len(some) < len(accuracies):
+            right = 0.0
+            for width, accuracy in enumerate(accuracies[len(some)], start=1):
+                right += accuracy
+                if size + paths * width > nodes:
+                    break
+                reached = chance * right
+                waiting.append((accepted + reached, size + paths * width, reached, paths * width, (*some, width)))
+    levels = [[(rank, 1.0) for rank in range(width)] for width in widths]
     return best_first_tree(0, levels, nodes, Drafter.kind)

@@ -41,12 +41,12 @@ def draft_model(
     """
     length = None if fixed else chosen.draft
     if not accelerated:
-        return DraftModel(pair.small, pair.vocabulary, Autoregressive(), Budget(0), length)
+        return DraftModel(pair.small, pair.vocabulary, Autoregressive(), Budget(0), length, costs)
     window = Lookahead(pair.pool, pair.special, chosen.window, chosen.phrase) if chosen.window else Autoregressive()
     ahead = chosen.phrase - 1
     inner = WithPhrases(window, pair.pool, chosen.phrases, ahead, read_only=True)
     budget = Budget(min((chosen.window + chosen.phrases) * ahead, MAX_NODES), costs)
-    return DraftModel(pair.small, pair.vocabulary, inner, budget, length)
+    return DraftModel(pair.small, pair.vocabulary, inner, budget, length, costs)
 
 
 def ouroboros(

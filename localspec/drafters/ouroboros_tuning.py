@@ -109,7 +109,7 @@ class SimulatedBudget(Budget):
         new, self._forwards = self._small.forwards - self._forwards, self._small.forwards.copy()
         drafting = sum(times * self._workload.draft_costs.at(rows, CONTEXT) for rows, times in new.items())
         self.seconds += drafting + self._workload.target_costs.at(step.tree.size if step.tree else 1, CONTEXT)
-        super().observe(replace(step, draft_seconds=drafting))
+        super().observe(replace(step, draft_seconds=drafting, verify_seconds=0.0))  # a replay takes no time
 
 
 def simulated_seconds(drafter: Drafter, small: DraftModel, workload: Workload) -> float:

@@ -4,19 +4,23 @@ The masks follow the root; each row predicts the token one position after it:
 
     rows        … a b root m1 m2        kept in the drafter's own cache: … a b root, never a mask
     predicts    … b root  +1 +2 +3
+
+A mask's row knows nothing of the token that a tree has in its place. A low-rank correction adds that: a few channels of
+the token and of the row, which change the row's logits.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from localspec.checkpoint import inspect
-from localspec.decoding.compute import Array, DraftableModel, RowModel, Rows
+from localspec.decoding.compute import Array, Compute, DraftableModel, RowModel, Rows
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
+from localspec.drafters.paths import PathTrees
 from localspec.drafters.tensors import TensorSpec
 from localspec.drafters.trained import ParallelDrafter
 from localspec.errors import UsageMistake
@@ -28,7 +32,9 @@ from localspec.models.tokenizer import Tokenizer
 from localspec.policy.prediction import CHUNK
 
 FORMS = ("medusa", "eagle", "model")
-MODEL_MASKS = 7  # what published models of this form were trained with: groups of eight
+BEGINNINGS = ("last", "first", "fresh")
+MODEL_MASKS = 11  # of published models of this form: their figures are of drafts of twelve tokens
+MOST_MASKS = 32
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,9 @@ class ParallelSpecOptions:
     """`masks` is k; a draft has one token more. `form` is the input: tokens as with Medusa ("medusa", eq. 3), the
     target's features and tokens as with EAGLE ("eagle", eq. 5), or tokens into a small language model ("model").
 
-    `layers` is the number of layers of a drafter that is no model. Depth d is weighted by `decay`ᵈ in training (λ,
+    `layers` is the number of layers of a drafter that is no model; `begin` is what they are before they are trained:
+    the target's "last" layers, its "first", or "fresh" ones. `correction` is the rank of the correction by the token
+    before (0: none), which a drafter that is a model does without. Depth d is weighted by `decay`ᵈ in training (λ,
     eq. 3); mask d is left out of a share 1 - (1 - `drop`)ᵈ of the groups (PARD's conditional drop). `model` is the
     directory from which a small language model is read once, and `config` what its config.json said. Raises
     UsageMistake for impossible values.
@@ -49,14 +57,18 @@ class ParallelSpecOptions:
     drop: float = 0.0
     model: str = ""
     config: str = ""
+    correction: int = 64
+    begin: str = "last"
 
     def __post_init__(self) -> None:
         for name, fine, hint in (
-            ("masks", 1 <= self.masks <= 32, "1 to 32"),
+            ("masks", 1 <= self.masks <= MOST_MASKS, f"1 to {MOST_MASKS}"),
             ("form", self.form in FORMS, f"one out of {', '.join(FORMS)}"),
             ("layers", 1 <= self.layers <= 8, "1 to 8"),
             ("decay", 0 < self.decay <= 1, "above 0 and at most 1"),
             ("drop", 0 <= self.drop < 1, "0 or more and below 1"),
+            ("correction", 0 <= self.correction <= 1024, "0 for none, to 1024"),
+            ("begin", self.begin in BEGINNINGS, f"one of {', '.join(BEGINNINGS)}"),
         ):
             if not fine:
                 raise UsageMistake(f"{name} = {getattr(self, name)!r} of parallelspec is not possible; give {hint}.")
@@ -69,6 +81,11 @@ class ParallelSpecOptions:
             )
         if of_model and self.layers != 1:
             raise UsageMistake(f"layers = {self.layers} has no effect with the form 'model', which has its own.")
+
+    @property
+    def rank(self) -> int:
+        """Of the correction."""
+        return 0 if self.form == "model" else self.correction
 
 
 def layers_of(target: TransformerConfig, options: ParallelSpecOptions) -> TransformerConfig:
@@ -95,6 +112,7 @@ class Drafter(ParallelDrafter):
 
     kind = "parallelspec"
     Options = ParallelSpecOptions
+    BEFORE: ClassVar[Mapping[str, Any]] = {"correction": 0, "begin": "fresh"}
     options: ParallelSpecOptions
 
     def __init__(
@@ -114,6 +132,8 @@ class Drafter(ParallelDrafter):
         if options.form == "model":
             never = published.never if published else tensors["never"]
             self._never = self.compute.rows(np.where(never, -np.inf, 0.0).astype(np.float32)[None])
+        self._correction = Correction(self.compute, tensors) if options.rank else None
+        self._trees = PathTrees(self)  # of a correction
         self._cache = self._model.cache(0)
         self._features: list[Rows] = []  # the target's state at each token in its cache (EAGLE only)
 
@@ -126,9 +146,10 @@ class Drafter(ParallelDrafter):
         return self.compute.model(sizes, rope, Renamed(tensors, names))
 
     @classmethod
-    def from_model(cls, path: Path, target: DraftableModel[Any], masks: int = MODEL_MASKS) -> Self:
+    def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
         """Returns the drafter that a published small language model is (PARD): its config.json names a `pard_token`.
 
+        `depth` is the number of tokens of a draft, as many as in published figures where none is given.
         Raises UsageMistake where its tokens are not the target's, LocalspecError where it is damaged or no such model.
         """
         config, tokenizer = read_config(inspect(path)), Tokenizer.open(path)
@@ -136,6 +157,7 @@ class Drafter(ParallelDrafter):
         compare_tokens(tokenizer, config.vocab_size, target.tokenizer, path)
         never = impossible_ids(tokenizer, mask, target.tokenizer, target.vocab_size)
         model = target.compute.read_model(path, min(target.context, config.max_position_embeddings))
+        masks = MODEL_MASKS if depth is None else min(max(depth - 1, 1), MOST_MASKS)
         options = ParallelSpecOptions(masks=masks, form="model", model=str(path))
         return cls(target, options, {}, Published(model, mask, never))
 
@@ -156,6 +178,13 @@ class Drafter(ParallelDrafter):
         if options.form == "eagle":
             specs["joined.weight"] = TensorSpec((own.hidden_size, 2 * own.hidden_size))
             specs["joined.bias"] = TensorSpec((own.hidden_size,))
+        if options.rank:
+            width, rank = own.hidden_size, options.rank
+            specs |= {f"correction.{name}.weight": TensorSpec((rank, width)) for name in ("near", "far")}
+            specs["correction.near.bias"], specs["correction.out.weight"] = (
+                TensorSpec((rank,)),
+                TensorSpec((width, rank)),
+            )
         if is_model:
             specs["never"] = TensorSpec((own.vocab_size,), "bool")
         return specs
@@ -169,14 +198,14 @@ class Drafter(ParallelDrafter):
     def nbytes(self) -> int:
         """Bytes that the drafter holds beside the target: weights, cache and features."""
         held = [self._model, self._masks, self._cache, *self._features]
-        held += [one for one in (self._joined, self._never) if one is not None]
+        held += [one for one in (self._joined, self._never, self._correction) if one is not None]
         return sum(int(one.nbytes) for one in held)
 
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
         """Calibrates the last draft; keeps the target's features at the rows that are now in the target's cache."""
-        self.calibrate(step)
+        (self._trees if self._correction else self).calibrate(step)
         if self.options.form == "eagle":
             rows = step.hidden.rows
             self._features += [rows[row : row + 1] for row in range(len(rows))]
@@ -186,6 +215,7 @@ class Drafter(ParallelDrafter):
         self._cache.truncate(min(self._cache.length, length))
         del self._features[length:]
         self.forget_draft()
+        self._trees.forget()
 
     def draft(self, context: Context) -> DraftTree:
         """Runs one forward over the masks and the tokens that are new to the drafter's cache, the root among them."""
@@ -195,7 +225,18 @@ class Drafter(ParallelDrafter):
         if not nodes or not has_features:
             return DraftTree((context.root,), (-1,))
         states = self._predict(context.committed, min(self.options.masks, nodes - 1))
-        return self.build_tree(context, self.compute.logits(self._logits(states)))
+        logits, correction = self._logits(states), self._correction
+        if correction is None:
+            return self.build_tree(context, self.compute.logits(logits))
+        far = correction.far(states)
+
+        def logits_of(parents: Sequence[int], tokens: Sequence[int], depth: int) -> Rows:
+            rows = [depth] * len(tokens)  # the root's own row has read the token before
+            return logits[rows] + correction(self.compute.target.embed(tokens), far[rows]) if depth else logits[:1]
+
+        if context.sampling.rule == "rejection":
+            return self._trees.sample(context, logits_of, len(logits))
+        return self._trees.grow(context, logits_of, len(logits))
 
     def _predict(self, committed: Sequence[int], masks: int) -> Rows:
         """Returns states [1 + masks, hidden_size] of the root and the masks after it; real rows stay in the cache."""
@@ -243,6 +284,32 @@ class Drafter(ParallelDrafter):
         if logits.shape[1] < width:
             logits = self.compute.at_columns(logits, np.arange(logits.shape[1]), width)
         return logits[:, :width] + self._never
+
+
+class Correction:
+    """What the token before changes in a mask's logits: W B SiLU(N e + b + F s), W the target's head.
+
+    e is the token's embedding, normalised, and s the mask's state. W B [vocab_size, rank] is made once, so that a
+    depth does not read the head.
+    """
+
+    def __init__(self, compute: Compute, tensors: Mapping[str, Array]) -> None:
+        self._compute = compute
+        self._near = compute.linear(tensors["correction.near.weight"], tensors["correction.near.bias"])
+        self.far = compute.linear(tensors["correction.far.weight"])
+        out = np.ascontiguousarray(tensors["correction.out.weight"].T)
+        columns = compute.logits(compute.target.head(compute.rows(out))).numpy()
+        self._out = compute.linear(np.ascontiguousarray(columns.T))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its matrices."""
+        return self._near.nbytes + self.far.nbytes + self._out.nbytes
+
+    def __call__(self, embeddings: Rows, far: Rows) -> Rows:
+        """Returns what is added to the logits [rows, vocab_size] after tokens with these embeddings."""
+        compute = self._compute
+        return self._out(compute.silu(self._near(compute.rms_norm(embeddings)) + far))
 
 
 class Renamed(Mapping[str, Array]):

@@ -4,11 +4,16 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import replace
 
+from localspec.decoding.calibration import Calibration
 from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.logits import Candidate
 from localspec.decoding.tree import DraftTree, depth_first
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.ingredients import Ingredients
 from localspec.drafters.pool import KEY_LENGTH, MATCH_LENGTH, Continuation, PhrasePool, StoredPhrase
+
+Followers = list[tuple[float, Continuation]]  # what may follow a text, with its weight
+Path = tuple[int, ...]  # tokens from below the root to a node
 
 
 class WithPhrases:
@@ -35,6 +40,9 @@ class WithPhrases:
         self.inner, self.pool = inner, pool
         self._anywhere, self._read_only = anywhere, read_only
         self._max_phrases, self._phrase_length = max_phrases, phrase_length
+        self.calibration = Calibration()  # of phrases' shares of the weight, by the tokens that match before them
+        self._offered: dict[Path, tuple[list[Candidate], int]] = {}  # to the last draft: (token, share), match
+        self._greedy = True
         self._draft = DraftTree((0,), (-1,))  # the last one, of which only a part may have been verified
         self._stored: list[StoredPhrase | None] = []  # by node of the draft
 
@@ -45,6 +53,10 @@ class WithPhrases:
     def observe(self, step: Step) -> None:
         """Adds the text to the pool, learns from what was rejected, and remembers which stored phrases were right."""
         self.inner.observe(step)
+        for depth, token in enumerate(step.committed if step.tree else ()):
+            level, match = self._offered.get(tuple(step.committed[:depth]), ((), 0))
+            self.calibration.learn(level, match, self._greedy, token)
+        self._offered = {}
         if self._read_only:
             return
         self.pool.learn(step)
@@ -83,36 +95,35 @@ class WithPhrases:
 
     def draft(self, context: Context) -> DraftTree:
         """Returns the inner tree, and below it the likeliest phrases, best first, as far as there are nodes."""
+        self._greedy, self._offered = context.sampling.greedy, {}
         nodes = context.nodes if self._anywhere else context.nodes - context.nodes // 3
-        inner = self.inner.draft(replace(context, nodes=nodes))
+        recent = list(context.committed[-MATCH_LENGTH:])
+        covered = 0.0
+        if self._anywhere and context.nodes:
+            at_root = self._level((), self._followers(recent, context.nodes), 0)
+            covered = min(sum(chance for chance, _ in at_root), 1.0)
+        inner = self.inner.draft(replace(context, nodes=nodes, covered=covered))
         builder = _TreeBuilder(inner)
         most = builder.size + context.nodes - 1 if self._anywhere else context.nodes
-        heap: list[tuple[float, int, int, list[tuple[float, Continuation]], int]] = []
+        heap: list[tuple[float, int, int, float, Followers, int]] = []
         order = 0
 
-        def offer(node: int, chance: float, followers: list[tuple[float, Continuation]], at: int) -> None:
-            """Puts the children that `followers` give `node` on the heap, with their share of the weight as chance."""
+        def offer(node: int, worth: float, followers: Followers, at: int) -> None:
+            """Puts the children that `followers` give `node` on the heap."""
             nonlocal order
-            total = sum(weight for weight, _ in followers) + _DOUBT
-            by_token: dict[int, list[tuple[float, Continuation]]] = {}
-            for weight, continuation in followers:
-                if at < len(continuation.tokens):
-                    by_token.setdefault(continuation.tokens[at], []).append((weight, continuation))
-            for group in by_token.values():
-                share = sum(weight for weight, _ in group) / total
-                heapq.heappush(heap, (-chance * share, order, node, group, at))
+            for chance, group in self._level(tuple(builder.path_tokens(node)), followers, at):
+                heapq.heappush(heap, (-worth * chance, order, node, chance, group, at))
                 order += 1
 
-        recent = list(context.committed[-MATCH_LENGTH:])
         ends = sorted({0, *builder.leaves}) if self._anywhere else builder.leaves
         for rank, end in enumerate(ends if context.nodes and builder.size <= most else ()):
             tail = recent + builder.path_tokens(end)
             followers = self._followers(tail, context.nodes)
             offer(end, builder.worth[end] if self._anywhere else 1.0 / (1 + rank), followers, 0)
         while heap and builder.size <= most:
-            chance, _, parent, group, at = heapq.heappop(heap)
+            worth, _, parent, chance, group, at = heapq.heappop(heap)
             longest = max(group, key=lambda follower: follower[0])[1]
-            node = builder.add(parent, longest.tokens[at], longest, -chance)
+            node = builder.add(parent, longest.tokens[at], longest, -worth, chance)
             offer(node, builder.worth[node], group, at + 1)
         while not self._anywhere and not inner.probe and (left := context.nodes + 1 - builder.size) > 0:
             nodes += left
@@ -123,7 +134,25 @@ class WithPhrases:
         self._draft, self._stored = builder.build(context.nodes)
         return self._draft
 
-    def _followers(self, tail: Sequence[int], nodes: int) -> list[tuple[float, Continuation]]:
+    def _level(self, path: Path, followers: Followers, at: int) -> list[tuple[float, Followers]]:
+        """Groups what may follow `path` by its token at `at`: the chance of that token, and who goes on with it.
+
+        The chance is what phrases with such a share of the weight, behind so long a match, were worth before.
+        """
+        total = sum(weight for weight, _ in followers) + _DOUBT
+        groups: dict[int, Followers] = {}
+        for weight, continuation in followers:
+            if at < len(continuation.tokens):
+                groups.setdefault(continuation.tokens[at], []).append((weight, continuation))
+        if not groups:
+            return []
+        shares = [(token, sum(weight for weight, _ in group) / total) for token, group in groups.items()]
+        shares.sort(key=lambda candidate: -candidate[1])
+        match = max(continuation.match for _, continuation in followers) + at
+        self._offered.setdefault(path, (shares, match))
+        return [(chance, groups[token]) for token, chance in self.calibration.chances(shares, match, self._greedy)]
+
+    def _followers(self, tail: Sequence[int], nodes: int) -> Followers:
         """Returns what may follow a text that ends in `tail`, with its weight."""
         found = self.pool.continuations(tail, min(nodes, self._phrase_length or nodes))
         followers = [(_weight(continuation), continuation) for continuation in found]
@@ -142,7 +171,7 @@ class WithPhrases:
 class _TreeBuilder:
     """A tree that grows in any order and is built with its likeliest chain first.
 
-    `worth` [nodes] is the chance that a node and all nodes above it are accepted.
+    `worth` [nodes] is the chance that a node and all nodes above it are accepted, as far as it is known.
     """
 
     def __init__(self, inner: DraftTree) -> None:
@@ -151,6 +180,7 @@ class _TreeBuilder:
         self._stored: list[StoredPhrase | None] = [None] * inner.size
         self._source = list(inner.source or ["drafter"] * inner.size)
         self.worth = [1.0] * inner.size
+        self._chance = list(inner.chance or [None] * inner.size)
         for node in range(1, inner.size):
             chance = inner.chance[node] if inner.chance else None
             self.worth[node] = self.worth[inner.parents[node]] * (1.0 if chance is None else chance)
@@ -177,7 +207,7 @@ class _TreeBuilder:
             node = self._parents[node]
         return tokens[::-1]
 
-    def add(self, parent: int, token: int, continuation: Continuation, worth: float) -> int:
+    def add(self, parent: int, token: int, continuation: Continuation, worth: float, chance: float) -> int:
         """Adds a node, unless there is one with this token, and returns its number, which is valid until `build`."""
         for child in self._children[parent]:
             if self._tokens[child] == token and not (
@@ -186,7 +216,7 @@ class _TreeBuilder:
                 self.worth[child] = max(self.worth[child], worth)  # never worth less than the nodes below it
                 return child
         node = self._add(parent, token, continuation.source, continuation.stored)
-        self.worth[node] = worth
+        self.worth[node], self._chance[node] = worth, chance
         return node
 
     def grow(self, tree: DraftTree) -> None:
@@ -205,6 +235,7 @@ class _TreeBuilder:
         self._children.append([])
         self._children[parent].append(self.size - 1)
         self.worth.append(0.0)
+        self._chance.append(None)
         return self.size - 1
 
     def build(self, nodes: int) -> tuple[DraftTree, list[StoredPhrase | None]]:
@@ -228,7 +259,7 @@ class _TreeBuilder:
                 probe=[bool(inner.probe[node]) if node < inner.size else False for node in order]
                 if inner.probe
                 else None,
-                chance=[inner.chance[node] if node < inner.size else None for node in order] if inner.chance else None,
+                chance=[self._chance[node] for node in order],
             ),
             [self._stored[node] for node in order],
         )

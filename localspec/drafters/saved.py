@@ -25,17 +25,21 @@ def drafter_class(kind: str) -> type[TrainedDrafter]:
 
 
 def load_drafter(
-    card: DrafterCard, target: DraftableModel[Any], calibration: Calibration | None = None
+    card: DrafterCard,
+    target: DraftableModel[Any],
+    calibration: Calibration | None = None,
+    depth: int | None = None,
 ) -> TrainedDrafter:
     """Returns the trained drafter of a directory, with the calibration that earlier replies gave it, if any did.
 
+    `depth` is the number of tokens of a draft that was asked for, which only a published language model can choose.
     Raises LocalspecError where it is damaged or does not fit the target; of a small language model as it was published
     UsageMistake says the latter.
     """
     if (card.path / CARD).is_file():
         drafter = _read(card, target)
     else:  # a small language model as it was published
-        drafter = drafter_class(card.kind).from_model(card.path, target)
+        drafter = drafter_class(card.kind).from_model(card.path, target, depth)
     if calibration is not None:
         drafter.calibration = calibration
     return drafter
@@ -45,10 +49,10 @@ def _read(card: DrafterCard, target: DraftableModel[Any]) -> TrainedDrafter:
     file, class_ = card.path / WEIGHTS, drafter_class(card.kind)
     tensors = StoredTensors(file)
     try:
-        options = class_.parse_options(card.options)
+        options = class_.parse_options({**class_.BEFORE, **card.options})
         # A few bytes of drafter.json can ask for any amount of memory: nothing is allocated for what does not fit.
         check_tensors(class_.tensor_specs(target, options), tensors.specs())
-        drafter = class_(target, options, tensors)
+        drafter = class_(target, options, target.compute.stored(file, tensors, card.revision))
     except UsageMistake as mistake:
         raise LocalspecError(f"{card.path / CARD} cannot be used: {mistake}") from None
     except LocalspecError as error:

@@ -6,15 +6,15 @@ to node, so that a tree costs one small batch a depth.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
 from localspec.decoding.compute import Array, Compute, DraftableModel, Linear, Rows
 from localspec.decoding.drafter import Context, Step
-from localspec.decoding.logits import Candidate
-from localspec.decoding.tree import DraftTree, grow_tree
+from localspec.decoding.tree import DraftTree
+from localspec.drafters.paths import PathTrees
 from localspec.drafters.tensors import TensorSpec
 from localspec.drafters.trained import TrainedDrafter, refuse_without_joint
 from localspec.errors import LocalspecError, UsageMistake
@@ -22,8 +22,8 @@ from localspec.models.adapter_names import MOST_RANK
 from localspec.models.architecture import TransformerConfig
 
 JOINT = ("rank", "balance")  # options that only joint training has
+FREQUENT, LARGE = 2**15, 2**16  # tokens of a draft vocabulary, of a model that has more than so many
 PAPER_WIDTH = 1024  # of W_p h_p and of W_q h_q (appendix A)
-BRANCHES = 8  # candidates of a node below the first depth
 RECENT_MODELS = ("transformer", "lstm", "none")
 
 
@@ -34,7 +34,8 @@ class SemiOptions:
     sees at most.
 
     `shared`: the drafter's head leads to the target's head; else it has a vocabulary matrix of its own. Either covers
-    `vocabulary` tokens, the most frequent ones of the training text (0: all). `layers` is the head's number of hidden
+    `vocabulary` tokens, the most frequent ones of the training text (0: all; -1: 32,768 of a model that has more than
+    65,536, whose head would be most of what a draft reads, else all). `layers` is the head's number of hidden
     layers (two in §4.2; with one, as in appendix A, h_p and h_q are merely added). `paper_widths`: 1024 + 1024 channels
     whatever the target's hidden_size.
 
@@ -46,7 +47,7 @@ class SemiOptions:
     recent: str = "transformer"
     depth: int = 4
     shared: bool = True
-    vocabulary: int = 0
+    vocabulary: int = -1
     layers: int = 2
     paper_widths: bool = False
     share: float = 1.0
@@ -62,7 +63,7 @@ class SemiOptions:
         for name, value, fine, hint in (
             ("depth", self.depth, 1 <= self.depth <= 16, "1 to 16"),
             ("layers", self.layers, self.layers in (1, 2), "1 or 2"),
-            ("vocabulary", self.vocabulary, self.vocabulary >= 0, "0 for all tokens, or how many"),
+            ("vocabulary", self.vocabulary, self.vocabulary >= -1, "0 for all tokens, -1 for what suits, or how many"),
             ("share", self.share, 0 < self.share <= 1, "above 0 and at most 1"),
             ("rank", self.rank, 1 <= self.rank <= MOST_RANK, f"1 to {MOST_RANK}"),
             ("balance", self.balance, 0 < self.balance < 1, "a number between 0 and 1"),
@@ -70,6 +71,12 @@ class SemiOptions:
             if not fine:
                 raise UsageMistake(f"{name} = {value} of semi is not possible; give {hint}.")
         refuse_without_joint("semi", self, JOINT)
+
+    def settled(self, vocab_size: int) -> Self:
+        """These options for a target with so many tokens, its draft vocabulary chosen."""
+        if self.vocabulary >= 0:
+            return self
+        return replace(self, vocabulary=FREQUENT if vocab_size > LARGE else 0)
 
 
 @dataclass(frozen=True)
@@ -204,6 +211,7 @@ class Drafter(TrainedDrafter):
 
     kind = "semi"
     Options = SemiOptions
+    BEFORE: ClassVar[Mapping[str, Any]] = {"vocabulary": 0}
     options: SemiOptions
 
     def __init__(self, target: DraftableModel[Any], options: SemiOptions, tensors: Mapping[str, Array]) -> None:
@@ -221,8 +229,7 @@ class Drafter(TrainedDrafter):
             if options.shared:
                 self._copied = self.compute.target.head_rows(self._kept.tolist())
         self._state: Rows = None  # the target's, which predicted the root
-        self._candidates: dict[tuple[int, ...], Sequence[Candidate]] = {}  # of the last draft, by path
-        self._greedy = True
+        self._trees = PathTrees(self)
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: SemiOptions) -> dict[str, TensorSpec]:
@@ -292,84 +299,29 @@ class Drafter(TrainedDrafter):
     def observe(self, step: Step) -> None:
         """Keeps the state that predicted the new root, and calibrates the last draft along the committed text."""
         self._state = step.hidden.take([len(step.hidden) - 1]).rows  # a copy: a view would keep a whole chunk
-        path: tuple[int, ...] = ()
-        for token in step.committed if step.tree is not None else ():
-            if path not in self._candidates:
-                break
-            self.calibration.learn(self._candidates[path], len(path) + 1, self._greedy, token)
-            path += (token,)
-        self._candidates = {}
+        self._trees.calibrate(step)
 
     def rewind(self, length: int) -> None:
         """Forgets the state that predicted the root; the next observation gives another one."""
-        self._state, self._candidates = None, {}
+        self._state = None
+        self._trees.forget()
 
     def draft(self, context: Context) -> DraftTree:
         """Returns the best tree that the tiny model finds; for the rule `rejection`, chains sampled from it."""
-        self._candidates, self._greedy = {}, context.sampling.greedy
+        self._trees.forget()
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))
-        far = self._far(self._state)
-        return (
-            self._sample_tree(context, far) if context.sampling.rule == "rejection" else self._grow_tree(context, far)
-        )
+        far, state = self._far(self._state), self._initial_state()
+        sampled = context.sampling.rule == "rejection"
 
-    def _grow_tree(self, context: Context, far: Rows) -> DraftTree:
-        state, ids = self._initial_state(), self._kept
-        paths: list[tuple[int, ...]] = [()]
+        def logits_of(parents: Sequence[int], tokens: Sequence[int], depth: int) -> Rows:
+            nonlocal state
+            state, x = self._read(tokens, far, state[list(parents)] if depth else state, depth)
+            return self._in_full_vocabulary(self._head(x)) if sampled else self._head(x)
 
-        def expand(parents: Sequence[int], tokens: Sequence[int], depth: int) -> list[list[Candidate]]:
-            """Returns the candidates after nodes at `depth`, whose parents are nodes of the call before."""
-            nonlocal state, paths
-            if depth:
-                state = state[list(parents)]
-                paths = [(*paths[parent], token) for parent, token in zip(parents, tokens, strict=True)]
-            state, x = self._read(tokens, far, state, depth)
-            # Nodes of one depth have one position, and so meet the same noise.
-            positions = [len(context.committed) + depth] * len(tokens)
-            count = min(context.nodes, BRANCHES) if depth else context.nodes
-            found = self.compute.logits(self._head(x)).candidates(positions, count, context.sampling, ids)
-            self._candidates.update(zip(paths, found, strict=True))
-            return [self.calibration.chances(candidates, depth + 1, self._greedy) for candidates in found]
-
-        return grow_tree(context.root, expand, context.nodes, self.depth, self.kind)
-
-    def _sample_tree(self, context: Context, far: Rows) -> DraftTree:
-        """Samples chains side by side, each token given those above it; nodes left over are children of the root.
-
-        The shape does not depend on what is sampled, except that it ends at a depth where some logits are NaN or inf.
-        """
-        depths = min(self.depth, context.nodes)
-        chains, position = context.nodes // depths, len(context.committed)
-        widths = [chains + context.nodes % depths] + [chains] * (depths - 1)
-        sampled: list[list[int]] = []
-        rows: list[Rows] = []
-        state, tokens = self._initial_state(), [context.root]
-        for depth, width in enumerate(widths):
-            state, x = self._read(tokens, far, state[:width], depth)
-            logits = self._in_full_vocabulary(self._head(x))
-            if self.compute.logits(logits).finite_rows(context.sampling) < len(logits):
-                break
-            if depth == 0:
-                logits, state = logits[[0] * width], state[[0] * width]
-            handle = self.compute.logits(logits)
-            tokens = [handle.sample(chain, position + depth, chain, context.sampling) for chain in range(width)]
-            sampled.append(tokens)
-            rows.append(logits)
-            tokens = tokens[:chains]
-        if not sampled:
-            return DraftTree((context.root,), (-1,))
-        depths = len(sampled)
-        nodes = [(depth, chain) for chain in range(widths[0]) for depth in range(depths if chain < chains else 1)]
-        number = {node: index for index, node in enumerate(nodes, start=1)}
-        return DraftTree(
-            [context.root, *(sampled[depth][chain] for depth, chain in nodes)],
-            [-1, *(number[depth - 1, chain] if depth else 0 for depth, chain in nodes)],
-            [self.kind] * (len(nodes) + 1),
-            draft_logits=self.compute.logits(
-                self.compute.concat([rows[0][:1], *(rows[depth][chain : chain + 1] for depth, chain in nodes)])
-            ),
-        )
+        if sampled:
+            return self._trees.sample(context, logits_of, self.depth)
+        return self._trees.grow(context, logits_of, self.depth, self._kept)
 
     def _in_full_vocabulary(self, logits: Rows) -> Rows:
         """Returns logits [rows, vocab_size] of those of the draft vocabulary; other tokens are never sampled."""

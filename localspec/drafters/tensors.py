@@ -80,6 +80,9 @@ class StoredTensors(Mapping[str, Array]):
                 raise LocalspecError(f"'{name}' holds NaN or inf; {REMEDY}.")
         return numbers
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries  # Mapping's own would read the tensor
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 

@@ -37,6 +37,7 @@ class TrainedDrafter(ABC):
 
     kind: ClassVar[str]
     Options: ClassVar[type]
+    BEFORE: ClassVar[Mapping[str, Any]] = {}  # values of options that did not exist when a file was written
 
     def __init__(self, target: DraftableModel[Any], options: Any, tensors: Mapping[str, Array]) -> None:
         """`tensors` are those that `tensor_specs` lists, floating-point numbers in fp32; each is taken once."""
@@ -90,8 +91,11 @@ class TrainedDrafter(ABC):
         return cls.Options(**options)
 
     @classmethod
-    def from_model(cls, path: Path, target: DraftableModel[Any]) -> Self:
-        """The drafter that a published language model is; only kinds whose row has a `mask_key` have one."""
+    def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
+        """The drafter that a published language model is; only kinds whose row has a `mask_key` have one.
+
+        `depth` is the number of tokens of a draft, where that was asked for.
+        """
         raise NotImplementedError
 
 

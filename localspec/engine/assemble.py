@@ -1,5 +1,6 @@
 """Builds the drafter of a choice from what it takes: weights, a small model, phrases, hyper-parameters."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -10,6 +11,7 @@ from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ingredients import Hyperparameters, Ingredients
+from localspec.drafters.layers import Layers
 from localspec.drafters.ouroboros_tuning import Exchange, Workload, search
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool, PhraseReader
@@ -45,14 +47,17 @@ def drafter_of(
     choice: Choice,
     target: Target,
     pool: PhrasePool,
-    trained: TrainedDrafter | None,
+    trained: TrainedDrafter | Layers | None,
     small: LoadedDraftModel | None,
     chosen: Hyperparameters,
 ) -> Drafter:
-    """Builds the drafter that the choice names; `trained` or `small` is given where its kind takes that."""
+    """Builds the drafter that the choice names; `trained` or `small` is given where its kind takes that.
+
+    What a probe of the target found stands in the place of what was trained.
+    """
     kind, with_phrases = kind_of(choice.drafter), choice.drafter.endswith(WITH_PHRASES)
     drafter: Drafter
-    if kind.takes == "weights":
+    if kind.takes in ("weights", "probe"):
         assert trained is not None
         drafter = trained
     else:
@@ -99,7 +104,7 @@ def find_hyperparameters(
     if costs is None or small.costs is None or (not again and (found or not kept)):
         return found or Hyperparameters()
     profile.reporter.progress("searching how long drafts should be for these two models, once")
-    said = _replies(target, choice.nodes, costs)
+    said = own_replies(target, budget=Budget(choice.nodes, costs))
     if not said:
         profile.reporter.notice(
             f"in a context of {target.context} tokens there is no room to search how long drafts should be."
@@ -119,11 +124,12 @@ def find_hyperparameters(
     return found
 
 
-def _replies(target: Target, nodes: int, costs: ForwardCosts) -> list[Exchange]:
-    """The target's greedy replies to a few prompts."""
+def own_replies(target: Target, asked: Sequence[str] = ASKED, budget: Budget | None = None) -> list[Exchange]:
+    """Returns the target's greedy replies to a few prompts, as far as its context has room for them."""
     said: list[Exchange] = []
-    session = Session(target, WithPhrases(Autoregressive(), PhrasePool(target.special_tokens)), Budget(nodes, costs))
-    for question in ASKED:
+    drafter = WithPhrases(Autoregressive(), PhrasePool(target.special_tokens))
+    session = Session(target, drafter, budget or Budget(0))
+    for question in asked:
         prompt = target.encode([{"role": "user", "content": question}])
         if len(prompt) + REPLY <= target.context:
             for _ in session.generate(prompt, Sampling(), Limits(REPLY)):

@@ -7,6 +7,7 @@ from contextlib import closing
 from itertools import zip_longest
 from typing import Literal, Self
 
+from localspec.checkpoint import is_packed, only_packed
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
@@ -15,16 +16,18 @@ from localspec.decoding.tree import DraftTree
 from localspec.drafters.ingredients import Hyperparameters
 from localspec.engine.assemble import LoadedDraftModel, drafter_of, find_hyperparameters, pool_of
 from localspec.engine.backends import Target
+from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.fit_context import fit_conversation
-from localspec.engine.loading import calibration_of, load_draft_model, load_target, load_trained, promised_exactness
+from localspec.engine.loading import calibrated, load_draft_model, load_target, load_trained, promised_exactness
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.model_profile import ModelProfile
-from localspec.engine.recalled_measurements import RecalledMeasurements
+from localspec.engine.own_layers import load_layers
 from localspec.engine.saved_phrases import SavedPhrases
 from localspec.engine.spilling import SpillWatch
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Event, Prefill, Reporter
-from localspec.machine.hardware import IdleCores
+from localspec.machine import compiled
+from localspec.machine.hardware import IdleCores, devices
 from localspec.machine.machine import this_machine, torch_trouble
 from localspec.machine.memory import peak_memory
 from localspec.models.chat_template import Message
@@ -69,7 +72,9 @@ class Engine:
         self.exactness = promised_exactness(choice, self.target, self.profile)
         self.costs = self.profile.costs(self.target) if auto else None
         # What drafts, and how.
-        trained = load_trained(choice.trained, self.target, self.profile)
+        trained = load_trained(choice, self.target, self.profile) or load_layers(
+            choice, self.target, self.profile, self.costs
+        )
         pair = beside if beside and beside.choice.draft == choice.draft else None
         self.draft_model: LoadedDraftModel | None = (
             pair.draft_model if pair else load_draft_model(choice.draft, self.target, cache, auto)
@@ -89,7 +94,7 @@ class Engine:
         # All of it together.
         drafter = drafter_of(choice, self.target, self.pool, trained, self.draft_model, self.hyperparameters)
         self.session = Session(self.target, drafter, Budget(choice.nodes, self.costs))
-        self._calibration = trained.calibration if trained else None
+        self._calibrated = calibrated(drafter, choice, self.profile)
         self._spill_watch = SpillWatch(choice.device, self.costs, self._reporter)
         self._warned_of_context = False
         self.load_seconds = time.perf_counter() - began
@@ -109,7 +114,7 @@ class Engine:
         Raises what `choose` and the engine itself raise.
         """
         reporter = Reporter(notice, progress)
-        known = RecalledMeasurements(MeasurementCache(store, reporter), settings.exact, settings.context)
+        known = BandwidthProfiler(MeasurementCache(store, reporter), settings.exact, settings.context)
         kept: Phrases = "readonly" if settings.pool == "user" and not settings.log else settings.pool
         options = choices(model_of(card), requested_drafter(settings, card), settings, measurements=known)
         for choice, smaller in zip_longest(options, options[1:]):
@@ -121,8 +126,12 @@ class Engine:
                 if smaller is None:
                     raise
                 notice(f"{trouble} It is tried once more with less: {smaller.reason}.")
-        if settings.device == "auto" and engine.choice.device == "cpu" and (why := torch_trouble()):
-            notice(f"This runs on the CPU. {why}")  # nobody with a GPU is left on a CPU in silence
+        if settings.device == "auto" and engine.choice.device == "cpu":  # nobody with a GPU is left there in silence
+            why = only_packed(card.path) if is_packed(card.path) and devices() != ["cpu"] else torch_trouble()
+            if why:
+                notice(f"This runs on the CPU. {why}")
+        if (engine.choice.device, engine.choice.engine) == ("cpu", "torch"):
+            notice(f"PyTorch computes with dense weights, slowly: {compiled.missing()}; install localspec again.")
         if engine.sampling(settings).rule == "typical":
             notice("with --accept typical the text is not exactly what the model alone would have written.")
         return engine
@@ -219,8 +228,8 @@ class Engine:
             self._spill_watch.look(statistics, len(self.session.tokens))
         if self.saved_phrases and not self.saved_phrases.keep(self.pool, start):
             return  # one trouble is waited for, and reported, once
-        if self.choice.trained is not None and self._calibration is not None:
-            self.profile.remember(calibration_of(self.choice.trained), self._calibration)
+        for quantity, calibration in self._calibrated:
+            self.profile.remember(quantity, calibration)
         if statistics is not None:
             draft = self.choice.draft.target if self.choice.draft else None
             self.profile.add_reply(reply_key(self.choice.drafter, self.choice.trained, draft), statistics)

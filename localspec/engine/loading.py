@@ -1,8 +1,11 @@
 """Loads what a choice names, each part by itself: the target, the trained drafter, the draft model."""
 
 from localspec.decoding.calibration import Calibration
+from localspec.decoding.drafter import Drafter
 from localspec.decoding.exactness import Exactness
 from localspec.decoding.tree import DraftTree
+from localspec.drafters.draft_model import DraftModel
+from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.saved import load_drafter
 from localspec.drafters.trained import TrainedDrafter
 from localspec.engine.assemble import LoadedDraftModel
@@ -13,6 +16,7 @@ from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.machine.memory import free_memory, out_of_memory
 from localspec.models.drafter_cards import DrafterCard
+from localspec.models.drafter_kinds import kind_of
 from localspec.models.small_model import compare_tokens
 from localspec.policy.ranking import AUTO_NODES
 from localspec.policy.selection import Choice, LoadSpec
@@ -50,15 +54,45 @@ def promised_exactness(choice: Choice, target: Target, profile: ModelProfile) ->
     return found
 
 
-def load_trained(card: DrafterCard | None, target: Target, profile: ModelProfile) -> TrainedDrafter | None:
-    """The trained drafter of a card, if there is one, with the calibration that earlier replies gave it."""
-    return None if card is None else load_drafter(card, target, profile.recall(calibration_of(card)))
+def load_trained(choice: Choice, target: Target, profile: ModelProfile) -> TrainedDrafter | None:
+    """The trained drafter of a choice, if there is one, with the calibration that earlier replies gave it."""
+    if (card := choice.trained) is None:
+        return None
+    depth = choice.nodes if choice.fixed else None
+    return load_drafter(card, target, profile.recall(calibration_of(card)), depth)
 
 
-def calibration_of(card: DrafterCard) -> Quantity[Calibration]:
-    """What this drafter's confidence is worth, as the cache of measurements keeps it."""
-    name = f"calibration of {card.kind} {card.bytes} {card.path}"
-    return Quantity(name, Calibration.from_json, Calibration.as_json)
+def calibration_of(card: DrafterCard | None) -> Quantity[Calibration]:
+    """What this drafter's confidence is worth, or that of its own layers, as the cache of measurements keeps it."""
+    return _calibration(f"{card.kind} {card.bytes} {card.path}" if card else "layers")
+
+
+def _calibration(subject: str) -> Quantity[Calibration]:
+    return Quantity(f"calibration of {subject}", Calibration.from_json, Calibration.as_json)
+
+
+def calibrated(
+    drafter: Drafter, choice: Choice, profile: ModelProfile
+) -> list[tuple[Quantity[Calibration], Calibration]]:
+    """The calibrations of all that proposes in `drafter`, with the names they are kept by.
+
+    Those of phrases and of the draft model become what earlier replies made of them; a trained drafter's are that
+    since it was loaded.
+    """
+    found: list[tuple[Quantity[Calibration], Calibration]] = []
+
+    def take(part: WithPhrases | DraftModel, subject: str) -> None:
+        part.calibration = profile.recall(_calibration(subject)) or part.calibration
+        found.append((_calibration(subject), part.calibration))
+
+    if isinstance(drafter, WithPhrases):
+        take(drafter, "phrases")
+        drafter = drafter.inner
+    if isinstance(drafter, DraftModel) and choice.draft:
+        take(drafter, f"{kind_of(choice.drafter).name} {choice.draft.target.path}")
+    if isinstance(drafter, TrainedDrafter):
+        found.append((calibration_of(choice.trained), drafter.calibration))
+    return found
 
 
 def load_draft_model(

@@ -10,6 +10,7 @@ from localspec.errors import LocalspecError
 from localspec.events import Statistics
 from localspec.machine.hardware import versions
 from localspec.models.registry import TargetCard
+from localspec.models.s3d_prediction import KeptLayers
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.measurements import ModelMeasurements, ReplyStats
 from localspec.policy.prediction import Rates
@@ -32,9 +33,17 @@ def _are_sums(value: object) -> bool:
     return isinstance(value, list) and len(value) == 5 and all(type(one) in (int, float) and one >= 0 for one in value)
 
 
+def _kept_layers(value: Any) -> list[KeptLayers] | None:
+    try:
+        return [KeptLayers.from_json(one) for one in value] or None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 COSTS = Quantity("costs", ForwardCosts.from_list, ForwardCosts.as_list)
 RATES = Quantity("rates by a wide and a slim model", Rates.from_list, Rates.as_list)
 BANDWIDTH = Quantity("bandwidth", _bandwidth, float)
+LAYERS = Quantity("layers that draft", _kept_layers, lambda found: [one.as_json() for one in found])
 # By drafter: tokens, steps, nodes, seconds of drafting, seconds of verification.
 REPLY_SUMS = Quantity("replies", _sums_by_drafter, dict)
 
@@ -74,8 +83,9 @@ class RecalledMeasurements:
             subject = model_subject(self._revisions[card.path], device, dtype, quantize, exact, context)
             sums = self.cache.recall(REPLY_SUMS, subject) or {}
             replies = {drafter: stats for drafter, of_it in sums.items() if (stats := reply_stats(of_it)) is not None}
-            if (costs := self.cache.recall_either(COSTS, subject)) is not None or replies:
-                return ModelMeasurements(costs, replies)
+            layers = self.cache.recall(LAYERS, subject) or ()
+            if (costs := self.cache.recall_either(COSTS, subject)) is not None or replies or layers:
+                return ModelMeasurements(costs, replies, layers)
         return ModelMeasurements()
 
     def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from localspec import config
 from localspec.machine import compiled
 from localspec.machine.memory import free_memory
 from localspec.machine.nvidia import nvidia_driver
@@ -75,9 +76,9 @@ def versions(device: str = "cpu") -> str:
     cores = f"{physical_cores()} cores"
     if device == "mps":
         return f"torch {torch_build().version}, {cpu_name()}, {cores}, mps, macOS {platform.mac_ver()[0]}"
-    computes = compiled.instruction_set()
-    engine = f"native {compiled.ABI} with {computes}" if computes else f"torch {torch_build().version}"
-    return f"{engine}, {cpu_name()}, {cores}"
+    if computes := compiled.instruction_set():
+        return f"native {compiled.ABI} with {computes}, {cpu_name()}, {cores}"
+    return ", ".join((f"torch {torch_build().version}", cpu_name(), cores, *config.kernel_settings()))
 
 
 def devices() -> list[str]:

@@ -36,6 +36,7 @@ class Device:
     bandwidth: float | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
     engine: str = "torch"  # what computes there: native, our own library, or torch
+    cores: int = 1  # of a CPU
 
     @property
     def backend(self) -> str:
@@ -66,12 +67,12 @@ class Machine:
         return next((device for device in self.devices if device.name == name), None)
 
     def as_torch_has_it(self) -> "Machine":
-        """The same machine where torch computes on the CPU too: our library has no gradients, and trains nothing."""
-        missing = dict.fromkeys(("int4", "nf4"), "in four bits nothing is trained on a CPU")
+        """The same machine where torch computes on the CPU too: our library has no gradients, and trains nothing.
+
+        Weights in few bits are still the library's own there, which torch makes dense for each product.
+        """
         devices = (
-            replace(device, engine="torch", dtypes=("fp32", "bf16"), packings=("int8",), missing=missing)
-            if device.type == "cpu"
-            else device
+            replace(device, engine="torch", dtypes=("fp32", "bf16")) if device.type == "cpu" else device
             for device in self.devices
         )
         return replace(self, devices=tuple(devices))
@@ -88,7 +89,8 @@ def _device(name: str, bandwidth: float | None) -> Device:
     missing = {packing: reason for packing in PACKINGS if (reason := lacking(packing, name))}
     packings = tuple(packing for packing in PACKINGS if packing not in missing)
     total, free = memory.total_memory(name), memory.free_memory(name)
-    return Device(name, title, total, free, dtypes, packings, capability, bandwidth, missing, engine_of(name))
+    cores = hardware.physical_cores() if name == "cpu" else 1
+    return Device(name, title, total, free, dtypes, packings, capability, bandwidth, missing, engine_of(name), cores)
 
 
 def engine_of(name: str) -> str:

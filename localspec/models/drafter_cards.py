@@ -17,6 +17,7 @@ from localspec.paths import Paths
 
 FORMAT = 1  # of drafter.json
 RANKS = 10  # of the candidates whose accuracy it tells
+MASKS = "masks"  # a tensor of embeddings, which is read by rows and not multiplied
 REMEDY = "train the drafter again"  # one that `train` wrote cannot be fetched
 
 
@@ -32,6 +33,13 @@ class DrafterCard:
     parameters: int
     bytes: int
     about: Mapping[str, Any]  # the rest of drafter.json
+    others: int = 0  # parameters that are in no matrix
+
+    @property
+    def generated(self) -> tuple[float, int] | None:
+        """(acceptance length, nodes) on text that its target wrote after the training, where that was measured."""
+        found = self.about.get("acceptance")
+        return None if found is None else (float(found["length"]), int(found["nodes"]))
 
 
 def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> DrafterCard:
@@ -144,12 +152,18 @@ def read_drafter(path: Path) -> DrafterCard:
         raise LocalspecError(
             f"accuracy_by_depth in {file} does not list numbers from 0 to 1 for each depth; train the drafter again."
         )
+    if not _is_acceptance(content.get("acceptance")):
+        raise LocalspecError(f"acceptance in {file} has no length and nodes that can be; train the drafter again.")
     weights = path / "drafter.safetensors"
     if not weights.is_file():
         raise NotHere(f"{path} lacks drafter.safetensors; train the drafter again.")
-    parameters = sum(math.prod(entry["shape"]) for entry in tensor_headers(weights, REMEDY).values())
+    shapes = {name: tuple(entry["shape"]) for name, entry in tensor_headers(weights, REMEDY).items()}
+    parameters = sum(map(math.prod, shapes.values()))
+    others = sum(
+        math.prod(shape) for name, shape in shapes.items() if len(shape) < 2 or name == MASKS or name.endswith(".bias")
+    )
     made_for, name = str(target.get("revision", "")), str(target.get("name", "another model"))
-    return DrafterCard(kind, path, options, made_for, name, parameters, weights.stat().st_size, content)
+    return DrafterCard(kind, path, options, made_for, name, parameters, weights.stat().st_size, content, others)
 
 
 def _content(file: Path) -> dict[str, Any]:
@@ -164,3 +178,13 @@ def _are_accuracies(content: object) -> bool:
         isinstance(level, list) and level and all(type(rate) in (int, float) and 0 <= rate <= 1 for rate in level)
         for level in content
     )
+
+
+def _is_acceptance(content: object) -> bool:
+    """Whether this says how many tokens a forward there were with how many nodes, or nothing."""
+    if content is None:
+        return True
+    if not isinstance(content, dict):
+        return False
+    length, nodes = content.get("length"), content.get("nodes")
+    return type(nodes) is int and isinstance(length, int | float) and nodes >= 1 and 1 <= length <= nodes + 1

@@ -3,7 +3,7 @@
 A new kind is one row here and one file, `localspec/drafters/<name>.py`. The file of a kind that is trained defines the
 class `Drafter`, a `TrainedDrafter`; another, `localspec/training/drafters/<name>.py`, the class `Trainable`, a
 `TrainableDrafter`, and is loaded only where something is trained. The file of any other kind has a function `build`,
-which for a kind that takes a draft model returns a `DraftModel`, alone or `WithPhrases`.
+which for a kind that takes a draft model returns a `DraftModel`, alone or `WithPhrases`; what takes a probe has none.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -18,24 +18,30 @@ from localspec.models.shape import Shape
 
 WITH_PHRASES = "+phrases"  # after the name of a kind: its drafts are lengthened by phrases
 DRAFT_TOKENS = 5  # of a draft, where no figure says how many
-TOKENS_A_FORWARD = 1.4  # that a draft model accelerated by phrases drafts, as measured on the demo pair
+FORWARDS_A_DRAFT = 2.0  # of a draft model, which stops where another would not pay: measured on the demo pair, widened
 
-Takes = Literal["nothing", "weights", "draft model"]
+Takes = Literal["nothing", "probe", "weights", "draft model"]
 
 
 @dataclass(frozen=True)
 class DrafterSize:
     """What the bytes of a trained drafter depend on. `shape` is the target's.
 
-    A weight takes `dtype_bytes` in the target's format, and `compute_bytes` in the precision of the target's
-    activations. `cache_bytes` is the size of the target's cache.
+    Of its parameters `others` are in no matrix. A weight of a matrix takes `matrix_bytes` where it computes, its scale
+    included, any other number `other_bytes`. `cache_bytes` is the size of the target's cache.
     """
 
     parameters: int
+    others: int
     shape: Shape
-    dtype_bytes: int
-    compute_bytes: int
+    matrix_bytes: float
+    other_bytes: int
     cache_bytes: int
+
+    @property
+    def weights(self) -> int:
+        """Bytes of all parameters."""
+        return round((self.parameters - self.others) * self.matrix_bytes) + self.others * self.other_bytes
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ class DrafterKind:
     holds, `parameters` their number where its publisher does not say it, and `predicted` (the chance of each token of a
     draft to be accepted given the one before it, where that is known from) for a drafter that nobody measured.
     A kind that takes nothing is used where it is named; only `phrases` and plain decoding are also chosen by `auto`.
+    What takes a probe of the target's layers is chosen by `auto` once that was made, which happens where it is named.
     `has_phrases`: its drafts are phrases, or are lengthened by phrases without `+phrases`. `parts` names the setting
     that lists which of its parts are used, and `searched(parts)` the hyper-parameters that are searched for a pair of
     models. `mask_key`: a small language model whose config.json has this key is a
@@ -73,7 +80,7 @@ class DrafterKind:
     label: str
     takes: Takes
     seconds: Callable[[DraftCost, int], float]
-    size: Callable[[DrafterSize], int] = lambda one: one.parameters * one.compute_bytes
+    size: Callable[[DrafterSize], int] = lambda one: one.weights
     parameters: Callable[[Shape], int] = lambda shape: shape.matrices // 20
     predicted: Callable[[Shape], tuple[Sequence[float], str] | None] = lambda shape: None
     has_phrases: bool = False
@@ -114,10 +121,9 @@ def _parallelspec_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _parallelspec_size(one: DrafterSize) -> int:
-    """A small model has the target's format, and a cache no larger than the target's."""
-    if one.parameters > 2 * one.shape.layer:
-        return one.parameters * one.dtype_bytes + one.cache_bytes
-    return one.parameters * one.compute_bytes
+    """A small model has a cache no larger than the target's, a layer one like those of the target's layers."""
+    model = one.parameters > 2 * one.shape.layer
+    return one.weights + (one.cache_bytes if model else one.cache_bytes // one.shape.num_layers)
 
 
 @lru_cache
@@ -140,19 +146,24 @@ def _s3d_predicted(shape: Shape) -> tuple[Sequence[float], str]:
     return chances, "by the formula of the S3D paper"
 
 
+def _layers_seconds(cost: DraftCost, nodes: int) -> float:
+    """A few forwards by about half of the target; what a probe measured says more."""
+    return min(nodes, DRAFT_TOKENS) / 2 * cost.forward(1)
+
+
 def _semi_seconds(cost: DraftCost, nodes: int) -> float:
     """It drafts depth by depth, each time with the target's head."""
     return cost.depth * (cost.product(cost.parameters + cost.shape.embedding, 1) + 2 * cost.layer_seconds)
 
 
 def _draft_model_seconds(cost: DraftCost, nodes: int) -> float:
-    """A forward a token."""
-    return min(nodes, DRAFT_TOKENS) * cost.forward(1)
+    """A forward a token, as long as it pays."""
+    return min(nodes, FORWARDS_A_DRAFT) * cost.forward(1)
 
 
 def _ouroboros_seconds(cost: DraftCost, nodes: int) -> float:
-    """A forward drafts more than a token, with a few rows of phrases."""
-    return min(nodes, DRAFT_TOKENS) / TOKENS_A_FORWARD * cost.forward(4)
+    """As a draft model's, with a few rows of phrases in each forward."""
+    return min(nodes, FORWARDS_A_DRAFT) * cost.forward(4)
 
 
 def _ouroboros_searched(parts: Collection[str]) -> Sequence[str]:
@@ -167,6 +178,7 @@ TABLE = [
     DrafterKind("none", "plain decoding", "nothing", _free, module="localspec.drafters.autoregressive"),
     DrafterKind("phrases", "phrases of this text and of earlier replies", "nothing", _free, has_phrases=True),
     DrafterKind("lookahead", "phrases that a Jacobi window beside the text finds", "nothing", _free),
+    DrafterKind("layers", "some of the target's own layers: S3D without training", "probe", _layers_seconds),
     DrafterKind("medusa", "heads on the target's last state, one a depth", "weights", _medusa_seconds),
     DrafterKind(
         "parallelspec", "a layer or a small model with mask tokens, all depths in one forward", "weights",
@@ -174,7 +186,7 @@ TABLE = [
     ),
     DrafterKind(
         "s3d", "the target's outer layers with mask tokens, all depths in one forward", "weights",
-        _s3d_seconds, predicted=_s3d_predicted,
+        _s3d_seconds, size=lambda one: one.parameters * one.other_bytes, predicted=_s3d_predicted,
     ),
     DrafterKind("semi", "the target's last state and a tiny model of what was drafted", "weights", _semi_seconds),
     DrafterKind("draft_model", "a small model of the same tokenizer", "draft model", _draft_model_seconds),

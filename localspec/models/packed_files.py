@@ -8,10 +8,32 @@ from localspec.errors import LocalspecError
 from localspec.packed_file import FORMAT, SUFFIX, PackedFile, read
 from localspec.paths import Paths
 
+FILED = ("int8", "int4")  # packings that are kept on disk; dense ones are read about as fast from the model's own files
+
 
 def packed_path(of: str, packing: str, paths: Paths) -> Path:
     """Where the packed form of a revision lies or would lie."""
-    return paths.packed / f"{of}-{packing}-{FORMAT}{SUFFIX}"
+    return paths.packed / _name(of, packing, FORMAT)
+
+
+def _name(of: str, packing: str, file_format: int) -> str:
+    return f"{of}-{packing}-{file_format}{SUFFIX}"
+
+
+def in_all_formats(file: Path, of: str, packing: str) -> list[Path]:
+    """Where a packed form lies that this or an earlier version wrote into the directory of `file`; the newest first."""
+    return [file.with_name(_name(of, packing, written)) for written in range(FORMAT, 0, -1)]
+
+
+def forms(file: Path) -> dict[str, Path]:
+    """The packings in which the model of a packed file is here: this one, and those beside it."""
+    own = read(file).header
+    found = {own.packing: file}
+    for packing in FILED:
+        for other in in_all_formats(file, own.origin.revision, packing):
+            with suppress(LocalspecError):
+                found.setdefault(read(other).header.packing, other)
+    return found
 
 
 def packed_sources(paths: Paths) -> dict[str, PackedFile]:

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from localspec import packed_file
@@ -43,13 +44,19 @@ def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
 
     Raises UsageMistake for an entry that cannot be meant.
     """
-    shipped = PACKAGE / "models.toml"
-    if not shipped.exists():  # a source tree: the wheel is where it moves into the package
-        shipped = PACKAGE.parent / "models.toml"
     paths = paths or Paths(home())
-    entries = (entry for file in (shipped, paths.user_models_file) for entry in read_entries(file))
     packed = packed_sources(paths)
+    entries = (*_shipped_entries(), *read_entries(paths.user_models_file))
     return {entry.name: _card(entry, paths, packed) for entry in entries}
+
+
+@cache
+def _shipped_entries() -> tuple[Entry, ...]:
+    """Read once: it takes longer than all else that a name needs."""
+    file = PACKAGE / "models.toml"
+    if not file.exists():  # a source tree: the wheel is where it moves into the package
+        file = PACKAGE.parent / "models.toml"
+    return tuple(read_entries(file))
 
 
 def known(paths: Paths | None = None) -> dict[str, TargetCard]:

@@ -6,8 +6,10 @@ Pure arithmetic. Its three constants are fitted to what was measured; the paper'
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 MOST = 5  # tokens a draft: the paper's discount is for five at most
+LONGEST = 16  # where acceptance was measured
 WORTH = 0.01  # a token more a draft must promise so much, or fewer are drafted
 
 
@@ -36,6 +38,33 @@ class Timing:
     draft: float
     verify: float
     plain: float
+
+
+@dataclass(frozen=True)
+class KeptLayers:
+    """Measured without training: how often the candidate of each rank that some layers give is what all layers say."""
+
+    layers: tuple[int, ...]
+    shares: tuple[float, ...]
+
+    @classmethod
+    def from_json(cls, stored: Any) -> Self:
+        """What `as_json` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        return cls(tuple(map(int, stored["layers"])), tuple(map(float, stored["shares"])))
+
+    def as_json(self) -> dict[str, Any]:
+        """What `from_json` reads."""
+        return {"layers": [*self.layers], "shares": [*self.shares]}
+
+    @property
+    def agreement(self) -> float:
+        """How often the first guess was right."""
+        return self.shares[0]
+
+    def gains(self, depth: int) -> tuple[float, ...]:
+        """What each node should bring, the most first, of a draft that goes on from its likeliest token alone."""
+        reached = [self.agreement**level for level in range(depth)]
+        return tuple(sorted((before * share for before in reached for share in self.shares), reverse=True))
 
 
 @dataclass(frozen=True)
@@ -105,20 +134,43 @@ def fit(measured: Sequence[Acceptance], timings: Sequence[Timing], start: Consta
     return Constants(u, discount, delta)
 
 
-def propose(layers: int, head: float, constants: Constants) -> Proposal:
-    """What promises to be fastest, skipping symmetrically (§5.3): a token more a draft only where it is worth it."""
-    table = {
-        (kept, gamma): improvement(gamma, share(layers, kept, head), constants)
-        for gamma in range(1, MOST + 1)
-        for kept in range(1, layers + 1)
-    }
+def levels(gamma: int, measured: KeptLayers, constants: Constants) -> list[list[float]]:
+    """[depth][rank]: the chances of candidates where α is measured and falls with the depth (eq. 14)."""
+    falls = (max(0.0, 1 - constants.discount * before) for before in range(gamma))
+    return [[fall * chance for chance in measured.shares] for fall in falls]
+
+
+def propose(
+    layers: int,
+    head: float,
+    constants: Constants,
+    measured: Sequence[KeptLayers] = (),
+    length: Callable[[list[list[float]]], float] | None = None,
+) -> Proposal:
+    """What promises to be fastest (§5.3): a token more a draft only where it is worth it.
+
+    The middle is skipped, and α is that of eq. 10; or there are layers that were `measured`, and `length` tells the
+    tokens an iteration of the tree that is verified, by the chances of its candidates [depth][rank].
+    """
+    own = {len(one.layers): one for one in measured}
+    counts = sorted(own) or range(1, layers + 1)
+
+    def factor(kept: int, gamma: int) -> float:
+        beta = share(layers, kept, head)
+        if length is None:
+            return improvement(gamma, beta, constants)
+        return length(levels(gamma, own[kept], constants)) / (constants.delta + beta + 1)
+
+    gammas = range(1, (LONGEST if own else MOST) + 1)
+    table = {(kept, gamma): factor(kept, gamma) for gamma in gammas for kept in counts}
     best: tuple[int, int] | None = None
-    for gamma in range(1, MOST + 1):
-        kept = max(range(1, layers + 1), key=lambda kept: table[kept, gamma])
+    for gamma in gammas:
+        kept = max(counts, key=lambda kept: table[kept, gamma])
         if best is None or table[kept, gamma] > (1 + WORTH) * table[best]:
             best = kept, gamma
     assert best is not None
-    return Proposal(symmetric(layers, best[0]), best[1], table[best], table)
+    taken = own[best[0]].layers if own else symmetric(layers, best[0])
+    return Proposal(taken, best[1], table[best], table)
 
 
 def beside(constants: Constants, measured: Acceptance, timing: Timing | None = None) -> str:

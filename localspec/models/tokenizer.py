@@ -34,7 +34,7 @@ class Tokenizer:
 
         Raises LocalspecError for files that are damaged, and where tokenizer.json is missing.
         """
-        self._files, self._path = {name: files[name] for name in TOKENIZER_FILES if name in files}, path
+        self._files = {name: files[name] for name in TOKENIZER_FILES if name in files}
         if "tokenizer.json" not in files:
             raise LocalspecError(
                 f"The model in {path} has no tokenizer.json, the one form of tokenizer that localspec reads; "

@@ -17,6 +17,7 @@ from localspec.native.library import address, check, library
 from localspec.native.logits import NativeLogits
 from localspec.native.matrix import PANEL, PackedMatrix
 from localspec.native.model import NativeAdapters, NativeModel, Weights
+from localspec.native.packed_drafter import StoredMatrix, packed_tensors
 from localspec.native.threads import Threads
 
 _GROUP = 32  # inputs that share a scale
@@ -126,7 +127,16 @@ class NativeCompute:
         self._model, self._precision, self.target = model, precision, NativeRowModel(model)
         self._format = precision if precision in ("fp32", "bf16") else "int8"
 
+    def stored(self, file: Path, tensors: Mapping[str, Array], of: str) -> Mapping[str, Array]:
+        """Returns the tensors of a file, large matrices packed on disk where the model is packed, too."""
+        if self._format != "int8":
+            return tensors
+        return packed_tensors(file, tensors, of, _GROUP, self._model.threads.count)
+
     def _pack(self, weight: Array, interleave: bool = False) -> PackedMatrix:
+        if isinstance(weight, StoredMatrix) and len(weight.packed) == 1 and weight.interleaved == interleave:
+            return weight.packed[0]
+        weight = np.asarray(weight)
         return PackedMatrix.pack(weight, self._format, _GROUP if self._format == "int8" else 0, interleave)
 
     def rows(self, values: Floats) -> Floats:

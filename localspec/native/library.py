@@ -17,7 +17,6 @@ from localspec.machine import compiled
 
 FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "fp16": 4}
 EMBED_NONE = -1  # a model without an embedding
-ACTIVATIONS = {"none": 0, "silu": 1}
 _NO_MEMORY = 2
 
 
@@ -104,7 +103,6 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ls_cache_bytes": (c_int64, [c_void_p]),
     "ls_cache_keep": (c_int, [c_void_p, c_void_p, c_int]),
     "ls_cache_truncate": (c_int, [c_void_p, c_int]),
-    "ls_cache_fill": (c_int, [c_void_p, c_int, c_uint64]),
     "ls_forward": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(Request)]),
     "ls_embed": (c_int, [c_void_p, c_int, c_void_p, c_void_p]),
     "ls_head": (c_int, [c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_void_p]),
@@ -115,7 +113,6 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [c_void_p, c_int, POINTER(Sampling), c_int64, c_void_p, c_int, c_int, c_void_p, c_void_p, POINTER(c_int32)],
     ),
-    "ls_finite_rows": (c_int, [c_void_p, c_int, c_int]),
 }  # fmt: skip
 
 

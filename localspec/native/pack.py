@@ -76,8 +76,7 @@ class Source:
         stored = stored_tensors(checkpoint, sizes)
         made_of = {name: [stored[part] for part, _ in parts] for name, parts in weight_map(sizes).items()}
         made_of.setdefault("lm_head.weight", made_of["embed_tokens"])
-        texts = {name: _text(path / name) for name in TEXTS if (path / name).is_file()}
-        return cls(checkpoint, config, sizes, made_of, texts)
+        return cls(checkpoint, config, sizes, made_of, read_texts(path))
 
     def header(self, origin: Origin, packing: str, recipe: Recipe) -> Header:
         """What a packed file of this model will hold."""
@@ -102,9 +101,15 @@ class Source:
             elif section.tensor.layout == "rows":
                 _fill_rows(self.made_of[name], section.tensor, first, into)
             else:
-                _fill_panels(name, self.made_of[name], section.tensor, first, into, importance.get(name))
+                interleave = name.endswith("gate_up_proj.weight")
+                fill_panels(self.made_of[name], section.tensor, first, into, interleave, importance.get(name))
 
         return fill
+
+
+def read_texts(path: Path) -> dict[str, bytes]:
+    """Returns the files of a model that are not weights, by name. Raises LocalspecError where one cannot be read."""
+    return {name: _text(path / name) for name in TEXTS if (path / name).is_file()}
 
 
 def _text(file: Path) -> bytes:
@@ -144,17 +149,16 @@ def _bf16(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     return np.where(np.isnan(numbers), bits >> 16 | 0x40, rounded).astype(np.uint16)
 
 
-def _fill_panels(
-    name: str,
+def fill_panels(
     parts: list[StoredTensor],
     tensor: Tensor,
     first: int,
     into: memoryview,
-    importance: npt.NDArray[np.float32] | None,
+    interleave: bool,
+    importance: npt.NDArray[np.float32] | None = None,
 ) -> None:
     """Packs the panels of a piece, as a matrix of its own: gate and up have 16 channels in each panel, others 32."""
     panel, count = first // tensor.panel_bytes, len(into) // tensor.panel_bytes
-    interleave = name.endswith("gate_up_proj.weight")
     if interleave:
         half = tensor.out // 2
         ranges = [(at + _HALF * panel, at + min(half, _HALF * (panel + count))) for at in (0, half)]

@@ -2,23 +2,23 @@
 
 import errno
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
 
 from filelock import FileLock
 
-from localspec.checkpoint import is_packed, originals, revision
+from localspec.checkpoint import is_packed, only_packed, revision
 from localspec.config import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
-from localspec.models.packed_files import packed_path
+from localspec.models.packed_files import FILED, forms, in_all_formats, packed_path
 from localspec.native.pack import Recipe, Source
-from localspec.native.packed_model import PackedModel, write
-from localspec.packed_file import DamagedFile, Origin, Progress, UnreadableFormat, read
+from localspec.native.packed_model import Fill, PackedModel, partial_of, write
+from localspec.packed_file import DamagedFile, Header, Origin, Progress, UnreadableFormat, read
 from localspec.paths import Paths, private_directory
 
 PAUSE = 1.0  # seconds between two reports of how far packing is
-FILED = ("int8", "int4")  # packings that are kept on disk; dense ones are read about as fast from the model's own files
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -27,23 +27,52 @@ def load(
 ) -> PackedModel:
     """Returns a model in int8, int4, bf16 or fp32; `path` is its directory, or a packed file.
 
-    A packed file is made where there is none, or a damaged one. Where none can be written, the model is packed in
-    memory, with a notice; bf16 and fp32 always are. Raises LocalspecError for a model that cannot be packed, DoesNotFit
-    where memory runs out.
+    A packed file is made where there is none, or a damaged one; whether its weights are whole, only `verify` looks.
+    Where none can be written, the model is packed in memory, with a notice; bf16 and fp32 always are. Raises
+    LocalspecError for a model that cannot be packed, DoesNotFit where memory runs out, and NotHere for a packed file
+    that is in another packing.
     """
     name = name or path.name
     if is_packed(path):
-        model = PackedModel.open(path)
-        if model.header.packing != packing:
-            originals(path)
-        return model
+        return _all_there_is(path, packing)
     if packing not in FILED:
         return _in_memory(path, packing, name, threads, reporter)
     try:
-        return PackedModel.open(make(path, packing, Origin(name, revision(path)), threads, reporter, paths))
+        origin = Origin(name, revision(path))
+        file = make(path, packing, origin, threads, reporter, paths)
+        try:
+            return _opened(file)
+        except DamagedFile as error:
+            reporter.notice(str(error))
+            file.unlink(missing_ok=True)
+        return _opened(make(path, packing, origin, threads, reporter, paths))
     except (CannotWrite, DoesNotFit) as error:
         reporter.notice(f"{error} The model is packed anew each time it is loaded until then.")
         return _in_memory(path, packing, name, threads, reporter)
+
+
+def _opened(file: Path) -> PackedModel:
+    """Maps a packed file. Raises DamagedFile."""
+    model = PackedModel.open(file)
+    model.texts  # noqa: B018 -- compared with their digests
+    return model
+
+
+def _all_there_is(path: Path, packing: str) -> PackedModel:
+    """Maps the packed file of a model that is here in no other form, in this packing.
+
+    Raises NotHere for a packing that it is not here in.
+    """
+    if (file := forms(path).get(packing)) is None:
+        raise only_packed(path)
+    try:
+        return _opened(file)
+    except DamagedFile as error:
+        origin = read(file).header.origin
+        raise LocalspecError(
+            f"{str(error).partition(';')[0]}; delete {file}, and fetch the model with `localspec pull "
+            f"{origin.repo or origin.name}`."
+        ) from None
 
 
 class CannotWrite(LocalspecError):
@@ -53,19 +82,40 @@ class CannotWrite(LocalspecError):
 def make(
     path: Path, packing: str, origin: Origin, threads: int, reporter: Reporter, paths: Paths | None = None
 ) -> Path:
-    """Returns a model's packed file, which is made where there is none, or a damaged one.
+    """Returns a model's packed file, which is made where there is none, or a damaged one; an older format serves too.
 
-    One process makes it, others wait. Raises CannotWrite, DoesNotFit where the disk has no room, and LocalspecError
-    for a model that cannot be packed.
+    Where `origin` names a commit it is the file of that commit: another with the same weights has other texts. One
+    process makes it, others wait. Raises CannotWrite, DoesNotFit where the disk has no room, and LocalspecError for a
+    model that cannot be packed.
     """
-    file = packed_path(origin.revision, packing, paths or Paths(home()))
+
+    def serves(header: Header) -> bool:
+        made_of = header.origin
+        return not origin.commit or (made_of.repo, made_of.commit) == (origin.repo, origin.commit)
+
+    known = in_all_formats(packed_path(origin.revision, packing, paths or Paths(home())), origin.revision, packing)
+    return once(known, lambda file: _make(path, file, packing, origin, threads, reporter), reporter, serves)
+
+
+def once(
+    known: Sequence[Path],
+    make_it: Callable[[Path], None],
+    reporter: Reporter,
+    serves: Callable[[Header], bool] = lambda header: True,
+) -> Path:
+    """Returns the first of these files that can be read and `serves`; else has the first one made, by one process.
+
+    A notice says why one is made again. Raises CannotWrite, DoesNotFit, and what `make_it` raises.
+    """
+    file = known[0]
     try:
-        if _is_sound(file, reporter):
-            return file
+        if found := _sound(known, reporter, serves):
+            return found
         private_directory(file.parent)
         with FileLock(file.with_suffix(".lock"), mode=0o600):
-            if not _is_sound(file, Reporter()):  # another process may have made it meanwhile
-                _make(path, file, packing, origin, threads, reporter)
+            if found := _sound(known, Reporter(), serves):  # another process made it meanwhile
+                return found
+            make_it(file)
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise DoesNotFit(
@@ -77,28 +127,33 @@ def make(
     return file
 
 
-def _is_sound(file: Path, reporter: Reporter) -> bool:
-    """Whether a packed file is there and can be read; a notice says why it is made again."""
-    if not file.exists():
-        return False
-    try:
-        read(file)
-    except (DamagedFile, UnreadableFormat) as error:
-        reporter.notice(str(error))
-        return False
-    return True
+def _sound(known: Sequence[Path], reporter: Reporter, serves: Callable[[Header], bool]) -> Path | None:
+    """The first of these files that is there, can be read and serves."""
+    for file in known:
+        try:
+            if file.exists() and serves((found := read(file)).header):
+                return found.path
+        except (DamagedFile, UnreadableFormat) as error:
+            reporter.notice(str(error))
+    return None
 
 
 def _make(path: Path, file: Path, packing: str, origin: Origin, threads: int, reporter: Reporter) -> None:
     source = Source.open(path)
     header = source.header(source.origin(origin), packing, Recipe.of(packing))
+    write_with_room(file, header, source.filler({}), threads, _shown(origin.name, packing, reporter))
+
+
+def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
+    """Writes a packed file. Raises OSError, and DoesNotFit before it begins where the disk has no room."""
+    partial_of(file).unlink(missing_ok=True)  # of a process that was killed; its bytes count as free
     needed, free = len(header.encoded()) + header.section_bytes, shutil.disk_usage(file.parent).free
     if needed > free:
         raise DoesNotFit(
-            f"The packed form of {origin.name} takes {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB are free on "
-            f"the disk of {file.parent}; make room, or set LOCALSPEC_HOME to another disk."
+            f"The packed form of {header.origin.name} takes {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB are "
+            f"free on the disk of {file.parent}; make room, or set LOCALSPEC_HOME to another disk."
         )
-    write(file, header, source.filler({}), threads, _shown(origin.name, packing, reporter))
+    write(file, header, fill, threads, progress)
 
 
 def _in_memory(path: Path, packing: str, name: str, threads: int, reporter: Reporter) -> PackedModel:

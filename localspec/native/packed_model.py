@@ -26,12 +26,17 @@ PARTIAL = ".partial"  # the end of the name of a file that is being written
 Fill = Callable[[str, Section, int, memoryview], None]  # name, section, first byte of the piece, where it goes
 
 
+def partial_of(file: Path) -> Path:
+    """Where a file lies while it is written."""
+    return file.with_name(file.name + PARTIAL)
+
+
 def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
     """Writes a file whole or not at all: beside its place, to the disk, then renamed. Only one may write it at a time.
 
     `fill` is called for each piece, by several threads. Raises OSError.
     """
-    partial = file.with_name(file.name + PARTIAL)
+    partial = partial_of(file)
     start, lock, held = len(header.encoded()), threading.Lock(), threading.local()
     largest = max((min(one.piece, one.bytes) for one in header.sections.values()), default=0)
     try:
@@ -135,7 +140,7 @@ class PackedModel:
     def config(self) -> ModelConfig:
         """Raises LocalspecError where the model's config.json is not usable."""
         try:
-            return ModelConfig.of(json.loads(self.text("config.json")))
+            return ModelConfig.of(json.loads(self.texts["config.json"]))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise LocalspecError(
                 f"The packed file of {self.header.origin.name} cannot be used ({first_line(error)}); delete it, and it "
@@ -182,6 +187,11 @@ class PackedModel:
         section = self.header.sections[name]
         return memoryview(self.content)[self.start + section.offset :][: section.bytes]
 
-    def text(self, name: str) -> bytes:
-        """The content of a text file of the model, compared with its digest. Raises KeyError, and DamagedFile."""
-        return undamaged(bytes(self.view(name)), self.header.texts[name], f"{name} of {self.header.origin.name}")
+    @cached_property
+    def texts(self) -> dict[str, bytes]:
+        """The model's own text files by name, compared with their digests. Raises DamagedFile."""
+        origin = self.header.origin.name
+        return {
+            name: undamaged(bytes(self.view(name)), section, f"{name} in the packed file of {origin}")
+            for name, section in self.header.texts.items()
+        }

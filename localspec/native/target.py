@@ -5,6 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from localspec.checkpoint import is_packed
 from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.tree import DraftTree
@@ -18,6 +19,7 @@ from localspec.models.tokenizer import Tokenizer
 from localspec.native.cache import NativeCache, cache_format
 from localspec.native.compute import NativeCompute
 from localspec.native.model import NativeModel
+from localspec.native.pack import read_texts
 from localspec.native.packed_cache import load
 from localspec.native.threads import Threads
 
@@ -61,7 +63,8 @@ class NativeTarget:
         """
         threads = threads or Threads(physical_cores())
         packed = load(path, quantize, name or path.name, threads.count, reporter or Reporter())
-        config, texts = packed.config, {name: packed.text(name) for name in packed.header.texts}
+        # a directory's own texts: they may have changed since its weights were packed
+        config, texts = packed.config, packed.texts if is_packed(path) else read_texts(path)
         context = config.context_for(context)
         packing = packed.header.packing
         weights, rope = packed.tensors, Rope.of(config, context)

@@ -1,6 +1,6 @@
 """Keys and values of all that the target has read, in one tensor; a branch that is kept is moved to its place."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -78,10 +78,6 @@ class KVCache:
         """Returns keys and values of these rows after `length`: [layers, 2, num_kv_heads, rows, head_dim]."""
         return self._slots[:, :, :, [self.length + row for row in path]]
 
-    def prefix(self) -> "FrozenPrefix":
-        """Returns a view of the committed tokens, for rows that are not to be written."""
-        return FrozenPrefix(self._slots[:, :, :, : self.length])
-
     def fill(self, generator: torch.Generator) -> None:
         """Puts random keys and values in all slots: for measurements, which need numbers and no text."""
         self._slots.copy_(torch.randn(self._slots.shape, generator=generator))
@@ -97,23 +93,35 @@ class KVCache:
         self.length = length
 
 
-class FrozenPrefix:
-    """Keys and values of a text; rows that follow it are read and not written, and gradients flow through them.
+class TextPrefix:
+    """Keys and values of texts side by side, in place of a cache: gradients flow through what is read.
 
-    slots [layers, 2, num_kv_heads, length, head_dim].
+    They are those of the first forward, until `close` says that the texts were read; rows of later forwards follow them
+    and are not kept. Of layers that are not in `layers`, where those are given, nothing is kept.
     """
 
-    def __init__(self, slots: torch.Tensor) -> None:
-        self._slots, self.length = slots, slots.shape[3]
+    def __init__(self, layers: Collection[int] | None = None) -> None:
+        self.length = 0
+        self._layers = layers
+        self._read: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # [batch, num_kv_heads, length, head_dim] each
+
+    def close(self) -> "TextPrefix":
+        """Ends the texts; returns itself."""
+        self.length = next((keys.shape[2] for keys, _ in self._read.values()), 0)
+        return self
 
     def visible(self, rows: int) -> int:
         """Returns as many slots as there are tokens and new rows."""
         return self.length + rows
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the layer's slots followed by [num_kv_heads, rows, head_dim]; nothing is kept."""
-        both = self._slots[layer]
-        return torch.cat([both[0].to(keys.dtype), keys], 1), torch.cat([both[1].to(values.dtype), values], 1)
+    def extended(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the layer's keys and values of the texts followed by those of new rows, [batch, heads, rows, dim]."""
+        if not self.length:
+            if self._layers is None or layer in self._layers:
+                self._read[layer] = keys, values
+            return keys, values
+        read_keys, read_values = self._read[layer]
+        return torch.cat([read_keys.to(keys.dtype), keys], 2), torch.cat([read_values.to(values.dtype), values], 2)
 
 
 def _rounded(slots: int) -> int:

@@ -112,7 +112,7 @@ class TorchRowModel:
 
     def cache(self, slots: int) -> KVCache:
         """Returns an empty cache with room for `slots` tokens."""
-        return KVCache(self.sizes.cache_shape, slots, self._transformer.embed_tokens.dtype, self._device)
+        return KVCache(self.sizes.cache_shape, slots, self._transformer.computes_in, self._device)
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """Returns the input embeddings of token ids, [tokens, hidden_size]."""
@@ -161,8 +161,7 @@ class TorchRowModel:
 
     def head_rows(self, ids: Sequence[int]) -> TorchHeadRows:
         """Returns the part of the head that makes the logits of these tokens."""
-        head = self._transformer.lm_head
-        part = type(head)(head.weight.detach()[torch.tensor(ids, device=self._device)])
+        part = self._transformer.lm_head.rows(torch.tensor(ids, device=self._device))
         return TorchHeadRows(part, part.nbytes)
 
 
@@ -175,6 +174,10 @@ class TorchCompute:
     @property
     def _device(self) -> torch.device:
         return self._transformer.embed_tokens.device
+
+    def stored(self, file: Path, tensors: Mapping[str, Array], of: str) -> Mapping[str, Array]:
+        """Returns the tensors as they are."""
+        return tensors
 
     def rows(self, values: Floats) -> torch.Tensor:
         """Returns numbers as a tensor."""
@@ -189,21 +192,20 @@ class TorchCompute:
         return TorchLinears(self.rows(weights), None if biases is None else self.rows(biases), silu)
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> TorchRowModel:
-        """Returns a small transformer in the precision of the target's weights."""
+        """Returns a small transformer in the precision that the target computes in."""
         rotary = self._transformer.rotary if rope is None else RotaryEmbedding(rope, self._device)
-        own = self._transformer.embed_tokens
-        tensors = {name: torch.from_numpy(weights[name]).to(own) for name in weight_map(sizes) if name in weights}
-        tensors.setdefault("embed_tokens", own.new_zeros(0, sizes.hidden_size))
+        tensors = {name: self.rows(weights[name]) for name in weight_map(sizes) if name in weights}
+        tensors.setdefault("embed_tokens", tensors["norm"].new_zeros(0, sizes.hidden_size))
         return TorchRowModel(Transformer(sizes, rotary, tensors))
 
     def read_model(self, path: Path, context: int) -> TorchRowModel:
-        """Returns the small language model of a directory, in the precision of the target's weights."""
+        """Returns the small language model of a directory, in the precision that the target computes in."""
         checkpoint = inspect(path)
         config = read_config(checkpoint)
         sizes = TransformerConfig.of(config)
         if sizes.tied and own_head(checkpoint):
             sizes = replace(sizes, tied=False)
-        weights = Weights(checkpoint, sizes, self._transformer.embed_tokens.dtype, str(self._device))
+        weights = Weights(checkpoint, sizes, self._transformer.computes_in, str(self._device))
         return TorchRowModel(Transformer(sizes, RotaryEmbedding(Rope.of(config, context), self._device), weights))
 
     def logits(self, rows: torch.Tensor) -> TorchLogits:

@@ -14,7 +14,7 @@ from localspec.decoding.exactness import MULTIPLES, Exactness
 from localspec.decoding.tree import DraftTree
 from localspec.machine.hardware import physical_cores
 from localspec.nn.cache import KVCache
-from localspec.nn.linear import Int8Linear, Linear, QuantizedLinear
+from localspec.nn.linear import Linear, QuantizedLinear
 from localspec.nn.logits import TorchLogits
 from localspec.nn.target import Target
 from localspec.policy.prediction import BUCKET
@@ -36,9 +36,8 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
     widths = sorted({*range(1, widest + 1), *always})
     found, threads = Exactness(True, widest), torch.get_num_threads()
     try:
-        # Other heads round one row differently than several, in bf16 so seldom that no short text is sure to show it.
-        least = 0 if isinstance(target.transformer.lm_head, Int8Linear) else 1
-        for multiple in MULTIPLES[least:] if exact else (1,):
+        # One row is rounded differently than several, in bf16 so seldom that no short text is sure to show it.
+        for multiple in MULTIPLES[1:] if exact else MULTIPLES[:1]:
             target.row_multiple = multiple
             largest = _largest_difference(target, widths)
             found = replace(found, bitwise=largest == 0.0, multiple=multiple, largest=largest)

@@ -1,4 +1,4 @@
-"""Quantized linear layers through bitsandbytes: LLM.int8 for NVIDIA, and NF4 for NVIDIA and CPUs with AVX512-BF16.
+"""Quantized linear layers through bitsandbytes: LLM.int8 and NF4, for NVIDIA.
 
 The library is imported when the first layer is made, because that takes seconds.
 """
@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import copy
 from functools import cache
 from typing import Any, ClassVar
 
@@ -17,7 +16,6 @@ import torch.nn.functional as F
 from localspec.nn.linear import QuantizedLinear
 
 BLOCK = 64  # weights that share a scale in NF4
-TOGETHER = 32  # output channels that its kernel for CPUs works on at once
 
 
 class LLMInt8Linear(QuantizedLinear):
@@ -57,32 +55,22 @@ class LLMInt8Linear(QuantizedLinear):
 class NF4Linear(QuantizedLinear):
     """NF4 (QLoRA, §3): four bits with the levels of a normal distribution, and one scale in eight bits per block.
 
-    On a CPU the scales are bf16, and the weights are in the order in which its kernel reads them. Rows are padded with
-    zeros to whole blocks: with AVX-512 the library expects a new scale where a row begins, though it packs across rows.
+    Rows are padded with zeros to whole blocks, so that no scale belongs to two rows.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__(weight, bias)
-        functional, (outputs, inputs) = _functional(), weight.shape
-        self.for_cpu = weight.device.type == "cpu" and bool(functional.has_avx512bf16())
-        rows = -outputs % TOGETHER if self.for_cpu else 0
-        self.padding = -inputs % BLOCK  # columns of zeros after those of the weight
-        if rows or self.padding:
-            weight = F.pad(weight, (0, self.padding, 0, rows))
-        self.packed, self.state = functional.quantize_4bit(
-            weight.contiguous(), blocksize=BLOCK, compress_statistics=not self.for_cpu, quant_type="nf4"
+        self.padding = -weight.shape[1] % BLOCK  # columns of zeros after those of the weight
+        if self.padding:
+            weight = F.pad(weight, (0, self.padding))
+        self.packed, self.state = _functional().quantize_4bit(
+            weight.contiguous(), blocksize=BLOCK, compress_statistics=True, quant_type="nf4"
         )
-        if self.for_cpu:
-            self.packed, self.state = functional._convert_weight_packed_for_cpu(self.packed, self.state)
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if self.padding:
             x = F.pad(x, (0, self.padding))
-        if self.for_cpu:
-            y: torch.Tensor = _functional().gemv_4bit(x.contiguous(), self.packed, state=self.state)
-            y = y[..., : self.shape[0]].contiguous()
-            return y if bias is None else y.add_(bias)
         scales = self.state.state2
         product: torch.Tensor = torch.ops.bitsandbytes.gemm_4bit(
             x, self.packed, list(self.state.shape), scales.absmax, BLOCK, "nf4", bias,
@@ -92,19 +80,13 @@ class NF4Linear(QuantizedLinear):
 
     @property
     def weight(self) -> torch.Tensor:
-        packed, state = self.packed, self.state
-        if self.for_cpu:
-            state = copy(state)  # the way back would change it
-            packed, state = _functional()._convert_weight_packed_for_cpu_inverse(packed, state)
-            state.absmax = state.absmax.T.flatten().float()
-        weight: torch.Tensor = _functional().dequantize_4bit(packed, state)
-        return weight[: self.shape[0], : self.shape[1]]
+        weight: torch.Tensor = _functional().dequantize_4bit(self.packed, self.state)
+        return weight[:, : self.shape[1]]
 
     @property
     def nbytes(self) -> int:
-        state, held = self.state, [self.packed, self.bias, self.state.absmax, self.state.code]
-        if state.nested:
-            held += [state.offset, state.state2.absmax, state.state2.code]
+        state = self.state
+        held = (self.packed, self.bias, state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code)
         return sum(tensor.nbytes for tensor in held if tensor is not None)
 
 
@@ -115,6 +97,14 @@ def _functional() -> Any:
     with _without("kernels"):
         from bitsandbytes import functional
     return functional
+
+
+def adamw_8bit() -> Any:
+    """AdamW with moments in eight bits, a class as torch's own."""
+    _functional()
+    with _without("kernels"):
+        from bitsandbytes import optim
+    return optim.AdamW8bit
 
 
 @contextmanager

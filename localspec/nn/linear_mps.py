@@ -6,10 +6,11 @@ The operators are torch's own. A CPU has them too, with another packing, so the 
 import torch
 import torch.nn.functional as F
 
-from localspec.nn.linear import PIECE, QuantizedLinear, per_channel
+from localspec.nn.linear import QuantizedLinear
 
 EDGE = 32  # the kernels take weights whose sides are multiples of this
 GROUP = 32  # input channels that share a scale and a zero in four bits
+PIECE = 2**18  # weights that are rounded at a time, so that rounding a large weight does not take twice its memory
 TILES = 2  # the smallest value that the packing operator takes; these kernels do not look at it
 
 
@@ -20,7 +21,8 @@ class WeightOnlyLinear(QuantizedLinear):
         super().__init__(weight, bias)
         self.precision = weight.dtype
         rows, columns = weight.shape
-        self.packed, self.scales = self.pack(F.pad(weight, (0, -columns % EDGE, 0, -rows % EDGE)))
+        padding = (0, -columns % EDGE, 0, -rows % EDGE)
+        self.packed, self.scales = self.pack(F.pad(weight, padding) if any(padding) else weight)
 
     @staticmethod
     def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,7 +51,7 @@ class Int8WeightOnlyLinear(WeightOnlyLinear):
 
     @staticmethod
     def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return per_channel(weight, weight.dtype)
+        return _per_channel(weight)
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = torch.ops.aten._weight_int8pack_mm(rows, self.packed, self.scales)
@@ -98,3 +100,18 @@ def _levels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     first = zeros.float() - 8 * scales.float()  # the value of level 0 now that both are rounded
     levels = ((groups - first[..., None]) / scales.float()[..., None]).round_().clamp_(0, 15)
     return levels.to(torch.uint8).flatten(-2), scales, zeros
+
+
+@torch.no_grad()
+def _per_channel(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rounds a weight [out, in] to steps of one scale per output channel: returns int8 [out, in] and scales [out]."""
+    steps, scales = torch.empty_like(weight, dtype=torch.int8), weight.new_empty(len(weight))
+    limits, channels = torch.finfo(weight.dtype), max(1, PIECE // weight.shape[1])
+    least = max(1e-30, limits.tiny * limits.eps)  # a channel of zeros has no scale; any other than zero serves it
+    for piece, piece_steps, piece_scales in zip(
+        *(torch.split(part, channels) for part in (weight, steps, scales)), strict=True
+    ):
+        piece = piece.float()
+        piece_scales.copy_((piece.abs().amax(1) / 127).clamp_min_(least))
+        piece_steps.copy_((piece / piece_scales.float()[:, None]).round_().clamp_(-127, 127))
+    return steps, scales

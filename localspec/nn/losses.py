@@ -1,6 +1,6 @@
 """Cross-entropy over a whole vocabulary, some rows at a time, so that training never holds all logits at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,18 @@ class DepthLoss:
     count: int
 
 
+@dataclass(frozen=True)
+class Guess:
+    """What was foreseen at one depth: states [rows, hidden_size], and the head that makes logits of them.
+
+    `labels` [rows] are the rows of all labels that they are about, no row twice.
+    """
+
+    states: torch.Tensor
+    head: Head
+    labels: torch.Tensor
+
+
 def cross_entropy(
     states: torch.Tensor,
     head: Head,
@@ -35,39 +47,86 @@ def cross_entropy(
     teacher: Head | None = None,
     kept: torch.Tensor | None = None,
 ) -> DepthLoss:
-    """Compares the logits that `head` makes of states [rows, hidden_size] with labels.
+    """Compares the logits that `head` makes of states [rows, hidden_size] with labels, a row each.
 
-    Labels are token ids [rows], or the target's own states [rows, hidden_size]. Then `teacher` is the target's head,
-    its whole distribution is the label, and ranks are those of its likeliest token. `kept` are the ids of a truncated
+    Labels are what `cross_entropies` takes.
+    """
+    return cross_entropies(
+        [Guess(states, head, torch.arange(len(states), device=states.device))], labels, teacher, kept
+    )[0]
+
+
+def cross_entropies(
+    guesses: Sequence[Guess], labels: torch.Tensor, teacher: Head | None = None, kept: torch.Tensor | None = None
+) -> list[DepthLoss]:
+    """Compares what was guessed at several depths with the same labels: the teacher's logits are made once for all.
+
+    Labels are token ids [n], or the target's own states [n, hidden_size]. Then `teacher` is the target's head, its
+    whole distribution is the label, and ranks are those of its likeliest token. `kept` are the ids of a truncated
     vocabulary, in the order of the head's rows: the rest of the label's distribution is left out, and a label that is
     not among them teaches nothing and is never hit.
     """
-    total, hits = states.new_zeros((), dtype=torch.float32), torch.zeros(RANKS, dtype=torch.long, device=states.device)
-    vocabulary = head(states[:0]).shape[-1]
-    recompute = torch.is_grad_enabled() and 2 * 4 * len(states) * vocabulary > HELD
-    for start in range(0, len(states), ROWS):
-        part = slice(start, start + ROWS)
+    guesses = [_sorted(guess) for guess in guesses]
+    device = labels.device
+    used = torch.unique(torch.cat([guess.labels for guess in guesses]))
+    vocabulary = max(guess.head(guess.states[:0]).shape[-1] for guess in guesses)
+    losses = [guess.states.new_zeros((), dtype=torch.float32) for guess in guesses]
+    hits = [torch.zeros(RANKS, dtype=torch.long, device=device) for _ in guesses]
+    rows = sum(len(guess.states) for guess in guesses)
+    recompute = torch.is_grad_enabled() and 2 * 4 * rows * vocabulary > HELD * len(guesses)
+    size = max(ROWS // len(guesses), 1)
+    ends = torch.arange(size, len(used) + size, size, device=device).clamp(max=len(used)) - 1
+    bounds = [torch.searchsorted(guess.labels, used[ends], right=True).tolist() for guess in guesses]
+    for piece in range(len(ends)):
+        about = used[piece * size : (piece + 1) * size]
+        some = [
+            _rows(guess, slice(bound[piece - 1] if piece else 0, bound[piece]), about)
+            for guess, bound in zip(guesses, bounds, strict=True)
+        ]
         if recompute:
-            loss, found = checkpoint(_part, states[part], head, labels[part], teacher, kept, use_reentrant=False)
+            found = checkpoint(_piece, some, labels[about], teacher, kept, use_reentrant=False)
         else:
-            loss, found = _part(states[part], head, labels[part], teacher, kept)
-        total, hits = total + loss, hits + found
-    return DepthLoss(total, hits, len(states))
+            found = _piece(some, labels[about], teacher, kept)
+        losses = [total + loss for total, (loss, _) in zip(losses, found, strict=True)]
+        hits = [total + right for total, (_, right) in zip(hits, found, strict=True)]
+    return [DepthLoss(loss, hit, len(guess.states)) for loss, hit, guess in zip(losses, hits, guesses, strict=True)]
+
+
+def _sorted(guess: Guess) -> Guess:
+    """In the order of its labels."""
+    order = guess.labels.argsort()
+    return Guess(guess.states[order], guess.head, guess.labels[order])
+
+
+def _rows(guess: Guess, rows: slice, about: torch.Tensor) -> Guess:
+    """Some rows of a guess, whose labels then are places in `about`."""
+    return Guess(guess.states[rows], guess.head, torch.searchsorted(about, guess.labels[rows]))
+
+
+def _piece(
+    guesses: Sequence[Guess], labels: torch.Tensor, teacher: Head | None, kept: torch.Tensor | None
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The loss and the hits of each guess about a few labels."""
+    chances: torch.Tensor | None = None
+    if teacher is not None:
+        with torch.no_grad():
+            logits = teacher(labels).float()
+            labels = logits.argmax(-1)
+            chances = (logits if kept is None else logits[:, kept]).softmax(-1)
+    return [_part(guess, labels, chances, kept) for guess in guesses]
 
 
 def _part(
-    states: torch.Tensor, head: Head, labels: torch.Tensor, teacher: Head | None, kept: torch.Tensor | None
+    guess: Guess, labels: torch.Tensor, chances: torch.Tensor | None, kept: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = head(states).float()
-    if teacher is not None:
-        with torch.no_grad():
-            teacher_logits = teacher(labels).float()
-            labels = teacher_logits.argmax(-1)
-            chances = (teacher_logits if kept is None else teacher_logits[:, kept]).softmax(-1)
-        loss = -(chances * logits.log_softmax(-1)).sum()
+    logits = guess.head(guess.states).float()
+    if len(guess.labels) < len(labels):  # else they are about all of them, and nothing is copied
+        labels, chances = labels[guess.labels], None if chances is None else chances[guess.labels]
     rows = labels if kept is None else _head_rows(labels, kept)
-    if teacher is None:
+    if chances is None:
         loss = F.cross_entropy(logits, rows, ignore_index=ABSENT, reduction="sum")
+    else:
+        loss = -(chances * logits.log_softmax(-1)).sum()
     with torch.no_grad():
         known = rows != ABSENT
         own = logits.gather(1, rows.clamp_min(0)[:, None])
@@ -78,6 +137,7 @@ def _part(
 
 def _head_rows(labels: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     """Returns the places of labels in a truncated vocabulary, [rows]; `ABSENT` for those that are not in it."""
-    places = torch.full((1 + max(int(kept.max()), int(labels.max())),), ABSENT, device=kept.device)
+    most = torch.cat([kept, labels]).max()
+    places = torch.full((1 + int(most),), ABSENT, device=kept.device)
     places[kept] = torch.arange(len(kept), device=kept.device)
     return places[labels]

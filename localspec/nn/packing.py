@@ -3,14 +3,12 @@
 import torch
 
 from localspec.errors import UsageMistake
-from localspec.nn.linear import Int8Linear, LayerClass, Linear
+from localspec.nn.linear import LayerClass, Linear
 from localspec.nn.linear_bitsandbytes import LLMInt8Linear, NF4Linear
 from localspec.nn.linear_mps import Int4WeightOnlyLinear, Int8WeightOnlyLinear
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _CLASSES: dict[tuple[str, str], LayerClass] = {
-    ("int8", "cpu"): Int8Linear,
-    ("nf4", "cpu"): NF4Linear,
     ("int8", "cuda"): LLMInt8Linear,
     ("nf4", "cuda"): NF4Linear,
     ("int8", "mps"): Int8WeightOnlyLinear,

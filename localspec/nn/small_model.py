@@ -27,6 +27,24 @@ def fresh_weights(config: TransformerConfig, device: torch.device | str) -> Mapp
     return weights
 
 
+def copied_layers(transformer: Transformer, config: TransformerConfig, first: int) -> Mapping[str, torch.Tensor]:
+    """Weights by our names, in fp32, for layers that begin as a transformer's from the layer `first` on; ones in norms.
+
+    Where there are more layers than are left, the rest is fresh. Packed layers give what they were rounded to.
+    """
+    weights = dict(fresh_weights(config, transformer.embed_tokens.device))
+    for name in weights:
+        part, _, rest = name.partition(".")
+        index, _, own = rest.partition(".")
+        if part == "layers" and first <= (layer := first + int(index)) < len(transformer.layers):
+            there = transformer.layers[layer]
+            for attribute in own.split("."):
+                there = getattr(there, attribute)
+            assert isinstance(there, torch.Tensor)
+            weights[name] = there.detach().float().clone()
+    return weights
+
+
 def read_masked(path: Path, target: Target) -> tuple[Target, int]:
     """Reads a small language model with a mask token, in fp32; returns it and that token.
 

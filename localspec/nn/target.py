@@ -25,9 +25,8 @@ from localspec.models.tokenizer import Tokenizer
 from localspec.nn.attention import LEAST_SLOTS, fastest, invariant, page_size
 from localspec.nn.cache import KVCache
 from localspec.nn.compute import TorchCompute
-from localspec.nn.linear import Int8Linear, Linear, QuantizedLinear
+from localspec.nn.linear import Linear, QuantizedLinear
 from localspec.nn.logits import TensorOutput, TorchHidden, TorchLogits
-from localspec.nn.outliers import protect_outliers
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class
 from localspec.nn.transformer import RotaryEmbedding, Transformer
 from localspec.nn.weights import Weights, freed_at_once
@@ -88,10 +87,7 @@ class Target:
             invariant if exact else fastest,
             lm_head_class(quantize, device),
         )
-        tokenizer = Tokenizer.open(path)
-        if transformer.linear_class is Int8Linear:
-            protect_outliers(transformer, tokenizer, context)
-        return cls(transformer, config, tokenizer, context, read_generation_config(path), exact)
+        return cls(transformer, config, Tokenizer.open(path), context, read_generation_config(path), exact)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -169,8 +165,8 @@ class Target:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of its embeddings and its cache."""
-        return self.transformer.embed_tokens.dtype
+        """The precision that it computes in, and that of its cache."""
+        return self.transformer.computes_in
 
     @property
     def precision(self) -> str:

@@ -14,7 +14,7 @@ from localspec.models.architecture import TransformerConfig
 from localspec.models.rope import Rope
 from localspec.models.stored_names import use_stored_names
 from localspec.nn.attention import Attention, fastest, invariant, silu
-from localspec.nn.cache import FrozenPrefix, KVCache
+from localspec.nn.cache import KVCache, TextPrefix
 from localspec.nn.linear import Adapter, LayerClass, Linear, QuantizedLinear
 
 
@@ -32,10 +32,10 @@ class RotaryEmbedding:
         self.signs = torch.cat([-half, half]).to(device)
 
     def cos_sin(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and signed sines, [n, 1, rotary_dim] each, as `apply_rope` takes them."""
-        angles = torch.outer(positions.float(), self.inv_freq)
+        """Cosines and signed sines, [(batch,) n, 1, rotary_dim] each, as `apply_rope` takes them."""
+        angles = positions.float()[..., None] * self.inv_freq
         cos, sin = angles.cos() * self.attention_scaling, angles.sin() * (self.attention_scaling * self.signs)
-        return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
+        return cos.to(dtype).unsqueeze(-2), sin.to(dtype).unsqueeze(-2)
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -48,7 +48,7 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 
 MOST_TREE_ROWS = 128  # no draft tree has more
 PositionEmbeddings = tuple[torch.Tensor, torch.Tensor]  # cos and sin, as `RotaryEmbedding.cos_sin` gives them
-CacheLike = KVCache | FrozenPrefix
+CacheLike = KVCache | TextPrefix
 LayerAdapters = Mapping[str, Adapter]
 _NONE: Mapping[Any, Any] = {}
 
@@ -60,7 +60,7 @@ class Layer(nn.Module):
         self,
         config: TransformerConfig,
         index: int,
-        weights: Mapping[str, torch.Tensor],
+        weights: Mapping[str, Any],
         linear_class: LayerClass,
         attention: Attention,
     ) -> None:
@@ -71,7 +71,7 @@ class Layer(nn.Module):
             return linear_class(weights[f"layers.{index}.{name}.weight"], weights.get(f"layers.{index}.{name}.bias"))
 
         def norm(name: str) -> nn.Parameter:
-            return nn.Parameter(_computed(weights[f"layers.{index}.{name}"], linear_class), requires_grad=False)
+            return nn.Parameter(weights[f"layers.{index}.{name}"], requires_grad=False)
 
         self.qkv_proj, self.o_proj = linear("qkv_proj"), linear("o_proj")
         self.gate_up_proj, self.down_proj = linear("gate_up_proj"), linear("down_proj")
@@ -119,7 +119,9 @@ class Layer(nn.Module):
             qk = torch.cat([_norm(q, self.q_norm, eps), _norm(k, self.k_norm, eps)], 2)
         qk = apply_rope(qk, *position_embeddings)
         q, k = qk[:, :, :heads], qk[:, :, heads:].transpose(1, 2)
-        if cache is not None:
+        if isinstance(cache, TextPrefix):
+            k, v = cache.extended(self.index, k, v)
+        elif cache is not None:
             cached_k, cached_v = cache.write(self.index, k[0], v[0])
             k, v = cached_k[None], cached_v[None]
         # The queries that share a key head become more rows of it, so that an explicit mask never copies keys.
@@ -133,15 +135,17 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """Embedding, layers, final norm, head. Weights have our names, as `weight_map` lists them; each is read once.
 
-    With linears that compute in fp32, all that lies between them does too; embedding and cache keep the precision of
-    the weights. `lm_head_class` is the class of the head, by default that of the other linears.
+    They are tensors, and for a `PackedLinear` a `PackedWeight`.
+
+    It computes in the precision of its norms, which is that of a cache too; an embedding may have another.
+    `lm_head_class` is the class of the head, by default that of the other linears.
     """
 
     def __init__(
         self,
         config: TransformerConfig,
         rotary: RotaryEmbedding,
-        weights: Mapping[str, torch.Tensor],
+        weights: Mapping[str, Any],
         linear_class: LayerClass = Linear,
         attention: Attention = fastest,
         lm_head_class: LayerClass | None = None,
@@ -150,11 +154,11 @@ class Transformer(nn.Module):
         self.config, self.rotary, self.linear_class = config, rotary, linear_class
         embed_tokens = weights["embed_tokens"]
         self.embed_tokens = nn.Parameter(embed_tokens, requires_grad=False)
-        self.computes_in = linear_class.computes_in or embed_tokens.dtype
         self.layers = nn.ModuleList(
             Layer(config, index, weights, linear_class, attention) for index in range(config.num_layers)
         )
-        self.norm = nn.Parameter(_computed(weights["norm"], linear_class), requires_grad=False)
+        self.norm = nn.Parameter(weights["norm"], requires_grad=False)
+        self.computes_in = self.norm.dtype
         self.lm_head = (lm_head_class or linear_class)(embed_tokens if config.tied else weights["lm_head.weight"])
         if config.tied and isinstance(self.lm_head, Linear):
             self.lm_head.weight = self.embed_tokens
@@ -177,10 +181,11 @@ class Transformer(nn.Module):
         """Returns hidden states after the final norm, [batch, n, hidden_size].
 
         tokens [batch, n], or embeddings in their place [batch, n, hidden_size]; positions [n]; mask bool [n, n], True
-        where a row may look at another new row. With a cache (batch 1) every row sees all committed tokens too, unless
-        the mask is [n, committed + n] and says which; keys and values of a KVCache are written after them. Without one
-        nothing is written and gradients flow: the training form of the same code. `layers` runs only those; `adapters`
-        act in this forward only, by layer and by the name of the linear layer.
+        where a row may look at another new row. With a KVCache (batch 1) every row sees all committed tokens too, and
+        keys and values are written after them. A TextPrefix has a text for each of the batch; then the mask may be
+        [batch, n, committed + n] and say which of its tokens each row sees, and positions [batch, n]. Without a KVCache
+        gradients flow: the training form of the same code. `layers` runs only those; `adapters` act in this forward
+        only, by layer and by the name of the linear layer.
         """
         x = (tokens if tokens.is_floating_point() else F.embedding(tokens, self.embed_tokens)).to(self.computes_in)
         masks = {
@@ -195,23 +200,21 @@ class Transformer(nn.Module):
     def _additive_mask(
         self, mask: torch.Tensor, positions: torch.Tensor, window: int | None, cache: CacheLike | None
     ) -> torch.Tensor:
-        """[group * n, slots]: 0 where a row sees a slot, -inf elsewhere; from the mask of new rows, and the window."""
-        n, committed = len(positions), cache.length if cache is not None else 0
-        seen = torch.zeros(n, cache.visible(n) if cache is not None else n, dtype=torch.bool, device=mask.device)
-        seen[:, :committed] = True
-        seen[:, committed + n - mask.shape[1] : committed + n] = mask
+        """[(batch, 1,) group * n, slots]: 0 where a row sees a slot, -inf elsewhere; from the mask and the window."""
+        n, committed = positions.shape[-1], cache.length if cache is not None else 0
+        slots = cache.visible(n) if cache is not None else n
+        seen = torch.zeros(*mask.shape[:-1], slots, dtype=torch.bool, device=mask.device)
+        seen[..., :committed] = True
+        seen[..., committed + n - mask.shape[-1] : committed + n] = mask
         if window is not None:
             # A committed token's slot is its position; a tree node's is not.
-            slot_positions = torch.arange(seen.shape[1], device=mask.device)
-            slot_positions[committed : committed + n] = positions
-            seen &= slot_positions > positions[:, None] - window
-        dtype = self.embed_tokens.dtype if isinstance(cache, KVCache) else self.computes_in
-        additive = torch.zeros(seen.shape, dtype=dtype, device=mask.device).masked_fill_(~seen, float("-inf"))
-        return additive.repeat(self.config.num_heads // self.config.num_kv_heads, 1)
-
-
-def _computed(vector: torch.Tensor, linear_class: LayerClass) -> torch.Tensor:
-    return vector.to(linear_class.computes_in or vector.dtype)
+            slot_positions = torch.arange(slots, device=mask.device).repeat(*positions.shape[:-1], 1)
+            slot_positions[..., committed : committed + n] = positions
+            seen = seen & (slot_positions.unsqueeze(-2) > positions[..., None] - window)
+        additive = torch.zeros(seen.shape, dtype=self.computes_in, device=mask.device)
+        additive.masked_fill_(~seen, float("-inf"))
+        group = self.config.num_heads // self.config.num_kv_heads
+        return additive.repeat(group, 1) if additive.dim() == 2 else additive.repeat(1, group, 1)[:, None]
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

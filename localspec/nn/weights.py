@@ -74,8 +74,7 @@ class Weights(Mapping[str, torch.Tensor]):
 def freed_at_once() -> Iterator[None]:
     """Lets glibc give freed memory back to the system at once, for as long as the context lasts.
 
-    Otherwise holes stay between layers that are quantized one after another, and a model in int8 takes half as much
-    again; pieces that are read leave holes as well.
+    Otherwise pieces that are read, and layers that are quantized one after another, leave holes.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,7 +1,7 @@
 """The drafters that a model could have on a machine, and what each should bring and cost. Pure arithmetic on cards."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from localspec.models.drafter_cards import DrafterCard
@@ -16,10 +16,15 @@ from localspec.models.drafter_kinds import (
 )
 from localspec.models.entries import PublishedDrafter
 from localspec.models.registry import TargetCard
+from localspec.models.s3d_prediction import KeptLayers
 from localspec.models.shape import Shape
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.measurements import ReplyStats
-from localspec.policy.prediction import CONTEXT, ITEM, Acceptance, Rates, cache
+from localspec.policy.own_layers import best_layers
+from localspec.policy.prediction import CONTEXT, Acceptance, Rates, cache
+
+FORESEEN = 0.85  # of what its accuracies promise a tree of a trained drafter brings: its four on the demo 0.79 to 0.92
+MOST_NODES = 64  # of a tree
 
 # Published for prompt lookup: Vicuna 7B, Spec-Bench on an RTX 3090, greedy. Ours also knows phrases of earlier replies.
 PHRASES = Acceptance.of_length(1.73, 10, "from 1.73 as published for prompt lookup, Spec-Bench")
@@ -84,15 +89,16 @@ class DraftModelEstimate:
 
 @dataclass(frozen=True)
 class CostInputs:
-    """What drafting depends on: the target's shape and costs, its device's rates for unpacked weights, its formats."""
+    """What drafting depends on: the target's shape and costs, its device's rates for drafters, its formats."""
 
     shape: Shape
     costs: ForwardCostModel
     rates: Rates
     dtype: str
-    compute_bytes: int  # of a number that its drafters compute with
+    numbers: tuple[float, int]  # bytes of its drafters' numbers: `prediction.drafter_numbers`
     context: int  # tokens
     replies: Mapping[str, ReplyStats]
+    layers: Sequence[KeptLayers] = ()  # that a probe measured
 
 
 def plain() -> DrafterCandidate:
@@ -106,6 +112,10 @@ def candidates(
     """Phrases, which need no training, then the drafters that are here, then those that could be fetched or made."""
     phrases = _as_measured(DrafterCandidate("phrases", 0, PHRASES, _draft_seconds(kind_of("phrases"), 0, 0, at)), at)
     yield phrases
+    if at.layers:
+        own = best_layers(at.layers, at.shape, at.costs, MOST_NODES)
+        alone = DrafterCandidate("layers", 0, own.acceptance, own.draft_seconds(at.costs))
+        yield from _alone_and_with_phrases(alone, phrases, at)
     published = card.entry.drafters if card.entry else ()
     by_kind = {one.kind: one for one in published}
     for drafter in trained:
@@ -123,12 +133,14 @@ def candidates(
 
 
 def _as_measured(candidate: DrafterCandidate, at: CostInputs) -> DrafterCandidate:
-    """The candidate with the acceptance that replies with it had on this machine, where there were enough."""
+    """The candidate with what replies with it brought and cost on this machine, where there were enough."""
     found = at.replies.get(candidate.key)
     if found is None:
         return candidate
     depth = max(DRAFT_TOKENS, round(found.nodes), math.ceil(found.length))
-    return replace(candidate, acceptance=Acceptance.of_length(found.length, depth, "as measured here"))
+    acceptance = Acceptance.of_length(found.length, depth, "as measured here")
+    seconds = found.drafting * at.costs.at(round(1 + found.nodes), CONTEXT)
+    return replace(candidate, acceptance=acceptance, draft_seconds=lambda nodes: seconds if nodes else 0.0)
 
 
 def _alone_and_with_phrases(
@@ -143,18 +155,30 @@ def _alone_and_with_phrases(
 
 
 def _trained(drafter: DrafterCard, published: PublishedDrafter | None, at: CostInputs) -> DrafterCandidate:
-    rates = [level[0] for level in drafter.about.get("accuracy_by_depth", [])]
-    acceptance = (
-        Acceptance.chain(rates, "by what it predicted of held-out text") if rates else _published_acceptance(published)
-    )
-    size = drafter_bytes(drafter, at.shape, at.dtype, at.compute_bytes, at.context)
-    seconds = _draft_seconds(kind_of(drafter.kind), drafter.parameters, len(rates) or DRAFT_TOKENS, at)
+    levels = drafter.about.get("accuracy_by_depth", [])
+    acceptance = _foreseen(levels, drafter.generated) if levels else _published_acceptance(published)
+    size = drafter_bytes(drafter, at.shape, at.dtype, at.numbers, at.context)
+    seconds = _draft_seconds(kind_of(drafter.kind), drafter.parameters, len(levels) or DRAFT_TOKENS, at)
     return DrafterCandidate(drafter.kind, size, acceptance, seconds, trained=drafter)
 
 
-def drafter_bytes(drafter: DrafterCard, shape: Shape, dtype: str, computing: int, planned: int) -> int:
+def _foreseen(levels: Sequence[Sequence[float]], generated: tuple[float, int] | None) -> Acceptance:
+    """What the best tree brings by how often the candidate of each rank was right on held-out text, [depth][rank].
+
+    Where a tree of some size was measured on `generated` text, (length, nodes), it brings that.
+    """
+    tree = Acceptance.tree(levels, MOST_NODES, "by what it predicted of held-out text")
+    if generated is None or tree.length(generated[1]) == 1:
+        return tree.scaled(FORESEEN)
+    length, nodes = generated
+    share = (length - 1) / (tree.length(nodes) - 1)
+    return replace(tree.scaled(share), origin="by the text that it was measured on when it was trained")
+
+
+def drafter_bytes(drafter: DrafterCard, shape: Shape, dtype: str, numbers: tuple[float, int], planned: int) -> int:
     """Bytes of a drafter that is here, its cache for so many tokens included, beside a target of this shape."""
-    return _size(kind_of(drafter.kind), drafter.parameters, shape, dtype, computing, planned)
+    kept = cache(shape, planned, dtype)
+    return kind_of(drafter.kind).size(DrafterSize(drafter.parameters, drafter.others, shape, *numbers, kept))
 
 
 def _published_acceptance(one: PublishedDrafter | None) -> Acceptance | None:
@@ -170,7 +194,7 @@ def _fetched(one: PublishedDrafter, at: CostInputs) -> DrafterCandidate:
         acceptance = Acceptance.chain(*predicted)
     parameters = one.parameters or kind.parameters(at.shape)
     depth = one.accepted.depth if one.accepted else DRAFT_TOKENS
-    size = _size(kind, parameters, at.shape, at.dtype, at.compute_bytes, at.context)
+    size = kind.size(DrafterSize(parameters, 0, at.shape, *at.numbers, cache(at.shape, at.context, at.dtype)))
     return DrafterCandidate(one.kind, size, acceptance, _draft_seconds(kind, parameters, depth, at), published=one)
 
 
@@ -186,11 +210,6 @@ def _paired(one: PublishedDrafter, small: DraftModelEstimate, at: CostInputs, he
         small=small.card,
         published=None if here else one,
     )
-
-
-def _size(kind: DrafterKind, parameters: int, shape: Shape, dtype: str, computing: int, planned: int) -> int:
-    """Bytes of so many weights of a kind, and of what it keeps of the text."""
-    return kind.size(DrafterSize(parameters, shape, ITEM[dtype], computing, cache(shape, planned, dtype)))
 
 
 def _draft_seconds(

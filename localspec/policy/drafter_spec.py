@@ -35,7 +35,7 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
     row = next((row for row in TABLE if row.name == (first if row.takes == "draft model" else named)), None)
     if row is not None and phrases and (row.name == "none" or row.has_phrases):
         raise UsageMistake(f"'{name}' is nothing more than '{'phrases' if row.name == 'none' else named}'; say so.")
-    if row is not None and row.takes == "nothing":
+    if row is not None and row.takes in ("nothing", "probe"):
         return DrafterSpec(name)
     if row is not None and row.takes == "draft model":
         if named.endswith(":"):

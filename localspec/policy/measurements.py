@@ -1,10 +1,11 @@
 """What the policy asks of measurements: what a model's forwards cost, what replies were like, what a device does."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from localspec.models.registry import TargetCard
+from localspec.models.s3d_prediction import KeptLayers
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.prediction import CONTEXT, Rates
 
@@ -27,10 +28,11 @@ class ReplyStats:
 
 @dataclass(frozen=True)
 class ModelMeasurements:
-    """What was measured on this machine of one model in one precision: forwards, and replies by drafter."""
+    """What was measured on this machine of one model in one precision: forwards, replies by drafter, its layers."""
 
     costs: ForwardCostModel | None = None
     replies: Mapping[str, ReplyStats] = field(default_factory=dict)
+    layers: Sequence[KeptLayers] = ()  # that a probe found for each number of them
 
 
 class MeasurementSource(Protocol):
@@ -42,6 +44,9 @@ class MeasurementSource(Protocol):
     def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
         """The rates of a device in one precision; None where they were not measured."""
 
+    def bandwidth(self, device: str) -> float | None:
+        """Bytes a second that can be read from a device's memory, at its best; None where that was not measured."""
+
 
 class NoMeasurements:
     """A machine on which nothing was measured."""
@@ -50,4 +55,7 @@ class NoMeasurements:
         return ModelMeasurements()
 
     def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
+        return None
+
+    def bandwidth(self, device: str) -> float | None:
         return None

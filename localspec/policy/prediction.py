@@ -1,18 +1,23 @@
 """What a model takes on a machine before it is loaded: bytes, seconds a forward, tokens a step. Pure arithmetic."""
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from localspec.machine.machine import Device
+from localspec.models.architecture import TransformerConfig
 from localspec.models.shape import Shape
 from localspec.policy.forward_costs import ForwardCostModel, linear
 
 ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number
 CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
 BUCKET = 256  # slots: caches grow by this many, and attention looks at a multiple of it, so that shapes seldom change
+ROWS, MOST_PARTS = 256, 64 * 2**20  # of the CPU engine: rows that pass a layer together; bytes of parts of attention
+PAGE = 4096  # bytes of a mapped file that come with any of them that is read
 PROGRAM = 40 * 2**20  # bytes that a loaded model holds beside its tensors and its tokenizer: template, threads
+NATIVE_PROGRAM, PACKING = 8 * 2**20, 24 * 2**20  # the same of the CPU engine; what packing in memory leaves behind
 TOKEN = 830  # bytes of each token that a tokenizer knows, as measured with 8 and 151 thousand of them
 CONTEXT = 512  # tokens of text at which speeds are compared
 
@@ -22,10 +27,10 @@ CONTEXT = 512  # tokens of text at which speeds are compared
 
 def packed(weights: int, rows: int, quantize: str, backend: str) -> int:
     """Bytes of packed matrices with so many weights and output channels (`rows`) together, of a `Device.backend`."""
-    if backend == "native":  # a scale in fp16 for 64 weights of int8, for 32 of int4
+    if backend in ("native", "cpu"):  # our library's: a scale in fp16 for 64 weights of int8, for 32 of int4
         return weights + weights // 64 * 2 if quantize == "int8" else weights // 2 + weights // 32 * 2
-    if quantize == "int8":  # a scale for each channel, with torch on a CPU a zero point and a sum too
-        return weights + rows * {"cpu": 12, "cuda": 4, "mps": 2}[backend]
+    if quantize == "int8":  # a scale for each channel
+        return weights + rows * {"cuda": 4, "mps": 2}[backend]
     if quantize == "nf4":  # 64 weights share a scale of a byte, and 256 of those another one
         return weights // 2 + weights // 64 + weights // (64 * 256) * 4
     return weights // 2 + weights // 32 * 4  # int4: a scale and a zero for 32 weights
@@ -39,7 +44,7 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
     item, parameters = ITEM[dtype], parameters or shape.parameters
     known = shape.parameters - (2 * shape.num_layers + 1) * shape.hidden_size
     small = max(0, parameters - known)  # norms and biases
-    if backend == "native":  # the head is in panels too, apart from the embedding
+    if backend == "native" or (backend == "cpu" and quantize != "none"):  # the head is packed, beside the embedding
         layers, head = shape.num_layers * shape.layer, shape.embedding
         if quantize == "none":
             return (layers + 2 * head) * item + small * 4
@@ -65,14 +70,34 @@ def tokenizer(shape: Shape, backend: str) -> int:
     return 0 if backend == "cuda" else TOKEN * shape.vocab_size
 
 
-def computing(dtype: str, backend: str) -> int:
-    """Bytes of an activation, and of a weight of a trained drafter beside this target."""
-    return 4 if backend == "native" else ITEM[dtype]
+def drafter_numbers(dtype: str, quantize: str, backend: str) -> tuple[float, int]:
+    """Bytes of a trained drafter's numbers beside this target: of a matrix's weight, scale included, and of others."""
+    if backend == "native":  # which packs matrices of drafters in int8 by 32, where the target's are packed
+        return (ITEM[dtype] if quantize == "none" else 1 + 2 / 32), 4
+    return ITEM[dtype], ITEM[dtype]
 
 
-def workspace(shape: Shape, dtype: str, backend: str, nodes: int) -> int:
+def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
+    """Bytes of weights that need not be in memory: of a mapped file those of an embedding that no token asks for."""
+    if backend != "native" or quantize == "none":
+        return 0
+    row = -(-shape.hidden_size * 2 // PAGE) * PAGE
+    return max(0, shape.embedding * 2 - tokens * row)
+
+
+def program(quantize: str, backend: str) -> int:
+    """Bytes that a loaded model holds beside its tensors and its tokenizer."""
+    if backend == "native":
+        return NATIVE_PROGRAM + (PACKING if quantize == "none" else 0)
+    return PROGRAM
+
+
+def workspace(shape: Shape, dtype: str, quantize: str, backend: str, tokens: int, nodes: int) -> int:
     """The most bytes that a forward holds for a moment: for a chunk of a prompt, or for a tree's logits."""
-    item = computing(dtype, backend)
+    if backend == "native":
+        states = CHUNK * shape.hidden_size * 4
+        return _native_forward(shape, dtype, quantize, tokens) + max(states, (nodes + 1) * shape.vocab_size * 4)
+    item = ITEM[dtype]
     layer = (
         shape.head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
         + 4 * shape.hidden_size
@@ -81,13 +106,34 @@ def workspace(shape: Shape, dtype: str, backend: str, nodes: int) -> int:
     return max(CHUNK * layer * item, (nodes + 1) * shape.vocab_size * (item + 4))
 
 
+def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int:
+    """Bytes that the CPU engine keeps for forwards: of rows that pass a layer together, and of parts of attention."""
+    qkv, inner = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim, shape.intermediate_size
+    padded = -(-shape.head_dim // 16) * 16
+    floats = shape.hidden_size + qkv + shape.num_heads * (padded + shape.head_dim) + inner + shape.head_dim
+    widest = max(shape.hidden_size, inner)
+    inputs = widest * 4 if quantize == "none" else widest + widest // 32 * 4  # quantised, with scales or sums
+    parts = -(-tokens // BUCKET) * ROWS * shape.num_heads * (padded + 16) * 4
+    return ROWS * (floats * 4 + inputs) + (parts if parts <= MOST_PARTS else 0)
+
+
 def loading(shape: Shape, dtype: str, quantize: str, backend: str) -> int:
-    """Bytes beside the packed weights while the largest matrix is packed: itself, and its packed copy."""
+    """Bytes beside the packed weights while the largest matrix is packed: itself, and its packed copy.
+
+    On a CPU torch makes each matrix dense while it multiplies by it.
+    """
     if quantize == "none" or backend == "native":  # which packs once, piece by piece, and maps
         return 0
+    if backend == "cpu":
+        return unpacked(shape)
     if backend == "cuda":  # the head is not packed
         return 2 * shape.hidden_size * shape.intermediate_size * (ITEM[dtype] + 1)
     return shape.embedding * ((0 if shape.tied else ITEM[dtype]) + 1)
+
+
+def unpacked(shape: Shape | TransformerConfig) -> int:
+    """Bytes of the largest matrix in fp32, of which a layer makes a packed one dense."""
+    return 4 * shape.hidden_size * max(shape.vocab_size, 2 * shape.intermediate_size)
 
 
 # -- seconds -----------------------------------------------------------------------------------------------------------
@@ -96,21 +142,30 @@ def loading(shape: Shape, dtype: str, quantize: str, backend: str) -> int:
 # cost, and the seconds that a layer takes beside its matrices. Published figures, and ours from other machines.
 _SHARES = {
     "native": {"none": 0.9, "int8": 0.9, "int4": 0.85},
-    "cpu": {"none": 0.6, "int8": 0.5},
+    "cpu": {"none": 0.6},
     "cuda": {"none": 0.8, "int8": 0.2, "nf4": 0.5},
     "mps": {"none": 0.75, "int8": 0.65, "int4": 0.55},
 }
+ATTENTION = 2048  # channels of the heads that layers are measured with
 _ROWS = (1, 8, 16, 32, 64)
 _GROWTH = {
-    ("native", "fp32"): (1.0, 1.2, 2.0, 4.0, 8.0), ("native", "bf16"): (1.0, 2.0, 4.0, 8.0, 16.0),
-    ("native", "int8"): (1.0, 1.0, 1.6, 3.1, 6.2), ("native", "int4"): (1.0, 1.4, 2.8, 5.4, 10.8),
     ("cpu", "fp32"): (1.0, 2.4, 2.9, 4.0, 6.2), ("cpu", "bf16"): (1.0, 1.2, 1.6, 2.4, 4.0),
-    ("cpu", "int8"): (1.0, 1.6, 2.5, 4.2, 7.4),
     ("cuda", "nf4"): (1.0, 1.2, 1.4, 1.8, 2.5), ("cuda", "none"): (1.0, 1.05, 1.1, 1.3, 1.6),
     ("cuda", "int8"): (1.0, 1.1, 1.1, 1.2, 1.3), ("mps", "none"): (1.0, 1.6, 1.8, 2.5, 4.0),
     ("mps", "int8"): (1.0, 3.0, 6.0, 12.0, 24.0), ("mps", "int4"): (1.0, 3.0, 6.0, 12.0, 24.0),
 }  # fmt: skip
-_LAYER = {"native": 1e-5, "cpu": 1e-4, "cuda": 1.5e-4, "mps": 2.5e-4}
+_LAYER = {"cpu": 1e-4, "cuda": 1.5e-4, "mps": 2.5e-4}
+# Of the CPU engine: the seconds that a core takes for a weight and a row, by its instructions and the numbers. Ours on
+# Zen 4 under each of them, but for AVX-VNNI and NEON, which are taken to be in between.
+_ARITHMETIC = {
+    "avx512_vnni": {"int8": 5.5e-12, "int4": 6e-12, "bf16": 23e-12, "fp32": 21e-12},
+    "avx_vnni": {"int8": 9e-12, "int4": 10e-12, "bf16": 27e-12, "fp32": 25e-12},
+    "avx2": {"int8": 16e-12, "int4": 15e-12, "bf16": 27e-12, "fp32": 25e-12},
+    "neon": {"int8": 16e-12, "int4": 15e-12, "bf16": 50e-12, "fp32": 50e-12},
+    "c": {"int8": 1.4e-9, "int4": 1.6e-9, "bf16": 1.4e-9, "fp32": 1.4e-9},
+}
+_MEETING = 1.5  # reading and computing overlap: their times add up as powers of this
+_NATIVE_LAYER, _LAYER_ROW = 1.5e-5, 3.3e-5  # seconds of a layer beside its matrices: of any forward, a row and core
 _BANDWIDTH = {"cpu": 20e9, "cuda": 300e9, "mps": 100e9}  # bytes a second, where that was not measured either
 
 
@@ -139,24 +194,46 @@ class Rates:
         return [[*self.rows], [*self.weight], [*self.layer]]
 
     def forward(self, shape: Shape, rows: int, context: int) -> float:
-        """Seconds of one forward; keys and values are read like weights."""
+        """Seconds of one forward; keys and values are read like weights, and rows attend with the model's own heads."""
         read = shape.matrices + shape.cached(context, 1)
-        return read * linear(self.rows, self.weight, rows) + shape.num_layers * linear(self.rows, self.layer, rows)
+        one = self.layer[0]
+        layer = one + (linear(self.rows, self.layer, rows) - one) * shape.num_heads * shape.head_dim / ATTENTION
+        return read * linear(self.rows, self.weight, rows) + shape.num_layers * layer
 
     def product(self, weights: int, rows: int) -> float:
         """Seconds of matrices with so many weights."""
         return weights * linear(self.rows, self.weight, rows)
 
 
-def estimated_rates(device: Device, dtype: str, quantize: str) -> Rates:
-    """The rates that the bandwidth of a device's memory suggests."""
-    backend, bandwidth = device.backend, device.bandwidth or _BANDWIDTH[device.type]
+def reading(device: Device, dtype: str, quantize: str) -> float:
+    """Seconds in which a device reads a weight; on a CPU torch makes packed ones dense, and reads those."""
+    if device.backend == "cpu":
+        quantize = "none"
     matrix = Shape(32, 4096, 4096, 32, 32, 128, 1, 1)  # with a usual share of what is packed otherwise
-    size = weights(matrix, dtype, quantize, backend) / matrix.parameters
-    share = _SHARES[backend][quantize]
+    size = weights(matrix, dtype, quantize, device.backend) / matrix.parameters
+    return size / ((device.bandwidth or _BANDWIDTH[device.type]) * _SHARES[device.backend][quantize])
+
+
+def estimated_rates(device: Device, dtype: str, quantize: str) -> Rates:
+    """The rates that the bandwidth of a device's memory suggests, and of a CPU with our library its arithmetic."""
+    if device.backend == "native":
+        return _native_rates(device, dtype, quantize)
+    if device.backend == "cpu":
+        quantize = "none"
     numbers = dtype if (device.type, quantize) == ("cpu", "none") else quantize
-    growth = _GROWTH[backend, "bf16" if numbers == "fp16" else numbers]
-    return Rates(_ROWS, tuple(size / (bandwidth * share) * times for times in growth), (_LAYER[backend],) * len(_ROWS))
+    growth = _GROWTH[device.backend, "bf16" if numbers == "fp16" else numbers]
+    read, layer = reading(device, dtype, quantize), _LAYER[device.backend]
+    return Rates(_ROWS, tuple(read * times for times in growth), (layer,) * len(_ROWS))
+
+
+def _native_rates(device: Device, dtype: str, quantize: str) -> Rates:
+    """The more cores, the less it matters how many rows there are; the slower their arithmetic, the more."""
+    numbers = quantize if quantize != "none" else "fp32" if dtype == "fp32" else "bf16"
+    arithmetic = _ARITHMETIC.get(device.capability, _ARITHMETIC["avx2"])[numbers]
+    read, rows = reading(device, dtype, quantize), (1, 2, 4, *_ROWS[1:])
+    computed = [arithmetic * n / device.cores for n in rows]
+    weight = tuple((read**_MEETING + one**_MEETING) ** (1 / _MEETING) for one in computed)
+    return Rates(rows, weight, tuple(_NATIVE_LAYER + _LAYER_ROW * n / device.cores for n in rows))
 
 
 @dataclass(frozen=True)
@@ -184,6 +261,28 @@ class Acceptance:
     def chain(cls, chances: Sequence[float], origin: str) -> "Acceptance":
         """A chain whose token at each depth is accepted with this chance, given the one before it."""
         return cls(tuple(accumulate(chances, lambda reached, chance: reached * chance)), origin)
+
+    @classmethod
+    def tree(cls, levels: Sequence[Sequence[float]], nodes: int, origin: str) -> "Acceptance":
+        """The best tree of so many nodes, where levels [depth][rank] are the chances of each depth's candidates.
+
+        A node brings the product of the chances on its path, and the best one is added next (Medusa, §3.3.3).
+        """
+        ranked = [sorted(level, reverse=True) for level in levels]
+        gains: list[float] = []
+        waiting = [(-chance, 1.0, 0, 0) for chance in ranked[0][:1]] if ranked else []  # -worth, parent's worth, place
+        while waiting and len(gains) < nodes:
+            worth, above, depth, rank = heapq.heappop(waiting)
+            gains.append(-worth)
+            if rank + 1 < len(ranked[depth]):
+                heapq.heappush(waiting, (-above * ranked[depth][rank + 1], above, depth, rank + 1))
+            if depth + 1 < len(ranked) and ranked[depth + 1]:
+                heapq.heappush(waiting, (worth * ranked[depth + 1][0], -worth, depth + 1, 0))
+        return cls(tuple(gains), origin)
+
+    def scaled(self, share: float) -> "Acceptance":
+        """Where every node brings this share of what it should."""
+        return Acceptance(tuple(share * gain for gain in self.gains), self.origin)
 
     @classmethod
     def of_length(cls, length: float, depth: int, origin: str) -> "Acceptance":

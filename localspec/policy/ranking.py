@@ -1,6 +1,6 @@
 """Which precision and drafter of one model pay on a machine: every plan to run it, ranked by M. Pure arithmetic."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from localspec.machine.machine import Device
@@ -15,6 +15,7 @@ from localspec.policy.prediction import CONTEXT, Estimate, Rates, estimated_rate
 
 AUTO_NODES = 16  # of a tree at most, where no number was asked for; how many pay is measured
 QUICK = 8.0  # tokens/s: somewhat faster than people read
+SLOW_MEMORY = 5e9  # bytes a second: what is quick with such memory is quick anywhere, and needs no measurement
 PLANNED = 4096  # tokens of context that must fit where none was asked for
 CLEARLY = 1.05  # times the M of a simpler drafter, which a drafter must reach
 DOUBT = 1.15  # times more where what it costs and brings was not measured here
@@ -51,6 +52,11 @@ class RunPlan:
         return self.bytes <= self.precision.device.usable
 
 
+def possible_precisions(model: Model, precisions: Iterable[Precision]) -> list[Precision]:
+    """Those in which this model can be had: of a model that is here only packed, what was packed."""
+    return [one for one in precisions if model.can_be(one.quantize, one.device.engine)]
+
+
 def natural_precisions(device: Device) -> list[Precision]:
     """The precisions in question on a device where none was named, the most accurate first.
 
@@ -62,10 +68,14 @@ def natural_precisions(device: Device) -> list[Precision]:
     return [Precision(device, dtype, quantize) for quantize in (*dense, *device.packings)]
 
 
-def draft_precisions(device: Device) -> list[Precision]:
-    """The precisions that a draft model may have: none in which it would agree less often with its target."""
+def draft_precisions(small: Model, device: Device) -> list[Precision]:
+    """The precisions that a draft model may have: none in which it agrees less often with its target, if there is one.
+
+    Without any it cannot be had on this device.
+    """
     natural = natural_precisions(device)
-    return [one for one in natural if one.quantize != "int4"] if device.type == "cpu" else natural[:1]
+    best = [one for one in natural if one.quantize != "int4"] if device.type == "cpu" else natural[:1]
+    return possible_precisions(small, best) or possible_precisions(small, natural)
 
 
 def run_plans(
@@ -80,7 +90,7 @@ def run_plans(
     v₀ and m₀ are those of the model's fastest plain decoding that fits; where nothing fits, of the fastest.
     """
     plans = [plan for precision in precisions for plan in _plans_in(model, precision, measurements, most, context)]
-    plans = _without_needless_loss(plans)
+    plans = _in_one_packing(plans, lambda plan: _read_along(model, plan.precision, measurements))
     plain_decoding = [plan for plan in plans if plan.candidate.name == "none"]
     base = max(plain_decoding, key=lambda plan: (plan.fits, plan.speed))
     rated = [_rated(plan, base) for plan in plans]
@@ -88,12 +98,38 @@ def run_plans(
     return sorted(rated, key=lambda plan: plan.cost_effectiveness, reverse=True)
 
 
-def _without_needless_loss(plans: list[RunPlan]) -> list[RunPlan]:
-    """Leaves out int4 on a CPU where int8, which loses much less of a model, fits and is quick enough to read along."""
-    plain_int8 = [plan for plan in plans if plan.candidate.name == "none" and plan.precision.quantize == "int8"]
-    if not any(plan.fits and plan.speed >= QUICK and plan.precision.device.type == "cpu" for plan in plain_int8):
+def _in_one_packing(plans: list[RunPlan], quick: Callable[[RunPlan], bool]) -> list[RunPlan]:
+    """Leaves out int8 or int4 on a CPU where both are in question: int4 loses more of a model, so it needs a reason.
+
+    That is int8 without room, or so slow that people wait for it; then int8 is left out, if int4 fits.
+    """
+    plain_decoding = {
+        plan.precision.quantize: plan
+        for plan in plans
+        if plan.candidate.name == "none" and plan.precision.device.type == "cpu"
+    }
+    if not {"int8", "int4"} <= plain_decoding.keys():
         return plans
-    return [plan for plan in plans if (plan.precision.device.type, plan.precision.quantize) != ("cpu", "int4")]
+    eight, four = plain_decoding["int8"], plain_decoding["int4"]
+    left_out = "int4" if eight.fits and quick(eight) else "int8" if four.fits else ""
+    return [plan for plan in plans if (plan.precision.device.type, plan.precision.quantize) != ("cpu", left_out)]
+
+
+def _read_along(model: Model, precision: Precision, measurements: MeasurementSource) -> bool:
+    """Whether plain decoding is as quick as people read, as far as the speed of the memory tells.
+
+    That is all that int4 improves. Timed forwards do not count here: those of a busy moment would make the next session
+    answer in another packing, and so with another text.
+    """
+    device = precision.device
+    if device.engine != "native":  # torch makes packed weights dense: int4 takes less room, and no less time
+        return True
+
+    def at(bandwidth: float | None) -> bool:
+        read = prediction.reading(replace(device, bandwidth=bandwidth), precision.dtype, precision.quantize)
+        return 1 / (read * (model.shape.matrices + model.shape.cached(CONTEXT, 1))) >= QUICK
+
+    return at(SLOW_MEMORY) or at(measurements.bandwidth(device.name) or device.bandwidth)
 
 
 def best(ranked: Sequence[RunPlan], here: bool = True, allow_plain: bool = True) -> RunPlan | None:
@@ -155,7 +191,8 @@ def _plans_in(
     planned = min(context or PLANNED, model.shape.context)  # more than it holds is refused when it is loaded
     plain_speed = 1 / costs.at(1, CONTEXT)
     weights = prediction.weights(model.shape, *how, model.parameters)
-    beside = prediction.PROGRAM + prediction.tokenizer(model.shape, backend)
+    weights -= prediction.unread(model.shape, quantize, backend, planned)
+    beside = prediction.program(quantize, backend) + prediction.tokenizer(model.shape, backend)
     loading = prediction.loading(model.shape, *how)
 
     def plan(candidate: DrafterCandidate) -> RunPlan | None:
@@ -171,13 +208,23 @@ def _plans_in(
             speed = max(speed, plain_speed)
         loaded_bytes = weights + candidate.bytes
         working = prediction.cache(model.shape, planned + nodes + 1, dtype)
-        working += prediction.workspace(model.shape, dtype, backend, nodes)
+        working += prediction.workspace(model.shape, *how, planned, nodes)
         size = loaded_bytes + beside + max(working, loading)
         measured = known.costs is not None if candidate.name == "none" else replies is not None
         return RunPlan(precision, candidate, nodes, loaded_bytes, size, speed, measured)
 
-    rates, computing = _rates(precision, measurements, "none"), prediction.computing(dtype, backend)
-    inputs = CostInputs(model.shape, costs, rates, dtype, computing, planned, known.replies)
+    form = "int8" if backend == "native" and quantize != "none" else "none"  # of the matrices of drafters
+    numbers = prediction.drafter_numbers(dtype, quantize, backend)
+    inputs = CostInputs(
+        model.shape,
+        costs,
+        _rates(precision, measurements, form),
+        dtype,
+        numbers,
+        planned,
+        known.replies,
+        known.layers,
+    )
     small = _draft_model(model, precision, measurements, planned)
     every = candidates(model.card, inputs, list(model.trained), small, model.small_here)
     yield from (one for one in map(plan, (plain(), *every)) if one is not None)
@@ -189,11 +236,15 @@ def _draft_model(
     """The draft model in the precision that its own size asks for; it reads the whole text, as the target does."""
     if model.small is None:
         return None
-    own = draft_precisions(precision.device)
+    own = draft_precisions(model.small, precision.device)
+    if not own:
+        return None
     shape, parameters = model.small.shape, model.small.parameters
     chosen = min(own, key=lambda one: _estimate(shape, one, measurements).at(1, CONTEXT))
     size = prediction.weights(shape, chosen.dtype, chosen.quantize, chosen.device.backend, parameters)
-    size += prediction.cache(shape, min(shape.context, planned), chosen.dtype)
+    tokens = min(shape.context, planned)
+    size -= prediction.unread(shape, chosen.quantize, chosen.device.backend, tokens)
+    size += prediction.cache(shape, tokens, chosen.dtype)
     size += prediction.tokenizer(shape, chosen.device.backend)
     known = measurements.of(model.small.card, chosen.device.name, chosen.dtype, chosen.quantize)
     return DraftModelEstimate(model.small.card, size, known.costs or _estimate(shape, chosen, measurements))

@@ -3,17 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from localspec.checkpoint import only_packed
 from localspec.config import Settings
-from localspec.errors import DoesNotFit, UsageMistake
+from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.machine.machine import Device, Machine, this_machine
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.drafter_kinds import WITH_PHRASES, kind_of, kinds
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard
-from localspec.policy.candidates import DrafterCandidate, drafter_bytes
+from localspec.policy.candidates import MOST_NODES, DrafterCandidate, drafter_bytes
 from localspec.policy.drafter_spec import DrafterSpec, named_drafter
 from localspec.policy.measurements import MeasurementSource, NoMeasurements
-from localspec.policy.prediction import PROGRAM, computing
+from localspec.policy.prediction import drafter_numbers, program
 from localspec.policy.ranking import (
     AUTO_NODES,
     PLANNED,
@@ -23,11 +24,11 @@ from localspec.policy.ranking import (
     draft_precisions,
     explained,
     natural_precisions,
+    possible_precisions,
     run_plans,
 )
 from localspec.policy.survey import recommendations
 
-MOST_NODES = 64
 # Packings in which a row can be had to the bit, whatever stands beside it.
 INVARIANT = (("cpu", "none"), ("cpu", "int8"), ("cpu", "int4"), ("cuda", "none"), ("mps", "none"))
 
@@ -72,13 +73,14 @@ class Choice(LoadSpec):
 class Attempt:
     """What comes of one device: every plan there, the best M first, and those in question, the one to take first.
 
-    `refused` says that the device cannot do what was named, `no_room` that the named draft model does not fit.
+    `refused` says that the device cannot do what was named, or the model is not here for it; `no_room` that the named
+    draft model does not fit.
     """
 
     ranked: Sequence[RunPlan] = ()
     eligible: Sequence[RunPlan] = ()
     draft_device: Device | None = None  # None where the one that was named is not here
-    refused: UsageMistake | None = None
+    refused: LocalspecError | None = None
     no_room: DoesNotFit | None = None
 
     @property
@@ -95,7 +97,8 @@ def choose(
 ) -> Choice:
     """Fills in what was left to `auto`, for a model that is here.
 
-    Raises UsageMistake for what was named and cannot run here, DoesNotFit, and what `inspect` raises.
+    Raises UsageMistake for what was named and cannot run here, NotHere for what a model's packed form alone cannot do,
+    DoesNotFit, and what `inspect` raises.
     """
     drafter = requested_drafter(settings, card)
     return choices(model_of(card), drafter, settings, machine, measurements)[0]
@@ -124,14 +127,15 @@ def choices(
 ) -> list[Choice]:
     """The choice, and after it one that takes less memory, for where the first turns out not to fit.
 
-    `drafter` is the one that the settings ask for. Raises UsageMistake and DoesNotFit.
+    `drafter` is the one that the settings ask for. Raises UsageMistake, NotHere and DoesNotFit.
     """
     machine, measurements = machine or this_machine(), measurements or NoMeasurements()
     devices = machine.devices if settings.device == "auto" else (_device(machine, settings.device),)
     attempts = [_attempt(model, drafter, settings, device, machine, measurements) for device in devices]
     possible = [attempt for attempt in attempts if attempt.refused is None]
-    if not possible and attempts[0].refused:
-        raise attempts[0].refused
+    refusals = [attempt.refused for attempt in attempts if attempt.refused]
+    if not possible:
+        raise next((one for one in refusals if isinstance(one, NotHere)), refusals[0])
     fitting = [attempt for attempt in possible if attempt.fitting]
     if not fitting:
         raise DoesNotFit(_too_large(model.card, possible[0].smallest, settings.context, machine, measurements))
@@ -161,8 +165,10 @@ def _attempt(
     measurements: MeasurementSource,
 ) -> Attempt:
     try:
-        precisions = _precisions(settings, device)
-    except UsageMistake as mistake:  # another device may have what was named
+        precisions = possible_precisions(model, _precisions(settings, device))
+        if not precisions:
+            raise only_packed(model.card.path)
+    except (UsageMistake, NotHere) as mistake:  # another device may have what was named
         return Attempt(refused=mistake)
     draft_device = device if settings.draft_device == "auto" else machine.device(settings.draft_device)
     draft, no_room = None, None
@@ -180,8 +186,10 @@ def _attempt(
 
     found = among(precisions)
     left_out = [one for one in precisions if all(plan.precision != one for plan in found.ranked)]
-    # Plain decoding in int8 has room, but what was asked for has not.
-    return among(left_out) if left_out and not found.fitting else found
+    if not left_out or found.fitting:
+        return found
+    others = among(left_out)  # plain decoding has room in what was taken, but what was asked for has not
+    return others if others.fitting else min(found, others, key=lambda attempt: attempt.smallest.bytes)
 
 
 def _eligible(
@@ -198,10 +206,10 @@ def _eligible(
     precision, extra = ranked[0].precision, 0
     if drafter.trained is not None:
         planned = min(settings.context or PLANNED, model.shape.context)
-        item = computing(precision.dtype, precision.device.backend)
-        extra = drafter_bytes(drafter.trained, model.shape, precision.dtype, item, planned)
+        numbers = drafter_numbers(precision.dtype, precision.quantize, precision.device.backend)
+        extra = drafter_bytes(drafter.trained, model.shape, precision.dtype, numbers, planned)
     if draft is not None and draft.device == precision.device.name:
-        extra = draft.bytes - PROGRAM
+        extra = draft.bytes - program(draft.quantize, precision.device.backend)
     return [_with_more(plan, extra) for plan in ranked if plan.candidate.name == "none"]
 
 
@@ -278,14 +286,16 @@ def _draft(
 ) -> LoadSpec:
     """How a draft model is loaded: in the precision that suits its own size.
 
-    Raises UsageMistake where there is no such device, and DoesNotFit.
+    Raises UsageMistake where there is no such device, NotHere for one that is here packed for another, and DoesNotFit.
     """
     if device is None:
         raise UsageMistake(
             f"There is no device '{settings.draft_device}' here for a draft model; set draft_device to one of "
             f"{_names(machine)}, or auto."
         )
-    ranked = run_plans(small, draft_precisions(device), measurements, AUTO_NODES)
+    if not (precisions := draft_precisions(small, device)):
+        raise only_packed(small.card.path)
+    ranked = run_plans(small, precisions, measurements, AUTO_NODES)
     plain = [plan for plan in ranked if plan.candidate.name == "none"]
     plan = next((plan for plan in plain if plan.fits), None)
     if plan is None:
@@ -324,7 +334,7 @@ def _too_large(
         fetch = "" if one.card.here else f" (`localspec pull {one.card.name}`)"
         return (
             f"{missing}; close other programs, give a smaller --context, or choose {one.card.name}{fetch}, which takes "
-            f"{one.plan.bytes / gib:.1f} GiB."
+            f"{max(0.1, one.plan.bytes / gib):.1f} GiB."
         )
     return f"{missing}; close other programs, or give a smaller --context."
 
@@ -359,7 +369,7 @@ def _precisions(settings: Settings, device: Device) -> list[Precision]:
     elif quantize == "auto":
         quantize = "none"  # who names a dtype wants weights in it
     if quantize != "auto":
-        if device.engine == "native" and quantize != "none":  # where packed weights are computed with in one way
+        if device.type == "cpu" and quantize != "none":  # where packed weights are computed with in one way
             dtype = natural[0].dtype
         return [Precision(device, dtype, quantize)]
     return [one for one in natural if not settings.exact or (device.type, one.quantize) in INVARIANT]

@@ -4,14 +4,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from localspec.checkpoint import is_packed
+from localspec.checkpoint import is_packed, only_packed
 from localspec.errors import LocalspecError
 from localspec.hub.cache import holds_tokenizer
 from localspec.machine.machine import Machine
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard, known
 from localspec.policy.measurements import MeasurementSource
-from localspec.policy.ranking import AUTO_NODES, QUICK, RunPlan, best, explained, natural_precisions, run_plans
+from localspec.policy.ranking import (
+    AUTO_NODES,
+    QUICK,
+    RunPlan,
+    best,
+    explained,
+    natural_precisions,
+    possible_precisions,
+    run_plans,
+)
 
 Prefer = Literal["speed", "memory", "quality"]
 
@@ -47,12 +56,17 @@ def _recommend_card(card: TargetCard, machine: Machine, measurements: Measuremen
 
 
 def recommend(model: Model, machine: Machine, measurements: MeasurementSource, here: bool) -> Recommendation:
-    """The recommendation for one model: as it could be loaded now (`here`), or with what could be fetched for it."""
+    """The recommendation for one model: as it could be loaded now (`here`), or with what could be fetched for it.
+
+    Raises NotHere for one that is here in a packed form alone, which nothing on this machine computes with.
+    """
     card = model.card
     fitting: list[tuple[RunPlan, Sequence[RunPlan]]] = []
     smallest: list[RunPlan] = []
     for device in machine.devices:
-        ranked = run_plans(model, natural_precisions(device), measurements, AUTO_NODES)
+        if not (precisions := possible_precisions(model, natural_precisions(device))):
+            continue
+        ranked = run_plans(model, precisions, measurements, AUTO_NODES)
         if (plan := best(ranked, here)) is not None:
             fitting.append((plan, ranked))
         smallest.append(min(ranked, key=lambda one: one.bytes))
@@ -60,6 +74,8 @@ def recommend(model: Model, machine: Machine, measurements: MeasurementSource, h
     if fitting:
         chosen, others = max(fitting, key=lambda option: option[0].speed)
         return Recommendation(card, chosen, explained(chosen, others), quality)
+    if not smallest:
+        raise only_packed(card.path)
     plan = smallest[0]
     precision, device = plan.precision, plan.precision.device
     reason = (

@@ -5,27 +5,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.checkpoint import revision
-from localspec.config import home
+from localspec.config import Settings, home
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Reporter
-from localspec.hub.cache import discard, repository, snapshot
+from localspec.hub.cache import discard, find_snapshot, repository, snapshot
 from localspec.hub.plan import Part, Plan
 from localspec.hub.records import forget
 from localspec.hub.sources import Source
 from localspec.machine import compiled
 from localspec.machine.machine import Machine
-from localspec.models.model import model_of
+from localspec.models.model import Model
 from localspec.models.model_config import ModelConfig
-from localspec.models.packed_files import packed_files
-from localspec.models.registry import TargetCard, license_of
+from localspec.models.packed_files import FILED, packed_files
+from localspec.models.registry import NOWHERE, TargetCard, license_of
 from localspec.models.shape import Shape
 from localspec.packed_file import Origin, read
 from localspec.paths import Paths
-from localspec.policy.measurements import NoMeasurements
-from localspec.policy.survey import recommend
+from localspec.policy.drafter_spec import DrafterSpec
+from localspec.policy.measurements import MeasurementSource
+from localspec.policy.prediction import weights
+from localspec.policy.selection import choices
 
-ALONE = "int8"  # the packing that is kept alone: it loses next to nothing
-_BYTES = 1.1  # of a weight in it, with scales and what is not packed
+BESIDE = "int8"  # the packing of draft models, and of what is kept alone for another machine: it loses next to nothing
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,42 @@ class Packed:
     deleted: int = 0
 
 
-def check_packable(plan: Plan) -> None:
-    """Raises UsageMistake or LocalspecError for what cannot be kept packed alone, DoesNotFit for a disk too small."""
+def packing_of(part: Part, settings: Settings, machine: Machine, measurements: MeasurementSource) -> str | None:
+    """The packing in which the CPU engine would load a model that may not be here; None where it would not."""
+    if part.heads or (shape := Shape.of(part.config)) is None:
+        return None
+    model = Model(TargetCard(str(part.source), NOWHERE, part.license, ""), shape, shape.parameters)
+    try:
+        choice = choices(model, DrafterSpec("auto"), _of_weights(settings), machine, measurements)[0]
+    except LocalspecError:  # it is told when the model is loaded
+        return None
+    return choice.quantize if choice.engine == "native" and choice.quantize in FILED else None
+
+
+def _of_weights(settings: Settings) -> Settings:
+    """The settings as far as they decide on the form of the weights."""
+    return Settings(
+        device=settings.device, dtype=settings.dtype, quantize=settings.quantize, context=settings.context,
+        exact=settings.exact,
+    )  # fmt: skip
+
+
+def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
+    """The packing to keep a model in alone: what the settings ask for, else `packing`, else int8.
+
+    Raises UsageMistake or LocalspecError for what cannot be kept so, DoesNotFit for a disk too small.
+    """
     model = plan.parts[0]
     trouble = ""
     if model.heads:
         raise UsageMistake(f"--packed-only is for models, and {model.source} is a drafter; leave it out.")
+    asked = settings.dtype if settings.quantize == "auto" else settings.quantize  # as `run` understands them
+    if asked not in ("auto", *FILED):
+        raise UsageMistake(
+            f"--packed-only keeps a model in {' or '.join(FILED)}, and weights in {asked} are asked for; give "
+            "--quantize with one of these, or leave --packed-only out."
+        )
+    packing = settings.quantize if settings.quantize != "auto" else packing or BESIDE
     if "tokenizer.json" not in {file.name for file in model.files}:
         trouble = "it has no tokenizer.json"
     from localspec.models.architecture import TransformerConfig
@@ -60,40 +91,35 @@ def check_packable(plan: Plan) -> None:
     if trouble:
         raise LocalspecError(f"{model.source} cannot be kept packed alone: {trouble}; leave --packed-only out.")
     shape = Shape.of(model.config)
-    needed = plan.fetch_bytes + int(_BYTES * (shape.parameters if shape else model.weights))
+    needed = plan.fetch_bytes + (weights(shape, "bf16", packing, "native") if shape else model.weights)
     if needed > plan.disk_free:
         raise DoesNotFit(
             f"{needed / 2**30:.2f} GiB are needed while it is packed, and {plan.disk_free / 2**30:.2f} GiB are free on "
             "the disk; make room, or set HF_HOME and LOCALSPEC_HOME to another disk."
         )
+    return packing
 
 
-def packed_alone(part: Part) -> Packed | None:
+def packed_alone(part: Part, packing: str) -> Packed | None:
     """The packed form of exactly this commit, where that is all there is of it already."""
     if part.here & {file.name for file in part.files if file.name.endswith(".safetensors")}:
         return None
     for one in packed_files(Paths(home())):
-        if (one.header.origin.repo, one.header.origin.commit) == (str(part.source), part.commit):
+        origin = one.header.origin
+        if (origin.repo, origin.commit, one.header.packing) == (str(part.source), part.commit, packing):
             return Packed(part.source, one.path, one.path.stat().st_size)
     return None
 
 
-def pack_where_used(part: Part, machine: Machine, reporter: Reporter) -> Packed | None:
-    """Packs a model that was fetched, where the CPU engine would be chosen for it; None where it would not.
+def pack_beside(part: Part, packing: str, machine: Machine, reporter: Reporter) -> Packed | None:
+    """Packs a model that was fetched, which stays; None where that fails.
 
     That it cannot be written is a notice: it is made, or said, again when the model is loaded.
     """
-    from localspec.native.packed_cache import FILED, CannotWrite  # numpy
+    from localspec.native.packed_cache import CannotWrite  # numpy
 
-    path = snapshot(part.source, part.commit)
     try:
-        found = recommend(model_of(_card(part, path)), machine, NoMeasurements(), here=True)
-        precision = found.plan.precision if found.plan else None
-        if precision is None or precision.device.name != "cpu" or precision.quantize not in FILED:
-            return None
-        if compiled.missing():
-            return None
-        return _pack(part, path, precision.quantize, machine, reporter)
+        return _pack(part, snapshot(part.source, part.commit), packing, machine, reporter)
     except (CannotWrite, DoesNotFit) as error:
         reporter.notice(str(error))
     except LocalspecError:  # what is wrong with the model is told when it is loaded
@@ -101,12 +127,12 @@ def pack_where_used(part: Part, machine: Machine, reporter: Reporter) -> Packed 
     return None
 
 
-def pack_alone(part: Part, machine: Machine, reporter: Reporter) -> Packed:
+def pack_alone(part: Part, packing: str, machine: Machine, reporter: Reporter) -> Packed:
     """Packs a model that was fetched and deletes what was fetched for it; what was there before stays.
 
     Raises CannotWrite, DoesNotFit, and LocalspecError for a model that cannot be packed; what was fetched stays then.
     """
-    packed = _pack(part, snapshot(part.source, part.commit), ALONE, machine, reporter)
+    packed = _pack(part, snapshot(part.source, part.commit), packing, machine, reporter)
     fetched = [file for file in part.files if file.name not in part.here]
     for file in fetched:
         discard(part.source, part.commit, file)
@@ -126,6 +152,11 @@ def _pack(part: Part, path: Path, packing: str, machine: Machine, reporter: Repo
 
     source = str(part.source)
     origin = Origin(source, revision(path), license_of(path), source, part.commit)
+    if other := _alone_in(origin.revision, packing, source):
+        raise LocalspecError(
+            f"{source} has the weights of {other}, of which only the packed form is here: use that, or delete it "
+            f"with `localspec rm {other}`."
+        )
     file = make(path, packing, origin, machine.cores, reporter)
     for one in packed_files(Paths(home())):
         if one.header.origin.repo == source and one.header.origin.commit != part.commit:
@@ -133,5 +164,10 @@ def _pack(part: Part, path: Path, packing: str, machine: Machine, reporter: Repo
     return Packed(part.source, file, read(file).path.stat().st_size)
 
 
-def _card(part: Part, path: Path) -> TargetCard:
-    return TargetCard(str(part.source), path, part.license, "")
+def _alone_in(of: str, packing: str, source: str) -> str | None:
+    """Another source of this revision whose packed file is all there is of it."""
+    for one in packed_files(Paths(home())):
+        made_of = one.header.origin
+        if (made_of.revision, one.header.packing) == (of, packing) and made_of.repo not in ("", source):
+            return made_of.repo if find_snapshot(Source.parse(made_of.repo)) is None else None
+    return None

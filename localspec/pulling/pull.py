@@ -5,12 +5,13 @@ goes on between two events, such as the bytes of a file that arrive, is reported
 """
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from localspec.engine.device_profile import DeviceProfiler
+from localspec.config import Settings
+from localspec.engine.device_profile import BandwidthProfiler, DeviceProfiler
 from localspec.engine.measurement_cache import MeasurementCache
-from localspec.engine.recalled_measurements import RecalledMeasurements
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Reporter
 from localspec.hub.cache import snapshot
@@ -23,7 +24,15 @@ from localspec.models.registry import cards, named_card
 from localspec.policy.measurements import MeasurementSource, NoMeasurements
 from localspec.policy.pull_set import PullSet, fit, pull_set, to_make
 from localspec.pulling.heads import Converted, NotConverted, convert_heads
-from localspec.pulling.packing import Packed, check_packable, pack_alone, pack_where_used, packed_alone
+from localspec.pulling.packing import (
+    BESIDE,
+    Packed,
+    pack_alone,
+    pack_beside,
+    packed_alone,
+    packing_of,
+    packing_to_keep,
+)
 from localspec.pulling.repositories import own_source, sources_of
 from localspec.store.store import user_store
 
@@ -42,13 +51,15 @@ class Planned:
     """What would be fetched.
 
     `fits` says whether the model fits into memory, None where that cannot be known; `memory` puts it in words, and
-    `drafter` why this drafter comes along, if there was a choice.
+    `drafter` why this drafter comes along, if there was a choice. `packing` is the one that the CPU engine would load
+    the model in, None where that would not compute it.
     """
 
     plan: Plan
     fits: bool | None
     memory: str
     drafter: str
+    packing: str | None = None
 
 
 @dataclass(frozen=True)
@@ -93,11 +104,15 @@ PullEvent = (
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a pull is asked for beside the name: a kind of drafter, what does not fit too, the packed form alone."""
+    """What a pull is asked for beside the name: a kind of drafter, what does not fit too, the packed form alone.
+
+    `settings` say how the model would be loaded, and so how it is packed.
+    """
 
     drafter: str | None = None
     force: bool = False
     packed_only: bool = False
+    settings: Settings = field(default_factory=Settings)
 
 
 def pull(
@@ -106,7 +121,7 @@ def pull(
     """Fetches the model that a name or org/repo[@revision] stands for, and the drafter of the kind given or that pays.
 
     `downloaded` gets the bytes that are here and the bytes in all, as they arrive. Raises UsageMistake for a drafter
-    that cannot be meant, DoesNotFit after the plan, and what `plan`, `check_packable`, `fetch`, `convert_heads` and
+    that cannot be meant, DoesNotFit after the plan, and what `plan`, `packing_to_keep`, `fetch`, `convert_heads` and
     `pack_alone` raise.
     """
     drafter, force = wishes.drafter, wishes.force
@@ -120,7 +135,7 @@ def pull(
         raise UsageMistake(f"--packed-only has no effect with {name}, which is not fetched; leave it out.")
     reporter.progress("looking at this machine")
     machine = this_machine()
-    planned = _planned(name, drafter, machine, reporter)
+    planned = _planned(name, wishes, machine, reporter)
     yield planned
     if isinstance(planned, NothingToFetch):
         return
@@ -128,10 +143,10 @@ def pull(
         raise DoesNotFit(f"{too_large(planned.plan)} --force tries all the same.")
     if planned.fits is False and not force:
         raise DoesNotFit(f"{planned.memory}; choose a smaller model, or give --force to fetch it all the same.")
-    alone = wishes.packed_only
-    if alone:
-        check_packable(planned.plan)
-        if packed := packed_alone(planned.plan.parts[0]):
+    alone, model = "", planned.plan.parts[0]
+    if wishes.packed_only:
+        alone = packing_to_keep(planned.plan, planned.packing, wishes.settings)
+        if packed := packed_alone(model, alone):
             yield packed
             return
     if planned.plan.fetch_bytes:
@@ -139,35 +154,38 @@ def pull(
     yield Fetched(tuple(fetch(planned.plan, downloaded, force=force)))
     yield from convert_heads(planned.plan, reporter.progress)
     for part in planned.plan.parts:
-        if alone and part is planned.plan.parts[0]:
-            yield pack_alone(part, machine, reporter)
+        if alone and part is model:
+            yield pack_alone(part, alone, machine, reporter)
             continue
         yield Installed(part.source, snapshot(part.source, part.commit))
-        if not part.heads and (packed := pack_where_used(part, machine, reporter)):
+        packing = planned.packing if part is model and own_source(name) else planned.packing and BESIDE
+        if packing and not part.heads and (packed := pack_beside(part, packing, machine, reporter)):
             yield packed
     if card is not None and not alone and (kind := to_make(named_card(name))) is not None:
         reporter.progress(f"estimating what training {kind} takes")
         from localspec.training.estimate import outlook  # torch and transformers
 
-        hours, memory = outlook(kind, named_card(name), machine, NoMeasurements(), TRAINING_TOKENS)
-        yield DrafterToTrain(kind, TRAINING_TOKENS, hours, memory)
+        with suppress(DoesNotFit):  # nobody trains what has no room for its target
+            hours, memory = outlook(kind, named_card(name), machine, NoMeasurements(), TRAINING_TOKENS)
+            yield DrafterToTrain(kind, TRAINING_TOKENS, hours, memory)
 
 
-def _planned(name: str, drafter: str | None, machine: Machine, reporter: Reporter) -> Planned | NothingToFetch:
-    """Chooses the drafter, asks the hub, and predicts whether the model fits."""
-    card = cards().get(name)
+def _planned(name: str, wishes: Wishes, machine: Machine, reporter: Reporter) -> Planned | NothingToFetch:
+    """Chooses the drafter, asks the hub, and predicts whether the model fits and how it would be loaded."""
+    card, drafter = cards().get(name), wishes.drafter
     with user_store(reporter.notice, create=False) as store:
         # Between drafters it chooses as `doctor` does; that a model fits needs no measurement.
         several = drafter is None and card is not None and card.entry is not None and card.entry.drafters
         cache = MeasurementCache(store, reporter)
-        measurements = DeviceProfiler(cache) if several else RecalledMeasurements(cache)
+        measurements = DeviceProfiler(cache) if several else BandwidthProfiler(cache)
         chosen = pull_set(card, drafter, machine, measurements) if card else PullSet(tuple(sources_of(name)), "")
         if not chosen.sources:
             return NothingToFetch(f"drafter: {chosen.why}")
         reporter.progress(f"asking {server()} about {name}")
         found = plan(chosen.sources)
         fits, memory = _memory(name, found, drafter is not None, machine, measurements)
-    return Planned(found, fits, memory, chosen.why)
+        packing = packing_of(found.parts[0], wishes.settings, machine, measurements)
+    return Planned(found, fits, memory, chosen.why, packing)
 
 
 def _memory(

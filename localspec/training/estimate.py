@@ -1,13 +1,17 @@
 """Estimates the memory, disk and time of a training before anything is loaded, from headers and shapes alone."""
 
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from localspec import config
 from localspec.errors import DoesNotFit
+from localspec.machine.hardware import wait_for
 from localspec.machine.machine import Machine
 from localspec.machine.memory import free_memory
 from localspec.models.registry import TargetCard
@@ -15,15 +19,16 @@ from localspec.nn.losses import HELD, ROWS
 from localspec.nn.packing import DTYPES
 from localspec.nn.target import Target
 from localspec.policy.measurements import MeasurementSource
-from localspec.policy.prediction import Rates, estimated_rates
+from localspec.policy.prediction import unpacked
 from localspec.policy.selection import Choice, choose
-from localspec.training.train import trainable_groups
+from localspec.training.train import has_small_moments, trainable_groups
 from localspec.training.trainable import TrainableDrafter, make_drafter
 
 LENGTH = 1024  # tokens of a row by default, or the model's context
 STATES = 24  # vectors of hidden_size that one token leaves in a layer for the gradient, about
 LOGITS = 6  # copies of a few rows' logits: the drafter's, the teacher's, their logarithms, the gradient
 BESIDE = 1.5  # times the matrices alone: losses, the optimiser, checkpoints
+PRODUCT_ROWS, WIDTH, MEASURED_SECONDS = 512, 2048, 0.5  # of a product that is timed
 PROGRAM = 300 * 2**20  # libraries and what else a process holds
 
 
@@ -47,8 +52,20 @@ def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choi
     return make_drafter(kind, target, options)
 
 
-def hours(drafter: TrainableDrafter, rates: Rates, tokens: int) -> float:
-    """Returns about how many hours it takes to train on so many tokens, by the `rates` of the precision in use.
+def product_seconds(device: str, dtype: torch.dtype) -> float:
+    """Measures the seconds that torch takes for one weight and one row, of many of both; it takes half a second."""
+    x, weight = (torch.ones(rows, WIDTH, device=device, dtype=dtype) for rows in (PRODUCT_ROWS, WIDTH))
+    best, began = float("inf"), time.perf_counter()
+    while time.perf_counter() - began < MEASURED_SECONDS:
+        start = time.perf_counter()
+        x @ weight
+        wait_for(device)
+        best = min(best, time.perf_counter() - start)  # what else the machine does makes it slower, never faster
+    return best / (PRODUCT_ROWS * WIDTH * WIDTH)
+
+
+def hours(drafter: TrainableDrafter, seconds: float, tokens: int) -> float:
+    """Returns about how many hours it takes to train on so many tokens, by the `product_seconds` of the device.
 
     The target reads each token once; what is trained computes three passes.
     """
@@ -57,8 +74,7 @@ def hours(drafter: TrainableDrafter, rates: Rates, tokens: int) -> float:
     trained = sum(parameter.numel() for parameters, _ in trainable_groups(drafter) for parameter in parameters)
     head = target.config.vocab_size * target.config.hidden_size
     drawn = read * drafter.gradient_share or trained + drafter.depth * head
-    rows = rates.rows[-1]
-    return BESIDE * tokens * rates.product(round(read + 3 * drawn), rows) / rows / 3600
+    return BESIDE * tokens * (read + 3 * drawn) * seconds / 3600
 
 
 def outlook(
@@ -68,13 +84,9 @@ def outlook(
     machine = machine.as_torch_has_it()
     choice = choose(card, replace(config.Settings(), drafter="none"), machine, measurements)
     drafter = shadow(kind, card, {}, choice)
-    device = machine.device(choice.device)
-    assert device is not None
-    rates = measurements.rates(choice.device, choice.dtype, choice.quantize)
-    rates = rates or estimated_rates(device, choice.dtype, choice.quantize)
     length = min(LENGTH, drafter.target.context)
     needed = needs(drafter, choice, length, drafter.changes_target)
-    return hours(drafter, rates, tokens), needed.memory(length)
+    return hours(drafter, product_seconds(choice.device, DTYPES[choice.dtype]), tokens), needed.memory(length)
 
 
 def needs(drafter: TrainableDrafter, choice: Choice, length: int, changes_target: bool) -> Needs:
@@ -86,10 +98,19 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, changes_target
         8 * shape.hidden_size + 3 * shape.intermediate_size + 2 * heads + shape.num_heads // shape.num_kv_heads * length
     )
     learnt = STATES * shape.hidden_size * (shape.num_layers * item if changes_target else 0)
-    drawn = 4 * drafter.depth * (STATES * shape.hidden_size + 2 * shape.intermediate_size + shape.num_heads * length)
+    row = STATES * shape.hidden_size + 2 * shape.intermediate_size + shape.num_heads * length
+    prefix = 2 * shape.num_kv_heads * shape.head_dim * len(drafter.reads_layers)
+    drawn = round(4 * (drafter.rows_of_layers * row + prefix))
+    dense = unpacked(shape) if choice.device == "cpu" and choice.quantize != "none" else 0
+    trained = 10 if has_small_moments(choice.device) else 16  # bytes of a number: weight, gradient and two moments
     return Needs(
-        # weights, gradient and two moments in fp32, beside the target
-        fixed=choice.loaded_bytes + 16 * count + LOGITS * 4 * ROWS * shape.vocab_size + drafter.depth * HELD + PROGRAM,
+        # beside the target, and a packed matrix that is made dense
+        fixed=choice.loaded_bytes
+        + dense
+        + trained * count
+        + LOGITS * 4 * ROWS * shape.vocab_size
+        + drafter.depth * HELD
+        + PROGRAM,
         token=read + learnt + drawn,
         # two checkpoints, for the old one stays until the new one is whole; then the drafter, and perhaps a target
         files=2 * 12 * count + 4 * count + (choice.loaded_bytes if changes_target else 0),

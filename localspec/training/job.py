@@ -4,7 +4,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,19 @@ from localspec.checkpoint import revision
 from localspec.config import Settings
 from localspec.drafters.saved import drafter_class
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
+from localspec.events import Reporter
 from localspec.machine.machine import Machine, this_machine
-from localspec.machine.memory import out_of_memory
 from localspec.models.drafter_cards import trained_drafters
 from localspec.models.registry import TargetCard
-from localspec.nn.packing import DTYPES
 from localspec.nn.target import Target
 from localspec.policy.selection import Choice, choose
 from localspec.training import checkpoint, estimate
 from localspec.training.corpus import Corpus
 from localspec.training.directory import Lock
 from localspec.training.examples import Example
+from localspec.training.generated import measure_generated
 from localspec.training.result import Origin, Result, rounded
+from localspec.training.target import load_target
 from localspec.training.train import StepReport, Training, TrainingPlan, perplexity
 from localspec.training.trainable import PreviousRun, TrainableDrafter, make_drafter, trainable_class
 
@@ -109,7 +110,7 @@ class Job:
         )
         progress(f"loading {request.card.name}")
         torch.manual_seed(request.seed)
-        target = _load(self.choice)
+        target = load_target(self.choice, Reporter(self._tell, progress))
         options = resumed.get("options") or self._options(target)
         torch.manual_seed(request.seed)
         self.drafter = make_drafter(request.kind, target, options).to(target.device)
@@ -124,7 +125,8 @@ class Job:
         if self.main:
             _clear(request, lock)
         self.processes.wait_for_everyone()
-        identity = {"asked": asked, "options": dict(options)}
+        # All of them, for what is left out may mean something else in a later version.
+        identity = {"asked": asked, "options": asdict(drafter_class(request.kind).parse_options(options))}
         self.training = Training(self.drafter, corpus, plan, request.directory, self.processes, identity)
         if corpus.refused:
             self._tell(
@@ -212,9 +214,14 @@ class Job:
             "loss": round(training.state.loss, 4),
             **({"perplexity": rounded(self.perplexity)} if self.changes_target else {}),
         }
+        generated: dict[str, Any] = {}
         if self.main:
+            found = measure_generated(self.drafter.target, self.drafter.drafter(), training.corpus.held_out)
+            generated = {} if found is None else {"acceptance": found.as_json()}
             origin = Origin(request.name, request.card.path, self.own)
-            Result(self.drafter, origin, self.changes_target, self._record(accuracy, figures)).write(request.directory)
+            Result(self.drafter, origin, self.changes_target, self._record(accuracy, figures) | generated).write(
+                request.directory
+            )
             shutil.rmtree(request.directory / "checkpoint", ignore_errors=True)
         self.processes.wait_for_everyone()
         return {
@@ -225,6 +232,7 @@ class Job:
             "seconds": round(training.state.seconds, 2),
             "accuracy_by_depth": accuracy,
             "measured_tokens": sum(row.worth for row in training.corpus.held_out),
+            **generated,
             **figures,
         }
 
@@ -277,11 +285,15 @@ def _value(type_: type, text: str) -> Any:
 
 
 def _densely(card: TargetCard, settings: Settings, machine: Machine) -> Choice:
-    """Returns the choice; where nothing was named, dense weights on a CPU if they fit: packed ones only save memory."""
+    """Returns the choice; where nothing was named, the most accurate weights that fit on a CPU: fewer bits save memory.
+
+    Any other there only rounds what the drafter learns from.
+    """
     choice = choose(card, settings, machine)
     if choice.device == "cpu" and (settings.dtype, settings.quantize) == ("auto", "auto"):
-        with suppress(DoesNotFit):
-            return choose(card, replace(settings, device="cpu", quantize="none"), machine)
+        for quantize in ("none", "int8"):
+            with suppress(DoesNotFit, UsageMistake):  # without our library there are no packed weights
+                return choose(card, replace(settings, device="cpu", quantize=quantize), machine)
     return choice
 
 
@@ -290,19 +302,6 @@ def processes(choice: Choice) -> Accelerator:
     dense = choice.quantize == "none"
     precision = choice.dtype if dense and choice.dtype != "fp32" else "no"
     return Accelerator(cpu=choice.device == "cpu", mixed_precision=precision)
-
-
-def _load(choice: Choice) -> Target:
-    try:
-        return Target.load(
-            choice.target.path, device=choice.device, dtype=DTYPES[choice.dtype], quantize=choice.quantize
-        )
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        raise DoesNotFit(
-            f"{choice.target.name} does not fit in the memory of {choice.device}; choose a smaller model."
-        ) from error
 
 
 def _resumed(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -322,7 +321,8 @@ def _resumed(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
                 f"{path} holds a training that was stopped, with {other[0]} = {was!r} where this one has {now!r}; give "
                 "the same command to go on, another -o, or --force to begin anew."
             )
-        return {"at_once": found["at_once"], "options": found["asked"]["options"]}
+        options = {**drafter_class(request.kind).BEFORE, **found["asked"]["options"]}
+        return {"at_once": found["at_once"], "options": options}
     for name in ("drafter", "target"):
         if (path / name).exists():
             raise UsageMistake(

@@ -111,7 +111,7 @@ def read_published(path: Path, target: Target, vocabulary: torch.Tensor | None =
                 f"model has {[shape.vocab_size, shape.hidden_size]}; train some with `localspec train medusa`."
             )
     private = not all(_is_own(linear, target, vocabulary) for linear in linears)
-    drafter = make_drafter("medusa", target, {"heads": heads, "layers": layers, "private": private})
+    drafter = make_drafter("medusa", target, {"heads": heads, "layers": layers, "private": private, "private_rank": 0})
     filled = {}
     for layer in range(layers):
         filled[f"blocks.{layer}.weight"] = torch.stack([head[layer][0] for head in blocks])
@@ -210,5 +210,4 @@ def _is_own(linear: torch.Tensor, target: Target, vocabulary: torch.Tensor | Non
     """Returns whether this matrix, in the target's precision, is the target's."""
     if vocabulary is not None:
         return torch.equal(linear.to(vocabulary.dtype), vocabulary)
-    own = target.transformer.lm_head
-    return torch.equal(type(own)(linear.to(target.device, target.dtype)).weight, own.weight)
+    return torch.equal(linear.to(target.device, target.dtype), target.transformer.lm_head.weight)

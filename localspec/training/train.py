@@ -8,8 +8,9 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from accelerate import Accelerator
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.machine.memory import out_of_memory
 from localspec.models.drafter_cards import RANKS
+from localspec.nn.cache import TextPrefix
 from localspec.nn.losses import cross_entropy
 from localspec.nn.target import Target
 from localspec.training import checkpoint
@@ -30,6 +32,7 @@ LOWEST = 0.05  # of the highest learning rate: the last one
 CLIP = 1.0  # the gradient's largest norm
 WEIGHT_DECAY = 0.01  # of matrices alone
 BETAS = (0.9, 0.95)
+ADAMW = "AdamW"  # the optimiser of checkpoints that do not name one
 EVALUATIONS = 10  # on held-out text, while a training lasts
 APART = 10  # steps between two of them, at least
 EVALUATED = 4096  # tokens of held-out text in one of them
@@ -107,8 +110,10 @@ class Training:
         drafter.begin_training(corpus.frequencies().to(self.target.device))
         groups = trainable_groups(drafter)
         self._parameters = [parameter for params, _ in groups for parameter in params]
+        found = checkpoint.load(directory / "checkpoint")
+        made = optimizer_class(self.target.device, None if found is None else found[1])
         self._optimizer = processes.prepare(
-            torch.optim.AdamW(
+            made(
                 [
                     {"params": some, "scale": scale, "weight_decay": decay}
                     for params, scale in groups
@@ -119,7 +124,7 @@ class Training:
             )
         )
         self._log = directory / "losses.jsonl"
-        self._resume()
+        self._resume(found)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -194,14 +199,19 @@ class Training:
         return mean
 
     def _batch(self, rows: list[Row], seed: str) -> Batch:
-        """Returns rows with the target's states as they are in use: in its precision, and without what is trained."""
+        """Returns rows as the target reads them in use, once: in its precision, and without what is trained."""
         padded = PaddedRows.of(rows, self.target.device)
         positions = torch.arange(padded.tokens.shape[1], device=self.target.device)
+        kept, states = self.drafter.reads_layers, self.drafter.reads_states(self.plan.distill)
+        prefix, layers = TextPrefix(kept) if kept else None, None if states else range(max(kept, default=-1) + 1)
         with torch.no_grad():
-            hidden = self.target.transformer(padded.tokens, positions, padded.causal)
+            hidden = self.target.transformer(padded.tokens, positions, padded.causal, prefix, layers)
         number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
         torch.manual_seed(number)
-        return Batch(padded.tokens, padded.loss_mask, hidden, self.plan.distill, torch.Generator().manual_seed(number))
+        return Batch(
+            padded.tokens, padded.loss_mask, hidden if states else hidden[..., :0], self.plan.distill,
+            torch.Generator().manual_seed(number), prefix.close() if prefix else None,
+        )  # fmt: skip
 
     # -- held-out text ------------------------------------------------------------------------------------------------
 
@@ -239,14 +249,14 @@ class Training:
         for index, parameter in enumerate(self._parameters):
             tensors[f"parameter.{index}"] = parameter
             for name, tensor in self._optimizer.state[parameter].items():
-                tensors[f"optimizer.{index}.{name}"] = tensor
+                tensors[f"optimizer.{index}.{name}"] = torch.as_tensor(tensor)
         state = {**asdict(self.state), "asked": self._asked, "at_once": self.plan.at_once}
+        state["optimizer"] = type(getattr(self._optimizer, "optimizer", self._optimizer)).__name__
         if (scaler := self._processes.scaler) is not None:
             state["scaler"] = scaler.state_dict()
         checkpoint.save(self.directory / "checkpoint", self.state.step, tensors, state)
 
-    def _resume(self) -> None:
-        found = checkpoint.load(self.directory / "checkpoint")
+    def _resume(self, found: tuple[dict[str, torch.Tensor], dict[str, Any]] | None) -> None:
         if found is not None:
             try:
                 self._restore(*found)
@@ -265,11 +275,13 @@ class Training:
     def _restore(self, tensors: dict[str, torch.Tensor], stored: dict[str, Any]) -> None:
         named = {name.removeprefix("drafter."): t for name, t in tensors.items() if name.startswith("drafter.")}
         self.drafter.load_state_dict(named)
-        states: dict[int, dict[str, torch.Tensor]] = {}
+        states: dict[int, dict[str, Any]] = {}
         for index, parameter in enumerate(self._parameters):
             parameter.copy_(tensors[f"parameter.{index}"])
             begins = f"optimizer.{index}."
             states[index] = {name.removeprefix(begins): t for name, t in tensors.items() if name.startswith(begins)}
+            if stored.get("optimizer", ADAMW) != ADAMW and states[index]:
+                states[index]["step"] = int(states[index]["step"])
         # torch numbers parameters in the order of its groups, which differs from ours.
         number = {id(parameter): index for index, parameter in enumerate(self._parameters)}
         order = [number[id(parameter)] for group in self._optimizer.param_groups for parameter in group["params"]]
@@ -306,6 +318,24 @@ class Training:
         together = torch.tensor([values], dtype=torch.float64, device=self._processes.device)
         maxima: list[float] = self._processes.gather(together).amax(0).tolist()
         return maxima
+
+
+def optimizer_class(device: str, resumed: Mapping[str, Any] | None = None) -> Callable[..., torch.optim.Optimizer]:
+    """AdamW; on CUDA with moments in eight bits, as Medusa was trained, where bitsandbytes is there.
+
+    A training that goes on keeps what it began with, in `resumed`, the state of its checkpoint.
+    """
+    if has_small_moments(device) if resumed is None else resumed.get("optimizer", ADAMW) != ADAMW:
+        from localspec.nn.linear_bitsandbytes import adamw_8bit  # on a Mac there is none
+
+        found: Callable[..., torch.optim.Optimizer] = adamw_8bit()
+        return found
+    return torch.optim.AdamW
+
+
+def has_small_moments(device: str) -> bool:
+    """Whether a training on this device keeps its moments in eight bits."""
+    return torch.device(device).type == "cuda" and find_spec("bitsandbytes") is not None
 
 
 def trainable_groups(drafter: TrainableDrafter) -> list[tuple[list[torch.nn.Parameter], float]]:

@@ -19,6 +19,7 @@ from localspec.drafters.trained import TrainedDrafter
 from localspec.models.drafter_cards import FORMAT
 from localspec.models.drafter_kinds import kind_of
 from localspec.nn.adapters import Adapters
+from localspec.nn.cache import TextPrefix
 from localspec.nn.losses import DepthLoss
 from localspec.nn.target import Target
 
@@ -29,7 +30,8 @@ class Batch:
 
     tokens [texts, n]; loss_mask bool [texts, n]: the tokens to predict, which are those of replies and their end marks
     and never padding; hidden [texts, n, hidden_size]: the target's states after its final norm, in the precision of
-    inference. With `distill` the label is the target's distribution, else it is the text.
+    inference, or [texts, n, 0] where the loss reads none. With `distill` the label is the target's distribution, else
+    it is the text. `prefix` are the texts' keys and values, where a kind keeps those of some layers.
     """
 
     tokens: torch.Tensor
@@ -37,6 +39,7 @@ class Batch:
     hidden: torch.Tensor
     distill: bool
     generator: torch.Generator = field(default_factory=torch.Generator)
+    prefix: TextPrefix | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,20 @@ class TrainableDrafter(nn.Module):
         `previous` are drafters of this kind that were trained for the target before.
         """
         return None
+
+    def reads_states(self, distill: bool) -> bool:
+        """Whether the loss reads a text's states, where the labels are the target's distributions or the text."""
+        return True
+
+    @property
+    def rows_of_layers(self) -> float:
+        """How many rows go through a layer with a gradient for each token of text, counted once a layer."""
+        return float(self.depth)
+
+    @property
+    def reads_layers(self) -> Sequence[int]:
+        """The layers whose keys and values of a text the loss reads, as the target makes them without a gradient."""
+        return ()
 
     def outcome(self, accuracies: Sequence[Sequence[float]]) -> str:
         """Returns a sentence that compares a finished training with what was expected; empty where nothing was."""

@@ -137,7 +137,7 @@ def tell(random: Random) -> Story:
     asks.append(
         (f"What kind of animal was {name}?" if role in ANIMALS else f"Who was {name}?", f"{name} was {a(role)}.")
     )
-    about = (
+    about: tuple[str, ...] = (
         f"{a(role)} called {name}",
         f"{a(role)} and {a(frole)}",
         f"{name} the {role}",

@@ -7,7 +7,7 @@ import tiny_models
 import torch
 
 from localspec import Limits
-from localspec.bench import peers
+from localspec.bench import llama_cpp, peers
 from localspec.errors import LocalspecError, UsageMistake
 
 
@@ -36,7 +36,7 @@ def test_a_peer_that_is_not_installed(monkeypatch):
 @pytest.mark.skipif(not find_spec("llama_cpp"), reason="needs the extra 'peers'")
 def test_a_gpu_is_not_compared_with_a_processor(engine):
     on_gpu = SimpleNamespace(target=engine.target, choice=SimpleNamespace(device="cuda:0"))
-    if peers._llama_cpp().llama_supports_gpu_offload():
+    if llama_cpp.library().llama_supports_gpu_offload():
         pytest.skip("llama.cpp is installed with its GPU part")
     with pytest.raises(LocalspecError, match="--device cpu"):
         peers.check(["llama.cpp"], on_gpu, 320)

@@ -36,6 +36,8 @@ def rates_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a device takes is known in this process without timing it: it tells which drafter pays, and no file."""
     rates = Rates((1, 64), (1e-11, 4e-11), (1e-4, 1e-4))
     monkeypatch.setattr("localspec.engine.device_profile._measure_rates", lambda *_: rates)
+    for place in ("engine.device_profile", "machine.hardware"):
+        monkeypatch.setattr(f"localspec.{place}.memory_bandwidth", lambda device: 5e10)
 
 
 def home_with_cache(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -111,8 +111,8 @@ def test_where_nothing_pays_it_is_proved_all_the_same(doctor, noise, monkeypatch
     """As on Apple's GPUs, where nothing drafts until it was measured."""
     usual = selection.choose
 
-    def choose(card: Any, settings: Any, *rest: Any) -> Any:
-        return usual(card, settings if settings.draft_max != "auto" else replace(settings, drafter="none"), *rest)
+    def choose(card: Any, settings: Any, **named: Any) -> Any:
+        return usual(card, settings if settings.draft_max != "auto" else replace(settings, drafter="none"), **named)
 
     monkeypatch.setattr(selection, "choose", choose)
     assert prove(doctor, noise)[1].startswith("✓ 4 of 4 replies are the same")

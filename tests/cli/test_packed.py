@@ -2,12 +2,14 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from cli.hub_commands import WEIGHTS, at, common_cache, home_with_cache
 from hub_server import Hub, Repository, model_repository, served
+from slow_cases import cases
 
 from localspec.checkpoint import inspect, revision
 from localspec.cli.console import size
@@ -16,9 +18,12 @@ from localspec.events import Reporter
 from localspec.hub.cache import find_snapshot
 from localspec.hub.sources import Source
 from localspec.machine import compiled
+from localspec.models.model import model_of
 from localspec.models.packed_files import packed_files
 from localspec.models.registry import resolve
 from localspec.native.packed_cache import load
+from localspec.native.target import NativeTarget
+from localspec.packed_file import read
 from localspec.paths import Paths
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
@@ -40,11 +45,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home_with_cache(tmp_path, monkeypatch)
 
 
-def used_by(monkeypatch: pytest.MonkeyPatch, device: str, quantize: str) -> None:
-    precision = SimpleNamespace(device=SimpleNamespace(name=device), quantize=quantize)
+def used_by(monkeypatch: pytest.MonkeyPatch, engine: str, quantize: str) -> None:
+    """The policy would load any model so."""
     monkeypatch.setattr(
-        "localspec.pulling.packing.recommend",
-        lambda *_, **__: SimpleNamespace(plan=SimpleNamespace(precision=precision)),
+        "localspec.pulling.packing.choices", lambda *_: [SimpleNamespace(engine=engine, quantize=quantize)]
     )
 
 
@@ -53,11 +57,11 @@ def packed(home: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("device", "quantize", "made"),
-    [("cpu", "int8", 1), ("cpu", "int4", 1), ("cpu", "none", 0), ("cuda:0", "int8", 0), ("mps", "int4", 0)],
+    ("engine", "quantize", "made"),
+    [("native", "int8", 1), ("native", "int4", 1), ("native", "none", 0), ("torch", "int8", 0), ("torch", "int4", 0)],
 )
-def test_pull_packs_what_the_cpu_engine_would_use(home, hub: Hub, monkeypatch, device, quantize, made):
-    used_by(monkeypatch, device, quantize)
+def test_pull_packs_what_the_cpu_engine_would_use(home, hub: Hub, monkeypatch, engine, quantize, made):
+    used_by(monkeypatch, engine, quantize)
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 0 and result.stderr == "" and len(packed(home)) == made
     assert ("is packed" in result.stdout) == bool(made)
@@ -67,13 +71,70 @@ def test_pull_packs_what_the_cpu_engine_would_use(home, hub: Hub, monkeypatch, d
 
 
 def test_pull_packs_nothing_where_the_library_is_missing(home, hub: Hub, monkeypatch):
-    used_by(monkeypatch, "cpu", "int8")
     monkeypatch.setattr(compiled, "missing", lambda: "there is none")
     assert at(home, hub, "pull", "org/name").returncode == 0 and packed(home) == []
 
 
+@pytest.mark.parametrize("by", ["flag", "environment", "file"])
+@pytest.mark.parametrize("only", [[], ["--packed-only"]])
+def test_pull_packs_as_the_settings_ask(home, hub: Hub, by, only):
+    if by == "file":
+        file = Paths(home).config_file
+        file.parent.mkdir(exist_ok=True)
+        file.write_text('quantize = "int4"\n')
+    flags = ["--quantize", "int4"] if by == "flag" else []
+    more = {"LOCALSPEC_QUANTIZE": "int4"} if by == "environment" else {}
+    assert at(home, hub, "pull", "org/name", *flags, *only, **more).returncode == 0
+    (file,) = packed(home)
+    assert read(file).header.packing == "int4" and load(file, "int4", "", 1, Reporter(), Paths(home)).sizes
+
+
+@pytest.mark.parametrize(
+    ("engine", "quantize", "kept"), [("native", "int4", "int4"), ("native", "none", "int8"), ("torch", "nf4", "int8")]
+)
+def test_kept_alone_is_what_would_be_loaded_else_int8(home, hub: Hub, monkeypatch, engine, quantize, kept):
+    used_by(monkeypatch, engine, quantize)
+    assert at(home, hub, "pull", "org/name", "--packed-only").returncode == 0
+    (file,) = packed(home)
+    assert read(file).header.packing == kept
+
+
+@pytest.mark.parametrize("asked", [["--quantize", "none"], ["--quantize", "nf4"]])
+def test_kept_alone_in_what_is_not_kept_on_disk_is_refused_before_the_download(home, hub: Hub, asked):
+    result = at(home, hub, "pull", "org/name", "--packed-only", *asked)
+    assert result.returncode == 2 and f"weights in {asked[1]} are asked for" in result.stderr
+    result = at(home, hub, "pull", "org/name", "--packed-only", LOCALSPEC_DTYPE="bf16")
+    assert result.returncode == 2 and "weights in bf16 are asked for" in result.stderr
+    assert not list(common_cache(home).rglob("blobs/*")) and packed(home) == []
+    assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", "int3").returncode == 2
+
+
+def test_kept_alone_a_disk_too_small_for_both_is_refused_before_the_download(home, hub: Hub, monkeypatch, repo):
+    total = sum(map(len, repo.files.values()))
+    monkeypatch.setattr("localspec.hub.plan.free_disk_bytes", lambda: total + 1000)
+    result = at(home, hub, "pull", "org/name", "--packed-only")
+    assert result.returncode == 4 and "while it is packed" in result.stderr
+    assert not list(common_cache(home).rglob("blobs/*"))
+    assert at(home, hub, "pull", "org/name").returncode == 0, "its own files alone have room"
+
+
+def test_kept_alone_in_both_packings_each_is_loaded_and_one_is_left_when_the_other_goes(home, hub: Hub):
+    for packing in ("int8", "int4"):
+        assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", packing).returncode == 0
+    assert len(packed(home)) == 2 and model_of(resolve("org/name", Paths(home))).packed in (
+        ("int4", "int8"),
+        ("int8", "int4"),
+    )
+    card = resolve("org/name", Paths(home))
+    for packing in ("int8", "int4"):
+        assert load(card.path, packing, "", 1, Reporter(), Paths(home)).header.packing == packing
+    (row,) = [row for row in json.loads(at(home, hub, "list", "--json").stdout) if row["name"] == "org/name"]
+    assert set(row["packed"]) == {"int8", "int4"}
+    assert at(home, hub, "rm", "org/name", "--yes").returncode == 0 and packed(home) == []
+
+
 def test_a_disk_without_room_for_it_is_a_notice_and_the_model_is_here(home, hub: Hub, monkeypatch):
-    used_by(monkeypatch, "cpu", "int8")
+    used_by(monkeypatch, "native", "int8")
     (home / "cache").write_text("no directory")
     result = at(home, hub, "pull", "org/name")
     assert (
@@ -93,7 +154,7 @@ def test_kept_alone_no_second_copy_stays(home, hub: Hub, repo, tiny):
     assert card.path == file and card.here and inspect(file).packing == "int8"
     assert revision(file) == revision(tiny("qwen2-one-key-head").path)
     model = load(card.path, "int8", "", 1, Reporter(pytest.fail), Paths(home))
-    assert model.text("tokenizer.json") == repo.files["tokenizer.json"] and model.sizes.family == "qwen2"
+    assert model.texts["tokenizer.json"] == repo.files["tokenizer.json"] and model.sizes.family == "qwen2"
     (row,) = [row for row in json.loads(at(home, hub, "list", "--json").stdout) if row["name"] == "org/name"]
     assert (
         row["path"] == str(file)
@@ -176,6 +237,81 @@ def test_without_the_library_it_is_refused_before_the_download(home, hub: Hub, m
     assert result.returncode == 0 and "demo is here already" in result.stdout, "nothing is fetched for it"
 
 
+# -- what a model that is here only packed can do ----------------------------------------------------------------------
+
+
+@pytest.fixture(params=cases(["int8", "int4"], ["int8"]))
+def alone(request, home, hub: Hub) -> SimpleNamespace:
+    """A model that is here in one packing and in nothing else; `other` is one that it is not here in."""
+    assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", request.param).returncode == 0
+    other = {"int8": "int4", "int4": "int8"}[request.param]
+    return SimpleNamespace(packing=request.param, other=other, file=packed(home)[0], run=partial(at, home, hub))
+
+
+def test_kept_alone_it_runs_in_its_packing_and_nothing_else_is_suggested(alone):
+    result = alone.run("run", "Hi", "-m", "org/name", "-n", "4", "--json")
+    assert result.returncode == 0, result.stderr
+    said = json.loads(result.stdout)
+    assert (said["quantize"], said["engine"], said["completion_tokens"]) == (alone.packing, "native", 4)
+    report = json.loads(alone.run("doctor", "--json").stdout)
+    (row,) = [row for row in report["choices"] if row["model"] == "org/name"]
+    assert row["quantize"] == alone.packing and row["fits"] and row["installed"]
+    compared = alone.run(
+        "bench", "-m", "org/name", "--drafter", "phrases", "--limit", "1", "--max-tokens", "4", "--json"
+    )
+    assert json.loads(compared.stdout)["quantize"] == alone.packing
+    assert alone.run("run", "Hi", "-m", "org/name", "-n", "2", "--quantize", alone.packing).returncode == 0
+
+
+def test_kept_alone_it_drafts_for_another_model_in_its_packing(alone, tiny):
+    target = str(tiny("qwen2-one-key-head").path)
+    asked = ("run", "Hi", "-m", target, "-n", "4", "--drafter", "draft_model:org/name", "--draft-max", "2", "--json")
+    said = json.loads(alone.run(*asked).stdout)
+    assert said["drafter"] == "draft_model" and said["speculation"]["draft_n"] > 0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("run", "Hi", "-n", "2", "--quantize", "none", "-m"),
+        ("run", "Hi", "-n", "2", "--dtype", "fp32", "-m"),
+        ("run", "Hi", "-n", "2", "--quantize", "OTHER", "-m"),
+        ("bench", "--limit", "1", "--quantize", "OTHER", "-m"),
+        ("doctor", "--quantize", "OTHER", "--prove"),
+        ("train", "medusa", "--data", "FILE", "-m"),
+        ("distill", "--prompts", "FILE", "-o", "answers.jsonl", "-m"),
+    ],
+    ids=lambda asked: " ".join(asked[:2]),
+)
+def test_kept_alone_what_needs_its_own_weights_ends_with_the_command_that_fetches_them(alone, tmp_path, asked):
+    (tmp_path / "texts.txt").write_text("A text.\n" * 200)
+    names = {"OTHER": alone.other, "FILE": str(tmp_path / "texts.txt")}
+    result = alone.run(*(names.get(word, word) for word in asked), "org/name")
+    assert result.returncode == 3, result.stderr
+    assert f"Of org/name there is its packed form in {alone.packing} alone" in result.stderr
+    assert "`localspec pull org/name`" in result.stderr and result.stdout == ""
+
+
+@pytest.mark.slow
+def test_kept_alone_without_the_library_nothing_computes_it(alone, monkeypatch):
+    monkeypatch.setattr(compiled, "missing", lambda: "this installation has no compiled library")
+    result = alone.run("run", "Hi", "-m", "org/name", "-n", "2")
+    assert result.returncode == 3 and "`localspec pull org/name`" in result.stderr
+    (row,) = [row for row in json.loads(alone.run("doctor", "--json").stdout)["choices"] if row["model"] == "org/name"]
+    assert not row["fits"] and row["quantize"] is None and "packed form" in row["reason"]
+
+
+def test_kept_alone_with_a_damaged_text_it_says_what_to_do(alone):
+    content = bytearray(alone.file.read_bytes())
+    at_text = read(alone.file)
+    section = at_text.header.texts["tokenizer.json"]
+    content[at_text.start + section.offset + 5] ^= 1
+    alone.file.write_bytes(content)
+    result = alone.run("run", "Hi", "-m", "org/name", "-n", "2")
+    assert result.returncode == 1 and "tokenizer.json" in result.stderr
+    assert f"delete {alone.file}" in result.stderr and "`localspec pull org/name`" in result.stderr
+
+
 # -- verified and removed ----------------------------------------------------------------------------------------------
 
 
@@ -199,7 +335,7 @@ def test_verify_reads_it_and_names_what_is_damaged(home, hub: Hub):
 
 
 def test_rm_deletes_it_with_the_model(home, hub: Hub, monkeypatch):
-    used_by(monkeypatch, "cpu", "int8")
+    used_by(monkeypatch, "native", "int8")
     assert at(home, hub, "pull", "org/name").returncode == 0
     path, (file,) = find_snapshot(Source("org/name"), Paths(home)), packed(home)
     load(path, "int4", "", 1, Reporter(), Paths(home))
@@ -218,3 +354,53 @@ def test_rm_deletes_one_that_is_all_there_is(home, hub: Hub):
     result = at(home, hub, "rm", "org/name", "--yes")
     assert result.returncode == 0 and f"Deleted; {total} are free again." in result.stdout and packed(home) == []
     assert at(home, hub, "show", "org/name").returncode == 3
+
+
+def test_rm_deletes_the_packed_form_of_a_directory_and_not_the_directory(home, hub: Hub, tiny):
+    path = tiny("qwen2-one-key-head").path
+    before = sorted(file.name for file in path.iterdir())
+    result = at(home, hub, "rm", str(path), "--yes")
+    assert result.returncode == 2 and "was not fetched by `localspec pull`" in result.stderr
+    load(path, "int8", "", 1, Reporter(), Paths(home))
+    result = at(home, hub, "rm", str(path))
+    assert result.returncode == 2 and f"{path} itself stays" in result.stdout and len(packed(home)) == 1
+    result = at(home, hub, "rm", str(path), "--yes")
+    assert result.returncode == 0 and "are free again" in result.stdout and packed(home) == []
+    assert sorted(file.name for file in path.iterdir()) == before
+
+
+# -- a commit that changes texts alone ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("only", [[], ["--packed-only"]], ids=["beside", "alone"])
+def test_a_commit_that_changes_the_chat_template_alone_is_what_is_used(home, hub: Hub, repo, monkeypatch, only):
+    used_by(monkeypatch, "native", "int8")
+    assert at(home, hub, "pull", "org/name", *only).returncode == 0
+    template = b"{% for message in messages %}changed {{ message['content'] }}{% endfor %}"
+    repo.files["chat_template.jinja"] = template
+    repo.revisions["main"] = "c" * 40
+    result = at(home, hub, "pull", "org/name", *only)
+    assert result.returncode == 0, result.stderr
+    (file,) = packed(home)
+    assert read(file).header.origin.commit == "c" * 40
+    card = resolve("org/name", Paths(home))
+    assert NativeTarget.open(card.path).chat.render([{"role": "user", "content": "Hi"}]) == "changed Hi"
+    assert at(home, hub, "verify", "org/name").returncode == 0
+
+
+def test_kept_alone_it_is_found_by_its_name_also_where_its_directory_was_packed_before(home, hub: Hub, tiny):
+    load(tiny("qwen2-one-key-head").path, "int8", "", 1, Reporter(), Paths(home))
+    assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", "int8").returncode == 0
+    (file,) = packed(home)
+    assert resolve("org/name", Paths(home)).path == file and read(file).header.origin.repo == "org/name"
+
+
+def test_kept_alone_it_stays_when_a_copy_of_it_is_pulled(home, repo):
+    with served(org__name=repo, org__copy=repo) as hub:
+        assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", "int8").returncode == 0
+        result = at(home, hub, "pull", "org/copy", "--packed-only", "--quantize", "int8")
+        assert result.returncode == 1 and "org/copy has the weights of org/name" in result.stderr
+        assert at(home, hub, "pull", "org/copy", "--quantize", "int8").returncode == 0
+    (file,) = packed(home)
+    assert resolve("org/name", Paths(home)).path == file
+    assert find_snapshot(Source("org/copy"), Paths(home))

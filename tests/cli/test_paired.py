@@ -72,7 +72,7 @@ def test_the_draft_model_of_an_entry_needs_no_name(home, model, small):
         found = reply(home, "mine", "--drafter", kind, "--draft-max", "4")
         assert found["drafter"] == kind.partition(":")[0] and found["token_ids"] == plain["token_ids"]
     shown = json.loads(called(home, "show", "mine", "--json").stdout)["drafters"]
-    assert shown == ["none", "phrases", "lookahead", "draft_model:little", "ouroboros:little"]
+    assert shown == ["none", "phrases", "lookahead", "layers", "draft_model:little", "ouroboros:little"]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,12 @@ def test_a_draft_model_that_is_gone_is_told_by_its_entry(home, model):
     (home / "config" / "models.toml").write_text(f'[mine]\npath = "{model}"\ndraft = "gone"\n')
     result = called(home, "run", "-m", "mine", *ASK, "hello", "--drafter", "ouroboros")
     assert result.returncode == 3 and "draft = 'gone' of mine in models.toml" in sentence(result)
-    assert json.loads(called(home, "show", "mine", "--json").stdout)["drafters"] == ["none", "phrases", "lookahead"]
+    assert json.loads(called(home, "show", "mine", "--json").stdout)["drafters"] == [
+        "none",
+        "phrases",
+        "lookahead",
+        "layers",
+    ]
 
 
 @pytest.mark.slow

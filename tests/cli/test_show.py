@@ -35,7 +35,7 @@ def test_json(tmp_path):
         "bytes": (model / "model.safetensors").stat().st_size,
         "context": 512,
         "license": None,
-        "drafters": ["none", "phrases", "lookahead"],
+        "drafters": ["none", "phrases", "lookahead", "layers"],
         "revision": revision(model),
     }
 
@@ -46,7 +46,7 @@ def test_lines(tmp_path):
     assert (
         shown["parameters"] == "44"
         and shown["license"] == "unknown"
-        and shown["drafters"] == "none, phrases, lookahead"
+        and shown["drafters"] == "none, phrases, lookahead, layers"
     )
 
 
@@ -54,7 +54,7 @@ def test_the_demo(tmp_path):
     facts = json.loads(called(tmp_path, "show", "demo", "--json").stdout)
     assert facts["name"] == "demo" and facts["parameters"] > 1_000_000 and facts["license"] == "Apache-2.0"
     trained, paired = ["medusa", "parallelspec", "s3d", "semi"], ["draft_model:demo-draft", "ouroboros:demo-draft"]
-    assert facts["drafters"] == ["none", "phrases", "lookahead", *trained, *paired]
+    assert facts["drafters"] == ["none", "phrases", "lookahead", "layers", *trained, *paired]
 
 
 @pytest.mark.parametrize("name", ["nowhere", "org/repo", "./nowhere", ""])

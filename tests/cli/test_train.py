@@ -78,6 +78,11 @@ def test_what_it_writes_says_what_it_is_and_drafts(train, model, tmp_path, capfd
     assert str(tmp_path) not in card["command"]
     assert card["versions"].keys() >= {"localspec", "torch", "transformers", "accelerate"}
     assert len(card["accuracy_by_depth"]) == 2 and all(len(line) == 10 for line in card["accuracy_by_depth"])
+    generated = card["acceptance"]
+    assert (
+        1 <= generated["length"] <= 3 and generated["nodes"] == 16 and generated["tokens"] >= generated["replies"] > 0
+    )
+    assert f"{generated['length']:.2f} tokens a forward with 16 nodes" in text
     trained = card["trained"]
     assert (trained["steps"], trained["labels"], trained["batch"], trained["seed"]) == (3, "soft", 256, 0)
     assert (
@@ -139,13 +144,14 @@ def test_a_form_that_changes_the_target_writes_the_changed_one(train, model, tmp
     assert "was made for" in capfd.readouterr().err
 
 
-def test_an_int8_target_may_stay_as_it_is_and_may_not_be_changed(train, tmp_path):
-    code, _, errors = train("medusa", "--steps", 1, "--quantize", "int8", "-o", tmp_path / "a")
+@pytest.mark.parametrize("packing", ["int8", "int4"])
+def test_a_packed_target_may_stay_as_it_is_and_may_not_be_changed(train, tmp_path, packing):
+    code, _, errors = train("medusa", "--steps", 1, "--quantize", packing, "-o", tmp_path / "a")
     assert code == 0, errors
     card = json.loads((tmp_path / "a" / "drafter" / "drafter.json").read_text())
-    assert card["features"]["quantize"] == "int8"
-    code, text, errors = train("medusa", "--steps", 1, "--quantize", "int8", "-o", tmp_path / "b", "-O", "joint=true")
-    assert (code, text) == (2, "") and "int8" in errors and not (tmp_path / "b").exists()
+    assert card["features"] == {"dtype": "fp32", "quantize": packing}
+    code, text, errors = train("medusa", "--steps", 1, "--quantize", packing, "-o", tmp_path / "b", "-O", "joint=true")
+    assert (code, text) == (2, "") and packing in errors and not (tmp_path / "b").exists()
 
 
 @pytest.mark.slow
@@ -193,7 +199,7 @@ def test_several_files_may_follow_data(train, tmp_path, data):
         ("medusa", ["--at-once", "257"], ["--at-once 257", "256"]),
         ("medusa", ["--length", "99999"], ["--length 99999"]),
         ("medusa", ["--device", "cuda:99"], ["cuda:99"]),
-        ("medusa", ["--quantize", "nf4", "--device", "cpu"], ["nf4", "four bits"]),
+        ("medusa", ["--quantize", "nf4", "--device", "cpu"], ["nf4 is not for cpu"]),
         ("medusa", ["--seed", "9" * 23], ["--seed"]),
         ("medusa", ["--steps", "1" + 400 * "0"], ["--steps"]),
         ("medusa", ["--batch", "1" + 400 * "0"], ["--batch"]),
@@ -235,12 +241,12 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(train, tmp_path,
     def never(*_: object) -> None:
         pytest.fail("a model was loaded")
 
-    monkeypatch.setattr("localspec.training.job._load", never)
+    monkeypatch.setattr("localspec.training.job.load_target", never)
     monkeypatch.setattr("localspec.training.estimate.free_memory", lambda _: 100 * 2**20)
     code, text, errors = train("medusa", "-o", tmp_path / "out")
     assert (code, text) == (4, "") and "GiB of memory" in errors and "--at-once" in errors and errors.count("\n") == 1
     monkeypatch.undo()
-    monkeypatch.setattr("localspec.training.job._load", never)
+    monkeypatch.setattr("localspec.training.job.load_target", never)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     code, text, errors = train("medusa", "-o", tmp_path / "out")
     assert (code, text) == (4, "") and "on that disk" in errors and not (tmp_path / "out").exists()

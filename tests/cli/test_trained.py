@@ -87,7 +87,7 @@ def test_a_kind_alone_is_the_one_that_was_trained_here(home, model, trained):
     shutil.copytree(trained["semi"], Paths(home).drafters / "model-semi")
     assert reply(home, model, "--drafter", "semi", "--draft-max", "4")["drafter"] == "semi"
     shown = called(home, "show", str(model), "--json")
-    assert json.loads(shown.stdout)["drafters"] == ["none", "phrases", "lookahead", "semi"]
+    assert json.loads(shown.stdout)["drafters"] == ["none", "phrases", "lookahead", "layers", "semi"]
     missing = called(home, "run", "-m", str(model), *ASK, "hello", "--drafter", "s3d")
     assert missing.returncode == 3 and "localspec train s3d" in sentence(missing)
 

@@ -1,11 +1,13 @@
 """The rule `typical`, on distributions small enough to do by hand."""
 
+import pytest
 import torch
 
 from localspec.decoding.acceptance import walk_by_typicality
 from localspec.decoding.numpy_logits import NumpyLogits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
+from localspec.errors import UsageMistake
 
 ONE = Sampling(1.0, rule="typical")
 
@@ -33,6 +35,18 @@ def test_where_the_target_is_unsure_less_will_do() -> None:
     row = [0.04] * 24 + [0.03]
     for token, path in ((1, [0, 1]), (24, [0, 1]), (25, [0])):
         assert accepted(DraftTree([99, token], [-1, 0]), logits(row, row))[0] == path
+
+
+def test_epsilon_and_delta_are_settings() -> None:
+    # H = 0.99, exp(-H) = 0.371: the threshold is the smaller of ε and 0.371 δ.
+    row = logits([0.5, 0.4, 0.08])
+    tree = DraftTree([9, 2], [-1, 0])
+    for epsilon, delta, path in ((0.07, 0.3, [0, 1]), (0.09, 0.3, [0]), (0.09, 0.2, [0, 1]), (0.09, 0.23, [0])):
+        sampling = Sampling(1.0, rule="typical", epsilon=epsilon, delta=delta)
+        assert accepted(tree, row.expand(2, -1), sampling)[0] == path
+    for wrong in ({"epsilon": 0.0}, {"epsilon": 1.5}, {"delta": -1.0}, {"delta": float("nan")}):
+        with pytest.raises(UsageMistake, match="is not possible; give above 0"):
+            Sampling(1.0, rule="typical", **wrong)
 
 
 def test_the_likeliest_token_is_the_bonus_token() -> None:

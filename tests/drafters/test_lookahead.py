@@ -11,7 +11,7 @@ import torch
 from scripted_drafters import Witness
 from session_replies import reply
 from slow_cases import cases
-from tiny_models import FAMILIES, Tiny, prompt_ids, stock_logits, stock_reply
+from tiny_models import FAMILIES, Tiny, exact_target, prompt_ids, stock_logits, stock_reply
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
@@ -374,9 +374,9 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [LONG, "qwen3-grouped-mixed-window-wide-heads"])
-def test_int8_and_exact_is_plain_decoding_bit_for_bit(tiny: Make, name: str) -> None:
+def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, name: str) -> None:
     """Of the exact form the tree is cut where its nodes lie in another page of slots: probes go missing."""
-    target = Target.load(tiny(name).path, quantize="int8", exact=True)
+    target = exact_target(tiny(name).path)
     drafts: list[Drafter] = [Autoregressive(), lookahead(target), lookahead(target, columns=5)]
     for sampling in (GREEDY, Sampling(0.8, seed=5)):
         sessions = [Session(target, drafter, Budget(20)) for drafter in drafts]

@@ -1,6 +1,7 @@
 """Medusa: heads that look the right way ahead, learn what they should, and never change what the target says."""
 
 import itertools
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,10 +12,12 @@ import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import drafting, hidden_for, session_of, torch_form
+from quantized_layers import packed_target
 from slow_cases import cases
 from tiny_models import (
     END,
     Tiny,
+    exact_target,
     prompt_ids,
     read,
     stock_distribution,
@@ -33,16 +36,15 @@ from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.medusa import Drafter as Medusa
-from localspec.drafters.medusa import sparse_tree
+from localspec.drafters.medusa import dense_tree, sparse_tree
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.drafters.saved import load_drafter
 from localspec.drafters.trained import TrainedDrafter
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Text
-from localspec.models.drafter_cards import RANKS, DrafterCard
+from localspec.models.drafter_cards import RANKS, DrafterCard, read_drafter
 from localspec.nn.compute import TorchLinears
-from localspec.nn.exactness import measure
 from localspec.nn.target import Target
 from localspec.policy.prediction import CHUNK
 from localspec.training.drafters.medusa import Trainable
@@ -57,7 +59,9 @@ FORMS: dict[str, dict[str, object]] = {
     "shared": {},
     "two layers": {"layers": 2, "heads": 3},
     "private": {"private": True},
+    "change of rank 5": {"private_rank": 5},
     "static": {"tree": "static"},
+    "dense": {"tree": "dense"},
 }
 
 
@@ -67,6 +71,9 @@ def demo() -> Tiny:
 
 
 def medusa(target: Target, **options: object) -> Trainable:
+    torch.manual_seed(5)
+    if options.get("joint"):
+        options.setdefault("dropout", 0.0)  # which a test of its own has
     made = make_drafter("medusa", torch_form(target), options)
     assert isinstance(made, Trainable)
     return made
@@ -151,7 +158,7 @@ def test_an_untrained_head_is_the_targets_own(tiny: Make, private: bool) -> None
 def test_no_block_is_another_one(tiny: Make) -> None:
     """In the code that came with the paper, `[block] * n` was one block n times."""
     target = tiny(LLAMA).target
-    drafter = medusa(target, heads=2, layers=2)
+    drafter = medusa(target, heads=2, layers=2, private_rank=0)
     lesson = batch(target, [prompt_ids(9)])
     counts = torch.zeros_like(lesson.loss_mask)
     counts[0, 2] = True  # two places behind the first token: only the first head looks there from within the text
@@ -176,11 +183,11 @@ def test_heads_do_not_run_in_prefill_and_then_on_one_row(tiny: Make, monkeypatch
 
     monkeypatch.setattr(TorchLinears, "__call__", watched)
     target = tiny(LLAMA).target
-    session = session_of(target, medusa(target, heads=3), Budget(2))
+    session = session_of(target, medusa(target, heads=3, private_rank=0), Budget(2))
     for _ in itertools.islice(session.generate(prompt_ids(60), GREEDY, Limits(max_tokens=5)), 3):
         pass
     assert seen == []
-    session = session_of(target, medusa(target, heads=3), Budget(2))
+    session = session_of(target, medusa(target, heads=3, private_rank=0), Budget(2))
     reply(session, prompt_ids(60), count=5)
     assert seen and set(seen) == {(2, 48)}, "no third head where there are nodes for two"
 
@@ -297,8 +304,7 @@ def test_texts_that_are_too_short_teach_nothing_and_break_nothing(tiny: Make) ->
 
 def test_heads_of_an_int8_target_learn_as_those_of_the_dense_one(tiny: Make) -> None:
     grads = []
-    for quantize in ("none", "int8"):
-        target = Target.load(tiny(LLAMA).path, quantize=quantize)
+    for target in (tiny(LLAMA).target, packed_target(tiny(LLAMA).path)):
         for private in (False, True):
             drafter = perturbed(medusa(target, private=private), by=0.02)
             drafter.loss(batch(target, [prompt_ids(30)])).loss.backward()
@@ -375,7 +381,7 @@ def test_greedy_text_is_that_of_the_stock_model(tiny: Make, name: str, form: str
 def test_turns_abandoned_streams_and_stops_within_a_path(tiny: Make, name: str) -> None:
     model, prompt = tiny(name), prompt_ids(15, seed=6)
     text = stock_reply(model.stock, prompt, 24)
-    learned = memorised(model, prompt, 24)
+    learned = memorised(model, prompt, 24, private_rank=0)  # heads that do not know all of it
     drafter = drafting(learned, model.target, Watched)
     session = session_of(model.target, drafter, Budget(NODES))
     stream = session.generate(prompt, GREEDY, Limits(max_tokens=24))
@@ -456,9 +462,8 @@ def test_drawn_text_is_proposed_with_the_noise_that_the_target_will_meet(tiny: M
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_int8_and_exact_is_plain_decoding_bit_for_bit(tiny: Make, name: str) -> None:
-    target = Target.load(tiny(name).path, quantize="int8", exact=True)
-    assert measure(target, 9, exact=True).bitwise
+def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, name: str) -> None:
+    target = exact_target(tiny(name).path)
     drafts = [
         drafter for form in FORMS.values() for drafter in (medusa(target, **form), perturbed(medusa(target, **form)))
     ]
@@ -525,6 +530,57 @@ def test_the_static_tree_holds_the_best_paths_there_are() -> None:
         for node in range(1, tree.size):
             worth.append(worth[tree.parents[node]] * accuracies[tree.depth[node] - 1][tree.tokens[node]])
         assert sorted(worth[1:], reverse=True) == pytest.approx(sorted(worths, reverse=True)[:nodes])
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 7, 16, 40])
+def test_the_dense_tree_is_the_best_product_of_first_candidates(nodes: int) -> None:
+    """Against all products there are: of so many nodes at most, the one with the most accurate paths."""
+    generator = torch.Generator().manual_seed(4)
+    accuracies = tuple(tuple((0.3 * torch.rand(RANKS, generator=generator)).tolist()) for _ in range(3))
+
+    def worth(widths: Sequence[int]) -> float:
+        return sum(
+            math.prod(sum(level[:width]) for level, width in zip(accuracies, widths[:deep], strict=False))
+            for deep in range(1, len(widths) + 1)
+        )
+
+    def size(widths: Sequence[int]) -> int:
+        return sum(math.prod(widths[:deep]) for deep in range(1, len(widths) + 1))
+
+    products = [one for deep in (1, 2, 3) for one in itertools.product(range(1, RANKS + 1), repeat=deep)]
+    best = max((one for one in products if size(one) <= nodes), key=worth)
+    tree = dense_tree(accuracies, nodes)
+    assert tree.size == size(best) + 1
+    paths = {()}
+    for node in range(1, tree.size):
+        path, at = [], node
+        while at:
+            path.append(tree.tokens[at])
+            at = tree.parents[at]
+        paths.add(tuple(path[::-1]))
+    wanted = {one for deep in range(len(best) + 1) for one in itertools.product(*map(range, best[:deep]))}
+    assert paths == wanted
+
+
+def test_matrices_of_the_heads_own_are_proposed_where_they_are_little(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny(LLAMA).target
+    assert Trainable.propose(target) is None, "here they are as much as the model"
+    monkeypatch.setattr("localspec.training.drafters.medusa.SHARE", 100.0)
+    proposal = Trainable.propose(target)
+    assert proposal is not None and proposal[0] == {"private": True} and "% of the model's weights" in proposal[1]
+    monkeypatch.setattr("localspec.training.drafters.medusa.free_memory", lambda device: 1000)
+    assert Trainable.propose(target) is None, "nor where memory is too small to train them"
+
+
+def test_a_file_from_before_the_heads_own_change_is_read_without_one(tiny: Make, tmp_path: Path) -> None:
+    target = tiny(LLAMA).target
+    save_drafter(medusa(target, private_rank=0), tmp_path, {})
+    about = json.loads((tmp_path / "drafter.json").read_text())
+    del about["options"]["private_rank"]
+    (tmp_path / "drafter.json").write_text(json.dumps({**about, "target": {}}))
+    assert load_drafter(read_drafter(tmp_path), target).options.private_rank == 0
 
 
 def test_a_chain_is_the_likeliest_token_of_each_head(tiny: Make) -> None:
@@ -622,6 +678,27 @@ def test_the_joint_loss_is_that_of_the_paper(own: Callable[[str], Target]) -> No
     assert all(not parameter.requires_grad for parameter in target.transformer.parameters())
 
 
+def test_the_weight_of_the_heads_rises_as_a_sine_after_their_warm_up(own: Callable[[str], Target]) -> None:
+    target = own(LLAMA)
+    for given, distill, highest in (({}, True, 0.01), ({}, False, 0.2), ({"balance": 0.5}, False, 0.5)):
+        drafter = medusa(target, joint=True, rank=4, warmup=0.2, **given)
+        for progress, share in ((0.2, 0.0), (0.6, math.sqrt(0.5)), (1.0, 1.0)):
+            drafter.progress = progress
+            assert drafter._balance(distill) == pytest.approx(highest * share)
+    drafter = medusa(target, joint=True, rank=4, warmup=0.2, schedule="constant")
+    drafter.progress = 0.2
+    assert drafter._balance(distill=True) == 0.01
+
+
+def test_inputs_of_adapters_are_dropped_in_training_alone(own: Callable[[str], Target]) -> None:
+    drafter = perturbed(medusa(own(LLAMA), joint=True, rank=4, dropout=0.5))
+    tokens = torch.tensor([prompt_ids(12)])
+    one, other = (drafter.train().adapted_states(tokens) for _ in range(2))
+    assert not torch.allclose(one, other, atol=1e-3)
+    one, other = (drafter.eval().adapted_states(tokens) for _ in range(2))
+    assert torch.equal(one, other)
+
+
 def test_without_heads_to_please_a_target_is_its_own_best_pupil(own: Callable[[str], Target]) -> None:
     """Self-distillation alone has no gradient where the adapters change nothing yet; the text alone has one."""
     target = own(LLAMA)
@@ -647,13 +724,13 @@ def test_states_with_adapters_do_not_see_what_comes(own: Callable[[str], Target]
 
 
 def test_adapters_learn_slower_than_heads_and_all_learn(own: Callable[[str], Target]) -> None:
-    drafter = medusa(own(LLAMA), joint=True, rank=4)
+    drafter = medusa(own(LLAMA), joint=True, rank=4, private_rank=0)
     heads, adapters = drafter.parameter_groups()
     assert (heads["lr_scale"], adapters["lr_scale"]) == (1.0, 0.25)
     assert len(heads["params"]) == 2
     assert {id(part) for group in (heads, adapters) for part in group["params"]} == {*map(id, drafter.parameters())}
     assert len(adapters["params"]) == len({*map(id, adapters["params"])}) == 3 * 4 * 2
-    assert [len(group["params"]) for group in medusa(drafter.target).parameter_groups()] == [2]
+    assert [len(group["params"]) for group in medusa(drafter.target).parameter_groups()] == [4]
 
 
 @pytest.mark.slow
@@ -664,9 +741,8 @@ def test_heads_foresee_better_what_is_trained_along(own: Callable[[str], Target]
         target = own(LLAMA)
         lesson = batch(target, [prompt_ids(30, seed=seed) for seed in range(6)])
         torch.manual_seed(0)
-        drafter = medusa(
-            target, heads=2, **({"joint": True, "rank": 8, "balance": 1.0, "warmup": 0.5} if joint else {})
-        )
+        options = {"joint": True, "rank": 8, "balance": 1.0, "warmup": 0.5, "schedule": "constant"} if joint else {}
+        drafter = medusa(target, heads=2, private_rank=0, **options)  # heads that can do little of their own
         learn(drafter, lesson, 100, rate=0.01)
         losses[joint] = sum(depth.loss.item() for depth in drafter.loss(lesson).depth_losses)
     assert losses[True] < 0.5 * losses[False]
@@ -687,7 +763,7 @@ def test_joint_training_makes_a_new_target_for_which_it_is_lossless(
     drafter.merge_adapters()
     torch.testing.assert_close(states(target, lesson.tokens), trained, rtol=1e-3, atol=1e-4)
     assert drafter.adapters is None and not drafter.options.joint
-    assert sorted(drafter.tensors()) == ["blocks.0.bias", "blocks.0.weight"]
+    assert sorted(drafter.tensors()) == ["blocks.0.bias", "blocks.0.weight", "own.down", "own.up"]
     target.save(tmp_path / "target")
     model = read(tmp_path / "target")
     assert not torch.equal(
@@ -696,12 +772,12 @@ def test_joint_training_makes_a_new_target_for_which_it_is_lossless(
     heads = saved(drafter, tmp_path / "drafter", model.target)
     ids, _ = reply(session_of(model.target, heads, Budget(NODES)), prompt, count=30)
     assert ids == stock_reply(model.stock, prompt, 30)
-    saved(drafter, tmp_path / "packed", Target.load(tmp_path / "target", quantize="int8"))  # which it may be now
+    saved(drafter, tmp_path / "packed", packed_target(tmp_path / "target"))  # which it may be now
 
 
 def test_a_target_in_int8_cannot_be_trained_along(tiny: Make) -> None:
-    target = Target.load(tiny(LLAMA).path, quantize="int8")
-    with pytest.raises(UsageMistake, match=r"int8.*--quantize none"):
+    target = packed_target(tiny(LLAMA).path)
+    with pytest.raises(UsageMistake, match=r"few bits.*--quantize none"):
         medusa(target, joint=True)
 
 
@@ -730,7 +806,7 @@ def test_what_was_saved_drafts_the_same(tmp_path, tiny: Make, form: str) -> None
     [
         ({"heads": 0}, "heads = 0"),
         ({"layers": 0}, "layers = 0"),
-        ({"tree": "tall"}, "'tall'.*confident, static, chain"),
+        ({"tree": "tall"}, "'tall'.*confident, static, dense, chain"),
         ({"decay": 0.0}, "decay"),
         ({"decay": math.nan}, "decay"),
         ({"joint": True, "warmup": 1.0}, "warmup"),

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import drafting, session_of, torch_form
+from quantized_layers import packed_target
 from safetensors.torch import load_file, save_file
 from slow_cases import cases
 from tiny_models import (
@@ -22,6 +23,7 @@ from tiny_models import (
     VOCABULARY,
     Tiny,
     byte_tokenizer,
+    exact_target,
     prompt_ids,
     read,
     stock_distribution,
@@ -42,8 +44,7 @@ from localspec.drafters.parallelspec import Drafter
 from localspec.drafters.saved import load_drafter
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Text
-from localspec.models.drafter_cards import DrafterCard
-from localspec.nn.exactness import measure
+from localspec.models.drafter_cards import DrafterCard, read_drafter
 from localspec.nn.target import Target
 from localspec.training.drafters.parallelspec import Group, Trainable
 from localspec.training.trainable import Batch, make_drafter, save_drafter
@@ -89,6 +90,8 @@ def build(small: Path) -> Build:
             for parameter in made.model.layers.parameters():
                 parameter.data += torch.randn(parameter.shape) * spread
             made.masks.data = torch.randn(made.masks.shape) * 0.3
+            if made.options.rank:
+                made.correction.out.weight.data = torch.randn(made.correction.out.weight.shape) * spread
         return made
 
     return build
@@ -183,12 +186,24 @@ def test_groups_are_thinned_by_depth_and_by_room(tiny: Make, build: Build, monke
     assert not torch.equal(different[0].anchor, different[1].anchor)
 
 
+def corrected(drafter: Trainable, state: torch.Tensor, token: int) -> torch.Tensor:
+    """s + B SiLU(N e / rms(e) + b + F s), written out."""
+    e, own = drafter.target.embed(torch.tensor([token]))[0], drafter.correction
+    x = own.near.weight @ (e / e.square().mean().add(torch.finfo(torch.float32).eps).sqrt()) + own.near.bias
+    x = x + own.far.weight @ state
+    return state + own.out.weight @ (x * x.sigmoid())
+
+
 @every_form
 @pytest.mark.parametrize("distill", [False, True])
-def test_the_loss_is_that_of_the_paper(tiny: Make, build: Build, form: str, distill: bool) -> None:
-    """Equations 3 and 4, one anchor and one token at a time, for texts of which not every token counts."""
+@pytest.mark.parametrize("correction", [0, 5])
+def test_the_loss_is_that_of_the_paper(tiny: Make, build: Build, form: str, distill: bool, correction: int) -> None:
+    """Equations 3 and 4, one anchor and one token at a time, for texts of which not every token counts.
+
+    A mask's state is corrected by the token that the text has in its place.
+    """
     target, k = tiny(LLAMA).target, 3
-    drafter = build(target, form, masks=k, decay=0.7)
+    drafter = build(target, form, masks=k, decay=0.7, correction=correction)
     texts = [prompt_ids(9, seed=1), prompt_ids(9, seed=2)]
     counts = torch.ones(2, 9, dtype=torch.bool)
     counts[0, :3] = counts[1, 7:] = False
@@ -204,6 +219,8 @@ def test_the_loss_is_that_of_the_paper(tiny: Make, build: Build, form: str, dist
                     label = anchor + depth + 1
                     if label > 8 or not worth[label] or (depth and not worth[anchor + 2]):
                         continue
+                    if depth and drafter.options.rank:
+                        states[depth] = corrected(drafter, states[depth], text[label - 1])
                     logits = (
                         drafter._head(states[depth])[None]
                         if form != "model"
@@ -329,6 +346,60 @@ def test_without_a_state_the_root_stands_alone(tiny: Make, build: Build, form: s
     assert drafter.draft(replace(context, nodes=0)).size == 1
 
 
+@pytest.mark.parametrize("form", ["medusa", "eagle"])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.8, top_p=0.9, seed=3)])
+def test_a_node_is_foreseen_by_the_token_above_it(tiny: Make, build: Build, form: str, sampling: Sampling) -> None:
+    """The candidates after each path are those of the training form's state, corrected by the path's last token."""
+    target, prompt = tiny(LLAMA).target, prompt_ids(12, seed=3)
+    weights = build(target, form, spread=0.5)
+    drafter = drafting(weights, target)
+    session = session_of(target, drafter, Budget(NODES))
+    reply(session, prompt, count=6)
+    committed = list(session.tokens)
+    drafter.draft(Context(committed, session.cache, 16, sampling))
+    found = drafter._trees._candidates
+    assert len(found) > 3 and {len(path) for path in found} >= {0, 1, 2}, "several nodes have candidates"
+    with torch.no_grad():
+        group = one_group(len(committed), 4, len(committed) - 1)
+        states = weights.states(torch.tensor(committed), hidden_of(target, committed), group)[len(committed) - 1 :]
+        for path, candidates in found.items():
+            state = corrected(weights, states[len(path)], path[-1]) if path else states[0]
+            logits = drafter.compute.logits(drafter.compute.rows(torch_form(target).head(state)[None].numpy()))
+            count = 8 if path else 16
+            [wanted] = logits.candidates([len(committed) + len(path)], count, sampling)
+            assert [token for token, _ in candidates] == [token for token, _ in wanted]
+            assert [chance for _, chance in candidates] == pytest.approx([chance for _, chance in wanted], abs=1e-4)
+    assert len({tuple(candidates) for path, candidates in found.items() if len(path) == 1}) > 1, "the token matters"
+
+
+def test_a_layer_begins_as_one_of_the_targets(tiny: Make) -> None:
+    """As its last, its first, or afresh; of a packed target as what that was rounded to; and it is a copy."""
+    target = tiny(LLAMA).target
+    layers, name = target.transformer.layers, "gate_up_proj"
+    for begin, layer in (("last", layers[-1]), ("first", layers[0])):
+        made = make_drafter("parallelspec", target, {"begin": begin})
+        assert torch.equal(made.model.layers[0].gate_up_proj.weight, getattr(layer, name).weight)
+        assert torch.equal(made.model.layers[0].input_layernorm, layer.input_layernorm)
+        made.model.layers[0].gate_up_proj.weight.data += 1
+        assert not torch.equal(made.model.layers[0].gate_up_proj.weight, getattr(layer, name).weight)
+    fresh = make_drafter("parallelspec", target, {"begin": "fresh"}).model.layers[0].gate_up_proj.weight
+    assert fresh.std() < 0.03 and fresh.shape == layers[-1].gate_up_proj.shape
+    several = make_drafter("parallelspec", target, {"layers": len(layers) + 1, "begin": "first"})
+    assert torch.equal(several.model.layers[1].gate_up_proj.weight, layers[1].gate_up_proj.weight)
+    packed = packed_target(tiny(LLAMA).path, "int4")
+    made = make_drafter("parallelspec", packed, {})
+    assert torch.equal(made.model.layers[0].gate_up_proj.weight, packed.transformer.layers[-1].gate_up_proj.weight)
+
+
+def test_a_file_from_before_the_correction_is_read_without_one(tiny: Make, build: Build, tmp_path: Path) -> None:
+    target = tiny(LLAMA).target
+    save_drafter(build(target, "medusa", correction=0), tmp_path, {})
+    old = card(tmp_path)
+    before = {name: value for name, value in old.options.items() if name not in ("correction", "begin")}
+    again = load_drafter(replace(old, options=before), target)
+    assert again.options.correction == 0 and again.options.begin == "fresh"
+
+
 # -- losslessness ------------------------------------------------------------------------------------------------------
 
 
@@ -367,10 +438,9 @@ def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, build: Build,
 
 @pytest.mark.slow
 @every_form
-def test_in_int8_and_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, build: Build, form: str) -> None:
-    target = Target.load(tiny(LLAMA).path, quantize="int8", exact=True)
+def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, build: Build, form: str) -> None:
+    target = exact_target(tiny(LLAMA).path)
     target.stop_tokens = frozenset()
-    assert measure(target, 9, exact=True).bitwise
     prompt, caches = prompt_ids(20, seed=5), []
     drafter = build(target, form)
     plain, _ = reply(session_of(target, Autoregressive(), Budget(0)), prompt)
@@ -379,7 +449,7 @@ def test_in_int8_and_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make,
         session = session_of(target, made, Budget(NODES))
         ids, statistics = reply(session, prompt)
         assert ids == plain
-        caches.append(session.cache.prefix()._slots.clone())
+        caches.append(session.cache.rows(range(-session.cache.length, 0)).clone())
     assert statistics.acceptance_length > 1.3
     assert torch.equal(*caches)
 
@@ -457,7 +527,7 @@ def test_each_row_foresees_the_token_at_its_own_distance_and_no_other(tiny: Make
         return [10 + (start + 7 * place) % 30 for place in range(count)]
 
     target = tiny(LLAMA).target
-    drafter = build(target, form, spread=0.0)
+    drafter = build(target, form, spread=0.0, correction=0, begin="fresh")
     # The target does not count, so in the form 'eagle' its features pull elsewhere.
     learn(drafter, [counting(start, 20) for start in (8, 23)], steps=160 if form == "eagle" else 60, rate=5e-3)
     for start, anchor in ((8, 11), (23, 6)):
@@ -478,7 +548,7 @@ def test_the_mask_token_and_what_only_one_of_the_two_has_are_never_proposed(tiny
         config.pard_token = token
         path = write(tmp_path / str(vocabulary), config, byte_tokenizer(), seed=vocabulary)
         drafter = Drafter.from_model(path, target)
-        assert drafter.depth == 8
+        assert drafter.depth == 12
         logits = torch.as_tensor(drafter._logits(drafter._predict(prompt, 7)))
         assert logits.shape == (8, VOCABULARY)
         possible = logits.isfinite()
@@ -488,6 +558,17 @@ def test_the_mask_token_and_what_only_one_of_the_two_has_are_never_proposed(tiny
         torch.testing.assert_close(logits[:, : min(300, token)], stock[:, : min(300, token)], atol=1e-4, rtol=1e-4)
         ids, _ = reply(session_of(target, drafter, Budget(NODES)), prompt, count=8)
         assert ids == reply(session_of(target, Autoregressive(), Budget(0)), prompt, count=8)[0]
+
+
+def test_a_published_model_drafts_as_many_tokens_as_are_asked_for(tiny: Make, small: Path) -> None:
+    target, prompt = tiny(LLAMA).target, prompt_ids(8, seed=9)
+    for asked, depth in ((1, 2), (9, 9), (20, 20), (64, 33)):
+        drafter = load_drafter(read_drafter(small), target, depth=asked)
+        session = session_of(target, drafter, Budget(64))
+        checked = reply(session, prompt, count=6)[0]
+        assert drafter.depth == depth and checked == stock_reply(tiny(LLAMA).stock, prompt, 6)
+        tree = drafter.draft(Context(session.tokens, session.cache, 64, GREEDY))
+        assert max(tree.depth) <= depth and len(drafter._candidates) == depth
 
 
 @pytest.mark.parametrize(
@@ -629,7 +710,7 @@ def test_the_cache_is_trimmed_to_what_a_qwen_small_model_needs(tiny: Make, tmp_p
     """Another family than the target's, with a shape of its own."""
     target = tiny(PHI).target
     path = write(tmp_path, masked_config(Qwen2Config, num_hidden_layers=1), byte_tokenizer(), seed=1)
-    drafter = Drafter.from_model(path, target, masks=3)
+    drafter = Drafter.from_model(path, target, depth=4)
     prompt = prompt_ids(10, seed=2)
     assert (
         reply(session_of(target, drafter, Budget(NODES)), prompt, count=10)[0]

@@ -9,8 +9,19 @@ import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import drafting, hidden_for, session_of, torch_form
+from quantized_layers import packed_target
 from slow_cases import cases
-from tiny_models import Tiny, prompt_ids, read, stock_distribution, stock_logits, stock_reply, word_tokenizer, write
+from tiny_models import (
+    Tiny,
+    exact_target,
+    prompt_ids,
+    read,
+    stock_distribution,
+    stock_logits,
+    stock_reply,
+    word_tokenizer,
+    write,
+)
 from transformers import LlamaConfig
 
 from localspec.decoding.budget import Budget
@@ -22,10 +33,10 @@ from localspec.decoding.tree import DraftTree, grow_tree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.saved import load_drafter
 from localspec.drafters.semi import Drafter as Semi
+from localspec.drafters.semi import SemiOptions
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Statistics, Text
 from localspec.models.drafter_cards import read_drafter
-from localspec.nn.exactness import measure
 from localspec.nn.logits import TorchLogits
 from localspec.nn.target import Target
 from localspec.training.drafters.semi import Trainable
@@ -119,7 +130,7 @@ def reply(session: Session, prompt: Sequence[int], sampling: Sampling, count: in
         ({"depth": 0}, "depth = 0"),
         ({"depth": 17}, "depth = 17"),
         ({"layers": 3}, "layers = 3"),
-        ({"vocabulary": -1, "shared": False}, "vocabulary = -1"),
+        ({"vocabulary": -2, "shared": False}, "vocabulary = -2"),
         ({"vocabulary": 321, "shared": False}, "320 tokens"),
         ({"share": 0.0}, r"share = 0\.0"),
         ({"share": 1.5}, r"share = 1\.5"),
@@ -573,10 +584,9 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str, shape: d
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=7)], ids=["greedy", "seeded"])
-def test_int8_with_exact_is_plain_decoding_to_the_bit(tiny: Make, sampling: Sampling) -> None:
-    target = Target.load(tiny(LLAMA).path, quantize="int8", exact=True)
+def test_exact_speculation_is_plain_decoding_to_the_bit(tiny: Make, sampling: Sampling) -> None:
+    target = exact_target(tiny(LLAMA).path)
     target.stop_tokens = frozenset()
-    assert measure(target, NODES + 1, exact=True).bitwise
     prompt = prompt_ids(20, seed=2)
     plain = session_of(target, Autoregressive(), Budget(0))
     text, _ = reply(plain, prompt, sampling, 40)
@@ -759,8 +769,8 @@ def test_separate_training_leaves_the_target_alone(own: Tiny) -> None:
 
 
 def test_int8_weights_are_not_trained_jointly(tiny: Make) -> None:
-    with pytest.raises(UsageMistake, match="int8"):
-        semi(Target.load(tiny(LLAMA).path, quantize="int8"), joint=True)
+    with pytest.raises(UsageMistake, match=r"few bits.*--quantize none"):
+        semi(packed_target(tiny(LLAMA).path), joint=True)
 
 
 def test_the_draft_vocabulary_is_what_comes_most_often_and_nothing_else_is_drafted(tiny: Make) -> None:
@@ -811,6 +821,20 @@ def test_nothing_is_drafted_behind_the_depth_where_numbers_end(tiny: Make, sampl
 
     drafter._head = ending
     assert max(drafted(drafter, drafter.target, 12, sampling)[0].depth) == sound
+
+
+def test_of_a_large_vocabulary_the_frequent_tokens_are_drafted_unless_all_are_asked_for(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny(LLAMA).target  # of 320 tokens
+    assert SemiOptions().settled(65_536).vocabulary == 0
+    assert SemiOptions().settled(65_537).vocabulary == 32_768
+    assert SemiOptions(vocabulary=0).settled(152_064).vocabulary == 0
+    monkeypatch.setattr("localspec.drafters.semi.LARGE", 319)
+    monkeypatch.setattr("localspec.drafters.semi.FREQUENT", 40)
+    made = make_drafter("semi", target, {})
+    assert made.options.vocabulary == len(made.tensors()["kept"]) == 40
+    assert make_drafter("semi", target, {"vocabulary": 0}).options.vocabulary == 0
 
 
 def test_a_draft_vocabulary_that_the_model_does_not_have_is_refused(tiny: Make) -> None:

@@ -1,13 +1,15 @@
 """The demo model itself: the stock model's ids, whatever is drafted, on the prompts a person would try first."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from machines import cpu, machine
 from safetensors.torch import load_file
 from scripted_drafters import OffChain, RandomBranches
-from tiny_models import Tiny, read, stock_logits
+from tiny_models import Tiny, exact_target, read, stock_logits
 
 import localspec
 from localspec.config import Settings
@@ -20,15 +22,17 @@ from localspec.drafters.ingredients import Hyperparameters
 from localspec.drafters.ouroboros import Pair, draft_model, ouroboros
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.drafters.saved import WEIGHTS, load_drafter
+from localspec.drafters.saved import WEIGHTS, drafter_class, load_drafter
 from localspec.engine.loading import load_target
 from localspec.events import Done, Reporter, Statistics, Text
+from localspec.machine.machine import this_machine
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.drafter_kinds import kinds
 from localspec.models.registry import TargetCard
-from localspec.nn.exactness import measure
+from localspec.native.target import NativeTarget
 from localspec.nn.target import Target
 from localspec.policy.selection import choose
+from localspec.training.target import load_target as to_train_on
 from localspec.training.trainable import make_drafter
 
 PROMPTS = ["Who are you?", "Tell me a short story about a fox.", "What is 2 + 3?"]
@@ -75,10 +79,13 @@ def test_the_logits_of_a_prompt_are_the_stock_models(demo: Tiny) -> None:
     ("dtype", "quantize"), [("fp32", "none"), ("bf16", "none"), ("auto", "int8"), ("fp32", "int8"), ("auto", "int4")]
 )
 def test_its_bytes_are_known_before_it_is_loaded(demo_path: Path, dtype: str, quantize: str) -> None:
-    """To the byte by our library, and by torch where that computes on a processor."""
+    """To the byte by our library, and by torch where that computes on a processor: packed weights to train on."""
     card = TargetCard("demo", demo_path, None, "")
-    choice = choose(card, Settings(device="cpu", dtype=dtype, quantize=quantize))
+    settings = Settings(device="cpu", dtype=dtype, quantize=quantize)
+    choice = choose(card, settings)
     assert choice.engine == "native" and load_target(choice, Reporter()).nbytes == choice.loaded_bytes
+    trained_on = choose(card, settings, this_machine().as_torch_has_it())
+    assert trained_on.engine == "torch" and to_train_on(trained_on, Reporter()).nbytes == trained_on.loaded_bytes
     if quantize == "none":
         alone = choose(card, Settings(dtype=dtype), machine(cpu(packings=(), bf16=False)))
         assert alone.engine == "torch" and load_target(alone, Reporter()).nbytes == alone.loaded_bytes
@@ -129,7 +136,8 @@ def answer(target: Target, drafter: object, question: str, sampling: Sampling) -
 @pytest.mark.parametrize("kind", kinds("weights"))
 def test_its_drafters_are_saved_under_the_names_they_were_read_by(demo: Tiny, demo_path: Path, kind: str) -> None:
     card = read_drafter(demo_path / "drafters" / kind)
-    stored, weights = load_file(card.path / WEIGHTS), make_drafter(kind, demo.target, card.options)
+    options = {**drafter_class(kind).BEFORE, **card.options}
+    stored, weights = load_file(card.path / WEIGHTS), make_drafter(kind, demo.target, options)
     weights.load_tensors(stored)
     again = weights.tensors()
     assert again.keys() == stored.keys()
@@ -158,19 +166,27 @@ def test_its_trained_drafters_help_and_change_nothing(demo: Tiny, demo_path: Pat
     assert tokens / steps > 1.5
 
 
+@pytest.fixture(params=["int8", "int4", "exact"])
+def bitwise(request: pytest.FixtureRequest, demo_path: Path) -> Callable[[str], Any]:
+    """bitwise(name): the demo model, or its draft model, whose rows never depend on each other: ours, and torch's."""
+    if request.param == "exact":
+        return lambda name="": exact_target(demo_path / name)
+    return lambda name="": NativeTarget.open(demo_path / name, quantize=request.param)
+
+
 @pytest.mark.slow
-def test_its_trained_drafters_change_no_bit_of_int8(demo_path: Path) -> None:
-    target = Target.load(demo_path, quantize="int8", exact=True)
-    assert measure(target, 17, exact=True).bitwise
-    plain, _ = answer(target, Autoregressive(), PROMPTS[1], Sampling())
-    for kind in kinds("weights"):
-        drafter = load_drafter(read_drafter(demo_path / "drafters" / kind), target)
-        assert answer(target, drafter, PROMPTS[1], Sampling())[0] == plain
+def test_its_trained_drafters_change_no_bit(demo_path: Path, bitwise: Callable[..., Any]) -> None:
+    target = bitwise()
+    for sampling in (Sampling(), Sampling(0.8, top_p=0.95, seed=3)):
+        plain, _ = answer(target, Autoregressive(), PROMPTS[1], sampling)
+        for kind in kinds("weights"):
+            drafter = load_drafter(read_drafter(demo_path / "drafters" / kind), target)
+            assert answer(target, drafter, PROMPTS[1], sampling)[0] == plain, kind
 
 
-def paired(target: Target, small: Target) -> dict[str, Drafter]:
+def paired(target: Any, small: Any) -> dict[str, Drafter]:
     """Every way in which the demo's draft model drafts for it."""
-    vocabulary, special = target.transformer.config.vocab_size, target.special_tokens
+    vocabulary, special = target.vocab_size, target.special_tokens
     pair = Pair(special, vocabulary, small, PhrasePool(special, None, vocabulary))
     chosen = Hyperparameters()
     alone = draft_model(pair, chosen, False, None, True)
@@ -203,9 +219,8 @@ def test_its_draft_model_helps_and_changes_nothing(demo: Tiny, demo_path: Path) 
 
 
 @pytest.mark.slow
-def test_its_draft_model_changes_no_bit_of_int8(demo_path: Path) -> None:
-    target, small = Target.load(demo_path, quantize="int8", exact=True), Target.load(demo_path / "draft")
-    target.row_multiple = measure(target, 17, exact=True).multiple
+def test_its_draft_model_changes_no_bit(bitwise: Callable[..., Any]) -> None:
+    target, small = bitwise(), bitwise("draft")
     for sampling in (Sampling(), Sampling(0.8, seed=3)):
         plain, _ = answer(target, Autoregressive(), PROMPTS[1], sampling)
         for name, drafter in paired(target, small).items():

@@ -71,6 +71,17 @@ def test_a_busy_moment_serves_until_there_is_a_quiet_one(counted, tmp_path) -> N
     assert counted.times == 4
 
 
+def test_the_memory_is_as_fast_as_it_ever_was(counted, monkeypatch, tmp_path) -> None:
+    """A busy moment after a quieter one, or the other way round, must not make another model or packing pay."""
+    speeds = iter([5e9, 3e9, 8e9])
+    monkeypatch.setattr(device_profile, "memory_bandwidth", lambda device: next(speeds))
+    counted.idle = physical_cores() - 1
+    assert ask(tmp_path / "localspec.db")[1] == ask(tmp_path / "localspec.db")[1] == 5e9
+    counted.idle = physical_cores()
+    assert ask(tmp_path / "localspec.db")[1] == 5e9, "the quiet moment was the slower one"
+    assert ask(tmp_path / "localspec.db")[1] == 5e9 and next(speeds) == 8e9
+
+
 @pytest.mark.parametrize("trouble", [RuntimeError("no room\nat all"), OSError("no kernel"), ImportError("")])
 def test_what_cannot_be_measured_is_told_once_and_estimates_serve(counted, monkeypatch, tmp_path, trouble) -> None:
     def fail(*_: object) -> None:

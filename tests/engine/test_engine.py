@@ -2,10 +2,14 @@
 
 import copy
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from tiny_models import stock_reply
+from transformers import AutoModelForCausalLM
 
 import localspec
 from localspec.config import Settings
@@ -14,6 +18,7 @@ from localspec.engine.engine import Engine
 from localspec.engine.fit_context import fit_conversation
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Done, Prefill, Reporter, Text
+from localspec.machine import compiled
 from localspec.models.registry import TargetCard, resolve
 from localspec.policy.selection import choose
 from localspec.store.store import Store
@@ -29,6 +34,34 @@ def load(drafter: str = "phrases", context: int | None = None, **more) -> Engine
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     return load()
+
+
+@pytest.fixture
+def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installation without the compiled library."""
+    monkeypatch.setattr(compiled, "FILE", tmp_path / "localspec_native.so")
+    compiled.library.cache_clear()
+    yield
+    monkeypatch.undo()
+    compiled.library.cache_clear()
+
+
+def test_without_our_library_torch_serves_with_dense_weights_and_says_so(no_library: None) -> None:
+    told: list[str] = []
+    card = TargetCard("demo", DEMO, None, "")
+    engine = Engine.open(Settings(drafter="none", device="cpu"), card, notice=told.append)
+    assert (engine.choice.engine, engine.choice.dtype, engine.choice.quantize) == ("torch", "fp32", "none")
+    assert told == [
+        "PyTorch computes with dense weights, slowly: this installation has no compiled library "
+        "(localspec_native.so); install localspec again."
+    ]
+    prompt = engine.target.encode([user("Who are you?")])
+    stock = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    _, events = say(engine, [user("Who are you?")], Limits(12))
+    assert list(events[-1].statistics.token_ids) == stock_reply(stock, prompt, 12)
+    for packing in ("int8", "int4"):
+        with pytest.raises(UsageMistake, match=f"{packing} cannot be had on cpu: .*no compiled library"):
+            choose(card, Settings(quantize=packing, device="cpu"))
 
 
 def say(engine: Engine, messages, limits: Limits | None = None, **settings):

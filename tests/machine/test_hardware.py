@@ -25,7 +25,11 @@ def test_versions_change_with_what_changes_the_arithmetic(monkeypatch: pytest.Mo
     monkeypatch.setattr(compiled, "instruction_set", lambda: "c")
     assert versions("cpu").replace("with c,", "with avx2,") != before
     monkeypatch.setattr(compiled, "instruction_set", lambda: "")
-    assert versions("cpu").startswith(f"torch {torch.__version__}, ")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    before = versions("cpu")
+    assert before.startswith(f"torch {torch.__version__}, ")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert versions("cpu") == f"{before}, ONEDNN_MAX_CPU_ISA=AVX2", "torch's libraries take other kernels by it"
 
 
 def test_a_gpu_is_named_and_not_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,15 @@ def test_a_cpu_computes_with_our_library_or_in_fp32(
     assert own.missing.get("int8", "") == own.missing.get("int4", "") == missing
 
 
+def test_where_torch_trains_a_cpu_has_the_packings_of_our_library_and_no_others(monkeypatch) -> None:
+    for missing, packings in (("", ("int8", "int4")), ("there is no library", ())):
+        monkeypatch.setattr(compiled, "missing", lambda missing=missing: missing)
+        own = this_machine().as_torch_has_it().devices[-1]
+        assert (own.engine, own.backend, own.dtypes, own.packings) == ("torch", "cpu", ("fp32", "bf16"), packings)
+    graphics = machine(gpu(), apple())
+    assert graphics.as_torch_has_it().devices[:2] == graphics.devices[:2]
+
+
 # -- a build of torch that cannot use what is there ------------------------------------------------------------------------
 
 

@@ -116,6 +116,18 @@ def test_accuracies_that_are_none_are_told(tmp_path, model, accuracies):
 
 
 @pytest.mark.parametrize(
+    "acceptance",
+    [5, [], {}, {"length": 2}, {"length": 0.5, "nodes": 4}, {"length": float("nan"), "nodes": 4},
+     {"length": 6, "nodes": 4}, {"length": 1, "nodes": 0}, {"length": "2", "nodes": 4}],
+)  # fmt: skip
+def test_an_acceptance_that_cannot_be_is_told(tmp_path, model, acceptance):
+    path = written(tmp_path / "drafter", model, acceptance=acceptance)
+    with pytest.raises(LocalspecError, match=r"acceptance in .*; train the drafter again\."):
+        read_drafter(path)
+    assert read_drafter(written(tmp_path / "sound", model, acceptance={"length": 2, "nodes": 4})).generated == (2.0, 4)
+
+
+@pytest.mark.parametrize(
     "content", [[], {}, {"kind": "medusa"}, {"kind": "evil", "options": {}, "target": {}, "format": 1}, "x"]
 )
 def test_what_is_no_card_is_told(tmp_path, content):
@@ -150,7 +162,7 @@ def test_the_choice_knows_the_weights(paths, model, monkeypatch):
     with_phrases = chosen("medusa+phrases")
     assert (with_phrases.drafter, with_phrases.trained.path) == ("medusa+phrases", path)
     assert chosen(f"{path}+phrases").drafter == "medusa+phrases"
-    assert chosen("medusa").loaded_bytes == chosen("none").loaded_bytes + 4 * 12
+    assert chosen("medusa").loaded_bytes == chosen("none").loaded_bytes + round(1.0625 * 12)
     assert chosen("medusa", draft_max=0).trained is None
     assert chosen("phrases").trained is None
     monkeypatch.chdir(paths.drafters)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from slow_cases import cases
 from transformers import CONFIG_MAPPING
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -59,7 +60,7 @@ def units_apart(ours, theirs):
     return np.abs(ours.view(np.int32).astype(np.int64) - theirs.view(np.int32))
 
 
-@pytest.mark.parametrize("name", SCALINGS)
+@pytest.mark.parametrize("name", cases(SCALINGS, ["default", "llama3", "longrope", "yarn"]))
 def test_frequencies_are_those_of_the_hugging_face_code(name):
     """Its power is a unit away from the true one now and then, which the steps after it can double."""
     apart = []

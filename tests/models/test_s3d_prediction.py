@@ -5,6 +5,7 @@ import pytest
 from localspec.models.s3d_prediction import (
     Acceptance,
     Constants,
+    KeptLayers,
     Timing,
     acceptance,
     acceptance_at,
@@ -125,3 +126,23 @@ def test_prediction_and_measurement_stand_side_by_side() -> None:
         "2.20; the speedup as 1.66 and 1.10."
     )
     assert beside(PAPER, Acceptance(0.5, [0.8, 0.5])).endswith("2.55 and 2.20.")
+
+
+def test_where_acceptance_was_measured_the_proposal_goes_by_it_and_by_the_tree() -> None:
+    """τ is that of the tree that is verified: here a chain of the first two ranks side by side, summed by hand."""
+    half, few = KeptLayers((0, 2, 4, 6), (0.8, 0.1)), KeptLayers((0, 4), (0.3, 0.1))
+    constants = Constants(discount=0.1, delta=0.2)
+
+    def length(levels: list[list[float]]) -> float:
+        tokens, reached = 1.0, 1.0
+        for level in levels:
+            reached *= sum(level)
+            tokens += reached
+        return tokens
+
+    best = propose(8, 0.5, constants, [half, few], length)
+    assert set(best.table) == {(kept, gamma) for kept in (2, 4) for gamma in range(1, 17)}
+    assert best.kept == (0, 2, 4, 6)
+    assert best.gamma > 5, "no cap where more pays"
+    beta = share(8, 4, 0.5)
+    assert best.table[4, 2] == pytest.approx((1 + 0.9 + 0.9 * 0.81) / (0.2 + beta + 1))

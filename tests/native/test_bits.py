@@ -8,6 +8,7 @@ import pytest
 import torch
 from native.engine import Model, Pool, Text, isas, using
 from native.test_picks import pick
+from slow_cases import cases
 from tiny_models import CONFIGS
 
 from localspec.decoding.sampling import Sampling
@@ -39,7 +40,7 @@ def invented(name: str) -> SimpleNamespace:
     return SimpleNamespace(config=config, state_dict=lambda: state)
 
 
-@pytest.mark.parametrize("form", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("form", cases(DIGESTS, ["fp32", "int8", "int4"]))
 def test_logits_and_picks_have_the_bits_that_they_always_had(form):
     model, rng = (
         Model(invented("qwen3-grouped-mixed-window-wide-heads"), form, "fp32" if form == "fp32" else "fp16"),

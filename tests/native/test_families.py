@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from native.engine import POOL, Model, Pool, Text, isas, stock_logits, using
 from native.stock_models import stock_of
-from tiny_models import CONFIGS
+from slow_cases import cases
+from tiny_models import CONFIGS, FAMILIES
 
 TWO = Pool(2)
 FORMS = [(isa, pool, chunk) for isa in isas() for pool in (POOL, TWO) for chunk in (1, 7, 60)]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", cases(CONFIGS, FAMILIES))
 def test_logits_are_the_stock_models_and_the_same_bits_however_they_are_computed(name):
     config = CONFIGS[name]()
     stock = stock_of(config, seed=0)

@@ -11,6 +11,7 @@ from drafters.test_parallelspec import (  # noqa: F401
     small,
     test_a_memorised_text_is_accepted_almost_whole,
     test_a_model_that_cannot_draft_for_this_target_is_refused_with_the_reason,
+    test_a_node_is_foreseen_by_the_token_above_it,
     test_a_pause_is_made_up_for_and_a_budget_of_nothing_costs_nothing,
     test_a_saved_drafter_drafts_the_same,
     test_a_seed_gives_the_same_ids_with_and_without_it,

@@ -1,5 +1,6 @@
 """NativeTarget as a whole: packed models opened, losslessness in every packing, hostile inputs."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -348,8 +349,25 @@ begun.wait()
 """
 
 
+@pytest.mark.slow
 def test_a_program_may_end_while_another_thread_computes(opened: Callable[..., NativeTarget]) -> None:
     opened("int8")
     for _ in range(3):
         left = subprocess.run([sys.executable, "-c", LEAVING, str(DEMO)], capture_output=True, text=True, check=False)
         assert (left.returncode, left.stderr) == (0, "")
+
+
+def test_texts_that_changed_since_the_weights_were_packed_are_those_of_the_directory(
+    tiny, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
+    path = tmp_path / "model"
+    shutil.copytree(tiny("qwen2-one-key-head").path, path)
+    NativeTarget.open(path)
+    (path / "chat_template.jinja").write_text("{% for message in messages %}<{{ message['content'] }}>{% endfor %}")
+    (path / "generation_config.json").write_text('{"temperature": 0.25}')
+    target = NativeTarget.open(path)
+    assert (
+        target.chat.render([{"role": "user", "content": "Hi"}]) == "<Hi>" and target.generation["temperature"] == 0.25
+    )
+    assert len(list((tmp_path / "home").rglob("*.packed"))) == 1

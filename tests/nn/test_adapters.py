@@ -8,6 +8,7 @@ from tiny_models import FAMILIES, Tiny, prompt_ids
 
 from localspec.errors import LocalspecError
 from localspec.nn.adapters import Adapters
+from localspec.nn.cache import TextPrefix
 from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
@@ -27,6 +28,12 @@ def states(target: Target, adapters: Adapters | None = None, tokens: list[int] |
     causal = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril_()
     brought = {} if adapters is None else {"adapters": adapters}
     return target.transformer(ids, torch.arange(ids.shape[1]), causal, **brought)
+
+
+def read_before(target: Target, tokens: list[int]) -> TextPrefix:
+    prefix, causal = TextPrefix(), torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril_()
+    target.transformer(torch.tensor([tokens]), torch.arange(len(tokens)), causal, prefix)
+    return prefix.close()
 
 
 @pytest.mark.parametrize("which", ["all", "vko"])
@@ -111,7 +118,7 @@ def test_rows_after_a_text_are_those_of_the_cache_and_gradients_flow(tiny: Make,
     with torch.inference_mode():
         wanted = target.transformer(torch.tensor([tokens[26:]]), *arguments, cache, [0, 2], own).clone()
     embedded = target.embed(torch.tensor([tokens[26:]])).clone().requires_grad_()
-    behind = cache.prefix()
+    behind = read_before(target, tokens[:26])
     seen = target.transformer(embedded, *arguments, behind, [0, 2], own)
     torch.testing.assert_close(seen.detach(), wanted, rtol=1e-4, atol=1e-4)
     seen.sum().backward()
@@ -122,15 +129,13 @@ def test_rows_after_a_text_are_those_of_the_cache_and_gradients_flow(tiny: Make,
 def test_a_mask_over_the_text_says_which_tokens_are_seen(tiny: Make) -> None:
     """Three rows, each after another beginning of the same text, are as three separate forwards."""
     target, tokens = tiny("qwen3-grouped-mixed-window-wide-heads").target, prompt_ids(20)
-    cache, causal = target.cache(64), torch.ones(20, 20, dtype=torch.bool).tril_()
-    with torch.inference_mode():
-        target.forward_tensors(torch.tensor(tokens), torch.arange(20), causal, cache)
-    cache.keep(range(20))
     places = torch.tensor([4, 11, 19])
     mask = torch.zeros(3, 23, dtype=torch.bool)
     for row, place in enumerate(places.tolist()):
         mask[row, :place] = True
         mask[row, 20 + row] = True
-    found = target.transformer(torch.tensor([[tokens[place] for place in places]]), places, mask, cache.prefix())
+    found = target.transformer(
+        torch.tensor([[tokens[place] for place in places]]), places, mask, read_before(target, tokens[:20])
+    )
     whole = states(target, tokens=tokens)
     torch.testing.assert_close(found[0], whole[0, places], rtol=1e-4, atol=1e-4)

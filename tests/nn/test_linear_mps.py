@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from quantized_layers import adapter_acts_in_its_own_forward_alone, error, gaussian, gradient_is_that_of_a_dense_layer
 
-from localspec.nn import linear, linear_mps
+from localspec.nn import linear_mps
 from localspec.nn.linear_mps import Int4WeightOnlyLinear, Int8WeightOnlyLinear, WeightOnlyLinear, _levels
 
 OUT, IN = 96, 128
@@ -103,7 +103,6 @@ def test_weights_are_rounded_some_at_a_time(
     monkeypatch: pytest.MonkeyPatch, kind: type[WeightOnlyLinear], piece: int
 ) -> None:
     usual, x = made(kind, inner=160), gaussian(4, 160)
-    monkeypatch.setattr(linear, "PIECE", piece)
     monkeypatch.setattr(linear_mps, "PIECE", piece)
     assert torch.equal(made(kind, inner=160)(x), usual(x))
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from localspec.nn import losses
-from localspec.nn.losses import RANKS, cross_entropy
+from localspec.nn.losses import RANKS, Guess, cross_entropies, cross_entropy
 
 
 @pytest.fixture(autouse=True, params=[0, 2**27], ids=["computed twice", "kept"])
@@ -56,6 +56,34 @@ def test_a_teacher_gives_its_whole_distribution() -> None:
     found.loss.backward()
     assert teacher.weight.grad is None
     assert states.grad is not None
+
+
+def test_several_depths_share_one_teacher() -> None:
+    """Each has the loss, the hits and the gradients that it has alone, whatever the order of its rows and labels."""
+    torch.manual_seed(2)
+    teacher, theirs, read = torch.nn.Linear(8, 30), torch.randn(23, 8), 0
+    heads = [torch.nn.Linear(6, 30) for _ in range(3)]
+    about = [torch.randperm(23)[:count] for count in (19, 0, 7)]
+    states = [torch.randn(len(rows), 6, requires_grad=True) for rows in about]
+
+    def counted(rows: torch.Tensor) -> torch.Tensor:
+        nonlocal read
+        read += len(rows)
+        return teacher(rows)
+
+    guesses = [Guess(*one) for one in zip(states, heads, about, strict=True)]
+    together = cross_entropies(guesses, theirs, counted)
+    assert read == len(torch.cat(about).unique()), "each row of the teacher is made once"
+    sum((at + 1) * one.loss for at, one in enumerate(together)).backward()
+    for at, (some, head, rows, one) in enumerate(zip(states, heads, about, together, strict=True)):
+        gradients, some.grad, head.weight.grad = (some.grad, head.weight.grad), None, None
+        alone = cross_entropy(some, head, theirs[rows], teacher)
+        if len(rows):
+            ((at + 1) * alone.loss).backward()
+        torch.testing.assert_close(one.loss, alone.loss)
+        assert one.hits.tolist() == alone.hits.tolist() and one.count == alone.count == len(rows)
+        for ours, wanted in zip(gradients, (some.grad, head.weight.grad), strict=True):
+            torch.testing.assert_close(ours, wanted if len(rows) else torch.zeros_like(ours))
 
 
 def test_nothing_is_better_than_the_teacher_itself() -> None:

@@ -52,7 +52,7 @@ def test_what_is_left_to_make() -> None:
 def test_whether_it_fits() -> None:
     fits, said = fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, NoMeasurements())
     assert fits and "GiB that may be taken" in said
-    fits, said = fit("org/name", CONFIG, 2 * BILLION.parameters, machine(cpu(2)), NoMeasurements())
+    fits, said = fit("org/name", CONFIG, 2 * BILLION.parameters, machine(cpu(1.5)), NoMeasurements())
     assert fits is False and said.startswith("org/name does not fit: ")
     beside = int(gpu(24).usable - 1.5 * BILLION.parameters)  # what is left holds the model in half its bytes at most
     assert fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, NoMeasurements(), beside)[0]

@@ -13,7 +13,7 @@ from localspec.models.model import Model
 from localspec.policy import ranking
 from localspec.policy.candidates import DrafterCandidate, plain, reply_key
 from localspec.policy.measurements import ModelMeasurements, NoMeasurements, ReplyStats
-from localspec.policy.prediction import CONTEXT, Acceptance, Rates
+from localspec.policy.prediction import CONTEXT, Acceptance, Rates, reading
 from localspec.policy.ranking import QUICK, Precision, RunPlan, best, explained, natural_precisions, pays, run_plans
 
 GPU = gpu(24, packings=("int8",))
@@ -76,19 +76,28 @@ def packings(device: Device, **settings: object) -> list[str]:
 
 def test_int4_is_left_out_where_int8_fits_and_is_quick_enough_to_read_along() -> None:
     assert packings(cpu(48, bandwidth=100e9)) == ["int8"]
-    assert packings(cpu(48, bandwidth=20e9)) == ["int4", "int8"], "slow"
-    assert packings(cpu(8, bandwidth=100e9)) == ["int4", "int8"], "int8 has no room"
+    assert packings(cpu(48, bandwidth=20e9)) == ["int4"], "slow"
+    assert packings(cpu(8, bandwidth=100e9)) == ["int4"], "int8 has no room"
+    assert packings(cpu(4, bandwidth=100e9)) == ["int4", "int8"], "neither has"
     assert packings(cpu(10, bandwidth=100e9)) == ["int8"]
     assert packings(cpu(9.2, bandwidth=100e9), context=4096)[0] == "int4"
     assert packings(cpu(9.2, bandwidth=100e9), context=256) == ["int8"], "a shorter context leaves room for it"
 
 
-@pytest.mark.parametrize(("speed", "left"), [(QUICK * 0.99, True), (QUICK, False)])
-def test_quick_is_what_plain_decoding_is_without_the_hope_for_a_drafter(speed: float, left: bool) -> None:
+@pytest.mark.parametrize(("speed", "taken"), [(QUICK * 0.99, "int4"), (QUICK * 1.01, "int8")])
+def test_quick_is_what_plain_decoding_is_with_this_memory_without_the_hope_for_a_drafter(speed, taken) -> None:
+    def plain_speed(bandwidth: float) -> float:
+        read = reading(cpu(48, bandwidth=bandwidth), "bf16", "int8")
+        return 1 / (read * (SEVEN.matrices + SEVEN.cached(CONTEXT, 1)))
+
+    low, high = 1e9, 1e12
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if plain_speed(middle) < speed else (low, middle)
     phrases = {"phrases": ReplyStats(3.0, 5, 0.0)}
-    told = Told({("cpu", "int8"): ModelMeasurements(flat(1 / speed), phrases)})
-    for bandwidth in (10e9, 1000e9):
-        assert ("int4" in packings(cpu(48, bandwidth=bandwidth), told=told)) is left, "measured before predicted"
+    told = Told({("cpu", "int8"): ModelMeasurements(flat(0.3), phrases)}, memory=low)
+    for elsewhere in (10e9, 1000e9):
+        assert packings(cpu(48, bandwidth=elsewhere), told=told) == [taken], "measured before assumed"
 
 
 def test_int4_alone_is_what_was_asked_for_and_other_devices_keep_theirs() -> None:
@@ -316,7 +325,9 @@ def test_a_draft_model_is_in_int8_on_a_processor_and_as_published_on_a_gpu() -> 
         cache = ranking.prediction.cache(small.shape, min(small.shape.context, 4096), form[0])
         tokenizer = ranking.prediction.tokenizer(small.shape, form[2])
         weights = ranking.prediction.weights(small.shape, *form)
-        assert size == weights + cache + tokenizer and small.parameters < weights < at_most * small.parameters
+        unread = ranking.prediction.unread(small.shape, form[1], form[2], min(small.shape.context, 4096))
+        assert (unread > 0) == (where is big_cpu), "a text does not ask for all of a mapped embedding"
+        assert size == weights - unread + cache + tokenizer and small.parameters < weights < at_most * small.parameters
     assert not one(found, "draft_model:small").candidate.here, "the small model is not here"
 
 
@@ -367,3 +378,36 @@ def test_a_draft_model_keeps_the_whole_text_too() -> None:
     )
     assert long.candidate.bytes - short.candidate.bytes == LITTLE.cached(1024 - 256, 2)
     assert long.bytes - short.bytes == LITTLE.cached(1024 - 256, 2) + SEVEN.cached(1024 - 256, 2)
+
+
+# -- a model that is here only packed --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packed", [("int8",), ("int4",), ("int8", "int4")])
+def test_nothing_is_in_question_but_what_was_packed_on_the_cpu_engine(packed: tuple[str, ...]) -> None:
+    alone = replace(model(), packed=packed)
+    for device in (cpu(48), cpu(48, bf16=False, packings=()), gpu(48), apple(48)):
+        found = ranking.possible_precisions(alone, natural_precisions(device))
+        assert [one.quantize for one in found] == (list(packed) if device.engine == "native" else [])
+
+
+def test_a_draft_model_that_is_here_only_in_int4_drafts_in_it_where_the_cpu_engine_does() -> None:
+    small = Model(unfetched(LITTLE, name="small"), LITTLE, LITTLE.parameters, packed=("int4",))
+    pair = replace(
+        model(PublishedDrafter("draft_model", accepted=PublishedLength(3, 5, "x"))), small=small, small_here=True
+    )
+    assert [one.quantize for one in ranking.draft_precisions(small, cpu())] == ["int4"]
+    assert [one.quantize for one in ranking.draft_precisions(replace(small, packed=()), cpu())] == ["int8"]
+    assert "draft_model:small" in names(run_plans(pair, natural_precisions(cpu(48)), NoMeasurements(), 16))
+    assert "draft_model:small" not in names(run_plans(pair, natural_precisions(GPU), NoMeasurements(), 16))
+
+
+def test_where_torch_makes_packed_weights_dense_int4_is_for_want_of_room_alone() -> None:
+    """As where something is trained on a CPU."""
+
+    def precisions(gib: float) -> list[str]:
+        device = replace(cpu(gib, bandwidth=1e9), engine="torch", dtypes=("fp32", "bf16"))
+        found = run_plans(model(), natural_precisions(device), NoMeasurements(), 16)
+        return sorted({plan.precision.quantize for plan in found})
+
+    assert precisions(48) == ["int8", "none"] and precisions(11) == ["int4", "none"]

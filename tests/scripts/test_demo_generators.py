@@ -52,12 +52,14 @@ def test_a_seed_is_a_sequence_and_another_one_another(source):
     assert len(first & second) < 250
 
 
+@pytest.mark.slow
 @EVERY
 def test_there_are_enough_different_ones_for_a_pass(source):
     texts = {str(said(e)) for e in generate(source, GENERATORS[source], 3, int(MADE[source].long) // 4)}
     assert len(texts) == int(MADE[source].long) // 4
 
 
+@pytest.mark.slow
 @EVERY
 def test_what_is_held_out_is_in_no_pass(source):
     trained = {str(said(e)) for seed in range(3) for e in drawn(source, 1500, seed) if not held_out(e)}
@@ -65,6 +67,7 @@ def test_what_is_held_out_is_in_no_pass(source):
     assert aside and not aside & trained
 
 
+@pytest.mark.slow
 @EVERY
 def test_about_the_share_that_is_wanted_is_held_out(source):
     examples = drawn(source, 3000)

@@ -52,6 +52,7 @@ def test_a_pass_holds_what_the_mixture_says_and_nothing_held_out(data, few):
     assert {e["source"] for e in passes.trained(data, "last", 0, [])} == {*mixture.MADE, "jokes", "help"}
 
 
+@pytest.mark.slow
 def test_generated_examples_are_new_in_every_pass_and_the_same_for_everybody(data, few):
     first, again, second = (passes.trained(data, "long", number, []) for number in (0, 0, 1))
     assert first == again
@@ -71,6 +72,7 @@ def test_prompts_are_typed_carelessly_now_and_then_and_answers_never():
     assert all(passes.careless(Random(seed), exact) == exact for seed in range(100))
 
 
+@pytest.mark.slow
 def test_only_the_help_answers_what_the_help_answers(data, few):
     asked = own.answered()
     for example in passes.trained(data, "long", 0, []):
@@ -78,6 +80,7 @@ def test_only_the_help_answers_what_the_help_answers(data, few):
             assert own.plain(example["messages"][-2]["content"]) not in asked
 
 
+@pytest.mark.slow
 def test_what_is_set_aside_is_held_out_and_of_every_kind(data, few):
     aside = passes.set_aside(data)
     assert all(map(held_out, aside))

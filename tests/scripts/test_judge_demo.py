@@ -75,6 +75,7 @@ def test_tasks_are_right_if_they_are_what_is_expected():
     assert right(STORY, "anything") is None
 
 
+@pytest.mark.slow
 def test_there_are_140_prompts_beside_the_help_and_none_is_trained_on():
     tasks = judge_demo.tasks()
     assert len(tasks) == 100 and len(judge_demo.questions(judge_demo.FREE, "free")) == 40

@@ -69,10 +69,9 @@ int check_sizes(const ls_model_config& c) {
 
 int check_embedding(const ls_model_config& c) {
     const bool rows = c.embed_format == LS_FP32 || c.embed_format == LS_BF16;
-    LS_CHECK(rows || c.embed_format == LS_EMBED_NONE || c.embed_format == LS_EMBED_TIED, "There is no format %d of embeddings.", c.embed_format);
+    LS_CHECK(rows || c.embed_format == LS_EMBED_NONE, "There is no format %d of embeddings.", c.embed_format);
     LS_CHECK(!rows || c.embed_tokens, "embed_tokens is missing.");
     if (c.lm_head.data) LS_TRY(check_size(c.lm_head, "lm_head", c.vocab_size, c.hidden_size));
-    LS_CHECK(c.embed_format != LS_EMBED_TIED || (c.lm_head.data && is_dense(c.lm_head.format)), "Embeddings can be read out of a dense lm_head only.");
     return LS_OK;
 }
 
@@ -151,9 +150,7 @@ int ls::fail(int code, const char* format, ...) {
 int ls_abi(void) { return LS_ABI; }
 const char* ls_error(void) { return sentence; }
 
-const char* ls_isa_name(int isa) { return isa_name(isa); }
 int ls_isa_supported(int isa) { return isa_supported(isa); }
-int ls_isa_best(void) { return isa_best(); }
 int ls_isa_in_use(void) { return isa_in_use(); }
 int ls_isa_use(int isa) {
     LS_CHECK(isa_name(isa), "There is no instruction set number %d.", isa);
@@ -171,7 +168,6 @@ ls_pool* ls_pool_new(int threads) {
     return fail(LS_NO_MEMORY, "The system has no memory for %d threads.", threads), nullptr;
 }
 void ls_pool_free(ls_pool* pool) { unmake(pool); }
-int ls_pool_threads(const ls_pool* pool) { return pool ? pool->threads() : 0; }
 
 size_t ls_packed_bytes(int out, int in, int format, int group) {
     if (check_format(out, in, format, group)) return 0;
@@ -293,14 +289,6 @@ int ls_cache_truncate(ls_cache* cache, int length) {
     return LS_OK;
 }
 
-int ls_cache_fill(ls_cache* cache, int length, uint64_t seed) {
-    LS_CHECK(cache, "No cache was given.");
-    LS_CHECK(length >= 0 && length <= cache->slots, "%d tokens do not fit in %d slots.", length, cache->slots);
-    cache->fill(length, seed);
-    cache->length = length, cache->rows = 0;
-    return LS_OK;
-}
-
 int ls_forward(const ls_model* model, ls_cache* cache, ls_pool* pool, const ls_request* request) {
     LS_TRY(check_request(model, cache, pool, request));
     Call call(*pool);
@@ -367,12 +355,6 @@ int ls_candidates(const float* logits, int vocab, const ls_sampling* sampling, i
     FloatMode mode;
     add_noise(*sampling, position, ids, count, tokens, chances, found);
     return LS_OK;
-}
-
-int ls_finite_rows(const float* x, int rows, int columns) {
-    int row = 0;
-    while (x && row < rows && kernels().finite(x + (size_t)row * columns, columns)) row++;
-    return row;
 }
 
 double ls_read_seconds(const void* data, size_t bytes, int threads) {

@@ -28,20 +28,6 @@ bool ls_cache::reserve(int wanted) {
     return true;
 }
 
-void ls_cache::fill(int count, uint64_t seed) {
-    const size_t cells_of_head = (size_t)ls::rounded_up(count, 16) * padded_dim;
-    for (int head = 0; head < 2 * layers * kv_heads && count; head++) {
-        char* at = cells.data() + head_bytes() * head;
-        for (size_t i = 0; i < cells_of_head; i++) {
-            seed = seed * 6364136223846793005u + 1442695040888963407u;
-            const uint16_t half = (uint16_t)((seed >> 40 & 0x83ff) | 0x3800);  // 0.5 to 1, or the negative
-            if (format == LS_FP16) ((uint16_t*)at)[i] = half;
-            else ((float*)at)[i] = ls::half_to_float(half);
-        }
-    }
-    for (int slot = 0; slot < count; slot++) position()[slot] = slot;
-}
-
 void ls_cache::move(int from, int to) {
     if (from == to) return;
     position()[to] = position()[from];

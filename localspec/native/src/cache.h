@@ -16,6 +16,5 @@ struct ls_cache {
     char* values(int layer) const { return cells.data() + layer_bytes() * (layers + layer); }
     int32_t* position() const { return (int32_t*)positions.data(); }
     bool reserve(int slots);  // false: no memory, and nothing changed
-    void fill(int length, uint64_t seed);  // noise in the first slots
     void move(int from, int to);  // one slot, in all layers and heads
 };

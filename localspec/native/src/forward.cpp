@@ -1,6 +1,5 @@
 #include "forward.h"
 
-#include "pack.h"
 #include "rotary.h"
 #include "sequences.h"
 
@@ -241,7 +240,6 @@ void embed(const ls_model& model, int token, float* x) {
     const size_t at = (size_t)token * c.hidden_size;
     if (c.embed_format == LS_FP32) memcpy(x, (const float*)c.embed_tokens + at, sizeof(float) * c.hidden_size);
     for (int i = 0; i < c.hidden_size && c.embed_format == LS_BF16; i++) x[i] = bf16_to_float(((const uint16_t*)c.embed_tokens)[at + i]);
-    for (int i = 0; i < c.hidden_size && c.embed_format == LS_EMBED_TIED; i++) x[i] = weight_at(c.lm_head, token, i);
 }
 
 }  // namespace ls

@@ -58,7 +58,7 @@ const char* isa_name(int isa) { return isa >= 0 && isa < COUNT ? NAMES[isa] : nu
 
 bool isa_supported(int isa) { return isa == LS_C || (isa_name(isa) && TABLES[isa]() && cpu_has(isa)); }
 
-int isa_best() {
+static int isa_best() {
     for (int isa = COUNT - 1; isa > LS_C; isa--)
         if (isa_supported(isa)) return isa;
     return LS_C;

@@ -5,7 +5,6 @@
 namespace ls {
 bool isa_supported(int isa);
 const char* isa_name(int isa);  // NULL for no such
-int isa_best();
 int isa_in_use();
 void isa_use(int isa);
 const Kernels& kernels();  // those in use

@@ -102,7 +102,6 @@ struct Kernels {
     void (*combine)(const Attending& a, int row, float* scratch);
     float (*maximum)(const float* x, int size);  // NaN where one is
     double (*exponential_sum)(const float* x, float divisor, float largest, int size);  // of e^(x / divisor - largest)
-    bool (*finite)(const float* x, int size);
     uint64_t (*read)(const void* data, size_t bytes);
     void (*extremes)(const float* v, int count, float* found);
     void (*fit_steps)(const float* v, const float* importance, int count, const float* scales, float* products, float* squares);

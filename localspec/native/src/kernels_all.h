@@ -30,7 +30,7 @@ namespace {
 #include "pack_kernels.h"
 
 const Kernels TABLE = {inverse_rms, normalise, prepare, multiply, shrink, expand, place, attend, combine,
-                       maximum, exponential_sum, finite, read, extremes, fit_steps, quantise};
+                       maximum, exponential_sum, read, extremes, fit_steps, quantise};
 
 }  // namespace
 }  // namespace ls

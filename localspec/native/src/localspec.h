@@ -28,9 +28,7 @@ LS_API int ls_abi(void);
 LS_API const char* ls_error(void); /* what was wrong with this thread's last call that failed */
 
 /* ---- instruction sets: the best that this CPU has is used, unless another is asked for. Bits are the same in all. */
-LS_API const char* ls_isa_name(int isa);    /* "c", "neon", "avx2", "avx_vnni", "avx512_vnni"; NULL for no such */
 LS_API int ls_isa_supported(int isa);       /* 1: this CPU and this build have it */
-LS_API int ls_isa_best(void);
 LS_API int ls_isa_in_use(void);
 LS_API int ls_isa_use(int isa);
 
@@ -38,7 +36,6 @@ LS_API int ls_isa_use(int isa);
 typedef struct ls_pool ls_pool;
 LS_API ls_pool* ls_pool_new(int threads);
 LS_API void ls_pool_free(ls_pool* pool);
-LS_API int ls_pool_threads(const ls_pool* pool);
 
 /* ---- matrices: y = W x + bias, W [out, in] packed (layout.h) */
 typedef struct {
@@ -80,13 +77,13 @@ typedef struct {
     int32_t sliding_window;                                  /* positions, the row's own included; 0: sees everything */
 } ls_layer;
 
-enum { LS_EMBED_NONE = -1, LS_EMBED_TIED = -2 };
+enum { LS_EMBED_NONE = -1 };
 typedef struct {
     int32_t num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim;
     int32_t rotary_dim;          /* even, at most head_dim: the first channels of a head, which are rotated */
     int32_t vocab_size;          /* 0: it reads inputs alone */
     int32_t cache_format;        /* LS_FP32 or LS_FP16 */
-    int32_t embed_format;        /* LS_FP32, LS_BF16; LS_EMBED_NONE; LS_EMBED_TIED: read out of a dense lm_head */
+    int32_t embed_format;        /* LS_FP32, LS_BF16 or LS_EMBED_NONE */
     float rms_norm_eps;
     float attention_scaling;     /* factor of cosines and sines (yarn, longrope), 1 without */
     const void* embed_tokens;    /* [vocab_size, hidden_size] */
@@ -110,7 +107,6 @@ LS_API int ls_cache_length(const ls_cache* cache);
 LS_API int64_t ls_cache_bytes(const ls_cache* cache);
 LS_API int ls_cache_keep(ls_cache* cache, const int32_t* path, int count); /* rows behind the committed ones, ascending */
 LS_API int ls_cache_truncate(ls_cache* cache, int length);
-LS_API int ls_cache_fill(ls_cache* cache, int length, uint64_t seed); /* noise as committed tokens: for measurements */
 
 /* ---- forwards */
 typedef struct {
@@ -152,8 +148,6 @@ LS_API int ls_top(const float* logits, int vocab, double temperature, int count,
    ids [vocab]: the tokens that the columns stand for, or NULL. tokens and chances have room for `among`. */
 LS_API int ls_candidates(const float* logits, int vocab, const ls_sampling* sampling, int64_t position, const int32_t* ids,
                          int among, int count, int32_t* tokens, float* chances, int32_t* found);
-/* Rows of x [rows, columns] before the first with NaN or +-inf. */
-LS_API int ls_finite_rows(const float* x, int rows, int columns);
 
 /* ---- the memory's limit: seconds that so many threads need to read it once; below 0: not possible, see ls_error */
 LS_API double ls_read_seconds(const void* data, size_t bytes, int threads);

@@ -123,15 +123,20 @@ void pack(const ls_packing& p, uint8_t* target, int from_panel, int to_panel) {
 }
 
 namespace {
-float unpacked(const ls_matrix& m, int panel, int j, int input) {
-    const uint8_t* data = (const uint8_t*)m.data + panel_bytes(m) * panel;
-    const size_t dense_at = (size_t)input * PANEL + j;
-    if (m.format == LS_FP32) return ((const float*)data)[dense_at];
-    if (m.format == LS_BF16) return bf16_to_float(((const uint16_t*)data)[dense_at]);
-    data += record_bytes(m.format, m.group) * (input / m.group);
-    const int i = input % m.group;
-    const int value = m.format == LS_INT8 ? data[64 + int8_at(j, i)] - 128 : (data[64 + int4_at(j, i)] >> int4_shift(i) & 15) - 8;
-    return (float)value * half_to_float(((const uint16_t*)data)[j]);
+void unpack_channel(const ls_matrix& m, const uint8_t* panel, int j, float* weights) {
+    for (int i = 0; i < m.in && is_dense(m.format); i++) {
+        const size_t at = (size_t)i * PANEL + j;
+        weights[i] = m.format == LS_FP32 ? ((const float*)panel)[at] : bf16_to_float(((const uint16_t*)panel)[at]);
+    }
+    const bool int8 = m.format == LS_INT8;
+    for (int first = 0; first < m.in && !is_dense(m.format); first += m.group, panel += record_bytes(m.format, m.group)) {
+        const float scale = half_to_float(((const uint16_t*)panel)[j]);
+        const uint8_t* stored = panel + 2 * PANEL;
+        for (int i = 0; i < smaller(m.group, m.in - first); i++) {
+            const int value = int8 ? stored[int8_at(j, i)] - 128 : (stored[int4_at(j, i)] >> int4_shift(i) & 15) - 8;
+            weights[first + i] = (float)value * scale;
+        }
+    }
 }
 }  // namespace
 
@@ -139,10 +144,9 @@ void unpack(const ls_matrix& m, bool interleave, float* weights) {
     for (int panel = 0; panel < panels_of(m.out); panel++)
         for (int j = 0; j < PANEL; j++) {
             const int channel = channel_of(panel, j, m.out, interleave);
-            for (int i = 0; channel >= 0 && i < m.in; i++) weights[(size_t)channel * m.in + i] = unpacked(m, panel, j, i);
+            const uint8_t* data = (const uint8_t*)m.data + panel_bytes(m) * panel;
+            if (channel >= 0) unpack_channel(m, data, j, weights + (size_t)channel * m.in);
         }
 }
-
-float weight_at(const ls_matrix& m, int channel, int input) { return unpacked(m, channel / PANEL, channel % PANEL, input); }
 
 }  // namespace ls

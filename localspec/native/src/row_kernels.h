@@ -123,12 +123,6 @@ double exponential_sum(const float* x, float divisor, float largest_one, int siz
     return sum;
 }
 
-bool finite(const float* x, int size) {
-    i16 most = {0};
-    for (int i = 0; i < size; i += 16) most = larger_of(most, as_bits(load_part(x + i, size - i)) & 0x7fffffff);
-    return largest(most) < 0x7f800000;
-}
-
 uint64_t read(const void* data, size_t bytes) {
     typedef uint64_t words __attribute__((vector_size(64), aligned(1)));
     const char* p = (const char*)data;

@@ -1,18 +1,24 @@
 """Trains Medusa's heads (Cai et al. 2024, §3.2), alone or together with the target."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from localspec.drafters.medusa import JOINT, Drafter, MedusaOptions
+from localspec.drafters.medusa import JOINT, SOFT_BALANCE, TEXT_BALANCE, Drafter, MedusaOptions
 from localspec.errors import UsageMistake
+from localspec.machine.memory import free_memory
 from localspec.nn.adapters import Adapters
-from localspec.nn.losses import DepthLoss, cross_entropy
+from localspec.nn.linear import LoraAdapter
+from localspec.nn.losses import DepthLoss, Guess, cross_entropies
 from localspec.nn.target import Target
-from localspec.training.trainable import Batch, LossOutput, TrainableDrafter
+from localspec.training.trainable import Batch, LossOutput, PreviousRun, TrainableDrafter
 
+SHARE = 0.1  # of the model's weights: what vocabulary matrices of the heads' own may take
+TRAINED_BYTES = 16  # of a number that is trained: itself, its gradient and two moments
 ADAPTERS_LR_SCALE = 0.25  # the learning rate of the target's adapters, as a multiple of the heads' (§4.0.1)
 
 
@@ -31,6 +37,23 @@ class ResidualBlocks(nn.Module):
         """Applies the blocks of these heads to x [heads, rows, hidden_size], whose shape stays."""
         weight, bias = self.weight[heads].to(x.dtype), self.bias[heads].to(x.dtype)
         return x + F.silu(torch.baddbmm(bias[:, None], x, weight.transpose(1, 2)))
+
+
+class OwnChange(nn.Module):
+    """What each head changes of the vocabulary matrix that all share, U D; nothing at first.
+
+    down [heads, rank, hidden_size], up [heads, vocab_size, rank].
+    """
+
+    def __init__(self, heads: int, rank: int, width: int, vocabulary: int, device: str) -> None:
+        super().__init__()
+        self.down = nn.Parameter(torch.randn(heads, rank, width, device=device) * width**-0.5)
+        self.up = nn.Parameter(torch.zeros(heads, vocabulary, rank, device=device))
+
+    def forward(self, x: torch.Tensor, heads: slice, logits: torch.Tensor) -> torch.Tensor:
+        """Returns logits [heads, rows, vocab_size] of x [heads, rows, hidden_size] with what these heads change."""
+        down, up = (part[heads].to(x.dtype).transpose(1, 2) for part in (self.down, self.up))
+        return torch.baddbmm(logits, torch.bmm(x, down), up)
 
 
 class Trainable(TrainableDrafter):
@@ -55,12 +78,32 @@ class Trainable(TrainableDrafter):
         self.linears = None
         if options.private:
             self.linears = nn.Parameter(transformer.lm_head.weight.detach().float().repeat(options.heads, 1, 1))
+        if rank := options.rank_of_own:
+            shape = transformer.config
+            self.own = OwnChange(options.heads, rank, shape.hidden_size, shape.vocab_size, target.device)
         if options.joint:
             if transformer.packed:
                 raise UsageMistake(
-                    "Joint training changes the target's weights, which int8 rounds; use --quantize none."
+                    "Joint training changes the target's weights, and few bits round them; use --quantize none."
                 )
             self.adapters = Adapters(transformer, range(len(transformer.layers)), options.rank, options.alpha)
+            for adapter in self.adapters.modules():
+                if isinstance(adapter, LoraAdapter):
+                    adapter.dropout = options.dropout
+
+    @classmethod
+    def propose(cls, target: Target, previous: Sequence[PreviousRun] = ()) -> tuple[dict[str, Any], str] | None:
+        """Proposes matrices of the heads' own, as in the paper, where they are little beside model and memory."""
+        shape, defaults = target.transformer.config, MedusaOptions()
+        own = defaults.heads * shape.vocab_size * shape.hidden_size
+        names = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+        weights = sum(math.prod(getattr(layer, name).shape) for layer in target.transformer.layers for name in names)
+        if own > SHARE * weights or TRAINED_BYTES * own > free_memory(str(target.device)) / 2:
+            return None
+        return {"private": True}, (
+            f"each head gets a vocabulary matrix of its own, {100 * own / weights:.0f} % of the model's weights "
+            "together; give -O private=false for a change of low rank."
+        )
 
     @property
     def depth(self) -> int:
@@ -72,7 +115,8 @@ class Trainable(TrainableDrafter):
         for blocks in self.blocks:
             x = blocks(x, heads)
         if self.linears is None:
-            return self.target.head(x)
+            logits = self.target.head(x)
+            return self.own(x, heads, logits) if self.options.rank_of_own else logits
         # In this order a single row takes the path for vectors, which reads the matrices twice as fast.
         return torch.bmm(self.linears[heads].to(x.dtype), x.transpose(1, 2)).transpose(1, 2).contiguous()
 
@@ -85,24 +129,34 @@ class Trainable(TrainableDrafter):
         """
         adapted = self.adapters is not None and self.progress >= self.options.warmup
         states = self.adapted_states(batch.tokens) if adapted else batch.hidden
-        depth_losses = [self._depth_loss(states, batch, ahead) for ahead in range(1, self.depth + 1)]
+        guesses = [self._guess(states, batch, ahead) for ahead in range(0 if adapted else 1, self.depth + 1)]
+        labels = batch.hidden if batch.distill else batch.tokens.roll(-1, 1)  # of each place, what follows it
+        losses = cross_entropies(guesses, labels.flatten(0, 1), self.target.head if batch.distill else None)
+        depth_losses = losses[-self.depth :]
         loss = torch.stack(
             [_mean(seen) * self.options.decay**ahead for ahead, seen in enumerate(depth_losses, start=1)]
         ).sum()
         if adapted:
-            loss = _mean(self._depth_loss(states, batch, 0)) + self.options.balance * loss
+            loss = _mean(losses[0]) + self._balance(batch.distill) * loss
         return LossOutput(loss, depth_losses)
 
-    def _depth_loss(self, states: torch.Tensor, batch: Batch, ahead: int) -> DepthLoss:
-        """Returns the loss of the head for the token `ahead` positions after the next; 0 is the target's own head."""
-        count = max(batch.tokens.shape[1] - 1 - ahead, 0)
-        where = batch.loss_mask[:, 1 + ahead :]
-        labels = batch.hidden[:, ahead : ahead + count] if batch.distill else batch.tokens[:, 1 + ahead :]
+    def _balance(self, distill: bool) -> float:
+        """Returns λ₀ at this point of the joint training (§3.2.2)."""
+        options = self.options
+        highest = options.balance if distill or options.balance != SOFT_BALANCE else TEXT_BALANCE
+        if options.schedule == "constant":
+            return highest
+        return highest * math.sin(math.pi / 2 * (self.progress - options.warmup) / (1 - options.warmup))
+
+    def _guess(self, states: torch.Tensor, batch: Batch, ahead: int) -> Guess:
+        """Returns what a head foresees of the token `ahead` positions after the next; 0 is the target's own head."""
+        n = batch.tokens.shape[1]
+        text, place = batch.loss_mask[:, 1 + ahead :].nonzero(as_tuple=True)
 
         def head(rows: torch.Tensor) -> torch.Tensor:
             return self._logits(rows[None], slice(ahead - 1, ahead))[0] if ahead else self.target.head(rows)
 
-        return cross_entropy(states[:, :count][where], head, labels[where], self.target.head if batch.distill else None)
+        return Guess(states[text, place], head, text * n + place + ahead)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Returns the heads' group and the adapters', which have no gradient during the warm-up."""

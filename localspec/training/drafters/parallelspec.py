@@ -1,6 +1,7 @@
 """Trains ParallelSpec's layers or small model, its masks, and what joins features and embeddings (ParallelSpec, §4)."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from torch import nn
 from localspec.drafters.parallelspec import Drafter, ParallelSpecOptions, layers_of
 from localspec.models.drafter_cards import RANKS
 from localspec.models.small_model import impossible_ids
-from localspec.nn.losses import DepthLoss, cross_entropy
-from localspec.nn.small_model import fresh_weights, from_config, read_masked, rotary_embedding
+from localspec.nn.losses import DepthLoss, Guess, cross_entropies
+from localspec.nn.small_model import copied_layers, fresh_weights, from_config, read_masked, rotary_embedding
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
 from localspec.training.trainable import Batch, LossOutput, TrainableDrafter
@@ -43,6 +44,23 @@ class Group:
         return torch.where(real, self.anchor[:, None] >= self.anchor, same & (self.depth[:, None] >= self.depth))
 
 
+class Correction(nn.Module):
+    """What the token before changes in a mask's state, B SiLU(N e + b + F s); nothing at first."""
+
+    def __init__(self, width: int, rank: int, device: str) -> None:
+        super().__init__()
+        with torch.device(device):
+            self.near, self.far = nn.Linear(width, rank), nn.Linear(width, rank, bias=False)
+            self.out = nn.Linear(rank, width, bias=False)
+        nn.init.zeros_(self.out.weight)
+
+    def forward(self, embeddings: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Returns states [rows, hidden_size] that know the tokens with these embeddings [rows, hidden_size]."""
+        x = F.rms_norm(embeddings.to(states.dtype), states.shape[-1:])
+        changed: torch.Tensor = self.out(F.silu(self.near(x) + self.far(states)))
+        return states + changed
+
+
 class Trainable(TrainableDrafter):
     """The layers, their final norm and the masks; in the form 'eagle' the matrix that joins features and embeddings.
 
@@ -59,12 +77,16 @@ class Trainable(TrainableDrafter):
         shape, device = target.transformer.config, target.device
         if options.form != "model":
             own = layers_of(shape, options)
-            self.model = Transformer(own, target.transformer.rotary, fresh_weights(own, device))
+            first = {"last": shape.num_layers - options.layers, "first": 0}.get(options.begin)
+            weights = fresh_weights(own, device) if first is None else copied_layers(target.transformer, own, first)
+            self.model = Transformer(own, target.transformer.rotary, weights)
             self.model.norm.data = target.transformer.norm.detach().float().clone()  # for the head that it feeds
             masks = torch.randn(options.masks, shape.hidden_size, device=device)
             self.masks = nn.Parameter(masks * target.transformer.embed_tokens.detach().float().std())
             if options.form == "eagle":
                 self.joined = nn.Linear(2 * shape.hidden_size, shape.hidden_size, device=device)
+            if options.rank:
+                self.correction = Correction(shape.hidden_size, options.rank, device)
         else:
             if options.config:
                 self.model, token = from_config(options.config, target)
@@ -142,33 +164,42 @@ class Trainable(TrainableDrafter):
                 continue
             group = self.group(loss_mask[:end], batch.generator)
             of_text, at = self.states(batch.tokens[text, :end], batch.hidden[text, :end], group), group.positions
+            of_text = self._corrected(of_text, group, batch.tokens[text])
             has_label = (at + 1 < end) & loss_mask[(at + 1).clamp(max=end - 1)]
             for depth in range(self.depth):
                 rows = has_label & (group.depth == depth)
                 states[depth].append(of_text[rows])
                 places[depth].append(text * n + at[rows])
-        total, depth_losses = self.masks.sum() * 0, []  # a batch without a label has a gradient, too
-        for depth in range(self.depth):
-            if not states[depth]:
-                depth_losses.append(DepthLoss(total, torch.zeros(RANKS, dtype=torch.long, device=total.device), 0))
-                continue
-            of_depth, at = torch.cat(states[depth]), torch.cat(places[depth])
-            found = self._depth_loss(of_depth, at, batch)
+        total = self.masks.sum() * 0  # a batch without a label has a gradient, too
+        if not states[0]:
+            return LossOutput(total, [DepthLoss(total, torch.zeros(RANKS, dtype=torch.long), 0)] * self.depth)
+        guesses = [
+            Guess(torch.cat(some), self._head, torch.cat(there)) for some, there in zip(states, places, strict=True)
+        ]
+        depth_losses = self._depth_losses(guesses, batch)
+        for depth, (guess, found) in enumerate(zip(guesses, depth_losses, strict=True)):
             loss = found.loss / max(found.count, 1)
-            if self.options.form == "eagle" and len(at):
-                feature_loss = F.smooth_l1_loss(of_depth.float(), batch.hidden.flatten(0, 1)[at].float())
-                loss = TOKEN_WEIGHT * loss + FEATURE_WEIGHT * feature_loss
+            if self.options.form == "eagle" and found.count:
+                features = batch.hidden.flatten(0, 1)[guess.labels].float()
+                loss = TOKEN_WEIGHT * loss + FEATURE_WEIGHT * F.smooth_l1_loss(guess.states.float(), features)
             total = total + self.options.decay**depth * loss
-            depth_losses.append(found)
         return LossOutput(total, depth_losses)
 
-    def _depth_loss(self, states: torch.Tensor, at: torch.Tensor, batch: Batch) -> DepthLoss:
-        """Returns the loss of states [rows, hidden_size] at the places `at` [rows] of all texts, end to end."""
-        labels = batch.hidden.flatten(0, 1)[at] if batch.distill else batch.tokens.flatten()[at + 1]
+    def _corrected(self, states: torch.Tensor, group: Group, tokens: torch.Tensor) -> torch.Tensor:
+        """Returns states [rows, hidden_size] of which the masks' know the token that the text has in their place."""
+        if not self.options.rank:
+            return states
+        real = int((group.depth == 0).sum())
+        before = self.target.embed(tokens[group.positions[real:].clamp(max=len(tokens) - 1)])
+        return torch.cat([states[:real], self.correction(before, states[real:])])
+
+    def _depth_losses(self, guesses: Sequence[Guess], batch: Batch) -> list[DepthLoss]:
+        """Returns the losses of guesses whose labels are places of all texts, end to end."""
+        labels = batch.hidden if batch.distill else batch.tokens.roll(-1, 1)  # of each place, what follows it
         own = self.model.config.vocab_size  # 0 where the head is the target's
         truncated = 0 < own < self.target.transformer.config.vocab_size
-        ids = torch.arange(own, device=at.device) if truncated else None
-        return cross_entropy(states, self._head, labels, self.target.head if batch.distill else None, ids)
+        ids = torch.arange(own, device=batch.tokens.device) if truncated else None
+        return cross_entropies(guesses, labels.flatten(0, 1), self.target.head if batch.distill else None, ids)
 
     def group(self, loss_mask: torch.Tensor, generator: torch.Generator) -> Group:
         """Returns the rows of a text with this loss_mask [n]: random anchors, as many as there is room for.

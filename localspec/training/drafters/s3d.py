@@ -6,24 +6,35 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
+from localspec.drafters.layer_probe import probe
 from localspec.drafters.s3d import Drafter, S3DOptions
+from localspec.engine.assemble import own_replies
 from localspec.errors import UsageMistake
 from localspec.models.s3d_prediction import Acceptance, beside, fit, propose, share
 from localspec.nn.adapters import Adapters
-from localspec.nn.cache import FrozenPrefix
+from localspec.nn.cache import TextPrefix
 from localspec.nn.losses import cross_entropy
 from localspec.nn.target import Target
+from localspec.policy import prediction
 from localspec.training.s3d_timing import head_weight, timings
 from localspec.training.trainable import Batch, LossOutput, PreviousRun, TrainableDrafter
 
 LAYERS_LR_SCALE = 0.03  # of the usual 1e-3, the learning rate of the target's own layers: the paper's 3e-5
-SHARE = 0.15  # of a text: the positions that are anchors, and in the full form the tokens that are masked (appendix A)
+SHARE = 0.15  # of a text: the positions that are anchors (appendix A masks so many tokens)
+NODES = 16  # of the tree that a proposal thinks of
+OWN = 1.0  # weight of the target's own prediction in the full form's loss
 
 
 def _first(accuracies: Sequence[Sequence[float]]) -> list[float]:
     """Returns how often the likeliest token was right, by depth: on held-out text this stands for acceptance."""
     return [level[0] for level in accuracies]
+
+
+def _verified(levels: Sequence[Sequence[float]]) -> float:
+    """Returns the tokens an iteration of the tree that is verified, by its candidates' chances [depth][rank]."""
+    return prediction.Acceptance.tree(levels, NODES, "").length(NODES)
 
 
 def _listed(layers: Sequence[int]) -> str:
@@ -71,105 +82,113 @@ class Trainable(TrainableDrafter):
         """β: the share of the target's weights that a draft reads."""
         return share(len(self.target.transformer.layers), len(self.kept), head_weight(self.target))
 
+    def reads_states(self, distill: bool) -> bool:
+        """Whether the loss reads a text's states: they are labels, and nothing else."""
+        return distill
+
+    @property
+    def rows_of_layers(self) -> float:
+        """The rows of a token: groups begin at some of the positions alone, and go through every kept layer."""
+        return SHARE * self.depth * len(self.kept)
+
+    @property
+    def reads_layers(self) -> Sequence[int]:
+        """The kept layers; the full form reads a text itself, with a gradient."""
+        return () if self.changes_target else self.kept
+
     def loss(self, batch: Batch) -> LossOutput:
         """Returns the loss of eq. 9 over groups of an anchor and `depth` - 1 masks, which see only text before them.
 
-        In the full form the masks replace 15 % of the text, which the rest of the text does not see either, and
-        gradients reach the kept layers through keys and values too. Raises UsageMistake for the full form of a target
-        that is not in fp32.
+        In the full form gradients reach the kept layers through the text's keys and values too, and what the target
+        itself says of the text is in the loss, so that it stays as good a model. Raises UsageMistake for the full form
+        of a target that is not in fp32.
         """
         if self.changes_target and not self._trainable:
             raise UsageMistake(
                 "The full form of s3d trains the target's own weights, and they are not in fp32; "
                 "use --dtype fp32 --quantize none, or leave full out."
             )
-        none = torch.zeros(0, self.target.transformer.config.hidden_size, device=self.target.device)
-        states = [[none.to(self.target.transformer.computes_in)] for _ in range(self.depth)]
-        labels: list[list[torch.Tensor]] = [[] for _ in range(self.depth)]
-        for tokens, loss_mask, hidden in zip(batch.tokens, batch.loss_mask, batch.hidden, strict=True):
-            end = int(loss_mask.nonzero().max()) + 1 if loss_mask.any() else 0
-            anchors, masked = self._anchors(loss_mask[:end], batch.generator)
-            if not len(anchors):
-                continue
-            predicted = self._groups(tokens[:end], anchors, masked)
-            for place in range(self.depth):
-                label = anchors + place + 1
-                has_label = (label < end) & loss_mask[label.clamp_max(end - 1)]
-                states[place].append(predicted[has_label, place])
-                label = label[has_label]
-                labels[place].append(hidden[label - 1] if batch.distill else tokens[label])
-        head = self.target.head
-        depth_losses = [
-            cross_entropy(torch.cat(rows), head, torch.cat(right or rows), head if batch.distill else None)
-            for rows, right in zip(states, labels, strict=True)
-        ]
+        own, prefix = None, batch.prefix
+        if self.changes_target:
+            prefix = TextPrefix(self.kept)
+            own = self._own_loss(batch, prefix)
+        anchors, there = self._anchors(batch.loss_mask, batch.generator)
+        states = self._groups(batch.tokens, anchors, prefix)
+        head, depth_losses = self.target.head, []
+        text = torch.arange(len(anchors), device=anchors.device)[:, None]
+        for place in range(self.depth):
+            label = anchors + place + 1
+            inside = label < batch.tokens.shape[1]
+            label = label.where(inside, 0)
+            has_label = there & inside & batch.loss_mask[text, label]
+            of, at = text.expand_as(label)[has_label], label[has_label]
+            right = batch.hidden[of, at - 1] if batch.distill else batch.tokens[of, at]
+            depth_losses.append(
+                cross_entropy(states[has_label][:, place], head, right, head if batch.distill else None)
+            )
         count = sum(found.count for found in depth_losses)
         loss = torch.stack([found.loss for found in depth_losses]).sum() / max(count, 1)
         if not count:  # no label in this batch, and several processes must agree on what has a gradient
             loss = loss + sum(parameter.sum() * 0 for parameter in self.parameters())
+        if own is not None:
+            loss = loss + OWN * own
         return LossOutput(loss, depth_losses)
 
+    def _own_loss(self, batch: Batch, prefix: TextPrefix) -> torch.Tensor:
+        """Reads the texts with a gradient, into `prefix`; returns the target's own mean loss on their labels."""
+        positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+        states = self.target.transformer(batch.tokens, positions, positions[:, None] >= positions, prefix)
+        prefix.close()
+        told = batch.loss_mask[:, 1:]
+        found = cross_entropy(states[:, :-1][told], self.target.head, batch.tokens[:, 1:][told])
+        return found.loss / max(found.count, 1)
+
     def _anchors(self, loss_mask: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns where groups begin, [anchors], and which tokens are masked, bool [n]: in the full form only.
+        """Returns where groups begin in texts [texts, n], [texts, anchors], and which of those are no padding, bool.
 
-        The token after an anchor is in the loss_mask [n].
+        The token after an anchor is in the loss_mask [texts, n].
         """
-        possible, masked = loss_mask[1:].nonzero().flatten(), torch.zeros_like(loss_mask)
-        order = possible[torch.randperm(len(possible), generator=generator).to(possible.device)]
-        if not self.changes_target or self.depth == 1:
-            return order[: max(1, round(SHARE * len(order)))].sort().values, masked
-        count = max(1, round(SHARE * len(order) / (self.depth - 1)))
-        found: list[int] = []
-        free = [True] * (len(loss_mask) + self.depth)
-        for anchor in order.tolist():
-            if len(found) < count and all(free[anchor : anchor + self.depth]):
-                free[anchor : anchor + self.depth] = [False] * self.depth
-                masked[anchor + 1 : anchor + self.depth] = True
-                found.append(anchor)
-        return torch.tensor(sorted(found), dtype=torch.long, device=loss_mask.device), masked
+        chosen = []
+        for possible in (mask[1:].nonzero().flatten() for mask in loss_mask):
+            order = possible[torch.randperm(len(possible), generator=generator).to(possible.device)]
+            chosen.append(order[: max(1, round(SHARE * len(order)))].sort().values)
+        count = torch.tensor([len(some) for some in chosen], device=loss_mask.device)
+        anchors = pad_sequence(chosen, batch_first=True)
+        return anchors, torch.arange(anchors.shape[1], device=loss_mask.device) < count[:, None]
 
-    def _groups(self, tokens: torch.Tensor, anchors: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
-        """Returns states after the final norm [anchors, depth, hidden_size] of all groups of a text [n], in one pass.
+    def _groups(self, tokens: torch.Tensor, anchors: torch.Tensor, text: TextPrefix | None = None) -> torch.Tensor:
+        """Returns states after the final norm [texts, anchors, depth, hidden_size] of all groups in one pass.
 
-        A row sees the text before its anchor, masked tokens excepted, and the rows of its own group up to itself:
+        A row sees the text before its anchor, whose keys and values are those of the target itself (eq. 6), and the
+        rows of its own group up to itself:
 
             text  a b c d e      group of b  b M M      b sees a, b     the first M a, b, M     and so on
         """
-        text, count = self._read(tokens, masked), len(anchors)
+        texts, count = anchors.shape
         place = torch.arange(self.depth, device=tokens.device)
         group = torch.arange(count, device=tokens.device).repeat_interleave(self.depth)
-        positions = (anchors[:, None] + place).flatten()
-        before = (torch.arange(len(tokens), device=tokens.device) < anchors[group, None]) & ~masked
-        own = (group[:, None] == group) & (positions[:, None] >= positions)
-        masks = self.mask.expand(count, self.depth - 1, -1)
-        embeddings = torch.cat([self.target.embed(tokens[anchors])[:, None].to(masks.dtype), masks], 1)
+        positions = (anchors[..., None] + place).flatten(1)
+        before = torch.arange(tokens.shape[1], device=tokens.device) < anchors[:, group, None]
+        own = (group[:, None] == group) & (place.repeat(count)[:, None] >= place.repeat(count))
+        roots = self.target.embed(tokens.gather(1, anchors))
+        masks = self.mask.expand(texts, count, self.depth - 1, -1)
         states: torch.Tensor = self.target.transformer(
-            embeddings.view(1, len(group), -1),
+            torch.cat([roots[:, :, None].to(masks.dtype), masks], 2).flatten(1, 2),
             positions,
-            torch.cat([before, own], 1),
-            text,
+            torch.cat([before, own.expand(texts, -1, -1)], 2),
+            text or self._read(tokens),
             self.kept,
             self.adapters or {},
         )
-        return states.view(count, self.depth, -1)
+        return states.view(texts, count, self.depth, states.shape[-1])
 
-    def _read(self, tokens: torch.Tensor, masked: torch.Tensor) -> FrozenPrefix:
-        """Returns keys and values of a text [n] as the target itself makes them, without adapters (eq. 6)."""
-        count = len(tokens)
-        positions = torch.arange(count, device=tokens.device)
-        itself = torch.eye(count, dtype=torch.bool, device=tokens.device)
-        mask = torch.ones_like(itself).tril_() & (~masked | itself)
+    @torch.no_grad()
+    def _read(self, tokens: torch.Tensor) -> TextPrefix:
+        """Returns keys and values of texts [texts, n] as the target itself makes them, without adapters."""
+        positions, prefix = torch.arange(tokens.shape[1], device=tokens.device), TextPrefix(self.kept)
         layers = range(max(self.kept) + 1)
-        if self.changes_target:
-            prefix = _TracedPrefix()
-            self.target.transformer(tokens[None], positions, mask, prefix, layers)
-            prefix.length = count
-            return prefix
-        cache = self.target.cache(count)
-        with torch.no_grad():
-            self.target.transformer(tokens[None], positions, mask, cache, layers)
-        cache.keep(range(count))
-        return cache.prefix()
+        self.target.transformer(tokens, positions, positions[:, None] >= positions, prefix, layers)
+        return prefix.close()
 
     @property
     def _trainable(self) -> bool:
@@ -192,8 +211,9 @@ class Trainable(TrainableDrafter):
     def propose(cls, target: Target, previous: Sequence[PreviousRun] = ()) -> tuple[dict[str, Any], str] | None:
         """Returns the options that should be fastest on this machine (§5.3), and why, in a sentence.
 
-        U and the discount are fitted to previous drafters of this model, else they are the paper's. What a draft and
-        its verification cost is measured on this machine, with adapters, for some shares of the layers.
+        Which layers of each number are kept, and how often they are right, is measured by a probe; what later tokens
+        of a draft are accepted less is fitted to previous drafters of this model, else it is the paper's. What a draft
+        and its verification cost is measured on this machine, with adapters, for some shares of the layers.
         """
         layers, head = len(target.transformer.layers), head_weight(target)
         costs = timings(target, lambda kept: cls(target, S3DOptions(kept=_listed(kept))).drafter())
@@ -203,12 +223,18 @@ class Trainable(TrainableDrafter):
                 kept = cls.Drafter.parse_options(one.options).layers(layers)
                 measured.append(Acceptance(share(layers, len(kept), head), _first(one.accuracies)))
         constants = fit(measured, costs)
-        best = propose(layers, head, constants)
+        said = own_replies(target) if layers > 1 else []
+        best = (
+            propose(layers, head, constants, probe(target, said), _verified)
+            if said
+            else propose(layers, head, constants)
+        )
         listed = _listed(best.kept)
         return {"kept": listed, "depth": best.gamma}, (
             f"Drafting {best.gamma} tokens at a time with {len(best.kept)} of {layers} layers ({listed}) should make "
             f"{best.speedup:.2f} times the tokens a second of plain decoding: S3D's formula with "
-            f"U = {constants.u:.3g} and a discount of {constants.discount:.2f} "
+            f"{'how often these layers are right before they are trained' if said else 'the U of the paper'}, "
+            f"a discount of {constants.discount:.2f} "
             f"{'as fitted to this model' if measured else 'as in the paper'}, "
             f"and δ = {constants.delta:.2f} as measured on this machine."
         )
@@ -217,19 +243,3 @@ class Trainable(TrainableDrafter):
         """Returns what the paper's constants predict, beside what was measured on held-out text."""
         (timing,) = timings(self.target, lambda _: self.drafter(), [len(self.kept)])
         return beside(fit([], [timing]), Acceptance(self.beta, _first(accuracies)), timing)
-
-
-class _TracedPrefix(FrozenPrefix):
-    """A text's keys and values, in place of a cache, through which gradients flow."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.zeros(0, 2, 0, 0, 0))
-        self._read: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the text's keys and values where it is read; later the text's before those of the rows after it."""
-        if self.length == 0:
-            self._read[layer] = keys, values
-            return keys, values
-        read_keys, read_values = self._read[layer]
-        return torch.cat([read_keys, keys], 1), torch.cat([read_values, values], 1)

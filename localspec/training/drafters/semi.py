@@ -9,7 +9,7 @@ from torch import nn
 from localspec.drafters.semi import JOINT, Drafter, SemiOptions, Widths
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn.adapters import Adapters
-from localspec.nn.losses import Head, cross_entropy
+from localspec.nn.losses import Guess, Head, cross_entropies, cross_entropy
 from localspec.nn.target import Target
 from localspec.training.trainable import Batch, LossOutput, TrainableDrafter
 
@@ -91,8 +91,9 @@ class Trainable(TrainableDrafter):
     kept: torch.Tensor | None
 
     def __init__(self, target: Target, options: SemiOptions) -> None:
-        super().__init__(target, options)
         shape = target.transformer.config
+        options = options.settled(shape.vocab_size)
+        super().__init__(target, options)
         widths = Widths.of(shape, options)
         wide = widths.wide
         with torch.device(target.device):
@@ -105,7 +106,7 @@ class Trainable(TrainableDrafter):
         if options.joint:
             if target.transformer.packed:
                 raise UsageMistake(
-                    "Joint training changes the target's weights, and int8 rounds them; load it without."
+                    "Joint training changes the target's weights, and few bits round them; use --quantize none."
                 )
             layers = range(shape.num_layers)
             self.adapters = Adapters(target.transformer, layers, options.rank, 2.0 * options.rank)
@@ -147,8 +148,7 @@ class Trainable(TrainableDrafter):
         """Copies the rows of the target's head that belong to the draft vocabulary, in that head's precision."""
         transformer = self.target.transformer
         if self.options.shared and self.kept is not None:
-            rows = type(transformer.lm_head)(transformer.lm_head.weight.detach()[self.kept])
-            self._shared = rows.forward
+            self._shared = transformer.lm_head.rows(self.kept).forward
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -174,14 +174,14 @@ class Trainable(TrainableDrafter):
         text, place = anchors.nonzero(as_tuple=True)
         windows, counted = windows[text, place], counted[text, place]
         far, state = _linear(states[text, place], self.far), self._initial_state(len(text))
-        found = []
+        guesses, n = [], batch.tokens.shape[1]
         for depth in range(self.depth):
             state, x = self._read(windows[:, depth], far, state, depth)
             there = counted[:, depth + 1]
-            label = hidden[text[there], place[there] + depth + 1] if batch.distill else windows[there, depth + 1]
-            found.append(
-                cross_entropy(x[there], self._head, label, self.target.head if batch.distill else None, self.kept)
-            )
+            guesses.append(Guess(x[there], self._head, text[there] * n + place[there] + depth + 1))
+        labels = hidden if batch.distill else batch.tokens.roll(-1, 1)  # of each place, what follows it
+        teacher = self.target.head if batch.distill else None
+        found = cross_entropies(guesses, labels.flatten(0, 1), teacher, self.kept)
         # The sum of no states is zero and has a gradient: a batch may have no token in its mask.
         total = sum((one.loss for one in found), start=0.0 * far.sum())
         loss = total / max(sum(one.count for one in found), 1)

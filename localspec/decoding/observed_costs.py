@@ -1,0 +1,77 @@
+"""What forwards cost at present: as they were measured, corrected by what they take while text is decoded."""
+
+from collections import deque
+from statistics import median
+
+from localspec.policy.forward_costs import ForwardCostModel
+
+REMEMBERED = 9  # forwards, of whose deviations the median counts
+ENOUGH = 3  # of them are believed
+FRESH = 64  # forwards for which a deviation is believed: the machine may have become quiet again
+CHANGE = 1.25  # of what trees take, after which plain steps are looked at again
+
+
+class ObservedCosts:
+    """Costs of a quiet machine, multiplied by how much longer forwards of about as many rows take now.
+
+    On a busy machine a forward of eight rows may take three times as long and one of one row hardly longer, so that
+    trees no longer pay. Forwards that were not seen lately are believed to deviate as those of the nearest number of
+    rows. So that a change of trees alone is told from one of everything, `wants_plain` asks for a few plain steps.
+    """
+
+    def __init__(self, measured: ForwardCostModel) -> None:
+        self._measured = measured
+        self._forwards = 0
+        self._recent: deque[float] = deque(maxlen=REMEMBERED)  # deviations of the last forwards
+        self._of: dict[int, deque[float]] = {}  # those of forwards by the size of their rows: 1, 2 to 3, 4 to 7, …
+        self._seen: dict[int, int] = {}  # the number of the last forward of a size
+        self._then = {1: 1.0}  # the deviation by size when plain steps were last looked at
+        self._plain = 0  # plain steps since a look at them was wanted
+
+    def at(self, rows: int, context: int) -> float:
+        """Seconds of one forward of so many rows after so many committed tokens."""
+        size, fresh = rows.bit_length(), filter(self._fresh, self._of)
+        nearest = min(fresh, key=lambda other: abs(other - size), default=None)
+        return self._measured.at(rows, context) * (1.0 if nearest is None else self._deviation(nearest))
+
+    @property
+    def slowness(self) -> float:
+        """How many times longer the last forwards took than was measured."""
+        return median(self._recent) if len(self._recent) >= ENOUGH else 1.0
+
+    @property
+    def wants_plain(self) -> bool:
+        """Whether what trees take has changed so much that plain steps should be seen again."""
+        return any(
+            not _alike(self._deviation(size), self._then.get(size, self._then[1]))
+            for size in self._of
+            if size > 1 and self._fresh(size)
+        )
+
+    def observe(self, rows: int, context: int, seconds: float) -> None:
+        """Takes in what a forward took; zero where nobody looked at the clock."""
+        if seconds <= 0:
+            return
+        size, deviation = rows.bit_length(), seconds / self._measured.at(rows, context)
+        self._forwards += 1
+        known = self._of.setdefault(size, deque(maxlen=REMEMBERED))
+        if self._forwards - self._seen.get(size, -FRESH) > FRESH and not _alike(deviation, median(known or [0.0])):
+            known.clear()  # what is old would outvote what is new
+        self._seen[size] = self._forwards
+        self._recent.append(deviation)
+        known.append(deviation)
+        self._plain += size == 1
+        if self._plain >= ENOUGH or not self.wants_plain:
+            if self._plain >= ENOUGH:
+                self._then = {size: self._deviation(size) for size in self._of}
+            self._plain = 0
+
+    def _deviation(self, size: int) -> float:
+        return median(self._of[size])
+
+    def _fresh(self, size: int) -> bool:
+        return self._forwards - self._seen.get(size, -FRESH) < FRESH and len(self._of[size]) >= ENOUGH
+
+
+def _alike(one: float, other: float) -> bool:
+    return one < CHANGE * other and other < CHANGE * one

@@ -1,0 +1,115 @@
+"""S3D without training: the target drafts token after token with those of its layers that a probe has found."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from localspec.decoding.calibration import Calibration
+from localspec.decoding.compute import DraftableModel
+from localspec.decoding.drafter import Context, Step
+from localspec.decoding.logits import Candidate
+from localspec.decoding.tree import DraftTree, grow_tree
+from localspec.models.drafter_cards import RANKS
+from localspec.models.s3d_prediction import KeptLayers
+
+KIND = "layers"
+LONGEST = 16  # tokens of a draft
+FIXED = 4  # tokens of a draft in a tree of a fixed size, as far as its ranks can fill it
+REMEMBERED = 24  # drafts, over which accuracy and seconds are averaged
+
+
+class Layers:
+    """Self-speculative decoding (Zhang et al. 2023; S3D, §2.2) with the target's own keys and values of the text.
+
+    Each draft forward reads one row through the kept layers and adds the likeliest tokens after it to the tree; the
+    next one goes on from the likeliest of them, as long as the chance that a token is accepted there is worth more than
+    another forward costs:
+
+        root ─ a ─ b ─ c      reads root, a, b       a, a', a'' are candidates after the root, a the likeliest
+             ├ a'  └ b'
+             └ a''
+
+    Seconds are those of the last drafts and verifications. A draft is `fixed` where the size of trees is: then it has
+    as many tokens as fill the tree. It holds no weights and no text; `measured` are the layers that it reads, and how
+    often they were right.
+    """
+
+    nbytes = 0
+
+    def __init__(self, target: DraftableModel[Any], measured: KeptLayers, fixed: bool = False) -> None:
+        self.target, self.compute, self.kept = target, target.compute, measured.layers
+        self.calibration = Calibration()
+        self._fixed, self._agreement = fixed, measured.agreement
+        share = len(self.kept) / self.compute.target.sizes.num_layers
+        self._price = share  # of a draft forward, in tokens that could be committed in its time
+        self._draft_seconds: deque[float] = deque(maxlen=REMEMBERED)  # of one draft forward
+        self._step_seconds: deque[float] = deque(maxlen=REMEMBERED)  # of a token of the text, but a plain step at most
+        self._levels: list[Sequence[Candidate]] = []  # of the last draft, by depth
+        self._greedy = True
+
+    def observe(self, step: Step) -> None:
+        """Judges the last draft by what the target said, and learns what a token of text costs."""
+        if step.tree is None:
+            return
+        for depth, (level, token) in enumerate(zip(self._levels, step.committed, strict=False), start=1):
+            self.calibration.learn(level, depth, self._greedy, token)
+            right = level[0][0] == token
+            self._agreement += (right - self._agreement) / REMEMBERED
+            if not right:  # what follows was drafted after another token
+                break
+        self._levels = []
+        seconds = (step.draft_seconds + step.verify_seconds) / len(step.committed)
+        self._step_seconds.append(min(seconds, step.verify_seconds))
+        if self._draft_seconds and (worth := median(self._step_seconds)) > 0:
+            self._price = median(self._draft_seconds) / worth
+
+    def rewind(self, length: int) -> None:
+        """Forgets the last draft; the drafter holds no text."""
+        self._levels = []
+
+    def draft(self, context: Context) -> DraftTree:
+        """Returns the likeliest tree along one chain. The cache is as it was before, and verification overwrites it."""
+        cache, start, count = context.cache, context.cache.length, len(context.committed)
+        longest = max(FIXED, -(-context.nodes // RANKS)) if self._fixed else LONGEST
+        depth = min(context.nodes, longest, self.target.context - count)
+        self._levels, self._greedy = [], context.sampling.greedy
+        if depth < 1:
+            return DraftTree((context.root,), (-1,))
+        reached = 1.0  # the chance that the target comes to the chain's end
+
+        def expand(parents: Sequence[int], tokens: Sequence[int], level: int) -> Sequence[Sequence[Candidate]]:
+            nonlocal reached
+            found: list[Sequence[Candidate]] = [() for _ in tokens]
+            if level:
+                reached *= self._levels[-1][0][1]
+                pays = self._fixed or reached * self._agreement > self._price
+                if not pays or tokens[0] in self.target.stop_tokens:
+                    return found
+                cache.keep([0])  # for the length of this draft
+            if candidates := self._next(context, tokens[0], level):
+                self._levels.append(candidates)
+                found[0] = candidates
+            return found
+
+        try:
+            return grow_tree(context.root, expand, context.nodes, depth, KIND)
+        finally:
+            cache.truncate(start)
+
+    def _next(self, context: Context, token: int, level: int) -> Sequence[Candidate]:
+        """Reads one row after the cache; returns (token, chance) of what may follow it, the likeliest first.
+
+        There is nothing where the logits are NaN or inf.
+        """
+        began, model = time.perf_counter(), self.compute.target
+        states = model.read_rows(model.embed([token]), context.cache, self.kept)
+        logits = self.compute.logits(model.head(states))
+        if not logits.finite():
+            model.forget_rows(context.cache, 1, self.kept)
+            return ()
+        position = len(context.committed) + level
+        (found,) = logits.candidates([position], min(context.nodes, RANKS), context.sampling)
+        self._draft_seconds.append(time.perf_counter() - began)
+        return self.calibration.chances(found, level + 1, context.sampling.greedy)

@@ -1,0 +1,142 @@
+"""The large matrices of a trained drafter in a packed file of their own: to pack them may take seconds a load."""
+
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from localspec.checkpoint import digest_of, tensor_headers, tensor_start
+from localspec.config import home
+from localspec.decoding.compute import Array, Floats
+from localspec.errors import DoesNotFit, LocalspecError
+from localspec.events import Reporter
+from localspec.models.drafter_cards import REMEDY
+from localspec.models.stored_weights import StoredTensor
+from localspec.native.matrix import PackedMatrix
+from localspec.native.pack import fill_panels
+from localspec.native.packed_cache import CannotWrite, once, write_with_room
+from localspec.native.packed_model import PackedModel
+from localspec.packed_file import FORMAT, PANEL, SUFFIX, Header, Origin, Section, Tensor
+from localspec.paths import Paths
+
+LARGE = 2**20  # weights of a tensor that is packed
+MATTERS = 2**25  # weights of all of them that are worth a file: packing them takes a core a tenth of a second
+_STORED = ("F32", "F16", "BF16")
+
+
+class StoredMatrix(NDArrayOperatorsMixin):
+    """A weight [out, in], or several [n, out, in], whose packed form is on disk; as an array it is read in fp32."""
+
+    def __init__(self, read: Callable[[], Floats], packed: list[PackedMatrix], interleaved: bool) -> None:
+        self._read, self.packed, self.interleaved = read, packed, interleaved
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
+        return cast(Floats, np.asarray(self._read(), dtype))
+
+    def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **more: Any) -> Any:
+        arrays = (np.asarray(one) if isinstance(one, StoredMatrix) else one for one in inputs)
+        return getattr(function, method)(*arrays, **more)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # numpy looks for other ways to read it
+            raise AttributeError(name)
+        return getattr(np.asarray(self), name)
+
+    def __len__(self) -> int:
+        return len(np.asarray(self)) if len(self.packed) == 1 else len(self.packed)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int) and len(self.packed) > 1:
+            return StoredMatrix(lambda: self._read()[index], [self.packed[index]], self.interleaved)
+        return np.asarray(self)[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+
+class PackedTensors(Mapping[str, Array]):
+    """A drafter's tensors, the large ones with their packed forms."""
+
+    def __init__(self, tensors: Mapping[str, Array], packed: Mapping[str, list[PackedMatrix]]) -> None:
+        self._tensors, self._packed = tensors, packed
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._packed:
+            return self._tensors[name]
+        return cast(Array, StoredMatrix(lambda: self._tensors[name], self._packed[name], _interleaved(name)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def packed_tensors(file: Path, tensors: Mapping[str, Array], of: str, group: int, threads: int) -> Mapping[str, Array]:
+    """The `tensors` of a drafter's file, packed on disk in int8 by `group` where that matters; made once.
+
+    `of` is the revision of its target, with whose packed forms it goes. Raises LocalspecError for weights that are no
+    numbers. Without room or leave to write, they are packed at each load.
+    """
+    large = _large(file)
+    if sum(prod(parts[0].shape) * len(parts) for parts in large.values()) < MATTERS:
+        return tensors
+    every = {f"{name} {index}": part for name, parts in large.items() for index, part in enumerate(parts)}
+    directory = Paths(home()).packed
+    known = [
+        directory / f"{of or 'drafter'}-{digest_of(file)}-int8-{written}{SUFFIX}" for written in range(FORMAT, 0, -1)
+    ]
+
+    def make(made: Path) -> None:
+        planned = {name: Tensor("panels", "int8", part.shape[0], part.shape[1], group) for name, part in every.items()}
+        origin = Origin(f"a drafter, {file.parent.name}", digest_of(file))
+        header = Header.plan(origin, "int8", sum(prod(part.shape) for part in every.values()), planned, {})
+        write_with_room(made, header, _filler(every), threads, lambda done, total: None)
+
+    try:
+        model = PackedModel.open(once(known, make, Reporter()))
+    except (CannotWrite, DoesNotFit):
+        return tensors
+    packed = {name: [_matrix(model, f"{name} {n}") for n in range(len(parts))] for name, parts in large.items()}
+    return PackedTensors(tensors, packed)
+
+
+def _matrix(model: PackedModel, name: str) -> PackedMatrix:
+    found = model.tensors[name]
+    assert isinstance(found, PackedMatrix)
+    return found
+
+
+def _interleaved(name: str) -> bool:
+    return "gate_up" in name
+
+
+def _large(file: Path) -> dict[str, list[StoredTensor]]:
+    """The matrices of a file that are worth it, by name; a stack of them one by one."""
+    found, start = {}, tensor_start(file)
+    for name, entry in sorted(tensor_headers(file).items()):
+        shape, dtype, (first, end) = tuple(entry["shape"]), entry["dtype"], entry["data_offsets"]
+        if len(shape) not in (2, 3) or dtype not in _STORED or prod(shape) < LARGE or min(shape[-2:]) < 32:
+            continue
+        count = 1 if len(shape) == 2 else shape[0]
+        size = (end - first) // count
+        found[name] = [StoredTensor(file, start + first + n * size, shape[-2:], dtype, size) for n in range(count)]
+    return found
+
+
+def _filler(every: Mapping[str, StoredTensor]) -> Callable[[str, Section, int, memoryview], None]:
+    def fill(name: str, section: Section, first: int, into: memoryview) -> None:
+        tensor = section.tensor
+        assert tensor is not None
+        fill_panels([every[name]], tensor, first, into, _interleaved(name))
+        records = np.frombuffer(into, np.uint8).reshape(-1, PANEL * (2 + tensor.group))
+        if not np.isfinite(records[:, : 2 * PANEL].copy().view(np.float16)).all():  # where a weight is none, its scale
+            raise LocalspecError(f"'{name.rpartition(' ')[0]}' holds NaN or inf; {REMEDY}.")
+
+    return fill

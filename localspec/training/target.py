@@ -1,0 +1,56 @@
+"""The target of a training, which torch computes: gradients go through it. Few bits on a CPU are our library's own."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from localspec.errors import DoesNotFit
+from localspec.events import Reporter
+from localspec.machine.memory import out_of_memory
+from localspec.native.matrix import PackedMatrix
+from localspec.native.target import NativeTarget
+from localspec.nn.linear import PackedLinear, PackedWeight
+from localspec.nn.packing import DTYPES
+from localspec.nn.target import Target
+from localspec.nn.transformer import RotaryEmbedding, Transformer
+from localspec.policy.selection import LoadSpec
+
+
+def load_target(choice: LoadSpec, reporter: Reporter) -> Target:
+    """Loads the model of a choice that torch computes. Raises DoesNotFit, and what loading a model raises."""
+    path = choice.target.path
+    try:
+        if choice.device == "cpu" and choice.quantize != "none":
+            packed = NativeTarget.open(path, quantize=choice.quantize, name=choice.target.name, reporter=reporter)
+            return torch_target(packed)
+        return Target.load(path, device=choice.device, dtype=DTYPES[choice.dtype], quantize=choice.quantize)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise DoesNotFit(
+            f"{choice.target.name} does not fit in the memory of {choice.device}; choose a smaller model."
+        ) from error
+
+
+def torch_target(native: NativeTarget) -> Target:
+    """The same model with the same numbers, computed by torch in fp32 and with gradients; weights stay where they are.
+
+    What differs is that activations are not rounded.
+    """
+    model = native.model
+    sizes = replace(model.sizes, tied=False)  # the head is packed, apart from the embedding
+    weights = {name: _of_torch(name, weight) for name, weight in model.weights.items()}
+    transformer = Transformer(sizes, RotaryEmbedding(model.rope, "cpu"), weights, PackedLinear)
+    return Target(transformer, native.config, native.tokenizer, native.context, native.generation)
+
+
+def _of_torch(name: str, weight: PackedMatrix | npt.NDArray[Any]) -> PackedWeight | torch.Tensor:
+    if isinstance(weight, PackedMatrix):
+        interleaved = name.endswith("gate_up_proj.weight")
+        shape = torch.Size((weight.out, weight.inputs))
+        return PackedWeight(shape, weight.data.nbytes, lambda: weight.unpack(interleaved))
+    tensor = torch.from_numpy(weight.copy())  # a mapped file cannot be written, and torch knows no such tensors
+    return tensor.view(torch.bfloat16) if weight.dtype == np.uint16 else tensor

@@ -1,0 +1,1 @@
+"""What `scripts/bench_report.py` is made of: readings, who is timed, sections, and the page drawn from them."""

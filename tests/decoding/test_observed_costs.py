@@ -1,0 +1,96 @@
+"""Costs follow the machine: what trees take when it is busy, and when it is quiet again."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from slow_cases import cases
+
+from localspec.decoding.acceptance import walk
+from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Step
+from localspec.decoding.numpy_logits import NumpyHidden
+from localspec.decoding.observed_costs import CHANGE, ENOUGH, FRESH, ObservedCosts
+from localspec.policy.forward_costs import ForwardCostModel
+from scripts.plot_budget import RIGHT, WRONG, Curve, chain
+
+QUIET = Curve({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.05, 16: 1.8})
+TREES_ALONE = Curve({1: 1.1, 2: 2.0, 4: 3.0, 8: 5.0, 16: 9.0})  # a job keeps the other core busy
+EVERYTHING = Curve({rows: 3 * seconds for rows, seconds in ((1, 1.0), (2, 1.0), (4, 1.0), (8, 1.05), (16, 1.8))})
+
+
+def decode(budget: Budget, steps: int, machine: ForwardCostModel, right: float, noise: random.Random) -> float:
+    """Decodes so many steps of a text in which a guess is right with this chance. Returns tokens a second."""
+    tokens, clock = 0, 0.0
+    for _ in range(steps):
+        tree = budget.prune(chain(budget.nodes), 100)
+        coming = [RIGHT if noise.random() < right else WRONG for _ in range(tree.size)]
+        path, bonus = walk(tree, [coming[depth] for depth in tree.depth])
+        seconds = machine.at(tree.size, 100) * noise.uniform(0.93, 1.07)
+        committed = [*(tree.tokens[node] for node in path[1:]), bonus]
+        budget.observe(Step(committed, NumpyHidden(np.empty((0, 0))), tree, path, verify_seconds=seconds))
+        tokens, clock = tokens + len(committed), clock + seconds
+    return tokens / clock
+
+
+def best_fixed(machine: ForwardCostModel, right: float, sizes: Sequence[int] = (0, 4, 5, 7, 8)) -> float:
+    return max(decode(Budget(nodes), 1500, machine, right, random.Random(1)) for nodes in sizes)
+
+
+@pytest.mark.parametrize("right", cases([0.5, 0.7], [0.7]))
+@pytest.mark.parametrize("busy", cases([TREES_ALONE, EVERYTHING], [TREES_ALONE]), ids=["trees alone", "everything"])
+def test_a_machine_that_becomes_busy_and_quiet_again_is_followed(busy: Curve, right: float) -> None:
+    budget, noise = Budget(8, QUIET), random.Random(3)
+    decode(budget, 100, QUIET, right, noise)
+    decode(budget, 60, busy, right, noise)
+    assert decode(budget, 1500, busy, right, noise) > 0.94 * best_fixed(busy, right)
+    decode(budget, 60, QUIET, right, noise)
+    budget.begin()  # the next reply; within one, what was switched off is tried again at growing intervals
+    decode(budget, 60, QUIET, right, noise)
+    assert decode(budget, 1500, QUIET, right, noise) > 0.94 * best_fixed(QUIET, right)
+
+
+def test_without_correction_the_busy_machine_would_lose() -> None:
+    budget, noise = Budget(8, QUIET), random.Random(3)
+    budget._costs.observe = lambda *_: None  # type: ignore[union-attr, method-assign]
+    decode(budget, 60, TREES_ALONE, 0.6, noise)
+    assert decode(budget, 300, TREES_ALONE, 0.6, noise) < 0.7 * best_fixed(TREES_ALONE, 0.6)
+
+
+def test_a_forward_is_corrected_by_forwards_of_its_size_and_others_by_the_last_ones() -> None:
+    costs = ObservedCosts(QUIET)
+    for _ in range(ENOUGH):
+        costs.observe(8, 100, 3 * QUIET.at(8, 100))
+    assert costs.at(8, 100) == pytest.approx(3 * QUIET.at(8, 100))
+    assert costs.at(1, 100) == pytest.approx(3 * QUIET.at(1, 100)), "all that is known is that forwards take longer"
+    for _ in range(ENOUGH):
+        costs.observe(1, 100, QUIET.at(1, 100))
+    assert costs.at(1, 100) == pytest.approx(QUIET.at(1, 100))
+    assert costs.at(8, 100) == pytest.approx(3 * QUIET.at(8, 100))
+    for _ in range(FRESH):
+        costs.observe(1, 100, QUIET.at(1, 100))
+    assert costs.at(8, 100) == pytest.approx(QUIET.at(8, 100)), "what was seen long ago is tried again"
+
+
+def test_plain_steps_are_wanted_where_trees_changed_until_they_were_seen() -> None:
+    costs = ObservedCosts(QUIET)
+    for _ in range(ENOUGH):
+        costs.observe(8, 100, CHANGE * 0.99 * QUIET.at(8, 100))
+    assert not costs.wants_plain
+    for _ in range(ENOUGH * 3):
+        costs.observe(8, 100, CHANGE * 1.1 * QUIET.at(8, 100))
+    assert costs.wants_plain
+    for _ in range(ENOUGH):
+        assert costs.wants_plain
+        costs.observe(1, 100, QUIET.at(1, 100))
+    assert not costs.wants_plain
+    costs.observe(8, 100, CHANGE * 1.1 * QUIET.at(8, 100))
+    assert not costs.wants_plain, "nothing has changed since"
+
+
+def test_where_nobody_looks_at_the_clock_costs_are_as_measured() -> None:
+    costs = ObservedCosts(QUIET)
+    for _ in range(20):
+        costs.observe(8, 100, 0.0)
+    assert costs.at(8, 100) == QUIET.at(8, 100)

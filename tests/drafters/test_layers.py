@@ -1,0 +1,298 @@
+"""The target's own layers: no text changes, every forward is worth its seconds, and the probe measures what drafts."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from distributions import assert_drawn_from
+from slow_cases import cases
+from tiny_models import (
+    CONFIGS,
+    END,
+    FAMILIES,
+    LONGROPE,
+    Tiny,
+    prompt_ids,
+    read,
+    stock_distribution,
+    stock_logits,
+    stock_reply,
+    word_tokenizer,
+    write,
+)
+from transformers import LlamaConfig
+
+from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.numpy_logits import NumpyHidden
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
+from localspec.decoding.tree import DraftTree
+from localspec.drafters import layer_probe
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.layers import Layers
+from localspec.drafters.phrases import WithPhrases
+from localspec.drafters.pool import PhrasePool
+from localspec.events import Done, Statistics
+from localspec.models.s3d_prediction import KeptLayers
+
+Make = Callable[[str], Tiny]
+LLAMA, QWEN3, PHI3 = FAMILIES[0], FAMILIES[3], FAMILIES[4]
+GREEDY = Sampling()
+
+
+def layers(target, kept: Sequence[int] = (0, 2), fixed: bool = True, share: float = 0.5) -> Layers:
+    return Layers(target, KeptLayers(tuple(kept), (share, 0.1)), fixed)
+
+
+def spoken(
+    session: Session, prompt: Sequence[int], sampling: Sampling = GREEDY, count: int = 30
+) -> tuple[list[int], Statistics]:
+    *_, done = session.generate(prompt, sampling, Limits(max_tokens=count))
+    assert isinstance(done, Done)
+    return list(done.statistics.token_ids), done.statistics
+
+
+def prefilled(target, text: Sequence[int]):
+    """A cache that holds all but the last token of a text, which is the root."""
+    kept = target.cache(len(text) + 32)
+    target.forward(DraftTree.chain(text[:-1]), kept, last=True)
+    kept.keep(range(len(text) - 1))
+    return kept
+
+
+def conversation(model: Tiny) -> list[tuple[list[int], list[int]]]:
+    turns, prompt = [], prompt_ids(15, seed=6)
+    for turn in range(3):
+        text = stock_reply(model.stock, prompt, 20)
+        turns.append((prompt, text))
+        prompt = [*prompt, *text, END, *prompt_ids(9, seed=turn)]
+    return turns
+
+
+@pytest.mark.parametrize("name", cases([name for name in CONFIGS if name != LONGROPE], [QWEN3]))  # its context is short
+def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str) -> None:
+    model = tiny(name)
+    few, most = layers(model.target, (1,)), layers(model.target, (0, 2), fixed=False, share=0.9)
+    drafters: list[Drafter] = [few, most]
+    drafters.append(WithPhrases(layers(model.target), PhrasePool(model.target.special_tokens), anywhere=True))
+    for drafter in drafters:
+        session = Session(model.target, drafter, Budget(8))
+        for prompt, text in conversation(model):
+            assert spoken(session, prompt, count=20)[0] == text
+
+
+def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tiny: Make) -> None:
+    model = tiny(PHI3)
+    (prompt, text), *_ = conversation(model)
+    session = Session(model.target, layers(model.target, (0, 1)), Budget(8))
+    for stop in (1, 2, 3):
+        stream = session.generate(prompt, GREEDY, Limits(max_tokens=20))
+        for _ in range(2 + stop):
+            next(stream)
+        stream.close()
+        assert session.cache.length == len(session.tokens) - 1
+        assert spoken(session, prompt, count=20)[0] == text
+        session.rewind(len(prompt) + stop)
+        assert spoken(session, prompt, count=20)[0] == text
+
+
+@pytest.mark.parametrize("name", cases([LLAMA, QWEN3], [QWEN3]))
+def test_a_seed_gives_the_same_text_as_without_a_drafter(tiny: Make, name: str) -> None:
+    target, prompt = tiny(name).target, prompt_ids(10, seed=4)
+    for sampling in (Sampling(1.0, seed=1), Sampling(0.8, top_k=5, top_p=0.9, min_p=0.05, seed=2)):
+        plain = spoken(Session(target, Autoregressive(), Budget(0)), prompt, sampling)[0]
+        assert spoken(Session(target, layers(target), Budget(6)), prompt, sampling)[0] == plain
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, top_k=128, seed=3), Sampling(0.7, top_k=8, seed=4)])
+def test_with_all_layers_every_draft_is_accepted_whole(
+    tiny: Make, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row by row the draft is plain decoding then, at the same positions, and meets the same noise."""
+    target = tiny(QWEN3).target
+    monkeypatch.setattr(target, "stop_tokens", frozenset())
+    session = Session(target, layers(target, (0, 1, 2)), Budget(40))  # room for all that four forwards propose
+    _, statistics = spoken(session, prompt_ids(23, seed=23), sampling, 21)
+    assert statistics.acceptance_length == 5
+
+
+LETTERS = 6
+
+
+@pytest.mark.slow
+def test_sampled_text_has_the_targets_distribution(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=LETTERS, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    model = read(write(tmp_path / "letters", config, word_tokenizer(list("abcdef")), seed=3, spread=0.6))
+    prompt, shape = [0, 3, 1, 5, 2], {"temperature": 1.0, "top_k": 5}
+
+    def following(text: list[int]) -> torch.Tensor:
+        return stock_distribution(stock_logits(model.stock, text)[-1], Sampling(**shape)).double()
+
+    session, counts = Session(model.target, layers(model.target), Budget(5)), torch.zeros(LETTERS)
+    for seed in range(300):  # the first token is the prompt's own, the second one is drafted
+        counts[spoken(session, prompt, Sampling(**shape, seed=seed), count=2)[0][1]] += 1
+    chances = sum(chance * following([*prompt, first]) for first, chance in enumerate(following(prompt)))
+    assert isinstance(chances, torch.Tensor)
+    assert_drawn_from(chances, counts)
+
+
+def test_a_draft_leaves_the_cache_as_it_was(tiny: Make) -> None:
+    """What the target says after a draft is to the bit what it says without one, also where a draft fails."""
+    target, text = tiny(QWEN3).target, prompt_ids(40, seed=2)
+    tree = DraftTree([text[-1], 9, 8, 7], [-1, 0, 0, 1])
+    said = []
+    for drafts in range(3):
+        kept, drafter = prefilled(target, text), layers(target)
+        if drafts == 2:
+            drafter._next = lambda *_: 1 / 0  # type: ignore[method-assign]
+            with pytest.raises(ZeroDivisionError):
+                drafter.draft(Context(text, kept, 8, GREEDY))
+        elif drafts:
+            assert drafter.draft(Context(text, kept, 8, GREEDY)).size == 9
+        assert kept.length == len(text) - 1
+        said.append(torch.as_tensor(target.forward(tree, kept).logits.rows).clone())
+    assert torch.equal(said[0], said[1])
+    assert torch.equal(said[0], said[2])
+
+
+def test_a_draft_goes_on_from_its_likeliest_token(tiny: Make) -> None:
+    """Its chain is what the kept layers say token by token, each after the target's own keys and values of the text."""
+    target, text = tiny(QWEN3).target, prompt_ids(30, seed=3)
+    tree = layers(target, (0, 2)).draft(Context(text, prefilled(target, text), 40, GREEDY))
+    chain, node = [], 0
+    while tree.siblings[node]:
+        node = tree.siblings[node][0]
+        chain.append(tree.tokens[node])
+    assert len(chain) == 4
+    model, kept = target.compute.target, prefilled(target, text)
+    states = model.read_rows(model.embed([text[-1], *chain[:-1]]), kept, (0, 2))
+    assert torch.as_tensor(model.head(states)).argmax(-1).tolist() == chain
+
+
+def test_without_nodes_there_is_no_work_and_at_the_end_of_the_context_drafts_are_short(tiny: Make) -> None:
+    target, text = tiny(LLAMA).target, prompt_ids(9)
+    drafter, kept = layers(target), prefilled(target, text)
+    assert max(drafter.draft(Context(text, kept, 40, GREEDY)).depth) == 4
+    drafter._next = None  # type: ignore[assignment, method-assign]
+    assert drafter.draft(Context(text, kept, 0, GREEDY)).size == 1
+    drafter, context = layers(target), target.context
+    try:
+        target.context = 11
+        assert max(drafter.draft(Context(text, kept, 40, GREEDY)).depth) == 2
+        target.context = 9
+        assert drafter.draft(Context(text, kept, 8, GREEDY)).size == 1
+    finally:
+        target.context = context
+
+
+def test_a_draft_of_infinite_numbers_is_none(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, text = tiny(LLAMA).target, prompt_ids(9)
+    drafter, kept = layers(target), prefilled(target, text)
+    head = drafter.compute.target.head
+    monkeypatch.setattr(drafter.compute.target, "head", lambda states: head(states) * float("inf"), raising=False)
+    assert drafter.draft(Context(text, kept, 8, GREEDY)).size == 1
+
+
+def test_a_draft_goes_on_only_as_long_as_another_forward_pays(tiny: Make) -> None:
+    """With a chance of about one at each token, and a price that the third token no longer reaches."""
+    target, text = tiny(LLAMA).target, prompt_ids(9)
+    for price, agreement, forwards in ((0.0, 0.5, 8), (0.99, 0.5, 1), (0.2, 0.5, 2)):
+        drafter, kept = layers(target, fixed=False), prefilled(target, text)
+        drafter.calibration.chances = lambda found, *_: [(token, 0.5) for token, _ in found[:1]]  # type: ignore[method-assign]
+        drafter._price, drafter._agreement = price, agreement
+        assert max(drafter.draft(Context(text, kept, 8, GREEDY)).depth) == forwards
+
+
+def test_the_price_of_a_forward_follows_the_seconds_it_sees(tiny: Make) -> None:
+    target, text = tiny(LLAMA).target, prompt_ids(9)
+    drafter, kept = layers(target, fixed=False), prefilled(target, text)
+    tree = drafter.draft(Context(text, kept, 8, GREEDY))
+    drafter._draft_seconds.clear()
+    drafter._draft_seconds.append(0.3)
+    drafter.observe(Step([1, 2], NumpyHidden(torch.zeros(2, 4).numpy()), tree, [0], [1], 0.6, 1.0))
+    assert drafter._price == pytest.approx(0.3 / 0.8)
+    drafter._draft_seconds.append(0.3)
+    drafter._step_seconds.clear()
+    drafter.observe(Step([1], NumpyHidden(torch.zeros(1, 4).numpy()), tree, [0], [1], 5.0, 1.0))
+    assert drafter._price == pytest.approx(0.3), "a token costs no more than plain decoding takes for it"
+
+
+# -- the probe ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_probe_measures_what_drafts(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read one token at once, agreement is how often the drafter's candidate of that rank is the next token."""
+    model = tiny(QWEN3)
+    prompt = prompt_ids(12, seed=5)
+    reply = stock_reply(model.stock, prompt, 20, stops=())
+    monkeypatch.setattr(layer_probe, "ROWS", 1)
+    for kept in ((0, 2), (1,), (0, 1, 2)):
+        (found,) = layer_probe.agreement(model.target, [(prompt, reply)], [kept])
+        hits = [0] * layer_probe.RANKS
+        for place in range(1, len(reply)):
+            text = [*prompt, *reply[:place]]
+            tree = layers(model.target, kept).draft(Context(text, prefilled(model.target, text), 4, GREEDY))
+            first = [tree.tokens[node] for node in tree.siblings[0]]
+            if reply[place] in first:
+                hits[first.index(reply[place])] += 1
+        seen = [round(share * (len(reply) - 1)) for share in found.shares]
+        assert seen[0] == hits[0]
+        assert kept != (0, 1, 2) or found.agreement == 1
+        assert sum(seen) >= sum(hits), "a tree of four nodes may leave out a later rank"
+
+
+def test_rows_that_are_read_at_once_are_a_draft_that_was_right_so_far(tiny: Make) -> None:
+    model, prompt = tiny(QWEN3), prompt_ids(12, seed=5)
+    reply = stock_reply(model.stock, prompt, 9, stops=())
+    (found,) = layer_probe.agreement(model.target, [(prompt, reply)], [(0, 2)])
+    rows = model.target.compute.target
+    states = rows.read_rows(rows.embed(reply[:8]), prefilled(model.target, [*prompt, reply[0]]), (0, 2))
+    right = torch.as_tensor(rows.head(states)).argmax(-1) == torch.tensor(reply[1:])
+    assert found.agreement == pytest.approx(float(right.double().mean()), abs=1e-4)
+
+
+class Scripted:
+    """Stands for a target: what its layers are worth is told by a function of those that are kept."""
+
+    def __init__(self, count: int, worth: Callable[[tuple[int, ...]], float]) -> None:
+        self.compute = type("C", (), {"target": type("T", (), {"sizes": type("S", (), {"num_layers": count})})})
+        self.worth, self.asked = worth, []
+
+    def agreement(self, target, replies, subsets):
+        self.asked.append(subsets)
+        return [KeptLayers(tuple(kept), (self.worth(tuple(kept)),)) for kept in subsets]
+
+
+def test_the_probe_removes_what_matters_least_and_of_equals_the_inner_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    indifferent = Scripted(8, lambda kept: 0.5)
+    monkeypatch.setattr(layer_probe, "agreement", indifferent.agreement)
+    done: list[float] = []
+    assert [one.layers for one in layer_probe.probe(indifferent, [], done.append)] == [
+        (0, 1, 2, 3, 5, 6, 7), (0, 1, 2, 5, 6, 7), (0, 1, 2, 6, 7), (0, 1, 6, 7), (0, 1, 7), (0, 7),
+    ]  # fmt: skip
+    assert done == sorted(done)
+    assert done[-1] == 1
+    even = Scripted(8, lambda kept: sum(layer % 2 == 0 for layer in kept) / 10)
+    monkeypatch.setattr(layer_probe, "agreement", even.agreement)
+    assert layer_probe.probe(even, [])[3].layers == (0, 2, 4, 6)
+
+
+def test_a_deep_model_is_probed_in_the_order_of_what_mattered_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer's worth is its number: once all were tried, the few worst are tried again and no other."""
+    deep = Scripted(32, lambda kept: sum(kept) / 1000)
+    monkeypatch.setattr(layer_probe, "agreement", deep.agreement)
+    found = layer_probe.probe(deep, [])
+    assert [len(one.layers) for one in found] == [*range(31, 7, -1)]
+    assert found[-1].layers == tuple(range(24, 32))
+    assert [len(subsets) for subsets in deep.asked] == [33] + [7] * 23
+
+
+def test_a_model_of_few_layers_keeps_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    three = Scripted(3, lambda kept: float(1 in kept))
+    monkeypatch.setattr(layer_probe, "agreement", three.agreement)
+    assert [one.layers for one in layer_probe.probe(three, [])][-1] == (1,)

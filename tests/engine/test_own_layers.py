@@ -1,0 +1,97 @@
+"""Which layers draft is found once for a model, kept, and chosen by what forwards cost."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from machines import LITTLE, SEVEN, Told, machine, unfetched
+from tiny_models import Tiny
+
+from localspec.config import Settings
+from localspec.decoding.calibration import Calibration
+from localspec.engine import own_layers
+from localspec.engine.loading import calibration_of
+from localspec.engine.measurement_cache import MeasurementCache
+from localspec.engine.model_profile import ModelProfile
+from localspec.engine.own_layers import load_layers
+from localspec.engine.recalled_measurements import LAYERS
+from localspec.errors import UsageMistake
+from localspec.events import Reporter
+from localspec.models.s3d_prediction import KeptLayers
+from localspec.policy.forward_costs import ForwardCosts
+from localspec.policy.measurements import ModelMeasurements
+from localspec.policy.selection import Choice, choose
+from localspec.store.store import Store
+
+LLAMA = "llama-grouped-dynamic"
+COSTS = ForwardCosts((1, 64), (256,), ((1.0, 1.5),))
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
+        yield store
+
+
+def choice(drafter: str = "layers", **settings: object) -> Choice:
+    return choose(unfetched(LITTLE), Settings(drafter=drafter, **settings), machine())
+
+
+def profile(store: Store | None) -> ModelProfile:
+    return ModelProfile(MeasurementCache(store, Reporter(pytest.fail)), "revision", "subject")
+
+
+def test_the_probe_is_made_once_and_its_layers_are_used(tiny, store, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny(LLAMA).target
+    drafter = load_layers(choice(), target, profile(store), COSTS)
+    found = profile(store).recall(LAYERS)
+    assert drafter is not None and found is not None
+    assert [len(one.layers) for one in found] == [2, 1]
+    assert drafter.kept in [one.layers for one in found]
+    monkeypatch.setattr(own_layers, "probe", None)
+    again = load_layers(choice(), target, profile(store), COSTS)
+    assert again is not None and again.kept == drafter.kept
+
+
+def test_what_its_confidence_was_worth_is_kept(tiny: Tiny, store) -> None:
+    kept = Calibration.from_json([[True, 1, 0, 3, 5.0, 9.0]])
+    profile(store).remember(LAYERS, [KeptLayers((0, 2), (0.5, 0.1))])
+    profile(store).remember(calibration_of(None), kept)
+    drafter = load_layers(choice(), tiny(LLAMA).target, profile(store), COSTS)
+    assert drafter is not None and drafter.calibration.as_json() == kept.as_json()
+
+
+def test_other_drafters_take_no_probe(tiny: Tiny) -> None:
+    assert load_layers(choice("phrases"), tiny(LLAMA).target, profile(None), COSTS) is None
+
+
+def test_without_room_for_a_reply_layers_cannot_be_found(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_layers, "own_replies", lambda *_: [])
+    with pytest.raises(UsageMistake, match="--drafter layers needs a model of several layers and room for a reply"):
+        load_layers(choice(), tiny(LLAMA).target, profile(None), COSTS)
+
+
+def test_stored_layers_that_are_none_are_found_anew() -> None:
+    for stored in (None, [], {}, [{"layers": [0]}], [{"layers": "x", "shares": [1]}], "odd"):
+        assert LAYERS.parse(stored) is None
+    one = KeptLayers((0, 2), (0.5, 0.1))
+    assert LAYERS.parse(LAYERS.to_json([one])) == [one]
+
+
+def test_auto_considers_layers_once_they_were_probed() -> None:
+    """Layers that agree nine times of ten, of a model whose trees cost as much as one row."""
+    card, here = unfetched(SEVEN), machine()
+    device = here.devices[0]
+    costs = ForwardCosts((1, 64), (256,), ((0.05, 0.05),))
+
+    def told(*layers: KeptLayers) -> Told:
+        return Told({(device.name, "int8"): ModelMeasurements(costs, layers=layers)})
+
+    good = KeptLayers((0,), (0.9, 0.05))
+    settings = Settings(quantize="int8")
+    assert choose(card, settings, here, told()).drafter == "phrases"
+    chosen = choose(card, settings, here, told(good))
+    assert chosen.drafter.startswith("layers") and chosen.tokens_per_second is not None
+    assert choose(card, settings, here, told(replace(good, shares=(0.05, 0.01)))).drafter == "phrases"
+    named = choose(card, replace(settings, drafter="layers"), here, told(good))
+    assert named.drafter == "layers" and "probe" in named.reason

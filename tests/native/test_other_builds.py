@@ -1,0 +1,63 @@
+"""Other builds of the same sources give the same bits: what no processor here has, and another compiler."""
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from command import ROOT
+
+from localspec.machine import compiled
+from localspec.native import build
+
+HOST = build.TARGETS.get(build.this_machine())
+FLAG = "LS_TEST_VNNI_AS_AVX512"
+TESTS = ("tests/native/test_bits.py", "tests/native/test_linear.py")
+RUN = """
+import sys
+from pathlib import Path
+from localspec.machine import compiled
+compiled.FILE = Path(sys.argv[1])
+library = compiled.library()
+print("instructions:", *(name for number, name in enumerate(compiled.ISAS) if library.ls_isa_supported(number)))
+import pytest
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *sys.argv[2:]]))
+"""
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(HOST is None, reason="no native library is made for this machine")]
+
+
+def verdict(folder) -> str:
+    """What the tests of bits and of linear layers say with a library that is built now, as `build` is set up."""
+    library = build.build(HOST, folder / HOST.library, folder / "objects")
+    assert library.read_bytes() != compiled.FILE.read_bytes()
+    run = subprocess.run(
+        [sys.executable, "-c", RUN, library, *TESTS], cwd=ROOT, capture_output=True, text=True, encoding="utf-8"
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+@pytest.mark.skipif("avx512_vnni" not in compiled.instruction_set(), reason="needs a CPU with AVX-512 VNNI")
+def test_avx_vnni_in_the_encoding_of_avx_512(tmp_path, monkeypatch):
+    """The instruction is the same; CPUs that have AVX-VNNI's own encoding of it are rare where tests run."""
+    pytest.importorskip("ziglang", reason="part of the dev extra")
+    monkeypatch.delenv("CXX", raising=False)
+    if build.OBJECTS.is_dir():  # all but two sources are compiled as ever
+        shutil.copytree(build.OBJECTS, tmp_path / "objects")
+    compiled_as_ever = build.compiled
+
+    def compiled_so(source, using, *rest):
+        if FLAG in source.read_text("utf-8"):
+            using = replace(using, compile=(*using.compile, f"-D{FLAG}"))
+        return compiled_as_ever(source, using, *rest)
+
+    monkeypatch.setattr(build, "compiled", compiled_so)
+    assert " avx_vnni " in verdict(tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_the_library_that_another_compiler_makes(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "g++")
+    verdict(tmp_path)

@@ -1,0 +1,206 @@
+"""A target in few bits on a CPU: torch computes it with our library's numbers, and the library is held against it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from native_models import native_target
+from quantized_layers import packed_target
+from slow_cases import cases
+from tiny_models import CONFIGS, FAMILIES, VOCABULARY, Tiny, prompt_ids
+
+from localspec.config import Settings
+from localspec.errors import DoesNotFit, LocalspecError
+from localspec.events import Reporter
+from localspec.machine import compiled
+from localspec.machine.machine import this_machine
+from localspec.models.registry import TargetCard
+from localspec.native.model import NativeModel
+from localspec.native.target import NativeTarget
+from localspec.nn.linear import PackedLinear
+from localspec.nn.target import Target
+from localspec.policy.selection import choose
+from localspec.training.target import load_target, torch_target
+
+pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
+Make = Callable[[str], Tiny]
+packings = pytest.mark.parametrize("packing", ["int8", "int4"])
+SPAN = 128  # inputs that share a scale in the library's activations
+FLIP = 0.03  # of a row: what follows where a number near a half is rounded up by one of the two and down by the other
+
+
+def causal(count: int) -> torch.Tensor:
+    return torch.ones(count, count, dtype=torch.bool).tril()
+
+
+# -- the reference of our library --------------------------------------------------------------------------------------
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Activations as the library computes with them: of each row 128 inputs share a scale, the largest becomes 127."""
+    spans = F.pad(x, (0, -x.shape[-1] % SPAN)).unflatten(-1, (-1, SPAN))
+    most = spans.abs().amax(-1, keepdim=True).clamp_min(1e-30)
+    return ((spans * (127 / most)).round() * (most / 127)).flatten(-2)[..., : x.shape[-1]]
+
+
+def reference(native: NativeTarget) -> Target:
+    """torch with the library's numbers, which rounds activations as the library does."""
+    target = torch_target(native)
+    for layer in target.transformer.modules():
+        if isinstance(layer, PackedLinear):
+            layer.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]), *inputs[1:]))
+    return target
+
+
+def with_plain_cache(native: NativeTarget) -> NativeModel:
+    """The library's model, whose cache does not round keys and values."""
+    model = native.model
+    return NativeModel(model.sizes, model.rope, model.weights, model.threads, "fp32")
+
+
+def row_errors(ours: np.ndarray, theirs: torch.Tensor) -> np.ndarray:
+    """Relative, of each row."""
+    assert ours.shape == theirs.shape
+    return np.linalg.norm(ours - theirs.numpy(), axis=-1) / np.linalg.norm(ours, axis=-1)
+
+
+def assert_the_same_but_for_roundings(errors: np.ndarray, share: float = 0.75) -> None:
+    """Sums in another order differ by millionths, and now and then that decides how an activation is rounded.
+
+    A row in which it never did agrees to millionths. Any real error is in every row.
+    """
+    assert (errors < 1e-5).mean() >= share, np.sort(errors)
+    assert errors.max() < FLIP, errors.max()
+
+
+def assert_each_layer_agrees(native: NativeTarget, tokens: list[int]) -> None:
+    """Layer by layer, so that a number that was rounded otherwise in one does not decide more of them in the next."""
+    model, target, count = with_plain_cache(native), reference(native), len(tokens)
+    errors = []
+    with torch.inference_mode():
+        states = target.embed(torch.tensor(tokens)).float()
+        assert np.array_equal(model.embed(tokens), states.numpy())
+        for index in range(model.sizes.num_layers):
+            ours = model.states(states.numpy(), model.cache(0), [index])
+            theirs = target.transformer(states[None], torch.arange(count), causal(count), layers=[index])[0]
+            errors.append(row_errors(ours, theirs))
+            states = theirs
+        errors.append(row_errors(model.head(states.numpy()), target.head(states)))
+    for of_layer in errors:
+        assert_the_same_but_for_roundings(of_layer)
+
+
+@packings
+@pytest.mark.parametrize("name", cases(CONFIGS, FAMILIES))
+def test_each_layer_of_the_library_computes_what_torch_does_with_its_numbers(
+    tiny: Make, name: str, packing: str
+) -> None:
+    model = tiny(name)
+    assert_each_layer_agrees(native_target(model.path, model.stock, packing), prompt_ids(40, seed=3))
+
+
+@pytest.fixture(scope="module")
+def demo() -> Callable[[str], NativeTarget]:
+    return lambda packing: NativeTarget.open(Path(__file__).parents[2] / "localspec" / "demo", quantize=packing)
+
+
+@packings
+def test_each_layer_of_the_demo_computes_what_torch_does_with_its_numbers(demo, packing: str) -> None:
+    native = demo(packing)
+    assert_each_layer_agrees(native, native.encode([{"role": "user", "content": "Tell me a story about a king."}]))
+
+
+@packings
+def test_the_demos_logits_are_those_of_torch_with_its_numbers(demo, packing: str) -> None:
+    """Through all layers: of texts of one token each, and of a whole one."""
+    native = demo(packing)
+    model, target = with_plain_cache(native), reference(native)
+    tokens = [3 + 29 * number for number in range(48)]
+    alone = np.stack([model.forward([token], None, model.cache(0))[0].numpy()[0] for token in tokens])
+    text = native.encode([{"role": "user", "content": "Count from one to twenty."}])
+    whole = model.forward(text, None, model.cache(0))[0].numpy()
+    with torch.inference_mode():
+        ours = target.forward_tensors(torch.tensor(tokens)[:, None], torch.arange(1), causal(1)).logits[:, 0]
+        of_text = target.forward_tensors(torch.tensor(text), torch.arange(len(text)), causal(len(text))).logits
+        exact = torch_target(native).forward_tensors(torch.tensor(tokens)[:, None], torch.arange(1), causal(1)).logits
+    assert_the_same_but_for_roundings(row_errors(alone, ours), share=0.5)
+    assert row_errors(whole, of_text).max() < FLIP
+    assert row_errors(alone, exact[:, 0]).min() > 1e-4, "the control: not to round activations is seen in every row"
+
+
+# -- what is trained on ------------------------------------------------------------------------------------------------
+
+
+def cpu_choice(path: Path, packing: str):
+    card = TargetCard("tiny", path, None, "")
+    settings = Settings(device="cpu", quantize=packing, drafter="none")
+    return choose(card, settings, this_machine().as_torch_has_it())
+
+
+@packings
+@pytest.mark.parametrize("name", ["qwen2-many-heads-mixed-window-tied", "llama-many-heads-biases-llama3"])
+def test_a_target_in_few_bits_is_that_of_the_packed_file(tiny: Make, name: str, packing: str) -> None:
+    path = tiny(name).path
+    choice = cpu_choice(path, packing)
+    assert (choice.engine, choice.quantize) == ("torch", packing)
+    target, native = load_target(choice, Reporter(pytest.fail)), NativeTarget.open(path, quantize=packing)
+    assert target.nbytes == native.nbytes and target.transformer.packed
+    assert (target.context, target.vocab_size, target.stop_tokens) == (native.context, 320, native.stop_tokens)
+    for index, layer in enumerate(target.transformer.layers):
+        for part in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"):
+            weight = native.model.weights[f"layers.{index}.{part}.weight"]
+            assert weight.format == ("int8" if index == 0 else packing), "the first layer keeps eight bits"
+            assert np.array_equal(getattr(layer, part).weight.numpy(), weight.unpack(part == "gate_up_proj"))
+    head = native.model.weights["lm_head.weight"]
+    assert head.format == "int8" and np.array_equal(target.transformer.lm_head.weight.numpy(), head.unpack())
+
+
+@packings
+def test_it_is_near_the_dense_one_and_says_what_it_cannot_do(tiny: Make, tmp_path: Path, packing: str) -> None:
+    model, tokens = tiny(FAMILIES[0]), torch.tensor(prompt_ids(60))
+    packed = packed_target(model.path, packing)
+    with torch.no_grad():
+        ours, dense = (
+            one.forward_tensors(tokens, torch.arange(60), causal(60)).logits for one in (packed, model.target)
+        )
+    error = float((ours - dense).norm() / dense.norm())
+    assert 1e-3 < error < {"int8": 0.03, "int4": 0.35}[packing]
+    assert ours.dtype == torch.float32
+    with pytest.raises(LocalspecError, match="int8, int4 or nf4 cannot be written back"):
+        packed.save(tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+@packings
+def test_gradients_flow_through_it_as_through_a_dense_one_of_its_numbers(tiny: Make, packing: str) -> None:
+    path = tiny(FAMILIES[0]).path
+    packed, dense = packed_target(path, packing), Target.load(path)
+    dense.transformer.embed_tokens.data = packed.transformer.embed_tokens.data.float()
+    for name, module in packed.transformer.named_modules():
+        if isinstance(module, PackedLinear):
+            dense.transformer.get_submodule(name).weight.data = module.weight
+    tokens = torch.tensor([prompt_ids(18, seed=seed) for seed in (7, 8)])
+    direction = torch.randn(2, 18, VOCABULARY, generator=torch.Generator().manual_seed(1))
+    for target in (packed, dense):
+        target.transformer.requires_grad_(True)
+        (target.forward_tensors(tokens, torch.arange(18), causal(18)).logits * direction).sum().backward()
+    theirs = dict(dense.transformer.named_parameters())
+    compared = {name for name, _ in packed.transformer.named_parameters()}
+    assert compared >= {"embed_tokens", "layers.0.input_layernorm", "norm"}
+    assert not any("_proj" in name for name in compared), "packed weights and their biases are frozen"
+    for name, parameter in packed.transformer.named_parameters():
+        # that of an embedding in 16 bits is in 16 bits itself
+        close = 1e-2 if name == "embed_tokens" else 1e-5
+        assert (parameter.grad.float() - theirs[name].grad).norm() < close * theirs[name].grad.norm(), name
+
+
+def test_where_it_does_not_fit_one_is_told(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(NativeTarget, "open", full)
+    with pytest.raises(DoesNotFit, match="tiny does not fit in the memory of cpu"):
+        load_target(cpu_choice(tiny(FAMILIES[0]).path, "int8"), Reporter())
