@@ -30,7 +30,9 @@ def number(*names: str, help: str) -> Any:  # noqa: A002
 
 Model = Annotated[str | None, typer.Option("--model", "-m", help="A name, or a directory in the Hugging Face layout.")]
 Context = Annotated[int | None, number("--context", help="Tokens of prompt and reply together.")]
-Drafter = Annotated[str | None, typer.Option("--drafter", help="auto, none, phrases, KIND[+phrases], or a directory.")]
+Drafter = Annotated[
+    str | None, typer.Option("--drafter", help="auto, none, phrases, KIND[+KIND][+phrases], or a directory.")
+]
 DraftMax = Annotated[str | None, number("--draft-max", help="Nodes of a draft tree, or auto.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, fp32, fp16, bf16.")]

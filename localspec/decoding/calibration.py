@@ -16,27 +16,35 @@ class Calibration:
     """Counts how often candidates were right, by depth, rank and confidence, apart for greedy and sampled text.
 
     A candidate is judged only where its parent was accepted, so the share of right ones estimates the chance that a
-    node is accepted, given its parent is.
+    node is accepted, given its parent is. What stands in the place of a depth is for the drafter to say.
     """
 
     def __init__(self) -> None:
         self._counts: dict[tuple[bool, int, int, int], tuple[float, float]] = {}  # (right, judged)
 
+    def chance(self, confidence: float, depth: int, rank: int, greedy: bool) -> float:
+        """Returns the chance of one candidate."""
+        right, judged = self._counts.get(_key(greedy, depth, rank, confidence), (0.0, 0.0))
+        return (right + PRIOR * confidence) / (judged + PRIOR)
+
     def chances(self, candidates: Sequence[Candidate], depth: int, greedy: bool) -> list[Candidate]:
         """Turns (token, confidence) of one level, at this depth, into (token, chance), the likeliest first."""
-        calibrated = []
-        for rank, (token, confidence) in enumerate(candidates):
-            right, judged = self._counts.get(_key(greedy, depth, rank, confidence), (0.0, 0.0))
-            calibrated.append((token, (right + PRIOR * confidence) / (judged + PRIOR)))
+        calibrated = [
+            (token, self.chance(confidence, depth, rank, greedy)) for rank, (token, confidence) in enumerate(candidates)
+        ]
         return sorted(calibrated, key=lambda candidate: -candidate[1])  # stable: equal ones keep their rank
+
+    def judge(self, confidence: float, depth: int, rank: int, greedy: bool, right: bool) -> None:
+        """Judges one candidate whose parent was accepted."""
+        key = _key(greedy, depth, rank, confidence)
+        before, judged = self._counts.get(key, (0.0, 0.0))
+        fading = REMEMBERED / (REMEMBERED + 1) if judged >= REMEMBERED else 1.0
+        self._counts[key] = fading * before + right, fading * judged + 1
 
     def learn(self, candidates: Sequence[Candidate], depth: int, greedy: bool, token: int) -> None:
         """Judges candidates: the target went on with `token` where they were proposed."""
         for rank, (drafted, confidence) in enumerate(candidates):
-            key = _key(greedy, depth, rank, confidence)
-            right, judged = self._counts.get(key, (0.0, 0.0))
-            fading = REMEMBERED / (REMEMBERED + 1) if judged >= REMEMBERED else 1.0
-            self._counts[key] = fading * right + (drafted == token), fading * judged + 1
+            self.judge(confidence, depth, rank, greedy, drafted == token)
 
     def as_json(self) -> list[Any]:
         """Returns what `from_json` reads, in this or a later process."""

@@ -140,7 +140,7 @@ def caterpillar(
             if token == pick:
                 parent = len(found)
             found.append((found[below][0] * chance, below, token, chance))
-    return _likeliest(found, nodes, source)
+    return likeliest_tree(found, nodes, [source] * len(found))
 
 
 # (place of each node's parent among the nodes asked for before, their tokens, their depth) -> candidates of each
@@ -172,17 +172,20 @@ def grow_tree(root: int, expand: Expand, nodes: int, depth: int, source: str) ->
         parents, level = [place[found[node][1]] for node in children], children
         if not level:
             break
-    return _likeliest(found, nodes, source)
+    return likeliest_tree(found, nodes, [source] * len(found))
 
 
-def _likeliest(found: Sequence[tuple[float, int, int, float]], nodes: int, source: str) -> DraftTree:
-    """Builds the tree of the `nodes` worthiest of (worth, parent, token, chance), parents before their children."""
+def likeliest_tree(found: Sequence[tuple[float, int, int, float]], nodes: int, sources: Sequence[str]) -> DraftTree:
+    """Builds the tree of the `nodes` worthiest of (worth, parent, token, chance), the root first.
+
+    Parents come before their children, which are worth no more; `sources` are by node.
+    """
     best = sorted(range(len(found)), key=lambda node: -found[node][0])[: nodes + 1]  # stable: parents come first
     number = {node: index for index, node in enumerate(best)}
     tree = DraftTree(
         [found[node][2] for node in best],
         [number[found[node][1]] if node else -1 for node in best],
-        [source] * len(best),
+        [sources[node] for node in best],
         chance=[found[node][3] for node in best],
     )
     return _reordered(tree, depth_first(tree.parents))

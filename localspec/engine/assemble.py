@@ -11,11 +11,10 @@ from localspec.decoding.session import Limits, Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ingredients import Hyperparameters, Ingredients
-from localspec.drafters.layers import Layers
+from localspec.drafters.merged import Merged
 from localspec.drafters.ouroboros_tuning import Exchange, Workload, search
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool, PhraseReader
-from localspec.drafters.trained import TrainedDrafter
 from localspec.engine.backends import Target
 from localspec.engine.measurement_cache import Quantity
 from localspec.engine.model_profile import ModelProfile
@@ -47,19 +46,18 @@ def drafter_of(
     choice: Choice,
     target: Target,
     pool: PhrasePool,
-    trained: TrainedDrafter | Layers | None,
+    own: Sequence[Drafter],
     small: LoadedDraftModel | None,
     chosen: Hyperparameters,
 ) -> Drafter:
-    """Builds the drafter that the choice names; `trained` or `small` is given where its kind takes that.
+    """Builds the drafter that the choice names; `small` is given where its kind takes that.
 
-    What a probe of the target found stands in the place of what was trained.
+    `own` are those that are loaded already: what was trained, and what a probe of the target found. Several are merged.
     """
     kind, with_phrases = kind_of(choice.drafter), choice.drafter.endswith(WITH_PHRASES)
     drafter: Drafter
-    if kind.takes in ("weights", "probe"):
-        assert trained is not None
-        drafter = trained
+    if own:
+        drafter = Merged(own) if len(own) > 1 else own[0]
     else:
         model, costs = (small.target, small.costs) if small else (None, None)
         drafter = import_module(kind.file).build(
@@ -68,7 +66,7 @@ def drafter_of(
     if not with_phrases:
         return drafter
     # A model that drafts knows how likely its tokens are.
-    return WithPhrases(drafter, pool, anywhere=trained is not None or small is not None)
+    return WithPhrases(drafter, pool, anywhere=bool(own) or small is not None)
 
 
 def pool_of(
@@ -113,7 +111,7 @@ def find_hyperparameters(
     workload = Workload(said, target.vocab_size, choice.nodes, costs, small.costs)
 
     def build(tried: Hyperparameters) -> tuple[Drafter, DraftModel]:
-        drafter = drafter_of(choice, target, pool_of(choice, target, small), None, small, tried)
+        drafter = drafter_of(choice, target, pool_of(choice, target, small), (), small, tried)
         drafting = drafter.inner if isinstance(drafter, WithPhrases) else drafter
         if not isinstance(drafting, DraftModel):
             raise LocalspecError(f"The file of '{choice.drafter}' builds no DraftModel; let `build` return one.")

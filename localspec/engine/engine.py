@@ -10,6 +10,7 @@ from typing import Literal, Self
 from localspec.checkpoint import is_packed, only_packed
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Drafter
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
@@ -72,9 +73,8 @@ class Engine:
         self.exactness = promised_exactness(choice, self.target, self.profile)
         self.costs = self.profile.costs(self.target) if auto else None
         # What drafts, and how.
-        trained = load_trained(choice, self.target, self.profile) or load_layers(
-            choice, self.target, self.profile, self.costs
-        )
+        layers = load_layers(choice, self.target, self.profile, self.costs)
+        own: list[Drafter] = [*([layers] if layers else []), *load_trained(choice, self.target, self.profile)]
         pair = beside if beside and beside.choice.draft == choice.draft else None
         self.draft_model: LoadedDraftModel | None = (
             pair.draft_model if pair else load_draft_model(choice.draft, self.target, cache, auto)
@@ -92,7 +92,7 @@ class Engine:
         reader = self.saved_phrases.read if self.saved_phrases else None
         self.pool = pool_of(choice, self.target, self.draft_model, reader)
         # All of it together.
-        drafter = drafter_of(choice, self.target, self.pool, trained, self.draft_model, self.hyperparameters)
+        drafter = drafter_of(choice, self.target, self.pool, own, self.draft_model, self.hyperparameters)
         self.session = Session(self.target, drafter, Budget(choice.nodes, self.costs))
         self._calibrated = calibrated(drafter, choice, self.profile)
         self._spill_watch = SpillWatch(choice.device, self.costs, self._reporter)

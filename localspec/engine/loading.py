@@ -5,6 +5,7 @@ from localspec.decoding.drafter import Drafter
 from localspec.decoding.exactness import Exactness
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.draft_model import DraftModel
+from localspec.drafters.merged import Merged
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.saved import load_drafter
 from localspec.drafters.trained import TrainedDrafter
@@ -16,7 +17,7 @@ from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.machine.memory import free_memory, out_of_memory
 from localspec.models.drafter_cards import DrafterCard
-from localspec.models.drafter_kinds import kind_of
+from localspec.models.drafter_kinds import WITH_PHRASES, kind_of
 from localspec.models.small_model import compare_tokens
 from localspec.policy.ranking import AUTO_NODES
 from localspec.policy.selection import Choice, LoadSpec
@@ -54,12 +55,10 @@ def promised_exactness(choice: Choice, target: Target, profile: ModelProfile) ->
     return found
 
 
-def load_trained(choice: Choice, target: Target, profile: ModelProfile) -> TrainedDrafter | None:
-    """The trained drafter of a choice, if there is one, with the calibration that earlier replies gave it."""
-    if (card := choice.trained) is None:
-        return None
+def load_trained(choice: Choice, target: Target, profile: ModelProfile) -> list[TrainedDrafter]:
+    """The trained drafters of a choice, with the calibrations that earlier replies gave them."""
     depth = choice.nodes if choice.fixed else None
-    return load_drafter(card, target, profile.recall(calibration_of(card)), depth)
+    return [load_drafter(card, target, profile.recall(calibration_of(card)), depth) for card in choice.trained]
 
 
 def calibration_of(card: DrafterCard | None) -> Quantity[Calibration]:
@@ -76,12 +75,12 @@ def calibrated(
 ) -> list[tuple[Quantity[Calibration], Calibration]]:
     """The calibrations of all that proposes in `drafter`, with the names they are kept by.
 
-    Those of phrases and of the draft model become what earlier replies made of them; a trained drafter's are that
-    since it was loaded.
+    Those of phrases, of the draft model and of several drafters together become what earlier replies made of them; a
+    trained drafter's are that since it was loaded.
     """
     found: list[tuple[Quantity[Calibration], Calibration]] = []
 
-    def take(part: WithPhrases | DraftModel, subject: str) -> None:
+    def take(part: WithPhrases | DraftModel | Merged, subject: str) -> None:
         part.calibration = profile.recall(_calibration(subject)) or part.calibration
         found.append((_calibration(subject), part.calibration))
 
@@ -90,8 +89,12 @@ def calibrated(
         drafter = drafter.inner
     if isinstance(drafter, DraftModel) and choice.draft:
         take(drafter, f"{kind_of(choice.drafter).name} {choice.draft.target.path}")
-    if isinstance(drafter, TrainedDrafter):
-        found.append((calibration_of(choice.trained), drafter.calibration))
+    if isinstance(drafter, Merged):
+        cards = " and ".join(f"{card.kind} {card.bytes} {card.path}" for card in choice.trained)
+        take(drafter, f"{choice.drafter.removesuffix(WITH_PHRASES)} of {cards}")
+    parts = drafter.drafters if isinstance(drafter, Merged) else [drafter]
+    trained = [part for part in parts if isinstance(part, TrainedDrafter)]
+    found += [(calibration_of(card), part.calibration) for card, part in zip(choice.trained, trained, strict=True)]
     return found
 
 

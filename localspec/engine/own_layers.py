@@ -11,7 +11,7 @@ from localspec.engine.loading import calibration_of
 from localspec.engine.model_profile import ModelProfile
 from localspec.engine.recalled_measurements import LAYERS
 from localspec.errors import UsageMistake
-from localspec.models.drafter_kinds import kind_of
+from localspec.models.drafter_kinds import drafting_kinds
 from localspec.models.s3d_prediction import KeptLayers
 from localspec.models.shape import Shape
 from localspec.policy.forward_costs import ForwardCostModel
@@ -63,7 +63,7 @@ def load_layers(choice: Choice, target: Target, profile: ModelProfile, costs: Fo
 
     Raises what `measured_layers` does.
     """
-    if kind_of(choice.drafter).takes != "probe":
+    if all(kind.takes != "probe" for kind in drafting_kinds(choice.drafter)):
         return None
     shape = Shape.of(target.config.content)
     assert shape is not None

@@ -17,6 +17,7 @@ from localspec.models.s3d_prediction import Constants, acceptance_at, propose, s
 from localspec.models.shape import Shape
 
 WITH_PHRASES = "+phrases"  # after the name of a kind: its drafts are lengthened by phrases
+MERGED = 3  # drafters at most whose drafts are merged into one tree, phrases not counted
 DRAFT_TOKENS = 5  # of a draft, where no figure says how many
 FORWARDS_A_DRAFT = 2.0  # of a draft model, which stops where another would not pay: measured on the demo pair, widened
 
@@ -207,8 +208,21 @@ def kind_of(drafter: str) -> DrafterKind:
 
     Raises UsageMistake for a kind that there is not.
     """
-    name = drafter.removesuffix(WITH_PHRASES).partition(":")[0]
+    name = drafter.partition(":")[0].partition("+")[0]
     for kind in TABLE:
         if kind.name == name:
             return kind
     raise UsageMistake(f"There is no drafter '{name}'{nearest(name, kinds())}; use one of {', '.join(kinds())}.")
+
+
+def drafting_kinds(drafter: str) -> tuple[DrafterKind, ...]:
+    """The kinds that draft under a name, phrases that lengthen drafts not counted: two of `medusa+s3d+phrases`.
+
+    Raises UsageMistake for a kind that there is not.
+    """
+    return tuple(map(kind_of, drafter.partition(":")[0].removesuffix(WITH_PHRASES).split("+")))
+
+
+def can_be_merged(kind: DrafterKind) -> bool:
+    """Whether its drafts can be merged with those of others: it needs no model or forward of the target beside them."""
+    return kind.takes in ("weights", "probe")

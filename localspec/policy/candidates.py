@@ -42,7 +42,7 @@ class DrafterCandidate:
     bytes: int
     acceptance: Acceptance | None
     draft_seconds: Callable[[int], float]
-    trained: DrafterCard | None = None
+    trained: tuple[DrafterCard, ...] = ()
     small: TargetCard | None = None
     published: PublishedDrafter | None = None
 
@@ -69,13 +69,16 @@ class DrafterCandidate:
         return reply_key(self.drafter, self.trained, self.small)
 
 
-def reply_key(drafter: str, trained: DrafterCard | None, small: TargetCard | None) -> str:
+def reply_key(drafter: str, trained: Sequence[DrafterCard], small: TargetCard | None) -> str:
     """The key of a drafter's replies in the store: its name, and which weights or which small model it had."""
-    if trained is not None:
-        weights = trained.path / "drafter.safetensors"
+    if not trained:
+        return drafter if small is None else f"{drafter} of {small.path}"
+    described = []
+    for one in trained:
+        weights = one.path / "drafter.safetensors"
         written = weights.stat().st_mtime_ns if weights.is_file() else 0
-        return f"{drafter} of {trained.path}, {trained.bytes} bytes, {written}"
-    return drafter if small is None else f"{drafter} of {small.path}"
+        described.append(f"{one.path}, {one.bytes} bytes, {written}")
+    return f"{drafter} of {' and '.join(described)}"
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ def _trained(drafter: DrafterCard, published: PublishedDrafter | None, at: CostI
     acceptance = _foreseen(levels, drafter.generated) if levels else _published_acceptance(published)
     size = drafter_bytes(drafter, at.shape, at.dtype, at.numbers, at.context)
     seconds = _draft_seconds(kind_of(drafter.kind), drafter.parameters, len(levels) or DRAFT_TOKENS, at)
-    return DrafterCandidate(drafter.kind, size, acceptance, seconds, trained=drafter)
+    return DrafterCandidate(drafter.kind, size, acceptance, seconds, trained=(drafter,))
 
 
 def _foreseen(levels: Sequence[Sequence[float]], generated: tuple[float, int] | None) -> Acceptance:

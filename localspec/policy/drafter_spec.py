@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from localspec.config import nearest
 from localspec.errors import NotHere, UsageMistake
 from localspec.models.drafter_cards import DrafterCard, find_drafter
-from localspec.models.drafter_kinds import TABLE, WITH_PHRASES, kinds
+from localspec.models.drafter_kinds import MERGED, TABLE, WITH_PHRASES, can_be_merged, kind_of, kinds
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard, resolve
 
 
 @dataclass(frozen=True)
 class DrafterSpec:
-    """What `--drafter` names: a kind, perhaps with `+phrases`, or `auto`; and the weights or small model it takes."""
+    """What `--drafter` names: one or more kinds, perhaps with `+phrases`, or `auto`, and what it takes.
+
+    Of several kinds each has its place in the table, and `trained` are those with weights in the same order.
+    """
 
     drafter: str
-    trained: DrafterCard | None = None
+    trained: tuple[DrafterCard, ...] = ()
     small: Model | None = None
 
 
@@ -41,6 +44,8 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
         if named.endswith(":"):
             raise UsageMistake(f"'{name}' names no model; write {first}:MODEL, or {first} for the model's own.")
         return DrafterSpec(first + phrases, small=model_of(resolve(small) if small else _own_draft(first, card)))
+    if "+" in named and not os.path.isdir(os.path.expanduser(named)):
+        return _merged(name, card)
     known = ["auto", *kinds()]
     directory = any(mark in named for mark in "/\\.~") or (named not in known and os.path.isdir(named))
     if small and re.fullmatch(r"\w{2,}", first):  # no letter of a drive: some other word stands before a model
@@ -51,7 +56,30 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
             "`localspec train` wrote."
         )
     trained = find_drafter(named, card)
-    return DrafterSpec(trained.kind + phrases, trained)
+    return DrafterSpec(trained.kind + phrases, (trained,))
+
+
+def _merged(name: str, card: TargetCard) -> DrafterSpec:
+    """Several drafters, `+` between them, whose drafts are merged; phrases lengthen the drafts of all."""
+    found: dict[str, DrafterSpec] = {}
+    for piece in name.split("+"):
+        kind = piece.partition(":")[0]
+        if kind == "auto" or (kind in kinds() and kind != "phrases" and not can_be_merged(kind_of(kind))):
+            raise UsageMistake(
+                f"The drafts of '{piece}' cannot be merged with those of others; name some of "
+                f"{', '.join(row.name for row in TABLE if can_be_merged(row))}, or phrases."
+            )
+        one = named_drafter(piece, card)
+        if one.drafter in found:
+            raise UsageMistake(f"'{name}' has {one.drafter} twice; name each drafter once.")
+        found[one.drafter] = one
+    phrases = WITH_PHRASES if found.pop("phrases", None) else ""
+    if len(found) > MERGED:
+        raise UsageMistake(f"'{name}' has {len(found)} drafters to merge, and {MERGED} is the most; name fewer.")
+    drafting = [found[row.name] for row in TABLE if row.name in found]
+    return DrafterSpec(
+        "+".join(one.drafter for one in drafting) + phrases, tuple(card for one in drafting for card in one.trained)
+    )
 
 
 def _own_draft(kind: str, card: TargetCard) -> TargetCard:

@@ -8,7 +8,7 @@ from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.machine.machine import Device, Machine, this_machine
 from localspec.models.drafter_cards import DrafterCard
-from localspec.models.drafter_kinds import WITH_PHRASES, kind_of, kinds
+from localspec.models.drafter_kinds import WITH_PHRASES, drafting_kinds, kind_of, kinds
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard
 from localspec.policy.candidates import MOST_NODES, DrafterCandidate, drafter_bytes
@@ -64,7 +64,7 @@ class Choice(LoadSpec):
     reason: str
     tokens_per_second: float | None = None  # predicted, or measured in earlier replies
     cost_effectiveness: float | None = None  # M
-    trained: DrafterCard | None = None  # the drafter's weights, where it has some
+    trained: tuple[DrafterCard, ...] = ()  # the weights of those drafters that have some
     draft: LoadSpec | None = None  # the draft model, where one drafts
     parts: tuple[str, ...] = ()  # of Ouroboros
 
@@ -204,10 +204,10 @@ def _eligible(
     if predicted := [plan for plan in ranked if _is_of(plan.candidate, drafter)]:
         return predicted
     precision, extra = ranked[0].precision, 0
-    if drafter.trained is not None:
+    if drafter.trained:
         planned = min(settings.context or PLANNED, model.shape.context)
         numbers = drafter_numbers(precision.dtype, precision.quantize, precision.device.backend)
-        extra = drafter_bytes(drafter.trained, model.shape, precision.dtype, numbers, planned)
+        extra = sum(drafter_bytes(one, model.shape, precision.dtype, numbers, planned) for one in drafter.trained)
     if draft is not None and draft.device == precision.device.name:
         extra = draft.bytes - program(draft.quantize, precision.device.backend)
     return [_with_more(plan, extra) for plan in ranked if plan.candidate.name == "none"]
@@ -234,7 +234,8 @@ def _most_nodes(settings: Settings) -> int:
 
 def _check(settings: Settings, drafter: DrafterSpec, precision: Precision) -> None:
     """Raises UsageMistake for an acceptance rule or a threshold that has no meaning for what was chosen."""
-    if settings.accept == "rejection" and (drafter.trained is None or drafter.drafter.endswith(WITH_PHRASES)):
+    samples = [kind.takes for kind in drafting_kinds(drafter.drafter)] == ["weights"]
+    if settings.accept == "rejection" and (not samples or drafter.drafter.endswith(WITH_PHRASES)):
         raise UsageMistake(
             f"--accept rejection needs drafts that are sampled from a known distribution, and those of "
             f"'{drafter.drafter}' are not; name one out of {', '.join(kinds('weights'))}, or leave it out."

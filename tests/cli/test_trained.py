@@ -189,7 +189,7 @@ def test_what_confidence_is_worth_is_remembered(tmp_path, model, trained, monkey
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     card = TargetCard("model", model, None, "")
     choice = choose(card, Settings(drafter=str(trained["medusa"]), draft_max=6))
-    assert choice.trained == find_drafter(str(trained["medusa"]), card)
+    assert choice.trained == (find_drafter(str(trained["medusa"]), card),)
     with Store.open(Paths(tmp_path).database, pytest.fail) as store:
         engine = Engine(choice, store=store, phrases="readonly")
         assert engine.session.drafter.accuracies == [[0.5, 0.2]] * 4

@@ -54,7 +54,7 @@ def small(model: Tiny, store: Store | None = None, subject: str = "small") -> Lo
 
 def of(model: Tiny, choice: Choice, pool: PhrasePool) -> object:
     pair = small(model) if choice.drafter.startswith(kinds("draft model")) else None
-    return drafter_of(choice, model.target, pool, None, pair, CHOSEN)
+    return drafter_of(choice, model.target, pool, (), pair, CHOSEN)
 
 
 def test_every_name_is_another_drafter(tiny) -> None:

@@ -10,8 +10,10 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits
 from localspec.drafters.draft_model import DraftModel
+from localspec.drafters.merged import Merged
 from localspec.drafters.phrases import WithPhrases
 from localspec.engine.engine import Engine
+from localspec.events import Done
 from localspec.models.registry import resolve
 from localspec.store.store import Store
 
@@ -45,3 +47,21 @@ def test_a_later_session_begins_with_what_an_earlier_one_learned(store: Store) -
     assert isinstance(alone, WithPhrases) and alone.calibration.as_json() == learned[0], (
         "phrases are the same beside all"
     )
+
+
+def test_what_several_drafters_learned_together_is_kept(store: Store) -> None:
+    first = loaded(store, "semi+s3d+phrases")
+    assert first.choice.drafter == "s3d+semi+phrases"
+    drafter = first.session.drafter
+    assert isinstance(drafter, WithPhrases) and isinstance(drafter.inner, Merged)
+    first.session.budget = Budget(8)
+    *_, done = first.chat([{"role": "user", "content": QUESTION}], Sampling(), Limits(96))
+    assert isinstance(done, Done)
+    assert "s3d+semi" in done.statistics.sources, "who proposed a token is told"
+    parts = [drafter.inner, *drafter.inner.drafters]
+    learned = [sorted(part.calibration.as_json()) for part in parts]  # type: ignore[attr-defined]
+    assert all(learned)
+    later = loaded(store, "s3d+semi").session.drafter
+    assert isinstance(later, Merged)
+    again = [sorted(part.calibration.as_json()) for part in (later, *later.drafters)]  # type: ignore[attr-defined]
+    assert again == learned, "with phrases and without they are the same drafters"

@@ -157,18 +157,18 @@ def test_the_choice_knows_the_weights(paths, model, monkeypatch):
     def chosen(name, **settings):
         return choose(model, Settings(drafter=name, device="cpu", **settings))
 
-    assert (chosen("medusa").drafter, chosen("medusa").trained.path) == ("medusa", path)
+    assert (chosen("medusa").drafter, chosen("medusa").trained[0].path) == ("medusa", path)
     assert chosen(str(path)).drafter == "medusa"
     with_phrases = chosen("medusa+phrases")
-    assert (with_phrases.drafter, with_phrases.trained.path) == ("medusa+phrases", path)
+    assert (with_phrases.drafter, with_phrases.trained[0].path) == ("medusa+phrases", path)
     assert chosen(f"{path}+phrases").drafter == "medusa+phrases"
     assert chosen("medusa").loaded_bytes == chosen("none").loaded_bytes + round(1.0625 * 12)
-    assert chosen("medusa", draft_max=0).trained is None
-    assert chosen("phrases").trained is None
+    assert chosen("medusa", draft_max=0).trained == ()
+    assert chosen("phrases").trained == ()
     monkeypatch.chdir(paths.drafters)
     written(paths.drafters / "semi" / "drafter", model)
     for name in ("a", "a+phrases"):
-        assert (chosen(name).drafter, chosen(name).trained.path) == (name.replace("a", "medusa", 1), path)
+        assert (chosen(name).drafter, chosen(name).trained[0].path) == (name.replace("a", "medusa", 1), path)
     with pytest.raises(NotHere):  # a kind is itself, whatever lies beside
         chosen("semi")
     with pytest.raises(UsageMistake, match="no drafter 'b'"):
@@ -193,3 +193,55 @@ def test_a_rule_that_cannot_be_followed_is_refused(paths, model, monkeypatch, se
     with pytest.raises(UsageMistake, match=said):
         choose(model, Settings(device="cpu", **settings))
     assert choose(model, Settings(device="cpu", drafter="medusa", accept="rejection")).drafter == "medusa"
+
+
+def test_several_drafters_are_found_in_any_order(paths, model, monkeypatch):
+    monkeypatch.setenv("LOCALSPEC_HOME", str(paths.home))
+    path = written(paths.drafters / "a" / "drafter", model)
+    semi = written(paths.drafters / "b" / "drafter", model, kind="semi")
+
+    def chosen(name):
+        return choose(model, Settings(drafter=name, device="cpu"))
+
+    for name in ("medusa+semi+phrases", "semi+phrases+medusa", f"phrases+semi+{path}"):
+        both = chosen(name)
+        assert both.drafter == "medusa+semi+phrases"
+        assert [card.path for card in both.trained] == [path, semi]
+        assert both.loaded_bytes == chosen("none").loaded_bytes + 2 * round(1.0625 * 12)
+    assert chosen("semi+layers").drafter == "layers+semi"
+    assert chosen("phrases+medusa").drafter == "medusa+phrases"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("medusa+semi+medusa", "has medusa twice; name each drafter once"),
+        ("medusa+medusa", "has medusa twice"),
+        ("medusa+phrases+phrases", "has phrases twice"),
+        ("medusa+{path}", "has medusa twice"),
+        ("medusa+semmi", "no drafter 'semmi' .did you mean 'semi'"),
+        ("medusa+", "no drafter ''"),
+        ("auto+medusa", "'auto' cannot be merged with those of others; name some of layers, medusa, .*, or phrases"),
+        ("medusa+none", "'none' cannot be merged"),
+        ("lookahead+medusa", "'lookahead' cannot be merged"),
+        ("medusa+draft_model:demo", "'draft_model:demo' cannot be merged"),
+        ("ouroboros+medusa", "'ouroboros' cannot be merged"),
+        ("layers+medusa+semi+s3d", "has 4 drafters to merge, and 3 is the most"),
+    ],
+)
+def test_what_cannot_draft_together_is_refused(paths, model, monkeypatch, name, said):
+    monkeypatch.setenv("LOCALSPEC_HOME", str(paths.home))
+    path = written(paths.drafters / "a" / "drafter", model)
+    for kind in ("semi", "s3d"):
+        written(paths.drafters / kind / "drafter", model, kind=kind)
+    with pytest.raises(UsageMistake, match=said):
+        choose(model, Settings(device="cpu", drafter=name.format(path=path)))
+
+
+@pytest.mark.parametrize("name", ["medusa+semi", "layers+medusa"])
+def test_several_have_no_distribution(paths, model, monkeypatch, name):
+    monkeypatch.setenv("LOCALSPEC_HOME", str(paths.home))
+    for kind in ("medusa", "semi"):
+        written(paths.drafters / kind / "drafter", model, kind=kind)
+    with pytest.raises(UsageMistake, match="known distribution"):
+        choose(model, Settings(device="cpu", drafter=name, accept="rejection"))

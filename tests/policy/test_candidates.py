@@ -79,7 +79,7 @@ def test_a_trained_drafter_comes_alone_and_with_phrases_and_before_what_is_publi
     assert [*found(published, PublishedDrafter("semi"), here=(heads,))] == [
         "phrases", "medusa", "medusa+phrases", "semi", "semi+phrases",
     ]  # fmt: skip
-    assert found(published, here=(heads,))["medusa"].trained == heads
+    assert found(published, here=(heads,))["medusa"].trained == (heads,)
     assert found(published, here=(heads,))["medusa"].here and not found(published)["medusa"].here
     assert found(published)["medusa"].published == found(published)["medusa+phrases"].published == published
 
@@ -149,7 +149,7 @@ def test_without_that_the_figure_of_its_publisher_and_without_any_nobody_knows()
 def test_what_was_measured_here_comes_before_all_figures() -> None:
     own = trained("medusa", 10**8, 0.8)
     at = replace(
-        AT, replies={reply_key("medusa", own, None): ReplyStats(3.0, 8, 0.1), "phrases": ReplyStats(2.0, 8, 0.0)}
+        AT, replies={reply_key("medusa", (own,), None): ReplyStats(3.0, 8, 0.1), "phrases": ReplyStats(2.0, 8, 0.0)}
     )
     told = found(PublishedDrafter("medusa", accepted=SAID), here=(own,), at=at)
     for name, length in (("medusa", 3.0), ("phrases", 2.0)):
@@ -158,7 +158,7 @@ def test_what_was_measured_here_comes_before_all_figures() -> None:
         assert measured.origin == "as measured here"
     both = told["medusa+phrases"].acceptance
     assert both is not None and both.length(99) == pytest.approx(4.0), "together they are as measured apart"
-    at = replace(at, replies={**at.replies, reply_key("medusa+phrases", own, None): ReplyStats(3.2, 8, 0.1)})
+    at = replace(at, replies={**at.replies, reply_key("medusa+phrases", (own,), None): ReplyStats(3.2, 8, 0.1)})
     both = found(here=(own,), at=at)["medusa+phrases"].acceptance
     assert both is not None and both.length(99) == pytest.approx(3.2), "until that is measured too"
     another = replace(own, bytes=own.bytes + 1)

@@ -178,7 +178,7 @@ def test_replies_are_worth_nothing_without_what_their_rows_cost() -> None:
 
 def test_replies_of_a_pair_are_found_though_its_way_names_the_small_model() -> None:
     small = Model(unfetched(LITTLE, name="small"), LITTLE, LITTLE.parameters)
-    key = reply_key("ouroboros", None, small.card)
+    key = reply_key("ouroboros", (), small.card)
     pair = replace(model(), small=small, small_here=True)
     told = Told({("cuda:0", "none"): ModelMeasurements(flat(0.05), {key: ReplyStats(3.0, 5, 0.5)})})
     plan = one(run_plans(pair, [PRECISION], told, 16), "ouroboros:small")
@@ -364,7 +364,7 @@ def test_a_reason_for_plain_decoding_tells_what_does_not_pay() -> None:
 def test_a_trained_drafter_that_is_here_takes_part() -> None:
     heads = trained("medusa", 10**8, 0.9, 0.8, 0.7)
     chosen = best(run_plans(model(here=(heads,)), [PRECISION], NoMeasurements(), 16))
-    assert chosen is not None and chosen.candidate.trained == heads
+    assert chosen is not None and chosen.candidate.trained == (heads,)
 
 
 def test_a_draft_model_keeps_the_whole_text_too() -> None:

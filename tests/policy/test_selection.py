@@ -57,7 +57,7 @@ def test_auto_takes_phrases_in_the_precision_whose_m_is_best() -> None:
         False,
         None,
         None,
-        None,
+        (),
     )
     assert choice.cost_effectiveness is not None and choice.cost_effectiveness > 1
     assert taken(machine(cpu(32, packings=()))) == ("cpu", "bf16", "none")
@@ -112,7 +112,7 @@ def test_four_bits_are_taken_where_eight_have_no_room_for_the_drafter_that_was_n
     where = machine(cpu(12.5, bandwidth=100e9))
     assert choose(CARD, Settings(), where).quantize == "int8"
     beside = choose(CARD, Settings(drafter="parallelspec"), where)
-    assert (beside.quantize, beside.trained) == ("int4", own)
+    assert (beside.quantize, beside.trained) == ("int4", (own,))
     assert choose(CARD, Settings(drafter="parallelspec"), HERE).quantize == "int8"
     with pytest.raises(DoesNotFit, match="in int8 on cpu"):
         choose(CARD, Settings(drafter="parallelspec", quantize="int8"), where)
@@ -229,7 +229,7 @@ def test_plain_decoding_as_asked_does_not_call_a_drafter_that_pays_left_out() ->
 def test_a_drafter_that_does_not_pay_is_left_out_and_it_is_said(monkeypatch) -> None:
     own = trained("medusa", 10**8, 0.8)
     monkeypatch.setattr(selection, "model_of", lambda card: Model(card, SEVEN, SEVEN.parameters, (own,)))
-    said = {reply_key(f"medusa{more}", own, None): ReplyStats(1.05, 8, 0.5) for more in ("", "+phrases")}
+    said = {reply_key(f"medusa{more}", (own,), None): ReplyStats(1.05, 8, 0.5) for more in ("", "+phrases")}
     choice = choose(CARD, Settings(quantize="int8"), HERE, Told({("cpu", "int8"): ModelMeasurements(flat(0.1), said)}))
     assert choice.drafter == "phrases"
     assert re.search(r"medusa\S* would have 0\.\d\d of plain decoding's M, so it is left out$", choice.reason)
@@ -577,5 +577,5 @@ def test_a_drafter_of_which_nobody_knows_what_it_brings_takes_its_bytes_all_the_
     monkeypatch.setattr("localspec.policy.drafter_spec.find_drafter", lambda *_: own)
     without = choose(CARD, Settings(drafter="none", quantize="none"), HERE)
     beside = choose(CARD, Settings(drafter="parallelspec", quantize="none"), HERE)
-    assert beside.trained == own and without.loaded_bytes == 2 * (SEVEN.parameters + NORMS)
+    assert beside.trained == (own,) and without.loaded_bytes == 2 * (SEVEN.parameters + NORMS)
     assert beside.loaded_bytes - without.loaded_bytes == 2 * 10**9 + SEVEN.cached(4096, 2)

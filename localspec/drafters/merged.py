@@ -1,0 +1,181 @@
+"""Several drafters at once: their trees merged into one, by the calibrated chance of each node."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from localspec.decoding.calibration import Calibration
+from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.tree import DraftTree, likeliest_tree
+
+REMEMBERED = 24  # drafts, over which what a drafter alone brought is averaged; seconds are the median of as many
+PATIENCE = 16  # drafts of a drafter before it is judged
+SOONEST, LATEST = 16, 512  # steps until one that did not pay drafts again: twice as many each time
+
+
+@dataclass
+class _Share:
+    """What one of the drafters brought and took lately."""
+
+    drafts: int  # since it was last judged
+    gain: float  # tokens a draft that no other proposed
+    seconds: deque[float]
+    rest: int = 0  # steps in which it does not draft
+    interval: int = SOONEST
+
+
+class Merged:
+    """Any number of drafters that draft side by side, below the same root and for the same forward of the target.
+
+    Equal tokens below one parent become one node. It is right with the chance that one of those who proposed it is,
+    were they independent; what that is worth is calibrated by who they were and by the rank among the siblings: two
+    that agree are right more often than either, and one that is contradicted less often than alone. The `nodes`
+    likeliest nodes stay.
+
+        a: root ─ x ─ y      b: root ─ x ─ z      merged: root ─ x (a+b) ─ y (a)
+                                     └ w                       │        └ z (b)
+                                                               └ w (b)
+
+    Where time matters, a drafter that brings less than it takes rests, and is tried again later. Each observes every
+    step, whether or not it drafted. None may have probe nodes, nor sampled ones (the rule `rejection`).
+    """
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self.drafters = drafters
+        self.calibration = Calibration()
+        self._shares = [_Share(0, 0.0, deque(maxlen=REMEMBERED)) for _ in drafters]
+        self._token_seconds: deque[float] = deque(maxlen=REMEMBERED)
+        self._proposed = _Proposals(0)
+        self._greedy = True
+
+    @property
+    def nbytes(self) -> int:
+        return sum(drafter.nbytes for drafter in self.drafters)
+
+    def observe(self, step: Step) -> None:
+        """Lets each take in the step, and judges what was proposed and what only one of them did."""
+        for drafter in self.drafters:
+            drafter.observe(step)
+        if step.tree is None:
+            return
+        self._token_seconds.append((step.draft_seconds + step.verify_seconds) / len(step.committed))
+        proposed, self._proposed = self._proposed, _Proposals(0)
+        proposed.judge(step.committed, self.calibration, self._greedy)
+        all_of_them = (1 << len(self.drafters)) - 1
+        reached = proposed.reached(step.committed, all_of_them)
+        for number, share in enumerate(self._shares):
+            if proposed.drafted >> number & 1:
+                gain = reached - proposed.reached(step.committed, all_of_them ^ 1 << number)
+                share.drafts += 1
+                share.gain += (gain - share.gain) / min(share.drafts, REMEMBERED)
+
+    def rewind(self, length: int) -> None:
+        """Lets each forget what follows `length`."""
+        self._proposed = _Proposals(0)
+        for drafter in self.drafters:
+            drafter.rewind(length)
+
+    def draft(self, context: Context) -> DraftTree:
+        """Returns the likeliest nodes of all trees."""
+        assert context.sampling.rule != "rejection", "drafts of several have no distribution"
+        self._proposed, self._greedy = _Proposals(context.root), context.sampling.greedy
+        for number, (drafter, share) in enumerate(zip(self.drafters, self._shares, strict=True)):
+            drafts = context.nodes > 0 and self._pays(share, context.token_seconds is not None)
+            began = time.perf_counter()
+            tree = drafter.draft(context if drafts else replace(context, nodes=0))
+            if drafts:
+                share.seconds.append(time.perf_counter() - began)
+                self._proposed.add(number, tree)
+        return self._proposed.tree(context.nodes, self.calibration, self._greedy)
+
+    def _pays(self, share: _Share, timed: bool) -> bool:
+        """Whether a drafter should draft now."""
+        if share.rest:
+            share.rest -= 1
+            return False
+        if timed and share.drafts >= PATIENCE:
+            if share.gain * median(self._token_seconds) < median(share.seconds):
+                share.drafts, share.rest, share.interval = 0, share.interval, min(2 * share.interval, LATEST)
+                return False
+            share.interval = SOONEST
+        return True
+
+
+class _Proposals:
+    """Nodes by number, the root first and parents before their children, and who proposed them with what chance.
+
+    Drafters are bits: `by` [nodes] and `drafted` have bit 0 for the first of them.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._tokens, self._parents = [root], [-1]
+        self._children: list[dict[int, int]] = [{}]  # token -> node
+        self._by, self.drafted = [0], 0
+        self._wrong = [0.0]  # the chance that all who proposed it are wrong, were they independent
+        self._names: list[list[str]] = [[""]]
+
+    def add(self, number: int, tree: DraftTree) -> None:
+        """Takes in the tree of one drafter; of equal siblings only the first."""
+        assert not any(tree.probe or ()), "what is a probe of one drafter is none of another"
+        self.drafted |= 1 << number
+        places = {0: 0}
+        for parent, below in enumerate(tree.children):
+            if parent not in places:
+                continue
+            for rank, (token, node) in enumerate(below.items()):
+                own = tree.chance[node] if tree.chance else None
+                chance = 0.5 ** (rank + 1) if own is None else own
+                place = places[node] = self._place(places[parent], token)
+                self._by[place] |= 1 << number
+                self._wrong[place] *= 1 - chance
+                name = tree.source[node] if tree.source else "drafter"
+                if name not in self._names[place]:
+                    self._names[place].append(name)
+
+    def _place(self, parent: int, token: int) -> int:
+        """Returns the node with this token below a parent, a new one where there is none."""
+        place = self._children[parent].setdefault(token, len(self._tokens))
+        if place == len(self._tokens):
+            self._tokens.append(token)
+            self._parents.append(parent)
+            self._children.append({})
+            self._by.append(0)
+            self._wrong.append(1.0)
+            self._names.append([])
+        return place
+
+    def tree(self, nodes: int, calibration: Calibration, greedy: bool) -> DraftTree:
+        """Returns the likeliest `nodes` nodes with calibrated chances."""
+        chances, worths = [1.0] * len(self._tokens), [1.0] * len(self._tokens)
+        for parent in range(len(self._tokens)):
+            for rank, node in enumerate(self._ranked(parent)):
+                chances[node] = calibration.chance(1 - self._wrong[node], self._by[node], rank, greedy)
+                worths[node] = worths[parent] * chances[node]
+        found = list(zip(worths, self._parents, self._tokens, chances, strict=True))
+        return likeliest_tree(found, nodes, ["+".join(names) for names in self._names])
+
+    def judge(self, committed: Sequence[int], calibration: Calibration, greedy: bool) -> None:
+        """Learns from the tokens that the target went on with, as far down as they were proposed."""
+        node: int | None = 0
+        for token in committed:
+            if node is None:
+                break
+            for rank, child in enumerate(self._ranked(node)):
+                right = self._tokens[child] == token
+                calibration.judge(1 - self._wrong[child], self._by[child], rank, greedy, right)
+            node = self._children[node].get(token)
+
+    def reached(self, committed: Sequence[int], drafters: int) -> int:
+        """Returns how many of the committed tokens were proposed in a row by some of these drafters."""
+        node = count = 0
+        for token in committed:
+            below = self._children[node].get(token)
+            if below is None or not self._by[below] & drafters:
+                break
+            node, count = below, count + 1
+        return count
+
+    def _ranked(self, parent: int) -> list[int]:
+        return sorted(self._children[parent].values(), key=self._wrong.__getitem__)

@@ -1,0 +1,339 @@
+"""Several drafters at once: one tree, no text changed, each one's state kept right, and none that does not pay."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributions import assert_drawn_from
+from drafting import drafting, torch_form
+from scripted_drafters import Oracle, RandomBranches, Witness
+from slow_cases import cases
+from tiny_models import (
+    END,
+    FAMILIES,
+    Tiny,
+    prompt_ids,
+    read,
+    stock_distribution,
+    stock_logits,
+    stock_reply,
+    word_tokenizer,
+    write,
+)
+from transformers import LlamaConfig
+
+from localspec.decoding.budget import Budget
+from localspec.decoding.calibration import Calibration
+from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.numpy_logits import NumpyHidden
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
+from localspec.decoding.tree import DraftTree
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.layers import Layers
+from localspec.drafters.merged import LATEST, PATIENCE, SOONEST, Merged
+from localspec.drafters.phrases import WithPhrases
+from localspec.drafters.pool import PhrasePool
+from localspec.events import Done, Statistics
+from localspec.models.s3d_prediction import KeptLayers
+from localspec.training.trainable import make_drafter
+
+Make = Callable[[str], Tiny]
+LLAMA, QWEN3 = FAMILIES[0], FAMILIES[3]
+GREEDY = Sampling()
+OPTIONS: dict[str, dict[str, object]] = {"s3d": {"kept": "0,2"}, "parallelspec": {"form": "eagle"}}
+
+
+def part(kind: str, target: Any) -> Drafter:
+    """A drafter as it is before any training."""
+    if kind == "layers":
+        return Layers(target, KeptLayers((0, 2), (0.5, 0.1)), fixed=True)
+    torch.manual_seed(len(kind))
+    made: Drafter = drafting(make_drafter(kind, torch_form(target), OPTIONS.get(kind, {})), target)
+    return made
+
+
+def merged(names: str, target: Any) -> Drafter:
+    """As `--drafter` makes it of these names."""
+    both = Merged([part(kind, target) for kind in names.split("+") if kind != "phrases"])
+    pool = PhrasePool(target.special_tokens)
+    return WithPhrases(both, pool, anywhere=True) if names.endswith("phrases") else both
+
+
+def spoken(
+    session: Session, prompt: Sequence[int], sampling: Sampling = GREEDY, count: int = 30
+) -> tuple[list[int], Statistics]:
+    *_, done = session.generate(prompt, sampling, Limits(max_tokens=count))
+    assert isinstance(done, Done)
+    return list(done.statistics.token_ids), done.statistics
+
+
+def conversation(model: Tiny) -> list[tuple[list[int], list[int]]]:
+    turns, prompt = [], prompt_ids(15, seed=6)
+    for turn in range(3):
+        text = stock_reply(model.stock, prompt, 20)
+        turns.append((prompt, text))
+        prompt = [*prompt, *text, END, *prompt_ids(9, seed=turn)]
+    return turns
+
+
+TOGETHER = ["medusa+s3d", "s3d+semi+phrases", "layers+medusa+s3d", "parallelspec+s3d+semi+phrases"]
+
+
+@pytest.mark.parametrize("names", cases(TOGETHER, TOGETHER[2:]))
+@pytest.mark.parametrize("name", cases(FAMILIES, [QWEN3]))
+def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str, names: str) -> None:
+    model = tiny(name)
+    session = Session(model.target, merged(names, model.target), Budget(8))
+    for prompt, text in conversation(model):
+        assert spoken(session, prompt, count=20)[0] == text
+
+
+def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tiny: Make) -> None:
+    model = tiny(QWEN3)
+    (prompt, text), *_ = conversation(model)
+    session = Session(model.target, merged("parallelspec+s3d+semi", model.target), Budget(8))
+    for stop in (1, 2, 3):
+        stream = session.generate(prompt, GREEDY, Limits(max_tokens=20))
+        for _ in range(2 + stop):
+            next(stream)
+        stream.close()
+        assert spoken(session, prompt, count=20)[0] == text
+        session.rewind(len(prompt) + stop)
+        assert spoken(session, prompt, count=20)[0] == text
+
+
+@pytest.mark.parametrize("name", cases([LLAMA, QWEN3], [QWEN3]))
+def test_a_seed_gives_the_same_text_as_without_a_drafter(tiny: Make, name: str) -> None:
+    target, prompt = tiny(name).target, prompt_ids(10, seed=4)
+    for sampling in (Sampling(1.0, seed=1), Sampling(0.8, top_k=5, top_p=0.9, min_p=0.05, seed=2)):
+        plain = spoken(Session(target, Autoregressive(), Budget(0)), prompt, sampling)[0]
+        drafter = merged("layers+s3d+semi+phrases", target)
+        assert spoken(Session(target, drafter, Budget(6)), prompt, sampling)[0] == plain
+
+
+LETTERS = 6
+
+
+@pytest.mark.slow
+def test_sampled_text_has_the_targets_distribution(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=LETTERS, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    model = read(write(tmp_path / "letters", config, word_tokenizer(list("abcdef")), seed=3, spread=0.6))
+    prompt, shape = [0, 3, 1, 5, 2], {"temperature": 1.0, "top_k": 5}
+
+    def following(text: list[int]) -> torch.Tensor:
+        return stock_distribution(stock_logits(model.stock, text)[-1], Sampling(**shape)).double()
+
+    session, counts = Session(model.target, merged("layers+medusa+s3d", model.target), Budget(5)), torch.zeros(LETTERS)
+    for seed in range(300):  # the first token is the prompt's own, the second one is drafted
+        counts[spoken(session, prompt, Sampling(**shape, seed=seed), count=2)[0][1]] += 1
+    chances = sum(chance * following([*prompt, first]) for first, chance in enumerate(following(prompt)))
+    assert isinstance(chances, torch.Tensor)
+    assert_drawn_from(chances, counts)
+
+
+class Noted:
+    """A drafter that is asked as usual; its trees are kept by the length of the text."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner, self.nbytes, self.trees = inner, inner.nbytes, {}
+
+    def observe(self, step: Step) -> None:
+        self.inner.observe(step)
+
+    def rewind(self, length: int) -> None:
+        self.inner.rewind(length)
+
+    def draft(self, context: Context) -> DraftTree:
+        tree = self.inner.draft(context)
+        self.trees[len(context.committed)] = [*tree.tokens], [*tree.parents]
+        return tree
+
+
+def test_each_drafts_what_it_would_draft_alone(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside others a cache of its own, states and the target's cache are as they would be without them."""
+    monkeypatch.setattr(Calibration, "judge", lambda *_: None)  # else what it learns depends on which steps there were
+    target, prompt = tiny(QWEN3).target, prompt_ids(12, seed=3)
+    kinds = ("layers", "medusa", "parallelspec", "s3d", "semi")
+    beside, alone = ([Noted(part(kind, target)) for kind in kinds] for _ in range(2))
+    spoken(Session(target, Merged(beside), Budget(8)), prompt)
+    for one, other in zip(alone, beside, strict=True):
+        spoken(Session(target, one, Budget(8)), prompt)
+        both = one.trees.keys() & other.trees
+        assert len(both) > 5
+        assert [one.trees[at] for at in both] == [other.trees[at] for at in both]
+
+
+# -- how trees become one ----------------------------------------------------------------------------------------------
+
+
+class Says:
+    """Proposes the same tree each time, and takes a while."""
+
+    nbytes = 7
+
+    def __init__(self, tree: DraftTree) -> None:
+        self.tree, self.asked, self.observed, self.length = tree, [], 0, -1
+
+    def observe(self, step: Step) -> None:
+        self.observed += 1
+
+    def rewind(self, length: int) -> None:
+        self.length = length
+
+    def draft(self, context: Context) -> DraftTree:
+        self.asked.append(context.nodes)
+        return self.tree if context.nodes else DraftTree((context.root,), (-1,))
+
+
+def tree(text: str, chances: Sequence[float] | None, source: str) -> DraftTree:
+    """A chain and, behind a comma each, further children of the root."""
+    tokens, parents = [0], [-1]
+    for branch in text.split(","):
+        parent = 0
+        for letter in branch:
+            tokens.append(ord(letter))
+            parents.append(parent)
+            parent = len(tokens) - 1
+    return DraftTree(tokens, parents, [source] * len(tokens), chance=chances and [1.0, *chances])
+
+
+A, B = tree("xy,v", [0.5, 0.4, 0.1], "a"), tree("xz,w", [0.6, 0.5, 0.2], "b")
+
+
+def asked(nodes: int = 8, token_seconds: float | None = None, sampling: Sampling = GREEDY) -> Context:
+    cache: Any = None  # which nobody here looks at
+    return Context([5, 0], cache, nodes, sampling, token_seconds)
+
+
+def stepped(*committed: int, draft: float = 0.0, verify: float = 1.0) -> Step:
+    hidden = NumpyHidden(torch.zeros(1, 4).numpy())
+    return Step(committed, hidden, DraftTree((0,), (-1,)), [0], [committed[0]], draft, verify)
+
+
+def shown(found: DraftTree) -> dict[str, tuple[str, float]]:
+    """path -> (source, chance)"""
+    assert found.source and found.chance
+    paths = [""]
+    for node in range(1, found.size):
+        paths.append(paths[found.parents[node]] + chr(found.tokens[node]))
+    rows = list(zip(paths, found.source, found.chance, strict=True))[1:]
+    return {path: (source, pytest.approx(chance)) for path, source, chance in rows}
+
+
+def test_equal_tokens_below_one_parent_are_one_node() -> None:
+    both = Merged([Says(A), Says(B)])
+    found = both.draft(asked())
+    assert found.tokens[0] == 0 and both.nbytes == 14
+    assert shown(found) == {
+        "x": ("a+b", 1 - 0.5 * 0.4), "xy": ("a", 0.4), "xz": ("b", 0.5), "v": ("a", 0.1), "w": ("b", 0.2),
+    }  # fmt: skip
+    assert [chr(token) for token in found.tokens[1:3]] == ["x", "z"], "the likeliest chain comes first"
+
+
+def test_the_likeliest_nodes_of_all_are_taken() -> None:
+    assert set(shown(Merged([Says(A), Says(B)]).draft(asked(3)))) == {"x", "xz", "xy"}
+    alone = Merged([Says(A), Says(B)]).draft(asked(0))
+    assert alone.size == 1
+
+
+def test_drafts_without_chances_are_weighed_by_rank() -> None:
+    found = shown(Merged([Says(tree("x,y", None, "a")), Says(tree("z", [0.4], "b"))]).draft(asked()))
+    assert found == {"x": ("a", 0.5), "y": ("a", 0.25), "z": ("b", 0.4)}
+
+
+def test_chances_are_learned_by_who_agreed() -> None:
+    both = Merged([Says(tree("x", [0.5], "a")), Says(tree("x,y", [0.5, 0.5], "b"))])
+    for _ in range(60):
+        both.draft(asked())
+        both.observe(stepped(ord("x"), 3))
+    found = both.draft(asked())
+    assert found.chance and found.chance[1] > 0.95 and found.chance[2] < 0.05
+    sampled = both.draft(asked(sampling=Sampling(1.0)))
+    assert sampled.chance and sampled.chance[1] == 0.75, "what holds of greedy text says nothing of sampled text"
+
+
+def test_what_was_rewound_is_not_judged() -> None:
+    both = Merged([Says(A), Says(B)])
+    both.draft(asked())
+    both.rewind(1)
+    both.observe(stepped(ord("x")))
+    assert both.calibration.as_json() == []
+    assert [drafter.length for drafter in both.drafters] == [1, 1]  # type: ignore[attr-defined]
+
+
+def test_what_cannot_be_merged_is_not() -> None:
+    probing = DraftTree((0, 1), (-1, 0), probe=(False, True))
+    with pytest.raises(AssertionError, match="probe"):
+        Merged([Says(A), Says(probing)]).draft(asked())
+    with pytest.raises(AssertionError, match="distribution"):
+        Merged([Says(A), Says(B)]).draft(asked(sampling=Sampling(1.0, rule="rejection")))
+
+
+def test_random_trees_give_random_trees_and_the_same_text(tiny: Make) -> None:
+    target, prompt = tiny(QWEN3).target, prompt_ids(23, seed=23)
+    text = stock_reply(tiny(QWEN3).stock, prompt, 40)
+    for seed in range(4):
+        several = [RandomBranches(prompt + text, seed=10 * seed + one, probes=0) for one in range(3)]
+        ids, statistics = spoken(Session(target, Merged(several), Budget(12)), prompt, count=40)
+        assert ids == text
+        assert statistics.acceptance_length > 1.3
+
+
+# -- who does not pay --------------------------------------------------------------------------------------------------
+
+
+def test_one_that_brings_less_than_it_takes_rests_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = Says(tree("x", [0.9], "a")), Says(tree("x", [0.9], "b"))
+    both = Merged([good, bad])
+    now = [0.0]
+    monkeypatch.setattr("localspec.drafters.merged.time.perf_counter", lambda: now[0])
+
+    def slowly(context: Context) -> DraftTree:
+        now[0] += 0.2
+        return Says.draft(bad, context)
+
+    monkeypatch.setattr(bad, "draft", slowly)
+    steps = PATIENCE + SOONEST + PATIENCE + 2 * SOONEST + 2
+    for _ in range(steps):
+        both.draft(asked(token_seconds=1.0))
+        both.observe(stepped(ord("x"), 3))
+    asked_for = "".join("d" if nodes else "." for nodes in bad.asked)
+    again = "d" * PATIENCE + "." * (SOONEST + 1) + "d" * PATIENCE + "." * (2 * SOONEST + 1)
+    assert asked_for == again[: len(asked_for)]
+    assert bad.observed == good.observed == steps, "who rests still sees the text"
+    assert all(good.asked), "it brings nothing alone either where both say the same, but it takes no time"
+    assert LATEST > 2 * SOONEST
+
+
+def test_one_that_brings_enough_does_not_rest_and_a_fixed_experiment_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("localspec.drafters.merged.time.perf_counter", lambda: now[0])
+    for token_seconds, brings in ((1.0, True), (None, False)):
+        needed = Says(tree("x" if brings else "q", [0.9], "b"))
+        both = Merged([Says(tree("v", [0.9], "a")), needed])
+
+        def slowly(context: Context, needed: Says = needed) -> DraftTree:
+            now[0] += 0.2
+            return Says.draft(needed, context)
+
+        monkeypatch.setattr(needed, "draft", slowly)
+        for _ in range(3 * PATIENCE):
+            both.draft(asked(token_seconds=token_seconds))
+            both.observe(stepped(ord("x"), 3))
+        assert all(needed.asked)
+
+
+def test_all_see_the_whole_text(tiny: Make) -> None:
+    """`Witness` holds the session to its word, and both drafters are asked with the text that they observed."""
+    target, prompt = tiny(LLAMA).target, prompt_ids(9)
+    text = stock_reply(tiny(LLAMA).stock, prompt, 25)
+    session = Session(target, Merged([Witness(), Oracle(prompt + text)]), Budget(6))
+    ids, statistics = spoken(session, prompt, count=25)
+    assert ids == text
+    assert statistics.sources["oracle"] > 10
