@@ -113,7 +113,7 @@ def test_other_rules_say_what_they_keep(home, model, trained):
         (["--accept", "typical", "--temp", "1", "--no-spec"], 2, "no effect without a drafter"),
         (["--accept", "lucky"], 2, "one of exact, rejection, typical"),
         (["--drafter", "semy"], 2, "did you mean 'semi'"),
-        (["--drafter", "medusa+phrase"], 2, "medusa+phrase"),
+        (["--drafter", "medusa+phrase"], 2, "no drafter 'phrase' (did you mean 'phrases'?)"),
         (["--drafter", "/nowhere/at/all"], 3, "no drafter.json"),
     ],
 )
