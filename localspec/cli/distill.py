@@ -1,7 +1,6 @@
 """localspec distill"""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,12 +8,11 @@ import typer
 
 from localspec import config
 from localspec.cli.interrupt import Interrupt
-from localspec.cli.options import Device, Dtype, Model, number
+from localspec.cli.options import Device, Dtype, Model, Quantize, number
 from localspec.cli.progress import Progress
 from localspec.errors import UsageMistake
-from localspec.machine.machine import this_machine
 from localspec.models import registry
-from localspec.policy.selection import choose
+from localspec.store.store import user_store
 from localspec.training.examples import read_questions
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ def distill(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help='JSONL, {"prompt": "…"}, {"turns": ["…"]} or {"messages": […]}; or one a line; .xz too.',
+            help='JSONL, {"prompt": "…"}, {"turns": ["…", …]} or {"messages": […]}; or one a line; .xz too.',
         ),
     ] = None,
     output: Annotated[
@@ -41,10 +39,14 @@ def distill(
     ] = 512,
     temperature: Annotated[float | None, number("--temperature", "--temp", help="0, the default, is greedy.")] = None,
     seed: Annotated[int | None, number("--seed", help="The same seed gives the same replies.")] = None,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="So many prompts at once.")] = 16,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="So many prompts at once: 16 on a GPU; on a CPU one, without this."),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N prompts.")] = None,
     device: Device = None,
     dtype: Dtype = None,
+    quantize: Quantize = None,
 ) -> int:
     """Let a model answer prompts: training text in its own words. What was stopped goes on with the same command."""
     if prompts is None or output is None:
@@ -52,27 +54,28 @@ def distill(
     if os.path.isdir(output) or not os.path.isdir(output.absolute().parent):
         raise UsageMistake(f"{output} cannot be written: it is no place for a file; give another -o.")
     settings = config.load(
-        flags={"model": model, "temperature": temperature, "seed": seed, "device": device, "dtype": dtype}
-    )
+        flags={
+            "model": model, "temperature": temperature, "seed": seed,
+            "device": device, "dtype": dtype, "quantize": quantize,
+        }
+    )  # fmt: skip
     asked = read_questions(prompts)[:limit]
     card = registry.resolve(settings.model or "demo")
-    own = replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False, quantize="none")
-    choice = choose(card, own, this_machine().as_torch_has_it())
     progress = Progress()
-    with Interrupt() as interrupt:
+    with Interrupt() as interrupt, user_store(progress.notice, create=False) as store:
         progress.show(f"loading {card.name}")
 
-        # From here on torch is needed, and takes seconds to import.
-        from localspec.training.distill import Distiller, DistillRequest
+        # From here on a model may be loaded by torch, which takes seconds to import.
+        from localspec.training.answering import Way, answerer
+        from localspec.training.distill import Distiller
 
-        wanted = DistillRequest(
+        way = Way(
             max_tokens,
             0.0 if temperature is None else settings.temperature or 0.0,
             0 if settings.seed is None else settings.seed,
-            batch,
         )
         try:
-            distiller = Distiller(asked, output, choice, wanted)
+            distiller = Distiller(asked, output, answerer(card, settings, batch, store, progress.reporter), way)
             _announce(distiller, progress)
             interrupt.wait_for_step = True
             for written in distiller.run():

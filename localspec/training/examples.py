@@ -32,10 +32,11 @@ class Example:
 
 @dataclass(frozen=True)
 class Question:
-    """A conversation that the assistant is to answer."""
+    """A conversation that the assistant is to answer, and what the user says `following` each of its replies."""
 
     id: str
     messages: tuple[Message, ...]
+    following: tuple[str, ...] = ()
 
 
 def read_examples(files: Sequence[Path]) -> list[Example]:
@@ -60,12 +61,13 @@ def _examples(file: Path) -> list[Example]:
 def read_questions(file: Path) -> list[Question]:
     """Reads JSONL with "turns", "prompt" or "messages" a line (and "id"), or plain text with a prompt a line; also xz.
 
-    Of a conversation the part up to the last user message is asked. Raises what `read_examples` raises.
+    Each of several turns is asked; of a conversation the part up to the last user message is. Raises what
+    `read_examples` raises.
     """
     content = _content(file)
     if _is_json(file, content):
         found = [
-            Question(str(entry.get("id", number)), _asked(entry, place))
+            Question(str(entry.get("id", number)), *_asked(entry, place))
             for number, (entry, place) in enumerate(_entries(file, content), start=1)
         ]
     else:
@@ -84,19 +86,21 @@ def read_questions(file: Path) -> list[Question]:
     return found
 
 
-def _asked(entry: dict[str, Any], place: str) -> tuple[Message, ...]:
+def _asked(entry: dict[str, Any], place: str) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+    """Returns what is asked first, and what after each reply."""
     if "messages" in entry:
         messages = _messages(entry["messages"], place)
         last = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
         if last >= 0:
-            return messages[: last + 1]
+            return messages[: last + 1], ()
     turns = entry.get("turns", [entry.get("prompt")])
-    text = turns[0] if isinstance(turns, list) and turns else None
-    if "messages" in entry or not isinstance(text, str) or not text.strip():
+    texts = turns if isinstance(turns, list) else []
+    if "messages" in entry or not texts or not all(isinstance(text, str) and text.strip() for text in texts):
         raise UsageMistake(
             f'{place}: there is no prompt; write {{"prompt": "…"}}, {{"turns": ["…"]}} or {{"messages": […]}}.'
         )
-    return ({"role": "user", "content": _whole(text)},)
+    first, *following = map(_whole, texts)
+    return ({"role": "user", "content": first},), tuple(following)
 
 
 def _content(file: Path) -> str:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from localspec.decoding.budget import Budget
+from localspec.decoding.compute import DraftableModel
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.drafters.trained import TrainedDrafter
 from localspec.events import Done
-from localspec.nn.target import Target
 from localspec.training.corpus import Row
 
 NODES = 16  # of each tree
@@ -39,7 +39,9 @@ class GeneratedText:
         }  # fmt: skip
 
 
-def measure_generated(target: Target, drafter: TrainedDrafter, held_out: Sequence[Row]) -> GeneratedText | None:
+def measure_generated(
+    target: DraftableModel[Any], drafter: TrainedDrafter, held_out: Sequence[Row]
+) -> GeneratedText | None:
     """Lets the target answer the prompts of held-out rows; None where no row leaves room for a reply.
 
     The prompt of a row is what precedes its first reply; of a plain text it is the first half.

@@ -28,7 +28,7 @@ from localspec.training.directory import Lock
 from localspec.training.examples import Example
 from localspec.training.generated import measure_generated
 from localspec.training.result import Origin, Result, rounded
-from localspec.training.target import load_target
+from localspec.training.target import decoding_target, load_target
 from localspec.training.train import StepReport, Training, TrainingPlan, perplexity
 from localspec.training.trainable import PreviousRun, TrainableDrafter, make_drafter, trainable_class
 
@@ -216,7 +216,9 @@ class Job:
         }
         generated: dict[str, Any] = {}
         if self.main:
-            found = measure_generated(self.drafter.target, self.drafter.drafter(), training.corpus.held_out)
+            own = self.drafter.target
+            decoding = own if self.changes_target else decoding_target(self.choice, own)
+            found = measure_generated(decoding, self.drafter.drafter(decoding), training.corpus.held_out)
             generated = {} if found is None else {"acceptance": found.as_json()}
             origin = Origin(request.name, request.card.path, self.own)
             Result(self.drafter, origin, self.changes_target, self._record(accuracy, figures) | generated).write(

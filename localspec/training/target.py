@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from localspec.decoding.compute import DraftableModel
 from localspec.errors import DoesNotFit
 from localspec.events import Reporter
 from localspec.machine.memory import out_of_memory
@@ -33,6 +34,16 @@ def load_target(choice: LoadSpec, reporter: Reporter) -> Target:
         raise DoesNotFit(
             f"{choice.target.name} does not fit in the memory of {choice.device}; choose a smaller model."
         ) from error
+
+
+def decoding_target(choice: LoadSpec, target: Target) -> DraftableModel[Any]:
+    """What decodes with the target of this choice: our library where it is packed on a CPU, else torch itself.
+
+    Torch would make every packed weight dense in each forward.
+    """
+    if choice.device == "cpu" and choice.quantize != "none":
+        return NativeTarget.open(choice.target.path, quantize=choice.quantize, name=choice.target.name)
+    return target
 
 
 def torch_target(native: NativeTarget) -> Target:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from localspec.decoding.compute import Array
+from localspec.decoding.compute import Array, DraftableModel
 from localspec.drafters.saved import CARD, WEIGHTS
 from localspec.drafters.tensors import TensorSpec, check_tensors
 from localspec.drafters.trained import TrainedDrafter
@@ -165,9 +165,9 @@ class TrainableDrafter(nn.Module):
             for name, tensor in self.tensors().items()
         }
 
-    def drafter(self) -> TrainedDrafter:
-        """Returns what drafts with the weights as they are now."""
-        return self.Drafter(self.target, self.options, self.numbers())
+    def drafter(self, target: DraftableModel[Any] | None = None) -> TrainedDrafter:
+        """Returns what drafts with the weights as they are now, for the same target as something else computes it."""
+        return self.Drafter(target or self.target, self.options, self.numbers())
 
 
 def _specs(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorSpec]:

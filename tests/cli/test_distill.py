@@ -6,16 +6,22 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from clocks import PATIENCE, until
 from command import called, environment, sentence
 from safetensors.torch import load_file, save_file
 from tiny_models import END, stock_reply
+from transformers import AutoModelForCausalLM
 
 from localspec.cli.main import main
-from localspec.training import distill as module
+from localspec.config import Settings
+from localspec.models.registry import resolve
+from localspec.policy.selection import choose
+from localspec.training import answering
 from localspec.training.examples import read_examples
 
 MODEL = "phi3-grouped-window-partial-rotary"
@@ -58,7 +64,12 @@ def test_greedy_replies_are_those_of_a_plain_loop_over_the_stock_model(distill, 
     """Batched and filled up in front, which a wrong mask or wrong positions would show."""
     code, text, errors = distill("--batch", 4)
     assert code == 0 and "6 replies" in text and "hours at most" in errors
-    found = lines(tmp_path / "out.jsonl")
+    agree(lines(tmp_path / "out.jsonl"), model)
+    assert len(read_examples([tmp_path / "out.jsonl"])) == 6, "what it writes is what train reads"
+
+
+def agree(found: dict[str, dict], model) -> None:
+    """Each reply is what a plain loop over the stock model says."""
     assert len(found) == 6
     for number, prompt in enumerate(PROMPTS):
         asked = [{"role": "user", "content": prompt}]
@@ -66,7 +77,61 @@ def test_greedy_replies_are_those_of_a_plain_loop_over_the_stock_model(distill, 
         line = found[f"p{number}"]
         assert line["messages"] == [*asked, {"role": "assistant", "content": model.target.decode(reply)}]
         assert line["finish_reason"] == ("length" if len(reply) == 20 else "stop")
-    assert len(read_examples([tmp_path / "out.jsonl"])) == 6, "what it writes is what train reads"
+        assert line["tokens"] == len(reply) - (line["finish_reason"] == "stop")
+
+
+def test_our_engine_answers_on_a_cpu_and_says_the_same(distill, tmp_path, model):
+    code, text, errors = distill("--dtype", "fp32")
+    assert code == 0 and "6 replies" in text and "hours at most" in errors
+    agree(lines(tmp_path / "out.jsonl"), model)
+
+
+def test_packed_weights_answer_one_by_one(distill, tmp_path):
+    assert distill("--quantize", "int4", "--limit", 2)[0] == 0
+    found = lines(tmp_path / "out.jsonl")
+    assert len(found) == 2 and distill("--quantize", "int8")[0] == 2, "other weights, other replies"
+    code, text, errors = distill("--quantize", "int8", "--batch", 3, out="other")
+    assert (code, text) == (2, "") and "--batch 3 has no effect in int8 on cpu" in errors
+
+
+@pytest.mark.parametrize("flags", [[], ["--batch", 2]])
+def test_every_turn_is_answered_in_what_was_said_before(distill, tmp_path, model, flags):
+    file = tmp_path / "turns.jsonl"
+    turns = ["the cat", "and the dog?", "three"]
+    file.write_text(json.dumps({"id": "a", "turns": turns}) + "\n" + json.dumps({"id": "b", "turns": ["sat"]}) + "\n")
+    code, _, errors = distill("--dtype", "fp32", *flags, file=file)
+    assert code == 0, errors
+    found, said = lines(tmp_path / "out.jsonl"), []
+    for turn in turns:
+        said.append({"role": "user", "content": turn})
+        reply = stock_reply(model.stock, model.target.encode(said), 20, (END,))
+        said.append({"role": "assistant", "content": model.target.decode(reply)})
+    assert found["a"]["messages"] == said and len(found["b"]["messages"]) == 2
+    file.write_text(json.dumps({"id": "a", "turns": turns[:2]}))
+    assert distill("--dtype", "fp32", *flags, file=file)[0] == 2, "other turns are another question"
+
+
+def test_a_conversation_ends_where_the_context_does(distill, tmp_path, model):
+    file = tmp_path / "long.jsonl"
+    file.write_text(json.dumps({"turns": ["the cat", "word " * 60, "word " * 60]}))
+    assert distill(file=file)[0] == 0
+    (line,) = lines(tmp_path / "out.jsonl").values()
+    assert [message["role"] for message in line["messages"]] == ["user", "assistant"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["nf4", "int8"])
+def test_transformers_is_told_of_the_same_packed_weights(quantize):
+    """As on CUDA; bitsandbytes computes on a CPU, too."""
+    choice = choose(resolve("demo"), Settings(drafter="none", quantize="none"))
+    packed = answering.bitsandbytes_config(replace(choice, quantize=quantize, dtype="fp32"))
+    logits = []
+    for how in ({"quantization_config": packed}, {}):
+        stock = AutoModelForCausalLM.from_pretrained(choice.target.path, dtype=torch.float32, **how)
+        with torch.inference_mode():
+            logits.append(stock(torch.tensor([[2, 40, 41, 42, 43]])).logits[0, -1])
+    difference = float((logits[0] - logits[1]).norm() / logits[1].norm())
+    assert 0 < difference < {"nf4": 0.5, "int8": 0.1}[quantize]
 
 
 @pytest.mark.slow
@@ -85,13 +150,11 @@ def test_a_seed_gives_the_same_replies_also_after_a_stop(distill, tmp_path):
 
 @pytest.mark.slow
 def test_what_is_there_is_not_asked_again(distill, tmp_path, monkeypatch):
-    assert distill("--limit", 2)[0] == 0
+    assert distill("--batch", 2, "--limit", 2)[0] == 0
     before = (tmp_path / "out.jsonl").read_bytes()
     asked = []
-    honest = module.Distiller._generate
-    monkeypatch.setattr(
-        module.Distiller, "_generate", lambda self, names, *a, **k: asked.append(names) or honest(self, names, *a, **k)
-    )
+    honest = answering.Batched.answer
+    monkeypatch.setattr(answering.Batched, "answer", lambda self, *a: asked.append(a) or honest(self, *a))
     code, _, errors = distill("--batch", 2)
     assert code == 0 and (tmp_path / "out.jsonl").read_bytes().startswith(before)
     assert len(lines(tmp_path / "out.jsonl")) == 6

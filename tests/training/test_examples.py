@@ -122,7 +122,7 @@ def test_questions_of_every_form(tmp_path):
     file.write_text("\n".join(map(json.dumps, lines)))
     user = {"role": "user", "content": "x"}
     assert read_questions(file) == [
-        Question("a", (user,)),
+        Question("a", (user,), ("y",)),
         Question("2", ({"role": "user", "content": "z"},)),
         Question("3", tuple(longer)),
     ]
@@ -132,7 +132,12 @@ def test_questions_of_every_form(tmp_path):
     file.write_text('{"id": 1, "prompt": "a"}\n{"id": "1", "prompt": "b"}\n')
     with pytest.raises(UsageMistake, match="'1' more than once"):
         read_questions(file)
-    for bad in ('{"text": "a"}', '{"messages": [{"role": "assistant", "content": "a"}]}', '{"turns": []}'):
+    for bad in (
+        '{"text": "a"}',
+        '{"messages": [{"role": "assistant", "content": "a"}]}',
+        '{"turns": []}',
+        '{"turns": ["a", 1]}',
+    ):
         file.write_text(bad)
         with pytest.raises(UsageMistake, match="line 1: there is no prompt"):
             read_questions(file)

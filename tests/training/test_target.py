@@ -23,7 +23,10 @@ from localspec.native.target import NativeTarget
 from localspec.nn.linear import PackedLinear
 from localspec.nn.target import Target
 from localspec.policy.selection import choose
-from localspec.training.target import load_target, torch_target
+from localspec.training.corpus import Row
+from localspec.training.generated import measure_generated
+from localspec.training.target import decoding_target, load_target, torch_target
+from localspec.training.trainable import make_drafter
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
 Make = Callable[[str], Tiny]
@@ -204,3 +207,19 @@ def test_where_it_does_not_fit_one_is_told(tiny: Make, monkeypatch: pytest.Monke
     monkeypatch.setattr(NativeTarget, "open", full)
     with pytest.raises(DoesNotFit, match="tiny does not fit in the memory of cpu"):
         load_target(cpu_choice(tiny(FAMILIES[0]).path, "int8"), Reporter())
+
+
+@packings
+def test_packed_weights_decode_in_the_library_with_the_same_drafter(tiny: Make, packing: str):
+    """torch would make them dense for each product of each forward."""
+    choice = cpu_choice(tiny(FAMILIES[0]).path, packing)
+    target = load_target(choice, Reporter())
+    decoding = decoding_target(choice, target)
+    assert isinstance(decoding, NativeTarget) and decoding.precision == packing
+    drafter = make_drafter("medusa", target, {}).drafter(decoding)
+    assert drafter.target is decoding
+    found = measure_generated(decoding, drafter, [Row(list(range(5, 25)), [False] * 8 + [True] * 12)])
+    assert found is not None and found.replies == 1 and found.length >= 1
+    dense = cpu_choice(tiny(FAMILIES[0]).path, "none")
+    target = load_target(dense, Reporter())
+    assert decoding_target(dense, target) is target
