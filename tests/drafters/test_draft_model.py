@@ -26,6 +26,7 @@ from tiny_models import (
     word_tokenizer,
     write,
 )
+from torch_products import needs_order
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from localspec.decoding.budget import Budget
@@ -354,6 +355,7 @@ def test_a_small_model_of_another_precision(tiny: Make, name: str) -> None:
     assert statistics.acceptance_length > 2.5
 
 
+@needs_order
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [LLAMA, QWEN])
 def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, name: str) -> None:

@@ -12,6 +12,7 @@ from scripted_drafters import Witness
 from session_replies import reply
 from slow_cases import cases
 from tiny_models import FAMILIES, Tiny, exact_target, prompt_ids, stock_logits, stock_reply
+from torch_products import needs_order
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
@@ -372,6 +373,7 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str) -> None:
             assert reply(session, prompt, 24, sampling)[0] == plain
 
 
+@needs_order
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [LONG, "qwen3-grouped-mixed-window-wide-heads"])
 def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, name: str) -> None:

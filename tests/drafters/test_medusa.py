@@ -26,6 +26,7 @@ from tiny_models import (
     word_tokenizer,
     write,
 )
+from torch_products import needs_order
 from transformers import LlamaConfig
 
 import localspec
@@ -460,6 +461,7 @@ def test_drawn_text_is_proposed_with_the_noise_that_the_target_will_meet(tiny: M
     assert acceptance > 2.2
 
 
+@needs_order
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, name: str) -> None:

@@ -30,6 +30,7 @@ from tiny_models import (
     word_tokenizer,
     write,
 )
+from torch_products import needs_order
 from transformers import LlamaConfig
 
 from localspec.decoding.budget import Budget
@@ -251,6 +252,7 @@ def test_a_small_model_whose_context_is_shorter_than_the_text(tiny: Make) -> Non
         assert reply(session, prompt, 60)[0] == text, "again from where there is room"
 
 
+@needs_order
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", [(LLAMA, LLAMA), (QWEN, CIRCLES)])
 def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, pair: tuple[str, str]) -> None:

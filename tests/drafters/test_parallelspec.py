@@ -32,6 +32,7 @@ from tiny_models import (
     word_tokenizer,
     write,
 )
+from torch_products import needs_order
 from transformers import LlamaConfig, Qwen2Config
 
 from localspec.decoding import session as sessions
@@ -436,6 +437,7 @@ def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, build: Build,
         assert statistics.acceptance_length > 1.2
 
 
+@needs_order
 @pytest.mark.slow
 @every_form
 def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, build: Build, form: str) -> None:

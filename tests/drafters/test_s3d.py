@@ -26,6 +26,7 @@ from tiny_models import (
     word_tokenizer,
     write,
 )
+from torch_products import needs_order
 from transformers import LlamaConfig
 
 from localspec.decoding.budget import Budget
@@ -230,6 +231,7 @@ def test_a_seed_gives_the_same_text_as_without_a_drafter(tiny: Make, name: str) 
         assert spoken(session_of(target, drafter, Budget(6)), prompt, sampling)[0] == plain
 
 
+@needs_order
 @pytest.mark.parametrize("form", cases(["fp32", "bf16"], []))
 def test_exact_text_is_bit_for_bit_that_without_a_drafter(
     tiny: Make, form: str, monkeypatch: pytest.MonkeyPatch

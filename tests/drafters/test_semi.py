@@ -22,6 +22,7 @@ from tiny_models import (
     word_tokenizer,
     write,
 )
+from torch_products import needs_order
 from transformers import LlamaConfig
 
 from localspec.decoding.budget import Budget
@@ -582,6 +583,7 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str, shape: d
             assert statistics.acceptance_length > 2
 
 
+@needs_order
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=7)], ids=["greedy", "seeded"])
 def test_exact_speculation_is_plain_decoding_to_the_bit(tiny: Make, sampling: Sampling) -> None:

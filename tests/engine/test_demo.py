@@ -10,6 +10,7 @@ from machines import cpu, machine
 from safetensors.torch import load_file
 from scripted_drafters import OffChain, RandomBranches
 from tiny_models import Tiny, exact_target, read, stock_logits
+from torch_products import needs_order
 
 import localspec
 from localspec.config import Settings
@@ -166,7 +167,7 @@ def test_its_trained_drafters_help_and_change_nothing(demo: Tiny, demo_path: Pat
     assert tokens / steps > 1.5
 
 
-@pytest.fixture(params=["int8", "int4", "exact"])
+@pytest.fixture(params=["int8", "int4", pytest.param("exact", marks=needs_order)])
 def bitwise(request: pytest.FixtureRequest, demo_path: Path) -> Callable[[str], Any]:
     """bitwise(name): the demo model, or its draft model, whose rows never depend on each other: ours, and torch's."""
     if request.param == "exact":

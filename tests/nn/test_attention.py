@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scripted_drafters import path_to, random_tree
+from torch_products import needs_order
 
 from localspec.decoding.tree import DraftTree
 from localspec.nn.attention import COLUMNS, LEAST_ROWS, LEAST_SLOTS, Attention, fastest, invariant, page_size, silu
@@ -167,11 +168,13 @@ def assert_rows_are_alone(text: Text, threads: tuple[int, ...] = (1, 2)) -> None
                 assert torch.equal(together[:, :, node], alone[node]), f"node {node}, {slots} slots, {count} threads"
 
 
+@needs_order
 @every_shape
 def test_a_row_is_bit_for_bit_what_it_is_alone(shape: str) -> None:
     assert_rows_are_alone(Text(shape, 246, TREES["branches"]()))
 
 
+@needs_order
 @pytest.mark.slow
 @every_shape
 @pytest.mark.parametrize("tree", TREES)
@@ -180,6 +183,7 @@ def test_that_holds_in_any_tree_after_any_text(shape: str, tree: str, context: i
     assert_rows_are_alone(Text(shape, context, TREES[tree]()), threads=(1, 3))
 
 
+@needs_order
 @pytest.mark.parametrize("shape", ["multi-head", "groups of seven"])
 def test_that_holds_for_a_cache_in_bf16_too(shape: str) -> None:
     assert_rows_are_alone(Text(shape, 505, TREES["a chain behind three decoys"](), torch.bfloat16))

@@ -14,6 +14,7 @@ import torch
 from scripted_drafters import OffChain, Oracle, RandomBranches, path_to, random_tree
 from slow_cases import cases
 from tiny_models import CONFIGS, FAMILIES, Tiny, byte_tokenizer, prompt_ids, write
+from torch_products import needs_order
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
@@ -64,6 +65,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- what it finds -----------------------------------------------------------------------------------------------------
 
 
+@needs_order
 @pytest.mark.slow
 @every_precision
 @pytest.mark.parametrize("name", cases(CONFIGS, [GROUPED]))
@@ -84,6 +86,7 @@ def broad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("model") / "broad", config, byte_tokenizer(), seed=1, spread=0.05)
 
 
+@needs_order
 @pytest.mark.slow
 def test_the_invariant_form_is_bitwise_where_threads_share_a_row(broad: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exactness, "physical_cores", lambda: 3)
@@ -212,6 +215,7 @@ def test_in_the_invariant_form_wider_trees_than_asked_for_are_tried_for_all_must
     assert_seen(doctored(small(), lambda output, mask: output.logits + 1e-3 * (len(mask) == rows)), widest=2)
 
 
+@needs_order
 def test_in_the_fastest_form_wider_trees_than_asked_for_are_not_tried(small: Small) -> None:
     seen: list[int] = []
 
@@ -377,6 +381,7 @@ def test_an_answer_that_is_no_number_is_not_bitwise(
     assert not measure(target, 3, exact).bitwise
 
 
+@needs_order
 @pytest.mark.slow
 @pytest.mark.parametrize("needed", [4, 8])
 def test_rows_are_filled_up_to_the_smallest_multiple_that_holds(
@@ -517,6 +522,7 @@ def assert_sessions_agree(
         assert (talk.acceptance_length > 1.5) == (name != "wrong")
 
 
+@needs_order
 @pytest.mark.slow
 def test_exact_text_is_that_of_plain_decoding_to_the_last_bit(load: Load) -> None:
     target = load(WIDE_HEADS)
@@ -524,6 +530,7 @@ def test_exact_text_is_that_of_plain_decoding_to_the_last_bit(load: Load) -> Non
     assert_sessions_agree(target, 350, SAMPLINGS["seeded"], bits, names=("branches",))
 
 
+@needs_order
 @pytest.mark.slow
 @every_precision
 @pytest.mark.parametrize("name", FAMILIES)
