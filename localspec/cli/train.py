@@ -114,7 +114,8 @@ def train(
             save_seconds=save_every, force=force,
         )  # fmt: skip
         try:
-            job = Job(request, settings, lock, progress.notice, progress.show)
+            job = Job(request, settings, progress.notice, progress.show)
+            job.load(lock)
             if not _run(job, interrupt, progress):
                 return 130
             progress.show("measuring")

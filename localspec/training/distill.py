@@ -36,12 +36,11 @@ class _Dialogue:
 
     messages: list[Message]
     following: list[str]
-    tokens: int = 0  # of the replies
     finished: bool = True
 
     def take(self, reply: Reply, text: str) -> None:
         self.messages.append({"role": "assistant", "content": text})
-        self.tokens, self.finished = self.tokens + len(reply.tokens), reply.finished
+        self.finished = reply.finished
 
     def ask_next(self) -> None:
         self.messages.append({"role": "user", "content": self.following.pop(0)})
@@ -137,7 +136,6 @@ class Distiller:
             "id": name,
             "messages": dialogue.messages,
             "finish_reason": "stop" if dialogue.finished else "length",
-            "tokens": dialogue.tokens,
         }
 
     def _read(self) -> set[str]:

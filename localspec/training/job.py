@@ -27,7 +27,7 @@ from localspec.training.corpus import Corpus
 from localspec.training.directory import Lock
 from localspec.training.examples import Example
 from localspec.training.generated import measure_generated
-from localspec.training.result import Origin, Result, rounded
+from localspec.training.result import Origin, Result, report_of, rounded
 from localspec.training.target import decoding_target, load_target
 from localspec.training.train import StepReport, Training, TrainingPlan, perplexity
 from localspec.training.trainable import PreviousRun, TrainableDrafter, make_drafter, trainable_class
@@ -58,6 +58,7 @@ class Request:
     epochs: float | None
     save_seconds: float
     force: bool
+    course: str = ""  # names the course that this is a part of, and that decides whether the drafter is kept
 
     def identity(self, choice: Choice, own: str) -> dict[str, Any]:
         """Returns what must be the same for a stopped training to go on."""
@@ -71,42 +72,51 @@ class Request:
 
 
 class Job:
-    """A training that is ready to run. Raises UsageMistake, DoesNotFit and LocalspecError before anything is written.
+    """A training: where and how it computes, what it takes, and once it is loaded the loop and its result.
 
-    Takes `lock`, that of its directory. `say` is called with what a user should know before training starts, `progress`
-    with what is being done.
+    Raises UsageMistake, DoesNotFit and LocalspecError before anything is written. `say` is called with what a user
+    should know before training starts, `progress` with what is being done.
     """
 
     def __init__(
         self,
         request: Request,
         settings: Settings,
-        lock: Lock,
         say: Callable[[str], None],
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.request, self._say = request, say
+        self.request, self._say, self._progress = request, say, progress
         self.own = revision(request.card.path)
-        self.choice, shadow = self._choose(settings)
-        self.changes_target = shadow.changes_target
+        self.choice, self.shadow = self._choose(settings)
+        self.changes_target = self.shadow.changes_target
+        self.length = self._length(self.shadow.target)
+        self.needed = estimate.needs(self.shadow, self.choice, self.length, self.changes_target)
+
+    def fitting(self) -> int:
+        """Returns how many tokens of a forward fit in memory. Raises DoesNotFit, also where the disk is too small."""
+        request = self.request
+        at_once = request.at_once or max(request.batch, self.length)
+        at_once = estimate.fitting(self.needed, self.choice, at_once, request.at_once or self.length)
+        estimate.room(self.needed, request.directory)
+        return at_once
+
+    def load(self, lock: Lock) -> None:
+        """Makes it ready to run, or to go on; takes `lock`, that of its directory."""
+        request, progress = self.request, self._progress
         AcceleratorState._reset_state(reset_partial_state=True)  # an earlier one's
         self.processes = processes(self.choice)
         self.main = bool(self.processes.is_main_process)
         if self.main:
             lock.take()
-        length = self._length(shadow.target)
         asked = request.identity(self.choice, self.own)
         resumed = _resumed(request, asked)
-        needed = estimate.needs(shadow, self.choice, length, self.changes_target)
-        at_once = request.at_once or max(request.batch, length)
-        at_once = resumed.get("at_once") or estimate.fitting(needed, self.choice, at_once, request.at_once or length)
-        estimate.room(needed, request.directory)
+        at_once = resumed.get("at_once") or self.fitting()
         if self.processes.num_processes > 1 and self.choice.device != "cpu":
             self.choice = replace(self.choice, device=str(self.processes.device))
         self._tell(
-            f"{request.kind} for {request.name}: about {needed.memory(at_once) / 2**30:.1f} GiB of memory with "
-            f"{at_once} tokens at once, {needed.files / 2**20:.0f} MiB on disk, {needed.trainable / 1e6:.2f} M "
-            "trainable parameters."
+            f"{request.kind} for {request.name}: about {self.needed.memory(at_once) / 2**30:.1f} GiB of memory with "
+            f"{at_once} tokens at once, {self.needed.files / 2**20:.0f} MiB on disk, "
+            f"{self.needed.trainable / 1e6:.2f} M trainable parameters."
         )
         progress(f"loading {request.card.name}")
         torch.manual_seed(request.seed)
@@ -115,7 +125,7 @@ class Job:
         torch.manual_seed(request.seed)
         self.drafter = make_drafter(request.kind, target, options).to(target.device)
         progress("reading text")
-        corpus = Corpus(target, request.examples, length, request.batch, request.seed)
+        corpus = Corpus(target, request.examples, self.length, request.batch, request.seed)
         self.at_once = at_once
         self.perplexity = [perplexity(target, corpus.held_out, at_once)] if self.changes_target else []
         plan = TrainingPlan(
@@ -226,22 +236,13 @@ class Job:
             )
             shutil.rmtree(request.directory / "checkpoint", ignore_errors=True)
         self.processes.wait_for_everyone()
-        return {
-            "kind": request.kind,
-            "model": request.name,
-            "directory": str(request.directory),
-            "changes_target": self.changes_target,
-            "seconds": round(training.state.seconds, 2),
-            "accuracy_by_depth": accuracy,
-            "measured_tokens": sum(row.worth for row in training.corpus.held_out),
-            **generated,
-            **figures,
-        }
+        return report_of(request.directory) if self.main else {}
 
     def _record(self, accuracy: Sequence[Sequence[float]], figures: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what drafter.json says about how the drafter was made."""
         request, training = self.request, self.training
         return {
+            **({"course": request.course, "kept": False} if request.course else {}),
             "features": {"dtype": self.choice.dtype, "quantize": self.choice.quantize},
             "data": list(request.data),
             "command": request.command,
@@ -249,7 +250,8 @@ class Job:
             "trained": {
                 **figures,
                 "passes": round(training.state.epochs, 3),
-                "hours": round(training.state.seconds / 3600, 4),
+                "hours": round(training.state.seconds / 3600, 6),
+                "measured_tokens": sum(row.worth for row in training.corpus.held_out),
                 "labels": "soft" if request.distill else "text",
                 "batch": request.batch,
                 "length": training.corpus.length,

@@ -16,11 +16,13 @@ from safetensors import SafetensorError
 
 from localspec import __version__
 from localspec.checkpoint import revision
+from localspec.drafters.saved import CARD
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.nn.target import Target
 from localspec.training import checkpoint, curves
 from localspec.training.trainable import TrainableDrafter, save_drafter
 
+REPORTED = ("measured_tokens", "steps", "tokens", "loss", "perplexity")  # of how a drafter was trained
 COPIED = ("generation_config.json", "LICENSE*", "NOTICE*")  # to a changed target
 
 
@@ -96,6 +98,26 @@ class Result:
         if old.exists():
             shutil.rmtree(old)
         new.replace(old)
+
+
+def report_of(directory: Path) -> dict[str, Any]:
+    """Returns what `train --json` prints of the drafter in a directory. Raises LocalspecError where it is damaged."""
+    file = directory / "drafter" / CARD
+    try:
+        card = json.loads(file.read_text("utf-8"))
+        trained, target = card["trained"], card["target"]
+        return {
+            "kind": card["kind"],
+            "model": target.get("made_from", target)["name"],
+            "directory": str(directory),
+            "changes_target": "made_from" in target,
+            "seconds": round(3600 * trained["hours"], 2),
+            "accuracy_by_depth": card["accuracy_by_depth"],
+            **{name: card[name] for name in ("acceptance",) if name in card},
+            **{name: trained[name] for name in REPORTED if name in trained},
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LocalspecError(f"{file} cannot be read ({error}); give --force to begin anew.") from None
 
 
 def rounded(shares: Sequence[float]) -> list[float]:

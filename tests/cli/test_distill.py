@@ -77,7 +77,6 @@ def agree(found: dict[str, dict], model) -> None:
         line = found[f"p{number}"]
         assert line["messages"] == [*asked, {"role": "assistant", "content": model.target.decode(reply)}]
         assert line["finish_reason"] == ("length" if len(reply) == 20 else "stop")
-        assert line["tokens"] == len(reply) - (line["finish_reason"] == "stop")
 
 
 def test_our_engine_answers_on_a_cpu_and_says_the_same(distill, tmp_path, model):
