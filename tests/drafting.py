@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quantized_layers import packed_target
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
@@ -12,8 +13,12 @@ from localspec.decoding.logits import Hidden
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.session import Session
 from localspec.drafters.trained import TrainedDrafter
+from localspec.models.architecture import weight_map
+from localspec.nn.adapters import Adapters
 from localspec.nn.logits import TorchHidden
 from localspec.nn.target import Target
+from localspec.nn.transformer import Transformer
+from localspec.training.merging import write_merged
 from localspec.training.trainable import TrainableDrafter
 
 
@@ -37,6 +42,24 @@ def drafting(drafter: TrainableDrafter, target: Any = None, kind: type[TrainedDr
 def session_of(target: Any, drafter: TrainableDrafter | Drafter, budget: Budget) -> Session:
     """A session with a drafter, whether it was trained just now or drafts already."""
     return Session(target, drafting(drafter, target) if isinstance(drafter, TrainableDrafter) else drafter, budget)
+
+
+@torch.no_grad()
+def add_changes(adapters: Adapters, transformer: Transformer) -> None:
+    """What adapters amount to becomes part of dense weights."""
+    for name in weight_map(transformer.config):
+        if (change := adapters.change_of(name)) is not None:
+            transformer.get_parameter(name).add_(change)
+
+
+def after_training(drafter: Any, origin: Path, path: Path, packing: str = "") -> tuple[Any, Target]:
+    """A drafter that changed its target by adapters, for the target as it is written, in fp32 or packed by our library.
+
+    Returns that target, too.
+    """
+    write_merged(origin, drafter.target, drafter.adapters, path)
+    target = packed_target(path, packing) if packing else Target.load(path)
+    return drafter.for_changed(target), target
 
 
 def hidden_for(target: Any, states: torch.Tensor) -> Hidden:

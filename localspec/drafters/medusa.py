@@ -19,7 +19,7 @@ from localspec.errors import UsageMistake
 from localspec.models.adapter_names import MOST_RANK
 from localspec.models.drafter_cards import RANKS
 
-JOINT = ("rank", "alpha", "dropout", "balance", "schedule", "warmup")  # options that only joint training has
+JOINT = ("rank", "alpha", "dropout", "lm_head", "balance", "schedule", "warmup")  # options that only joint training has
 SCHEDULES = ("sine", "constant")
 SOFT_BALANCE, TEXT_BALANCE = 0.01, 0.2  # λ₀ by labels
 TREES = ("confident", "static", "dense", "chain")
@@ -34,10 +34,10 @@ class MedusaOptions:
     `tree` is built from this step's confidence, or once from measured accuracies (sparse, §3.3.3: "static"; of all
     products of each head's first candidates, §3.1.2: "dense"), or is a chain. `decay` is λ:
     the loss of head k is weighted by λᵏ. `joint` is Medusa-2 (§3.2.2), which changes the target: adapters of this rank
-    and alpha, a share `dropout` of whose inputs is zero, are trained with the heads, after the heads alone for the
-    share `warmup` of the training. The heads' loss is then weighted by `balance` (λ₀: 0.01 with the target's
-    distribution as the label; with the text, 0.2 where nothing else is given), which by `schedule` rises as a "sine"
-    from nothing or is "constant". Raises UsageMistake for impossible values.
+    and alpha on all its layers and, with `lm_head`, on its head, a share `dropout` of whose inputs is zero, are trained
+    with the heads, after the heads alone for the share `warmup` of the training. The heads' loss is then weighted by
+    `balance` (λ₀: 0.01 with the target's distribution as the label; with the text, 0.2 where nothing else is given),
+    which by `schedule` rises as a "sine" from nothing or is "constant". Raises UsageMistake for impossible values.
     """
 
     heads: int = 4
@@ -49,6 +49,7 @@ class MedusaOptions:
     rank: int = 32
     alpha: float = 16.0
     dropout: float = 0.05
+    lm_head: bool = True
     balance: float = SOFT_BALANCE
     schedule: str = "sine"
     warmup: float = 0.25

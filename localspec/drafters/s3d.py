@@ -29,7 +29,8 @@ class S3DOptions:
     skipped.
 
     `adapters` act only while drafting: on "all" linear layers, on "vko" (values, keys, output; appendix B) or "none".
-    `full` trains the kept layers themselves instead, which makes another target. Raises UsageMistake for impossible
+    `full` trains the kept layers themselves instead, which makes another target; where they are in few bits it does so
+    by adapters that become part of them. Raises UsageMistake for impossible
     values.
     """
 

@@ -21,8 +21,10 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.models.adapter_names import MOST_RANK
 from localspec.models.architecture import TransformerConfig
 
-JOINT = ("rank", "balance")  # options that only joint training has
+JOINT = ("balance",)  # options that only joint training has
+CHANGING = ("rank", "lm_head")  # and those of training that changes the target, at once or before
 FREQUENT, LARGE = 2**15, 2**16  # tokens of a draft vocabulary, of a model that has more than so many
+MOST_DRAFT_RANK = 4096  # r_q of the paper (§4.2)
 PAPER_WIDTH = 1024  # of W_p h_p and of W_q h_q (appendix A)
 RECENT_MODELS = ("transformer", "lstm", "none")
 
@@ -40,8 +42,11 @@ class SemiOptions:
     whatever the target's hidden_size.
 
     `share` is the share of a text's positions that one batch learns from. `joint`: the target is trained too, through
-    adapters of this rank, and the drafter's loss is weighted by `balance`, λ of eq. 8. Raises UsageMistake for
-    impossible values.
+    adapters of this `rank` on its layers and, with `lm_head`, on its head (r_p, §4.2), and the drafter's loss is
+    weighted by `balance`, λ of eq. 8. `first` is the share of the training in which the target alone learns the
+    text (λ = 0, separate training in two stages); in the rest the drafter alone learns (λ = 1). `draft_rank`: the
+    drafter's own matrices learn by changes of this rank only (r_q; 0: all of each). Raises UsageMistake for impossible
+    values.
     """
 
     recent: str = "transformer"
@@ -54,6 +59,9 @@ class SemiOptions:
     joint: bool = False
     rank: int = 16
     balance: float = 0.25
+    lm_head: bool = True
+    first: float = 0.0
+    draft_rank: int = 0
 
     def __post_init__(self) -> None:
         if self.recent not in RECENT_MODELS:
@@ -67,10 +75,22 @@ class SemiOptions:
             ("share", self.share, 0 < self.share <= 1, "above 0 and at most 1"),
             ("rank", self.rank, 1 <= self.rank <= MOST_RANK, f"1 to {MOST_RANK}"),
             ("balance", self.balance, 0 < self.balance < 1, "a number between 0 and 1"),
+            ("first", self.first, 0 <= self.first < 1, "0 or more and below 1"),
+            (
+                "draft_rank",
+                self.draft_rank,
+                0 <= self.draft_rank <= MOST_DRAFT_RANK,
+                f"0 for all, to {MOST_DRAFT_RANK}",
+            ),
         ):
             if not fine:
                 raise UsageMistake(f"{name} = {value} of semi is not possible; give {hint}.")
-        refuse_without_joint("semi", self, JOINT)
+        if self.joint and self.first:
+            raise UsageMistake(
+                f"first = {self.first} of semi trains target and drafter one after the other, and joint both at once; "
+                "give one of them."
+            )
+        refuse_without_joint("semi", self, JOINT if self.first else (*JOINT, *CHANGING))
 
     def settled(self, vocab_size: int) -> Self:
         """These options for a target with so many tokens, its draft vocabulary chosen."""

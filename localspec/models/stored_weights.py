@@ -1,6 +1,6 @@
 """The tensors in a model's safetensors files: where each lies, and whether all are there that config.json promises."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from math import prod
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from localspec.checkpoint import Checkpoint, tensor_headers, tensor_start
 from localspec.errors import LocalspecError, first_line
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.models.model_config import ModelConfig
 
 _PIECE = 2**20  # numbers that are compared at a time
 NUMPY_TYPES = {
@@ -82,7 +83,16 @@ def stored_tensors(checkpoint: Checkpoint, config: TransformerConfig) -> dict[st
     return found
 
 
-def own_head(checkpoint: Checkpoint) -> bool:
+def stored_sizes(checkpoint: Checkpoint, config: ModelConfig) -> TransformerConfig:
+    """Returns the sizes of a model whose files may hold a head that config.json does not tell of.
+
+    What the files hold is what counts, as for the stock model. Raises what `TransformerConfig.of` raises.
+    """
+    sizes = TransformerConfig.of(config)
+    return replace(sizes, tied=False) if sizes.tied and _own_head(checkpoint) else sizes
+
+
+def _own_head(checkpoint: Checkpoint) -> bool:
     """Returns whether the weights hold a head that is not the embedding, though config.json says the two are one."""
     found = list(_find(checkpoint, frozenset(("lm_head.weight", "model.embed_tokens.weight"))).values())
     if len(found) < 2:

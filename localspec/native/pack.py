@@ -15,7 +15,7 @@ from localspec.models.architecture import TransformerConfig, in_features, weight
 from localspec.models.model_config import ModelConfig, read_config
 from localspec.models.registry import license_of
 from localspec.models.rope import Rope
-from localspec.models.stored_weights import StoredTensor, own_head, stored_tensors
+from localspec.models.stored_weights import StoredTensor, stored_sizes, stored_tensors
 from localspec.models.tokenizer import TOKENIZER_FILES
 from localspec.native.library import FORMATS, Packing, address, check, library
 from localspec.packed_file import PANEL, Header, Origin, Section, Tensor
@@ -69,10 +69,8 @@ class Source:
         """
         checkpoint = inspect(path)
         config = read_config(checkpoint)
-        sizes = TransformerConfig.of(config)
+        sizes = stored_sizes(checkpoint, config)
         Rope.of(config, config.contexts[0])
-        if sizes.tied and own_head(checkpoint):
-            sizes = replace(sizes, tied=False)
         stored = stored_tensors(checkpoint, sizes)
         made_of = {name: [stored[part] for part, _ in parts] for name, parts in weight_map(sizes).items()}
         made_of.setdefault("lm_head.weight", made_of["embed_tokens"])

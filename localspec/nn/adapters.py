@@ -1,4 +1,4 @@
-"""LoRA adapters of a transformer's linear layers: made, merged, and exchanged with peft under its own names."""
+"""LoRA adapters of a transformer's linear layers and head: made, and exchanged with peft under its own names."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -9,18 +9,31 @@ from torch import nn
 from localspec.errors import LocalspecError
 from localspec.models.adapter_names import AdaptedPart, adapted_parts
 from localspec.models.stored_names import STORED_NAMES
-from localspec.nn.linear import Linear, LoraAdapter
+from localspec.nn.linear import LoraAdapter
 from localspec.nn.transformer import Transformer
 
 
 class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
-    """Adapters of some layers, by layer and by linear layer, as `Transformer.forward` takes them."""
+    """Adapters of some layers, by layer and by linear layer, as `Transformer.forward` takes them; and of the head.
+
+    In training a share `dropout` of their inputs is zero.
+    """
+
+    head: LoraAdapter | None
 
     def __init__(
-        self, transformer: Transformer, layers: Sequence[int], rank: int, alpha: float, which: str = "all"
+        self,
+        transformer: Transformer,
+        layers: Sequence[int],
+        rank: int,
+        alpha: float,
+        which: str = "all",
+        *,
+        head: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.rank, self.alpha = rank, alpha
+        self.rank, self.alpha, self.head = rank, alpha, None
         self._adapters: dict[int, dict[str, LoraAdapter]] = {}
         self._parts = list(adapted_parts(transformer.config, layers, which))
         for (index, name), parts in groupby(self._parts, lambda part: (part.layer, part.linear)):
@@ -29,6 +42,13 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
                 adapter = LoraAdapter(inputs, outputs, [(part.start, part.end) for part in parts], rank, alpha)
             self._adapters.setdefault(index, {})[name] = adapter
             self.add_module(f"{index}_{STORED_NAMES[name]}", adapter)
+        if head:
+            outputs, inputs = transformer.lm_head.shape
+            with transformer.embed_tokens.device:
+                self.head = LoraAdapter(inputs, outputs, [(0, outputs)], rank, alpha)
+        for made in self.children():
+            assert isinstance(made, LoraAdapter)
+            made.dropout = dropout
 
     def __getitem__(self, layer: int) -> Mapping[str, LoraAdapter]:
         return self._adapters[layer]
@@ -44,18 +64,14 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
     def __eq__(self, other: object) -> bool:
         return self is other
 
-    @property
-    def nbytes(self) -> int:
-        return sum(adapter.nbytes for layer in self._adapters.values() for adapter in layer.values())
-
     @torch.no_grad()
-    def merge(self, transformer: Transformer) -> None:
-        """Adds the adapters to the weights, which then are another model's. The layers must be dense."""
-        for index, layer in self._adapters.items():
-            for name, adapter in layer.items():
-                linear = getattr(transformer.layers[index], name)
-                assert isinstance(linear, Linear)
-                linear.weight.add_(adapter.product().to(linear.weight.dtype))
+    def change_of(self, name: str) -> torch.Tensor | None:
+        """Returns what is added to one of our weights [out, in], by its name in `weight_map`; None for nothing."""
+        adapter = self.head if name == "lm_head.weight" else None
+        if name.startswith("layers.") and name.endswith(".weight"):
+            _, index, linear, _ = name.split(".")
+            adapter = self._adapters.get(int(index), {}).get(linear)
+        return None if adapter is None else adapter.product()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns a pair of tensors for each projection of the Hugging Face layout, under peft's names."""

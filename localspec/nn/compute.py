@@ -1,7 +1,7 @@
 """What drafters compute with where torch computes, as `decoding/compute.py` describes it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from localspec.decoding.forward import TokenCache
 from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.models.model_config import read_config
 from localspec.models.rope import Rope
-from localspec.models.stored_weights import own_head
+from localspec.models.stored_weights import stored_sizes
 from localspec.nn.cache import KVCache
 from localspec.nn.logits import TorchLogits
 from localspec.nn.transformer import RotaryEmbedding, Transformer
@@ -202,9 +202,7 @@ class TorchCompute:
         """Returns the small language model of a directory, in the precision that the target computes in."""
         checkpoint = inspect(path)
         config = read_config(checkpoint)
-        sizes = TransformerConfig.of(config)
-        if sizes.tied and own_head(checkpoint):
-            sizes = replace(sizes, tied=False)
+        sizes = stored_sizes(checkpoint, config)
         weights = Weights(checkpoint, sizes, self._transformer.computes_in, str(self._device))
         return TorchRowModel(Transformer(sizes, RotaryEmbedding(Rope.of(config, context), self._device), weights))
 

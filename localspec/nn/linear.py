@@ -43,9 +43,11 @@ class LoraAdapter(nn.Module):
         self.register_buffer("block_mask", block_mask, persistent=False)
         use_stored_names(self)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, channels: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns what is added to the layer's output, or to some channels of it."""
         # Masked again where it learns, so that no gradient reaches what lies outside the blocks.
         lora_b = self.lora_B * self.block_mask if self.lora_B.requires_grad else self.lora_B
+        lora_b = lora_b if channels is None else lora_b[channels]
         x = F.dropout(x.to(self.lora_A.dtype), self.dropout, self.training)
         return F.linear(F.linear(x, self.lora_A), lora_b) * (self.alpha / self.rank)
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,17 @@ from localspec.checkpoint import originals
 from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError
-from localspec.models.architecture import TransformerConfig, weight_map
+from localspec.models.architecture import weight_map
 from localspec.models.chat_template import Message
 from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.model_config import ModelConfig, read_config, read_generation_config
 from localspec.models.rope import Rope
-from localspec.models.stored_weights import own_head
+from localspec.models.stored_weights import stored_sizes
 from localspec.models.tokenizer import Tokenizer
 from localspec.nn.attention import LEAST_SLOTS, fastest, invariant, page_size
 from localspec.nn.cache import KVCache
 from localspec.nn.compute import TorchCompute
-from localspec.nn.linear import Linear, QuantizedLinear
+from localspec.nn.linear import Adapter, Linear, QuantizedLinear
 from localspec.nn.logits import TensorOutput, TorchHidden, TorchLogits
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class
 from localspec.nn.transformer import RotaryEmbedding, Transformer
@@ -76,9 +75,7 @@ class Target:
         checkpoint = originals(path)
         config = read_config(checkpoint)
         context = config.context_for(context)
-        sizes = TransformerConfig.of(config)
-        if sizes.tied and own_head(checkpoint):  # as the stock model does: what the file holds is what counts
-            sizes = replace(sizes, tied=False)
+        sizes = stored_sizes(checkpoint, config)
         transformer = Transformer(
             sizes,
             RotaryEmbedding(Rope.of(config, context), torch.device(device)),
@@ -144,9 +141,9 @@ class Target:
         """Returns the input embeddings of token ids, [..., hidden_size]."""
         return F.embedding(tokens, self.transformer.embed_tokens)
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def head(self, hidden: torch.Tensor, adapter: Adapter | None = None) -> torch.Tensor:
         """Returns the logits [..., vocab_size] of hidden states after the final norm."""
-        logits: torch.Tensor = self.transformer.lm_head(hidden)
+        logits: torch.Tensor = self.transformer.lm_head(hidden, adapter)
         return logits
 
     def cache(self, slots: int) -> KVCache:
@@ -208,6 +205,11 @@ class Target:
         """Ids that stand for no text: role marks, ends, padding."""
         return self.tokenizer.special_ids | self.stop_tokens
 
+    def free(self) -> None:
+        """Lets go of its weights; what is left computes nothing any more."""
+        del self.transformer
+        self.__dict__.pop("compute", None)
+
     # -- back to files ------------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
@@ -223,7 +225,12 @@ class Target:
             pieces = torch.split(ours[name].detach(), [rows for _, rows in made_of])
             tensors.update({part: piece.contiguous() for (part, _), piece in zip(made_of, pieces, strict=True)})
         save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-        (path / "config.json").write_text(json.dumps(self.config.content, indent=2, sort_keys=True) + "\n", "utf-8")
+        self.save_settings(path)
+
+    def save_settings(self, path: Path, changed: Mapping[str, Any] | None = None) -> None:
+        """Writes config, with some values `changed`, and tokenizer in the Hugging Face layout."""
+        content = {**self.config.content, **(changed or {})}
+        (path / "config.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", "utf-8")
         self.tokenizer.save(path)
 
 

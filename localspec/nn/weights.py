@@ -22,7 +22,7 @@ TYPES = {
 }  # fmt: skip
 
 
-def _read(stored: StoredTensor, into: torch.Tensor) -> None:
+def read_stored(stored: StoredTensor, into: torch.Tensor) -> None:
     """Fills a contiguous tensor, of any type and on any device.
 
     Raises LocalspecError for a type that is not known, and where the file has changed since its header was read.
@@ -60,7 +60,7 @@ class Weights(Mapping[str, torch.Tensor]):
         rows, columns = [count for _, count in made_of], self._stored[made_of[0][0]].shape[1:]
         whole = torch.empty(sum(rows), *columns, dtype=self._dtype, device=self._device)
         for (part, _), slot in zip(made_of, torch.split(whole, rows), strict=True):
-            _read(self._stored[part], slot)
+            read_stored(self._stored[part], slot)
         return whole
 
     def __iter__(self) -> Iterator[str]:

@@ -15,6 +15,7 @@ from localspec.machine.hardware import wait_for
 from localspec.machine.machine import Machine
 from localspec.machine.memory import free_memory
 from localspec.models.registry import TargetCard
+from localspec.nn.linear import QuantizedLinear
 from localspec.nn.losses import HELD, ROWS
 from localspec.nn.packing import DTYPES
 from localspec.nn.target import Target
@@ -49,6 +50,8 @@ class Needs:
 def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choice) -> TrainableDrafter:
     """Returns the drafter that would be trained, on the meta device, without weights. Raises as `make_drafter` does."""
     target = Target.load(card.path, device="meta", dtype=DTYPES[choice.dtype])
+    if choice.quantize != "none":
+        target.transformer.linear_class = QuantizedLinear  # which a drafter may ask for; shapes are the same
     return make_drafter(kind, target, options)
 
 
@@ -85,13 +88,18 @@ def outlook(
     choice = choose(card, replace(config.Settings(), drafter="none"), machine, measurements)
     drafter = shadow(kind, card, {}, choice)
     length = min(LENGTH, drafter.target.context)
-    needed = needs(drafter, choice, length, drafter.changes_target)
+    needed = needs(drafter, choice, length)
     return hours(drafter, product_seconds(choice.device, DTYPES[choice.dtype]), tokens), needed.memory(length)
 
 
-def needs(drafter: TrainableDrafter, choice: Choice, length: int, changes_target: bool) -> Needs:
-    """Returns what training this drafter needs; it may be on torch's meta device, without weights."""
-    shape, item = drafter.target.transformer.config, 2 if choice.dtype != "fp32" and choice.quantize == "none" else 4
+def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int = 0) -> Needs:
+    """Returns what training this drafter needs; it may be on torch's meta device, without weights.
+
+    Where the target is changed, it is `written` as so many bytes.
+    """
+    shape, changes_target = drafter.target.transformer.config, drafter.changes_target
+    # On a CPU packed weights are computed with in fp32.
+    item = 4 if choice.dtype == "fp32" or (choice.device == "cpu" and choice.quantize != "none") else 2
     count = sum(parameter.numel() for parameters, _ in trainable_groups(drafter) for parameter in parameters)
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     read = item * (
@@ -113,7 +121,7 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, changes_target
         + PROGRAM,
         token=read + learnt + drawn,
         # two checkpoints, for the old one stays until the new one is whole; then the drafter, and perhaps a target
-        files=2 * 12 * count + 4 * count + (choice.loaded_bytes if changes_target else 0),
+        files=2 * 12 * count + 4 * count + written,
         trainable=count,
     )
 

@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from localspec.checkpoint import revision
+from localspec.checkpoint import originals, revision
 from localspec.config import Settings
 from localspec.drafters.saved import drafter_class
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
@@ -27,7 +27,7 @@ from localspec.training.corpus import Corpus
 from localspec.training.directory import Lock
 from localspec.training.examples import Example
 from localspec.training.generated import measure_generated
-from localspec.training.result import Origin, Result, report_of, rounded
+from localspec.training.result import NEW_TARGET, Origin, Result, report_of, rounded, write_target
 from localspec.training.target import decoding_target, load_target
 from localspec.training.train import StepReport, Training, TrainingPlan, perplexity
 from localspec.training.trainable import PreviousRun, TrainableDrafter, make_drafter, trainable_class
@@ -90,7 +90,8 @@ class Job:
         self.choice, self.shadow = self._choose(settings)
         self.changes_target = self.shadow.changes_target
         self.length = self._length(self.shadow.target)
-        self.needed = estimate.needs(self.shadow, self.choice, self.length, self.changes_target)
+        written = originals(request.card.path).bytes if self.changes_target else 0
+        self.needed = estimate.needs(self.shadow, self.choice, self.length, written)
 
     def fitting(self) -> int:
         """Returns how many tokens of a forward fit in memory. Raises DoesNotFit, also where the disk is too small."""
@@ -118,6 +119,11 @@ class Job:
             f"{at_once} tokens at once, {self.needed.files / 2**20:.0f} MiB on disk, "
             f"{self.needed.trainable / 1e6:.2f} M trainable parameters."
         )
+        if self.changes_target and self.choice.quantize != "none":
+            self._tell(
+                f"{request.name} learns and teaches in {self.choice.quantize}, to which its weights are rounded; what "
+                "it has learnt is added to its own weights in the end."
+            )
         progress(f"loading {request.card.name}")
         torch.manual_seed(request.seed)
         target = load_target(self.choice, Reporter(self._tell, progress))
@@ -154,30 +160,41 @@ class Job:
     def _choose(self, settings: Settings) -> tuple[Choice, TrainableDrafter]:
         """Returns where and in which precision to train, and the drafter without weights, by which both are chosen.
 
-        A form that changes the target needs weights that are not quantized, and to train them directly in fp32: `auto`
-        follows this, and what was named otherwise is refused.
+        A form that changes the target trains weights in few bits by adapters, which become part of the target's own
+        weights; where those fit, `auto` takes them. What trains them directly needs fp32.
         """
         request, plain = self.request, replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False)
         machine = this_machine().as_torch_has_it()
         choice = _densely(request.card, plain, machine)
         shadow = estimate.shadow(request.kind, request.card, request.options, choice)
-        if shadow.changes_target:
-            if settings.quantize not in ("auto", "none"):
-                raise UsageMistake(
-                    f"This form of {request.kind} changes the target's weights, and {settings.quantize} rounds them; "
-                    "leave --quantize out, or choose a form that leaves the target as it is."
-                )
-            directly = shadow.adapters is None
-            if directly and settings.dtype not in ("auto", "fp32"):
+        if not shadow.changes_target:
+            return choice, shadow
+        if settings.quantize == "auto":
+            choice = self._largest(plain, machine)
+            shadow = estimate.shadow(request.kind, request.card, request.options, choice)
+        if shadow.adapters is None:
+            if settings.dtype not in ("auto", "fp32"):
                 raise UsageMistake(
                     f"This form of {request.kind} trains the target's own weights, which {settings.dtype} is too "
-                    "coarse for; leave --dtype out, or choose a form that leaves the target as it is."
+                    "coarse for; leave --dtype out, give --quantize int8 for adapters instead, or choose a form that "
+                    "leaves the target as it is."
                 )
-            dtype = "fp32" if directly else settings.dtype
-            plain = replace(plain, quantize="none", dtype=dtype)
-            choice = choose(request.card, plain, machine)
+            choice = choose(request.card, replace(plain, quantize="none", dtype="fp32"), machine)
             shadow = estimate.shadow(request.kind, request.card, request.options, choice)
         return choice, shadow
+
+    def _largest(self, plain: Settings, machine: Machine) -> Choice:
+        """Returns the most accurate weights beside which there is room to train a form that changes the target."""
+        request, found = self.request, []
+        for quantize in ("none", "int8", "nf4", "int4"):
+            with suppress(DoesNotFit, UsageMistake):
+                choice = choose(request.card, replace(plain, quantize=quantize), machine)
+                shadow = estimate.shadow(request.kind, request.card, request.options, choice)
+                found.append(choice)
+                length = self._length(shadow.target)
+                estimate.fitting(estimate.needs(shadow, choice, length), choice, length, length)
+                return choice
+        return found[-1] if found else choose(request.card, plain, machine)
 
     def _length(self, target: Target) -> int:
         length = self.request.length or min(estimate.LENGTH, target.context)
@@ -212,8 +229,7 @@ class Job:
         request, training = self.request, self.training
         accuracy = training.measure()
         if self.changes_target:
-            if self.drafter.adapters is not None:
-                self.drafter.merge_adapters()
+            self._change_target()
             self.perplexity.append(perplexity(self.drafter.target, training.corpus.held_out, self.at_once))
         self.drafter.eval()
         if outcome := self.drafter.outcome(accuracy):
@@ -226,8 +242,7 @@ class Job:
         }
         generated: dict[str, Any] = {}
         if self.main:
-            own = self.drafter.target
-            decoding = own if self.changes_target else decoding_target(self.choice, own)
+            decoding = decoding_target(self.choice, self.drafter.target)
             found = measure_generated(decoding, self.drafter.drafter(decoding), training.corpus.held_out)
             generated = {} if found is None else {"acceptance": found.as_json()}
             origin = Origin(request.name, request.card.path, self.own)
@@ -237,6 +252,20 @@ class Job:
             shutil.rmtree(request.directory / "checkpoint", ignore_errors=True)
         self.processes.wait_for_everyone()
         return report_of(request.directory) if self.main else {}
+
+    def _change_target(self) -> None:
+        """Writes the changed target; what was changed by adapters is loaded anew, as it will be from now on."""
+        request = self.request
+        if self.main:
+            write_target(self.drafter, request.card.path, request.directory)
+        self.processes.wait_for_everyone()
+        if self.drafter.adapters is None:
+            return
+        self.drafter.target.free()
+        self.choice = replace(self.choice, target=replace(request.card, path=request.directory / NEW_TARGET))
+        target = load_target(self.choice, Reporter(self._tell))
+        self.processes.wait_for_everyone()
+        self.drafter = self.drafter.for_changed(target)
 
     def _record(self, accuracy: Sequence[Sequence[float]], figures: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what drafter.json says about how the drafter was made."""

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from platform import python_version
@@ -20,9 +21,11 @@ from localspec.drafters.saved import CARD
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.nn.target import Target
 from localspec.training import checkpoint, curves
+from localspec.training.merging import write_merged
 from localspec.training.trainable import TrainableDrafter, save_drafter
 
 REPORTED = ("measured_tokens", "steps", "tokens", "loss", "perplexity")  # of how a drafter was trained
+NEW_TARGET = "target.new"
 COPIED = ("generation_config.json", "LICENSE*", "NOTICE*")  # to a changed target
 
 
@@ -45,26 +48,18 @@ class Result:
     record: Mapping[str, Any]
 
     def write(self, directory: Path) -> None:
-        """Writes drafter/, losses.svg, and target/ where it was changed; removes what it wrote in part.
+        """Writes drafter/ and losses.svg, keeps as target/ what `write_target` wrote; removes what it wrote in part.
 
         Raises DoesNotFit where the disk is full, and LocalspecError for other failures.
         """
-        try:
+        with _told(directory):
             self._write(directory)
-        except (OSError, SafetensorError) as error:
-            for left in directory.glob("**/*.new"):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-            kind, remedy = (DoesNotFit, "make room") if checkpoint.full(error) else (LocalspecError, "correct that")
-            raise kind(
-                f"The result cannot be written to {directory} ({error}); {remedy}, and give the same command again: "
-                "it goes on from its checkpoint."
-            ) from error
 
     def _write(self, directory: Path) -> None:
         origin, target = self.origin, self.drafter.target
         made_for: dict[str, Any] = {"name": origin.name, "revision": origin.revision}
         if self.changes_target:
-            self._write_target(directory)
+            self._keep_target(directory)
             own = revision(directory / "target")
             made_for = {
                 "name": f"{origin.name}, changed by {self.drafter.kind}",
@@ -87,17 +82,46 @@ class Result:
         }
         save_drafter(self.drafter, directory / "drafter", about)
 
-    def _write_target(self, directory: Path) -> None:
-        """Writes the target; an old one stays until the new one is whole."""
-        new, old = directory / "target.new", directory / "target"
-        shutil.rmtree(new, ignore_errors=True)
-        self.drafter.target.save(new)
-        for pattern in COPIED:
-            for file in self.origin.path.glob(pattern):
-                shutil.copyfile(file, new / file.name)
+    @staticmethod
+    def _keep_target(directory: Path) -> None:
+        """Puts what `write_target` wrote in its place."""
+        old = directory / "target"
         if old.exists():
             shutil.rmtree(old)
-        new.replace(old)
+        (directory / NEW_TARGET).replace(old)
+
+
+def write_target(drafter: TrainableDrafter, origin: Path, directory: Path) -> Path:
+    """Writes a target that training has changed, and returns where it is until `Result.write` keeps it.
+
+    `origin` is the model's directory. Raises what `Result.write` raises.
+    """
+    new = directory / NEW_TARGET
+    shutil.rmtree(new, ignore_errors=True)
+    with _told(directory):
+        if drafter.adapters is None:
+            drafter.target.save(new)
+        else:
+            write_merged(origin, drafter.target, drafter.adapters, new)
+        for pattern in COPIED:
+            for file in origin.glob(pattern):
+                shutil.copyfile(file, new / file.name)
+    return new
+
+
+@contextmanager
+def _told(directory: Path) -> Iterator[None]:
+    """Says in a sentence why something cannot be written, and removes what was written in part."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        for left in directory.glob("**/*.new"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        kind, remedy = (DoesNotFit, "make room") if checkpoint.full(error) else (LocalspecError, "correct that")
+        raise kind(
+            f"The result cannot be written to {directory} ({error}); {remedy}, and give the same command again: "
+            "it goes on from its checkpoint."
+        ) from error
 
 
 def report_of(directory: Path) -> dict[str, Any]:

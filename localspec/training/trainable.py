@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from safetensors.torch import save_file
@@ -66,7 +66,7 @@ class TrainableDrafter(nn.Module):
     """
 
     Drafter: ClassVar[type[TrainedDrafter]]
-    JOINT: ClassVar[Sequence[str]] = ()  # options that only a form which changes the target has
+    JOINT: ClassVar[Sequence[str]] = ()  # options that make a form which changes the target, or that only it has
     gradient_share: ClassVar[float] = 0.0
 
     def __init__(self, target: Target, options: Any) -> None:
@@ -128,6 +128,11 @@ class TrainableDrafter(nn.Module):
         """Returns groups of what is trained: `params`, and `lr_scale`, by which their learning rate is multiplied."""
         return [{"params": list(self.parameters()), "lr_scale": 1.0}]
 
+    def adapted_head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns the target's logits [..., vocab_size] of states, with the adapters of joint training."""
+        assert self.adapters is not None
+        return self.target.head(hidden, self.adapters.head)
+
     def adapted_states(self, tokens: torch.Tensor) -> torch.Tensor:
         """Returns the target's states [texts, n, hidden_size] with the adapters of joint training; gradients flow."""
         assert self.adapters is not None
@@ -136,18 +141,20 @@ class TrainableDrafter(nn.Module):
         states: torch.Tensor = self.target.transformer(tokens, positions, causal, adapters=self.adapters)
         return states
 
-    def merge_adapters(self) -> None:
-        """Ends joint training: the adapters become part of the target, which is another model from then on."""
-        assert self.adapters is not None and self.changes_target
-        self.adapters.merge(self.target.transformer)
+    def for_changed(self, target: Target) -> Self:
+        """Returns this drafter for the target that it was trained with, after its adapters became part of it."""
+        assert self.changes_target
         defaults = {option.name: option.default for option in fields(self.options) if option.name in self.JOINT}
-        self.adapters, self.options = None, replace(self.options, joint=False, **defaults)
+        drafter = type(self)(target, replace(self.options, **defaults)).to(target.device)
+        drafter.load_tensors(self.tensors())
+        return drafter
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns what is saved, by name."""
-        return {name: tensor.detach() for name, tensor in self.state_dict().items()}
+        """Returns what is saved, by name: all but adapters that change the target."""
+        state = self.state_dict()
+        return {name: tensor.detach() for name, tensor in state.items() if not name.startswith("adapters.")}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Loads what `tensors` gave. Raises LocalspecError where one is missing, superfluous or of another shape."""

@@ -145,13 +145,40 @@ def test_a_form_that_changes_the_target_writes_the_changed_one(train, model, tmp
 
 
 @pytest.mark.parametrize("packing", ["int8", "int4"])
-def test_a_packed_target_may_stay_as_it_is_and_may_not_be_changed(train, tmp_path, packing):
+def test_a_packed_target_may_stay_as_it_is(train, tmp_path, packing):
     code, _, errors = train("medusa", "--steps", 1, "--quantize", packing, "-o", tmp_path / "a")
     assert code == 0, errors
     card = json.loads((tmp_path / "a" / "drafter" / "drafter.json").read_text())
     assert card["features"] == {"dtype": "fp32", "quantize": packing}
-    code, text, errors = train("medusa", "--steps", 1, "--quantize", packing, "-o", tmp_path / "b", "-O", "joint=true")
-    assert (code, text) == (2, "") and packing in errors and not (tmp_path / "b").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("medusa", ["-O", "joint=true", "-O", "warmup=0.1"]),
+        ("semi", ["-O", "first=0.5", "-O", "draft_rank=4"]),
+        ("s3d", ["-O", "full=true", "-O", "kept=0,2"]),
+    ],
+)
+def test_a_packed_target_that_learns_is_written_unrounded(train, model, tmp_path, capfd, kind, options):
+    out = tmp_path / "out"
+    code, _, errors = train(kind, "--steps", 12, "--lr", 0.02, "--quantize", "int8", "-o", out, *options)
+    assert code == 0, errors
+    assert "learns and teaches in int8" in errors and "its own weights" in errors
+    card = json.loads((out / "drafter" / "drafter.json").read_text())
+    assert card["target"]["revision"] == revision(out / "target") != revision(model)
+    before, after = card["trained"]["perplexity"]
+    assert before > 1 and after > 1 and before != after
+    assert sorted(f.name for f in out.iterdir()) == ["drafter", "losses.jsonl", "losses.svg", "target"]
+    assert (out / "target" / "model.safetensors").stat().st_size > 0.9 * (model / "model.safetensors").stat().st_size
+    for precision in ("int8", "none"):
+        replies = []
+        for drafter in ("none", str(out)):
+            words = ["run", "-m", str(out), "--drafter", drafter, "-n", "24", "--temp", "0", "--no-log", "the cat"]
+            assert main([*words, "--quantize", precision]) == 0
+            replies.append(capfd.readouterr().out)
+        assert len({*replies}) == 1, precision
 
 
 @pytest.mark.slow

@@ -3,13 +3,13 @@
 import copy
 from collections.abc import Callable, Sequence
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
-from drafting import drafting, hidden_for, session_of, torch_form
-from quantized_layers import packed_target
+from drafting import add_changes, after_training, drafting, hidden_for, session_of, torch_form
 from slow_cases import cases
 from tiny_models import (
     Tiny,
@@ -704,7 +704,7 @@ def test_joint_training_weighs_both_losses_and_teaches_the_target(own: Tiny) -> 
         for parameter in drafter.adapters.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.05)
     changed = copy.deepcopy(own.target.transformer)
-    drafter.adapters.merge(changed)
+    add_changes(drafter.adapters, changed)
     n = 16
     hidden = changed(batch.tokens, torch.arange(n), torch.ones(n, n, dtype=torch.bool).tril_())
     assert not torch.allclose(hidden, batch.hidden, atol=1e-3)
@@ -732,20 +732,19 @@ def test_the_soft_label_of_a_target_that_learns_is_what_it_said_before(own: Tiny
 
 
 @pytest.mark.slow
-def test_a_target_that_learned_with_its_drafter_is_one_of_its_own_and_lossless(own: Tiny) -> None:
+def test_a_target_that_learned_with_its_drafter_is_one_of_its_own_and_lossless(own: Tiny, tmp_path: Path) -> None:
     prompt = prompt_ids(15, seed=6)
     text = stock_reply(own.stock, prompt, 24)
     batch = batch_of(own.target, [[*prompt, *text]], prompt=15)
     drafter = train(semi(own.target, joint=True, rank=4), batch, 60)
     original = own.target.head(batch.hidden[0]).argmax(-1).tolist()
     adapted = drafter.adapted_states(batch.tokens)[0]
-    drafter.merge_adapters()
-    assert torch.allclose(states(own.target, batch.tokens)[0], adapted, atol=1e-3)
+    drafter, changed = after_training(drafter, own.path, tmp_path / "joint")
+    assert torch.allclose(states(changed, batch.tokens)[0], adapted, atol=1e-3)
     assert drafter.adapters is None
     assert not drafter.options.joint
     assert drafter.tensors().keys() == semi(own.target).tensors().keys(), "no adapter is left"
-    own.target.save(own.path.parent / "joint")
-    merged = read(own.path.parent / "joint")
+    merged = read(tmp_path / "joint")
     assert stock_logits(merged.stock, [*prompt, *text]).argmax(-1).tolist()[15:-1] == original[15:-1], (
         "it knows its text"
     )
@@ -755,6 +754,97 @@ def test_a_target_that_learned_with_its_drafter_is_one_of_its_own_and_lossless(o
     )
     assert ids == wanted
     assert statistics.acceptance_length > 3.5
+
+
+@pytest.mark.parametrize("recent", ["transformer", "lstm"])
+def test_in_two_stages_the_target_learns_alone_and_then_the_drafter_from_what_it_became(own: Tiny, recent: str) -> None:
+    """λ = 0, then λ = 1 (§4.2, separate training)."""
+    batch = batch_of(own.target, [prompt_ids(16, seed=seed) for seed in range(4)], prompt=3, distill=True)
+    drafter = semi(own.target, first=0.5, rank=4, recent=recent)
+    assert drafter.adapters is not None and drafter.changes_target
+    of_target = {name for name, _ in drafter.named_parameters() if name.startswith("adapters.")}
+    with torch.no_grad():
+        for parameter in drafter.adapters.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.05)
+        for adapter in drafter.adapters.children():
+            adapter.lora_B.mul_(adapter.block_mask)  # elsewhere nothing is trained
+    changed = copy.deepcopy(own.target)
+    add_changes(drafter.adapters, changed.transformer)
+
+    def learns(progress: float) -> set[str]:
+        drafter.zero_grad()
+        drafter.train().progress = progress
+        drafter.loss(batch).loss.backward()
+        return {
+            name
+            for name, parameter in drafter.named_parameters()
+            if parameter.grad is not None and parameter.grad.abs().sum() > 0
+        }
+
+    assert learns(0.0) == learns(0.49) == of_target
+    said = F.cross_entropy(
+        changed.head(states(changed, batch.tokens)[:, :-1][batch.loss_mask[:, 1:]]),
+        batch.tokens[:, 1:][batch.loss_mask[:, 1:]],
+    )
+    assert drafter.loss(batch).loss.item() == pytest.approx(said.item(), rel=1e-4)
+    assert learns(0.5) == learns(1.0) == {name for name, _ in drafter.named_parameters()} - of_target
+    later = semi(changed, recent=recent)
+    later.load_tensors(drafter.tensors())
+    same = Batch(batch.tokens, batch.loss_mask, states(changed, batch.tokens), True)
+    assert drafter.loss(batch).loss.item() == pytest.approx(later.loss(same).loss.item(), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_target_that_learned_first_is_one_of_its_own_and_lossless(own: Tiny, tmp_path: Path) -> None:
+    prompt = prompt_ids(15, seed=6)
+    text = prompt_ids(24, seed=7)
+    batch = batch_of(own.target, [[*prompt, *text]], prompt=15)
+    drafter = semi(own.target, first=0.5, rank=4)
+    optimizer = torch.optim.Adam(drafter.parameters(), lr=0.01)
+    for step in range(120):
+        drafter.train().progress = step / 120
+        optimizer.zero_grad()
+        drafter.loss(batch).loss.backward()
+        optimizer.step()
+    changed, _ = after_training(drafter, own.path, tmp_path / "learnt")
+    assert changed.adapters is None and not changed.options.first
+    learnt = read(tmp_path / "learnt")
+    wanted = stock_reply(learnt.stock, prompt, 24)
+    assert wanted[:20] == text[:20], "it knows its text"
+    ids, statistics = reply(
+        session_of(learnt.target, copy_to(changed, learnt.target), Budget(NODES)), prompt, Sampling(), 24
+    )
+    assert ids == wanted
+    assert statistics.acceptance_length > 2.5
+
+
+@pytest.mark.parametrize(
+    "form", [{}, {"recent": "lstm"}, {"shared": False, "layers": 1}, {"recent": "none", "vocabulary": 200}], ids=str
+)
+def test_with_a_rank_of_its_own_the_drafter_learns_little_matrices_and_saves_whole_ones(
+    tiny: Make, form: dict[str, object]
+) -> None:
+    """r_q (§4.2): W + U D, of which W stays as it began."""
+    target = tiny(LLAMA).target
+    drafter, whole = semi(target, draft_rank=3, **form), semi(target, **form)
+    batch = batch_of(target, [prompt_ids(20, seed=seed) for seed in range(3)])
+    assert drafter.tensors().keys() == whole.tensors().keys(), "files know nothing of it"
+    before = {name: tensor.clone() for name, tensor in drafter.tensors().items()}
+    learns = {name: part for name, part in drafter.named_parameters() if part.requires_grad}
+    assert sum(part.numel() for part in learns.values()) < 0.5 * sum(part.numel() for part in whole.parameters())
+    untrained = drafter.loss(batch).loss.item()
+    train(drafter, batch, 30)
+    assert drafter.loss(batch).loss.item() < 0.9 * untrained
+    ranks = {}
+    for name, tensor in drafter.tensors().items():
+        if tensor.is_floating_point() and tensor.ndim == 2:
+            ranks[name] = int(torch.linalg.matrix_rank(tensor - before[name], rtol=1e-4))
+    assert set(ranks.values()) == {3}, ranks
+    copy = semi(target, **form)
+    copy.load_tensors(drafter.tensors())
+    assert copy.loss(batch).loss.item() == pytest.approx(drafter.loss(batch).loss.item(), rel=1e-4)
+    ids, _ = reply(session_of(target, copy, Budget(NODES)), prompt_ids(15), Sampling(), 16)
+    assert ids == stock_reply(tiny(LLAMA).stock, prompt_ids(15), 16)
 
 
 def copy_to(drafter: Trainable, target: Target) -> Trainable:
@@ -768,11 +858,6 @@ def test_separate_training_leaves_the_target_alone(own: Tiny) -> None:
     drafter = train(semi(own.target), batch_of(own.target, [prompt_ids(16)]), 3)
     assert drafter.adapters is None
     assert all(torch.equal(before[name], tensor) for name, tensor in own.target.transformer.state_dict().items())
-
-
-def test_int8_weights_are_not_trained_jointly(tiny: Make) -> None:
-    with pytest.raises(UsageMistake, match=r"few bits.*--quantize none"):
-        semi(packed_target(tiny(LLAMA).path), joint=True)
 
 
 def test_the_draft_vocabulary_is_what_comes_most_often_and_nothing_else_is_drafted(tiny: Make) -> None:

@@ -50,19 +50,24 @@ def test_what_a_product_takes_is_measured_by_its_quickest(monkeypatch):
 
 def test_what_learns_is_counted(tiny):
     drafter = Linears(tiny("phi3-one-key-head-tied").target)
-    found = needs(drafter, CHOICE, 64, changes_target=False)
+    found = needs(drafter, CHOICE, 64)
     assert found.trainable == 2 * 48 * 48 + 48
     drafter.bias.requires_grad_(False)
-    assert needs(drafter, CHOICE, 64, changes_target=False).trainable == 2 * 48 * 48
-    changed = needs(drafter, CHOICE, 64, changes_target=True)
-    assert changed.token > found.token and changed.files > found.files - 28 * 48
+    assert needs(drafter, CHOICE, 64).trainable == 2 * 48 * 48
+
+
+@pytest.mark.parametrize("kind", ["medusa", "semi"])
+def test_a_target_that_learns_takes_memory_in_every_layer_and_is_written(tiny, kind):
+    target = tiny("phi3-one-key-head-tied").target
+    alone, joint = (make_drafter(kind, target, options) for options in ({}, {"joint": True}))
+    found, changed = needs(alone, CHOICE, 64), needs(joint, CHOICE, 64, written=10_000)
+    assert changed.token - found.token > 4 * 20 * 48 * 3
+    assert changed.files - found.files > 10_000 and changed.trainable > found.trainable
 
 
 def test_of_s3d_each_kept_layer_takes_memory(tiny):
     def token(kept: str) -> int:
-        return needs(
-            make_drafter("s3d", tiny("phi3-one-key-head-tied").target, {"kept": kept}), CHOICE, 64, False
-        ).token
+        return needs(make_drafter("s3d", tiny("phi3-one-key-head-tied").target, {"kept": kept}), CHOICE, 64).token
 
     one, two, three = token("0"), token("0,1"), token("0,1,2")
     assert two > one

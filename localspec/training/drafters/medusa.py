@@ -9,11 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from localspec.drafters.medusa import JOINT, SOFT_BALANCE, TEXT_BALANCE, Drafter, MedusaOptions
-from localspec.errors import UsageMistake
 from localspec.machine.memory import free_memory
 from localspec.nn.adapters import Adapters
-from localspec.nn.linear import LoraAdapter
-from localspec.nn.losses import DepthLoss, Guess, cross_entropies
+from localspec.nn.losses import DepthLoss, Guess, Head, cross_entropies
 from localspec.nn.target import Target
 from localspec.training.trainable import Batch, LossOutput, PreviousRun, TrainableDrafter
 
@@ -59,17 +57,16 @@ class OwnChange(nn.Module):
 class Trainable(TrainableDrafter):
     """The heads. Medusa-1 trains them alone, on states of the target as it is.
 
-    In Medusa-2 `adapters` are trained with them, until `merge_adapters`; what is left are heads as of Medusa-1, for a
-    changed target.
+    In Medusa-2 `adapters` of the target are trained with them, and become part of it in the end; what is left are heads
+    as of Medusa-1, for a changed target.
     """
 
     Drafter = Drafter
     options: MedusaOptions
-    JOINT = JOINT
+    JOINT = ("joint", *JOINT)
     linears: nn.Parameter | None
 
     def __init__(self, target: Target, options: MedusaOptions) -> None:
-        """Raises UsageMistake for joint training of a quantized target."""
         super().__init__(target, options)
         transformer = target.transformer
         self.blocks = nn.ModuleList(
@@ -82,14 +79,10 @@ class Trainable(TrainableDrafter):
             shape = transformer.config
             self.own = OwnChange(options.heads, rank, shape.hidden_size, shape.vocab_size, target.device)
         if options.joint:
-            if transformer.packed:
-                raise UsageMistake(
-                    "Joint training changes the target's weights, and few bits round them; use --quantize none."
-                )
-            self.adapters = Adapters(transformer, range(len(transformer.layers)), options.rank, options.alpha)
-            for adapter in self.adapters.modules():
-                if isinstance(adapter, LoraAdapter):
-                    adapter.dropout = options.dropout
+            layers = range(len(transformer.layers))
+            self.adapters = Adapters(
+                transformer, layers, options.rank, options.alpha, head=options.lm_head, dropout=options.dropout
+            )
 
     @classmethod
     def propose(cls, target: Target, previous: Sequence[PreviousRun] = ()) -> tuple[dict[str, Any], str] | None:
@@ -110,12 +103,15 @@ class Trainable(TrainableDrafter):
         """The number of heads."""
         return self.options.heads
 
-    def _logits(self, x: torch.Tensor, heads: slice) -> torch.Tensor:
-        """Returns these heads' logits [heads, rows, vocab_size] of states x [heads, rows, hidden_size]."""
+    def _logits(self, x: torch.Tensor, heads: slice, shared: Head | None = None) -> torch.Tensor:
+        """Returns these heads' logits [heads, rows, vocab_size] of states x [heads, rows, hidden_size].
+
+        The head that they share is the target's, or `shared`.
+        """
         for blocks in self.blocks:
             x = blocks(x, heads)
         if self.linears is None:
-            logits = self.target.head(x)
+            logits = (shared or self.target.head)(x)
             return self.own(x, heads, logits) if self.options.rank_of_own else logits
         # In this order a single row takes the path for vectors, which reads the matrices twice as fast.
         return torch.bmm(self.linears[heads].to(x.dtype), x.transpose(1, 2)).transpose(1, 2).contiguous()
@@ -124,12 +120,13 @@ class Trainable(TrainableDrafter):
         """Returns the loss of Medusa-1 (§3.2.1, eq. 1), or of Medusa-2 (§3.2.2, eq. 2) where training is joint.
 
         Head k reads the state at t and predicts the token at t + 1 + k. Joint training is Medusa-1 during the heads'
-        warm-up. After it the heads read the states of the target with its adapters, and the teacher is the target
-        without them (§3.3.2), from which the batch's states come.
+        warm-up. After it the heads read the states of the target with its adapters, and share its head with them; the
+        teacher is the target without them (§3.3.2), from which the batch's states come.
         """
         adapted = self.adapters is not None and self.progress >= self.options.warmup
         states = self.adapted_states(batch.tokens) if adapted else batch.hidden
-        guesses = [self._guess(states, batch, ahead) for ahead in range(0 if adapted else 1, self.depth + 1)]
+        own = self.adapted_head if adapted else self.target.head
+        guesses = [self._guess(states, batch, ahead, own) for ahead in range(0 if adapted else 1, self.depth + 1)]
         labels = batch.hidden if batch.distill else batch.tokens.roll(-1, 1)  # of each place, what follows it
         losses = cross_entropies(guesses, labels.flatten(0, 1), self.target.head if batch.distill else None)
         depth_losses = losses[-self.depth :]
@@ -148,13 +145,13 @@ class Trainable(TrainableDrafter):
             return highest
         return highest * math.sin(math.pi / 2 * (self.progress - options.warmup) / (1 - options.warmup))
 
-    def _guess(self, states: torch.Tensor, batch: Batch, ahead: int) -> Guess:
-        """Returns what a head foresees of the token `ahead` positions after the next; 0 is the target's own head."""
+    def _guess(self, states: torch.Tensor, batch: Batch, ahead: int, own: Head) -> Guess:
+        """Returns what a head foresees of the token `ahead` positions after the next; 0 is the target's `own` head."""
         n = batch.tokens.shape[1]
         text, place = batch.loss_mask[:, 1 + ahead :].nonzero(as_tuple=True)
 
         def head(rows: torch.Tensor) -> torch.Tensor:
-            return self._logits(rows[None], slice(ahead - 1, ahead))[0] if ahead else self.target.head(rows)
+            return self._logits(rows[None], slice(ahead - 1, ahead), own)[0] if ahead else own(rows)
 
         return Guess(states[text, place], head, text * n + place + ahead)
 

@@ -42,7 +42,11 @@ def _listed(layers: Sequence[int]) -> str:
 
 
 class Trainable(TrainableDrafter):
-    """The mask token and the adapters; in the full form the target's kept layers, which makes another target."""
+    """The mask token and the adapters; in the full form the target's kept layers, which makes another target.
+
+    Layers in few bits cannot learn: the full form then trains adapters that act always, and become part of them in the
+    end.
+    """
 
     Drafter, gradient_share = Drafter, 0.5
     options: S3DOptions
@@ -55,7 +59,10 @@ class Trainable(TrainableDrafter):
         self.mask = nn.Parameter(transformer.embed_tokens.detach().mean(0, dtype=torch.float32))
         if options.which != "none":
             self.adapters = Adapters(transformer, self.kept, options.rank, options.alpha, options.which)
-        if options.full:
+        elif options.full and transformer.packed:
+            self.adapters = Adapters(transformer, self.kept, options.rank, options.alpha)
+        self.layers = nn.ModuleList()
+        if options.full and not transformer.packed:
             # They are trained and part of a training's checkpoints, but saved with the target.
             self.layers = nn.ModuleList(transformer.layers[layer] for layer in self.kept)
             if self._trainable:
@@ -72,10 +79,11 @@ class Trainable(TrainableDrafter):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Returns the drafter's own group and the target's layers, which have a low learning rate (appendix A)."""
-        layers = list(self.layers.parameters()) if self.options.full else []
+        layers = list(self.layers.parameters())
         theirs = {id(parameter) for parameter in layers}
         own = [parameter for parameter in self.parameters() if id(parameter) not in theirs]
-        return [{"params": own, "lr_scale": 1.0}, {"params": layers, "lr_scale": LAYERS_LR_SCALE}]
+        groups = [{"params": own, "lr_scale": 1.0}, {"params": layers, "lr_scale": LAYERS_LR_SCALE}]
+        return [group for group in groups if group["params"]]
 
     @property
     def beta(self) -> float:
@@ -103,7 +111,7 @@ class Trainable(TrainableDrafter):
         itself says of the text is in the loss, so that it stays as good a model. Raises UsageMistake for the full form
         of a target that is not in fp32.
         """
-        if self.changes_target and not self._trainable:
+        if len(self.layers) and not self._trainable:
             raise UsageMistake(
                 "The full form of s3d trains the target's own weights, and they are not in fp32; "
                 "use --dtype fp32 --quantize none, or leave full out."
@@ -135,12 +143,18 @@ class Trainable(TrainableDrafter):
         return LossOutput(loss, depth_losses)
 
     def _own_loss(self, batch: Batch, prefix: TextPrefix) -> torch.Tensor:
-        """Reads the texts with a gradient, into `prefix`; returns the target's own mean loss on their labels."""
+        """Reads the texts with a gradient, into `prefix`; returns the target's own mean loss on their labels.
+
+        Where adapters learn, the target without them is still there, and its distribution may be the label.
+        """
         positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-        states = self.target.transformer(batch.tokens, positions, positions[:, None] >= positions, prefix)
+        causal = positions[:, None] >= positions
+        states = self.target.transformer(batch.tokens, positions, causal, prefix, adapters=self.adapters or {})
         prefix.close()
         told = batch.loss_mask[:, 1:]
-        found = cross_entropy(states[:, :-1][told], self.target.head, batch.tokens[:, 1:][told])
+        soft = batch.distill and self.adapters is not None
+        label, teacher = (batch.hidden[:, :-1], self.target.head) if soft else (batch.tokens[:, 1:], None)
+        found = cross_entropy(states[:, :-1][told], self.target.head, label[told], teacher)
         return found.loss / max(found.count, 1)
 
     def _anchors(self, loss_mask: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -192,19 +206,19 @@ class Trainable(TrainableDrafter):
 
     @property
     def _trainable(self) -> bool:
-        transformer = self.target.transformer
-        return not transformer.packed and self.target.dtype == torch.float32
+        return self.target.dtype == torch.float32
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns the adapters under peft's names, and the mask token; the full form's layers are in its target."""
-        return {**(self.adapters.tensors() if self.adapters else {}), "mask": self.mask.detach()}
+        adapters = self.adapters if self.options.which != "none" else None
+        return {**(adapters.tensors() if adapters else {}), "mask": self.mask.detach()}
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Loads what `tensors` gave. Raises LocalspecError where one is missing, superfluous or of another shape."""
         self.check_tensors(tensors)
         self.mask.copy_(tensors["mask"])
-        if self.adapters:
+        if self.adapters and self.options.which != "none":
             self.adapters.load_tensors(tensors)
 
     @classmethod

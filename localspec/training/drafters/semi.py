@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from localspec.drafters.semi import JOINT, Drafter, SemiOptions, Widths
-from localspec.errors import LocalspecError, UsageMistake
+from localspec.drafters.semi import CHANGING, JOINT, Drafter, SemiOptions, Widths
+from localspec.errors import LocalspecError
+from localspec.models.drafter_cards import RANKS
 from localspec.nn.adapters import Adapters
-from localspec.nn.losses import Guess, Head, cross_entropies, cross_entropy
+from localspec.nn.losses import DepthLoss, Guess, Head, cross_entropies, cross_entropy
 from localspec.nn.target import Target
 from localspec.training.trainable import Batch, LossOutput, TrainableDrafter
 
@@ -78,16 +79,44 @@ RECENT_MODELS: dict[str, type[Averaged] | type[Recurrent] | type[Last]] = {
 }
 
 
+class Change(nn.Module):
+    """A change U D of a matrix [out, in] that itself stays as it began; nothing at first."""
+
+    def __init__(self, weight: torch.Tensor, rank: int) -> None:
+        super().__init__()
+        outputs, inputs = weight.shape
+        rank = min(rank, outputs, inputs)
+        self.down = nn.Parameter(torch.randn(rank, inputs, device=weight.device) * inputs**-0.5)
+        self.up = nn.Parameter(torch.zeros(outputs, rank, device=weight.device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns what it adds to the layer's output [rows, out], by its input [rows, in]."""
+        return F.linear(F.linear(x, self.down.to(x.dtype)), self.up.to(x.dtype))
+
+    def product(self) -> torch.Tensor:
+        """Returns U D [out, in]."""
+        return self.up @ self.down
+
+
+def learn_by_rank(module: nn.Module, rank: int) -> None:
+    """Lets the matrices of all layers in a module learn by changes of this rank alone; each layer gets `changes`."""
+    for layer in [one for one in module.modules() if isinstance(one, nn.Linear | nn.LSTMCell)]:
+        matrices = {name: matrix for name, matrix in layer.named_parameters() if matrix.ndim == 2}
+        for matrix in matrices.values():
+            matrix.requires_grad_(False)
+        layer.changes = nn.ModuleDict({name: Change(matrix, rank) for name, matrix in matrices.items()})
+
+
 class Trainable(TrainableDrafter):
     """The tiny model, and the layers that lead from it and the target's state to logits.
 
-    Separate training, the default, leaves the target as it is. In joint training `loss` runs the target with
-    `adapters`, which training merges at the end: the result is another target.
+    Separate training, the default, leaves the target as it is, or lets it learn the text first. In joint training both
+    learn at once. `loss` then runs the target with `adapters`, which become part of it in the end.
     """
 
     Drafter = Drafter
     options: SemiOptions
-    JOINT = JOINT
+    JOINT = ("joint", "first", *JOINT, *CHANGING)
     kept: torch.Tensor | None
 
     def __init__(self, target: Target, options: SemiOptions) -> None:
@@ -103,13 +132,11 @@ class Trainable(TrainableDrafter):
             self.mixed = nn.Linear(2 * wide, 2 * wide) if options.layers == 2 else None
             self.out = nn.Linear(2 * wide, widths.outputs, bias=False)
             self.register_buffer("kept", torch.arange(options.vocabulary) if options.vocabulary else None)
-        if options.joint:
-            if target.transformer.packed:
-                raise UsageMistake(
-                    "Joint training changes the target's weights, and few bits round them; use --quantize none."
-                )
+        if options.draft_rank:
+            learn_by_rank(self, options.draft_rank)
+        if options.joint or options.first:
             layers = range(shape.num_layers)
-            self.adapters = Adapters(target.transformer, layers, options.rank, 2.0 * options.rank)
+            self.adapters = Adapters(target.transformer, layers, options.rank, 2.0 * options.rank, head=options.lm_head)
         self._shared: Head = target.head  # no module of the drafter: it is neither trained nor saved
         self._copy_head_rows()
 
@@ -142,7 +169,10 @@ class Trainable(TrainableDrafter):
         if self.mixed is not None:
             x = x + F.silu(_linear(x, self.mixed))
         x = _linear(x, self.out)
-        return self._shared(x) if self.options.shared else x
+        if not self.options.shared:
+            return x
+        adapter = None if self.adapters is None else self.adapters.head
+        return self._shared(x) if adapter is None else self._shared(x) + adapter(x, self.kept).to(x.dtype)
 
     def _copy_head_rows(self) -> None:
         """Copies the rows of the target's head that belong to the draft vocabulary, in that head's precision."""
@@ -159,17 +189,27 @@ class Trainable(TrainableDrafter):
 
         The first recent token w_{i+1} stands for the root; all tokens after it must be in the loss mask, as in a reply
         that is drafted. Labels are the text or the target's distribution. In joint training gradients flow through h_p,
-        and (1 - λ) times the target's own loss, with the same labels, is added to λ times this mean.
+        and (1 - λ) times the target's own loss, with the same labels, is added to λ times this mean. Where the target
+        learns first, its loss is all there is (λ = 0), with the text as the label; after that it stays as it is (λ = 1)
+        and is the teacher.
         """
-        hidden = batch.hidden.to(self._dtype)
-        states = hidden if self.adapters is None else self.adapted_states(batch.tokens)
+        options = self.options
+        alone = self.progress < options.first  # the target learns, and nothing else
+        states = batch.hidden.to(self._dtype)
+        if self.adapters is not None:
+            self.adapters.requires_grad_(alone or options.joint)
+            states = self.adapted_states(batch.tokens)
+        if alone and self.training:
+            own, nothing = self._target_loss(batch, states, False), torch.zeros(RANKS, dtype=torch.long)
+            return LossOutput(own, [DepthLoss(torch.zeros(()), nothing, 0)] * self.depth)
+        taught_by, teacher = (states, self.adapted_head) if options.first else (batch.hidden, self.target.head)
         windows = F.pad(batch.tokens, (0, self.depth + 1)).unfold(1, self.depth + 1, 1)  # [texts, n + 1, depth + 1]
         counted = F.pad(batch.loss_mask, (0, self.depth + 1)).unfold(1, self.depth + 1, 1)
         # [texts, n, depth + 1] after each position: the root, then the labels, up to the first one not in the mask.
         windows, counted = windows[:, 1:], counted[:, 1:].cumprod(-1).bool()
         anchors = counted[..., 1]
-        if self.options.share < 1:
-            chosen = torch.rand(anchors.shape, generator=batch.generator) < self.options.share
+        if options.share < 1:
+            chosen = torch.rand(anchors.shape, generator=batch.generator) < options.share
             anchors = anchors & chosen.to(anchors.device)
         text, place = anchors.nonzero(as_tuple=True)
         windows, counted = windows[text, place], counted[text, place]
@@ -179,22 +219,21 @@ class Trainable(TrainableDrafter):
             state, x = self._read(windows[:, depth], far, state, depth)
             there = counted[:, depth + 1]
             guesses.append(Guess(x[there], self._head, text[there] * n + place[there] + depth + 1))
-        labels = hidden if batch.distill else batch.tokens.roll(-1, 1)  # of each place, what follows it
-        teacher = self.target.head if batch.distill else None
-        found = cross_entropies(guesses, labels.flatten(0, 1), teacher, self.kept)
+        labels = taught_by.to(self._dtype) if batch.distill else batch.tokens.roll(-1, 1)  # of each place, what follows
+        found = cross_entropies(guesses, labels.flatten(0, 1), teacher if batch.distill else None, self.kept)
         # The sum of no states is zero and has a gradient: a batch may have no token in its mask.
         total = sum((one.loss for one in found), start=0.0 * far.sum())
         loss = total / max(sum(one.count for one in found), 1)
-        if self.adapters is not None:
-            loss = self.options.balance * loss + (1 - self.options.balance) * self._target_loss(batch, states)
+        if options.joint:
+            loss = options.balance * loss + (1 - options.balance) * self._target_loss(batch, states, batch.distill)
         return LossOutput(loss, found)
 
-    def _target_loss(self, batch: Batch, states: torch.Tensor) -> torch.Tensor:
+    def _target_loss(self, batch: Batch, states: torch.Tensor, distill: bool) -> torch.Tensor:
+        """Returns the target's own mean loss by its states with adapters; `distill`: compared with it without them."""
         there = batch.loss_mask[:, 1:]
-        label = batch.hidden[:, :-1][there].to(self._dtype) if batch.distill else batch.tokens[:, 1:][there]
-        found = cross_entropy(
-            states[:, :-1][there], self.target.head, label, self.target.head if batch.distill else None
-        )
+        label = batch.hidden[:, :-1][there].to(self._dtype) if distill else batch.tokens[:, 1:][there]
+        teacher = self.target.head if distill else None
+        found = cross_entropy(states[:, :-1][there], self.adapted_head, label, teacher)
         return found.loss / max(found.count, 1)
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
@@ -204,6 +243,15 @@ class Trainable(TrainableDrafter):
             self._copy_head_rows()
 
     # -- weights ------------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns what is saved: the drafter's matrices with what they have learnt."""
+        found = {name: tensor for name, tensor in super().tensors().items() if ".changes." not in name}
+        for name, module in self.named_modules():
+            if isinstance(module, Change):
+                layer, matrix = name.split(".changes.")
+                found[f"{layer}.{matrix}"] = found[f"{layer}.{matrix}"] + module.product().detach()
+        return found
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Loads what `tensors` gave. Raises LocalspecError also for a draft vocabulary that the model does not have."""
@@ -215,13 +263,26 @@ class Trainable(TrainableDrafter):
         self._copy_head_rows()
 
 
+def _change(layer: nn.Module, matrix: str) -> Change | None:
+    """Returns what a matrix of a layer learns, where that is of low rank."""
+    changes = getattr(layer, "changes", None)
+    found = changes[matrix] if isinstance(changes, nn.ModuleDict) else None
+    assert found is None or isinstance(found, Change)
+    return found
+
+
 def _linear(x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
     """Applies a layer, whose weights are in fp32, in the precision of x."""
-    return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+    y = F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+    change = _change(layer, "weight")
+    return y if change is None else y + change(x)
 
 
 def _cell(
     x: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor, layer: nn.LSTMCell
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    weights = (layer.weight_ih, layer.weight_hh, layer.bias_ih, layer.bias_hh)
-    return torch.lstm_cell(x, (hidden, cell), *(weight.to(x.dtype) for weight in weights))
+    weights = []
+    for matrix, weight in (("weight_ih", layer.weight_ih), ("weight_hh", layer.weight_hh)):
+        change = _change(layer, matrix)
+        weights.append(weight if change is None else weight + change.product())
+    return torch.lstm_cell(x, (hidden, cell), *(part.to(x.dtype) for part in (*weights, layer.bias_ih, layer.bias_hh)))

@@ -1,0 +1,84 @@
+"""Writes the target that adapters have changed: its own weights, a tensor at a time, and what was learnt added to them.
+
+What was trained on may have been rounded to a few bits: what is written is not.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from localspec.checkpoint import originals
+from localspec.models.architecture import weight_map
+from localspec.models.model_config import read_config
+from localspec.models.stored_weights import StoredTensor, stored_sizes, stored_tensors
+from localspec.nn.adapters import Adapters
+from localspec.nn.target import Target
+from localspec.nn.weights import TYPES, read_stored
+
+SHARD = 2**30  # bytes of a file at most, and of weights that are in memory at once
+FINE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # what a small change is not lost in
+
+
+def write_merged(origin: Path, target: Target, adapters: Adapters, path: Path) -> None:
+    """Writes the model in the directory `origin`, changed by adapters that were trained on `target`, to `path`.
+
+    A tied head that has learnt is no longer the embedding. Raises NotHere for a packed file, LocalspecError for broken
+    files, OSError and SafetensorError where nothing can be written.
+    """
+    path.mkdir(parents=True)
+    files: list[dict[str, torch.Tensor]] = [{}]
+    where: dict[str, int] = {}
+    held = total = 0
+    for name, tensor in _merged(origin, adapters):
+        if held and held + tensor.nbytes > SHARD:
+            _write(files[-1], path, len(files))
+            files.append({})
+            held = 0
+        files[-1][name] = tensor
+        where[name] = len(files)
+        held, total = held + tensor.nbytes, total + tensor.nbytes
+    _write(files[-1], path, len(files))
+    count = len(files)
+    names = {number: f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)}
+    if count == 1:
+        names = {1: "model.safetensors"}
+    for number, file in names.items():
+        (path / str(number)).rename(path / file)
+    if count > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": {name: names[at] for name, at in where.items()}}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+    target.save_settings(path, {"tie_word_embeddings": False} if adapters.head is not None else {})
+
+
+def _write(tensors: dict[str, torch.Tensor], path: Path, number: int) -> None:
+    """Writes one file, whose name tells their number before it is known how many there will be; lets go of tensors."""
+    save_file(tensors, path / str(number), metadata={"format": "pt"})
+    tensors.clear()
+
+
+def _merged(origin: Path, adapters: Adapters) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors of the Hugging Face layout; one that an adapter changes is at least as fine as bf16."""
+    checkpoint = originals(origin)
+    sizes = stored_sizes(checkpoint, read_config(checkpoint))
+    stored, made_of = stored_tensors(checkpoint, sizes), weight_map(sizes)
+    if adapters.head is not None and sizes.tied:
+        stored["lm_head.weight"] = stored["model.embed_tokens.weight"]
+        made_of["lm_head.weight"] = [("lm_head.weight", sizes.vocab_size)]
+    for name, parts in made_of.items():
+        change = adapters.change_of(name)
+        changes = [None] * len(parts) if change is None else torch.split(change.cpu(), [rows for _, rows in parts])
+        for (part, _), own in zip(parts, changes, strict=True):
+            tensor = _read(stored[part])
+            if own is not None:
+                dtype = tensor.dtype if tensor.dtype in FINE else torch.bfloat16
+                tensor = (tensor.float() + own).to(dtype)
+            yield part, tensor
+
+
+def _read(stored: StoredTensor) -> torch.Tensor:
+    tensor = torch.empty(stored.shape, dtype=TYPES[stored.dtype])
+    read_stored(stored, tensor)
+    return tensor
