@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
-from drafter_table import questions
+from experiment import questions
 
 from localspec import config
 from localspec.bench import peers

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from drafter_table import questions, table
+from experiment import questions, table
 
 from localspec import Done, Engine, Limits, Sampling, config
 from localspec.bench.proof import TEMPERATURE

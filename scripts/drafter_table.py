@@ -8,14 +8,15 @@ run of its own beside plain decoding; what is measured is kept in `--work`, so a
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from experiment import figure, kept, questions, table
+
 from localspec import config
-from localspec.bench import comparison, prompts
+from localspec.bench import comparison
 from localspec.checkpoint import inspect
 from localspec.models import drafter_cards, registry
 from localspec.policy.selection import choose
@@ -25,22 +26,10 @@ FOCUS = 16  # nodes of the table by depth
 DEPTHS = 5
 
 
-def questions(place: Path, count: int | None) -> list[prompts.Prompt]:
-    """So many prompts, or all, one of each file in turn, categories in turn within a file."""
-    files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
-    asked = [
-        replace(prompt, category=file.stem) for file in files for prompt in prompts.spread(prompts.read(file), None)
-    ]
-    return prompts.spread(asked, count)
-
-
 def measured(
     card: registry.TargetCard, names: Sequence[str], nodes: int, temperature: float, arguments: argparse.Namespace
 ) -> dict[str, Any]:
     """The report of one run; read again where it was made before."""
-    file = arguments.work / f"{card.name}-{nodes}-{temperature}.json"
-    if file.exists():
-        return dict(json.loads(file.read_text("utf-8")))
     settings = config.load(flags={"temperature": temperature, "seed": 0})
 
     def row(name: str, size: int) -> comparison.Row:
@@ -50,20 +39,9 @@ def measured(
     rows = [row("none", 0), *(row(name, nodes) for name in names)]
     asked = questions(arguments.prompts, arguments.limit)
     compared = comparison.Comparison(rows, asked, arguments.max_tokens)
-    report = comparison.bench(compared, settings, lambda _: None)
     arguments.work.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(report), "utf-8")
-    return report
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown; every column but the first is of figures."""
-    lines = [" | ".join(cells) for cells in (heads, ["---", *["---:"] * (len(heads) - 1)], *rows)]
-    return "\n".join(f"| {line} |" for line in lines)
-
-
-def figure(value: float | None, form: str = "{:.2f}") -> str:
-    return "" if value is None else form.format(value)
+    file = arguments.work / f"{card.name}-{nodes}-{temperature}.json"
+    return dict(kept(file, lambda: comparison.bench(compared, settings, lambda _: None)))
 
 
 def section(reports: dict[int, dict[str, Any]], names: Sequence[str]) -> str:
