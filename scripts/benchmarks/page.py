@@ -26,7 +26,8 @@ The CPU engine beside llama.cpp and transformers: the same weights, tokens and t
   a core are left out. Where that leaves hardly any, the median of all is given and marked with \\*.
 - llama.cpp is built from source with the instructions of this machine, and drives through llama-cpp-python's C functions;
   its files are made by its own quantiser. Weights are repacked (its default), and flash attention is on where that is
-  faster on the whole.
+  faster on the whole. Where a processor has AMX it is built without that (CFLAGS and CXXFLAGS `-mno-amx-int8
+  -mno-amx-tile`): with it, it crashed here ([its issue 20824](https://github.com/ggml-org/llama.cpp/issues/20824)).
 - Times of a forward end when the likeliest token of each row is known. `memory read` is the time in which the same
   threads read the bytes of a forward's weights, and do nothing with them: no plain step can be faster.
 """

@@ -1,0 +1,243 @@
+"""What each drafter is worth on a model, by the kind of text, beside what was predicted: docs/speedups.md.
+
+    python scripts/speedups.py -m demo build/bench/small build/bench/large --prompts data/eval --limit 24 \
+        --work build/speedups --out docs/speedups.md
+
+All drafters of a model answer a prompt in turns, greedily and at temperature 0.7 with a seed; who comes first changes
+from prompt to prompt. Replies end where the plain text goes round, for loops flatter phrases. What is measured is kept
+in `--work`, so a run that was stopped goes on.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+import psutil
+from experiment import DRAWS, figure, kept, named, questions, table, until_it_goes_round
+
+from localspec import Done, Engine, Limits, config
+from localspec.bench import comparison, peers, prompts
+from localspec.config import Settings
+from localspec.engine.measurement_cache import MeasurementCache
+from localspec.engine.recalled_measurements import RecalledMeasurements
+from localspec.errors import LocalspecError
+from localspec.events import Reporter
+from localspec.machine.machine import this_machine
+from localspec.models import registry
+from localspec.models.drafter_kinds import TABLE, WITH_PHRASES
+from localspec.models.model import model_of
+from localspec.policy.ranking import AUTO_NODES, Precision, run_plans
+from localspec.policy.selection import Choice, choose
+from localspec.store.store import Store
+
+PLAIN, AUTO, PHRASES = "none", "auto", "phrases"
+TEMPERATURES = (0.0, 0.7)
+WARM = 2  # prompts that are answered first and do not count
+LEAST = 8  # tokens of a reply that counts
+KINDS = {
+    "code": ("humaneval", "mbpp_test"),
+    "sums": ("gsm8k_test",),
+    "from the prompt": ("xquad_en", "long_continue", "flores_de_en"),
+}  # files of prompts; all others are chat
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--models", nargs="+", default=["demo"])
+    parser.add_argument("--prompts", type=Path, required=True, help="a directory of .jsonl files, or one file")
+    parser.add_argument("--limit", type=int, default=24, help="prompts")
+    parser.add_argument("-n", "--max-tokens", type=int, default=64, help="of a reply")
+    parser.add_argument("--drafters", nargs="+", help="some, instead of all that the model has")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
+    parser.add_argument("--work", type=Path, required=True, help="where replies are kept; outside git")
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args()
+    asked.work.mkdir(parents=True, exist_ok=True)
+    parts = ["# What drafters are worth", about(asked)]
+    for model in asked.models:
+        card = registry.resolve(model)
+        for temperature in asked.temperatures:
+            place = asked.work / named(f"{card.name}-{temperature}")
+            place.mkdir(exist_ok=True)
+            with ExitStack() as at_the_end:
+                run = kept(place / "run.json", partial(measured, card, temperature, asked, place, at_the_end))
+            how = "greedy" if temperature == 0 else f"temperature {temperature}"
+            parts += [f"## `{card.name}`, {how}", section(run)]
+            asked.out.write_text("\n\n".join(parts) + "\n", "utf-8")
+
+
+def about(asked: argparse.Namespace) -> str:
+    return (
+        f"Made by `scripts/speedups.py`: at most {asked.limit} prompts, replies of at most {asked.max_tokens} tokens that end "
+        f"where the text goes round, those of fewer than {LEAST} left out; pools of phrases are empty at the beginning of "
+        "each. × is the time of plain decoding over that of the drafter, all replies together, each drafter beside plain "
+        f"decoding at each prompt; in brackets the bounds of 95 % of {DRAWS} bootstrap samples of prompts. τ is tokens a step, "
+        "M is × over relative memory. Predicted is what the choice between drafters goes by, once the machine's forwards "
+        "were timed and before any reply."
+    )
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def measured(
+    card: registry.TargetCard, temperature: float, asked: argparse.Namespace, place: Path, at_the_end: ExitStack
+) -> dict[str, Any]:
+    """All replies of all drafters of a model, and what was predicted of them."""
+    store = at_the_end.enter_context(Store.open(place / "localspec.db", print))
+    settings = config.load(flags={"temperature": temperature, "seed": 0})
+    choices = {name: one for name in asked.drafters or names() if (one := chosen(card, settings, name))}
+    load = partial(Engine, store=store, phrases="off")
+    first = load(choices[PLAIN])
+    firsts = {name: load(choice, beside=first) if name != PLAIN else first for name, choice in choices.items()}
+    predicted = kept(place / "predicted.json", partial(predictions, card, firsts[PLAIN].choice, store))
+    engines = {name: partial(load, choice, beside=firsts[name]) for name, choice in choices.items()}
+    target, sampling = first.target, first.sampling(settings)
+
+    def reply(name: str, prompt: prompts.Prompt, most: int) -> dict[str, Any]:
+        *_, done = engines[name]().chat(peers.message(prompt.text), sampling, Limits(most))
+        assert isinstance(done, Done)
+        said, held = done.statistics, done.statistics.memory
+        return {
+            "ids": said.token_ids, "tokens": max(len(said.token_ids) - 1, 0), "steps": said.steps,
+            "seconds": said.decode_seconds, "draft": said.draft_seconds, "verify": said.verify_seconds,
+            "bytes": held.target + held.drafter + held.cache, "off": said.off_reason,
+        }  # fmt: skip
+
+    def turn(number: int, prompt: prompts.Prompt) -> dict[str, Any]:
+        plain = reply(PHRASES, prompt, asked.max_tokens)
+        most = until_it_goes_round(plain["ids"])
+        if most < LEAST:
+            return {}
+        order = list(engines)[number % len(engines) :] + list(engines)[: number % len(engines)]
+        psutil.cpu_percent()
+        replies = {name: reply(name, prompt, most) for name in order}
+        return {"category": category(prompt), "load": psutil.getloadavg()[0], "replies": replies}
+
+    fitting = [
+        one for one in questions(asked.prompts, asked.limit + WARM)
+        if len(target.encode(peers.message(one.text))) + asked.max_tokens <= min(target.context, 1024)
+    ]  # fmt: skip
+    for number, prompt in enumerate(fitting[:WARM]):
+        turn(number, prompt)
+    turns = []
+    for number, prompt in enumerate(fitting[WARM:]):
+        print(f"{card.name}, temperature {temperature}: prompt {number + 1} of {len(fitting) - WARM}", flush=True)
+        turns.append(kept(place / f"turn-{number}.json", partial(turn, number, prompt)))
+    return {
+        "precision": first.choice.precision, "device": first.choice.device, "predicted": predicted,
+        "auto": choices[AUTO].drafter if AUTO in choices else None, "turns": [one for one in turns if one],
+        "threads": psutil.cpu_count(logical=False),
+    }  # fmt: skip
+
+
+def names() -> list[str]:
+    """Plain decoding, what is chosen by itself, and every kind, alone and with phrases."""
+    lengthened = [f"{kind.name}{WITH_PHRASES}" for kind in TABLE if kind.name != PLAIN and not kind.has_phrases]
+    return [PLAIN, AUTO, *sorted([*(kind.name for kind in TABLE if kind.name != PLAIN), *lengthened])]
+
+
+def chosen(card: registry.TargetCard, settings: Settings, name: str) -> Choice | None:
+    """How the model is run with this drafter; None where the model has none of that kind."""
+    try:
+        return choose(card, replace(settings, drafter=name))
+    except LocalspecError as error:
+        print(f"{name}: {error}", flush=True)
+        return None
+
+
+def predictions(card: registry.TargetCard, plain: Choice, store: Store) -> dict[str, float]:
+    """By drafter, how many times as fast as plain decoding it should be here."""
+    known = RecalledMeasurements(MeasurementCache(store, Reporter()), False, None)
+    device = next(one for one in this_machine().devices if one.name == plain.device)
+    plans = run_plans(model_of(card), [Precision(device, plain.dtype, plain.quantize)], known, AUTO_NODES)
+    speeds = {plan.candidate.drafter: plan.speed for plan in plans}
+    return {name: speed / speeds[PLAIN] for name, speed in speeds.items()}
+
+
+def category(prompt: prompts.Prompt) -> str:
+    return next((kind for kind, files in KINDS.items() if prompt.category in files), "chat")
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+Turns = Sequence[Mapping[str, Any]]
+
+
+def section(run: Mapping[str, Any]) -> str:
+    """One model at one temperature."""
+    turns: Turns = run["turns"]
+    rows = list(turns[0]["replies"])
+    differing = sum(one["ids"] != turn["replies"][PLAIN]["ids"] for turn in turns for one in turn["replies"].values())
+    told = [
+        f"{len(turns)} prompts, {run['precision']}, {run['device']}, {run['threads']} threads; load average "
+        f"{min(turn['load'] for turn in turns):.1f} to {max(turn['load'] for turn in turns):.1f}. Replies that differ from "
+        f"plain decoding: {differing}. `auto` took `{run['auto']}`."
+    ]
+    lines = []
+    for name in sorted(rows, key=lambda name: speedup(turns, name), reverse=True):
+        low, high = interval(turns, name)
+        foreseen = run["predicted"].get(run["auto"] if name == AUTO else name)
+        off = sum(bool(turn["replies"][name]["off"]) for turn in turns)
+        unit = total(turns, PLAIN, "seconds") / total(turns, PLAIN, "steps") * total(turns, name, "steps")
+        lines.append(
+            [
+                name, figure(total(turns, name, "tokens") / total(turns, name, "steps")),
+                f"{speedup(turns, name):.2f} [{low:.2f}, {high:.2f}]", figure(foreseen), figure(worth(turns, name)),
+                figure(total(turns, name, "draft") / unit), figure(total(turns, name, "verify") / unit), f"{off}",
+            ]
+        )  # fmt: skip
+    told.append(table(["drafter", "τ", "×", "predicted", "M", "draft", "verify", "switched off"], lines))
+    told.append("Draft and verify are in plain steps, of one step. By the kind of text:")
+    kinds = {kind: [turn for turn in turns if turn["category"] == kind] for kind in ("chat", *KINDS)}
+    kinds = {kind: some for kind, some in kinds.items() if some}
+    heads = ["×", *(f"{kind} ({len(some)})" for kind, some in kinds.items())]
+    told.append(table(heads, [[name, *(figure(speedup(some, name)) for some in kinds.values())] for name in rows]))
+    return "\n\n".join([*told, verdict(run, kinds)])
+
+
+def verdict(run: Mapping[str, Any], kinds: Mapping[str, Turns]) -> str:
+    """How far the predictions were off, and how often `auto` was the best or nearly so."""
+    turns, rows = run["turns"], list(run["turns"][0]["replies"])
+    off = {n: run["predicted"][n] / speedup(turns, n) - 1 for n in rows if n in run["predicted"] and n != PLAIN}
+    near = sum(abs(error) <= 0.1 for error in off.values())
+    said = (
+        f"Predicted within 10 % of what was measured: {near} of {len(off)}; median error {median(off.values()):+.0%}."
+    )
+    if AUTO in rows:
+        best = {kind: max(speedup(some, name) for name in rows) for kind, some in kinds.items()}
+        close = sum(speedup(some, AUTO) >= 0.95 * best[kind] for kind, some in kinds.items())
+        said += f" `auto` was the best or within 5 % of it in {close} of {len(kinds)} kinds of text."
+    return said
+
+
+def total(turns: Turns, name: str, what: str) -> float:
+    return float(sum(turn["replies"][name][what] for turn in turns))
+
+
+def speedup(turns: Turns, name: str) -> float:
+    return total(turns, PLAIN, "seconds") / total(turns, name, "seconds")
+
+
+def worth(turns: Turns, name: str) -> float:
+    """M (S3D, eq. 13)."""
+    held = fmean(turn["replies"][name]["bytes"] / turn["replies"][PLAIN]["bytes"] for turn in turns)
+    return speedup(turns, name) / held
+
+
+def interval(turns: Turns, name: str) -> tuple[float, float]:
+    seconds = np.array([[turn["replies"][one]["seconds"] for one in (PLAIN, name)] for turn in turns])
+    drawn = seconds[np.random.default_rng(0).integers(len(seconds), size=(DRAWS, len(seconds)))].sum(1)
+    low, high = np.percentile(drawn[:, 0] / drawn[:, 1], (2.5, 97.5))
+    return float(low), float(high)
+
+
+if __name__ == "__main__":
+    main()
