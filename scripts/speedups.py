@@ -9,7 +9,6 @@ in `--work`, so a run that was stopped goes on.
 """
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,7 +22,7 @@ import psutil
 from experiment import DRAWS, figure, kept, named, questions, table, until_it_goes_round
 
 from localspec import Done, Engine, Limits, config
-from localspec.bench import comparison, peers, prompts
+from localspec.bench import peers, prompts
 from localspec.config import Settings
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.recalled_measurements import RecalledMeasurements
