@@ -50,11 +50,10 @@ def decode_step(
     5. keep: the cache keeps the path;
     6. observe: drafter and budget learn what the target did.
 
-    The step says how long drafting and verification took; a step of prefill does not.
+    The step says how long drafting, pruning included, and verification took; a step of prefill does not.
     """
     start, began = cache.length, time.perf_counter()
     draft = drafter.draft(Context(committed, cache, budget.nodes, sampling, budget.token_seconds(start)))
-    drafted = time.perf_counter()
     # The rule `rejection` keeps the distribution only if no sampled node is cut for what it is.
     tree = target.aligned(draft if sampling.rule == "rejection" else budget.prune(draft, start), start)
     pruned = time.perf_counter()
@@ -64,7 +63,7 @@ def decode_step(
     path, bonus = _walk(tree, output.logits, greedy_picks, start, sampling)
     cache.keep(path)
     accepted, hidden = [tree.tokens[node] for node in path[1:]], output.hidden.take(path)
-    step = Step([*accepted, bonus], hidden, tree, path, greedy_picks, drafted - began, verified - pruned, output.logits)
+    step = Step([*accepted, bonus], hidden, tree, path, greedy_picks, pruned - began, verified - pruned, output.logits)
     drafter.observe(step)
     budget.observe(step)
     return step

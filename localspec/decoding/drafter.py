@@ -46,7 +46,7 @@ class Step:
     tree: DraftTree | None = None
     path: Sequence[int] = ()
     greedy_picks: Sequence[int] = ()
-    draft_seconds: float = 0.0  # until the drafter had its tree
+    draft_seconds: float = 0.0  # until it was known what to verify
     verify_seconds: float = 0.0  # from there until the target's picks were known
     logits: Logits | None = None
 

@@ -27,12 +27,16 @@ class ObservedCosts:
         self._seen: dict[int, int] = {}  # the number of the last forward of a size
         self._then = {1: 1.0}  # the deviation by size when plain steps were last looked at
         self._plain = 0  # plain steps since a look at them was wanted
+        self._factors: dict[int, float] = {}  # by size, until the next forward: a tree asks for each of its nodes
 
     def at(self, rows: int, context: int) -> float:
         """Seconds of one forward of so many rows after so many committed tokens."""
-        size, fresh = rows.bit_length(), filter(self._fresh, self._of)
-        nearest = min(fresh, key=lambda other: abs(other - size), default=None)
-        return self._measured.at(rows, context) * (1.0 if nearest is None else self._deviation(nearest))
+        size = rows.bit_length()
+        factor = self._factors.get(size)
+        if factor is None:
+            nearest = min(filter(self._fresh, self._of), key=lambda other: abs(other - size), default=None)
+            factor = self._factors[size] = 1.0 if nearest is None else self._deviation(nearest)
+        return self._measured.at(rows, context) * factor
 
     @property
     def slowness(self) -> float:
@@ -54,6 +58,7 @@ class ObservedCosts:
             return
         size, deviation = rows.bit_length(), seconds / self._measured.at(rows, context)
         self._forwards += 1
+        self._factors.clear()
         known = self._of.setdefault(size, deque(maxlen=REMEMBERED))
         if self._forwards - self._seen.get(size, -FRESH) > FRESH and not _alike(deviation, median(known or [0.0])):
             known.clear()  # what is old would outvote what is new
