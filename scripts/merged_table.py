@@ -11,7 +11,22 @@ from contextlib import ExitStack
 from itertools import combinations
 from typing import Any
 
-from experiment import GREEDY, NODES, Bench, about, begun, difference, kept, length, named, parser, parts, table, told
+from experiment import (
+    GREEDY,
+    NODES,
+    Bench,
+    about,
+    begun,
+    difference,
+    kept,
+    length,
+    named,
+    parser,
+    parts,
+    rows_a_step,
+    table,
+    told,
+)
 
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.drafter import Drafter
@@ -65,8 +80,8 @@ def section(asked: argparse.Namespace, bench: Bench, nodes: int, with_phrases: b
         alone = {kind: length(found[(kind,)]).value for kind in some if (kind,) in found}
         best = max(alone, key=alone.__getitem__)
         ahead = f"{told(difference(replies, found[(best,)]))} of {best}" if len(some) > 1 else ""
-        lines.append([" + ".join(some), told(length(replies)), ahead])
-    return table(["", "tokens a step", "ahead of the best of them alone"], lines)
+        lines.append([" + ".join(some), told(length(replies)), f"{rows_a_step(replies):.1f}", ahead])
+    return table(["", "tokens a step", "nodes a step", "ahead of the best of them alone"], lines)
 
 
 def main(given: Sequence[str] | None = None) -> None:
