@@ -1,7 +1,9 @@
 """Every path the program owns. Nothing here is created until somebody writes to it."""
 
+import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,3 +73,13 @@ def private_directory(path: Path) -> Path:
         with suppress(PermissionError):  # somebody else's directory stays as its owner wants it
             path.chmod(mode & 0o700)
     return path
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Whatever this process writes meanwhile, its libraries included, is readable for its owner alone."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)

@@ -107,7 +107,7 @@ def _print(name: str, event: PullEvent, progress: Progress) -> None:
         case DrafterToTrain(kind, tokens, hours, memory):
             sentence = (
                 f"Nobody publishes a drafter '{kind}' for {name}; until there is one, the best that needs no training "
-                f"serves. Make it with: localspec train {kind} -m {name} --data FILE (about {hours:.0f} hours here for "
+                f"serves. Make it with: localspec train {kind} -m {name} (about {hours:.0f} hours here for "
                 f"{tokens / 1e6:.0f} million tokens, and {memory / 2**30:.0f} GiB of memory)"
             )
             typer.echo(one_line(sentence))

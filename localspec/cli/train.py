@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,18 +17,23 @@ from localspec.config import home, nearest
 from localspec.errors import UsageMistake
 from localspec.models import registry
 from localspec.models.drafter_kinds import TABLE, kinds
-from localspec.paths import Paths
-from localspec.training.directory import Lock, usable
+from localspec.paths import Paths, private_files
+from localspec.store.store import user_store
+from localspec.training.directory import Lock, refuse_course, usable
 from localspec.training.examples import read_examples
 
 if TYPE_CHECKING:
+    from localspec.training.course import Course
     from localspec.training.job import Job
+    from localspec.training.verdict import Verdict
 
 app = typer.Typer()
 
 MOST = 10**9  # steps or tokens: what is more is a slip, and floats lose count of it
 LONGEST = 10**6  # hours or passes
 KINDS = [f"{row.name}: {row.label}" for row in TABLE if row.takes == "weights"]
+BATCH, RATE = 4096, 1e-3  # where neither was given
+HISTORY: Literal["history"] = "history"
 FEW = 1000  # tokens, on which a share is within two per cent or so
 
 
@@ -46,8 +51,13 @@ def train(
         str | None, typer.Option("--model", "-m", help="The target: a name, or a directory in the Hugging Face layout.")
     ] = None,
     data: Annotated[
-        list[Path] | None,
-        typer.Option("--data", metavar="FILE…", help='Plain text, or JSONL with "text" or "messages" a line; .xz too.'),
+        list[str] | None,
+        typer.Option(
+            "--data",
+            metavar="FILE…",
+            help='Plain text, or JSONL with "text" or "messages" a line; .xz too. history: your saved conversations. '
+            "Without it: the model's answers to prompts that ship with localspec.",
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -58,11 +68,16 @@ def train(
         typer.Option("--option", "-O", metavar="NAME=VALUE", help="An option of the kind; repeatable."),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, max=MOST, metavar="N", help="So many steps at most.")] = None,
-    hours: Annotated[float | None, typer.Option(metavar="N", help="So long at most.")] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="So long at most, answers and bench included; 6 where they are made."),
+    ] = None,
     epochs: Annotated[
         float | None, typer.Option(metavar="N", help="So many passes over the text; 1 where no limit is given.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, max=MOST, metavar="TOKENS", help="What one step learns from.")] = 4096,
+    batch: Annotated[
+        int | None, typer.Option(min=1, max=MOST, metavar="TOKENS", help="What one step learns from; 4096.")
+    ] = None,
     at_once: Annotated[
         int | None,
         typer.Option(min=1, max=MOST, metavar="TOKENS", help="So many in one forward; fewer take less memory."),
@@ -71,7 +86,9 @@ def train(
         int | None,
         typer.Option(min=8, max=MOST, metavar="TOKENS", help="Longer texts are cut; 1024 or the model's context."),
     ] = None,
-    rate: Annotated[float, typer.Option("--lr", metavar="N", help="The learning rate at its highest.")] = 1e-3,
+    rate: Annotated[
+        float | None, typer.Option("--lr", metavar="N", help="The learning rate at its highest; 0.001.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, metavar="N", help="The same seed learns the same.")] = 0,
     labels: Annotated[
         Literal["soft", "text"], typer.Option(help="The target's own distribution, or the tokens of the text.")
@@ -80,40 +97,62 @@ def train(
     dtype: Dtype = None,
     quantize: Quantize = None,
     save_every: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Between checkpoints.")] = 300.0,
+    keep_answers: Annotated[
+        bool, typer.Option("--keep-answers", help="With --data history: what it learnt from stays, in answers.jsonl.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what an earlier training left there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of lines.")] = False,
 ) -> int:
-    """Train a drafter for a model. What was stopped goes on with the same command."""
+    """Train a drafter for a model. What was stopped goes on with the same command.
+
+    Without --data, or with --data history, the model answers prompts first, and the drafter is kept only if it
+    pays, which a bench tells.
+    """
     if kind not in (trainable := kinds("weights")):
         raise UsageMistake(
             f"There is no kind {kind!r} to train{nearest(kind, trainable)}; give one of {', '.join(trainable)}."
         )
-    _check_numbers({"--hours": hours, "--epochs": epochs, "--lr": rate}, batch, at_once)
-    files = [*(data or ()), *(more or ())]
-    if not data:
-        raise UsageMistake("There is nothing to learn from; give --data FILE, or make some with `localspec distill`.")
+    _check_numbers({"--hours": hours, "--epochs": epochs, "--lr": rate}, batch or BATCH, at_once)
+    files = [Path(name) for name in (*(data or ()), *(more or ()))]
+    own = _own_words(data or [], more or [], keep_answers)
     settings = config.load(flags={"model": model, "device": device, "dtype": dtype, "quantize": quantize})
     card = registry.resolve(settings.model or "demo")
     safe_name = re.sub(r"[^\w.-]+", "-", _public_name(card)).strip(".-")
     directory = output or Paths(home()).drafters / f"{safe_name}-{kind}"
     usable(directory)
+    given = locals()
     progress = Progress()
-    with Interrupt() as interrupt, Lock(directory) as lock:
+    with private_files(), Interrupt() as interrupt, Lock(directory) as lock:
         progress.show("reading text")
-        examples = read_examples(files)
+        examples = [] if own else read_examples(files)
 
         # From here on torch is needed, and takes seconds to import.
         from localspec.training.job import Job, Request, parse_options
 
         request = Request(
             kind=kind, card=card, name=_public_name(card), options=parse_options(kind, option or []), examples=examples,
-            data=[file.name for file in files], directory=directory,
-            command=_command(kind, card, files, option or [], locals()),
-            length=length, batch=batch, at_once=at_once, rate=rate, seed=seed, distill=labels == "soft",
-            steps=steps, hours=hours, epochs=epochs if steps or hours or epochs else 1.0,
-            save_seconds=save_every, force=force,
+            data=[own] if own else [file.name for file in files], directory=directory,
+            command=_command(kind, card, [own] if own == HISTORY else files, option or [], given),
+            length=length, batch=batch or BATCH, at_once=at_once, rate=rate or RATE, seed=seed,
+            distill=labels == "soft", steps=steps, hours=None if own else hours,
+            epochs=epochs if own or steps or hours or epochs else 1.0, save_seconds=save_every, force=force,
         )  # fmt: skip
+        reference = registry.reference(card)
         try:
+            if own:
+                from localspec.training.course import Course, Wishes
+
+                wishes = Wishes(own, hours, batch, rate, keep_answers)
+                with user_store(progress.notice, create=True) as store:
+                    assert store is not None
+                    course = Course(request, wishes, settings, lock, store, progress.reporter)
+                    found = _take(course, interrupt, progress)
+                if found is None:
+                    return 130
+                report, sentence = found
+                print(json.dumps(report) if as_json else f"{_summary(report, reference)}\n{sentence}", flush=True)
+                return 0
+            refuse_course(directory, force)
             job = Job(request, settings, progress.notice, progress.show)
             job.load(lock)
             if not _run(job, interrupt, progress):
@@ -123,8 +162,69 @@ def train(
         finally:
             progress.clear()
     if job.main:
-        print(json.dumps(report) if as_json else _summary(report, registry.reference(card)), flush=True)
+        print(json.dumps(report) if as_json else _summary(report, reference), flush=True)
     return 0
+
+
+def _own_words(data: Sequence[str], more: Sequence[Path], keep_answers: bool) -> Literal["", "prompts", "history"]:
+    """What the model is to answer: the user's history, or the prompts that ship; nothing where text was given."""
+    if more and not data:
+        raise UsageMistake(f"{more[0]} is given without --data; write --data {more[0]}.")
+    if HISTORY in data and len(data) + len(more) > 1:
+        raise UsageMistake(f"--data {HISTORY} stands alone; a file of that name is ./{HISTORY}.")
+    if keep_answers and data != [HISTORY]:
+        raise UsageMistake(f"--keep-answers has no effect without --data {HISTORY}; leave it out.")
+    return "prompts" if not data else HISTORY if data == [HISTORY] else ""
+
+
+def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> tuple[dict[str, Any], str] | None:
+    """Takes a course to its end; returns the report and what became of the drafter, None where Ctrl+C stopped it."""
+    for sentence in _plan(course):
+        progress.notice(sentence)
+    try:
+        interrupt.wait_for_step = True
+        for seen in course.answer(lambda: interrupt.asked):
+            progress.show(f"{100 * seen.done:.0f} %  {seen.replies} answers, {seen.tokens} tokens")
+        interrupt.wait_for_step = False
+        if course.stopped:
+            progress.notice("stopped; the answers so far are kept, and the same command goes on from there.")
+            return None
+        if (job := course.train()) is not None:
+            if not _run(job, interrupt, progress):
+                return None
+            progress.show("measuring")
+            job.finish()
+        progress.show("benching")
+        report, verdict = course.judge()
+    except KeyboardInterrupt:
+        progress.notice("stopped; what is done is kept, and the same command goes on from there.")
+        raise
+    return report, _verdict(verdict, report["directory"])
+
+
+def _plan(course: "Course") -> Iterator[str]:
+    plan, request = course.plan, course.request
+    yours = f"{plan.conversations} of your conversations, and answers" if plan.conversations else "answers"
+    parts = (
+        f"{yours} of {request.name} to {plan.prompts} prompts, about {_duration(3600 * plan.answering)} for "
+        f"{plan.tokens} tokens; training, about {_duration(3600 * plan.training)}; a bench on prompts that are held "
+        f"out, about {_duration(3600 * plan.bench)}"
+    )
+    yield f"the plan, {_duration(3600 * plan.limit)} at most: {parts}."
+    yield (
+        f"it takes about {plan.memory / 2**30:.1f} GiB of memory, and {plan.files / 2**20:.0f} MiB in "
+        f"{course.directory}; the drafter is kept if it pays."
+    )
+
+
+def _verdict(verdict: "Verdict", directory: str) -> str:
+    beside = f"{verdict.speedup:.2f} times as fast as plain decoding"
+    if verdict.without != "none":
+        beside += f" and {verdict.against:.2f} times as fast as {verdict.without}, which is chosen without it"
+    beside = f"on {verdict.prompts} prompts that it has not seen, {verdict.drafter} is {beside}"
+    if verdict.kept:
+        return f"kept: {beside}; auto knows it from now on"
+    return f"not kept: {beside}; it is used only where its directory is named: --drafter {shlex.quote(directory)}"
 
 
 def _check_numbers(above_zero: Mapping[str, float | None], batch: int, at_once: int | None) -> None:
@@ -204,14 +304,17 @@ def _public_name(card: registry.TargetCard) -> str:
 
 
 def _command(
-    kind: str, card: registry.TargetCard, files: Sequence[Path], options: Sequence[str], given: dict[str, Any]
+    kind: str, card: registry.TargetCard, data: Sequence[Path | str], options: Sequence[str], given: Mapping[str, Any]
 ) -> str:
     """The command as it can be given again, but without directories, which are private."""
-    words = ["localspec", "train", kind, "-m", _public_name(card), "--data", *(file.name for file in files)]
+    words = ["localspec", "train", kind, "-m", _public_name(card)]
+    words += ["--data", *(Path(one).name for one in data)] if data else []
     words += [word for option in options for word in ("-O", option)]
     for flag in ("steps", "hours", "epochs", "at_once", "length", "device", "dtype", "quantize"):
         if given[flag] is not None:
             words += [f"--{flag.replace('_', '-')}", str(given[flag])]
+    chosen = {} if given["own"] else {"batch": BATCH, "rate": RATE}
     for flag, name in (("--batch", "batch"), ("--lr", "rate"), ("--seed", "seed"), ("--labels", "labels")):
-        words += [flag, str(given[name])]
+        if (value := given[name] or chosen.get(name, given[name])) is not None:
+            words += [flag, str(value)]
     return shlex.join(words)

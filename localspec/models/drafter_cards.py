@@ -45,9 +45,9 @@ class DrafterCard:
 def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> DrafterCard:
     """Returns the trained drafter that `name`, a kind or a directory, means for a model.
 
-    Of one kind, the user's own come before the one that came with the model, the newest first; a damaged one is passed
-    over. Raises NotHere where there is none, UsageMistake where it was made for another model, LocalspecError where it
-    is damaged.
+    Of one kind, the user's own come before the one that came with the model, the newest first; passed over are damaged
+    ones, and those that a bench found not to pay. Raises NotHere where there is none, UsageMistake where it was made
+    for another model, LocalspecError where it is damaged.
     """
     if name in kinds("weights"):
         trouble = None
@@ -64,7 +64,7 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
             )
         raise NotHere(
             f"There is no drafter '{name}' for {card.name} here; "
-            f"make one with `localspec train {name} -m {reference(card)} --data FILE`."
+            f"make one with `localspec train {name} -m {reference(card)}`."
         )
     named = read_drafter(Path(os.path.abspath(os.path.expanduser(name))))
     if named.revision and named.revision != (own := revision(card.path)):
@@ -85,7 +85,7 @@ def trained_drafters(card: TargetCard, paths: Paths | None = None) -> list[Draft
 
 
 def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object, DrafterCard | LocalspecError]]:
-    """Yields (kind, drafter) for a model, the first choice first; of a damaged drafter what is wrong."""
+    """Yields (kind, drafter) for a model, the first choice first; of one that is damaged or not kept why not it."""
     places = _drafter_places(card, paths)
     own = revision(card.path) if places else ""
     for path in places:
@@ -97,7 +97,7 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
         if isinstance(target, dict) and target.get("revision") == own:
             found: DrafterCard | LocalspecError
             try:
-                found = read_drafter(path)
+                found = _not_kept(path, content) if content.get("kept", True) is False else read_drafter(path)
             except LocalspecError as trouble:
                 found = trouble
             yield content.get("kind"), found
@@ -164,6 +164,12 @@ def read_drafter(path: Path) -> DrafterCard:
     )
     made_for, name = str(target.get("revision", "")), str(target.get("name", "another model"))
     return DrafterCard(kind, path, options, made_for, name, parameters, weights.stat().st_size, content, others)
+
+
+def _not_kept(path: Path, content: Mapping[str, Any]) -> NotHere:
+    """Why a drafter is taken only where its directory is named."""
+    why = "the bench after its training found that it does not pay" if "bench" in content else "its bench is to come"
+    return NotHere(f"The drafter in {path} is not used by itself, for {why}; name that directory to use it.")
 
 
 def _content(file: Path) -> dict[str, Any]:

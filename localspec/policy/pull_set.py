@@ -74,7 +74,7 @@ def _named(entry: Entry, card: TargetCard, kind: str) -> tuple[Source, ...]:
     if published and published[0].source is not None:
         return (published[0].source,)
     known = [one.kind for one in entry.drafters if one.source is not None or one.kind in kinds("draft model")]
-    made = f"; `localspec train {kind} -m {card.name} --data FILE` makes one" if published else ""
+    made = f"; `localspec train {kind} -m {card.name}` makes one" if published else ""
     offered = f"choose one of {', '.join(known)}, or none" if known else "none is published; leave --drafter out"
     raise UsageMistake(f"Nobody publishes a drafter {kind!r} for {card.name}{nearest(kind, known)}: {offered}{made}.")
 

@@ -8,7 +8,8 @@ from typing import Self
 
 from localspec.errors import LocalspecError, UsageMistake
 
-FILES = ("losses.jsonl", "losses.svg")
+PLAN, ANSWERS = "plan.json", "answers.jsonl"  # of a course
+FILES = ("losses.jsonl", "losses.svg", PLAN, ANSWERS)
 DIRECTORIES = ("checkpoint", "drafter", "target")
 LOCK = "training.lock"
 
@@ -34,6 +35,21 @@ def _check(there: Path, directory: bool) -> None:
         raise UsageMistake(f"{there} is {found}, and {needed} is needed there; give another -o.")
     if not os.access(there, os.W_OK | os.X_OK if directory else os.W_OK):
         raise UsageMistake(f"{there} cannot be written; give another -o.")
+
+
+def begun(directory: Path) -> bool:
+    """Whether a course was begun in a directory and has not ended."""
+    return (directory / PLAN).exists()
+
+
+def refuse_course(directory: Path, force: bool) -> None:
+    """Raises UsageMistake where a course was begun; with `force` it cannot go on any more."""
+    if begun(directory) and not force:
+        raise UsageMistake(
+            f"{directory} holds a training without --data FILE that was stopped; give that command to go on, another "
+            "-o, or --force to begin anew."
+        )
+    (directory / PLAN).unlink(missing_ok=True)
 
 
 class Lock:

@@ -23,11 +23,12 @@ BEGINNING = b'{"asked": "'  # of every line that is written here
 
 @dataclass(frozen=True)
 class Written:
-    """A batch was written: `done` replies of `total` so far, and about how many seconds are `left`."""
+    """A batch was written: `done` replies of `total` so far, about how many seconds are `left`, and what is `new`."""
 
     done: int
     total: int
     left: float
+    new: Sequence[Sequence[Message]]
 
 
 @dataclass
@@ -100,7 +101,7 @@ class Distiller:
             append(self._file, [self._line(name, dialogue) for name, dialogue in new])
             self.answered |= {name for name, _ in new}
             left = (time.monotonic() - began) / done * (len(self._batches) - done)
-            yield Written(len(self.answered), self.total, left)
+            yield Written(len(self.answered), self.total, left, [dialogue.messages for _, dialogue in new])
 
     def _answer(self, index: int, group: Sequence[str]) -> dict[str, _Dialogue]:
         """Returns these conversations with a reply to each of their prompts, as far as the context goes."""

@@ -84,7 +84,7 @@ def test_a_name_from_the_plan_to_the_answer(home, hub, monkeypatch):
     result = at(home, hub, "pull", "mine", "--drafter", "draft_model")
     assert result.returncode == 0, result.stderr
     last = result.stdout.splitlines()[-1]
-    assert "localspec train medusa -m mine --data FILE" in last and "hours" in last and "GiB" in last
+    assert "localspec train medusa -m mine (about" in last and "hours" in last and "GiB" in last
 
     listed = {row["name"] for row in json.loads(at(home, hub, "list", "--json").stdout)}
     assert listed == {"demo", "demo-draft", "mine", "small"}

@@ -35,7 +35,7 @@ def test_the_published_drafter_that_pays_comes_along() -> None:
 def test_what_is_not_published_is_refused_with_what_is() -> None:
     with pytest.raises(UsageMistake, match="did you mean 'medusa'"):
         fetched(HEADS, drafter="medus")
-    with pytest.raises(UsageMistake, match="localspec train s3d -m big --data FILE"):
+    with pytest.raises(UsageMistake, match="localspec train s3d -m big`"):
         fetched(PublishedDrafter("s3d"), drafter="s3d")
 
 

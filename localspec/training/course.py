@@ -1,0 +1,420 @@
+"""From nothing to a drafter: answers of the target itself, a training on them, a bench that decides whether it is kept.
+
+What a course has done so far lies in its directory, so that it goes on after any end: plan.json says which course it is
+and how its time is divided, answers.jsonl grows reply by reply, the training has its checkpoint, and drafter.json says
+of which course it came and, once that is known, what the bench found.
+"""
+
+import gc
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from localspec.bench.prompts import Prompt
+from localspec.checkpoint import read_json
+from localspec.config import Settings
+from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
+from localspec.events import Reporter
+from localspec.models import registry
+from localspec.models.chat_template import Message
+from localspec.nn.packing import DTYPES
+from localspec.paths import private_directory
+from localspec.store.store import Store
+from localspec.training import checkpoint, estimate
+from localspec.training.answering import BATCH, Answerer, Way, answerer, answering_choice, can_batch
+from localspec.training.directory import ANSWERS, PLAN, Lock, begun
+from localspec.training.distill import Distiller, append, written
+from localspec.training.examples import Question, read_examples
+from localspec.training.from_history import Past, read_past
+from localspec.training.job import Job, Request
+from localspec.training.prompts import held_out_prompts, shipped_questions
+from localspec.training.result import report_of
+from localspec.training.verdict import MOST, Verdict, enough_prompts, judge, seconds_of
+
+Source = Literal["prompts", "history"]
+
+HOURS = 6.0  # a night, where nothing else was asked for
+TOKENS = 1_000_000  # of text to learn from, where no hours were named
+PASSES = 3.0  # over that text, at most where no hours were named, at least as far as time is divided
+REPLY = 256  # tokens of an answer, at most; of a small context a quarter
+LEAST = 16  # answers, without which nothing can be learnt
+CHUNK = 64  # prompts that are answered together, where that is possible, and of all kinds
+DRAWN = 0.7  # the temperature of second and further answers to the same prompts
+BENCH_SHARE, BENCH_SECONDS = 0.1, 600.0  # of the time
+LOADING = 30.0  # seconds, and measuring what rows cost
+MOST_ANSWERING = 0.7  # of the time
+STEPS, BATCHES = 300, (4096, 2048, 1024, 512)  # the largest batch that gives so many steps
+RATE, WIDTH, MOST_RATE = 1e-3, 1024, 3e-3  # narrow models learn at a higher rate (Yang et al. 2022, µP)
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What was asked for beside the training itself. `hours` is the whole; what is None is chosen."""
+
+    source: Source
+    hours: float | None
+    batch: int | None
+    rate: float | None
+    keep_answers: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a course should take, told before it begins: tokens of text, hours of its parts, bytes."""
+
+    conversations: int  # of the user
+    prompts: int
+    tokens: int
+    answering: float
+    training: float
+    bench: float
+    limit: float
+    memory: int
+    files: int
+
+    def as_json(self) -> dict[str, Any]:
+        """What `train --json` prints of it."""
+        return {
+            "conversations": self.conversations, "prompts": self.prompts, "tokens": self.tokens,
+            "answer_hours": round(self.answering, 4), "train_hours": round(self.training, 4),
+            "bench_hours": round(self.bench, 4), "limit_hours": self.limit, "memory_bytes": self.memory,
+            "disk_bytes": self.files,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answered:
+    """So many answers there are, of so many tokens of text in all; `done` is the share of what is wanted."""
+
+    replies: int
+    tokens: int
+    done: float
+
+
+@dataclass
+class _State:
+    """plan.json: which course it is, the seconds it has answered, and how it trains, once that is decided."""
+
+    id: str
+    asked: Mapping[str, Any]
+    token_seconds: float  # of training, for each token
+    spent: float = 0.0
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Course:
+    """A course in a directory of which it takes the `lock`; call `answer`, `train` and `judge` in this order.
+
+    Each does what is left of it. `request` is the training without its text. Raises UsageMistake for what cannot be
+    meant, DoesNotFit, and what choosing raises, before anything is computed.
+    """
+
+    def __init__(
+        self, request: Request, wishes: Wishes, settings: Settings, lock: Lock, store: Store, reporter: Reporter
+    ) -> None:
+        self.request, self.wishes, self.stopped = request, wishes, False
+        self._settings, self._lock, self._store, self._reporter = settings, lock, store, reporter
+        self.directory = request.directory
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UsageMistake("Several processes need text to learn from; give --data FILE, or begin one process.")
+        self._job = Job(self._sized(1), settings, reporter.notice, reporter.progress)
+        self._choice = answering_choice(request.card, settings, None, store, reporter)
+        self._past = self._read_past()
+        self._state = self._begin_or_resume()
+        self.plan = self._planned()
+
+    # -- before anything is computed ----------------------------------------------------------------------------------
+
+    def _read_past(self) -> Past:
+        if self.wishes.source == "prompts":
+            return Past((), (), ())
+        past = read_past(self._store.history, registry.reference(self.request.card))
+        if not past.own and not past.asked:
+            raise UsageMistake(
+                "There are no saved conversations to learn from; have some, or leave --data out for the prompts that "
+                "ship with localspec."
+            )
+        return past
+
+    def _begin_or_resume(self) -> _State:
+        """Takes the lock of a directory that is there. Raises UsageMistake where it holds something else."""
+        self._lock.take()
+        asked, found = self._identity(), None if self.request.force else _read(self.directory)
+        if found is None:
+            if not self.request.force:
+                _refuse_foreign(self.directory)
+            seconds = estimate.hours(self._job.shadow, self._product_seconds(), 1) * 3600
+            for left in (PLAN, ANSWERS):
+                (self.directory / left).unlink(missing_ok=True)
+            shutil.rmtree(self.directory / "checkpoint", ignore_errors=True)
+            return _State(secrets.token_hex(8), asked, seconds)
+        if other := [name for name, value in asked.items() if found.asked.get(name) != value]:
+            raise UsageMistake(
+                f"{self.directory} holds a training that was stopped, with {other[0]} = {found.asked.get(other[0])!r} "
+                f"where this one has {asked[other[0]]!r}; give the same command to go on, another -o, or --force to "
+                "begin anew."
+            )
+        return found
+
+    def _identity(self) -> dict[str, Any]:
+        request, settings = self.request, self._settings
+        return {
+            "kind": request.kind, "model": self._job.own, "data": self.wishes.source, "options": dict(request.options),
+            "hours": self.wishes.hours, "steps": request.steps, "epochs": request.epochs, "length": request.length,
+            "batch": self.wishes.batch, "at_once": request.at_once, "lr": self.wishes.rate, "seed": request.seed,
+            "labels": "soft" if request.distill else "text", "device": settings.device, "dtype": settings.dtype,
+            "quantize": settings.quantize,
+        }  # fmt: skip
+
+    def _product_seconds(self) -> float:
+        return estimate.product_seconds(self._job.choice.device, DTYPES[self._job.choice.dtype])
+
+    def _planned(self) -> Plan:
+        """Estimates all of it. Raises DoesNotFit where it has no room, UsageMistake where the hours are too few."""
+        speed = self._speed * (BATCH if can_batch(self._choice) else 1)
+        each, bench = self._state.token_seconds, self._bench_seconds()
+        if self.wishes.hours and (least := LEAST * REPLY / speed) > MOST_ANSWERING * self._total:
+            raise UsageMistake(
+                f"--hours {self.wishes.hours} is too short: {LEAST} answers of {self.request.name} alone take up to "
+                f"{least / 3600:.2g} hours here; give more."
+            )
+        balanced = (self._total - bench) / (1 / speed + self._passes * each)
+        tokens = min(balanced, self._wanted)
+        left = max(self._total - bench - tokens / speed, 0.0)
+        training = left if self.wishes.hours else min(left, self._passes * tokens * each)
+        if self.request.steps is not None:
+            training = min(training, self.request.steps * (self.wishes.batch or BATCHES[0]) * each)
+        return Plan(
+            len(self._past.own), len(self._questions), round(tokens), tokens / speed / 3600, training / 3600,
+            bench / 3600, self._total / 3600, self._job.needed.memory(self._job.fitting()),
+            self._job.needed.files + 8 * round(tokens),
+        )  # fmt: skip
+
+    @property
+    def _total(self) -> float:
+        return 3600 * (self.wishes.hours or HOURS)
+
+    @property
+    def _passes(self) -> float:
+        return self.request.epochs or PASSES
+
+    @property
+    def _wanted(self) -> float:
+        """Tokens of text that are enough, whatever time is left."""
+        if self.request.steps is not None:
+            return self.request.steps * (self.wishes.batch or BATCHES[0])
+        return float("inf") if self.wishes.hours else TOKENS
+
+    @property
+    def _questions(self) -> list[Question]:
+        return [*self._past.asked, *shipped_questions()]
+
+    @property
+    def _held_out(self) -> list[Prompt]:
+        return [*self._past.held_out, *held_out_prompts()]
+
+    @property
+    def _speed(self) -> float:
+        """Tokens/s of one answer."""
+        return self._choice.tokens_per_second or 1.0
+
+    def _bench_seconds(self) -> float:
+        return min(BENCH_SHARE * self._total, BENCH_SECONDS, LOADING + seconds_of(MOST, self._speed))
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    def answer(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Answered]:
+        """Lets the target answer, until there is enough or time is up; yields what there is after each batch.
+
+        Where `stop` returned true, `stopped` is true.
+        """
+        if self._state.training or self._trained:
+            return
+        try:
+            private_directory(self.directory)
+        except OSError as error:
+            raise LocalspecError(f"{self.directory} cannot be written ({error.strerror}); give another -o.") from None
+        self._lock.take()
+        self._save()
+        began, before, file = time.monotonic(), self._state.spent, self._answers
+        self._reporter.progress(f"loading {self.request.card.name}")
+        model = answerer(self.request.card, self._settings, None, self._store, self._reporter)
+        lines = written(file)
+        replies, tokens = len(lines), sum(len(model.encode(line["messages"])) for line in lines)
+        new = {one.id: one.messages for one in self._past.own} if not lines else {}
+        if new:
+            append(file, [_as_line(name, messages) for name, messages in new.items()])
+            replies, tokens = len(new), sum(len(model.encode(messages)) for messages in new.values())
+        for questions, way in self._chunks(model):
+            if self._enough(replies, tokens):
+                break
+            for batch in Distiller(questions, file, model, way).run():
+                replies, tokens = replies + len(batch.new), tokens + sum(map(len, map(model.encode, batch.new)))
+                self._state.spent = before + time.monotonic() - began
+                self._save()
+                yield Answered(replies, tokens, self._share(replies, tokens))
+                if self._enough(replies, tokens):
+                    break
+                if stop():
+                    self.stopped = True
+                    return
+        del model
+        _free()
+
+    def _chunks(self, model: Answerer) -> Iterator[tuple[list[Question], Way]]:
+        """Yields what is asked together: all prompts greedily, then all of them at a temperature, without end."""
+        room = min(model.context, self._job.length)
+        longest = min(REPLY, room // 4)
+        every = [one for one in self._questions if len(model.encode(one.messages)) + longest <= room]
+        if not every:
+            raise UsageMistake(f"No prompt leaves room for an answer in {room} tokens; give a larger --length.")
+        turn = 0
+        while True:
+            asked = [replace(one, id=f"{one.id} {turn}") for one in every] if turn else every
+            way = Way(longest, DRAWN if turn else 0.0, self.request.seed + turn)
+            for start in range(0, len(asked), CHUNK):
+                yield asked[start : start + CHUNK], way
+            turn += 1
+
+    def _enough(self, replies: int, tokens: int) -> bool:
+        return replies >= LEAST and self._share(replies, tokens) >= 1
+
+    def _share(self, replies: int, tokens: int) -> float:
+        """How much of what is wanted there is: text for the passes that the time left allows, or all that is wanted."""
+        spent, rest = self._state.spent, self._total - self._bench_seconds()
+        needed = self._passes * tokens * self._state.token_seconds
+        shares = (tokens / self._wanted, spent / (MOST_ANSWERING * self._total), (spent + needed) / rest)
+        return min(max(shares), replies / LEAST, 1.0)
+
+    @property
+    def _answers(self) -> Path:
+        return self.directory / ANSWERS
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def train(self) -> Job | None:
+        """Returns the training, ready to run or to go on; None where it is over."""
+        if self._trained:
+            return None
+        examples = read_examples([self._answers])
+        if not self._state.training:
+            self._state.training = self._decided()
+            self._save()
+        chosen = self._state.training
+        request = replace(
+            self._sized(chosen["batch"]), rate=chosen["rate"], examples=examples, hours=chosen["hours"],
+            epochs=self.request.epochs or (None if self.wishes.hours or self.request.steps else PASSES),
+            force=checkpoint.state(self.directory / "checkpoint") is None, course=self._state.id,
+        )  # fmt: skip
+        job = Job(request, self._settings, self._reporter.notice, self._reporter.progress)
+        job.load(self._lock)
+        return job
+
+    def _decided(self) -> dict[str, Any]:
+        """Hours, batch and learning rate: what is left of the time, and as many steps as it needs."""
+        left = max(self._total - self._state.spent - self._bench_seconds(), (1 - MOST_ANSWERING) * self._total / 2)
+        steps = left / self._state.token_seconds
+        batch = next((size for size in BATCHES if steps / size >= STEPS), BATCHES[-1])
+        width = self._job.shadow.target.transformer.config.hidden_size
+        return {
+            "hours": round(left / 3600, 6),
+            "batch": self.wishes.batch or batch,
+            "rate": self.wishes.rate or round(min(max(RATE, RATE * WIDTH / width), MOST_RATE), 6),
+        }
+
+    def _sized(self, batch: int) -> Request:
+        return replace(self.request, batch=batch)
+
+    @property
+    def _trained(self) -> bool:
+        """Whether the drafter of this course is written, which is the last of a training."""
+        return _drafter_json(self.directory).get("course") == self._state.id
+
+    # -- bench --------------------------------------------------------------------------------------------------------
+
+    def judge(self) -> tuple[dict[str, Any], Verdict]:
+        """Benches the drafter unless that was done, clears up, and returns the report of it all, and the verdict."""
+        _free()
+        report, card = report_of(self.directory), _drafter_json(self.directory)
+        if "bench" in card:
+            verdict = Verdict.read(card)
+        else:
+            own = registry.resolve(str(self.directory)) if report["changes_target"] else self.request.card
+            prompts = enough_prompts(self._held_out, self._bench_seconds(), self._speed)
+            verdict = judge(own, self.directory, self._settings, prompts, self._store, self._reporter)
+        shutil.rmtree(self.directory / "checkpoint", ignore_errors=True)  # a kill may have left it
+        kept_answers = self.wishes.source == "prompts" or self.wishes.keep_answers
+        if not kept_answers:
+            self._answers.unlink(missing_ok=True)
+        (self.directory / PLAN).unlink(missing_ok=True)
+        answers = str(self._answers) if kept_answers else None
+        return {
+            **report, "answers": answers, "answer_seconds": round(self._state.spent, 2), "plan": self.plan.as_json(),
+            "kept": verdict.kept, "bench": verdict.as_json(),
+        }, verdict  # fmt: skip
+
+    # -- what is kept of it -------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        """Writes plan.json; no reader sees half of it. Raises DoesNotFit."""
+        content = json.dumps(vars(self._state), indent=2) + "\n"
+        try:
+            (new := self.directory / f"{PLAN}.new").write_text(content, "utf-8")
+            new.replace(self.directory / PLAN)
+            self._answers.touch(mode=0o600)
+        except OSError as error:
+            raise DoesNotFit(
+                f"{self.directory} cannot be written ({error.strerror}); make room, and give the same command again."
+            ) from error
+
+
+def _read(directory: Path) -> _State | None:
+    """Returns where a course is; None where none was begun. Raises LocalspecError where that cannot be read."""
+    if not begun(directory):
+        return None
+    with suppress(TypeError):
+        state = _State(**dict(_object(directory / PLAN)))
+        if isinstance(state.asked, dict) and isinstance(state.training, dict) and isinstance(state.spent, int | float):
+            return state
+    raise LocalspecError(f"{directory / PLAN} is damaged; give --force to begin anew.")
+
+
+def _drafter_json(directory: Path) -> Mapping[str, Any]:
+    file = directory / "drafter" / "drafter.json"
+    return _object(file) if file.exists() else {}
+
+
+def _object(file: Path) -> Mapping[str, Any]:
+    content = read_json(file, "give --force to begin anew")
+    return content if isinstance(content, dict) else {}
+
+
+def _refuse_foreign(directory: Path) -> None:
+    """Raises UsageMistake where a directory holds another training, or answers of unknown origin."""
+    for name in ("checkpoint", "drafter", "target", ANSWERS):
+        if (directory / name).exists():
+            raise UsageMistake(
+                f"{directory / name} is there already, from an earlier training; give another -o, or --force to "
+                "replace it."
+            )
+
+
+def _as_line(name: str, messages: Sequence[Message]) -> dict[str, Any]:
+    """A conversation of the user, as `distill` would have written it."""
+    return {"asked": "history", "id": name, "messages": list(messages), "finish_reason": "stop"}
+
+
+def _free() -> None:
+    """Gives memory back before the next model is loaded."""
+    gc.collect()
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

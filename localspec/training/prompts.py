@@ -1,0 +1,70 @@
+"""The prompts that ship with the program: those that a model answers to make its training text, and those held out."""
+
+import random
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, TypeVar
+
+from localspec.bench.prompts import Prompt
+from localspec.training.examples import Question
+
+FILE = Path(__file__).parent / "prompts.toml"
+COPIES = 16  # of a template, with other words and numbers each time
+T = TypeVar("T")
+SLOT = re.compile("«(?:(\\d+)-(\\d+)|([a-z]+))»")
+
+
+def shipped_questions() -> list[Question]:
+    """Returns what a model is asked to learn from, of all kinds in turn; always the same, in the same order."""
+    return _in_turn([list(_questions(kind, entry)) for kind, entry in _kinds().items()])
+
+
+def held_out_prompts() -> list[Prompt]:
+    """Returns what no drafter is trained on, of all kinds in turn."""
+    return _in_turn(
+        [
+            [Prompt(f"{kind}-{number}", kind, text) for number, text in enumerate(entry["held_out"], start=1)]
+            for kind, entry in _kinds().items()
+        ]
+    )
+
+
+def _in_turn(groups: Sequence[Sequence[T]]) -> list[T]:
+    return [item for turn in zip_longest(*groups) for item in turn if item is not None]
+
+
+def _questions(kind: str, entry: Mapping[str, Any]) -> Iterator[Question]:
+    every = [*_single(entry), *entry.get("dialogues", ())]
+    mixed = random.Random(kind).sample(every, len(every))  # noqa: S311
+    for number, (first, *following) in enumerate(mixed, start=1):
+        yield Question(f"{kind}-{number}", ({"role": "user", "content": first},), tuple(following))
+
+
+@cache
+def _content() -> Mapping[str, Any]:
+    return tomllib.loads(FILE.read_text("utf-8"))
+
+
+def _kinds() -> dict[str, Mapping[str, Any]]:
+    return {kind: entry for kind, entry in _content().items() if kind != "words"}
+
+
+def _single(entry: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    """Yields the prompts of a kind that have one turn, those of templates included; none twice."""
+    found = dict.fromkeys(entry["prompts"])
+    for template in entry["templates"]:
+        draw = random.Random(template)  # noqa: S311
+        found |= dict.fromkeys(_filled(template, draw) for _ in range(entry.get("copies", COPIES)))
+    return ((text,) for text in found)
+
+
+def _filled(template: str, draw: random.Random) -> str:
+    def word(slot: re.Match[str]) -> str:
+        low, high, name = slot.groups()
+        return str(draw.randint(int(low), int(high))) if name is None else draw.choice(_content()["words"][name])
+
+    return SLOT.sub(word, template)

@@ -1,0 +1,141 @@
+"""Whether a trained drafter pays: beside plain decoding, and beside what would be chosen without it."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from localspec import config
+from localspec.bench import figures
+from localspec.bench.comparison import run_rows
+from localspec.bench.peers import message
+from localspec.bench.prompts import Prompt
+from localspec.config import Settings
+from localspec.decoding.session import Limits
+from localspec.drafters.saved import CARD
+from localspec.engine.device_profile import BandwidthProfiler
+from localspec.engine.engine import Engine
+from localspec.engine.measurement_cache import MeasurementCache
+from localspec.errors import UsageMistake
+from localspec.events import Reporter, Statistics
+from localspec.models.drafter_kinds import WITH_PHRASES
+from localspec.models.registry import TargetCard
+from localspec.policy.ranking import CLEARLY
+from localspec.policy.selection import Choice, choose
+from localspec.store.store import Store
+
+TOKENS = 96  # of a reply, at most
+LEAST, MOST = 6, 24  # prompts
+ROWS = 4  # plain decoding, what would be chosen, the drafter alone, and with phrases
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a bench found of a drafter, in its better form: `speedup` over plain decoding, and over what would be chosen
+    `without` it. It is `kept` where both are clearly above 1."""
+
+    drafter: str
+    speedup: float
+    without: str
+    against: float
+    prompts: int
+    rows: Sequence[Mapping[str, Any]]
+    kept: bool
+
+    @classmethod
+    def read(cls, card: Mapping[str, Any]) -> Self:
+        """The verdict that a drafter.json tells."""
+        names = ("drafter", "speedup", "without", "against", "prompts", "rows")
+        return cls(**{name: card["bench"][name] for name in names}, kept=card["kept"])
+
+    def as_json(self) -> dict[str, Any]:
+        """What drafter.json and `train --json` say of it."""
+        return {
+            "drafter": self.drafter, "speedup": self.speedup, "without": self.without, "against": self.against,
+            "prompts": self.prompts, "max_tokens": TOKENS, "rows": list(self.rows),
+        }  # fmt: skip
+
+
+def enough_prompts(prompts: Sequence[Prompt], seconds: float, speed: float) -> list[Prompt]:
+    """Returns as many as can be benched in so many seconds, where plain decoding has `speed` tokens/s."""
+    count = seconds / seconds_of(1, speed)
+    return list(prompts[: max(LEAST, min(MOST, int(count)))])
+
+
+def seconds_of(prompts: int, speed: float) -> float:
+    """Returns about how long a bench of so many prompts takes."""
+    return prompts * ROWS * TOKENS / speed
+
+
+def judge(
+    card: TargetCard,
+    directory: Path,
+    settings: Settings,
+    prompts: Sequence[Prompt],
+    store: Store | None,
+    reporter: Reporter,
+) -> Verdict:
+    """Benches the drafter in a directory, and writes into its drafter.json whether it is kept.
+
+    Costs and replies are kept in `store`, so that what is chosen later goes by them. Raises what loading raises, and
+    UsageMistake where no prompt leaves room for a reply.
+    """
+    greedy = replace(
+        settings, temperature=0.0, top_p=None, top_k=None, min_p=None, seed=0, accept="exact", exact=False,
+        draft_max="auto", context=None,
+    )  # fmt: skip
+    known = BandwidthProfiler(MeasurementCache(store, reporter))
+    named = str(directory / "drafter")
+
+    def chosen(drafter: str) -> Choice:
+        return choose(card, replace(greedy, drafter=drafter), measurements=known)
+
+    plain = chosen("none")
+    greedy = config.narrowed(greedy, plain.device, plain.dtype, plain.quantize)
+    choices = [plain, chosen("auto"), chosen(named), chosen(named + WITH_PHRASES)]
+    if choices[1].drafter == "none":
+        del choices[1]
+    load = partial(Engine, store=store, phrases="off", reporter=reporter)
+    first = load(plain)
+    room = first.context - TOKENS
+    texts = [prompt for prompt in prompts if len(first.target.encode(message(prompt.text))) <= room]
+    if not texts:
+        raise UsageMistake(f"No prompt leaves room for {TOKENS} tokens in a context of {first.context}.")
+    firsts = [first, *(load(choice, beside=first) for choice in choices[1:])]
+    engines: list[Callable[[], Engine]] = [
+        partial(load, choice, beside=own) for choice, own in zip(choices, firsts, strict=True)
+    ]
+    asked, rules = [prompt.text for prompt in texts], [first.sampling(greedy)] * len(engines)
+    replies = run_rows(engines, asked, rules, Limits(TOKENS), 1, reporter.progress)
+    categories = [prompt.category for prompt in texts]
+
+    def beside(ours: Sequence[Statistics], theirs: Sequence[Statistics]) -> dict[str, Any]:
+        return figures.of_row(ours, theirs, categories, 0, 1.0)  # nobody asks what share of the bandwidth it is
+
+    found = [beside(row, replies[0]) for row in replies]
+    best = max((len(found) - 2, len(found) - 1), key=lambda row: found[row]["speedup"] or 0.0)
+    without = len(found) - 3
+    speedup = found[best]["speedup"] or 0.0
+    against = beside(replies[best], replies[without])["speedup"] or 0.0
+    kept = min(speedup, against) >= CLEARLY
+    verdict = Verdict(
+        choices[best].drafter, speedup, choices[without].drafter, against, len(texts),
+        [{"drafter": choice.drafter, **_shown(row)} for choice, row in zip(choices, found, strict=True)], kept,
+    )  # fmt: skip
+    _write(directory, {"kept": kept, "bench": verdict.as_json()})
+    return verdict
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    names = ("tokens_per_second", "speedup", "speedup_quartiles", "acceptance_length", "identical", "off_reason")
+    return {name: row[name] for name in names}
+
+
+def _write(directory: Path, found: dict[str, Any]) -> None:
+    """Adds what was found to drafter.json; no reader sees half of it."""
+    file = directory / "drafter" / CARD
+    card = json.loads(file.read_text("utf-8"))
+    (new := file.with_suffix(".new")).write_text(json.dumps(card | found, indent=2) + "\n", "utf-8")
+    new.replace(file)

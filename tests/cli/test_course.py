@@ -1,0 +1,406 @@
+"""`localspec train` without text: the plan, answers of the model itself, the training, the bench, after any end."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clocks import PATIENCE
+from command import called, environment, sentence
+from reply_statistics import said
+
+from localspec.cli.main import main
+from localspec.errors import NotHere
+from localspec.models.drafter_cards import find_drafter, read_drafter
+from localspec.models.registry import TargetCard
+from localspec.paths import Paths
+from localspec.store.store import Store
+from localspec.training import course, distill, verdict
+from localspec.training.job import Job
+from localspec.training.prompts import held_out_prompts, shipped_questions
+
+MODEL = "phi3-grouped-window-partial-rotary"
+FLAGS = ["--steps", "2", "--batch", "256", "--length", "128", "-O", "heads=2"]
+SECRET = "Otter-4711"
+
+
+@pytest.fixture(scope="module")
+def model(tiny) -> Path:
+    return tiny(MODEL).path
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Few and short answers, and a bench of two prompts."""
+    for module, name, value in (
+        (course, "REPLY", 12), (course, "LEAST", 6), (course, "CHUNK", 4),
+        (verdict, "LEAST", 2), (verdict, "MOST", 2), (verdict, "TOKENS", 6),
+        (course.estimate, "product_seconds", lambda *_: 1e-9),  # which takes half a second to measure
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+
+
+@pytest.fixture
+def speeds(monkeypatch) -> dict[str, float]:
+    """Seconds of a reply by row in place of a bench: what the machine does meanwhile must not decide."""
+    taken = {"none": 1.0, "phrases": 0.9, "own": 0.5, "own+phrases": 0.6}
+
+    def rows(engines: list[Any], prompts: list[str], *_: object) -> list[list[Any]]:
+        names = ["none", "phrases", "own", "own+phrases"] if len(engines) == 4 else ["none", "own", "own+phrases"]
+        return [[said(seconds=taken[name]) for _ in prompts] for name in names]
+
+    monkeypatch.setattr(verdict, "run_rows", rows)
+    return taken
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, capfd, model, small, speeds) -> Callable[..., tuple[int, str, str]]:
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "stdin", None)
+
+    def call(*arguments: object, flags: list[str] = FLAGS) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = main(["train", "medusa", "-m", str(model), *flags, *map(str, arguments)])
+        return code, *capfd.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def place(tmp_path, model) -> Path:
+    return tmp_path / "home" / "data" / "drafters" / f"{model.name}-medusa"
+
+
+def lines(place: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (place / "answers.jsonl").read_text("utf-8").splitlines()]
+
+
+def card(place: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((place / "drafter" / "drafter.json").read_text())
+    return found
+
+
+def private(place: Path) -> bool:
+    return all(stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 for path in (place, *place.rglob("*")))
+
+
+def test_all_of_it_in_one_command(train, place, model, tmp_path):
+    code, text, errors = train("--json")
+    assert code == 0, errors
+    report = json.loads(text)
+    assert "the plan, 6.0 hours at most: answers of" in errors and "GiB of memory" in errors and str(place) in errors
+    assert report["kind"] == "medusa" and report["steps"] == 2 and report["directory"] == str(place)
+    assert report["kept"] is True and report["answers"] == str(place / "answers.jsonl")
+    assert report["plan"].keys() == {
+        "conversations", "prompts", "tokens", "answer_hours", "train_hours", "bench_hours", "limit_hours",
+        "memory_bytes", "disk_bytes",
+    }  # fmt: skip
+    bench = report["bench"]
+    assert (bench["drafter"], bench["speedup"], bench["without"], bench["prompts"]) == ("medusa", 2.0, "phrases", 2)
+    assert bench["against"] == pytest.approx(0.9 / 0.5) and len(bench["rows"]) == 4
+    answered = lines(place)
+    assert len(answered) >= 6 and answered[0]["messages"][0]["role"] == "user"
+    asked = [question.messages for question in shipped_questions()]
+    assert all(tuple(line["messages"][:1]) in asked for line in answered)
+    assert sorted(path.name for path in place.iterdir()) == ["answers.jsonl", "drafter", "losses.jsonl", "losses.svg"]
+    assert private(place)
+    assert card(place)["kept"] is True and card(place)["data"] == ["prompts"]
+    assert card(place)["command"].startswith(
+        f"localspec train medusa -m {model.name} -O heads=2 --steps 2 --length 128"
+    )
+    target = TargetCard("tiny", model, None, "")
+    assert find_drafter("medusa", target, Paths(tmp_path / "home")).path == place / "drafter"
+    code, text, errors = train()
+    assert (code, text) == (2, "") and "is there already" in errors and "--force" in errors
+    code, text, errors = train("--force")
+    assert code == 0 and "kept: on 2 prompts that it has not seen, medusa is 2.00 times as fast as plain" in text
+
+
+@pytest.mark.slow
+def test_what_does_not_pay_is_taken_only_where_its_directory_is_named(train, place, model, tmp_path, speeds):
+    speeds.update({"own": 0.88, "own+phrases": 1.2})  # faster than plain decoding, and hardly faster than phrases
+    code, text, errors = train()
+    assert code == 0, errors
+    assert "not kept: on 2 prompts that it has not seen, medusa is 1.14 times as fast as plain decoding" in text
+    assert "1.02 times as fast as phrases" in text and text.rstrip().endswith(f"--drafter {place}")
+    target = TargetCard("tiny", model, None, "")
+    with pytest.raises(NotHere, match="found that it does not pay; name that directory"):
+        find_drafter("medusa", target, Paths(tmp_path / "home"))
+    assert read_drafter(place).kind == "medusa" and find_drafter(str(place), target).kind == "medusa"
+
+
+@pytest.mark.slow
+def test_beside_plain_decoding_alone_the_better_form_counts(train, place, speeds, monkeypatch):
+    speeds.update({"own": 0.99, "own+phrases": 0.8})
+    honest = verdict.choose
+
+    def choose(one: Any, settings: Any, **more: Any) -> Any:
+        auto = settings.drafter == "auto"
+        return honest(one, verdict.replace(settings, drafter="none") if auto else settings, **more)
+
+    monkeypatch.setattr(verdict, "choose", choose)
+    code, text, errors = train()
+    assert code == 0, errors
+    assert text.rstrip().endswith("medusa+phrases is 1.25 times as fast as plain decoding; auto knows it from now on")
+
+
+class Killed(BaseException):
+    """In the place of a kill: nothing of ours catches it."""
+
+
+@pytest.mark.slow
+def test_killed_while_it_answers_it_goes_on_with_what_is_there(train, place, monkeypatch):
+    honest = distill.append
+    count = 0
+
+    def killed(file: Path, new: list[Any]) -> None:
+        nonlocal count
+        count += 1
+        if count == 4:
+            with file.open("ab") as stream:
+                stream.write(b'{"asked": "12')
+            raise Killed
+        honest(file, new)
+
+    monkeypatch.setattr(distill, "append", killed)
+    with pytest.raises(Killed):
+        train()
+    before = (place / "answers.jsonl").read_bytes()
+    assert before.count(b"\n") == 3 and private(place) and json.loads((place / "plan.json").read_text())["spent"] > 0
+    count = -999
+    code, text, errors = train("--json")
+    assert code == 0, errors
+    assert (place / "answers.jsonl").read_bytes().startswith(before[: before.rindex(b"\n") + 1])
+    assert len({line["id"] for line in lines(place)}) == len(lines(place)) and json.loads(text)["steps"] == 2
+    assert not (place / "plan.json").exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_it_answers_or_trains_or_benches(train, place, monkeypatch):
+    """Each time the same command goes on, and nothing is done twice."""
+    honest = distill.append
+    interrupts = 1
+
+    def interrupted(file: Path, new: list[Any]) -> None:
+        nonlocal interrupts
+        honest(file, new)
+        if interrupts:
+            interrupts -= 1
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(distill, "append", interrupted)
+    code, text, errors = train()
+    assert (code, text) == (130, "") and "stopped; the answers so far are kept" in errors
+    assert len(lines(place)) == 1 and not (place / "checkpoint").exists()
+
+    running = Job.run
+
+    def stopped(self: Job, stop: Callable[[], bool]) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return running(self, stop)
+
+    monkeypatch.setattr(Job, "run", stopped)
+    code, text, errors = train()
+    assert (code, text) == (130, "") and "stopped after step 1" in errors
+    answered = lines(place)
+    assert (place / "checkpoint" / "state.json").exists() and not (place / "drafter").exists()
+
+    monkeypatch.setattr(Job, "run", running)
+    benched = verdict.run_rows
+    monkeypatch.setattr(verdict, "run_rows", lambda *_: signal.raise_signal(signal.SIGINT))
+    code, text, errors = train()
+    assert (code, text) == (130, "") and "going on after step 1" in errors
+    assert "what is done is kept, and the same command goes on" in errors
+    assert card(place)["kept"] is False and "bench" not in card(place)
+
+    monkeypatch.setattr(verdict, "run_rows", benched)
+    monkeypatch.setattr(Job, "run", None)  # nothing is trained again
+    code, text, errors = train("--json")
+    assert code == 0, errors
+    assert json.loads(text)["kept"] is True and json.loads(text)["steps"] == 2 and lines(place) == answered
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["before the checkpoint goes", "before the plan goes"])
+def test_killed_at_the_seams_nothing_is_lost_and_nothing_is_done_twice(train, place, monkeypatch, where):
+    honest = course.Path.unlink if where == "before the plan goes" else course.shutil.rmtree
+
+    def killed(path: Path, *more: Any, **options: Any) -> None:
+        gone = "plan.json" if where == "before the plan goes" else "checkpoint"
+        if Path(path).name == gone and (place / "drafter" / "drafter.json").exists():
+            raise Killed
+        honest(path, *more, **options)
+
+    with monkeypatch.context() as patch:
+        if where == "before the plan goes":
+            patch.setattr(course.Path, "unlink", killed)
+        else:
+            patch.setattr(course.shutil, "rmtree", killed)
+        with pytest.raises(Killed):
+            train()
+    written = card(place)
+    assert (place / "plan.json").exists() and ("bench" in written) == (where == "before the plan goes")
+    monkeypatch.setattr(Job, "run", None)
+    code, text, errors = train("--json")
+    assert code == 0, errors
+    assert json.loads(text)["kept"] is True and card(place)["trained"] == written["trained"]
+    assert sorted(path.name for path in place.iterdir()) == ["answers.jsonl", "drafter", "losses.jsonl", "losses.svg"]
+
+
+@pytest.mark.slow
+def test_another_command_does_not_go_on_with_it(train, place, monkeypatch, tmp_path):
+    monkeypatch.setattr(Job, "run", lambda *_: (_ for _ in ()).throw(Killed))
+    with pytest.raises(Killed):
+        train()
+    before = (place / "answers.jsonl").read_bytes()
+    code, text, errors = train("--hours", 2)
+    assert (code, text) == (2, "") and "hours = None where this one has 2.0" in errors and "--force" in errors
+    file = tmp_path / "text.txt"
+    file.write_text("the cat sat\n\n" * 40)
+    code, text, errors = train("--data", file)
+    assert (code, text) == (2, "") and "holds a training without --data FILE that was stopped" in errors
+    assert (place / "answers.jsonl").read_bytes() == before
+    (place / "plan.json").write_text("[]")
+    code, _, errors = train()
+    assert code == 1 and "is damaged; give --force" in errors
+
+
+@pytest.fixture
+def talk(tmp_path, model) -> Callable[[], None]:
+    """Conversations with this model, and with another one."""
+
+    def fill() -> None:
+        with Store.open(Paths(tmp_path / "home").database, pytest.fail) as store:
+            for name in (str(model), "other"):
+                for number in range(12):
+                    turns = [f"{SECRET} {name[-5:]} {number}?", "and the dog?"]
+                    conversation = None
+                    for turn in turns:
+                        conversation, at = store.history.say(conversation, turn, model=name, system="short")
+                        store.history.write(at, f"sat by {name[-5:]}", "stop")
+
+    return fill
+
+
+@pytest.mark.slow
+def test_ones_own_conversations_stay_private_and_go_when_it_is_done(train, place, model, talk, monkeypatch):
+    talk()
+    benched: list[str] = []
+    rows = verdict.run_rows
+    monkeypatch.setattr(verdict, "run_rows", lambda one, prompts, *more: benched.extend(prompts) or rows(one, prompts))
+    kept: list[list[dict[str, Any]]] = []
+    running = Job.run
+
+    def look(self: Job, stop: Any) -> Any:
+        assert private(place)
+        kept.append(lines(place))
+        return running(self, stop)
+
+    monkeypatch.setattr(Job, "run", look)
+    code, text, errors = train("--data", "history", "--json")
+    assert code == 0, errors
+    (answered,) = kept
+    own = [line for line in answered if line["asked"] == "history"]
+    assert f"{len(own)} of your conversations, and answers of" in errors
+    assert 6 <= len(own) < 12, "some are held out"
+    for line in own:
+        roles = [message["role"] for message in line["messages"]]
+        assert roles == ["system", "user", "assistant", "user", "assistant"]
+        assert {m["content"] for m in line["messages"] if m["role"] == "assistant"} == {f"sat by {str(model)[-5:]}"}
+    others = [line for line in answered if line["asked"] != "history"]
+    assert all("sat by" not in line["messages"][2]["content"] for line in others if "other" in str(line["messages"][1]))
+    assert SECRET in benched[0] and not any(benched[0] in str(line["messages"]) for line in answered)
+    report = json.loads(text)
+    assert report["answers"] is None and not (place / "answers.jsonl").exists() and private(place)
+    assert card(place)["data"] == ["history"] and "--data history" in card(place)["command"]
+    assert not any(SECRET.encode() in path.read_bytes() for path in place.rglob("*") if path.is_file())
+    code, _, errors = train("--data", "history", "--keep-answers", "--force")
+    assert code == 0 and any(SECRET in str(line) for line in lines(place))
+
+
+def test_without_conversations_there_is_no_history(train):
+    code, text, errors = train("--data", "history")
+    assert (code, text) == (2, "") and "no saved conversations to learn from" in errors
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--keep-answers"], "--keep-answers has no effect without --data history"),
+        (["--data", "history", "more.txt"], "--data history stands alone"),
+        (["more.txt"], "more.txt is given without --data"),
+        (["--hours", "1e-6"], "--hours 1e-06 is too short: 6 answers"),
+        (["--hours", "0"], "--hours 0.0 is not possible"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_there(train, place, flags, words):
+    code, text, errors = train(*flags)
+    assert (code, text) == (2, "") and words in errors and errors.count("\n") == 1
+    assert not place.exists()
+
+
+def test_several_processes_need_text(train, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, text, errors = train()
+    assert (code, text) == (2, "") and "Several processes need text to learn from" in errors
+
+
+def test_the_bench_has_as_many_prompts_as_its_time_allows():
+    prompts = held_out_prompts()
+    one = verdict.ROWS * verdict.TOKENS / 10.0  # seconds of a prompt at 10 tokens/s
+    assert len(verdict.enough_prompts(prompts, 10 * one, 10.0)) == 10
+    assert len(verdict.enough_prompts(prompts, 0.0, 10.0)) == verdict.LEAST
+    assert len(verdict.enough_prompts(prompts, 1e9, 10.0)) == verdict.MOST <= len(prompts)
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path):
+    """The whole of it, with nothing replaced: answers, a few steps, a bench, and a process that dies all the time."""
+    words = [
+        "train",
+        "s3d",
+        "--hours",
+        "0.02",
+        "--steps",
+        "4",
+        "--batch",
+        "512",
+        "-O",
+        "kept=0,4,7",
+        "--save-every",
+        "0.1",
+        "--json",
+    ]
+    place = tmp_path / "data" / "drafters" / "demo-s3d"
+    stages: set[str] = set()
+    for seen in ("answers.jsonl", "losses.jsonl", "drafter/drafter.json"):
+        running = subprocess.Popen(
+            [sys.executable, "-m", "localspec", *words], cwd=tmp_path, env=environment(tmp_path, OMP_NUM_THREADS="1"),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        ends = time.monotonic() + PATIENCE
+        while time.monotonic() < ends and running.poll() is None:
+            if (place / seen).exists() and (place / seen).stat().st_size:
+                running.kill()
+                break
+            time.sleep(0.005)
+        running.communicate(timeout=PATIENCE)
+        if running.returncode == -signal.SIGKILL:
+            stages.add(seen)
+    assert stages == {"answers.jsonl", "losses.jsonl", "drafter/drafter.json"}
+    result = called(tmp_path, *words)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["steps"] == 4 and report["bench"]["prompts"] >= 6 and isinstance(report["kept"], bool)
+    assert all(row["identical"] for row in report["bench"]["rows"]), "it changes speed, never text"
+    assert sorted(path.name for path in place.iterdir()) == ["answers.jsonl", "drafter", "losses.jsonl", "losses.svg"]
+    assert private(place) and os.path.getsize(place / "answers.jsonl") > 1000
+    again = called(tmp_path, *words)
+    assert again.returncode == 2 and "is there already" in sentence(again)
