@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from localspec.errors import LocalspecError
 from localspec.models.architecture import TransformerConfig
 from localspec.models.rope import Rope
 from localspec.native.cache import NativeCache
@@ -69,11 +70,16 @@ class NativeModel:
         layers = (Layer * sizes.num_layers)(*(self._layer(index) for index in range(sizes.num_layers)))
         inv_freq = np.ascontiguousarray(rope.inv_freq, np.float32)
         embed, head = weights.get("embed_tokens"), weights.get("lm_head.weight")
+        norm = self._vector("norm", sizes.hidden_size)
+        if embed is not None and embed.shape != (sizes.vocab_size, sizes.hidden_size):
+            raise LocalspecError(
+                f"embed_tokens is {list(embed.shape)}, and the model reads [{sizes.vocab_size}, {sizes.hidden_size}]."
+            )
         embed_format = EMBED_NONE if embed is None else FORMATS["bf16" if embed.dtype == np.uint16 else "fp32"]
         config = ModelConfig(
             sizes.num_layers, sizes.hidden_size, sizes.intermediate_size, sizes.num_heads, sizes.num_kv_heads,
             sizes.head_dim, rope.rotary_dim, sizes.vocab_size, FORMATS[cache_format], embed_format, sizes.rms_norm_eps,
-            rope.attention_scaling, address(embed), head.struct() if head else Matrix(), address(weights.get("norm")),
+            rope.attention_scaling, address(embed), head.struct() if head else Matrix(), address(norm),
             address(inv_freq), ctypes.addressof(layers),
         )  # fmt: skip
         self._library = library()
@@ -81,13 +87,21 @@ class NativeModel:
         free_with(self, "ls_model_free", self.handle)
 
     def _layer(self, index: int) -> Layer:
-        prefix = f"layers.{index}."
-        linears = [
-            self.weights[f"{prefix}{name}.weight"].struct(self.weights.get(f"{prefix}{name}.bias")) for name in LINEARS
-        ]
-        names = ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
-        norms = [address(self.weights.get(prefix + name)) for name in names]
-        return Layer(*linears, *norms, self.sizes.sliding_windows[index] or 0)
+        prefix, sizes, linears = f"layers.{index}.", self.sizes, []
+        for name in LINEARS:
+            matrix = self.weights[f"{prefix}{name}.weight"]
+            linears.append(matrix.struct(self._vector(f"{prefix}{name}.bias", matrix.out)))
+        norms = {"input_layernorm": sizes.hidden_size, "post_attention_layernorm": sizes.hidden_size}
+        norms |= {"q_norm": sizes.head_dim, "k_norm": sizes.head_dim}
+        vectors = [address(self._vector(prefix + name, size)) for name, size in norms.items()]
+        return Layer(*linears, *vectors, sizes.sliding_windows[index] or 0)
+
+    def _vector(self, name: str, size: int) -> Floats | None:
+        """A vector, or None where there is none. Raises LocalspecError for one that the library would read past."""
+        found = self.weights.get(name)
+        if found is not None and (found.dtype, found.shape) != (np.float32, (size,)):
+            raise LocalspecError(f"{name} is {found.dtype} {list(found.shape)}, and the model reads float32 [{size}].")
+        return found
 
     @property
     def nbytes(self) -> int:

@@ -20,7 +20,7 @@ from localspec.errors import LocalspecError, first_line
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.model_config import ModelConfig
 from localspec.native.matrix import PackedMatrix
-from localspec.packed_file import Header, Progress, Section, joined, read, undamaged
+from localspec.packed_file import Header, Progress, Section, Tensor, joined, read, undamaged
 
 PARTIAL = ".partial"  # the end of the name of a file that is being written
 Fill = Callable[[str, Section, int, memoryview], None]  # name, section, first byte of the piece, where it goes
@@ -142,24 +142,22 @@ class PackedModel:
         try:
             return ModelConfig.of(json.loads(self.texts["config.json"]))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise LocalspecError(
-                f"The packed file of {self.header.origin.name} cannot be used ({first_line(error)}); delete it, and it "
-                "is made again."
-            ) from None
+            raise self._unusable(f"cannot be used ({first_line(error)})") from None
 
     @cached_property
     def sizes(self) -> TransformerConfig:
         """Raises LocalspecError for a config.json that is not usable, or that tells of other weights than there are."""
         sizes = replace(TransformerConfig.of(self.config), tied=False)
-        for name, parts in weight_map(sizes).items():
-            out, inputs = sum(rows for _, rows in parts), in_features(name, sizes)
-            tensor = self.header.tensors[name].tensor if name in self.header.tensors else None
-            if tensor is None or (tensor.out, tensor.inputs) != ((1, out) if inputs is None else (out, inputs)):
-                raise LocalspecError(
-                    f"The packed file of {self.header.origin.name} has no {name} as its config.json tells of it; "
-                    "delete it, and it is made again."
-                )
+        there, wanted = {name: one.tensor for name, one in self.header.tensors.items()}, weight_map(sizes)
+        for name, parts in wanted.items():
+            if not _fits(there.get(name), name, sum(rows for _, rows in parts), in_features(name, sizes)):
+                raise self._unusable(f"has no {name} as its config.json tells of it")
+        if unknown := next((name for name in there if name not in wanted), None):
+            raise self._unusable(f"holds a tensor {unknown!r} that its config.json does not tell of")
         return sizes
+
+    def _unusable(self, why: str) -> LocalspecError:
+        return LocalspecError(f"The packed file of {self.header.origin.name} {why}; delete it, and it is made again.")
 
     @cached_property
     def tensors(self) -> dict[str, PackedMatrix | npt.NDArray[Any]]:
@@ -195,3 +193,13 @@ class PackedModel:
             name: undamaged(bytes(self.view(name)), section, f"{name} in the packed file of {origin}")
             for name, section in self.header.texts.items()
         }
+
+
+def _fits(tensor: Tensor | None, name: str, out: int, inputs: int | None) -> bool:
+    """Whether a tensor lies as the transformer reads it here: sizes are all that the library knows of it."""
+    if tensor is None:
+        return False
+    if inputs is None:
+        return tensor == Tensor("rows", "fp32", 1, out)
+    form = ("rows", ("fp32", "bf16")) if name == "embed_tokens" else ("panels", ("fp32", "bf16", "int8", "int4"))
+    return (tensor.out, tensor.inputs, tensor.layout) == (out, inputs, form[0]) and tensor.format in form[1]

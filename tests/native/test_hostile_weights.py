@@ -1,0 +1,101 @@
+"""Packed files whose tensors are not those that their config.json tells of: a sentence, and nothing is read past its end."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from localspec.errors import LocalspecError
+from localspec.events import Reporter
+from localspec.models.rope import Rope
+from localspec.native.model import NativeModel
+from localspec.native.packed_cache import load
+from localspec.native.packed_model import PackedModel, write
+from localspec.native.target import NativeTarget
+from localspec.native.threads import Threads
+from localspec.packed_file import Header, Tensor
+from localspec.paths import Paths
+
+LAYER = "layers.0."
+
+
+def vector(size, format="fp32", out=1):  # noqa: A002
+    return Tensor("rows", format, out, size)
+
+
+def other(change):
+    return lambda tensor: replace(tensor, **change)
+
+
+# name of a tensor -> what it becomes, of what it is (None: it is added)
+CASES = {
+    "a bias of one number": (f"{LAYER}gate_up_proj.bias", lambda _: vector(1)),
+    "a bias that its family does not have": (f"{LAYER}o_proj.bias", lambda _: vector(48)),
+    "a norm of queries": (f"{LAYER}q_norm", lambda _: vector(1)),
+    "a layer too many": ("layers.9.input_layernorm", lambda _: vector(48)),
+    "an unknown tensor": ("more", lambda _: vector(1)),
+    "a norm in bf16": ("norm", other({"format": "bf16"})),
+    "a norm in panels": ("norm", other({"layout": "panels"})),
+    "a norm on end": ("norm", lambda tensor: vector(1, out=tensor.inputs)),
+    "a short norm": (f"{LAYER}input_layernorm", lambda _: vector(1)),
+    "an embedding in panels": ("embed_tokens", other({"layout": "panels"})),
+    "an embedding in int8": ("embed_tokens", other({"layout": "panels", "format": "int8", "group": 32})),
+    "a matrix in rows": (f"{LAYER}down_proj.weight", other({"layout": "rows", "format": "bf16", "group": 0})),
+    "a matrix on end": (f"{LAYER}down_proj.weight", lambda one: replace(one, out=one.inputs, inputs=one.out)),
+    "a short matrix": (f"{LAYER}down_proj.weight", lambda one: replace(one, out=one.out - 1)),
+    "a short head": ("lm_head.weight", lambda one: replace(one, out=one.out - 32)),
+}
+
+
+@pytest.fixture
+def whole(tiny, tmp_path):
+    path = tiny("llama-grouped-dynamic").path
+    return load(path, "int8", "tiny", 1, Reporter(), Paths(tmp_path))
+
+
+def rewritten(whole, tensors, to):
+    """A file with these tensors in place of its own, whose digests are right; what is new is zeros."""
+    texts = {name: section.bytes for name, section in whole.header.texts.items()}
+    header = Header.plan(whole.header.origin, "int8", whole.header.parameters, tensors, texts)
+
+    def fill(name, section, first, into):
+        there = whole.header.sections.get(name)
+        if there is not None and there.bytes == section.bytes:
+            into[:] = whole.view(name)[first : first + len(into)]
+
+    write(to, header, fill, 1, lambda done, total: None)
+    return to
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_tensor_that_the_config_does_not_tell_of_so_is_a_sentence(whole, tmp_path, name):
+    tensors = {known: section.tensor for known, section in whole.header.tensors.items()}
+    place, becomes = CASES[name]
+    file = rewritten(whole, {**tensors, place: becomes(tensors.get(place))}, tmp_path / "model.packed")
+    with pytest.raises(LocalspecError, match=f"The packed file of tiny .*{place}.*; delete it, and it is made again"):
+        _ = PackedModel.open(file).sizes
+    with pytest.raises(LocalspecError, match="packed file of tiny"):
+        NativeTarget.open(file)
+
+
+def test_one_that_was_only_written_anew_is_read(whole, tmp_path):
+    """The tests above could otherwise fail by how they write."""
+    tensors = {name: section.tensor for name, section in whole.header.tensors.items()}
+    assert NativeTarget.open(rewritten(whole, tensors, tmp_path / "model.packed")).vocab_size == whole.sizes.vocab_size
+
+
+@pytest.mark.parametrize("name", ["norm", f"{LAYER}input_layernorm", f"{LAYER}k_norm", f"{LAYER}gate_up_proj.bias"])
+@pytest.mark.parametrize(
+    "given", [np.zeros(1, np.float32), np.zeros(24, np.uint16), np.zeros((2, 8), np.float32)], ids=str
+)
+def test_a_model_is_not_made_of_vectors_that_it_would_read_past(whole, name, given):
+    sizes, rope = whole.sizes, Rope.of(whole.config, whole.config.contexts[0])
+    with pytest.raises(LocalspecError, match=rf"{name} is .* and the model reads float32 \["):
+        NativeModel(sizes, rope, {**whole.tensors, name: given}, Threads(1), "fp16")
+
+
+def test_a_model_is_not_made_of_an_embedding_that_it_would_read_past(whole):
+    sizes, rope = whole.sizes, Rope.of(whole.config, whole.config.contexts[0])
+    short = np.asarray(whole.tensors["embed_tokens"])[1:]
+    with pytest.raises(LocalspecError, match="embed_tokens is"):
+        NativeModel(sizes, rope, {**whole.tensors, "embed_tokens": short}, Threads(1), "fp16")
