@@ -22,7 +22,7 @@ class _Share:
     drafts: int  # since it was last judged
     gain: float  # tokens a draft that no other proposed
     seconds: deque[float]
-    rest: int = 0  # steps in which it does not draft
+    rest: int = 0  # steps in which it does not draft, from now on
     interval: int = SOONEST
 
 
@@ -81,26 +81,41 @@ class Merged:
         """Returns the likeliest nodes of all trees."""
         assert context.sampling.rule != "rejection", "drafts of several have no distribution"
         self._proposed, self._greedy = _Proposals(context.root), context.sampling.greedy
+        if context.nodes and context.token_seconds is not None:
+            self._let_one_rest()
         for number, (drafter, share) in enumerate(zip(self.drafters, self._shares, strict=True)):
-            drafts = context.nodes > 0 and self._pays(share, context.token_seconds is not None)
+            if not context.nodes or share.rest:
+                drafter.draft(replace(context, nodes=0))
+                continue
             began = time.perf_counter()
-            tree = drafter.draft(context if drafts else replace(context, nodes=0))
-            if drafts:
-                share.seconds.append(time.perf_counter() - began)
-                self._proposed.add(number, tree)
+            tree = drafter.draft(context)
+            share.seconds.append(time.perf_counter() - began)
+            self._proposed.add(number, tree)
         return self._proposed.tree(context.nodes, self.calibration, self._greedy)
 
-    def _pays(self, share: _Share, timed: bool) -> bool:
-        """Whether a drafter should draft now."""
-        if share.rest:
-            share.rest -= 1
-            return False
-        if timed and share.drafts >= PATIENCE:
-            if share.gain * median(self._token_seconds) < median(share.seconds):
-                share.drafts, share.rest, share.interval = 0, share.interval, min(2 * share.interval, LATEST)
-                return False
-            share.interval = SOONEST
-        return True
+    def _let_one_rest(self) -> None:
+        """Lets the one rest that brings least for its time, where that is too little.
+
+        Whoever rests or comes back, all are judged anew: of two that always agree neither brings anything beside the
+        other, and each does alone.
+        """
+        before = [share.rest for share in self._shares]
+        for share in self._shares:
+            share.rest = max(share.rest - 1, 0)
+        judged = [
+            (share.gain * median(self._token_seconds) - median(share.seconds), share)
+            for share in self._shares
+            if not share.rest and share.drafts >= PATIENCE
+        ]
+        for saved, share in judged:
+            if saved >= 0:
+                share.interval = SOONEST
+        for saved, share in sorted(judged, key=lambda one: one[0])[:1]:
+            if saved < 0:
+                share.rest, share.interval = share.interval, min(2 * share.interval, LATEST)
+        if any((was > 0) != (share.rest > 0) for was, share in zip(before, self._shares, strict=True)):
+            for share in self._shares:
+                share.drafts = 0
 
 
 class _Proposals:

@@ -304,11 +304,29 @@ def test_one_that_brings_less_than_it_takes_rests_and_is_tried_again(monkeypatch
         both.draft(asked(token_seconds=1.0))
         both.observe(stepped(ord("x"), 3))
     asked_for = "".join("d" if nodes else "." for nodes in bad.asked)
-    again = "d" * PATIENCE + "." * (SOONEST + 1) + "d" * PATIENCE + "." * (2 * SOONEST + 1)
+    again = "d" * PATIENCE + "." * SOONEST + "d" * PATIENCE + "." * 2 * SOONEST + "d" * PATIENCE
     assert asked_for == again[: len(asked_for)]
     assert bad.observed == good.observed == steps, "who rests still sees the text"
     assert all(good.asked), "it brings nothing alone either where both say the same, but it takes no time"
     assert LATEST > 2 * SOONEST
+
+
+def test_of_two_that_always_agree_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither brings anything that the other does not, and both would rest at once, if both were judged so."""
+    now, both = [0.0], Merged([Says(tree("x", [0.9], "a")), Says(tree("x", [0.9], "b"))])
+    monkeypatch.setattr("localspec.drafters.merged.time.perf_counter", lambda: now[0])
+    for one in both.drafters:
+
+        def slowly(context: Context, one: Any = one) -> DraftTree:
+            now[0] += 0.2
+            return Says.draft(one, context)
+
+        monkeypatch.setattr(one, "draft", slowly)
+    for _ in range(10 * PATIENCE):
+        both.draft(asked(token_seconds=1.0))
+        both.observe(stepped(ord("x"), 3))
+    drafting = [sum(map(bool, nodes)) for nodes in zip(*(one.asked for one in both.drafters), strict=True)]  # type: ignore[attr-defined]
+    assert min(drafting) == 1 and drafting.count(1) > 5 * PATIENCE
 
 
 def test_one_that_brings_enough_does_not_rest_and_a_fixed_experiment_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
