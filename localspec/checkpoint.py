@@ -59,7 +59,7 @@ def inspect(path: Path) -> Checkpoint:
         return _inspect_packed(packed_file.read(path))
     config = read_config(path)
     architecture = _architecture(config, path)
-    files = _weight_files(path)
+    files = weight_files(path)
     counts = {name: math.prod(entry["shape"]) for file in files for name, entry in tensor_headers(file).items()}
     size = sum(file.stat().st_size for file in files)
     embedding = counts.get("model.embed_tokens.weight", 0)
@@ -133,14 +133,9 @@ def revision(path: Path) -> str:
     for name in ("config.json", "tokenizer.json"):
         content = _bytes(path / name) if os.path.isfile(path / name) else b""
         digest.update(f"{name} {len(content)}\n".encode() + content)
-    for file in _weight_files(path):
+    for file in weight_files(path):
         digest.update(f"{file.name} ".encode() + _told_and_sampled(file))
     return digest.hexdigest()[:40]
-
-
-def digest_of(file: Path) -> str:
-    """Returns 40 hexadecimal digits that change with a safetensors file as `revision` does. Raises LocalspecError."""
-    return hashlib.sha256(_told_and_sampled(file)).hexdigest()[:40]
 
 
 def _told_and_sampled(file: Path) -> bytes:
@@ -162,7 +157,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _weight_files(path: Path) -> tuple[Path, ...]:
+def weight_files(path: Path) -> tuple[Path, ...]:
     """Returns model.safetensors, or the files that its index names."""
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
     if single.is_file():

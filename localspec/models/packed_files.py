@@ -1,38 +1,42 @@
 """The packed models on this machine: files in the cache directory, by revision, packing and format."""
 
+import hashlib
+import json
 from contextlib import suppress
 from pathlib import Path
 
 from localspec.checkpoint import revision
 from localspec.errors import LocalspecError
-from localspec.packed_file import FORMAT, SUFFIX, PackedFile, read
+from localspec.packed_file import FORMAT, SUFFIX, Origin, PackedFile, read
 from localspec.paths import Paths
 
 FILED = ("int8", "int4")  # packings that are kept on disk; dense ones are read about as fast from the model's own files
 
 
-def packed_path(of: str, packing: str, paths: Paths) -> Path:
-    """Where the packed form of a revision lies or would lie."""
-    return paths.packed / _name(of, packing, FORMAT)
+def packed_path(origin: Origin, packing: str, paths: Paths) -> Path:
+    """Where the packed form of these weights lies or would lie."""
+    return in_all_formats(origin, packing, paths)[0]
 
 
-def _name(of: str, packing: str, file_format: int) -> str:
-    return f"{of}-{packing}-{file_format}{SUFFIX}"
+def in_all_formats(origin: Origin, packing: str, paths: Paths) -> list[Path]:
+    """Where a packed form lies that this or an earlier version wrote; the newest first.
 
-
-def in_all_formats(file: Path, of: str, packing: str) -> list[Path]:
-    """Where a packed form lies that this or an earlier version wrote into the directory of `file`; the newest first."""
-    return [file.with_name(_name(of, packing, written)) for written in range(FORMAT, 0, -1)]
+    A revision alone would not do: it samples the weights, and these may have been changed in between.
+    """
+    weights = hashlib.sha256(json.dumps(sorted(origin.files.items())).encode()).hexdigest()[:16]
+    stem = f"{origin.revision}-{packing}-{weights}"
+    return [paths.packed / f"{stem}-{written}{SUFFIX}" for written in range(FORMAT, 0, -1)]
 
 
 def forms(file: Path) -> dict[str, Path]:
-    """The packings in which the model of a packed file is here: this one, and those beside it."""
+    """The packings in which the model of a packed file is here: this one, and those of its weights beside it."""
     own = read(file).header
     found = {own.packing: file}
-    for packing in FILED:
-        for other in in_all_formats(file, own.origin.revision, packing):
-            with suppress(LocalspecError):
-                found.setdefault(read(other).header.packing, other)
+    for other in sorted(file.parent.glob(f"{own.origin.revision}-*{SUFFIX}"), reverse=True):
+        with suppress(LocalspecError):
+            header = read(other).header
+            if (header.origin.revision, header.origin.files) == (own.origin.revision, own.origin.files):
+                found.setdefault(header.packing, other)
     return found
 
 

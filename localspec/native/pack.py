@@ -1,8 +1,7 @@
 """Makes packed models: which tensor is packed how, read from the model's files a piece at a time."""
 
-import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from localspec.checkpoint import Checkpoint, inspect
 from localspec.errors import LocalspecError
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.model_config import ModelConfig, read_config
-from localspec.models.registry import license_of
 from localspec.models.rope import Rope
 from localspec.models.stored_weights import StoredTensor, stored_sizes, stored_tensors
 from localspec.models.tokenizer import TOKENIZER_FILES
@@ -85,22 +83,23 @@ class Source:
         texts = {name: len(text) for name, text in self.texts.items()}
         return Header.plan(origin, packing, self.checkpoint.parameters, tensors, texts)
 
-    def origin(self, origin: Origin) -> Origin:
-        """Adds the license, and the weight files with the digests that the common cache names them by."""
-        files = {file.name: (file.stat().st_size, _digest(file)) for file in self.checkpoint.weight_files}
-        return replace(origin, license=license_of(self.checkpoint.path), files=files)
-
     def filler(self, importance: Importance) -> Callable[[str, Section, int, memoryview], None]:
         """Returns what fills a piece of a section with what belongs there; several threads may call it."""
 
         def fill(name: str, section: Section, first: int, into: memoryview) -> None:
             if section.tensor is None:
                 into[:] = self.texts[name][first : first + len(into)]
-            elif section.tensor.layout == "rows":
+                return
+            if section.tensor.layout == "rows":
                 _fill_rows(self.made_of[name], section.tensor, first, into)
             else:
                 interleave = name.endswith("gate_up_proj.weight")
                 fill_panels(self.made_of[name], section.tensor, first, into, interleave, importance.get(name))
+            if not is_finite(into, section.tensor):
+                raise LocalspecError(
+                    f"{name} of {self.checkpoint.path} holds NaN or inf, which no text can come from; "
+                    "fetch the model again, or choose another."
+                )
 
         return fill
 
@@ -115,15 +114,6 @@ def _text(file: Path) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise LocalspecError(f"{file} cannot be read ({error.strerror}); correct its permissions.") from None
-
-
-def _digest(file: Path) -> str:
-    """The sha256 of a file where the common cache names it; empty elsewhere."""
-    try:
-        name = os.path.basename(os.readlink(file))
-    except OSError:
-        return ""
-    return name if len(name) == 64 else ""
 
 
 def _fill_rows(parts: list[StoredTensor], tensor: Tensor, first: int, into: memoryview) -> None:
@@ -169,6 +159,18 @@ def fill_panels(
         address(importance),
     )  # fmt: skip
     check(library().ls_pack(packing, address(target), 0, count))
+
+
+def is_finite(piece: memoryview, tensor: Tensor) -> bool:
+    """Whether a piece of a packed tensor holds numbers only. Of dense panels nothing is known: they are never filed."""
+    if tensor.layout == "rows" and tensor.format == "bf16":
+        return bool(((np.frombuffer(piece, np.uint16) & 0x7F80) != 0x7F80).all())
+    if tensor.layout == "rows":
+        return bool(np.isfinite(np.frombuffer(piece, np.float32)).all())
+    if not tensor.group:
+        return True
+    records = np.frombuffer(piece, np.uint8).reshape(-1, tensor.panel_bytes // -(-tensor.inputs // tensor.group))
+    return bool(np.isfinite(records[:, : 2 * PANEL].copy().view(np.float16)).all())  # where a weight is none, its scale
 
 
 def _rows(parts: list[StoredTensor], ranges: list[tuple[int, int]], inputs: int) -> tuple[npt.NDArray[Any], str]:

@@ -3,22 +3,26 @@
 import errno
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
 from filelock import FileLock
 
-from localspec.checkpoint import is_packed, only_packed, revision
+from localspec.checkpoint import is_packed, only_packed, revision, weight_files
 from localspec.config import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
-from localspec.models.packed_files import FILED, forms, in_all_formats, packed_path
+from localspec.models.packed_files import FILED, forms, in_all_formats
+from localspec.models.registry import license_of
+from localspec.models.weight_digests import stamps, weight_digests
 from localspec.native.pack import Recipe, Source
 from localspec.native.packed_model import Fill, PackedModel, partial_of, write
 from localspec.packed_file import DamagedFile, Header, Origin, Progress, UnreadableFormat, read
 from localspec.paths import Paths, private_directory
 
 PAUSE = 1.0  # seconds between two reports of how far packing is
+_SILENT = Reporter()
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -89,12 +93,28 @@ def make(
     model that cannot be packed.
     """
 
+    paths, before = paths or Paths(home()), stamps(weight_files(path))
+    origin = with_digests(origin, path, paths, threads, reporter)
+
     def serves(header: Header) -> bool:
         made_of = header.origin
-        return not origin.commit or (made_of.repo, made_of.commit) == (origin.repo, origin.commit)
+        of_the_commit = not origin.commit or (made_of.repo, made_of.commit) == (origin.repo, origin.commit)
+        return of_the_commit and made_of.files == origin.files
 
-    known = in_all_formats(packed_path(origin.revision, packing, paths or Paths(home())), origin.revision, packing)
-    return once(known, lambda file: _make(path, file, packing, origin, threads, reporter), reporter, serves)
+    def make_it(file: Path) -> None:
+        _make(path, file, packing, origin, threads, reporter)
+        if stamps(weight_files(path)) != before:
+            file.unlink(missing_ok=True)
+            raise LocalspecError(f"The weights of {origin.name} in {path} changed while they were packed; try again.")
+
+    return once(in_all_formats(origin, packing, paths), make_it, reporter, serves)
+
+
+def with_digests(origin: Origin, path: Path, paths: Paths, threads: int = 1, reporter: Reporter = _SILENT) -> Origin:
+    """Adds the weight files of a directory with their digests, which name its packed files."""
+    files = weight_files(path)
+    digests = weight_digests(files, paths, threads, _shown(f"reading the weights of {origin.name}", reporter))
+    return replace(origin, files={file.name: (file.stat().st_size, digests[file.name]) for file in files})
 
 
 def once(
@@ -140,8 +160,8 @@ def _sound(known: Sequence[Path], reporter: Reporter, serves: Callable[[Header],
 
 def _make(path: Path, file: Path, packing: str, origin: Origin, threads: int, reporter: Reporter) -> None:
     source = Source.open(path)
-    header = source.header(source.origin(origin), packing, Recipe.of(packing))
-    write_with_room(file, header, source.filler({}), threads, _shown(origin.name, packing, reporter))
+    header = source.header(replace(origin, license=license_of(path)), packing, Recipe.of(packing))
+    write_with_room(file, header, source.filler({}), threads, _packing(origin.name, packing, reporter))
 
 
 def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
@@ -160,7 +180,7 @@ def _in_memory(path: Path, packing: str, name: str, threads: int, reporter: Repo
     source = Source.open(path)
     header = source.header(Origin(name, ""), packing, Recipe.of(packing))
     try:
-        return PackedModel.in_memory(header, source.filler({}), threads, _shown(name, packing, reporter))
+        return PackedModel.in_memory(header, source.filler({}), threads, _packing(name, packing, reporter))
     except (OSError, MemoryError) as error:  # mmap says it with its own error
         raise DoesNotFit(
             f"{name} takes {header.section_bytes / 2**30:.1f} GiB of memory in {packing}, which are not free; choose a "
@@ -168,10 +188,16 @@ def _in_memory(path: Path, packing: str, name: str, threads: int, reporter: Repo
         ) from error
 
 
-def _shown(name: str, packing: str, reporter: Reporter) -> Progress:
-    """Reports that a model is being packed, and how far, where that takes a while."""
-    what, last = f"packing {name} in {packing}, once", monotonic()
+def _packing(name: str, packing: str, reporter: Reporter) -> Progress:
+    """Reports that a model is being packed."""
+    what = f"packing {name} in {packing}, once"
     reporter.progress(what)
+    return _shown(what, reporter)
+
+
+def _shown(what: str, reporter: Reporter) -> Progress:
+    """Reports that something is done, and how far, where that takes a while."""
+    last = monotonic()
 
     def show(done: int, total: int) -> None:
         nonlocal last

@@ -8,18 +8,19 @@ from typing import Any, cast
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from localspec.checkpoint import digest_of, tensor_headers, tensor_start
+from localspec.checkpoint import tensor_headers, tensor_start
 from localspec.config import home
 from localspec.decoding.compute import Array, Floats
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
 from localspec.models.drafter_cards import REMEDY
 from localspec.models.stored_weights import StoredTensor
+from localspec.models.weight_digests import weight_digests
 from localspec.native.matrix import PackedMatrix
-from localspec.native.pack import fill_panels
+from localspec.native.pack import fill_panels, is_finite
 from localspec.native.packed_cache import CannotWrite, once, write_with_room
 from localspec.native.packed_model import PackedModel
-from localspec.packed_file import FORMAT, PANEL, SUFFIX, Header, Origin, Section, Tensor
+from localspec.packed_file import FORMAT, SUFFIX, Header, Origin, Section, Tensor
 from localspec.paths import Paths
 
 LARGE = 2**20  # weights of a tensor that is packed
@@ -88,14 +89,13 @@ def packed_tensors(file: Path, tensors: Mapping[str, Array], of: str, group: int
     if sum(prod(parts[0].shape) * len(parts) for parts in large.values()) < MATTERS:
         return tensors
     every = {f"{name} {index}": part for name, parts in large.items() for index, part in enumerate(parts)}
-    directory = Paths(home()).packed
-    known = [
-        directory / f"{of or 'drafter'}-{digest_of(file)}-int8-{written}{SUFFIX}" for written in range(FORMAT, 0, -1)
-    ]
+    paths = Paths(home())
+    digest = weight_digests([file], paths)[file.name][:40]
+    known = [paths.packed / f"{of or 'drafter'}-{digest}-int8-{written}{SUFFIX}" for written in range(FORMAT, 0, -1)]
 
     def make(made: Path) -> None:
         planned = {name: Tensor("panels", "int8", part.shape[0], part.shape[1], group) for name, part in every.items()}
-        origin = Origin(f"a drafter, {file.parent.name}", digest_of(file))
+        origin = Origin(f"a drafter, {file.parent.name}", digest)
         header = Header.plan(origin, "int8", sum(prod(part.shape) for part in every.values()), planned, {})
         write_with_room(made, header, _filler(every), threads, lambda done, total: None)
 
@@ -135,8 +135,7 @@ def _filler(every: Mapping[str, StoredTensor]) -> Callable[[str, Section, int, m
         tensor = section.tensor
         assert tensor is not None
         fill_panels([every[name]], tensor, first, into, _interleaved(name))
-        records = np.frombuffer(into, np.uint8).reshape(-1, PANEL * (2 + tensor.group))
-        if not np.isfinite(records[:, : 2 * PANEL].copy().view(np.float16)).all():  # where a weight is none, its scale
+        if not is_finite(into, tensor):
             raise LocalspecError(f"'{name.rpartition(' ')[0]}' holds NaN or inf; {REMEDY}.")
 
     return fill

@@ -17,7 +17,7 @@ from localspec.machine.machine import Machine
 from localspec.models.model import Model
 from localspec.models.model_config import ModelConfig
 from localspec.models.packed_files import FILED, packed_files
-from localspec.models.registry import NOWHERE, TargetCard, license_of
+from localspec.models.registry import NOWHERE, TargetCard
 from localspec.models.shape import Shape
 from localspec.packed_file import Origin, read
 from localspec.paths import Paths
@@ -151,7 +151,7 @@ def _pack(part: Part, path: Path, packing: str, machine: Machine, reporter: Repo
     from localspec.native.packed_cache import make
 
     source = str(part.source)
-    origin = Origin(source, revision(path), license_of(path), source, part.commit)
+    origin = Origin(source, revision(path), repo=source, commit=part.commit)
     if other := _alone_in(origin.revision, packing, source):
         raise LocalspecError(
             f"{source} has the weights of {other}, of which only the packed form is here: use that, or delete it "

@@ -19,6 +19,8 @@ from localspec.checkpoint import inspect, revision
 from localspec.config import home
 from localspec.errors import LocalspecError
 from localspec.models.packed_files import packed_path
+from localspec.native.packed_cache import with_digests
+from localspec.packed_file import Origin
 from localspec.paths import Paths
 
 PIECE = 4 * 2**20  # bytes that a plain read of a file asks for at once
@@ -58,9 +60,9 @@ def measure(model: Model, wanted: Wanted) -> Measured:
 
 
 def _everyone(model: Model, peers: Sequence[str]) -> list[Loaded]:
-    everyone = []
+    everyone, paths = [], Paths(home())
     for packing in ("int8", "int4"):
-        file = packed_path(revision(model.path), packing, Paths(home()))
+        file = packed_path(with_digests(Origin("", revision(model.path)), model.path, paths), packing, paths)
         one = Loaded(f"localspec {packing}", packing, (file,))
         if not file.exists():
             _child(one, model)

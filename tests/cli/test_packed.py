@@ -224,6 +224,21 @@ def test_what_cannot_be_packed_is_refused_before_the_download(home, repo, change
     assert not list(common_cache(home).rglob("blobs/*"))
 
 
+def test_kept_alone_weights_that_are_no_numbers_are_refused_and_what_was_fetched_stays(home, tiny, tmp_path):
+    from native.test_pack import copied
+
+    def change(tensors):
+        return {
+            name: tensor * float("nan") if name == "model.norm.weight" else tensor for name, tensor in tensors.items()
+        }
+
+    damaged = model_repository(copied(tiny("qwen2-one-key-head").path, tmp_path / "damaged", change))
+    with served(org__name=damaged) as hub:
+        result = at(home, hub, "pull", "org/name", "--packed-only", "--yes")
+        assert result.returncode == 1 and "norm of " in result.stderr and "holds NaN or inf" in result.stderr
+        assert packed(home) == [] and find_snapshot(Source("org/name"), Paths(home))
+
+
 def _config(files, **values):
     return json.dumps({**json.loads(files["config.json"]), **values}).encode()
 
@@ -279,7 +294,6 @@ def test_kept_alone_it_drafts_for_another_model_in_its_packing(alone, tiny):
         ("bench", "--limit", "1", "--quantize", "OTHER", "-m"),
         ("doctor", "--quantize", "OTHER", "--prove"),
         ("train", "medusa", "--data", "FILE", "-m"),
-        ("distill", "--prompts", "FILE", "-o", "answers.jsonl", "-m"),
     ],
     ids=lambda asked: " ".join(asked[:2]),
 )

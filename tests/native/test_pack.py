@@ -1,6 +1,7 @@
 """Models are packed as their files say, whole or in pieces, once for all processes, and without taking their memory."""
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -30,9 +31,9 @@ from localspec.native import packed_cache
 from localspec.native.library import FORMATS, library
 from localspec.native.matrix import PackedMatrix
 from localspec.native.pack import Source
-from localspec.native.packed_cache import load
+from localspec.native.packed_cache import load, with_digests
 from localspec.native.packed_model import PackedModel, partial_of
-from localspec.packed_file import Tensor
+from localspec.packed_file import Origin, Tensor
 from localspec.paths import Paths
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
@@ -41,6 +42,10 @@ TIED = "llama-one-key-head-tied-linear"
 
 def quiet(sentences=None):
     return Reporter(notice=(sentences if sentences is not None else []).append)
+
+
+def origin_of(path, paths):
+    return with_digests(Origin("", revision(path)), path, paths)
 
 
 def copied(path, to, change=lambda tensors: tensors):
@@ -122,8 +127,10 @@ def test_it_can_run_alone_with_all_that_its_directory_says(tiny, tmp_path):
     texts = dict(model.texts)
     assert {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"} <= texts.keys()
     assert all((path / name).read_bytes() == text for name, text in texts.items())
-    assert model.header.origin.files == {"model.safetensors": ((path / "model.safetensors").stat().st_size, "")}
-    file = packed_path(model.header.origin.revision, "int8", Paths(tmp_path))
+    weights = (path / "model.safetensors").read_bytes()
+    digest = hashlib.sha256(weights).hexdigest()
+    assert model.header.origin.files == {"model.safetensors": (len(weights), digest)}
+    file = packed_path(model.header.origin, "int8", Paths(tmp_path))
     shutil.rmtree(path)
     again = load(file, "int8", "tiny", 1, quiet(), Paths(tmp_path))
     assert again.config.content == json.loads(texts["config.json"]) and again.sizes.family == "llama"
@@ -157,7 +164,7 @@ def test_it_is_made_once_and_again_when_the_model_changes(tiny, tmp_path, monkey
 def test_a_damaged_one_is_made_again_with_a_sentence(tiny, tmp_path):
     path, paths, said = tiny(FAMILIES[0]).path, Paths(tmp_path), []
     header = load(path, "int8", "tiny", 1, quiet(), paths).header
-    file = packed_path(header.origin.revision, "int8", paths)
+    file = packed_path(header.origin, "int8", paths)
     for damage in (file.read_bytes()[:-1], b"", file.read_bytes()[:60] + b"#" + file.read_bytes()[61:]):
         file.write_bytes(damage)
         assert load(path, "int8", "tiny", 1, quiet(said), paths).header == header
@@ -188,7 +195,7 @@ def test_what_an_earlier_version_wrote_serves_and_is_not_made_again(tiny, tmp_pa
     for module in (packed_file, packed_files_module):
         monkeypatch.setattr(module, "FORMAT", packed_file.FORMAT + 1)
     monkeypatch.setattr(packed_cache, "_make", lambda *given: pytest.fail("it is made again"))
-    assert packed_path(old.header.origin.revision, "int8", paths) != old.path
+    assert packed_path(old.header.origin, "int8", paths) != old.path
     assert load(path, "int8", "", 1, Reporter(pytest.fail), paths).header == old.header
     assert load(old.path, "int8", "", 1, Reporter(pytest.fail), paths).header == old.header
     assert packed_files_module.forms(old.path) == {"int8": old.path}
@@ -197,8 +204,8 @@ def test_what_an_earlier_version_wrote_serves_and_is_not_made_again(tiny, tmp_pa
 
 def test_what_a_killed_process_left_counts_as_free_room(tiny, tmp_path, monkeypatch):
     path, paths = tiny(TIED).path, Paths(tmp_path)
-    file = packed_path(revision(path), "int8", paths)
-    file.parent.mkdir(parents=True)
+    file = packed_path(origin_of(path, paths), "int8", paths)
+    file.parent.mkdir(parents=True, exist_ok=True)
     partial_of(file).write_bytes(bytes(10**6))
 
     def free(place):
@@ -280,7 +287,8 @@ def test_two_processes_at_once_pack_it_once(tiny, tmp_path):
         process.stdin.write("\n")
         process.stdin.flush()
     said = [process.communicate(timeout=PATIENCE)[0].splitlines() for process in both]
-    file = str(packed_path("a" * 40, "int8", Paths(tmp_path)))
+    origin = with_digests(Origin("", "a" * 40), tiny(FAMILIES[0]).path, Paths(tmp_path))
+    file = str(packed_path(origin, "int8", Paths(tmp_path)))
     assert sorted(said, key=len) == [[file], ["packs", file]]
     assert packed_file.read(Path(file)).verify() == []
 
@@ -313,6 +321,30 @@ def test_a_type_that_cannot_be_packed_is_named(tiny, tmp_path):
     )
     with pytest.raises(LocalspecError, match="F8_E4M3"):
         load(path, "int8", "tiny", 1, quiet(), Paths(tmp_path))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("model.norm.weight", "norm"),
+        ("model.embed_tokens.weight", "embed_tokens"),
+        ("model.layers.1.self_attn.v_proj.weight", "layers.1.qkv_proj.weight"),
+        ("model.layers.1.mlp.up_proj.weight", "layers.1.gate_up_proj.weight"),
+    ],
+)
+def test_values_that_no_text_can_come_from_are_not_packed(tiny, tmp_path, value, stored, theirs, ours):
+    def change(tensors):
+        changed = {name: tensor.to(stored).clone() for name, tensor in tensors.items()}
+        changed[theirs].view(-1)[-1] = value
+        return changed
+
+    path = copied(tiny(FAMILIES[0]).path, tmp_path / "model", change)
+    for packing in ("int8", "int4"):
+        with pytest.raises(LocalspecError, match=f"{ours} of .*model holds NaN or inf"):
+            load(path, packing, "tiny", 1, quiet(), Paths(tmp_path / "home"))
+    assert not list((tmp_path / "home").rglob("*.packed*"))
 
 
 # -- memory and speed --------------------------------------------------------------------------------------------------

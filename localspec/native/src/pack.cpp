@@ -63,7 +63,7 @@ void searched_scales(const float* v, const float* largest, const float* importan
         kernels().fit_steps(v, importance, group, tried, products, squares);
         for (int j = 0; j < LANES; j++) {
             const float gain = products[j] * products[j] / squares[j];
-            if (gain > most[j]) most[j] = gain, scales[j] = scale_of(products[j] / squares[j]);
+            if (gain > most[j] && largest[j] == largest[j]) most[j] = gain, scales[j] = scale_of(products[j] / squares[j]);
         }
     }
 }

@@ -1,0 +1,170 @@
+"""Weights that change in place, where a revision does not see it: no text comes from those that were packed before."""
+
+import hashlib
+import json
+import os
+
+import pytest
+from native.test_pack import copied, quiet
+
+from localspec.checkpoint import revision, tensor_start
+from localspec.errors import LocalspecError
+from localspec.events import Reporter
+from localspec.models import weight_digests as module
+from localspec.models.packed_files import forms, packed_files
+from localspec.models.weight_digests import changed_unseen, weight_digests
+from localspec.native import packed_cache
+from localspec.native.packed_cache import load
+from localspec.packed_file import Origin
+from localspec.paths import Paths
+
+
+@pytest.fixture
+def model(tiny, tmp_path):
+    return copied(tiny("llama-grouped-dynamic").path, tmp_path / "model")
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return Paths(tmp_path / "home")
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch):
+    """Files are as old as they need to be."""
+    monkeypatch.setattr(module, "_SETTLED", 0)
+
+
+def change(path, times="kept"):
+    """Negates weights in place where no revision looks."""
+    file, before = path / "model.safetensors", revision(path)
+    content, start, told = bytearray(file.read_bytes()), tensor_start(file), file.stat()
+    for at in range(start, len(content) - 4, 4 * 101):
+        content[at + 3] ^= 0x80
+        with file.open("r+b") as stream:
+            stream.seek(at)
+            stream.write(content[at : at + 4])
+        if revision(path) == before and content[at : at + 3] != b"\0\0\0":
+            break
+        content[at + 3] ^= 0x80
+        file.write_bytes(content)
+    if times == "kept":
+        os.utime(file, ns=(told.st_atime_ns, told.st_mtime_ns))
+    assert revision(path) == before and file.stat().st_size == told.st_size
+    return file
+
+
+def bytes_of(packed):
+    return {name: bytes(packed.view(name)) for name in packed.header.tensors}
+
+
+@pytest.mark.parametrize("times", ["kept", "new"])
+def test_weights_that_were_changed_in_place_are_packed_again(model, paths, tmp_path, times):
+    before = bytes_of(load(model, "int8", "tiny", 1, quiet(), paths))
+    change(model, times)
+    now = bytes_of(load(model, "int8", "tiny", 1, Reporter(pytest.fail), paths))
+    assert now == bytes_of(load(model, "int8", "tiny", 1, quiet(), Paths(tmp_path / "other"))) != before
+    assert bytes_of(load(model, "int8", "tiny", 1, quiet(), paths)) == now
+
+
+def test_another_file_in_its_place_is_noticed_though_it_is_as_large_and_as_old(model, paths):
+    before = bytes_of(load(model, "int8", "tiny", 1, quiet(), paths))
+    other = copied(model, model.parent / "other")
+    file, told = change(other), (model / "model.safetensors").stat()
+    os.utime(file, ns=(told.st_atime_ns, told.st_mtime_ns))
+    os.replace(file, model / "model.safetensors")
+    assert bytes_of(load(model, "int8", "tiny", 1, quiet(), paths)) != before
+
+
+def test_files_that_were_touched_or_copied_are_read_once_and_not_packed_again(model, paths, monkeypatch):
+    load(model, "int8", "tiny", 1, quiet(), paths)
+    monkeypatch.setattr(packed_cache, "_make", lambda *_: pytest.fail("packed again"))
+    os.utime(model / "model.safetensors")
+    assert load(model, "int8", "tiny", 1, quiet(), paths)
+    assert load(copied(model, model.parent / "copy"), "int8", "tiny", 1, quiet(), paths)
+
+
+def test_files_that_are_known_are_not_read(model, paths, monkeypatch):
+    load(model, "int8", "tiny", 1, quiet(), paths)
+    read = []
+    monkeypatch.setattr(module, "_read", lambda files, *_: read.extend(files) or {})
+    load(model, "int8", "tiny", 1, quiet(), paths)
+    assert read == []
+
+
+def test_a_file_that_changed_just_now_is_not_known_by_its_times(model, paths, monkeypatch):
+    monkeypatch.setattr(module, "_SETTLED", 3600 * 10**9)
+    before, told = bytes_of(load(model, "int8", "tiny", 1, quiet(), paths)), module.stamps
+    same = module.stamps([model / "model.safetensors"])
+    monkeypatch.setattr(module, "stamps", lambda files: same if files else told(files))  # as a coarse clock would say
+    change(model)
+    assert bytes_of(load(model, "int8", "tiny", 1, quiet(), paths)) != before
+
+
+def test_a_change_while_it_is_packed_is_said_and_nothing_is_kept(model, paths, monkeypatch):
+    make = packed_cache._make
+
+    def meanwhile(*given):
+        make(*given)
+        change(model)
+
+    monkeypatch.setattr(packed_cache, "_make", meanwhile)
+    with pytest.raises(LocalspecError, match="changed while they were packed; try again"):
+        load(model, "int8", "tiny", 1, quiet(), paths)
+    assert packed_files(paths) == []
+
+
+def test_what_the_common_cache_names_is_not_read_until_it_changes(model, paths, monkeypatch):
+    file = model / "model.safetensors"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    blob = file.rename(model.parent / digest)
+    file.symlink_to(blob)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_read", lambda files, *_: pytest.fail("read") if files else {})
+        before = load(model, "int8", "tiny", 1, quiet(), paths)
+        load(model, "int8", "tiny", 1, quiet(), paths)
+    assert before.header.origin.files["model.safetensors"][1] == digest
+    change(model)
+    assert bytes_of(load(model, "int8", "tiny", 1, quiet(), paths)) != bytes_of(before)
+
+
+def test_only_reading_all_of_it_sees_bytes_that_changed_and_nothing_else(model, paths):
+    file = model / "model.safetensors"
+    before = bytes_of(load(model, "int8", "tiny", 1, quiet(), paths))
+    assert changed_unseen([file], paths) == []
+    change(model)
+    known = json.loads((paths.packed / "digests.json").read_text())
+    known[os.path.realpath(file)][0] = module.stamps([file])[file.name]
+    (paths.packed / "digests.json").write_text(json.dumps(known))
+    assert changed_unseen([file], paths) == [file.name]
+    assert bytes_of(load(model, "int8", "tiny", 1, quiet(), paths)) != before
+    change(model)
+    assert changed_unseen([file], paths) == [], "its time of change says it"
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"a": 1}', b'{"a": [1, 2, 3]}', b"\xff", b"[" * 100_000])
+def test_what_is_remembered_may_be_damaged(model, paths, content):
+    wanted = weight_digests([model / "model.safetensors"], paths)
+    (paths.packed / "digests.json").write_bytes(content)
+    assert weight_digests([model / "model.safetensors"], paths) == wanted
+    assert (paths.packed / "digests.json").stat().st_mode & 0o777 == 0o600 or os.name != "posix"
+
+
+def test_what_is_gone_is_forgotten(model, paths):
+    other = copied(model, model.parent / "other") / "model.safetensors"
+    weight_digests([other], paths)
+    other.unlink()
+    weight_digests([model / "model.safetensors"], paths)
+    assert list(json.loads((paths.packed / "digests.json").read_text())) == [
+        os.path.realpath(model / "model.safetensors")
+    ]
+
+
+def test_other_weights_of_the_same_revision_take_nothing_from_a_model_that_is_only_packed(model, paths):
+    """Neither its file nor, in another packing, its weights."""
+    kept = packed_cache.make(model, "int8", Origin("org/name", revision(model), repo="org/name"), 1, quiet(), paths)
+    content = kept.read_bytes()
+    change(model)
+    load(model, "int8", "tiny", 1, quiet(), paths)
+    load(model, "int4", "tiny", 1, quiet(), paths)
+    assert kept.read_bytes() == content and forms(kept) == {"int8": kept}
