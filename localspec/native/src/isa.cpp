@@ -50,9 +50,20 @@ bool cpu_has(int isa) {
 bool cpu_has(int) { return false; }
 #endif
 
+bool intel() {
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx;
+#else
+    return false;
+#endif
+}
+
 std::atomic<int> in_use{-1};
 
 }  // namespace
+
+const bool made_by_intel = intel();
 
 const char* isa_name(int isa) { return isa >= 0 && isa < COUNT ? NAMES[isa] : nullptr; }
 

@@ -8,6 +8,8 @@ namespace ls {
 constexpr int BLOCK = 8;     // rows that share one pass over a weight
 constexpr int PASS = 64;     // rows that share one reading of a panel from memory
 constexpr int CHUNK = 256;   // logical slots that attention handles at a time, whoever computes them
+extern const bool made_by_intel;  // the processor; isa.cpp
+constexpr int NOTHING = 0, USUAL = 1, INTEL = 2;  // what a tile fetches ahead of time
 
 // Rows in blocks of nearly equal size.
 struct RowBlocks {

@@ -14,7 +14,7 @@ struct Slice {
 };
 
 // Adds what a slice gives to acc [R][32].
-template <int FORMAT, int R, bool FETCH>
+template <int FORMAT, int R, int FETCH>
 LS_INLINE void quantised_tile(const Slice& slice, v16* acc) {
     const int group = slice.group, span = span_of(group);
     const size_t bytes = record_bytes(FORMAT, group);
@@ -82,13 +82,13 @@ LS_INLINE void dense_tile(const Slice& slice, v16* acc) {
     }
 }
 
-template <int FORMAT, int R, bool FETCH>
+template <int FORMAT, int R, int FETCH>
 __attribute__((noinline)) void tile(const Slice& slice, v16* acc) {
     if constexpr (FORMAT == LS_FP32 || FORMAT == LS_BF16) dense_tile<FORMAT, R>(slice, acc);
     else quantised_tile<FORMAT, R, FETCH>(slice, acc);
 }
 
-template <int FORMAT, bool FETCH>
+template <int FORMAT, int FETCH>
 void tile_of(int R, const Slice& slice, v16* acc) {
     switch (R) {
         case 1: return tile<FORMAT, 1, FETCH>(slice, acc);
@@ -100,6 +100,14 @@ void tile_of(int R, const Slice& slice, v16* acc) {
         case 7: return tile<FORMAT, 7, FETCH>(slice, acc);
         default: return tile<FORMAT, 8, FETCH>(slice, acc);
     }
+}
+
+// The one block of rows that passes asks for what comes next.
+template <int FORMAT>
+void fetching_tile_of(int R, const Slice& slice, v16* acc) {
+    if constexpr (MAKERS_DIFFER && FORMAT != LS_FP32 && FORMAT != LS_BF16)
+        if (made_by_intel) return tile_of<FORMAT, INTEL>(R, slice, acc);
+    tile_of<FORMAT, USUAL>(R, slice, acc);
 }
 
 // The blocks of rows that pass a panel together, with what would be divided anew for every tile.
@@ -130,17 +138,17 @@ void panel_of(const Pass& pass, const Inputs& in, const uint8_t* panel, v16* out
             else slice.values = in.values + row_units * pass.group, slice.sums = in.sums + row_units, slice.scales = in.scales + start * pass.spans + span * R;
             v16* acc = out + 2 * (pass.start[block] - pass.first);
             if (DENSE || pass.blocks == 1) {
-                tile_of<FORMAT, true>((int)R, slice, acc);
+                fetching_tile_of<FORMAT>((int)R, slice, acc);
                 continue;
             }
             // each block asks for its share of the span after the next: all at once would be more than can be under way
             const size_t turn = bytes * step, share = turn / pass.blocks;
             for (size_t at = 0; at < share && pass.blocks > 2; at += 64) prefetch(slice.weights + 2 * turn + share * block + at);
             if (pass.blocks == 2 && block == 0) {
-                tile_of<FORMAT, true>((int)R, slice, acc);
+                fetching_tile_of<FORMAT>((int)R, slice, acc);
                 continue;
             }
-            tile_of<FORMAT, DENSE>((int)R, slice, acc);
+            tile_of<FORMAT, NOTHING>((int)R, slice, acc);
         }
 }
 

@@ -1,7 +1,16 @@
 // One record times R rows, in AVX2: eight channels at a time. Two products of bytes fit in 16 bits, because inputs are at most
 // 127 and so are int8 weights (whose sign goes to the inputs); int4 weights are at most 15, and 32 inputs of them fit.
 // f [R][32] is what the record's inputs add, in units of the inputs' scale; `first`: f is written, else added to.
-template <int FORMAT, int R, bool FETCH>
+constexpr bool MAKERS_DIFFER = true;
+
+// Of the two lines that four parts read between them; see tile_avx512.h.
+template <int FETCH>
+LS_INLINE void fetch(const uint8_t* q, int part) {
+    if (FETCH == INTEL && part >= 2) _mm_prefetch((const char*)q + 32 * (part - 2) + 8192, _MM_HINT_T1);
+    else if (part < 2 && FETCH) prefetch(q + 32 * part + (FETCH == INTEL ? 1024 : 3072));
+}
+
+template <int FORMAT, int R, int FETCH>
 LS_INLINE void record(const uint8_t* p, int group, const int8_t* values, const int32_t* sums, v16* f, bool first) {
     const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15), flip = _mm256_set1_epi8((char)0x80);
     for (int part = 0; part < 4; part++) {
@@ -13,7 +22,7 @@ LS_INLINE void record(const uint8_t* p, int group, const int8_t* values, const i
         if (FORMAT == LS_INT8) {
             for (int k = 0; k < group; k += 4, q += 128, a += R) {
                 const __m256i w = _mm256_xor_si256(_mm256_load_si256((const __m256i*)q), flip), u = _mm256_abs_epi8(w);
-                if (FETCH && part < 2) prefetch(q + 32 * part + 3072);
+                fetch<FETCH>(q, part);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; r++) {
                     const __m256i v = _mm256_sign_epi8(_mm256_set1_epi32(a[r]), w);
@@ -28,7 +37,7 @@ LS_INLINE void record(const uint8_t* p, int group, const int8_t* values, const i
                 for (int step = 0; step < 4; step++, q += 128, a += 2 * R) {
                     const __m256i b = _mm256_load_si256((const __m256i*)q);
                     const __m256i w = _mm256_and_si256(b, low), h = _mm256_and_si256(_mm256_srli_epi16(b, 4), low);
-                    if (FETCH && part < 2) prefetch(q + 32 * part + 3072);
+                    fetch<FETCH>(q, part);
 #pragma GCC unroll 8
                     for (int r = 0; r < R; r++) {
                         t[r] = _mm256_add_epi16(t[r], _mm256_maddubs_epi16(w, _mm256_set1_epi32(a[r])));

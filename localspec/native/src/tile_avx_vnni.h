@@ -1,6 +1,15 @@
 // One record times R rows, in AVX-VNNI: vpdpbusd on eight channels at a time.
 // f [R][32] is what the record's inputs add, in units of the inputs' scale; `first`: f is written, else added to.
-template <int FORMAT, int R, bool FETCH>
+constexpr bool MAKERS_DIFFER = true;
+
+// Of the two lines that four parts read between them; see tile_avx512.h.
+template <int FETCH>
+LS_INLINE void fetch(const uint8_t* q, int part) {
+    if (FETCH == INTEL && part >= 2) _mm_prefetch((const char*)q + 32 * (part - 2) + 8192, _MM_HINT_T1);
+    else if (part < 2 && FETCH) prefetch(q + 32 * part + (FETCH == INTEL ? 1024 : 3072));
+}
+
+template <int FORMAT, int R, int FETCH>
 LS_INLINE void record(const uint8_t* p, int group, const int8_t* values, const int32_t* sums, v16* f, bool first) {
     const __m256i low = _mm256_set1_epi8(15);
     for (int part = 0; part < 4; part++) {
@@ -12,7 +21,7 @@ LS_INLINE void record(const uint8_t* p, int group, const int8_t* values, const i
         for (int k = 0; k < group; k += FORMAT == LS_INT8 ? 4 : 8, q += 128, a += FORMAT == LS_INT8 ? R : 2 * R) {
             const __m256i b = _mm256_load_si256((const __m256i*)q);
             const __m256i w = FORMAT == LS_INT8 ? b : _mm256_and_si256(b, low);
-            if (FETCH && part < 2) prefetch(q + 32 * part + 3072);
+            fetch<FETCH>(q, part);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) i[r] = DPBUSD(i[r], w, _mm256_set1_epi32(a[r]));
             if (FORMAT == LS_INT8) continue;

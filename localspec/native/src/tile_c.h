@@ -1,6 +1,8 @@
 // One record times R rows, in plain C: what the other tiles compute, spelt out.
 // f [R][32] is what the record's inputs add, in units of the inputs' scale; `first`: f is written, else added to.
-template <int FORMAT, int R, bool FETCH>
+constexpr bool MAKERS_DIFFER = false;
+
+template <int FORMAT, int R, int FETCH>
 LS_INLINE void record(const uint8_t* p, int group, const int8_t* values, const int32_t* sums, v16* f, bool first) {
     for (int r = 0; r < R; r++)
         for (int j = 0; j < PANEL; j++) {

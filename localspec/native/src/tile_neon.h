@@ -1,6 +1,8 @@
 // One record times R rows, in NEON's dot product: sdot multiplies four signed weights with four signed inputs a channel.
 // f [R][32] is what the record's inputs add, in units of the inputs' scale; `first`: f is written, else added to.
-template <int FORMAT, int R, bool FETCH>
+constexpr bool MAKERS_DIFFER = false;
+
+template <int FORMAT, int R, int FETCH>
 LS_INLINE void record(const uint8_t* p, int group, const int8_t* values, const int32_t* sums, v16* f, bool first) {
     constexpr int N = R <= 4 ? 4 : 2;  // vectors of four channels at a time
     const uint8x16_t low = vdupq_n_u8(15), flip = vdupq_n_u8(0x80);
