@@ -1,6 +1,5 @@
 """localspec rm NAME"""
 
-import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,14 +8,15 @@ from typing import Annotated
 
 import typer
 
+from localspec.checkpoint import is_packed
 from localspec.cli.console import may_delete, size
 from localspec.config import home
 from localspec.errors import NotHere, UsageMistake
 from localspec.hub.cache import Removal, removable, remove
 from localspec.hub.sources import Source
 from localspec.models.entries import Entry
-from localspec.models.packed_files import packed_of
-from localspec.models.registry import NOWHERE, cards, resolve
+from localspec.models.packed_files import other_source, packed_of
+from localspec.models.registry import NOWHERE, cards, is_path, resolve
 from localspec.paths import Paths
 from localspec.pulling.heads import drafter_made_of
 from localspec.pulling.repositories import own_source, sources_of
@@ -27,11 +27,11 @@ app = typer.Typer()
 
 @app.command()
 def rm(
-    name: Annotated[str, typer.Argument(help="A registered name, or org/repo[@revision] of the hub.")],
+    name: Annotated[str, typer.Argument(help="A registered name, org/repo[@revision], a directory, or a packed file.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a model from the common Hugging Face cache; what another revision uses stays."""
-    sources, paths = _sources(name), Paths(home())
+    paths, sources = Paths(home()), [] if is_path(name) else sources_of(name)
     if not sources:
         _remove_packed(name, paths, yes)
         return
@@ -50,7 +50,7 @@ def rm(
         for line in _removal_lines(removal, name):
             typer.echo(one_line(line))
     for file in packed:
-        typer.echo(one_line(f"Packed, {size(file.stat().st_size)}, in {file}"))
+        typer.echo(one_line(_packed_line(file)))
     freed = sum(removal.bytes for removal in removals) + sum(file.stat().st_size for file in packed)
     what = " and ".join(str(removal.source) for removal in removals) or f"{name}, packed"
     if not may_delete(f"{what} ({size(freed)})", yes):
@@ -64,22 +64,24 @@ def rm(
     typer.echo(f"Deleted; {size(freed)} are free again.")
 
 
-def _sources(name: str) -> list[Source]:
-    """What was fetched for a name; nothing for a directory of the user's own."""
-    return [] if name not in cards() and os.path.isdir(os.path.expanduser(name)) else sources_of(name)
-
-
 def _remove_packed(name: str, paths: Paths, yes: bool) -> None:
-    """Deletes the packed forms of a model that was not fetched; the model itself stays."""
-    packed = packed_of(resolve(name).path, "", paths)
-    if not packed:
-        raise UsageMistake(f"{name} was not fetched by `localspec pull`, so it cannot be deleted like that.")
-    for file in packed:
-        typer.echo(one_line(f"Packed, {size(file.stat().st_size)}, in {file}"))
-    typer.echo(one_line(f"{name} itself stays, for it was not fetched by `localspec pull`."))
-    freed = sum(file.stat().st_size for file in packed)
-    if may_delete(f"the packed form of {name} ({size(freed)})", yes):
-        for file in packed:
+    """Deletes the packed forms of a model that was not fetched, which itself stays; or a packed file that is named."""
+    path = resolve(name).path
+    if is_packed(path):
+        if not path.is_relative_to(paths.packed):
+            raise UsageMistake(f"{path} is not in {paths.packed}, where localspec keeps its own; delete it yourself.")
+        mine, what = [path], str(path)
+    else:
+        mine, what = _without_others(packed_of(path, "", paths), []), f"the packed form of {name}"
+        if not mine:
+            raise UsageMistake(f"{name} was not fetched by `localspec pull`, so it cannot be deleted like that.")
+    for file in mine:
+        typer.echo(one_line(_packed_line(file)))
+    if not is_packed(path):
+        typer.echo(one_line(f"{name} itself stays, for it was not fetched by `localspec pull`."))
+    freed = sum(file.stat().st_size for file in mine)
+    if may_delete(f"{what} ({size(freed)})", yes):
+        for file in mine:
             file.unlink(missing_ok=True)
         typer.echo(f"Deleted; {size(freed)} are free again.")
 
@@ -87,7 +89,21 @@ def _remove_packed(name: str, paths: Paths, yes: bool) -> None:
 def _packed(removals: list[Removal], sources: list[Source], paths: Paths) -> list[Path]:
     """The packed files of what is removed, and of what is here in no other form."""
     found = {file for removal in removals for file in packed_of(removal.path, str(removal.source), paths)}
-    return sorted(found | {file for source in sources for file in packed_of(NOWHERE, str(source), paths)})
+    found |= {file for source in sources for file in packed_of(NOWHERE, str(source), paths)}
+    return _without_others(sorted(found), [str(source) for source in sources])
+
+
+def _without_others(files: list[Path], sources: list[str]) -> list[Path]:
+    """Leaves out, and says so, what was pulled for another source of the same weights: it may be all there is of it."""
+    others = {file: other for file in files if (other := other_source(file, sources))}
+    for file, other in others.items():
+        typer.echo(one_line(f"{other}, packed, has the same weights and stays: {file}"))
+    return [file for file in files if file not in others]
+
+
+def _packed_line(file: Path) -> str:
+    of = other_source(file, [])
+    return f"Packed{f', of {of}' if of else ''}, {size(file.stat().st_size)}, in {file}"
 
 
 def _removal_lines(removal: Removal, name: str) -> list[str]:

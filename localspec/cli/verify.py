@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from localspec.checkpoint import inspect
+from localspec.checkpoint import inspect, is_packed
 from localspec.cli.console import size
 from localspec.cli.progress import Progress
 from localspec.config import home
@@ -13,7 +13,8 @@ from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import Verified, find_snapshot, verify
 from localspec.hub.sources import Source
 from localspec.models.packed_files import packed_of
-from localspec.models.registry import NOWHERE, resolve
+from localspec.models.registry import NOWHERE, is_path, resolve
+from localspec.models.weight_digests import changed_unseen
 from localspec.packed_file import SUFFIX, read
 from localspec.paths import Paths
 from localspec.pulling.repositories import own_source, sources_of
@@ -24,42 +25,67 @@ app = typer.Typer()
 
 @app.command("verify")
 def verify_model(
-    name: Annotated[str, typer.Argument(help="A registered name, or org/repo[@revision] of the hub.")],
+    name: Annotated[str, typer.Argument(help="A registered name, org/repo[@revision], a directory, or a packed file.")],
 ) -> None:
     """Compare every file of a model with its digest; needs no network."""
-    sources = sources_of(name)
-    if own_source(name) is None:
-        found = inspect(resolve(name).path)
-        typer.echo(one_line(f"{name}: weights of {size(found.bytes)} are whole, as far as their own headers tell."))
+    own = is_path(name)
+    sources = [] if own else sources_of(name)
+    model = None if own else own_source(name)
     problems: list[str] = []
-    damaged = _verify_packed(name, sources)
+    if model is None:
+        problems += _verify_own(name)
+    damaged = _verify_packed(name, sources, model)
     for source in sources:
         try:
             checked = _checked(source)
         except NotHere:
-            if source == own_source(name) and not packed_of(NOWHERE, str(source), Paths(home())):
+            if source == model and not packed_of(NOWHERE, str(source), Paths(home())):
                 raise  # its drafters may be another one's too
             continue
         for problem in checked.problems:
             typer.echo(one_line(f"{source}: {problem}"))
-        problems += checked.problems
+        problems += [
+            f"{problem}; fetch what is damaged or missing again with `localspec pull {name}`"
+            for problem in checked.problems
+        ]
         if not checked.problems:
             by = "what was recorded when it was pulled" if checked.recorded else "their names in the cache"
             typer.echo(one_line(f"{source} ({checked.commit[:12]}): {checked.files} files agree with {by}."))
-    if problems:
-        raise LocalspecError(f"{problems[0]}; fetch what is damaged or missing again with `localspec pull {name}`.")
-    if damaged:
-        raise LocalspecError(f"{damaged[0]}.")
+    if problems or damaged:
+        raise LocalspecError(f"{(problems + damaged)[0]}.")
 
 
-def _verify_packed(name: str, sources: list[Source]) -> list[str]:
+def _verify_own(name: str) -> list[str]:
+    """Looks at a model that was not fetched, and at whether its weights are those that it was packed from."""
+    found, paths, progress = inspect(resolve(name).path), Paths(home()), Progress()
+    if found.packing:
+        return []
+    typer.echo(one_line(f"{name}: weights of {size(found.bytes)} are whole, as far as their own headers tell."))
+    try:
+        changed = changed_unseen(
+            found.weight_files,
+            paths,
+            lambda done, total: progress.show(f"reading {name}: {size(done)} of {size(total)}"),
+        )
+    finally:
+        progress.clear()
+    for file in changed:
+        typer.echo(one_line(f"{name}: {file} has changed, and neither its size nor its times have."))
+    return [f"{file} of {name} has changed unseen; it is packed again when it is loaded next" for file in changed]
+
+
+def _verify_packed(name: str, sources: list[Source], model: Source | None) -> list[str]:
     """Compares the packed files of a model with their digests; returns a clause for each that is damaged."""
     paths = Paths(home())
     places = [(find_snapshot(source) or NOWHERE, str(source)) for source in sources]
-    if own_source(name) is None:
-        places.append((resolve(name).path, ""))
+    own = resolve(name).path if model is None else NOWHERE
+    if is_packed(own):
+        files = [own]
+    else:
+        places += [(own, "")] if model is None else []
+        files = sorted({file for place in places for file in packed_of(*place, paths) if file.suffix == SUFFIX})
     damaged = []
-    for file in sorted({file for place in places for file in packed_of(*place, paths) if file.suffix == SUFFIX}):
+    for file in files:
         problems = _packed_problems(file)
         for problem in problems:
             typer.echo(one_line(f"{name}, packed: {problem}"))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,6 +65,14 @@ def packed_of(path: Path, source: str, paths: Paths) -> list[Path]:
     with suppress(LocalspecError):
         found += [file for file in _files(paths, f"{revision(path)}-*") if file.suffix != ".lock"]
     return sorted(set(found))
+
+
+def other_source(file: Path, sources: Collection[str]) -> str:
+    """The source that a packed file was pulled for, where it is none of these; empty else. It is that one's alone."""
+    with suppress(LocalspecError):
+        repo = read(file).header.origin.repo
+        return "" if repo in sources else repo
+    return ""
 
 
 def packed_bytes(paths: Paths) -> int:

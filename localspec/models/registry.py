@@ -130,6 +130,12 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
     )
 
 
+def is_path(name: str) -> bool:
+    """Whether `resolve` takes a name for a directory or a packed file of the user's own."""
+    place = os.path.expanduser(name)
+    return name not in cards() and "\0" not in name and (os.path.isdir(place) or is_packed(Path(place)))
+
+
 def reference(card: TargetCard) -> str:
     """By which `resolve` finds this model from any directory: its name, or the absolute path of its directory."""
     return str(card.path) if card.entry is None else card.name

@@ -148,11 +148,11 @@ def pack_alone(part: Part, packing: str, machine: Machine, reporter: Reporter) -
 
 def _pack(part: Part, path: Path, packing: str, machine: Machine, reporter: Reporter) -> Packed:
     """The packed file of a commit; those of what this source was before go."""
-    from localspec.native.packed_cache import make
+    from localspec.native.packed_cache import make, with_digests
 
     source = str(part.source)
     origin = Origin(source, revision(path), repo=source, commit=part.commit)
-    if other := _alone_in(origin.revision, packing, source):
+    if other := _alone_in(with_digests(origin, path, Paths(home()), machine.cores, reporter), packing):
         raise LocalspecError(
             f"{source} has the weights of {other}, of which only the packed form is here: use that, or delete it "
             f"with `localspec rm {other}`."
@@ -164,10 +164,11 @@ def _pack(part: Part, path: Path, packing: str, machine: Machine, reporter: Repo
     return Packed(part.source, file, read(file).path.stat().st_size)
 
 
-def _alone_in(of: str, packing: str, source: str) -> str | None:
-    """Another source of this revision whose packed file is all there is of it."""
+def _alone_in(origin: Origin, packing: str) -> str | None:
+    """Another source of these weights whose packed file is all there is of it."""
     for one in packed_files(Paths(home())):
-        made_of = one.header.origin
-        if (made_of.revision, one.header.packing) == (of, packing) and made_of.repo not in ("", source):
-            return made_of.repo if find_snapshot(Source.parse(made_of.repo)) is None else None
+        of = one.header.origin
+        same = (of.revision, of.files, one.header.packing) == (origin.revision, origin.files, packing)
+        if same and of.repo not in ("", origin.repo):
+            return of.repo if find_snapshot(Source.parse(of.repo)) is None else None
     return None

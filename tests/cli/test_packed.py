@@ -383,6 +383,64 @@ def test_rm_deletes_the_packed_form_of_a_directory_and_not_the_directory(home, h
     assert sorted(file.name for file in path.iterdir()) == before
 
 
+def test_rm_keeps_what_was_pulled_for_another_source_with_the_same_weights(home, repo, tiny):
+    """It may be all there is of that one."""
+    path = tiny("qwen2-one-key-head").path
+    with served(org__name=repo, org__mirror=repo) as hub:
+        assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", "int8").returncode == 0
+        assert at(home, hub, "pull", "org/mirror", "--quantize", "int4").returncode == 0
+    kept = resolve("org/name", Paths(home)).path
+    load(path, "int8", "", 1, Reporter(pytest.fail), Paths(home))
+    result = at(home, hub, "rm", str(path), "--yes")
+    assert result.returncode == 2 and f"org/name, packed, has the same weights and stays: {kept}" in result.stdout
+    result = at(home, hub, "rm", "org/mirror", "--yes")
+    assert result.returncode == 0 and f"org/name, packed, has the same weights and stays: {kept}" in result.stdout
+    assert packed(home) == [kept] and at(home, hub, "verify", "org/name").returncode == 0
+    result = at(home, hub, "rm", "org/name", "--yes")
+    assert result.returncode == 0 and "Packed, of org/name, " in result.stdout and packed(home) == []
+
+
+def test_verify_and_rm_take_a_directory_and_a_packed_file(home, hub: Hub, tiny, tmp_path):
+    path = tiny("qwen2-one-key-head").path
+    load(path, "int8", "", 1, Reporter(), Paths(home))
+    (file,) = packed(home)
+    for name in (str(path), str(file)):
+        result = at(home, hub, "verify", name)
+        assert result.returncode == 0 and "every weight agrees with its digest" in result.stdout, result.stderr
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    for name in (str(path), str(file)):
+        result = at(home, hub, "verify", name)
+        assert result.returncode == 1 and f"{file} is damaged; delete it" in result.stderr
+    mine = tmp_path / "mine.packed"
+    mine.write_bytes(whole)
+    result = at(home, hub, "rm", str(mine), "--yes")
+    assert result.returncode == 2 and "delete it yourself" in result.stderr and mine.exists()
+    result = at(home, hub, "rm", str(file))
+    assert result.returncode == 2 and str(file) in result.stdout and file.exists()
+    result = at(home, hub, "rm", str(file), "--yes")
+    assert result.returncode == 0 and "are free again" in result.stdout and not file.exists()
+    assert at(home, hub, "verify", str(tmp_path / "nothing")).returncode in (2, 3)
+
+
+def test_verify_sees_weights_that_changed_and_whose_times_did_not(home, hub: Hub, tiny, tmp_path, monkeypatch):
+    from native.test_changed_weights import change
+    from native.test_pack import copied
+
+    from localspec.models import weight_digests
+
+    monkeypatch.setattr(weight_digests, "_SETTLED", 0)
+    path = copied(tiny("qwen2-one-key-head").path, tmp_path / "model")
+    load(path, "int8", "", 1, Reporter(), Paths(home))
+    told = weight_digests.stamps([path / WEIGHTS])
+    change(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(weight_digests, "stamps", lambda files: told)
+        result = at(home, hub, "verify", str(path))
+    assert result.returncode == 1 and f"{WEIGHTS} has changed, and neither its size nor its times" in result.stdout
+    assert at(home, hub, "verify", str(path)).returncode == 0
+
+
 # -- a commit that changes texts alone ---------------------------------------------------------------------------------
 
 

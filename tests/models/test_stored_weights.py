@@ -1,6 +1,7 @@
 """Tensors are found in their files, and a head is told from an embedding."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from localspec.errors import LocalspecError
 from localspec.models import stored_weights
 from localspec.models.architecture import TransformerConfig
 from localspec.models.model_config import read_config
-from localspec.models.stored_weights import own_head, stored_tensors
+from localspec.models.stored_weights import stored_sizes, stored_tensors
 
 Make = Callable[[str], Tiny]
 NAME = "qwen2-grouped-yarn"
@@ -56,6 +57,11 @@ def test_a_type_that_numpy_does_not_have_is_named(tiny: Make, tmp_path: Path) ->
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
+def says_tied(path: Path) -> bool:
+    """Whether head and embedding are one where config.json says so."""
+    return stored_sizes(inspect(path), replace(read_config(inspect(path)), tie_word_embeddings=True)).tied
+
+
 @pytest.mark.parametrize("piece", [stored_weights._PIECE, 100])
 @pytest.mark.parametrize(
     ("head", "own"),
@@ -78,9 +84,9 @@ def test_a_head_is_its_own_where_a_number_differs(
 ) -> None:
     monkeypatch.setattr(stored_weights, "_PIECE", piece)
     path = copied(tiny(NAME), tmp_path / "model", lambda t: {**t, HEAD: head(t[EMBEDDING]).contiguous()})
-    assert own_head(inspect(path)) == own
+    assert says_tied(path) is not own
 
 
 def test_without_a_head_there_is_none_of_its_own(tiny: Make, tmp_path: Path) -> None:
     path = copied(tiny(NAME), tmp_path / "model", lambda t: {n: tensor for n, tensor in t.items() if n != HEAD})
-    assert not own_head(inspect(path))
+    assert says_tied(path)
