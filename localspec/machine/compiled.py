@@ -5,6 +5,7 @@
 
 import ctypes
 import platform
+import struct
 from functools import cache
 from pathlib import Path
 
@@ -22,22 +23,41 @@ FILE = Path(__file__).parent.parent / "native" / f"localspec_native{SUFFIX}"
 def library() -> ctypes.CDLL | None:
     """The library, set to the instructions that LOCALSPEC_ISA names, or the best of this CPU; None where it is missing.
 
-    Raises UsageMistake for instructions that this CPU does not have.
+    Raises UsageMistake for instructions that there are not, or that this CPU does not have.
     """
-    try:
-        found = ctypes.CDLL(str(FILE))
-    except OSError:
+    name = config.instruction_set()
+    shown = f"{config.ISA} = {name!r}"
+    if name is not None and name not in ISAS:
+        raise UsageMistake(f"{shown} is unknown{nearest(name, ISAS)}; use one of {', '.join(ISAS)}.")
+    if (found := _loaded()) is None:
         return None
-    if found.ls_abi() != ABI:  # built from other sources
-        return None
-    if (name := config.instruction_set()) is not None:
-        shown = f"{config.ISA} = {name!r}"
-        if name not in ISAS:
-            raise UsageMistake(f"{shown} is unknown{nearest(name, ISAS)}; use one of {', '.join(ISAS)}.")
+    if name is not None:
         if not found.ls_isa_supported(ISAS.index(name)):
             raise UsageMistake(f"{shown} needs instructions that this CPU does not have; leave it out.")
         found.ls_isa_use(ISAS.index(name))
     return found
+
+
+def _loaded() -> ctypes.CDLL | None:
+    try:
+        if _is_cut_short(FILE):
+            return None
+        found = ctypes.CDLL(str(FILE))
+        return found if found.ls_abi() == ABI else None  # else it was built from other sources
+    except (OSError, AttributeError):  # it cannot be loaded, or is another library
+        return None
+
+
+def _is_cut_short(file: Path) -> bool:
+    """Whether an ELF file lacks its end, the table of its sections: Linux loads it, and the process dies of it."""
+    with file.open("rb") as stream:
+        start = stream.read(64)
+        if len(start) < 64 or start[:5] != b"\x7fELF\x02":
+            return False  # other systems look for themselves
+        (table,), (entry, count, names) = struct.unpack_from("<Q", start, 40), struct.unpack_from("<3H", start, 58)
+        stream.seek(table + entry * names)
+        section, size = stream.read(entry), file.stat().st_size
+    return size < table + entry * count or section[4:8] != b"\3\0\0\0"  # a table of texts
 
 
 def missing() -> str:
@@ -46,7 +66,7 @@ def missing() -> str:
         return ""
     if not FILE.exists():
         return f"this installation has no compiled library ({FILE.name})"
-    return f"{FILE} cannot be loaded, or belongs to another version"
+    return f"{FILE} is damaged, belongs to another version, or cannot be loaded"
 
 
 def instruction_set() -> str:
