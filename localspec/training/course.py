@@ -49,7 +49,7 @@ CHUNK = 64  # prompts that are answered together, where that is possible, and of
 DRAWN = 0.7  # the temperature of second and further answers to the same prompts
 BENCH_SHARE, BENCH_SECONDS = 0.1, 600.0  # of the time
 LOADING = 30.0  # seconds, and measuring what rows cost
-MOST_ANSWERING = 0.7  # of the time
+LEAST_ANSWERING, MOST_ANSWERING = 0.15, 0.7  # of the time: what training takes is only estimated
 STEPS, BATCHES = 300, (4096, 2048, 1024, 512)  # the largest batch that gives so many steps
 RATE, WIDTH, MOST_RATE = 1e-3, 1024, 3e-3  # narrow models learn at a higher rate (Yang et al. 2022, µP)
 
@@ -185,8 +185,9 @@ class Course:
                 f"--hours {self.wishes.hours} is too short: {LEAST} answers of {self.request.name} alone take up to "
                 f"{least / 3600:.2g} hours here; give more."
             )
-        balanced = (self._total - bench) / (1 / speed + self._passes * each)
-        tokens = min(balanced, self._wanted)
+        balanced = (self._total - bench) / (1 + self._passes * each * speed)
+        answering = min(max(balanced, LEAST_ANSWERING * self._total), MOST_ANSWERING * self._total)
+        tokens = min(answering * speed, self._wanted)
         left = max(self._total - bench - tokens / speed, 0.0)
         training = left if self.wishes.hours else min(left, self._passes * tokens * each)
         if self.request.steps is not None:
@@ -288,9 +289,10 @@ class Course:
 
     def _share(self, replies: int, tokens: int) -> float:
         """How much of what is wanted there is: text for the passes that the time left allows, or all that is wanted."""
-        spent, rest = self._state.spent, self._total - self._bench_seconds()
+        spent, total = self._state.spent, self._total
         needed = self._passes * tokens * self._state.token_seconds
-        shares = (tokens / self._wanted, spent / (MOST_ANSWERING * self._total), (spent + needed) / rest)
+        balanced = min((spent + needed) / (total - self._bench_seconds()), spent / (LEAST_ANSWERING * total))
+        shares = (tokens / self._wanted, balanced, spent / (MOST_ANSWERING * total))
         return min(max(shares), replies / LEAST, 1.0)
 
     @property

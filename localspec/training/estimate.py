@@ -30,6 +30,7 @@ STATES = 24  # vectors of hidden_size that one token leaves in a layer for the g
 LOGITS = 6  # copies of a few rows' logits: the drafter's, the teacher's, their logarithms, the gradient
 BESIDE = 1.5  # times the matrices alone: losses, the optimiser, checkpoints
 PRODUCT_ROWS, WIDTH, MEASURED_SECONDS = 512, 2048, 0.5  # of a product that is timed
+LEAST_PRODUCTS = 3  # a program that was stopped meanwhile has used up its time with one
 PROGRAM = 300 * 2**20  # libraries and what else a process holds
 
 
@@ -58,12 +59,14 @@ def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choi
 def product_seconds(device: str, dtype: torch.dtype) -> float:
     """Measures the seconds that torch takes for one weight and one row, of many of both; it takes half a second."""
     x, weight = (torch.ones(rows, WIDTH, device=device, dtype=dtype) for rows in (PRODUCT_ROWS, WIDTH))
-    best, began = float("inf"), time.perf_counter()
-    while time.perf_counter() - began < MEASURED_SECONDS:
+    taken: list[float] = []
+    began = time.perf_counter()
+    while time.perf_counter() - began < MEASURED_SECONDS or len(taken) < LEAST_PRODUCTS:
         start = time.perf_counter()
         x @ weight
         wait_for(device)
-        best = min(best, time.perf_counter() - start)  # what else the machine does makes it slower, never faster
+        taken.append(time.perf_counter() - start)
+    best = min(taken)  # what else the machine does makes it slower, never faster
     return best / (PRODUCT_ROWS * WIDTH * WIDTH)
 
 
