@@ -258,8 +258,7 @@ def test_data_that_is_none(train, tmp_path, content, word):
 
 
 @pytest.mark.slow
-def test_without_data_and_without_a_model(tmp_path):
-    assert "--data" in sentence(result := called(tmp_path, "train", "medusa")) and result.returncode == 2
+def test_without_a_model(tmp_path):
     result = called(tmp_path, "train", "medusa", "-m", "dmo", "--data", "a.txt")
     assert result.returncode == 3 and "'demo'" in sentence(result)
 
