@@ -38,10 +38,12 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.saved import load_drafter
+from localspec.engine.recalled_measurements import COSTS
 from localspec.models import drafter_cards
+from localspec.policy.candidates import MOST_NODES
 from localspec.policy.prediction import CONTEXT
 
-SIZES = (4, 8, 16, 32, 64, 128, 256)
+SIZES = (4, 8, 16, 32, 64, 128)
 TREES = {"chain": "chain", "dense": "dense", "sparse": "static", "by confidence": "confident"}
 EPSILONS = (0.01, 0.05, 0.09, 0.13, 0.17, 0.21, 0.25)
 TEMPERATURE = 0.7
@@ -65,24 +67,25 @@ def heads(bench: Bench, tree: str) -> Any:
 
 
 def figure_6(asked: argparse.Namespace, bench: Bench) -> str:
-    """Tokens a step by the form and size of trees; beside it what a step costs, by forwards as they were measured."""
+    """Tokens a step by the form and size of trees; beside it what rows cost, where the machine was idle to tell."""
     sizes = SIZES[:2] if asked.smoke else SIZES
     made = {name: heads(bench, tree) for name, tree in TREES.items()}
-    lines, costs = [], bench.engine.costs
+    lines, costs = [], bench.engine.profile.recall(COSTS)
     for size in sizes:
         rows = {name: (always(one), size) for name, one in made.items()}
         replies = kept(asked.work / f"figure-6-{size}.json", partial(bench.replies, rows))
         dense = [replies["dense"]]
         for name in made:
             own = [replies[name]]
-            times = None
-            if costs is not None and size < 2 * SIZES[4]:  # no larger forwards were timed
+            times = ""
+            if costs is not None and size <= MOST_NODES:  # no larger forwards are timed
                 step = costs.at(1 + round(rows_a_step(own)), CONTEXT) / costs.at(1, CONTEXT)
-                times = length(own).value / step
+                times = figure(length(own).value / step)
             ahead = "" if name == "dense" else told(difference(own, dense))
-            lines.append([str(size), name, f"{rows_a_step(own):.1f}", told(length(own)), ahead, figure(times)])
-    names = ["nodes at most", "tree", "nodes a step", "tokens a step", "against the dense one", "× by the rows alone"]
-    return table(names, lines)
+            lines.append([str(size), name, f"{rows_a_step(own):.1f}", told(length(own)), ahead, times])
+    titles = ["nodes at most", "tree", "nodes a step", "tokens a step", "against the dense one", "× by the rows alone"]
+    shown = len(titles) if costs is not None else -1
+    return table(titles[:shown], [line[:shown] for line in lines])
 
 
 def surprise(target: Any, prompt: Sequence[int], reply: Sequence[int]) -> float:
@@ -99,7 +102,7 @@ def surprise(target: Any, prompt: Sequence[int], reply: Sequence[int]) -> float:
 def figure_7(asked: argparse.Namespace, bench: Bench) -> str:
     """Typical acceptance by ε (δ = √ε), beside greedy and random sampling: speed, and what stands in for quality."""
     made = heads(bench, "confident")
-    epsilons = EPSILONS[:2] if asked.smoke else EPSILONS
+    epsilons = asked.epsilon[:2] if asked.smoke else asked.epsilon
     rows: dict[str, Sampling] = {"greedy": GREEDY, "random sampling": Sampling(TEMPERATURE)}
     rows |= {
         f"typical, ε = {one:g}": Sampling(TEMPERATURE, rule="typical", epsilon=one, delta=one**0.5) for one in epsilons
@@ -134,16 +137,18 @@ def figure_7(asked: argparse.Namespace, bench: Bench) -> str:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    asked = begun(parser(__doc__), given)
+    made = parser(__doc__)
+    made.add_argument("--epsilon", type=float, nargs="+", default=EPSILONS, help="thresholds of figure 7")
+    asked = begun(made, given)
     with ExitStack() as at_the_end:
         bench = Bench.of(asked, at_the_end)
-        made = {
+        sections = {
             "Figure 6: dense and sparse trees": partial(figure_6, asked, bench),
             f"Figure 7: typical acceptance at temperature {TEMPERATURE}": partial(figure_7, asked, bench),
             "Table 2: Medusa-1, Medusa-2 and direct fine-tuning": partial(compared, TABLE_2, asked, at_the_end),
             "What the heads share": partial(compared, SHARED, asked, at_the_end),
         }
-        parts(asked, f"# Medusa's figures, on `{asked.model}`\n\n{about(asked, 'paper_medusa.py')}", made)
+        parts(asked, f"# Medusa's figures, on `{asked.model}`\n\n{about(asked, 'paper_medusa.py')}", sections)
 
 
 if __name__ == "__main__":
