@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,11 +100,12 @@ class Answered:
 
 @dataclass
 class _State:
-    """plan.json: which course it is, the seconds it has answered, and how it trains, once that is decided."""
+    """plan.json: which course it is, what it should take, the seconds it has answered, how it trains once it does."""
 
     id: str
     asked: Mapping[str, Any]
     token_seconds: float  # of training, for each token
+    plan: Mapping[str, Any] = field(default_factory=dict)
     spent: float = 0.0
     training: Mapping[str, Any] = field(default_factory=dict)
 
@@ -127,8 +128,9 @@ class Course:
         self._job = Job(self._sized(1), settings, reporter.notice, reporter.progress)
         self._choice = answering_choice(request.card, settings, None, store, reporter)
         self._past = self._read_past()
-        self._state = self._begin_or_resume()
-        self.plan = self._planned()
+        self._lock.take()  # if the directory is there
+        found = None if request.force else _read(self.directory)
+        self._state = self._begun() if found is None else self._resumed(found)
 
     # -- before anything is computed ----------------------------------------------------------------------------------
 
@@ -143,18 +145,18 @@ class Course:
             )
         return past
 
-    def _begin_or_resume(self) -> _State:
-        """Takes the lock of a directory that is there. Raises UsageMistake where it holds something else."""
-        self._lock.take()
-        asked, found = self._identity(), None if self.request.force else _read(self.directory)
-        if found is None:
-            if not self.request.force:
-                _refuse_foreign(self.directory)
-            seconds = estimate.hours(self._job.shadow, self._product_seconds(), 1) * 3600
-            for left in (PLAN, ANSWERS):
-                (self.directory / left).unlink(missing_ok=True)
-            shutil.rmtree(self.directory / "checkpoint", ignore_errors=True)
-            return _State(secrets.token_hex(8), asked, seconds)
+    def _begun(self) -> _State:
+        """Returns a new course. Raises UsageMistake where the directory holds something else."""
+        if not self.request.force:
+            _refuse_foreign(self.directory)
+        seconds = estimate.hours(self._job.shadow, self._product_seconds(), 1) * 3600
+        self._state = _State(secrets.token_hex(8), self._identity(), seconds)
+        self._state.plan = asdict(self._planned())
+        return self._state
+
+    def _resumed(self, found: _State) -> _State:
+        """Returns the course that was stopped. Raises UsageMistake where it is another one."""
+        asked = self._identity()
         if other := [name for name, value in asked.items() if found.asked.get(name) != value]:
             raise UsageMistake(
                 f"{self.directory} holds a training that was stopped, with {other[0]} = {found.asked.get(other[0])!r} "
@@ -162,6 +164,11 @@ class Course:
                 "begin anew."
             )
         return found
+
+    @property
+    def plan(self) -> Plan:
+        """What it should take, as it was estimated when it began."""
+        return Plan(**self._state.plan)
 
     def _identity(self) -> dict[str, Any]:
         request, settings = self.request, self._settings
@@ -243,16 +250,19 @@ class Course:
         except OSError as error:
             raise LocalspecError(f"{self.directory} cannot be written ({error.strerror}); give another -o.") from None
         self._lock.take()
+        if not begun(self.directory) or self.request.force:  # what is there is of an earlier one
+            self._answers.unlink(missing_ok=True)
+            shutil.rmtree(self.directory / "checkpoint", ignore_errors=True)
         self._save()
         began, before, file = time.monotonic(), self._state.spent, self._answers
         self._reporter.progress(f"loading {self.request.card.name}")
         model = answerer(self.request.card, self._settings, None, self._store, self._reporter)
         lines = written(file)
         replies, tokens = len(lines), sum(len(model.encode(line["messages"])) for line in lines)
-        new = {one.id: one.messages for one in self._past.own} if not lines else {}
-        if new:
-            append(file, [_as_line(name, messages) for name, messages in new.items()])
-            replies, tokens = len(new), sum(len(model.encode(messages)) for messages in new.values())
+        there = {line["id"] for line in lines}
+        own = [one for one in self._past.own if one.id not in there]
+        append(file, [_as_line(one.id, one.messages) for one in own])
+        replies, tokens = replies + len(own), tokens + sum(len(model.encode(one.messages)) for one in own)
         for questions, way in self._chunks(model):
             if self._enough(replies, tokens):
                 break
@@ -383,6 +393,7 @@ def _read(directory: Path) -> _State | None:
         return None
     with suppress(TypeError):
         state = _State(**dict(_object(directory / PLAN)))
+        Plan(**state.plan)
         if isinstance(state.asked, dict) and isinstance(state.training, dict) and isinstance(state.spent, int | float):
             return state
     raise LocalspecError(f"{directory / PLAN} is damaged; give --force to begin anew.")

@@ -45,7 +45,7 @@ def read_past(history: History, model: str) -> Past:
         turns = [turn for turn in one.turns if turn.prompt.strip()]
         if not turns or apart & {turn.prompt for turn in turns}:
             continue
-        name = f"history-{one.info.id}"
+        name = _name(one.info.id, turns)
         if one.info.model == model and (messages := _as_held(one, turns)):
             own.append(PastConversation(name, messages))
         else:
@@ -57,6 +57,12 @@ def read_past(history: History, model: str) -> Past:
 
 def _is_held_out(prompt: str) -> bool:
     return bool(prompt.strip()) and int.from_bytes(_digest(prompt)[:4], "big") < HELD_OUT * 2**32
+
+
+def _name(conversation: int, turns: Sequence[Turn]) -> str:
+    """Returns another one once the conversation has gone on: then it is another text."""
+    said = hashlib.sha256("\0".join(text for turn in turns for text in (turn.prompt, turn.reply)).encode())
+    return f"history-{conversation}-{said.hexdigest()[:8]}"
 
 
 def _digest(prompt: str) -> bytes:

@@ -267,9 +267,22 @@ def test_another_command_does_not_go_on_with_it(train, place, monkeypatch, tmp_p
     code, text, errors = train("--data", file)
     assert (code, text) == (2, "") and "holds a training without --data FILE that was stopped" in errors
     assert (place / "answers.jsonl").read_bytes() == before
-    (place / "plan.json").write_text("[]")
-    code, _, errors = train()
-    assert code == 1 and "is damaged; give --force" in errors
+    monkeypatch.setattr(course.Course, "_speed", 1e-9)  # what a slow moment says now stops nothing that was begun
+    with pytest.raises(Killed):
+        train()
+    for content in ("[]", "{", '{"id": "a", "asked": {}, "token_seconds": 1, "plan": {}}'):
+        (place / "plan.json").write_text(content)
+        code, _, errors = train()
+        assert code == 1 and "--force" in errors
+
+
+def test_what_is_refused_leaves_what_is_there(train, place):
+    place.mkdir(parents=True)
+    (place / "answers.jsonl").write_text("mine")
+    code, text, errors = train()
+    assert (code, text) == (2, "") and "answers.jsonl is there already" in errors
+    code, text, errors = train("--force", "--hours", "1e-6")
+    assert (code, text) == (2, "") and "too short" in errors and (place / "answers.jsonl").read_text() == "mine"
 
 
 @pytest.fixture

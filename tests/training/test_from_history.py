@@ -37,12 +37,23 @@ def test_replies_of_the_same_model_are_its_own_and_others_prompts_are_asked_anew
     other = talk(store, "other", ("e", "f", "stop"), ("g", "h", "stop"), system="long")
     found = read_past(store.history, "mine")
     (own,), (asked,) = found.own, found.asked
-    assert own.id == f"history-{mine}" and asked.id == f"history-{other}"
+    assert own.id.startswith(f"history-{mine}-") and asked.id.startswith(f"history-{other}-")
     assert own.messages == (
         said("system", "short"), said("user", "a"), said("assistant", "b"), said("user", "c"), said("assistant", "d"),
     )  # fmt: skip
     assert (asked.messages, asked.following) == ((said("system", "long"), said("user", "e")), ("g",))
     assert found.held_out == []
+
+
+@pytest.mark.usefixtures("none_held_out")
+def test_a_conversation_that_has_gone_on_is_another_text(store):
+    conversation = talk(store, "other", ("a", "b", "stop"))
+    (before,) = read_past(store.history, "mine").asked
+    assert read_past(store.history, "mine").asked == [before]
+    _, turn = store.history.say(conversation, "c", model="other", system=None)
+    store.history.write(turn, "d", "stop")
+    (after,) = read_past(store.history, "mine").asked
+    assert after.id != before.id and after.following == ("c",)
 
 
 @pytest.mark.usefixtures("none_held_out")
