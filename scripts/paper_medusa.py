@@ -129,7 +129,7 @@ def figure_7(asked: argparse.Namespace, bench: Bench) -> str:
         nats = sum(reply["surprise"] for reply in flat) / max(tokens, 1)
         lines.append([name, told(length(replies)), figure(nats), figure(distinct), str(tokens)])
     note = (
-        "The model has no judge, so two figures stand in for quality: *nats*, how unlikely the model itself finds a "
+        "Replies are whole here, for each rule gives other texts. The model has no judge, so two figures stand in for quality: *nats*, how unlikely the model itself finds a "
         "token of the text at this temperature, and *distinct*, the share of pairs of tokens that did not come before "
         "in the same reply. Random sampling is what the model would say; below its nats a text is too tame."
     )
