@@ -23,6 +23,7 @@ from experiment import DRAWS, figure, kept, named, questions, table, until_it_go
 
 from localspec import Done, Engine, Limits, config
 from localspec.bench import peers, prompts
+from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.recalled_measurements import RecalledMeasurements
@@ -30,7 +31,7 @@ from localspec.errors import LocalspecError
 from localspec.events import Reporter
 from localspec.machine.machine import this_machine
 from localspec.models import registry
-from localspec.models.drafter_kinds import TABLE, WITH_PHRASES
+from localspec.models.drafter_kinds import TABLE, WITH_PHRASES, kind_of
 from localspec.models.model import model_of
 from localspec.policy.ranking import AUTO_NODES, Precision, run_plans
 from localspec.policy.selection import Choice, choose
@@ -63,12 +64,13 @@ def main() -> None:
     for model in asked.models:
         card = registry.resolve(model)
         for temperature in asked.temperatures:
-            place = asked.work / named(f"{card.name}-{temperature}")
+            place = asked.work / named(f"{Path(card.name).name}-{temperature}")
             place.mkdir(exist_ok=True)
             with ExitStack() as at_the_end:
                 run = kept(place / "run.json", partial(measured, card, temperature, asked, place, at_the_end))
             how = "greedy" if temperature == 0 else f"temperature {temperature}"
-            parts += [f"## `{card.name}`, {how}", section(run)]
+            size = f"{inspect(card.path).parameters / 1e9:.2g} B parameters"
+            parts += [f"## `{Path(card.name).name}`, {size}, {how}", section(run)]
             asked.out.write_text("\n\n".join(parts) + "\n", "utf-8")
 
 
@@ -145,6 +147,10 @@ def names() -> list[str]:
 
 def chosen(card: registry.TargetCard, settings: Settings, name: str) -> Choice | None:
     """How the model is run with this drafter; None where the model has none of that kind."""
+    if (
+        name != AUTO and kind_of(name).takes == "draft model" and (card.path / "draft").is_dir()
+    ):  # which has no name, as a widened demo's
+        name = f"{name.partition('+')[0]}:{card.path / 'draft'}{'+' * ('+' in name)}{name.partition('+')[2]}"
     try:
         return choose(card, replace(settings, drafter=name))
     except LocalspecError as error:
