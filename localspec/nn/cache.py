@@ -96,8 +96,8 @@ class KVCache:
 class TextPrefix:
     """Keys and values of texts side by side, in place of a cache: gradients flow through what is read.
 
-    They are those of the first forward, until `close` says that the texts were read; rows of later forwards follow them
-    and are not kept. Of layers that are not in `layers`, where those are given, nothing is kept.
+    They are those of the first forward, until `closed` gives the prefix of later forwards, whose rows follow them and
+    are not kept. Of layers that are not in `layers`, where those are given, nothing is kept.
     """
 
     def __init__(self, layers: Collection[int] | None = None) -> None:
@@ -105,10 +105,13 @@ class TextPrefix:
         self._layers = layers
         self._read: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # [batch, num_kv_heads, length, head_dim] each
 
-    def close(self) -> "TextPrefix":
-        """Ends the texts; returns itself."""
-        self.length = next((keys.shape[2] for keys, _ in self._read.values()), 0)
-        return self
+    def closed(self) -> "TextPrefix":
+        """Returns the texts as they were read. This one keeps nothing more, should a gradient read them again."""
+        read = TextPrefix(self._layers)
+        read._read, self._layers = self._read, ()
+        self._read = {}
+        read.length = next((keys.shape[2] for keys, _ in read._read.values()), 0)
+        return read
 
     def visible(self, rows: int) -> int:
         """Returns as many slots as there are tokens and new rows."""

@@ -15,7 +15,9 @@ from localspec.models.model_config import read_config
 from localspec.models.rope import Rope
 from localspec.models.stored_weights import stored_sizes
 from localspec.nn.cache import KVCache
+from localspec.nn.linear import Linear, PackedLinear
 from localspec.nn.logits import TorchLogits
+from localspec.nn.packing import linear_class, lm_head_class
 from localspec.nn.transformer import RotaryEmbedding, Transformer
 from localspec.nn.weights import Weights
 
@@ -104,7 +106,7 @@ class TorchRowModel:
     @property
     def nbytes(self) -> int:
         """Bytes of its weights."""
-        return sum(parameter.nbytes for parameter in self._transformer.parameters())
+        return self._transformer.nbytes
 
     @property
     def _device(self) -> torch.device:
@@ -199,12 +201,16 @@ class TorchCompute:
         return TorchRowModel(Transformer(sizes, rotary, tensors))
 
     def read_model(self, path: Path, context: int) -> TorchRowModel:
-        """Returns the small language model of a directory, in the precision that the target computes in."""
+        """Returns the small language model of a directory, in int8 beside a target in few bits, else as fine as it."""
         checkpoint = inspect(path)
         config = read_config(checkpoint)
         sizes = stored_sizes(checkpoint, config)
-        weights = Weights(checkpoint, sizes, self._transformer.computes_in, str(self._device))
-        return TorchRowModel(Transformer(sizes, RotaryEmbedding(Rope.of(config, context), self._device), weights))
+        device = str(self._device)
+        weights = Weights(checkpoint, sizes, self._transformer.computes_in, device)
+        packs = self._transformer.packed and self._transformer.linear_class is not PackedLinear
+        linear, head = (linear_class("int8", device), lm_head_class("int8", device)) if packs else (Linear, Linear)
+        rotary = RotaryEmbedding(Rope.of(config, context), self._device)
+        return TorchRowModel(Transformer(sizes, rotary, weights, linear, lm_head_class=head))
 
     def logits(self, rows: torch.Tensor) -> TorchLogits:
         """Returns what `rows` [rows, tokens] are as logits."""

@@ -24,7 +24,7 @@ from localspec.models.tokenizer import Tokenizer
 from localspec.nn.attention import LEAST_SLOTS, fastest, invariant, page_size
 from localspec.nn.cache import KVCache
 from localspec.nn.compute import TorchCompute
-from localspec.nn.linear import Adapter, Linear, QuantizedLinear
+from localspec.nn.linear import Adapter, Linear
 from localspec.nn.logits import TensorOutput, TorchHidden, TorchLogits
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class
 from localspec.nn.transformer import RotaryEmbedding, Transformer
@@ -180,8 +180,7 @@ class Target:
 
     @cached_property
     def nbytes(self) -> int:
-        packed = [layer.nbytes for layer in self.transformer.modules() if isinstance(layer, QuantizedLinear)]
-        return sum(packed) + sum(parameter.nbytes for parameter in self.transformer.parameters())
+        return self.transformer.nbytes
 
     @property
     def read_bytes(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from localspec.models.architecture import TransformerConfig
 from localspec.models.rope import Rope
@@ -162,7 +163,14 @@ class Transformer(nn.Module):
         self.lm_head = (lm_head_class or linear_class)(embed_tokens if config.tied else weights["lm_head.weight"])
         if config.tied and isinstance(self.lm_head, Linear):
             self.lm_head.weight = self.embed_tokens
+        self.recomputed = False  # a gradient's layers are computed a second time, and not held until it comes
         use_stored_names(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+        packed = [layer.nbytes for layer in self.modules() if isinstance(layer, QuantizedLinear)]
+        return sum(packed) + sum(parameter.nbytes for parameter in self.parameters())
 
     @property
     def packed(self) -> bool:
@@ -193,8 +201,10 @@ class Transformer(nn.Module):
         }
         position_embeddings = self.rotary.cos_sin(positions, x.dtype)
         for index in range(len(self.layers)) if layers is None else layers:
-            layer_mask = masks[self.config.sliding_windows[index]]
-            x = self.layers[index](x, position_embeddings, layer_mask, cache, adapters.get(index, _NONE))
+            layer_mask, layer = masks[self.config.sliding_windows[index]], self.layers[index]
+            brought = x, position_embeddings, layer_mask, cache, adapters.get(index, _NONE)
+            again = self.recomputed and torch.is_grad_enabled()
+            x = checkpoint(layer, *brought, use_reentrant=False) if again else layer(*brought)
         return _norm(x, self.norm, self.config.rms_norm_eps)
 
     def _additive_mask(

@@ -199,9 +199,10 @@ class Course:
         training = left if self.wishes.hours else min(left, self._passes * tokens * each)
         if self.request.steps is not None:
             training = min(training, self.request.steps * (self.wishes.batch or BATCHES[0]) * each)
+        fit = self._job.fitting()
         return Plan(
             len(self._past.own), len(self._questions), round(tokens), tokens / speed / 3600, training / 3600,
-            bench / 3600, self._total / 3600, self._job.needed.memory(self._job.fitting()),
+            bench / 3600, self._total / 3600, self._job.needed.memory(fit.at_once, fit.recomputed),
             self._job.needed.files + 8 * round(tokens),
         )  # fmt: skip
 

@@ -31,21 +31,34 @@ LOGITS = 6  # copies of a few rows' logits: the drafter's, the teacher's, their 
 BESIDE = 1.5  # times the matrices alone: losses, the optimiser, checkpoints
 PRODUCT_ROWS, WIDTH, MEASURED_SECONDS = 512, 2048, 0.5  # of a product that is timed
 LEAST_PRODUCTS = 3  # a program that was stopped meanwhile has used up its time with one
+COARSE = 16  # bytes of a number in bf16 while it takes its step in fp32, one tensor after the other
 PROGRAM = 300 * 2**20  # libraries and what else a process holds
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Estimated bytes: `fixed` whatever the size of a batch, `token` of each token of a forward, `files` on disk."""
+    """Estimated bytes: `fixed` whatever the size of a batch, `token` of each token of a forward, `files` on disk.
+
+    Of a token layers hold as much as `recomputed` says where a gradient's are computed a second time.
+    """
 
     fixed: int
     token: int
     files: int
     trainable: int  # parameters
+    recomputed: int
 
-    def memory(self, at_once: int) -> int:
+    def memory(self, at_once: int, recomputed: bool = False) -> int:
         """Returns the bytes of memory with so many tokens in a forward."""
-        return self.fixed + at_once * self.token
+        return self.fixed + at_once * (self.recomputed if recomputed else self.token)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a training fits in memory: tokens of a forward, and whether layers are computed twice to hold less."""
+
+    at_once: int
+    recomputed: bool = False
 
 
 def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choice) -> TrainableDrafter:
@@ -70,17 +83,17 @@ def product_seconds(device: str, dtype: torch.dtype) -> float:
     return best / (PRODUCT_ROWS * WIDTH * WIDTH)
 
 
-def hours(drafter: TrainableDrafter, seconds: float, tokens: int) -> float:
+def hours(drafter: TrainableDrafter, seconds: float, tokens: int, recomputed: bool = False) -> float:
     """Returns about how many hours it takes to train on so many tokens, by the `product_seconds` of the device.
 
-    The target reads each token once; what is trained computes three passes.
+    The target reads each token once; what is trained computes three passes, four where layers are computed twice.
     """
     target = drafter.target.transformer
     read = sum(parameter.numel() for parameter in target.parameters())
     trained = sum(parameter.numel() for parameters, _ in trainable_groups(drafter) for parameter in parameters)
     head = target.config.vocab_size * target.config.hidden_size
     drawn = read * drafter.gradient_share or trained + drafter.depth * head
-    return BESIDE * tokens * (read + 3 * drawn) * seconds / 3600
+    return BESIDE * tokens * (read + (4 if recomputed else 3) * drawn) * seconds / 3600
 
 
 def outlook(
@@ -100,50 +113,71 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
 
     Where the target is changed, it is `written` as so many bytes.
     """
-    shape, changes_target = drafter.target.transformer.config, drafter.changes_target
+    shape = drafter.target.transformer.config
     # On a CPU packed weights are computed with in fp32.
     item = 4 if choice.dtype == "fp32" or (choice.device == "cpu" and choice.quantize != "none") else 2
-    count = sum(parameter.numel() for parameters, _ in trainable_groups(drafter) for parameter in parameters)
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     read = item * (
         8 * shape.hidden_size + 3 * shape.intermediate_size + 2 * heads + shape.num_heads // shape.num_kv_heads * length
     )
-    learnt = STATES * shape.hidden_size * (shape.num_layers * item if changes_target else 0)
-    row = STATES * shape.hidden_size + 2 * shape.intermediate_size + shape.num_heads * length
-    prefix = 2 * shape.num_kv_heads * shape.head_dim * len(drafter.reads_layers)
-    drawn = round(4 * (drafter.rows_of_layers * row + prefix))
-    dense = unpacked(shape) if choice.device == "cpu" and choice.quantize != "none" else 0
-    trained = 10 if has_small_moments(choice.device) else 16  # bytes of a number: weight, gradient and two moments
+    held = STATES * shape.hidden_size  # numbers that a row leaves in a layer
+    row = held + 2 * shape.intermediate_size + shape.num_heads * length
+    drawn, prefix = drafter.drawn(length), 2 * shape.num_kv_heads * shape.head_dim * len(drafter.reads_layers)
+    layers = shape.num_layers if drafter.changes_target else 0
+    # Beside all that one layer holds, each layer holds what goes in.
+    learnt = item * layers * held, item * (layers * shape.hidden_size + min(layers, 1) * held)
+    rows = 4 * max(drawn.layers, 1) * row, 4 * (drawn.layers * shape.hidden_size + row)
+    token, recomputed = (
+        read + own + round(drawn.rows * through + 4 * prefix) for own, through in zip(learnt, rows, strict=True)
+    )
+    parameters = [parameter for some, _ in trainable_groups(drafter) for parameter in some]
+    loaded = {id(parameter) for parameter in drafter.target.transformer.parameters()}
+    small = has_small_moments(choice.device)
+    dense = unpacked(shape) if choice.device == "cpu" else item * 2 * shape.intermediate_size * shape.hidden_size
     return Needs(
         # beside the target, and a packed matrix that is made dense
         fixed=choice.loaded_bytes
-        + dense
-        + trained * count
+        + (dense if choice.quantize != "none" else 0)
+        + sum(_learning(parameter, id(parameter) in loaded, small) for parameter in parameters)
+        + max((COARSE * one.numel() for one in parameters if one.dtype == torch.bfloat16), default=0)
         + LOGITS * 4 * ROWS * shape.vocab_size
         + drafter.depth * HELD
         + PROGRAM,
-        token=read + learnt + drawn,
+        token=token,
         # two checkpoints, for the old one stays until the new one is whole; then the drafter, and perhaps a target
-        files=2 * 12 * count + 4 * count + written,
-        trainable=count,
+        files=sum(2 * _kept(one, small) + one.nbytes for one in parameters) + written,
+        trainable=sum(parameter.numel() for parameter in parameters),
+        recomputed=recomputed,
     )
 
 
-def fitting(needed: Needs, choice: Choice, at_once: int, least: int) -> int:
+def _learning(parameter: torch.nn.Parameter, loaded: bool, small: bool) -> int:
+    """Returns the bytes of a weight that learns: itself, if it is not the target's, its gradient and two moments."""
+    return (1 if loaded else 2) * parameter.nbytes + (2 if small else 8) * parameter.numel()
+
+
+def _kept(parameter: torch.nn.Parameter, small: bool) -> int:
+    """Returns its bytes in a checkpoint: itself, as a part of the drafter and as a parameter, and two moments."""
+    return 2 * parameter.nbytes + (2 if small else 8) * parameter.numel()
+
+
+def fitting(needed: Needs, choice: Choice, at_once: int, least: int) -> Fit:
     """Returns how many tokens of a forward fit: those asked for, else a half, a quarter, …, but `least` at least.
 
-    Raises DoesNotFit.
+    Where not even those fit, layers are computed twice. Raises DoesNotFit.
     """
     free = free_memory(choice.device)
-    while needed.memory(at_once) > free and at_once > least:
-        at_once = max(least, at_once // 2)
-    if needed.memory(at_once) > free:
-        raise DoesNotFit(
-            f"Training beside {choice.target.name} takes {needed.memory(at_once) / 2**30:.1f} GiB of memory with "
-            f"{at_once} tokens at once, and {free / 2**30:.1f} GiB are free; close other programs, give a smaller "
-            "--at-once or --length, or choose a smaller model."
-        )
-    return at_once
+    for recomputed in (False, True):
+        tokens = at_once
+        while needed.memory(tokens, recomputed) > free and tokens > least:
+            tokens = max(least, tokens // 2)
+        if needed.memory(tokens, recomputed) <= free:
+            return Fit(tokens, recomputed)
+    raise DoesNotFit(
+        f"Training beside {choice.target.name} takes {needed.memory(least, True) / 2**30:.1f} GiB of memory with "
+        f"{least} tokens at once, and {free / 2**30:.1f} GiB are free; close other programs, give a smaller "
+        "--at-once or --length, or choose a smaller model."
+    )
 
 
 def room(needed: Needs, directory: Path) -> None:

@@ -93,13 +93,16 @@ class Job:
         written = originals(request.card.path).bytes if self.changes_target else 0
         self.needed = estimate.needs(self.shadow, self.choice, self.length, written)
 
-    def fitting(self) -> int:
-        """Returns how many tokens of a forward fit in memory. Raises DoesNotFit, also where the disk is too small."""
+    def fitting(self, begun: int | None = None) -> estimate.Fit:
+        """Returns how it fits in memory, with so many tokens of a forward as it has begun with.
+
+        Raises DoesNotFit, also where the disk is too small.
+        """
         request = self.request
-        at_once = request.at_once or max(request.batch, self.length)
-        at_once = estimate.fitting(self.needed, self.choice, at_once, request.at_once or self.length)
+        at_once = begun or request.at_once or max(request.batch, self.length)
+        fit = estimate.fitting(self.needed, self.choice, at_once, begun or request.at_once or self.length)
         estimate.room(self.needed, request.directory)
-        return at_once
+        return fit
 
     def load(self, lock: Lock) -> None:
         """Makes it ready to run, or to go on; takes `lock`, that of its directory."""
@@ -111,13 +114,16 @@ class Job:
             lock.take()
         asked = request.identity(self.choice, self.own)
         resumed = _resumed(request, asked)
-        at_once = resumed.get("at_once") or self.fitting()
+        fit = self.fitting(resumed.get("at_once"))
+        at_once = fit.at_once
         if self.processes.num_processes > 1 and self.choice.device != "cpu":
             self.choice = replace(self.choice, device=str(self.processes.device))
+        memory = self.needed.memory(at_once, fit.recomputed)
         self._tell(
-            f"{request.kind} for {request.name}: about {self.needed.memory(at_once) / 2**30:.1f} GiB of memory with "
+            f"{request.kind} for {request.name}: about {memory / 2**30:.1f} GiB of memory with "
             f"{at_once} tokens at once, {self.needed.files / 2**20:.0f} MiB on disk, "
-            f"{self.needed.trainable / 1e6:.2f} M trainable parameters."
+            f"{self.needed.trainable / 1e6:.2f} M trainable parameters"
+            f"{'; layers are computed a second time, so that they fit' if fit.recomputed else ''}."
         )
         if self.changes_target and self.choice.quantize != "none":
             self._tell(
@@ -130,6 +136,8 @@ class Job:
         options = resumed.get("options") or self._options(target)
         torch.manual_seed(request.seed)
         self.drafter = make_drafter(request.kind, target, options).to(target.device)
+        for transformer in self.drafter.transformers:
+            transformer.recomputed = fit.recomputed
         progress("reading text")
         corpus = Corpus(target, request.examples, self.length, request.batch, request.seed)
         self.at_once = at_once
@@ -161,40 +169,49 @@ class Job:
         """Returns where and in which precision to train, and the drafter without weights, by which both are chosen.
 
         A form that changes the target trains weights in few bits by adapters, which become part of the target's own
-        weights; where those fit, `auto` takes them. What trains them directly needs fp32.
+        weights; what trains those directly needs fp32 or bf16.
         """
         request, plain = self.request, replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False)
         machine = this_machine().as_torch_has_it()
         choice = _densely(request.card, plain, machine)
         shadow = estimate.shadow(request.kind, request.card, request.options, choice)
-        if not shadow.changes_target:
-            return choice, shadow
-        if settings.quantize == "auto":
-            choice = self._largest(plain, machine)
-            shadow = estimate.shadow(request.kind, request.card, request.options, choice)
-        if shadow.adapters is None:
-            if settings.dtype not in ("auto", "fp32"):
-                raise UsageMistake(
-                    f"This form of {request.kind} trains the target's own weights, which {settings.dtype} is too "
-                    "coarse for; leave --dtype out, give --quantize int8 for adapters instead, or choose a form that "
-                    "leaves the target as it is."
-                )
-            choice = choose(request.card, replace(plain, quantize="none", dtype="fp32"), machine)
-            shadow = estimate.shadow(request.kind, request.card, request.options, choice)
-        return choice, shadow
+        return self._choose_to_change(choice, settings, plain, machine) if shadow.changes_target else (choice, shadow)
 
-    def _largest(self, plain: Settings, machine: Machine) -> Choice:
-        """Returns the most accurate weights beside which there is room to train a form that changes the target."""
-        request, found = self.request, []
-        for quantize in ("none", "int8", "nf4", "int4"):
-            with suppress(DoesNotFit, UsageMistake):
-                choice = choose(request.card, replace(plain, quantize=quantize), machine)
+    def _choose_to_change(
+        self, choice: Choice, settings: Settings, plain: Settings, machine: Machine
+    ) -> tuple[Choice, TrainableDrafter]:
+        """Returns the most accurate weights beside which there is room to train a form that changes the target.
+
+        One that was stopped goes on in those that it began with. Raises DoesNotFit, and what `choose` raises.
+        """
+        request, named = self.request, (settings.quantize, settings.dtype)
+        dense = estimate.shadow(request.kind, request.card, request.options, replace(choice, quantize="none"))
+        directly = dense.adapters is None
+        if directly and named in (("auto", "fp16"), ("none", "fp16")):
+            raise UsageMistake(
+                f"This form of {request.kind} trains the target's own weights, which fp16 is too coarse for; give "
+                "--dtype bf16 or fp32, --quantize int8 for adapters, or choose a form that leaves the target as it is."
+            )
+        ways: list[tuple[Any, Any]] = [
+            ("none", dtype) for dtype in (("fp32", "bf16") if directly else (settings.dtype,))
+        ]
+        ways += [(quantize, settings.dtype) for quantize in ("int8", "nf4", "int4")]
+        begun = None if request.force else checkpoint.state(request.directory / "checkpoint")
+        if begun is not None:
+            ways.insert(0, (begun["asked"]["asked"].get("quantize"), begun["asked"]["asked"].get("dtype")))
+        refused: LocalspecError | None = None
+        for way in (way for way in ways if all(one in ("auto", own) for one, own in zip(named, way, strict=True))):
+            try:
+                choice = choose(request.card, replace(plain, quantize=way[0], dtype=way[1]), machine)
                 shadow = estimate.shadow(request.kind, request.card, request.options, choice)
-                found.append(choice)
                 length = self._length(shadow.target)
-                estimate.fitting(estimate.needs(shadow, choice, length), choice, length, length)
-                return choice
-        return found[-1] if found else choose(request.card, plain, machine)
+                least = request.at_once or length
+                estimate.fitting(estimate.needs(shadow, choice, length), choice, least, least)
+                return choice, shadow
+            except (DoesNotFit, UsageMistake) as error:
+                refused = error if isinstance(error, DoesNotFit) else refused or error
+        assert refused is not None
+        raise refused
 
     def _length(self, target: Target) -> int:
         length = self.request.length or min(estimate.LENGTH, target.context)

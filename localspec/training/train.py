@@ -195,8 +195,30 @@ class Training:
                 "anew with --force and another --dtype."
             )
         self._processes.clip_grad_norm_(self._parameters, CLIP)
-        self._optimizer.step()
+        self._update()
         return mean
+
+    def _update(self) -> None:
+        """Lets the optimiser take its step; weights in bf16 one by one, in fp32, and rounded by chance.
+
+        The usual step of a weight is less than half of what tells two numbers of that format apart: rounded to the
+        nearest, it would always be lost; rounded by chance, it is right on average (Gupta et al. 2015).
+        """
+        coarse = [parameter for parameter in self._parameters if parameter.dtype == torch.bfloat16]
+        gradients = {parameter: parameter.grad for parameter in coarse}
+        for parameter in coarse:
+            parameter.grad = None
+        self._optimizer.step()
+        for parameter in self._parameters if coarse else ():
+            parameter.grad = None
+        for index, parameter in enumerate(coarse):
+            if (gradient := gradients.pop(parameter)) is None:
+                continue
+            parameter.data = parameter.data.float()
+            parameter.grad = gradient.float()
+            self._optimizer.step()
+            parameter.grad = None
+            parameter.data = rounded_by_chance(parameter.data, f"{self.plan.seed} {self.state.step} {index}")
 
     def _batch(self, rows: list[Row], seed: str) -> Batch:
         """Returns rows as the target reads them in use, once: in its precision, and without what is trained."""
@@ -210,7 +232,7 @@ class Training:
         torch.manual_seed(number)
         return Batch(
             padded.tokens, padded.loss_mask, hidden if states else hidden[..., :0], self.plan.distill,
-            torch.Generator().manual_seed(number), prefix.close() if prefix else None,
+            torch.Generator().manual_seed(number), prefix.closed() if prefix else None,
         )  # fmt: skip
 
     # -- held-out text ------------------------------------------------------------------------------------------------
@@ -288,6 +310,10 @@ class Training:
         saved = self._optimizer.state_dict()
         saved["state"] = {place: states[index] for place, index in enumerate(order) if states[index]}
         self._optimizer.load_state_dict(saved)
+        for index, parameter in enumerate(self._parameters):
+            if parameter.dtype == torch.bfloat16:  # to which torch has rounded moments that are finer
+                whole = {name: value.to(parameter.device) for name, value in states[index].items() if name != "step"}
+                self._optimizer.state.get(parameter, {}).update(whole)
         if (scaler := self._processes.scaler) is not None:
             scaler.load_state_dict(stored["scaler"])
         own = {name: stored[name] for name in asdict(self.state)}
@@ -318,6 +344,15 @@ class Training:
         together = torch.tensor([values], dtype=torch.float64, device=self._processes.device)
         maxima: list[float] = self._processes.gather(together).amax(0).tolist()
         return maxima
+
+
+def rounded_by_chance(x: torch.Tensor, seed: str) -> torch.Tensor:
+    """Returns fp32 numbers in bf16: each becomes one of its two neighbours, the nearer one the more often."""
+    number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
+    generator = torch.Generator(x.device).manual_seed(number)
+    chance = torch.randint(0, 2**16, x.shape, dtype=torch.int32, device=x.device, generator=generator)
+    bits = (x.view(torch.int32) + chance) & -(2**16)  # what bf16 has no room for
+    return bits.view(torch.float32).to(torch.bfloat16)
 
 
 def optimizer_class(device: str, resumed: Mapping[str, Any] | None = None) -> Callable[..., torch.optim.Optimizer]:

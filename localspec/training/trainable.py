@@ -22,6 +22,7 @@ from localspec.nn.adapters import Adapters
 from localspec.nn.cache import TextPrefix
 from localspec.nn.losses import DepthLoss
 from localspec.nn.target import Target
+from localspec.nn.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,14 @@ class LossOutput:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """Rows for each token of a text that are computed with a gradient, and through how many layers; 0: heads alone."""
+
+    rows: float
+    layers: int = 0
+
+
+@dataclass(frozen=True)
 class PreviousRun:
     """A drafter that was trained before: its options, and its accuracies [depth][rank] on held-out text."""
 
@@ -62,12 +71,11 @@ class TrainableDrafter(nn.Module):
     """The weights of a drafter as they are trained for one target, in fp32; `Drafter` is what drafts with them.
 
     A new one is untrained, and drafts as losslessly as any other. `progress` is how much of a training is over, from 0
-    to 1. `gradient_share` is the share of the target's weights that gradients pass while it is trained.
+    to 1.
     """
 
     Drafter: ClassVar[type[TrainedDrafter]]
     JOINT: ClassVar[Sequence[str]] = ()  # options that make a form which changes the target, or that only it has
-    gradient_share: ClassVar[float] = 0.0
 
     def __init__(self, target: Target, options: Any) -> None:
         """Raises UsageMistake for options that do not fit the target."""
@@ -103,9 +111,18 @@ class TrainableDrafter(nn.Module):
         return True
 
     @property
-    def rows_of_layers(self) -> float:
-        """How many rows go through a layer with a gradient for each token of text, counted once a layer."""
-        return float(self.depth)
+    def gradient_share(self) -> float:
+        """The share of the target's weights that gradients pass while it is trained."""
+        return float(self.changes_target)
+
+    def drawn(self, length: int) -> Drawn:
+        """Returns what is computed with a gradient for each token of texts of this length, beside the target's text."""
+        return Drawn(float(self.depth))
+
+    @property
+    def transformers(self) -> Sequence[Transformer]:
+        """Those that gradients pass, whose layers may be computed a second time in place of being held."""
+        return [self.target.transformer]
 
     @property
     def reads_layers(self) -> Sequence[int]:

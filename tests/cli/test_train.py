@@ -21,6 +21,7 @@ from localspec.cli.main import main
 from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.registry import resolve
+from localspec.training import estimate
 from localspec.training.directory import Lock
 
 MODEL = "phi3-grouped-window-partial-rotary"
@@ -232,7 +233,7 @@ def test_several_files_may_follow_data(train, tmp_path, data):
         ("medusa", ["--batch", "1" + 400 * "0"], ["--batch"]),
         ("medusa", ["--hours", "1e308"], ["--hours 1e+308"]),
         ("medusa", ["--epochs", "1e308"], ["--epochs 1e+308"]),
-        ("s3d", ["-O", "full=true", "--dtype", "bf16"], ["bf16", "s3d", "--dtype"]),
+        ("s3d", ["-O", "full=true", "--dtype", "fp16", "--quantize", "none"], ["fp16", "bf16", "fp32"]),
     ],
 )
 def test_mistakes_are_one_sentence_and_leave_nothing(train, tmp_path, monkeypatch, kind, arguments, said):
@@ -276,6 +277,42 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(train, tmp_path,
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     code, text, errors = train("medusa", "-o", tmp_path / "out")
     assert (code, text) == (4, "") and "on that disk" in errors and not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_layers_are_computed_twice_where_not_even_a_row_fits_and_the_losses_are_the_same(train, tmp_path, monkeypatch):
+    found = {}
+    words = ["--steps", 3, "-O", "kept=0,2", "--dtype", "fp32", "--quantize", "none", "--at-once", 128]
+    for name in ("plain", "twice"):
+        code, _, errors = train("s3d", "-o", tmp_path / name, *words)
+        assert code == 0, errors
+        assert ("computed a second time" in errors) == (name == "twice")
+        found[name] = losses(tmp_path / name)
+        needs = estimate.needs
+
+        def just(*given, needs=needs, **more):
+            needed = needs(*given, **more)
+            monkeypatch.setattr(estimate, "free_memory", lambda _: needed.memory(128, recomputed=True))
+            return needed
+
+        monkeypatch.setattr(estimate, "needs", just)
+    assert found["plain"] == found["twice"]
+
+
+@pytest.mark.slow
+def test_own_layers_learn_in_bf16(train, model, tmp_path, capfd):
+    """Where fp32 does not fit, or was not asked for; and the drafter is lossless for what they became."""
+    code, _, errors = train("s3d", "--steps", 12, "--dtype", "bf16", "-O", "full=true", "-o", tmp_path / "out")
+    assert code == 0, errors
+    card = json.loads((tmp_path / "out" / "drafter" / "drafter.json").read_text())
+    assert card["features"] == {"dtype": "bf16", "quantize": "none"}
+    assert card["target"]["revision"] == revision(tmp_path / "out" / "target") != revision(model)
+    replies = []
+    for drafter in ("none", str(tmp_path / "out")):
+        words = ["run", "-m", str(tmp_path / "out"), "--drafter", drafter, "-n", "24", "--temp", "0", "--no-log"]
+        assert main([*words, "--quantize", "none", "--dtype", "fp32", "the cat"]) == 0
+        replies.append(capfd.readouterr().out)
+    assert replies[0] == replies[1]
 
 
 def test_the_last_values_that_are_taken(train, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,9 @@ from localspec.drafters.saved import load_drafter
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Text
 from localspec.models.drafter_cards import DrafterCard, read_drafter
+from localspec.nn import packing as packings
+from localspec.nn.linear import Linear
+from localspec.nn.linear_bitsandbytes import LLMInt8Linear, NF4Linear
 from localspec.nn.target import Target
 from localspec.training.drafters.parallelspec import Group, Trainable
 from localspec.training.trainable import Batch, make_drafter, save_drafter
@@ -706,6 +710,25 @@ def test_copies_share_nothing_that_is_drafted(tiny: Make, build: Build) -> None:
         learn(build(target, form), [prompt_ids(12)], steps=2, rate=1e-2)
     for name, tensor in target.transformer.state_dict().items():
         assert torch.equal(tensor, before[name]), name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("bitsandbytes"), reason="no bitsandbytes")
+@pytest.mark.parametrize("packing", ["int8", "nf4", "none"])
+def test_a_published_small_model_is_in_int8_beside_a_target_in_few_bits(
+    tiny: Make, small: Path, monkeypatch: pytest.MonkeyPatch, packing: str
+) -> None:
+    """As on an NVIDIA card, in the reference kernels for CPUs; the text stays the target's."""
+    monkeypatch.setattr(packings, "_CLASSES", {("int8", "cpu"): LLMInt8Linear, ("nf4", "cpu"): NF4Linear})
+    target, prompt = Target.load(tiny(LLAMA).path, quantize=packing), prompt_ids(12, seed=4)
+    drafter = Drafter.from_model(small, target)
+    dense = Drafter.from_model(small, Target.load(tiny(LLAMA).path))
+    layers = drafter._model._transformer.layers
+    assert type(layers[0].qkv_proj) is (Linear if packing == "none" else LLMInt8Linear)
+    assert (drafter.nbytes == dense.nbytes) == (packing == "none") and drafter.nbytes <= dense.nbytes
+    plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, GREEDY, 16)
+    ids, statistics = reply(Session(target, drafter, Budget(6)), prompt, GREEDY, 16)
+    assert ids == plain and statistics.drafted > 0
 
 
 def test_the_cache_is_trimmed_to_what_a_qwen_small_model_needs(tiny: Make, tmp_path: Path) -> None:

@@ -649,8 +649,8 @@ def test_gradients_of_the_full_form_reach_the_kept_layers_by_all_ways(tiny: Make
 
 
 def test_the_full_form_needs_weights_that_can_be_trained(tiny: Make) -> None:
-    drafter = made(own(tiny(LLAMA), dtype=torch.bfloat16), full=True)  # it can draft
-    with pytest.raises(UsageMistake, match="fp32"):
+    drafter = made(own(tiny(LLAMA), dtype=torch.float16), full=True)  # it can draft
+    with pytest.raises(UsageMistake, match="fp16"):
         drafter.loss(batch(drafter.target, [prompt_ids(9)]))
 
 

@@ -34,7 +34,7 @@ def states(target: Target, adapters: Adapters | None = None, tokens: list[int] |
 def read_before(target: Target, tokens: list[int]) -> TextPrefix:
     prefix, causal = TextPrefix(), torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril_()
     target.transformer(torch.tensor([tokens]), torch.arange(len(tokens)), causal, prefix)
-    return prefix.close()
+    return prefix.closed()
 
 
 @pytest.mark.parametrize("which", ["all", "vko"])

@@ -1,16 +1,32 @@
 import subprocess
 import sys
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from command import environment
 from training.minimal_drafter import Linears
+from transformers import LlamaConfig, Phi3Config, Qwen2Config
 
+import localspec
 from localspec.errors import DoesNotFit
+from localspec.models.architecture import TransformerConfig
+from localspec.models.model_config import ModelConfig
 from localspec.models.registry import NOWHERE, TargetCard
+from localspec.models.rope import Rope
+from localspec.models.shape import Shape
+from localspec.models.tokenizer import Tokenizer
+from localspec.nn.linear import QuantizedLinear
+from localspec.nn.small_model import fresh_weights
+from localspec.nn.target import Target
+from localspec.nn.transformer import RotaryEmbedding, Transformer
+from localspec.policy import prediction
 from localspec.policy.selection import Choice
-from localspec.training.estimate import BESIDE, PRODUCT_ROWS, WIDTH, Needs, fitting, hours, needs, product_seconds
+from localspec.training.estimate import BESIDE, PRODUCT_ROWS, WIDTH, Fit, Needs, fitting, hours, needs, product_seconds
+from localspec.training.job import parse_options
 from localspec.training.trainable import make_drafter
 
 CHOICE = Choice(
@@ -25,11 +41,15 @@ PEAK = (
 
 def test_a_forward_is_halved_until_it_fits_and_a_row_is_the_least(monkeypatch):
     monkeypatch.setattr("localspec.training.estimate.free_memory", lambda _: 1000)
-    needed = Needs(fixed=400, token=1, files=0, trainable=0)
-    assert [fitting(needed, CHOICE, at_once, 100) for at_once in (600, 601, 2000, 100)] == [600, 300, 500, 100]
-    assert fitting(Needs(880, 1, 0, 0), CHOICE, 4096, 100) == 100
+    needed = Needs(fixed=400, token=2, files=0, trainable=0, recomputed=1)
+    found = [fitting(needed, CHOICE, at_once, 100) for at_once in (300, 301, 1000, 100)]
+    assert found == [Fit(300), Fit(150), Fit(250), Fit(100)]
+    assert fitting(Needs(799, 2, 0, 0, 1), CHOICE, 4096, 100) == Fit(100)
+    # Layers are computed twice where not even a row fits otherwise; then as many rows as fit.
+    assert fitting(Needs(801, 2, 0, 0, 1), CHOICE, 4096, 100) == Fit(128, recomputed=True)
+    assert fitting(Needs(899, 2, 0, 0, 1), CHOICE, 4096, 100) == Fit(100, recomputed=True)
     with pytest.raises(DoesNotFit, match="100 tokens at once"):
-        fitting(Needs(901, 1, 0, 0), CHOICE, 4096, 100)
+        fitting(Needs(901, 2, 0, 0, 1), CHOICE, 4096, 100)
 
 
 def test_hours_are_those_of_one_pass_of_the_target_and_three_of_what_is_trained(tiny):
@@ -38,6 +58,7 @@ def test_hours_are_those_of_one_pass_of_the_target_and_three_of_what_is_trained(
     read = sum(parameter.numel() for parameter in target.parameters())
     drawn = 2 * 48 * 48 + 48 + drafter.depth * target.config.vocab_size * target.config.hidden_size
     assert hours(drafter, 1e-9, 1000) == pytest.approx(BESIDE * 1e-6 * (read + 3 * drawn) / 3600)
+    assert hours(drafter, 1e-9, 1000, recomputed=True) == pytest.approx(BESIDE * 1e-6 * (read + 4 * drawn) / 3600)
     assert hours(drafter, 2e-9, 3000) == pytest.approx(6 * hours(drafter, 1e-9, 1000))
 
 
@@ -109,3 +130,66 @@ def test_the_estimate_is_about_what_a_training_takes(tmp_path, options):
     said, peak = float(result.stderr.split(" GiB")[0].split()[-1]), float(result.stderr.split()[-1])
     assert 0.8 * peak < said < 2.5 * peak, (said, peak)
     assert Path(tmp_path / "a" / "drafter").is_dir()
+
+
+# -- what docs/train.md says of large models ---------------------------------------------------------------------------
+
+LARGE = {
+    "Llama 2 7B": (LlamaConfig(architectures=["LlamaForCausalLM"]), "llama"),
+    "Qwen2.5 7B": (
+        Qwen2Config(
+            vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
+            num_key_value_heads=4, architectures=["Qwen2ForCausalLM"],
+        ), "qwen2",
+    ),
+    "Phi-3 mini": (Phi3Config(architectures=["Phi3ForCausalLM"]), "phi3"),
+}  # fmt: skip
+
+
+@cache
+def without_weights(name: str, packed: bool) -> Target:
+    """A large model on torch's meta device."""
+    config = ModelConfig.of(LARGE[name][0].to_dict())
+    sizes = TransformerConfig.of(config)
+    assert sizes.num_layers >= 28
+    weights = {part: weight.bfloat16() for part, weight in fresh_weights(sizes, "meta").items()}
+    transformer = Transformer(sizes, RotaryEmbedding(Rope.of(config, 4096), "meta"), weights)
+    if packed:
+        transformer.linear_class = QuantizedLinear
+    tokenizer = Tokenizer({"tokenizer.json": tokenizers.Tokenizer(tokenizers.models.BPE()).to_str()}, Path())
+    return Target(transformer, config, tokenizer, 4096, {})
+
+
+def documented() -> list[tuple[str, list[str], str, float]]:
+    lines = (Path(localspec.__file__).parents[1] / "docs" / "train.md").read_text().splitlines()
+    begin = next(place for place, line in enumerate(lines) if line.startswith("| training |"))
+    names = [cell.strip() for cell in lines[begin].strip("|").split("|")][1:]
+    found = []
+    for line in lines[begin + 2 :]:
+        if not line.startswith("|"):
+            break
+        command, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        for name, cell in zip(names, cells, strict=True):
+            packing, card = cell.split(", ")
+            found.append((name, command.strip("`").split(), packing, float(card.removesuffix(" GB"))))
+    return found
+
+
+def test_each_documented_training_fits_the_card_that_is_named(monkeypatch):
+    """And would not fit half of it: the card is not named larger than needed."""
+    monkeypatch.setattr("localspec.training.estimate.has_small_moments", lambda _: True)
+    rows = documented()
+    assert len(rows) == 27
+    for name, (kind, *words), packing, card in rows:
+        options = parse_options(kind, [word for word in words if "=" in word])
+        quantize = "none" if packing == "bf16" else packing
+        target = without_weights(name, quantize != "none")
+        sizes = target.transformer.config
+        shape = Shape(
+            sizes.num_layers, sizes.hidden_size, sizes.intermediate_size, sizes.num_heads, sizes.num_kv_heads,
+            sizes.head_dim, sizes.vocab_size, 4096,
+        )  # fmt: skip
+        loaded = prediction.weights(shape, "bf16", quantize, "cuda")
+        choice = replace(CHOICE, device="cuda", dtype="bf16", quantize=quantize, loaded_bytes=loaded)
+        gib = needs(make_drafter(kind, target, options), choice, 1024).memory(1024, recomputed=True) / 2**30
+        assert card / 2 < gib < 0.95 * card, (name, kind, words, packing, gib)

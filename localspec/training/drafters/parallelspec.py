@@ -16,7 +16,7 @@ from localspec.nn.losses import DepthLoss, Guess, cross_entropies
 from localspec.nn.small_model import copied_layers, fresh_weights, from_config, read_masked, rotary_embedding
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
-from localspec.training.trainable import Batch, LossOutput, TrainableDrafter
+from localspec.training.trainable import Batch, Drawn, LossOutput, TrainableDrafter
 
 ROWS = 2048  # of one text in training, masks included; or twice the text's
 MIN_GROUP_SHARE = 0.2  # of the groups that have a mask, however deep it is (PARD)
@@ -107,6 +107,15 @@ class Trainable(TrainableDrafter):
     def depth(self) -> int:
         """The number of tokens of a draft."""
         return self.options.masks + 1
+
+    def drawn(self, length: int) -> Drawn:
+        """All rows of a text go through the drafter's own layers: its tokens, and masks as far as there is room."""
+        return Drawn(min(self.depth, max(ROWS / length, 2)), len(self.model.layers))
+
+    @property
+    def transformers(self) -> Sequence[Transformer]:
+        """Gradients pass its own layers and none of the target's."""
+        return [self.model]
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns what is saved: the drafter's own tensors, each once."""

@@ -19,7 +19,7 @@ from localspec.nn.losses import cross_entropy
 from localspec.nn.target import Target
 from localspec.policy import prediction
 from localspec.training.s3d_timing import head_weight, timings
-from localspec.training.trainable import Batch, LossOutput, PreviousRun, TrainableDrafter
+from localspec.training.trainable import Batch, Drawn, LossOutput, PreviousRun, TrainableDrafter
 
 LAYERS_LR_SCALE = 0.03  # of the usual 1e-3, the learning rate of the target's own layers: the paper's 3e-5
 SHARE = 0.15  # of a text: the positions that are anchors (appendix A masks so many tokens)
@@ -48,7 +48,7 @@ class Trainable(TrainableDrafter):
     end.
     """
 
-    Drafter, gradient_share = Drafter, 0.5
+    Drafter = Drafter
     options: S3DOptions
 
     def __init__(self, target: Target, options: S3DOptions) -> None:
@@ -95,9 +95,13 @@ class Trainable(TrainableDrafter):
         return distill
 
     @property
-    def rows_of_layers(self) -> float:
-        """The rows of a token: groups begin at some of the positions alone, and go through every kept layer."""
-        return SHARE * self.depth * len(self.kept)
+    def gradient_share(self) -> float:
+        """Gradients pass the kept layers; in the full form the text's, too."""
+        return 1.0 if self.changes_target else 0.5
+
+    def drawn(self, length: int) -> Drawn:
+        """Groups begin at some of the positions alone, and go through every kept layer."""
+        return Drawn(SHARE * self.depth, len(self.kept))
 
     @property
     def reads_layers(self) -> Sequence[int]:
@@ -109,17 +113,16 @@ class Trainable(TrainableDrafter):
 
         In the full form gradients reach the kept layers through the text's keys and values too, and what the target
         itself says of the text is in the loss, so that it stays as good a model. Raises UsageMistake for the full form
-        of a target that is not in fp32.
+        of a target in fp16, whose steps are too coarse.
         """
         if len(self.layers) and not self._trainable:
             raise UsageMistake(
-                "The full form of s3d trains the target's own weights, and they are not in fp32; "
-                "use --dtype fp32 --quantize none, or leave full out."
+                "The full form of s3d trains the target's own weights, and those in fp16 cannot learn; use --dtype "
+                "bf16 or fp32, or leave full out."
             )
         own, prefix = None, batch.prefix
         if self.changes_target:
-            prefix = TextPrefix(self.kept)
-            own = self._own_loss(batch, prefix)
+            own, prefix = self._own_loss(batch)
         anchors, there = self._anchors(batch.loss_mask, batch.generator)
         states = self._groups(batch.tokens, anchors, prefix)
         head, depth_losses = self.target.head, []
@@ -142,20 +145,19 @@ class Trainable(TrainableDrafter):
             loss = loss + OWN * own
         return LossOutput(loss, depth_losses)
 
-    def _own_loss(self, batch: Batch, prefix: TextPrefix) -> torch.Tensor:
-        """Reads the texts with a gradient, into `prefix`; returns the target's own mean loss on their labels.
+    def _own_loss(self, batch: Batch) -> tuple[torch.Tensor, TextPrefix]:
+        """Reads the texts with a gradient; returns the target's own mean loss on their labels, and what was read.
 
         Where adapters learn, the target without them is still there, and its distribution may be the label.
         """
         positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-        causal = positions[:, None] >= positions
+        causal, prefix = positions[:, None] >= positions, TextPrefix(self.kept)
         states = self.target.transformer(batch.tokens, positions, causal, prefix, adapters=self.adapters or {})
-        prefix.close()
         told = batch.loss_mask[:, 1:]
         soft = batch.distill and self.adapters is not None
         label, teacher = (batch.hidden[:, :-1], self.target.head) if soft else (batch.tokens[:, 1:], None)
         found = cross_entropy(states[:, :-1][told], self.target.head, label[told], teacher)
-        return found.loss / max(found.count, 1)
+        return found.loss / max(found.count, 1), prefix.closed()
 
     def _anchors(self, loss_mask: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns where groups begin in texts [texts, n], [texts, anchors], and which of those are no padding, bool.
@@ -202,11 +204,11 @@ class Trainable(TrainableDrafter):
         positions, prefix = torch.arange(tokens.shape[1], device=tokens.device), TextPrefix(self.kept)
         layers = range(max(self.kept) + 1)
         self.target.transformer(tokens, positions, positions[:, None] >= positions, prefix, layers)
-        return prefix.close()
+        return prefix.closed()
 
     @property
     def _trainable(self) -> bool:
-        return self.target.dtype == torch.float32
+        return self.target.dtype in (torch.float32, torch.bfloat16)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns the adapters under peft's names, and the mask token; the full form's layers are in its target."""
