@@ -149,7 +149,8 @@ class Course:
         """Returns a new course. Raises UsageMistake where the directory holds something else."""
         if not self.request.force:
             _refuse_foreign(self.directory)
-        seconds = estimate.hours(self._job.shadow, self._product_seconds(), 1) * 3600
+        recomputed = self._job.fitting().recomputed
+        seconds = estimate.hours(self._job.shadow, self._product_seconds(), 1, recomputed) * 3600
         self._state = _State(secrets.token_hex(8), self._identity(), seconds)
         self._state.plan = asdict(self._planned())
         return self._state
