@@ -74,6 +74,15 @@ class Settings:
     origins: Mapping[str, str] = field(default_factory=dict)
     """Where each value came from: default, the path of config.toml, the name of a variable, or a flag."""
 
+    def shown(self, name: str) -> str:
+        """A setting as it was written, where it was written; as a flag where that is not known."""
+        value, origin = getattr(self, name), self.origins.get(name, "default")
+        if origin.startswith(PREFIX):
+            return f"{origin}={_shown(value)}"
+        if origin == "default" or origin.startswith("--"):
+            return f"--{name.replace('_', '-')} {_shown(value)}"
+        return f"{name} = {_shown(value)} in {origin}"
+
 
 NAMES = tuple(f.name for f in fields(Settings) if f.name != "origins")
 

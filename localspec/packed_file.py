@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -28,6 +29,7 @@ _HEADER_LIMIT, _LARGEST = 2**26, 2**26  # bytes of a header; channels of a tenso
 _MOST_PIECES = 2**20  # of a section
 _ITEM_BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_REVISION = re.compile(r"[0-9a-f]{40}")
 Progress = Callable[[int, int], None]  # bytes that are done, and bytes in all
 
 
@@ -213,6 +215,8 @@ def read(file: Path) -> PackedFile:
     Raises DamagedFile, UnreadableFormat, and LocalspecError where it cannot be read at all.
     """
     try:
+        if not stat.S_ISREG(file.stat().st_mode):  # to open a pipe is to wait for a writer
+            raise LocalspecError(f"{file} cannot be read, for it is not a file.")
         with file.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             begin = stream.read(48)
@@ -248,10 +252,12 @@ def _header(said: Any) -> Header:
         if _count(said[name]) not in known:
             raise UnreadableFormat(f"of {name} {said[name]}, which this version of localspec cannot read")
     origin = dict(said["origin"])
-    origin["files"] = {str(file): (_count(size), _text(digest)) for file, (size, digest) in origin["files"].items()}
+    origin["files"] = {_text(file): (_count(size), _text(digest)) for file, (size, digest) in origin["files"].items()}
     texts = [_text(origin[name]) for name in ("name", "revision", "repo", "commit")]
-    if not texts[0] or not (origin["license"] is None or isinstance(origin["license"], str)):
+    if not texts[0] or not _REVISION.fullmatch(texts[1]):
         raise ValueError
+    if origin["license"] is not None:
+        _text(origin["license"])
     tensors, others = (
         {_text(name): _section(entry) for name, entry in said[kind].items()} for kind in ("tensors", "texts")
     )
@@ -307,4 +313,5 @@ def _count(value: object) -> int:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError
+    value.encode()  # ValueError for what is no text
     return value

@@ -17,8 +17,7 @@ class LiveStats:
     def __init__(self, engine: "Engine", rule: Rule = "exact") -> None:
         choice = engine.choice
         precision = choice.dtype if choice.quantize == "none" else choice.quantize
-        exactness = "bitwise" if engine.exactness.bitwise else "numerical"
-        self._exactness = f"{precision}, {'not lossless' if rule == 'typical' else exactness}"
+        self._exactness = f"{precision}, {engine.exactness.label(rule)}"
         self._context = engine.context
         self._peak: Callable[[], int] = engine.peak_bytes
         self._begin()

@@ -67,7 +67,7 @@ def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool) -
             values = report.of(output.reply, reason, statistics)
             output.end(values)
             if stats:
-                tell(_figures(values))
+                tell(_figures(values, report.exactness))
 
         started = False
         try:
@@ -117,7 +117,7 @@ class _Report:
 
     def __init__(self, engine: "Engine", sampling: "Sampling", load_seconds: float) -> None:
         choice = engine.choice
-        self._load_seconds = load_seconds
+        self._load_seconds, self.exactness = load_seconds, engine.exactness.label(sampling.rule)
         self.start: dict[str, Any] = {
             "model": choice.target.name,
             "revision": engine.revision,
@@ -126,7 +126,7 @@ class _Report:
             "engine": choice.engine,
             "dtype": choice.dtype,
             "quantize": choice.quantize,
-            "exactness": "bitwise" if engine.exactness.bitwise else "numerical",
+            "exactness": engine.exactness.word(sampling.rule),
             "accept": sampling.rule,
             "lossless": sampling.rule != "typical",
             "seed": sampling.seed,
@@ -168,12 +168,11 @@ class _Report:
         }
 
 
-def _figures(report: dict[str, Any]) -> str:
+def _figures(report: dict[str, Any], exactness: str) -> str:
     """The line of --stats."""
     timings, speculation = report["timings"], report["speculation"]
     precision = report["dtype"] if report["quantize"] == "none" else report["quantize"]
     sources = ", ".join(f"{name} {count}" for name, count in speculation["sources"].items())
-    exactness = report["exactness"] if report["lossless"] else "not lossless"
     return (
         f"{timings['tokens_per_second']:.1f} tokens/s · {speculation['acceptance_length']:.2f} tokens/step ({sources})"
         f" · {report['completion_tokens']} tokens · first after {timings['first_token_s']:.2f} s"

@@ -4,6 +4,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from localspec.config import Rule
+
 MULTIPLES = (1, 4, 8, 16)  # what rows may be filled up to a multiple of, the cheapest first
 
 
@@ -32,3 +34,11 @@ class Exactness:
             return None
         found = cls(**value)
         return found if found.widest > 1 and found.multiple in MULTIPLES and 0 <= found.largest < math.inf else None
+
+    def word(self, rule: Rule) -> str:
+        """What a reply by this rule has of the text of plain decoding, as JSON says it: `bitwise` or `numerical`."""
+        return "bitwise" if self.bitwise and rule == "exact" else "numerical"
+
+    def label(self, rule: Rule) -> str:
+        """The same for a person."""
+        return {"rejection": "same distribution", "typical": "not lossless"}.get(rule) or self.word(rule)

@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from localspec.checkpoint import revision
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.hub.sources import Source
 from localspec.packed_file import FORMAT, SUFFIX, Origin, PackedFile, read
 from localspec.paths import Paths
 
@@ -43,8 +44,15 @@ def forms(file: Path) -> dict[str, Path]:
 
 def packed_sources(paths: Paths) -> dict[str, PackedFile]:
     """The packed models that were pulled, by org/repo[@revision]; of several the one that was made last."""
-    pulled = [one for one in packed_files(paths) if one.header.origin.repo]
+    pulled = [one for one in packed_files(paths) if _is_source(one.header.origin.repo)]
     return {one.header.origin.repo: one for one in sorted(pulled, key=lambda one: one.path.stat().st_mtime)}
+
+
+def _is_source(repo: str) -> bool:
+    try:
+        return str(Source.parse(repo)) == repo
+    except UsageMistake:
+        return False
 
 
 def packed_files(paths: Paths) -> list[PackedFile]:

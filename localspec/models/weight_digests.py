@@ -118,7 +118,7 @@ def _file(paths: Paths) -> Path:
 def _remembered(paths: Paths) -> dict[str, tuple[Stamp, str]]:
     """What was known of files, by where they are. What cannot be read is nothing."""
     try:
-        content = json.loads(_file(paths).read_bytes())
+        content = json.loads(_file(paths).read_bytes()) if _file(paths).is_file() else {}
         return {str(place): (list(stamp), str(digest)) for place, (stamp, digest) in content.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}

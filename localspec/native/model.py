@@ -33,6 +33,7 @@ from localspec.native.threads import Threads
 Floats = npt.NDArray[np.float32]
 Weights = Mapping[str, Any]  # a PackedMatrix for each linear layer; arrays for norms, biases and the embedding
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+_NO_WINDOW, _MOST_POSITIONS = 0, 2**31  # a window that no text reaches the end of is none
 
 
 class NativeAdapters:
@@ -94,7 +95,8 @@ class NativeModel:
         norms = {"input_layernorm": sizes.hidden_size, "post_attention_layernorm": sizes.hidden_size}
         norms |= {"q_norm": sizes.head_dim, "k_norm": sizes.head_dim}
         vectors = [address(self._vector(prefix + name, size)) for name, size in norms.items()]
-        return Layer(*linears, *vectors, sizes.sliding_windows[index] or 0)
+        window = sizes.sliding_windows[index] or _NO_WINDOW
+        return Layer(*linears, *vectors, window if window < _MOST_POSITIONS else _NO_WINDOW)
 
     def _vector(self, name: str, size: int) -> Floats | None:
         """A vector, or None where there is none. Raises LocalspecError for one that the library would read past."""

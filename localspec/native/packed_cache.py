@@ -18,12 +18,12 @@ from localspec.models.registry import license_of
 from localspec.models.weight_digests import stamps, weight_digests
 from localspec.native.pack import Recipe, Source
 from localspec.native.packed_model import Fill, PackedModel, partial_of, write
-from localspec.packed_file import DamagedFile, Header, Origin, Progress, UnreadableFormat, read
+from localspec.packed_file import DamagedFile, Header, Origin, Progress, read
 from localspec.paths import Paths, private_directory
 
 PAUSE = 1.0  # seconds between two reports of how far packing is
 _SILENT = Reporter()
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def load(
@@ -141,6 +141,11 @@ def once(
             raise DoesNotFit(
                 f"The disk of {file.parent} is full; make room, or set LOCALSPEC_HOME to another disk."
             ) from None
+        if error.errno == errno.EFBIG:
+            raise DoesNotFit(
+                f"A file as large as {file} may not be written; raise the limit of this shell (`ulimit -f unlimited`), "
+                "or set LOCALSPEC_HOME to another disk."
+            ) from None
         raise CannotWrite(
             f"{file.parent}, where packed models are kept, cannot be written ({error.strerror}); correct that."
         ) from None
@@ -153,7 +158,7 @@ def _sound(known: Sequence[Path], reporter: Reporter, serves: Callable[[Header],
         try:
             if file.exists() and serves((found := read(file)).header):
                 return found.path
-        except (DamagedFile, UnreadableFormat) as error:
+        except LocalspecError as error:
             reporter.notice(str(error))
     return None
 

@@ -1,13 +1,13 @@
 """What `pull` fetches for a name: the model, and the drafter that would be chosen for it on this machine."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from localspec.config import nearest
+from localspec.config import Settings, nearest
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.sources import Source
-from localspec.machine.machine import Machine
+from localspec.machine.machine import Device, Machine
 from localspec.models.drafter_cards import trained_drafters
 from localspec.models.drafter_kinds import kinds
 from localspec.models.entries import Entry
@@ -15,8 +15,11 @@ from localspec.models.model import Model, model_of
 from localspec.models.registry import NOWHERE, TargetCard, named_card
 from localspec.models.shape import Shape
 from localspec.policy.measurements import MeasurementSource
+from localspec.policy.ranking import Precision, natural_precisions
+from localspec.policy.selection import precisions_of
 from localspec.policy.survey import Recommendation, recommend
 
+_ANY = Settings()  # nothing is asked for
 WIDEST, SLACK = 4.5, 64 * 2**20  # bytes of a published weight at most, and of what else a file may hold
 
 
@@ -96,11 +99,13 @@ def fit(
     machine: Machine,
     measurements: MeasurementSource,
     beside: int = 0,
+    settings: Settings = _ANY,
 ) -> tuple[bool | None, str]:
     """Returns whether a model with this config.json and so many bytes of weights fits here, and a clause about it.
 
-    `beside` are the bytes of a drafter that was asked for. The first is None where config.json does not give the sizes,
-    or gives those of another model than the weights are.
+    It is loaded as the settings ask, where a device can do that; `beside` are the bytes of a drafter that was asked
+    for. The first is None where config.json does not give the sizes, or gives those of another model than the
+    weights are.
     """
     shape = Shape.of(config)
     if shape is None:
@@ -111,9 +116,15 @@ def fit(
             f"weights are {weights:,} bytes"
         )
     left = replace(machine, devices=tuple(replace(one, free=max(0, one.free - beside)) for one in machine.devices))
-    found = recommend(
-        Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters), left, measurements, here=True
-    )
+
+    def asked(device: Device) -> Sequence[Precision]:
+        try:
+            return precisions_of(settings, device)
+        except UsageMistake:  # which is told when it is loaded
+            return natural_precisions(device)
+
+    model = Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters)
+    found = recommend(model, left, measurements, here=True, precisions=asked)
     if found.plan is None or not found.fits:
         return False, f"{name} {found.reason}"
     precision, device = found.plan.precision, found.plan.precision.device

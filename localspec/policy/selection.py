@@ -110,10 +110,10 @@ def requested_drafter(settings: Settings, card: TargetCard) -> DrafterSpec:
     Raises UsageMistake for a `--draft-max` that has no effect or is too large, and what `named_drafter` raises.
     """
     if settings.drafter == "none" and isinstance(settings.draft_max, int):
-        raise UsageMistake(f"--draft-max {settings.draft_max} has no effect without a drafter; leave one of them out.")
+        raise UsageMistake(f"{settings.shown('draft_max')} has no effect without a drafter; leave one of them out.")
     if settings.draft_max != "auto" and settings.draft_max > MOST_NODES:
         raise UsageMistake(
-            f"--draft-max {settings.draft_max} is more than the {MOST_NODES} nodes a tree may have; give fewer."
+            f"{settings.shown('draft_max')} is more than the {MOST_NODES} nodes a tree may have; give fewer."
         )
     return named_drafter(settings.drafter if settings.draft_max != 0 else "none", card)
 
@@ -165,7 +165,7 @@ def _attempt(
     measurements: MeasurementSource,
 ) -> Attempt:
     try:
-        precisions = possible_precisions(model, _precisions(settings, device))
+        precisions = possible_precisions(model, precisions_of(settings, device))
         if not precisions:
             raise only_packed(model.card.path)
     except (UsageMistake, NotHere) as mistake:  # another device may have what was named
@@ -350,7 +350,7 @@ def _device(machine: Machine, name: str) -> Device:
     return device
 
 
-def _precisions(settings: Settings, device: Device) -> list[Precision]:
+def precisions_of(settings: Settings, device: Device) -> list[Precision]:
     """The precisions that the settings leave open on a device.
 
     Raises UsageMistake for one that was named and cannot be had there.

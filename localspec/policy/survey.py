@@ -1,19 +1,20 @@
 """Every registered model on a machine: how it would run there, and which one to take."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from localspec.checkpoint import is_packed, only_packed
 from localspec.errors import LocalspecError
 from localspec.hub.cache import holds_tokenizer
-from localspec.machine.machine import Machine
+from localspec.machine.machine import Device, Machine
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard, known
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.ranking import (
     AUTO_NODES,
     QUICK,
+    Precision,
     RunPlan,
     best,
     explained,
@@ -55,18 +56,25 @@ def _recommend_card(card: TargetCard, machine: Machine, measurements: Measuremen
         return Recommendation(card, None, str(trouble))
 
 
-def recommend(model: Model, machine: Machine, measurements: MeasurementSource, here: bool) -> Recommendation:
+def recommend(
+    model: Model,
+    machine: Machine,
+    measurements: MeasurementSource,
+    here: bool,
+    precisions: Callable[[Device], Sequence[Precision]] = natural_precisions,
+) -> Recommendation:
     """The recommendation for one model: as it could be loaded now (`here`), or with what could be fetched for it.
 
-    Raises NotHere for one that is here in a packed form alone, which nothing on this machine computes with.
+    `precisions` are those that are asked about on a device. Raises NotHere for one that is here in a packed form alone,
+    which nothing on this machine computes with.
     """
     card = model.card
     fitting: list[tuple[RunPlan, Sequence[RunPlan]]] = []
     smallest: list[RunPlan] = []
     for device in machine.devices:
-        if not (precisions := possible_precisions(model, natural_precisions(device))):
+        if not (open_ones := possible_precisions(model, precisions(device))):
             continue
-        ranked = run_plans(model, precisions, measurements, AUTO_NODES)
+        ranked = run_plans(model, open_ones, measurements, AUTO_NODES)
         if (plan := best(ranked, here)) is not None:
             fitting.append((plan, ranked))
         smallest.append(min(ranked, key=lambda one: one.bytes))

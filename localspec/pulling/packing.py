@@ -132,7 +132,12 @@ def pack_alone(part: Part, packing: str, machine: Machine, reporter: Reporter) -
 
     Raises CannotWrite, DoesNotFit, and LocalspecError for a model that cannot be packed; what was fetched stays then.
     """
-    packed = _pack(part, snapshot(part.source, part.commit), packing, machine, reporter)
+    try:
+        packed = _pack(part, snapshot(part.source, part.commit), packing, machine, reporter)
+    except LocalspecError as error:
+        raise type(error)(
+            f"{str(error).rstrip('.')}; what was fetched stays until `localspec rm {part.source}`."
+        ) from None
     fetched = [file for file in part.files if file.name not in part.here]
     for file in fetched:
         discard(part.source, part.commit, file)

@@ -183,18 +183,18 @@ def _planned(name: str, wishes: Wishes, machine: Machine, reporter: Reporter) ->
             return NothingToFetch(f"drafter: {chosen.why}")
         reporter.progress(f"asking {server()} about {name}")
         found = plan(chosen.sources)
-        fits, memory = _memory(name, found, drafter is not None, machine, measurements)
+        fits, memory = _memory(name, found, wishes, machine, measurements)
         packing = packing_of(found.parts[0], wishes.settings, machine, measurements)
     return Planned(found, fits, memory, chosen.why, packing)
 
 
 def _memory(
-    name: str, found: Plan, drafter_named: bool, machine: Machine, measurements: MeasurementSource
+    name: str, found: Plan, wishes: Wishes, machine: Machine, measurements: MeasurementSource
 ) -> tuple[bool | None, str]:
     """Whether the model of a plan fits into memory, and a sentence about it."""
     model, *others = found.parts
     if model.heads or own_source(name) is None:
         return None, "not known for a drafter alone"
     # A drafter that was chosen for this machine fits beside the model.
-    beside = sum(part.weights for part in others) if drafter_named else 0
-    return fit(name, model.config, model.weights, machine, measurements, beside)
+    beside = sum(part.weights for part in others) if wishes.drafter is not None else 0
+    return fit(name, model.config, model.weights, machine, measurements, beside, wishes.settings)

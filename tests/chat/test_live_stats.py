@@ -6,13 +6,14 @@ from typing import Any
 from scripted_conversation import statistics
 
 from localspec.chat.live_stats import LiveStats
+from localspec.decoding.exactness import Exactness
 from localspec.events import Done, Prefill, Text
 
 
 def engine(**choice: str) -> Any:
     return SimpleNamespace(
         choice=SimpleNamespace(**{"dtype": "fp32", "quantize": "none", **choice}),
-        exactness=SimpleNamespace(bitwise=choice.get("quantize") == "int8"),
+        exactness=Exactness(choice.get("quantize") == "int8", 2),
         context=4096,
         peak_bytes=lambda: 3 * 2**29,
     )
@@ -58,6 +59,6 @@ def test_a_reply_begins_afresh():
     assert live(Prefill(5, 5), text, Prefill(0, 9), Prefill(9, 9))[0] == "9 of 4,096 tokens"
 
 
-def test_a_rule_that_is_not_lossless_says_so():
+def test_a_rule_that_does_not_keep_the_text_says_so():
     assert LiveStats(engine(quantize="int8"), "typical").parts()[-1] == "int8, not lossless"
-    assert LiveStats(engine(quantize="int8"), "rejection").parts()[-1] == "int8, bitwise"
+    assert LiveStats(engine(quantize="int8"), "rejection").parts()[-1] == "int8, same distribution"

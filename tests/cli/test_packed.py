@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,6 +88,24 @@ def test_pull_packs_as_the_settings_ask(home, hub: Hub, by, only):
     assert at(home, hub, "pull", "org/name", *flags, *only, **more).returncode == 0
     (file,) = packed(home)
     assert read(file).header.packing == "int4" and load(file, "int4", "", 1, Reporter(), Paths(home)).sizes
+
+
+@pytest.mark.parametrize("packing", ["int8", "int4"])
+def test_a_plan_tells_of_the_packing_that_is_asked_for(home, hub: Hub, packing):
+    result = at(home, hub, "pull", "org/name", "--packed-only", "--quantize", packing, "--dry-run")
+    assert result.returncode == 0 and re.search(f"memory: .* GiB in {packing} on cpu", result.stdout), result.stdout
+
+
+def test_a_header_that_names_no_source_hides_no_model(home, hub: Hub):
+    assert at(home, hub, "pull", "org/name", "--packed-only").returncode == 0
+    (file,) = packed(home)
+    found = read(file)
+    changed = replace(found.header, origin=replace(found.header.origin, repo="../../etc"))
+    start = changed.encoded()
+    file.write_bytes(start + file.read_bytes()[found.start :])
+    assert read(file).header.origin.repo == "../../etc"
+    result = at(home, hub, "list")
+    assert result.returncode == 0 and "demo" in result.stdout and "etc" not in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -236,6 +255,7 @@ def test_kept_alone_weights_that_are_no_numbers_are_refused_and_what_was_fetched
     with served(org__name=damaged) as hub:
         result = at(home, hub, "pull", "org/name", "--packed-only", "--yes")
         assert result.returncode == 1 and "norm of " in result.stderr and "holds NaN or inf" in result.stderr
+        assert "what was fetched stays until `localspec rm org/name`" in result.stderr
         assert packed(home) == [] and find_snapshot(Source("org/name"), Paths(home))
 
 

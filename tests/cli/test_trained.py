@@ -100,7 +100,9 @@ def test_other_rules_say_what_they_keep(home, model, trained):
     assert "not exactly what the model alone would have written" in typical.stderr
     assert "not lossless" in ask(home, model, "hello", "--stats", *warm, "--accept", "typical").stderr
     drawn = reply(home, model, *warm, "--accept", "rejection")
-    assert (drawn["accept"], drawn["lossless"]) == ("rejection", True)
+    assert (drawn["accept"], drawn["lossless"], drawn["exactness"]) == ("rejection", True, "numerical")
+    assert told["exactness"] == "numerical", "their text is not that of plain decoding"
+    assert "same distribution" in ask(home, model, "hello", "--stats", *warm, "--accept", "rejection").stderr
     assert drawn["token_ids"] == reply(home, model, *warm, "--accept", "rejection")["token_ids"]
 
 

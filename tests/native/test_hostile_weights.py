@@ -99,3 +99,16 @@ def test_a_model_is_not_made_of_an_embedding_that_it_would_read_past(whole):
     short = np.asarray(whole.tensors["embed_tokens"])[1:]
     with pytest.raises(LocalspecError, match="embed_tokens is"):
         NativeModel(sizes, rope, {**whole.tensors, "embed_tokens": short}, Threads(1), "fp16")
+
+
+@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**32 + 1, 2**40])
+def test_a_window_that_no_text_is_as_long_as_is_none(whole, window):
+    config, tokens = whole.config, [*range(3, 40)]
+    rope, weights = Rope.of(config, config.contexts[0]), whole.tensors
+
+    def logits(sliding):
+        sizes = replace(whole.sizes, sliding_windows=(sliding,) * whole.sizes.num_layers)
+        model = NativeModel(sizes, rope, weights, Threads(1), "fp16")
+        return model.forward(tokens, None, model.cache(64))[1]
+
+    assert np.array_equal(logits(window), logits(None)) and not np.array_equal(logits(9), logits(None))

@@ -202,6 +202,23 @@ def test_what_an_earlier_version_wrote_serves_and_is_not_made_again(tiny, tmp_pa
     assert packed_files_module.packed_of(path, "", paths) == [old.path]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_pipe_in_its_place_gives_way(tiny, tmp_path):
+    path, paths, said = tiny(TIED).path, Paths(tmp_path), []
+    file = packed_path(origin_of(path, paths), "int8", paths)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(file)
+    assert load(path, "int8", "", 1, quiet(said), paths).sizes and packed_file.read(file).verify() == []
+    assert len(said) == 1 and "cannot be read, for it is not a file" in said[0]
+
+
+def test_a_directory_in_its_place_is_said_and_the_model_runs(tiny, tmp_path):
+    path, paths, said = tiny(TIED).path, Paths(tmp_path), []
+    packed_path(origin_of(path, paths), "int8", paths).mkdir(parents=True)
+    assert load(path, "int8", "", 1, quiet(said), paths).sizes
+    assert len(said) == 2 and "packed anew each time" in said[1] and not list(tmp_path.rglob("*.partial"))
+
+
 def test_what_a_killed_process_left_counts_as_free_room(tiny, tmp_path, monkeypatch):
     path, paths = tiny(TIED).path, Paths(tmp_path)
     file = packed_path(origin_of(path, paths), "int8", paths)
@@ -249,6 +266,15 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing(tiny, tmp_path, monkeypat
             tiny(FAMILIES[0]).path, "int8", packed_file.Origin("tiny", "a" * 40), 1, quiet(), Paths(tmp_path)
         )
     assert not list(tmp_path.rglob("*.packed*"))
+
+
+def test_a_limit_on_the_size_of_files_is_not_a_full_disk(tiny, tmp_path, monkeypatch):
+    def limited(handle):
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(os, "fsync", limited)
+    with pytest.raises(DoesNotFit, match=r"may not be written; raise the limit .*ulimit -f unlimited"):
+        packed_cache.make(tiny(FAMILIES[0]).path, "int8", Origin("tiny", "a" * 40), 1, quiet(), Paths(tmp_path))
 
 
 def test_dense_forms_take_no_disk(tiny, tmp_path):

@@ -188,6 +188,11 @@ HOSTILE = {
     "no origin": top(origin=None),
     "another origin": lambda header: header["origin"].update(more=1),
     "no name": lambda header: header["origin"].update(name=""),
+    "a revision elsewhere": lambda header: header["origin"].update(revision="../../../etc/x"),
+    "a revision of another length": lambda header: header["origin"].update(revision="0" * 39),
+    "a name that is no text": lambda header: header["origin"].update(name="\ud800"),
+    "a license that is no text": lambda header: header["origin"].update(license="\ud800"),
+    "a tensor's name that is no text": lambda header: header["texts"].update({"\udfff": header["texts"].pop("config.json")}),
     "revision a number": lambda header: header["origin"].update(revision=7),
     "files a list": lambda header: header["origin"].update(files=[1]),
     "files of texts": lambda header: header["origin"].update(files={"a": "b"}),
@@ -230,7 +235,9 @@ def test_a_length_of_a_header_that_cannot_be_is_damage(tmp_path, length):
 
 
 def test_what_is_no_file_is_a_sentence(tmp_path):
-    for path in (tmp_path, tmp_path / "none.packed"):
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.packed")  # who opens it waits for a writer
+    for path in (tmp_path, tmp_path / "none.packed", tmp_path / "pipe.packed"):
         with pytest.raises(LocalspecError, match="cannot be read"):
             read(path)
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -65,6 +66,34 @@ def test_a_forked_child_computes_alone():
     got = answers.get()
     child.join(20)
     assert child.exitcode == 0 and got == want.tobytes()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_child_that_was_forked_while_another_thread_computes_waits_for_nobody(threads):
+    pool, many, stop = Pool(threads), np.tile(INPUTS, (200, 1)), threading.Event()
+    want = linear(WEIGHTS, INPUTS, pool=pool)
+
+    def compute() -> None:
+        while not stop.is_set():
+            linear(WEIGHTS, many, pool=pool)
+
+    busy = threading.Thread(target=compute)
+    busy.start()
+    try:
+        for _ in range(5):
+            if (child := os.fork()) == 0:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(10)  # which ends a child that waits
+                right = np.array_equal(linear(WEIGHTS, INPUTS, pool=pool), want)
+                again = np.array_equal(linear(WEIGHTS, many, pool=pool)[-20:], want)
+                os._exit(0 if right and again else 1)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        busy.join()
+    assert np.array_equal(linear(WEIGHTS, INPUTS, pool=pool), want)
 
 
 def test_two_pools_at_once_on_every_core():

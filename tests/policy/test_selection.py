@@ -381,6 +381,19 @@ def test_what_is_named_and_cannot_be_had_is_refused_in_a_sentence(settings, said
     assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("origin", "said"),
+    [
+        ("--draft-max", "^--draft-max 65 is more"),
+        ("LOCALSPEC_DRAFT_MAX", "^LOCALSPEC_DRAFT_MAX=65 is more"),
+        ("/home/me/config.toml", "^draft_max = 65 in /home/me/config.toml is more"),
+    ],
+)
+def test_what_cannot_be_meant_is_named_where_it_was_written(origin, said) -> None:
+    with pytest.raises(UsageMistake, match=said):
+        choose(CARD, Settings(draft_max=MOST_NODES + 1, origins={"draft_max": origin}), HERE)
+
+
 def test_nf4_is_no_packing_of_a_processor_that_has_others() -> None:
     with pytest.raises(UsageMistake, match="--quantize nf4 cannot be had on cpu"):
         choose(CARD, Settings(quantize="nf4"), HERE)

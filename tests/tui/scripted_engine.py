@@ -14,6 +14,7 @@ from textual.pilot import Pilot
 from localspec.chat.conversation import Conversation
 from localspec.chat.start import StartedChat
 from localspec.config import Settings
+from localspec.decoding.exactness import Exactness
 from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
 from localspec.models.registry import TargetCard
 from localspec.store.store import Store
@@ -50,7 +51,7 @@ class ScriptedEngine:
         self.scripts = list(scripts)
         self.asked: list[list[Mapping[str, str]]] = []
         self.choice = SimpleNamespace(dtype="fp32", quantize="none", device=device, drafter="phrases")
-        self.exactness = SimpleNamespace(bitwise=True)
+        self.exactness = Exactness(True, 2)
         self.session = SimpleNamespace(statistics=None)
 
     def peak_bytes(self) -> int:

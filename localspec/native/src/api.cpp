@@ -20,7 +20,7 @@ thread_local char sentence[512] = "";  // of this thread's last mistake
 struct Call {
     Lock lock;
     FloatMode mode;
-    explicit Call(Pool& pool) : lock(pool.in_use) {}
+    explicit Call(Pool& pool) : lock((pool.claim(), pool.in_use)) {}
 };
 
 #define LS_CHECK(condition, ...) \

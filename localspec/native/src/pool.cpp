@@ -44,10 +44,29 @@ double seconds() {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-Pool::Pool() : process_(process()) {
+Pool::Pool() : process_(process()) { make_locks(); }
+
+void Pool::make_locks() {
     pthread_mutex_init(&in_use, nullptr);
     pthread_mutex_init(&mutex_, nullptr);
     pthread_cond_init(&wake_, nullptr);
+}
+
+void Pool::claim() {
+    const int here = process();
+    int owner = process_.load(std::memory_order_acquire);
+    while (owner != here) {
+        if (owner == -here) {  // another thread of this process is at it
+            sched_yield();
+            owner = process_.load(std::memory_order_acquire);
+        } else if (process_.compare_exchange_weak(owner, -here, std::memory_order_acq_rel)) {
+            make_locks();
+            new (&workspace) Memory(), new (&sequences) Memory(), new (&tails) Memory();  // the parent may have been at them
+            claims_ = 0, done_ = 0, asleep_ = 0, items_ = 0;
+            start(threads_);  // where the system has no more threads, those that there are do all of it
+            process_.store(owner = here, std::memory_order_release);
+        }
+    }
 }
 
 bool Pool::start(int threads) {
@@ -61,7 +80,7 @@ bool Pool::start(int threads) {
 }
 
 Pool::~Pool() {
-    if (process() != process_) return;  // what the parent's threads hold is the parent's
+    if (process() != process_.load(std::memory_order_acquire)) return;  // what the parent's threads hold is the parent's
     {
         Lock lock(mutex_);
         stop_ = true;

@@ -28,6 +28,8 @@ class Pool {
     ~Pool();  // ends the threads
     bool start(int threads);  // false: the system has no more threads
     int threads() const { return threads_; }
+    void claim();  // before `in_use` is waited for: a child that was forked has this object, but neither its threads nor
+                   // those that held its locks, so it begins anew there
 
     // work(from, to, thread) for parts of [0, items); parts are large first and small at the end, so that a core which is
     // busy with something else holds nobody up for long. `grain`: items that are not worth the sharing by themselves.
@@ -49,6 +51,7 @@ class Pool {
         int number;
         pthread_t thread;
     };
+    void make_locks();
     void divide(int items, int grain);
     void run(Function function, const void* work);
     bool take_part(int thread);
@@ -57,7 +60,7 @@ class Pool {
     static void* entry(void* worker);
 
     int threads_ = 1, started_ = 0;
-    const int process_;  // a child that was forked has this object, but not its threads
+    std::atomic<int> process_;  // whose this is; negative while that process claims it
     // The loop under way: parts [bounds_[i], bounds_[i + 1]), written before `claims_` says that there is one.
     Function function_ = nullptr;
     const void* work_ = nullptr;
