@@ -278,6 +278,10 @@ def main(given: Sequence[str] | None = None) -> None:
     with TemporaryDirectory() as place, ExitStack() as at_the_end:
         name = f"ouroboros:{asked.draft}" if asked.draft else "ouroboros"
         bench = Bench.of(asked, at_the_end, drafter=name)
+        # a search goes by what forwards take at the moment: a run that goes on keeps what the first one found
+        chosen = Hyperparameters.from_json(kept(asked.work / "chosen.json", bench.engine.hyperparameters.as_json))
+        assert chosen is not None
+        bench.engine.hyperparameters = chosen
         pairing = Pairing(bench, asked, Path(place), at_the_end)
         tasks = {task: questions_of(asked.prompts, task, asked.limit) for task in TASKS}
         some = [one for task in ("mathematics", "summarisation", "translation") for one in tasks[task]]
