@@ -22,6 +22,8 @@ ARCHITECTURES = {
     "Phi3ForCausalLM": "phi3",
 }  # and the model type that goes with each
 
+PICKLED_INDEX = "pytorch_model.bin.index.json"
+HEAD_PREFIX = "medusa_head."  # of the tensors of Medusa heads inside a whole model
 FETCH = "fetch it again"  # what helps a damaged model
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _SAMPLES, _SAMPLE_BYTES = 64, 256
@@ -60,7 +62,12 @@ def inspect(path: Path) -> Checkpoint:
     config = read_config(path)
     architecture = _architecture(config, path)
     files = weight_files(path)
-    counts = {name: math.prod(entry["shape"]) for file in files for name, entry in tensor_headers(file).items()}
+    counts = {
+        name: math.prod(entry["shape"])
+        for file in files
+        for name, entry in tensor_headers(file).items()
+        if not name.startswith(HEAD_PREFIX)
+    }
     size = sum(file.stat().st_size for file in files)
     embedding = counts.get("model.embed_tokens.weight", 0)
     return Checkpoint(path, config, architecture, files, sum(counts.values()), size, embedding)

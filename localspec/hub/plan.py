@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localspec.checkpoint import ARCHITECTURES
+from localspec.checkpoint import ARCHITECTURES, HEAD_PREFIX, PICKLED_INDEX
 from localspec.config import hub_places
 from localspec.errors import LocalspecError
 from localspec.hub.cache import HEADS, TOKENIZER, cached, damage
@@ -31,7 +31,8 @@ _READ_FIRST = 2**25  # bytes of a config.json or index that is read for a plan, 
 class Part:
     """The files to fetch of one revision of a repository.
 
-    `heads` says that they are Medusa heads; `here` are the names of files that the cache has already.
+    `heads` says that they are Medusa heads, `whole` that they are pickles of a model with such heads inside; `here` are
+    the names of files that the cache has already.
     """
 
     source: Source
@@ -40,6 +41,7 @@ class Part:
     here: frozenset[str]
     config: Mapping[str, Any]
     heads: bool = False
+    whole: bool = False
     license: str | None = None
     gated: bool = False
     notes: tuple[str, ...] = ()
@@ -75,7 +77,7 @@ class Plan:
 
 
 def is_weights(name: str) -> bool:
-    return name.endswith((".safetensors", ".pt"))
+    return name.endswith((".safetensors", ".pt", ".bin"))
 
 
 # -- the plan ----------------------------------------------------------------------------------------------------------
@@ -122,6 +124,7 @@ def _part(source: Source) -> Part:
     config = read(CONFIG) if CONFIG in known else {}
     heads = config.get("architectures") == ["MedusaModel"] or config.get("model_type") == "medusa"
     weights = _weight_names(source, known, read)
+    whole = weights[0].endswith(".bin")
     heads = heads or weights[0] in HEADS
     notes = () if heads else _check_supported(source, config)
     if not heads and TOKENIZER not in known:
@@ -129,7 +132,8 @@ def _part(source: Source) -> Part:
             f"{source} has no tokenizer that localspec reads ({TOKENIZER}); choose a model that has one."
         )
     beside = (name for name in known if _BESIDE.fullmatch(name) and not name.endswith(".index.json"))
-    names = [*sorted(beside), *([INDEX] if weights[0] != WEIGHTS and not heads else []), *weights]
+    index = [PICKLED_INDEX if whole else INDEX] if weights[0] != WEIGHTS and not heads else []
+    names = [*sorted(beside), *index, *weights]
     files = tuple(known[name] for name in names)
     if odd := next((file for file in files if not is_valid(file)), None):
         raise ValueError(f"no length or digest of {odd.name}")
@@ -139,7 +143,7 @@ def _part(source: Source) -> Part:
             "another model, or try again."
         )
     here = frozenset(file.name for file in files if cached(source, info.sha, file))
-    return Part(source, info.sha, files, here, config, heads, _license(info), bool(info.gated), notes)
+    return Part(source, info.sha, files, here, config, heads, whole, _license(info), bool(info.gated), notes)
 
 
 def _weight_names(source: Source, known: Mapping[str, ExpectedFile], read: Callable[[str], Any]) -> list[str]:
@@ -147,19 +151,14 @@ def _weight_names(source: Source, known: Mapping[str, ExpectedFile], read: Calla
     if WEIGHTS in known:
         return [WEIGHTS]
     if INDEX in known:
-        table = read(INDEX).get("weight_map")
-        if not isinstance(table, dict) or not table:
-            raise LocalspecError(f"{INDEX} of {source} holds no weight_map; choose another model.")
-        names = sorted({str(name) for name in table.values()})
-        for name in names:
-            if not name.endswith(".safetensors") or name not in known:
-                raise LocalspecError(
-                    f"{INDEX} of {source} names {name[:100]!r}, which is no safetensors file beside it; choose another."
-                )
-        return names
+        return sorted(set(_table(source, known, read, INDEX, ".safetensors").values()))
     for name in HEADS:
         if name in known:
             return [name]
+    if PICKLED_INDEX in known:
+        table = _table(source, known, read, PICKLED_INDEX, ".bin")
+        if any(name.startswith(HEAD_PREFIX) for name in table):  # read as data, as heads are that stand alone
+            return sorted(set(table.values()))
     if pickled := sorted(name for name in known if _PICKLED.fullmatch(name)):
         raise LocalspecError(
             f"{source} holds its weights as pickle only ({pickled[0]}), which may run code when it is read; choose a "
@@ -168,6 +167,22 @@ def _weight_names(source: Source, known: Mapping[str, ExpectedFile], read: Calla
     raise LocalspecError(
         f"{source} holds no weights that localspec reads; it needs {WEIGHTS}, or {INDEX} and its files."
     )
+
+
+def _table(
+    source: Source, known: Mapping[str, ExpectedFile], read: Callable[[str], Any], index: str, suffix: str
+) -> dict[str, str]:
+    """Which file of a repository holds each tensor, by an index. Raises LocalspecError for what is no such file."""
+    table = read(index).get("weight_map")
+    if not isinstance(table, dict) or not table:
+        raise LocalspecError(f"{index} of {source} holds no weight_map; choose another model.")
+    for name in sorted({str(name) for name in table.values()}):
+        if not name.endswith(suffix) or name not in known:
+            what = "safetensors file" if suffix == ".safetensors" else "file of weights"
+            raise LocalspecError(
+                f"{index} of {source} names {name[:100]!r}, which is no {what} beside it; choose another."
+            )
+    return table
 
 
 def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ...]:

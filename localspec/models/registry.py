@@ -8,10 +8,11 @@ from functools import cache
 from pathlib import Path
 
 from localspec import packed_file
-from localspec.checkpoint import Checkpoint, inspect, is_packed
+from localspec.checkpoint import PICKLED_INDEX, Checkpoint, inspect, is_packed
 from localspec.config import home, nearest
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import find_snapshot, pulled_sources
+from localspec.hub.records import folder
 from localspec.hub.sources import Source
 from localspec.models.entries import PACKAGE, Entry, read_entries
 from localspec.models.packed_files import packed_sources
@@ -74,10 +75,22 @@ def known(paths: Paths | None = None) -> dict[str, TargetCard]:
     return {**registered, **{str(source): _card(Entry(str(source), source=source), paths, packed) for source in others}}
 
 
+def split_of(source: Source, paths: Paths | None = None) -> Path:
+    """Where the model is that was split from the Medusa heads in its pickles, as `localspec pull` does it."""
+    return (paths or Paths(home())).drafters / folder(source) / "target"
+
+
 def _is_model(source: Source, paths: Paths) -> bool:
     """Whether this is a model that was pulled, not heads for another one."""
-    path = find_snapshot(source, paths)
+    path = _unpickled(source, paths)
     return path is not None and any((path / name).is_file() for name in (WEIGHTS, f"{WEIGHTS}.index.json"))
+
+
+def _unpickled(source: Source, paths: Paths) -> Path | None:
+    """Where a repository was fetched to, or what was made of its pickles; None where it is not here."""
+    path, split = find_snapshot(source, paths), split_of(source, paths)
+    pickles = path is not None and (path / PICKLED_INDEX).is_file() and (split / "config.json").is_file()
+    return split if pickles else path
 
 
 def _card(entry: Entry, paths: Paths, packed: Mapping[str, PackedFile]) -> TargetCard:
@@ -88,7 +101,7 @@ def _card(entry: Entry, paths: Paths, packed: Mapping[str, PackedFile]) -> Targe
 def _place(source: Source, paths: Paths, packed: Mapping[str, PackedFile]) -> Path | None:
     """Where a model that was fetched lies: its directory, else its packed file, if that is all there is of it."""
     alone = packed.get(str(source))
-    return find_snapshot(source, paths) or (alone.path if alone else None)
+    return _unpickled(source, paths) or (alone.path if alone else None)
 
 
 def named_card(name: str, paths: Paths | None = None) -> TargetCard:

@@ -5,13 +5,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.checkpoint import read_json
+from localspec.checkpoint import HEAD_PREFIX, inspect, read_json, tensor_headers
 from localspec.config import home
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.cache import find_snapshot, snapshot
 from localspec.hub.plan import Part, Plan
 from localspec.hub.records import folder
 from localspec.hub.sources import Source
+from localspec.models.registry import split_of
 from localspec.paths import Paths, private_directory
 
 
@@ -32,12 +33,25 @@ class NotConverted:
 
 
 def convert_heads(plan: Plan, progress: Callable[[str], None]) -> Iterator[Converted | NotConverted]:
-    """Converts the heads among what was fetched, once; a pickle is read as data and never run.
+    """Converts the heads among what was fetched, once, also those inside a model; a pickle is read as data, never run.
 
     Raises LocalspecError for heads that are damaged, of another model, or that would run code; DoesNotFit where the
     disk is full.
     """
     models = [part.source for part in plan.parts if not part.heads]
+    for part in (part for part in plan.parts if not part.heads):
+        whole, own = snapshot(part.source, part.commit), part.source
+        if part.whole or _heads_inside(whole):
+            progress(f"making a drafter of {own}")
+            from localspec.training import medusa_files  # torch: a second
+
+            private_directory(Paths(home()).drafters)
+            about = {"name": str(own), "published": {"repo": own.repo, "commit": part.commit}}
+            if part.whole:
+                medusa_files.split(whole, split_of(own).parent, about)
+            else:
+                medusa_files.convert(whole, whole, _drafter_directory(own), about)
+            yield Converted(own, own)
     for part in (part for part in plan.parts if part.heads):
         model = models[0] if models else _base_model(part)
         path = find_snapshot(model) if model else None
@@ -62,6 +76,11 @@ def drafter_made_of(source: Source, commit: str) -> Path | None:
         if isinstance(published, dict) and published.get("commit") == commit:
             return directory
     return None
+
+
+def _heads_inside(path: Path) -> bool:
+    """Whether a model's files hold Medusa heads, too."""
+    return any(name.startswith(HEAD_PREFIX) for file in inspect(path).weight_files for name in tensor_headers(file))
 
 
 def _drafter_directory(source: Source) -> Path:

@@ -68,6 +68,8 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
     trouble = ""
     if model.heads:
         raise UsageMistake(f"--packed-only is for models, and {model.source} is a drafter; leave it out.")
+    if model.whole:
+        raise UsageMistake(f"--packed-only is for safetensors, and {model.source} holds pickles; leave it out.")
     asked = settings.dtype if settings.quantize == "auto" else settings.quantize  # as `run` understands them
     if asked not in ("auto", *FILED):
         raise UsageMistake(

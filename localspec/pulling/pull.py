@@ -20,7 +20,7 @@ from localspec.hub.fetch import fetch, too_large
 from localspec.hub.plan import Plan, plan
 from localspec.hub.sources import Source
 from localspec.machine.machine import Machine, this_machine
-from localspec.models.registry import cards, named_card
+from localspec.models.registry import cards, named_card, split_of
 from localspec.policy.measurements import MeasurementSource, NoMeasurements
 from localspec.policy.pull_set import PullSet, fit, pull_set, to_make
 from localspec.pulling.heads import Converted, NotConverted, convert_heads
@@ -156,6 +156,9 @@ def pull(
     for part in planned.plan.parts:
         if alone and part is model:
             yield pack_alone(part, alone, machine, reporter)
+            continue
+        if part.whole:
+            yield Installed(part.source, split_of(part.source))
             continue
         yield Installed(part.source, snapshot(part.source, part.commit))
         packing = planned.packing if part is model and own_source(name) else planned.packing and BESIDE

@@ -3,6 +3,7 @@
     v0.1   medusa_lm_head.pt           {head}.{block}.linear.{weight,bias}   {head}.{blocks}.weight
     v2     medusa_lm_head.safetensors  {head}.{block}.linear.{weight,bias}
     vLLM   model.safetensors           blocks.{head}.layers.{block}.{weight,bias}   lm_heads.{head}.weight   token_map
+    v1.0   a whole model's files       those of v0.1 after medusa_head., and the model's own tensors
 
 The numbers of heads and blocks follow from the tensors' names alone: published configs are wrong about them.
 """
@@ -10,16 +11,18 @@ The numbers of heads and blocks follow from the tensors' names alone: published 
 import json
 import pickle
 import re
+import shutil
 import zipfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
-from localspec.checkpoint import inspect, revision
+from localspec.checkpoint import PICKLED_INDEX, inspect, revision
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.target import Target
@@ -33,7 +36,9 @@ FILES = (
     "model.safetensors",
     "pytorch_model.bin",
     "model.safetensors.index.json",
+    PICKLED_INDEX,
 )
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.index.json")  # of a whole model, which are not copied
 _PREFIX = re.compile(r"^medusa_heads?\.")
 _BLOCK = re.compile(r"^(?:(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)$")
 _LINEAR = re.compile(r"^(?:(\d+)\.(\d+)|lm_heads\.(\d+))\.weight$")
@@ -58,14 +63,52 @@ def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) 
     target = Target.load(model, device="meta")
     drafter = read_published(path, target, _vocabulary(model))
     more = {"target": made_for, "tokenizer": target.tokenizer.hash, "published": about["published"]}
-    try:
+    with _told(directory):
         private_directory(directory)
         save_drafter(drafter, new, more)
+
+
+def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
+    """Writes a whole model with heads inside, whose weights are pickles, as directory/target and directory/drafter.
+
+    The pickles are read as data, one after the other; `about` is what `convert` takes, and what was split before stays.
+    Raises what `convert` raises.
+    """
+    target, new = directory / "target", directory / "target.new"
+    with suppress(LocalspecError):
+        if target.is_dir() and read_drafter(directory / "drafter").about.get("published") == about["published"]:
+            return
+    with _told(directory):
+        private_directory(directory)
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir()
+        table: dict[str, str] = {}
+        files = sorted(set(_table(path / PICKLED_INDEX).values()))
+        for number, name in enumerate(files, start=1):
+            with _damage_told(path / name):
+                tensors = {own: one for own, one in _unpickled(path / name).items() if not _PREFIX.match(own)}
+            file = f"model-{number:05}-of-{len(files):05}.safetensors"
+            save_file({own: one.clone().contiguous() for own, one in tensors.items()}, new / file, {"format": "pt"})
+            table |= dict.fromkeys(tensors, file)
+        (new / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}) + "\n", "utf-8")
+        for beside in path.iterdir():
+            if beside.is_file() and not any(beside.match(pattern) for pattern in _WEIGHTS):
+                shutil.copyfile(beside, new / beside.name)
+        shutil.rmtree(target, ignore_errors=True)
+        new.replace(target)
+    convert(path, target, directory, about)
+
+
+@contextmanager
+def _told(directory: Path) -> Iterator[None]:
+    """Says in a sentence why something cannot be written, and removes what was written in part."""
+    try:
+        yield
     except (OSError, SafetensorError) as error:
-        for left in new.glob("*.new"):
-            left.unlink()
+        for left in directory.glob("**/*.new"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
         error_type, remedy = (DoesNotFit, "make room") if full(error) else (LocalspecError, "correct that")
-        raise error_type(f"The drafter cannot be written to {new} ({error}); {remedy}, and try again.") from error
+        raise error_type(f"The drafter cannot be written to {directory} ({error}); {remedy}, and try again.") from error
 
 
 def _vocabulary(model: Path) -> torch.Tensor:
@@ -84,8 +127,7 @@ def read_published(path: Path, target: Target, vocabulary: torch.Tensor | None =
 
     Vocabulary matrices that are the target's own are shared with it; a target without weights, on torch's meta device,
     takes `vocabulary` for its own, and its drafter keeps the precision of the file. Raises NotHere where there are no
-    heads, and LocalspecError for heads of another model, of a truncated vocabulary or inside a whole model, and damaged
-    files.
+    heads, and LocalspecError for heads of another model or of a truncated vocabulary, and damaged files.
     """
     file = _find(path)
     tensors = _read(file)
@@ -134,19 +176,53 @@ def _find(path: Path) -> Path:
 
 
 def _read(file: Path) -> Tensors:
-    """Returns the tensors of a file that holds heads and nothing else, by their names without a prefix."""
-    try:
+    """Returns the heads among the tensors of a file, or of all files that an index names, without a prefix."""
+    with _damage_told(file):
         if file.suffix == ".json":
-            return _heads_alone(dict.fromkeys(json.loads(file.read_text("utf-8"))["weight_map"], torch.empty(0)), file)
+            table = _table(file)
+            wanted = _head_names(table, file)
+            found: dict[str, torch.Tensor] = {}
+            for name in sorted({table[name] for name in wanted}):
+                with _damage_told(file.parent / name):
+                    found |= _tensors(file.parent / name, wanted)
+            return found
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as opened:
-                names = list(opened.keys())
-                _heads_alone(dict.fromkeys(names, torch.empty(0)), file)  # before a whole model is read
-                return _heads_alone({name: opened.get_tensor(name) for name in names}, file)
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-        if not isinstance(content, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in content.values()):
-            raise LocalspecError(f"{file} holds something other than tensors; get the heads from somewhere else.")
-        return _heads_alone(content, file)
+                return _tensors(file, _head_names(list(opened.keys()), file))
+        content = _unpickled(file)
+        return {own: content[name] for name, own in _head_names(content, file).items()}
+
+
+def _tensors(file: Path, wanted: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """Returns some tensors of a file, by the names that they shall have."""
+    if file.suffix != ".safetensors":
+        return {wanted[name]: tensor for name, tensor in _unpickled(file).items() if name in wanted}
+    with safe_open(file, framework="pt") as opened:
+        return {wanted[name]: opened.get_tensor(name) for name in list(opened.keys()) if name in wanted}
+
+
+def _unpickled(file: Path) -> Tensors:
+    """Returns the tensors of a pickle, which is read as data and never run."""
+    content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    if not isinstance(content, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in content.values()):
+        raise LocalspecError(f"{file} holds something other than tensors; get the heads from somewhere else.")
+    return content
+
+
+def _table(index: Path) -> Mapping[str, str]:
+    """Returns which file beside an index holds each tensor. Raises LocalspecError for one that is nowhere near it."""
+    table: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
+    for name in table.values():
+        if not re.fullmatch(r"[\w.-]+\.(safetensors|bin)", name):
+            raise LocalspecError(f"{index} names {name!r}, which holds no weights beside it; fetch it again.")
+    return table
+
+
+@contextmanager
+def _damage_told(file: Path) -> Iterator[None]:
+    """Says in a sentence what is wrong with a file that is read."""
+    try:
+        yield
     except LocalspecError:
         raise
     except pickle.UnpicklingError as error:
@@ -160,19 +236,20 @@ def _read(file: Path) -> Tensors:
         ) from error
 
 
-def _heads_alone(tensors: Tensors, file: Path) -> Tensors:
-    """Returns tensors by their names without a prefix. Raises for a whole model, and where there is no head."""
-    named = {_PREFIX.sub("", name): tensor for name, tensor in tensors.items()}
+def _head_names(names: Collection[str], file: Path) -> dict[str, str]:
+    """Returns the names without a prefix of what belongs to heads, by its names in the file.
+
+    In a whole model they have a prefix. Raises where there is no head, and for what is no part of any.
+    """
+    whole = any(name.startswith("model.") for name in names)
+    named = {name: _PREFIX.sub("", name) for name in names if not whole or _PREFIX.match(name)}
     others = [
-        name for name in named if not (_BLOCK.match(name) or _LINEAR.match(name) or name in (_ONE_LINEAR, _TOKEN_MAP))
+        name
+        for name in named.values()
+        if not (_BLOCK.match(name) or _LINEAR.match(name) or name in (_ONE_LINEAR, _TOKEN_MAP))
     ]
-    if not any(_BLOCK.match(name) for name in named):
+    if not any(_BLOCK.match(name) for name in named.values()):
         raise NotHere(f"{file} holds no Medusa heads; train some with `localspec train medusa`.")
-    if any(name.startswith("model.") for name in others):
-        raise LocalspecError(
-            f"{file} is a whole model with Medusa heads inside (a Medusa-1.0 checkpoint), and localspec reads heads "
-            "that stand alone; train heads for the model with `localspec train medusa`."
-        )
     if others:
         raise LocalspecError(f"'{others[0]}' in {file} is no part of Medusa heads; get them from somewhere else.")
     return named

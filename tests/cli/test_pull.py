@@ -432,6 +432,61 @@ def test_heads_that_would_run_code_do_not(home, tiny, heads):
     assert not (home / "data" / "drafters" / "models--org--heads").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["shards", "pickles"])
+def test_a_whole_model_with_heads_inside_is_target_and_drafter(home, tiny, tmp_path, form):
+    """As the authors of Medusa publish theirs (1.0)."""
+    from training.test_medusa_files import official, whole_model
+
+    model = tiny("llama-grouped-dynamic")
+    whole = whole_model(model.path, tmp_path / "whole", form, official())
+    files = {file.name: file.read_bytes() for file in whole.iterdir()}
+    with served(org__whole=Repository(files)) as hub:
+        result = at(home, hub, "pull", "org/whole", "--json", "--dry-run")
+        names = {file["name"] for file in json.loads(result.stdout)["sources"][0]["files"]}
+        suffix = ".bin" if form == "pickles" else ".safetensors"
+        assert sum(name.endswith(suffix) for name in names) == 2 and "tokenizer.json" in names
+        result = at(home, hub, "pull", "org/whole")
+        assert result.returncode == 0, result.stderr
+        assert "The heads of org/whole are a drafter of org/whole: --drafter medusa." in result.stderr
+        at_home = home / "data" / "drafters" / "models--org--whole"
+        assert ((at_home / "target").is_dir() and f"{at_home / 'target'}" in result.stdout) == (form == "pickles")
+        assert "org/whole" in [one["name"] for one in json.loads(at(home, hub, "list", "--json").stdout)]
+        replies = []
+        for drafter in ("none", "medusa"):
+            words = [
+                "run",
+                "-m",
+                "org/whole",
+                "--drafter",
+                drafter,
+                "-n",
+                "16",
+                "--temp",
+                "0",
+                "--json",
+                "--no-log",
+                "the cat",
+            ]
+            result = at(home, hub, *words)
+            assert result.returncode == 0, result.stderr
+            replies.append(json.loads(result.stdout))
+        assert replies[0]["text"] == replies[1]["text"] and replies[1]["drafter"] == "medusa"
+        assert at(home, hub, "pull", "org/whole").returncode == 0
+        result = at(home, hub, "rm", "org/whole", "--yes")
+        assert result.returncode == 0 and not at_home.exists(), result.stderr
+
+
+@pytest.mark.slow
+def test_pickles_without_heads_are_not_fetched(home, tiny, tmp_path):
+    from training.test_medusa_files import whole_model
+
+    whole = whole_model(tiny("llama-grouped-dynamic").path, tmp_path / "whole", "pickles", {})
+    with served(org__whole=Repository({file.name: file.read_bytes() for file in whole.iterdir()})) as hub:
+        result = at(home, hub, "pull", "org/whole")
+    assert result.returncode == 1 and "as pickle only" in sentence(result)
+
+
 # -- on a terminal ------------------------------------------------------------------------------------------------------
 
 

@@ -2,21 +2,26 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from tiny_models import SHARDED, Tiny
+from safetensors.torch import load_file, save_file
+from tiny_models import SHARDED, Tiny, prompt_ids, stock_reply
 
-from localspec.checkpoint import revision
+from localspec.checkpoint import PICKLED_INDEX, inspect, revision
+from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits, Session
 from localspec.drafters.medusa import Drafter as Medusa
 from localspec.drafters.saved import load_drafter
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.target import Target
 from localspec.training.drafters.medusa import Trainable
-from localspec.training.medusa_files import convert, read_published
+from localspec.training.medusa_files import convert, read_published, split
 from localspec.training.trainable import save_drafter
 
 Make = Callable[[str], Tiny]
@@ -173,11 +178,6 @@ def test_a_pickle_that_would_run_code_does_not(tmp_path, target: Target, packed:
 @pytest.mark.parametrize(
     ("content", "error", "said"),
     [
-        pytest.param(
-            {f"medusa_head.{name}": tensor for name, tensor in official().items()}
-            | {"model.embed_tokens.weight": torch.zeros(4), "lm_head.weight": torch.zeros(4)},
-            LocalspecError, "whole model with Medusa heads inside.*Medusa-1.0", id="Medusa-1.0",
-        ),
         pytest.param({"model.norm.weight": torch.ones(4)}, NotHere, "holds no Medusa heads", id="a model"),
         pytest.param(
             {**official(), **private("{}.1.weight", heads=2)}, LocalspecError, "3 heads and 2 vocabulary", id="matrices"
@@ -217,11 +217,106 @@ def test_what_is_no_head_of_this_model_is_refused_by_name(
     assert type(raised.value) is error and str(file) in str(raised.value)
 
 
-def test_shards_of_a_whole_model_are_refused_before_they_are_read(tmp_path, target: Target) -> None:
-    names = ["model.embed_tokens.weight", "medusa_head.0.0.linear.weight"]
-    index = {"weight_map": dict.fromkeys(names, "model-00001-of-00002.safetensors")}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(LocalspecError, match=r"Medusa-1\.0"):
+# -- whole models with heads inside (Medusa 1.0) -------------------------------------------------------------------------
+
+
+def whole_model(model: Path, directory: Path, form: str, heads: Tensors) -> Path:
+    """As the authors of Medusa publish theirs: the model's own tensors and medusa_head.…, in shards with an index.
+
+    Theirs are pickles, `pytorch_model-00001-of-00002.bin`; the forms with safetensors are what converters make of them.
+    """
+    directory.mkdir(exist_ok=True)
+    for file in model.iterdir():
+        if file.suffix in (".json", ".jinja") and "index" not in file.name:
+            shutil.copyfile(file, directory / file.name)
+    config = json.loads((model / "config.json").read_text())
+    config |= {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "lmsys/vicuna-7b-v1.5"}
+    (directory / "config.json").write_text(json.dumps(config))
+    tensors = {}
+    for file in sorted(model.glob("*.safetensors")):
+        tensors |= load_file(file)
+    tensors |= {f"medusa_head.{name}": tensor for name, tensor in heads.items()}
+    names = sorted(tensors)
+    if form == "one file":
+        save_file(tensors, directory / "model.safetensors")
+        return directory
+    shards = [names[0::2], names[1::2]]  # so that heads lie in both
+    suffix, index = ("bin", PICKLED_INDEX) if form == "pickles" else ("safetensors", "model.safetensors.index.json")
+    begin, table = "pytorch_model" if form == "pickles" else "model", {}
+    for number, some in enumerate(shards, start=1):
+        file = f"{begin}-{number:05}-of-00002.{suffix}"
+        write = torch.save if form == "pickles" else save_file
+        write({name: tensors[name].clone() for name in some}, directory / file)
+        table |= dict.fromkeys(some, file)
+    (directory / index).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": table}))
+    return directory
+
+
+@pytest.mark.parametrize("form", ["one file", "shards"])
+@pytest.mark.parametrize("own", ["private", "the target's"])
+def test_a_whole_model_in_safetensors_is_target_and_heads_where_it_is(
+    tmp_path, tiny: Make, form: str, own: str
+) -> None:
+    """The heads are private matrices, or the target's own; its tensors are read past the heads."""
+    model = tiny(LLAMA)
+    matrices = private("{}.1.weight")
+    if own != "private":
+        matrices = dict.fromkeys(matrices, model.target.transformer.lm_head.weight.detach())
+    heads = {**official(), **{name: matrix.clone() for name, matrix in matrices.items()}}
+    path = whole_model(model.path, tmp_path / "whole", form, heads)
+    assert inspect(path).parameters == inspect(model.path).parameters
+    convert(path, path, tmp_path / "ours", {"name": "tiny", "published": {"repo": "org/whole", "commit": "c"}})
+    card, target = read_drafter(tmp_path / "ours"), Target.load(path)
+    assert card.options["private"] == (own == "private") and card.revision == revision(path)
+    drafter, state = load_drafter(card, target), random(1, WIDTH)
+    for head in range(HEADS):
+        wanted = expected(heads, state[0], head, 1, matrices[f"{head}.1.weight"])
+        torch.testing.assert_close(logits(drafter, state)[head], wanted, rtol=1e-4, atol=1e-4)
+    prompt = prompt_ids(12, seed=4)
+    *_, done = Session(target, drafter, Budget(8)).generate(prompt, Sampling(), Limits(max_tokens=20))
+    assert list(done.statistics.token_ids) == stock_reply(model.stock, prompt, 20)
+
+
+def test_a_whole_model_in_pickles_is_split_once(tmp_path, tiny: Make, monkeypatch) -> None:
+    model, heads = tiny(LLAMA), {**official(), **private("{}.1.weight")}
+    path = whole_model(model.path, tmp_path / "whole", "pickles", heads)
+    about = {"name": "org/whole", "published": {"repo": "org/whole", "commit": "c"}}
+    split(path, tmp_path / "ours", about)
+    target = tmp_path / "ours" / "target"
+    assert sorted(file.name for file in target.glob("*.*")) == sorted(
+        ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
+        + [file.name for file in path.iterdir() if file.suffix in (".json", ".jinja") and "index" not in file.name]
+    )
+    assert (tmp_path / "ours").stat().st_mode & 0o777 == 0o700
+    again, own = Target.load(target), model.target
+    for name, parameter in own.transformer.named_parameters():
+        assert torch.equal(parameter, again.transformer.get_parameter(name)), name
+    card = read_drafter(tmp_path / "ours")
+    assert card.revision == revision(target) and card.options["heads"] == HEADS
+    drafter, state = load_drafter(card, again), random(1, WIDTH)
+    wanted = expected(heads, state[0], 1, 1, heads["1.1.weight"])
+    torch.testing.assert_close(logits(drafter, state)[1], wanted, rtol=1e-4, atol=1e-4)
+    before = (target / "model.safetensors.index.json").stat().st_mtime_ns
+    split(path, tmp_path / "ours", about)
+    assert (target / "model.safetensors.index.json").stat().st_mtime_ns == before
+    split(path, tmp_path / "ours", {**about, "published": {"repo": "org/whole", "commit": "d"}})
+    assert (target / "model.safetensors.index.json").stat().st_mtime_ns > before
+
+
+def test_a_whole_model_that_would_run_code_does_not(tmp_path, tiny: Make) -> None:
+    path = whole_model(tiny(LLAMA).path, tmp_path / "whole", "pickles", official())
+    shard, proof = path / "pytorch_model-00002-of-00002.bin", tmp_path / "ran"
+    torch.save({**torch.load(shard), "model.more": Malicious(str(proof))}, shard)
+    with pytest.raises(LocalspecError, match=r"00002\.bin .*would run code"):
+        split(path, tmp_path / "ours", {"name": "x", "published": {}})
+    assert not proof.exists() and not (tmp_path / "ours" / "target").exists()
+
+
+@pytest.mark.parametrize("name", ["../other.bin", "model.pkl", "a/b.safetensors"])
+def test_an_index_that_leads_elsewhere_is_refused(tmp_path, target: Target, name: str) -> None:
+    index = {"weight_map": {"model.norm.weight": name, "medusa_head.0.0.linear.weight": name}}
+    (tmp_path / PICKLED_INDEX).write_text(json.dumps(index))
+    with pytest.raises(LocalspecError, match="holds no weights beside it"):
         read_published(tmp_path, target)
 
 
