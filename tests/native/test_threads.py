@@ -96,6 +96,18 @@ def test_a_child_that_was_forked_while_another_thread_computes_waits_for_nobody(
     assert np.array_equal(linear(WEIGHTS, INPUTS, pool=pool), want)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_ends_no_threads_of_its_parent():
+    pool = Pool(3)
+    if (child := os.fork()) == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)  # which ends a child that waits for them
+        pool.__del__()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_two_pools_at_once_on_every_core():
     """Each has as many threads as there are cores: they take turns, and neither waits for a thread that gets no turn."""
     want = linear(WEIGHTS, INPUTS).tobytes()
