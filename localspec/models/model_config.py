@@ -98,7 +98,7 @@ class ModelConfig:
                 f"num_attention_heads = {found['num_attention_heads']} is not a multiple of num_key_value_heads = "
                 f"{found['num_key_value_heads']}"
             )
-        _check(found, "rms_norm_eps", lambda value: _number(value) and 0 <= value < math.inf)
+        _check(found, "rms_norm_eps", lambda value: _number(value) and 0 <= value < 1)
         for name in _SWITCHES:
             _check(found, name, lambda value: isinstance(value, bool))
         _check(found, "hidden_act", lambda value: isinstance(value, str))
@@ -203,13 +203,17 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
         raise LocalspecError(
             f"The config.json in {checkpoint.path} is not usable ({error}); fetch the model again, or choose another."
         ) from None
-    least = config.vocab_size * config.hidden_size + config.num_hidden_layers * 4 * config.hidden_size
-    if least > checkpoint.parameters:  # said before anything is built for layers that do not exist
+    if least_parameters(config) > checkpoint.parameters:  # said before anything is built for layers that do not exist
         raise LocalspecError(
             f"{checkpoint.path / 'config.json'} promises {config.num_hidden_layers} layers and a vocabulary of "
             f"{config.vocab_size}, more than the {checkpoint.parameters} weights there are; fetch the model again."
         )
     return config
+
+
+def least_parameters(config: ModelConfig) -> int:
+    """So many parameters, at least, has a model of these sizes: its embedding and a few rows of each layer."""
+    return config.vocab_size * config.hidden_size + config.num_hidden_layers * 4 * config.hidden_size
 
 
 _SAMPLING: Mapping[str, Callable[[float], bool]] = {

@@ -49,8 +49,10 @@ class Rope:
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             what = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
             raise _impossible(what) from None
-        if not (np.isfinite(inv_freq).all() and math.isfinite(attention_scaling)):
+        if not np.isfinite(inv_freq).all():
             raise _impossible("they give no finite angles")
+        if not 0 < attention_scaling < 1e6:
+            raise _impossible(f"they scale attention by {attention_scaling:g}")
         if not 0 < 2 * len(inv_freq) <= config.head_dim:
             raise _impossible(f"they rotate {2 * len(inv_freq)} channels of heads that have {config.head_dim}")
         return cls(inv_freq.astype(np.float32), float(attention_scaling))

@@ -4,7 +4,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.checkpoint import revision
+from localspec.checkpoint import revision, weight_files
 from localspec.config import Settings, home
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Reporter
@@ -15,7 +15,7 @@ from localspec.hub.sources import Source
 from localspec.machine import compiled
 from localspec.machine.machine import Machine
 from localspec.models.model import Model
-from localspec.models.model_config import ModelConfig
+from localspec.models.model_config import ModelConfig, least_parameters
 from localspec.models.packed_files import FILED, packed_files
 from localspec.models.registry import NOWHERE, TargetCard
 from localspec.models.shape import Shape
@@ -86,6 +86,8 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
         config = ModelConfig.of(model.config)
         TransformerConfig.of(config)
         Rope.of(config, config.contexts[0])
+        if least_parameters(config) > model.weights:  # none takes less than a byte
+            trouble = f"config.json promises more weights than {model.weights} bytes can hold"
     except (ValueError, LocalspecError) as error:
         trouble = str(error).rstrip(".")
     if missing := compiled.missing():
@@ -132,10 +134,14 @@ def pack_beside(part: Part, packing: str, machine: Machine, reporter: Reporter) 
 def pack_alone(part: Part, packing: str, machine: Machine, reporter: Reporter) -> Packed:
     """Packs a model that was fetched and deletes what was fetched for it; what was there before stays.
 
-    Raises CannotWrite, DoesNotFit, and LocalspecError for a model that cannot be packed; what was fetched stays then.
+    Raises CannotWrite, DoesNotFit, and LocalspecError for a model that cannot be packed, or cannot be opened then; what
+    was fetched stays in any of these cases.
     """
+    from localspec.native.target import NativeTarget  # numpy
+
     try:
         packed = _pack(part, snapshot(part.source, part.commit), packing, machine, reporter)
+        NativeTarget.open(packed.path, quantize=packing)  # its tokenizer, too: nothing else will be left of it
     except LocalspecError as error:
         raise type(error)(
             f"{str(error).rstrip('.')}; what was fetched stays until `localspec rm {part.source}`."
@@ -151,6 +157,19 @@ def pack_alone(part: Part, packing: str, machine: Machine, reporter: Reporter) -
             for directory in (f"snapshots/{part.commit}", "snapshots", "blobs", "refs", "."):
                 (place / directory).rmdir()
     return Packed(part.source, packed.path, packed.bytes, sum(file.bytes for file in fetched))
+
+
+def forget_damaged(path: Path) -> None:
+    """Deletes what was packed before a model's weights came here: of damaged ones, called by the same digest.
+
+    A pull compares what it packs; a load believes the names that the common cache has for files.
+    """
+    with suppress(LocalspecError, OSError):  # no model that is ever packed
+        came, here = max(file.stat().st_ctime_ns for file in weight_files(path)), revision(path)
+        for one in packed_files(Paths(home())):
+            origin = one.header.origin
+            if not origin.commit and origin.revision == here and one.path.stat().st_mtime_ns < came:
+                one.path.unlink(missing_ok=True)
 
 
 def _pack(part: Part, path: Path, packing: str, machine: Machine, reporter: Reporter) -> Packed:

@@ -27,6 +27,7 @@ from localspec.pulling.heads import Converted, NotConverted, convert_heads
 from localspec.pulling.packing import (
     BESIDE,
     Packed,
+    forget_damaged,
     pack_alone,
     pack_beside,
     packed_alone,
@@ -154,6 +155,7 @@ def pull(
     yield Fetched(tuple(fetch(planned.plan, downloaded, force=force)))
     yield from convert_heads(planned.plan, reporter.progress)
     for part in planned.plan.parts:
+        forget_damaged(snapshot(part.source, part.commit))
         if alone and part is model:
             yield pack_alone(part, alone, machine, reporter)
             continue

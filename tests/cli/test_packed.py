@@ -232,6 +232,18 @@ def test_kept_alone_only_what_it_fetched_itself_goes(home, hub: Hub, repo):
             "spiral",
         ),
         (lambda files: files.update({"config.json": _config(files, rms_norm_eps="x")}), "rms_norm_eps"),
+        (lambda files: files.update({"config.json": _config(files, rms_norm_eps=1.5)}), "rms_norm_eps = 1.5"),
+        (
+            lambda files: files.update(
+                {
+                    "config.json": _config(
+                        files, rope_parameters={"rope_type": "yarn", "factor": 2, "attention_factor": 1e9}
+                    )
+                }
+            ),
+            "scale attention by 1e\\+09",
+        ),
+        (lambda files: files.update({"config.json": _config(files, vocab_size=10**6)}), "promises more weights than"),
     ],
 )
 def test_what_cannot_be_packed_is_refused_before_the_download(home, repo, change, said):
@@ -257,6 +269,15 @@ def test_kept_alone_weights_that_are_no_numbers_are_refused_and_what_was_fetched
         assert result.returncode == 1 and "norm of " in result.stderr and "holds NaN or inf" in result.stderr
         assert "what was fetched stays until `localspec rm org/name`" in result.stderr
         assert packed(home) == [] and find_snapshot(Source("org/name"), Paths(home))
+
+
+def test_kept_alone_a_model_that_could_not_be_opened_is_refused_and_what_was_fetched_stays(home, repo):
+    repo.files["tokenizer.json"] = b"{}"
+    with served(org__name=repo) as hub:
+        result = at(home, hub, "pull", "org/name", "--packed-only", "--yes")
+        assert result.returncode == 1 and "The tokenizer in" in result.stderr
+        assert "what was fetched stays until `localspec rm org/name`" in result.stderr
+        assert find_snapshot(Source("org/name"), Paths(home))
 
 
 def _config(files, **values):
@@ -459,6 +480,28 @@ def test_verify_sees_weights_that_changed_and_whose_times_did_not(home, hub: Hub
         result = at(home, hub, "verify", str(path))
     assert result.returncode == 1 and f"{WEIGHTS} has changed, and neither its size nor its times" in result.stdout
     assert at(home, hub, "verify", str(path)).returncode == 0
+
+
+@pytest.mark.parametrize("packing", ["int8", "int4"])
+def test_what_was_packed_of_a_damaged_download_is_packed_again_once_that_is_mended(
+    home, hub: Hub, monkeypatch, packing
+):
+    from native.test_changed_weights import bytes_of, change
+
+    used_by(monkeypatch, "native", "int8")
+    assert at(home, hub, "pull", "org/name").returncode == 0
+    path = find_snapshot(Source("org/name"), Paths(home))
+    right = bytes_of(load(path, packing, "", 1, Reporter(), Paths(home)))
+    for file in Paths(home).packed.iterdir():
+        file.unlink()
+    change(path)  # the common cache goes on calling it by its digest
+    assert bytes_of(load(path, packing, "", 1, Reporter(), Paths(home))) != right
+    result = at(home, hub, "pull", "org/name")
+    assert result.returncode == 0 and "was damaged in the cache and was fetched again" in result.stderr
+    assert bytes_of(load(path, packing, "", 1, Reporter(), Paths(home))) == right
+    before = {file: file.stat().st_mtime_ns for file in packed(home)}
+    assert at(home, hub, "pull", "org/name").returncode == 0, "what is sound is neither deleted nor packed again"
+    assert {file: file.stat().st_mtime_ns for file in packed(home)} == before
 
 
 # -- a commit that changes texts alone ---------------------------------------------------------------------------------
