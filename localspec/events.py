@@ -1,7 +1,7 @@
 """What the engine reports to its consumer: a generator of these is the only way that results leave it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Reason = Literal["stop", "length", "interrupted"]
@@ -38,6 +38,7 @@ class Statistics:
     sources: Mapping[str, int]  # reply tokens by who proposed them; "target" = bonus tokens
     off_reason: str | None  # why speculation is off at the end of the reply
     memory: Memory
+    rows: Mapping[int, int] = field(default_factory=dict)  # how many forwards verified so many rows, root included
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Replies as figures only: what an engine would have told of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from localspec.events import Memory, Statistics
 
@@ -16,6 +16,7 @@ def said(
     drafted: int = 0,
     memory: Memory | None = None,
     off: str | None = None,
+    rows: Mapping[int, int] | None = None,
 ) -> Statistics:
     """A reply of these ids, whose decoding behind the first one took so many seconds and steps."""
     counted = len(ids) - 1
@@ -37,4 +38,5 @@ def said(
         sources={"target": len(ids)},
         off_reason=off,
         memory=memory or Memory(target=80, drafter=0, cache=20, peak=1000),
+        rows=rows or {},
     )

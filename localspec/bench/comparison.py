@@ -14,6 +14,7 @@ import psutil
 from localspec import Choice, Done, Engine, Limits, Sampling, Statistics
 from localspec.bench import figures, peers
 from localspec.bench.prompts import Prompt
+from localspec.bench.row_costs import RowTimer, most_rows
 from localspec.config import Rule, Settings
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
@@ -92,7 +93,9 @@ def _compare(
     engines = [partial(load, row.choice, beside=first) for row, first in zip(rows, firsts, strict=True)]
     exactness = ["bitwise" if first.exactness.bitwise else "numerical" for first in firsts]
     rules = [replace(sampling, rule=row.accept) for row in rows]
-    replies = run_rows(engines, texts, rules, limits, compared.repeat, progress)
+    timer, load_by_others = RowTimer(target), hardware.OthersLoad()
+    replies = run_rows(engines, texts, rules, limits, compared.repeat, progress, timer)
+    others, costs = load_by_others(), timer.costs()
     bandwidth = hardware.memory_bandwidth(choice.device)
     report = {
         "machine": {
@@ -100,6 +103,7 @@ def _compare(
             "cores": hardware.physical_cores(),
             "memory": psutil.virtual_memory().total,
             "bandwidth": round(bandwidth),
+            "others": round(others, 2),  # cores that other programs kept busy
         },
         "model": choice.target.name,
         "revision": engine.revision,
@@ -122,7 +126,9 @@ def _compare(
                 "accept": row.accept,
                 "exactness": promise,
                 **_paired(first),
-                **figures.of_row(ours, replies[0], categories, target.read_bytes, bandwidth, row.accept == "exact"),
+                **figures.of_row(
+                    ours, replies[0], categories, target.read_bytes, bandwidth, row.accept == "exact", costs
+                ),
             }
             for row, first, promise, ours in zip(rows, firsts, exactness, replies, strict=True)
         ],
@@ -130,8 +136,8 @@ def _compare(
     }
     if compared.peers:
         progress("loading peers")
-        with peers.opened(compared.peers, engine, limits, room) as others:
-            report["peers"] = run_beside([peers.Ours(engine, limits), *others], texts, progress)
+        with peers.opened(compared.peers, engine, limits, room) as found:
+            report["peers"] = run_beside([peers.Ours(engine, limits), *found], texts, progress)
     return report
 
 
@@ -176,20 +182,31 @@ def run_rows(
     limits: Limits,
     repeat: int,
     progress: Callable[[str], None],
+    timer: RowTimer | None = None,
 ) -> list[list[Statistics]]:
     """The replies of each row to all prompts, and so again until they are `repeat` times as many; `sampling` by row.
 
-    Each comes from a new engine: what was learned in one reply would make the next one quicker.
+    Each comes from a new engine: what was learned in one reply would make the next one quicker. After each turn the
+    `timer` looks at what the rows of its forwards cost.
     """
+    began = time.monotonic()
     for number, (engine, own) in enumerate(zip(engines, sampling, strict=True), start=1):
         progress(f"warming up row {number} of {len(engines)}")
         _reply(engine(), prompts[0], own, limits)
     replies: list[list[Statistics]] = [[] for _ in engines]
     turns = repeat * len(prompts)
-    for turn, row in in_turns(range(len(engines)), turns):
-        progress(f"prompt {turn + 1} of {turns}")
+    for number, (turn, row) in enumerate(in_turns(range(len(engines)), turns)):
+        each = (time.monotonic() - began) / (len(engines) + number)  # of the replies so far, the warm-up's too
+        seconds = each * (len(engines) * turns - number)
+        progress(f"prompt {turn + 1} of {turns}, {_duration(seconds)} left")
         replies[row].append(_reply(engines[row](), prompts[turn % len(prompts)], sampling[row], limits))
+        if timer and all(len(own) == turn + 1 for own in replies):
+            timer.look(most_rows([own[-1].rows for own in replies]))
     return replies
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds <= 90 else f"{seconds / 60:.0f} min"
 
 
 def run_beside(

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from statistics import fmean, median, quantiles
 from typing import Any
 
+from localspec.bench.row_costs import RowCosts
 from localspec.events import Statistics
+
+SLACK = 1.05  # by which a measured speedup may exceed what is possible: clocks, and medians of few
 
 
 def of_row(
@@ -14,13 +17,15 @@ def of_row(
     read_bytes: int,
     bandwidth: float,
     comparable: bool = True,
+    costs: RowCosts | None = None,
 ) -> dict[str, Any]:
     """The figures of one row; None where nothing was measured that would give one.
 
     `replies` and `plain` hold all prompts once or several times over, in the same order; `categories` names the kind of
     each prompt. `read_bytes` are read from memory in a decode step, of `bandwidth` bytes a second. What is compared
     with plain decoding is compared reply by reply, and the median of that is given: never a ratio of two medians. Texts
-    are compared where they are `comparable`: rules other than `exact` give other texts.
+    are compared where they are `comparable`: rules other than `exact` give other texts. With the `costs` of this run's
+    forwards, `speedup_limit` is the most that the acceptance lengths allow; a speedup above it is not `reliable`.
     """
     prompts = len(categories)
     pairs = [
@@ -30,8 +35,9 @@ def of_row(
     ]
     speed, speed_quartiles = _spread([ours.tokens_per_second for ours, _, _ in pairs])
     speedup, speedup_quartiles = _spread([_speedup(ours, theirs) for ours, theirs, _ in pairs])
-    costs = [_costs(ours, theirs) for ours, theirs, _ in pairs]
-    draft, verify, host = (_median([cost[part] for cost in costs]) for part in range(3))
+    parts = [_costs(ours, theirs) for ours, theirs, _ in pairs]
+    draft, verify, host = (_median([cost[part] for cost in parts]) for part in range(3))
+    limit = _median(_limits([(ours, theirs) for ours, theirs, _ in pairs], costs)) if costs else None
     memory = _median([_memory_held(ours) / _memory_held(theirs) for ours, theirs, _ in pairs])
     same = [reply.token_ids == plain[turn % prompts].token_ids for turn, reply in enumerate(replies)]
     return {
@@ -41,6 +47,8 @@ def of_row(
         "tokens_per_second_quartiles": speed_quartiles,
         "speedup": _rounded(speedup),
         "speedup_quartiles": speedup_quartiles,
+        "speedup_limit": _rounded(limit),
+        "reliable": None if speedup is None or limit is None else speedup <= SLACK * limit,
         "acceptance_length": _acceptance_length(replies),
         "acceptance_by_depth": _acceptance_by_depth(replies),
         "draft_cost": _rounded(draft),
@@ -75,6 +83,19 @@ def _costs(ours: Statistics, theirs: Statistics) -> tuple[float, float, float]:
     unit = theirs.decode_seconds / theirs.steps * ours.steps
     draft, verify = ours.draft_seconds / unit, ours.verify_seconds / unit
     return draft, verify, ours.decode_seconds / unit - draft - verify
+
+
+def _limits(pairs: Sequence[tuple[Statistics, Statistics]], costs: RowCosts) -> list[float]:
+    """The highest speedup that is possible, reply by reply: τ times a plain step over one that costs its rows alone.
+
+    What the host does between two forwards is the same in both; without it small models would seem to break the rule.
+    """
+    counted = [(ours, theirs) for ours, theirs in pairs if ours.rows and theirs.rows]
+    host = _median([(theirs.decode_seconds - theirs.verify_seconds) / theirs.steps for _, theirs in counted])
+    return [
+        ours.acceptance_length * (costs.mean(theirs.rows) + (host or 0.0)) / (costs.mean(ours.rows) + (host or 0.0))
+        for ours, theirs in counted
+    ]
 
 
 def _memory_held(reply: Statistics) -> int:

@@ -13,6 +13,7 @@ LEGEND = (
     "takes, in plain steps · limit: of what the memory's bandwidth allows without speculation · M: speedup ÷ memory · "
     "same: replies with plain decoding's tokens"
 )
+BUSY = 0.25  # cores that other programs may keep busy without a word
 MOST_CATEGORIES, MOST_COLUMNS = 12, 4
 
 
@@ -27,11 +28,13 @@ def of(report: dict[str, Any]) -> str:
         + (f" ({report['left_out']} too long for the context)" if report["left_out"] else "")
         + f", {report['max_tokens']} tokens at most, {sampling} · no phrases of earlier replies",
         f"{machine['versions']} · {machine['memory'] / 2**30:.0f} GiB, read at {machine['bandwidth'] / 1e9:.1f} GB/s"
-        f" · peak {max(row['peak_bytes'] for row in rows) / 2**30:.2f} GiB",
+        f" · peak {max(row['peak_bytes'] for row in rows) / 2**30:.2f} GiB · {_load(machine)}",
     ]
     lines = [line for part in parts for line in _wrapped(part)]
     lines += ["", *_columns(_ROW_HEADS, [_row(row) for row in rows]), *_wrapped(LEGEND)]
     for row in rows:
+        if row["reliable"] is False:
+            lines += _wrapped(_unreliable(row))
         if row.get("draft_model"):
             lines += _wrapped(f"{_name(row)} drafts with {row['draft_model']}{_hyperparameters(row)}")
         if row["off_reason"]:
@@ -62,14 +65,30 @@ def _row(row: dict[str, Any]) -> list[str]:
         str(row["nodes"]),
         _number(row["tokens_per_second"], 1),
         _range(row["tokens_per_second_quartiles"], 0),
-        _number(row["speedup"]),
+        _number(row["speedup"]) + _mark(row),
         _range(row["speedup_quartiles"], 2),
         _number(row["acceptance_length"]),
         *(_number(row[f"{part}_cost"]) for part in ("draft", "verify", "host")),
         "-" if row["bandwidth_share"] is None else f"{row['bandwidth_share']:.0%}",
-        _number(row["M"]),
+        _number(row["M"]) + _mark(row),
         row["accept"] if row["identical_prompts"] is None else f"{row['identical_prompts']}/{row['prompts']}",
     ]
+
+
+def _load(machine: dict[str, Any]) -> str:
+    others, cores = machine["others"], machine["cores"]
+    return f"other programs kept {others:.1f} of {cores} cores busy" if others >= BUSY else "nothing else ran"
+
+
+def _unreliable(row: dict[str, Any]) -> str:
+    return (
+        f"! {_name(row)} is unreliable: {_number(row['speedup'])} times as fast cannot be, for its τ and its rows "
+        f"allow {_number(row['speedup_limit'])}. Plain decoding was disturbed; measure again while nothing else runs."
+    )
+
+
+def _mark(row: dict[str, Any]) -> str:
+    return "!" if row["reliable"] is False else ""
 
 
 def _depths(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -100,7 +119,9 @@ def _categories(rows: Sequence[dict[str, Any]]) -> list[str]:
     more = len(lines) - MOST_CATEGORIES
     return [
         "",
-        *_columns(["speedup and τ by category", *map(_name, drafting)], lines[:MOST_CATEGORIES]),
+        *_columns(
+            ["speedup and τ by category", *(_name(row) + _mark(row) for row in drafting)], lines[:MOST_CATEGORIES]
+        ),
         *([f"and {more} categories more, in --json"] if more > 0 else []),
     ]
 

@@ -235,6 +235,7 @@ class _Reply:
                 session.cache.nbytes,
                 peak_memory(session.target.device),
             ),
+            rows=dict(self.tally.rows),
         )
 
     def _clock(self) -> float:

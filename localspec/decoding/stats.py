@@ -15,6 +15,7 @@ class Tally:
         self.accepted = 0
         self.committed = 0
         self.draft_seconds = self.verify_seconds = 0.0
+        self.rows: Counter[int] = Counter()  # how many forwards had so many
         self._reached: list[int] = []  # by depth: how often a parent was accepted and had a child
         self._accepted: list[int] = []  # and how often one of its children was accepted
 
@@ -23,6 +24,7 @@ class Tally:
         assert step.tree is not None
         self.steps += 1
         self.drafted += step.tree.size - 1
+        self.rows[step.tree.size] += 1
         self.committed += taken
         self.draft_seconds += step.draft_seconds
         self.verify_seconds += step.verify_seconds

@@ -64,7 +64,9 @@ class Engine:
         tune: bool = False,
     ) -> None:
         began = time.perf_counter()
-        self.choice, self._reporter, self._idle_cores = choice, reporter or Reporter(), IdleCores()
+        self.choice, self._reporter = choice, reporter or Reporter()
+        # Engines that take turns look at the machine alike, or one would compute with more threads than the other.
+        self._idle_cores: IdleCores = beside._idle_cores if beside else IdleCores()
         cache = MeasurementCache(store, self._reporter)
         auto = choice.nodes > 0 and not choice.fixed
         # The target, and what is measured of it.

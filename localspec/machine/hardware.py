@@ -31,17 +31,16 @@ class IdleCores:
     """How many cores other programs left idle since the last look."""
 
     def __init__(self) -> None:
-        self._last = self._read()
+        self._last, self._found = self._read(), physical_cores()
 
     def __call__(self) -> int:
-        """At least 1. Our own work counts as idle: it is we who would use those cores."""
+        """At least 1; asked again at once, the same. Our own work counts as idle, for it is we who would use them."""
         now, last = self._read(), self._last
         passed = now[0] - last[0]
-        if passed < 0.05:  # the kernel counts in hundredths of a second
-            return physical_cores()
-        self._last = now
-        others = max(0.0, (now[1] - last[1]) - (now[2] - last[2])) / passed
-        return max(1, physical_cores() - round(others))
+        if passed < 0.05:  # the kernel counts in hundredths of one
+            return self._found
+        self._last, self._found = now, max(1, physical_cores() - round(_others(last, now)))
+        return self._found
 
     @staticmethod
     def _read() -> tuple[float, float, float]:
@@ -49,6 +48,20 @@ class IdleCores:
         times, own = psutil.cpu_times(), psutil.Process().cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
         return time.monotonic(), sum(times[:8]) - idle, own.user + own.system
+
+
+class OthersLoad:
+    """How many cores other programs kept busy since this was made, on average."""
+
+    def __init__(self) -> None:
+        self._began = IdleCores._read()
+
+    def __call__(self) -> float:
+        return _others(self._began, IdleCores._read())
+
+
+def _others(then: tuple[float, float, float], now: tuple[float, float, float]) -> float:
+    return max(0.0, (now[1] - then[1]) - (now[2] - then[2])) / max(now[0] - then[0], 1e-9)
 
 
 def capabilities() -> list[str]:

@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import pytest
 from reply_statistics import said
 
@@ -84,3 +86,36 @@ def test_peers_are_timed_in_turns_behind_an_uncounted_forward(monkeypatch):
     forwards = [worker.name for worker in last[1:-6]]
     assert comparison.REPETITIONS >= 9 and len(forwards) == 2 * 2 * len(peers.ROWS) * comparison.REPETITIONS
     assert forwards[:8] == ["ours", "ours", "theirs", "theirs", "theirs", "theirs", "ours", "ours"]
+
+
+def test_after_each_turn_somebody_looks_at_what_rows_cost():
+    class Timer:
+        looks: ClassVar[list[tuple[int, int]]] = []
+
+        def look(self, most: int) -> None:
+            self.looks.append((len(notes), most))
+
+    class Drafting(Speaker):
+        def chat(self, messages, sampling, limits):
+            self.notes.append((self.name, ""))
+            yield Done("length", said(rows={1: 2, len(self.notes): 1}))
+
+    notes: list[tuple[str, str]] = []
+    rows = [Drafting(name, notes) for name in "ab"]
+    comparison.run_rows(rows, ["p", "q"], [Sampling()] * 2, Limits(9), 1, lambda _: None, Timer())
+    assert Timer.looks == [(8, 8), (12, 12)], "not after the warm-up, and for the most rows of the turn"
+
+
+def test_how_long_it_will_take_is_told(monkeypatch):
+    clock, told = Clock(), []
+    monkeypatch.setattr(comparison.time, "monotonic", clock)
+
+    class Slow(Speaker):
+        def chat(self, messages, sampling, limits):
+            clock.now += 30.0
+            yield Done("length", said())
+
+    comparison.run_rows([Slow(name, []) for name in "ab"], ["p", "q"], [Sampling()] * 2, Limits(9), 1, told.append)
+    assert told[2:] == [
+        f"prompt {turn} of 2, {left} left" for turn, left in ((1, "2 min"), (1, "90 s"), (2, "60 s"), (2, "30 s"))
+    ]

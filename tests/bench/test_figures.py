@@ -4,6 +4,7 @@ import pytest
 from reply_statistics import said
 
 from localspec.bench import figures
+from localspec.bench.row_costs import RowCosts
 from localspec.events import Memory
 
 
@@ -100,3 +101,57 @@ def test_why_it_was_switched_off_is_told():
 def test_the_figures_are_json():
     row = of([said(seconds=0.7, by_depth=[0.5], drafted=3)], [said()])
     assert json.loads(json.dumps(row)) == row
+
+
+COSTS = RowCosts(
+    (1, 2, 4, 8, 16), (1.0, 1.0, 1.0, 1.2, 2.0), one=0.2
+)  # a fifth of a second a row, and 8 for little more
+
+
+def judged(ours, plain, costs=COSTS):
+    return figures.of_row(ours, plain, ["text"] * len(plain), 1_000, 100_000.0, costs=costs)
+
+
+def test_no_speedup_is_reliable_that_acceptance_and_rows_do_not_allow():
+    plain = [said(seconds=1.0, verify=1.0, rows={1: 4})] * 3
+    for seconds, reliable in ((0.7, True), (0.6, True), (0.59, True), (0.56, False), (0.1, False)):
+        row = judged([said(seconds=seconds, steps=2, rows={8: 2})] * 3, plain)
+        assert row["speedup_limit"] == pytest.approx(2.0 / 1.2, abs=1e-4), "two tokens a step that costs 1.2"
+        assert row["reliable"] is reliable, seconds
+    assert judged([said(seconds=0.5, steps=4, rows={8: 4})], plain[:1])["reliable"] is False, "a token a step is none"
+
+
+def test_plain_decoding_is_reliable_in_rows_that_are_filled_up_too():
+    for rows in (1, 4, 16):
+        plain = [said(seconds=1.0, verify=0.9, rows={rows: 4})]
+        row = judged(plain, plain)
+        assert (row["speedup"], row["speedup_limit"], row["reliable"]) == (1.0, 1.0, True)
+
+
+def test_the_limit_is_of_the_rows_that_were_verified_step_by_step():
+    plain = [said(seconds=0.8, verify=0.8, rows={1: 4})]
+    row = judged([said(seconds=0.6, steps=2, rows={1: 1, 16: 1})], plain)
+    assert row["speedup_limit"] == pytest.approx(2.0 / 1.5, abs=1e-4)
+
+
+def test_what_the_host_does_between_forwards_is_in_the_limit():
+    """A model whose forwards take next to nothing is held up by the host alone, however wide its forwards are."""
+    plain = [said(seconds=1.0, verify=0.2, rows={1: 4})]
+    row = judged([said(seconds=0.55, steps=2, rows={16: 2})], plain, RowCosts((1, 16), (1.0, 4.0), one=0.05))
+    assert row["speedup_limit"] == pytest.approx(2.0 * (0.05 + 0.2) / (0.2 + 0.2)) and row["reliable"] is False
+
+
+def test_each_pair_has_its_own_limit():
+    """The median of unlike texts: where most are easy, it is above what their mean acceptance length would allow."""
+    plain = [said(range(13), seconds=12.0, verify=12.0, steps=12, rows={1: 12})] * 3
+    easy, hard = (
+        said(range(13), seconds=4.0, steps=4, rows={1: 4}),
+        said(range(13), seconds=12.0, steps=12, rows={1: 12}),
+    )
+    row = judged([easy, easy, hard], plain)
+    assert row["speedup"] == 3.0 and row["acceptance_length"] == pytest.approx(1.8) and row["reliable"] is True
+
+
+def test_without_costs_nothing_is_judged():
+    row = of([said(seconds=0.1)], [said()])
+    assert row["speedup_limit"] is None and row["reliable"] is None

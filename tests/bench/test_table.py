@@ -8,7 +8,7 @@ from localspec.bench import figures, table
 
 def report(rows, peers=(), **unlike):
     return {
-        "machine": {"versions": "torch 2.13.0, Some Processor", "cores": 2, "memory": 2**34, "bandwidth": 61_700_000_000},
+        "machine": {"versions": "torch 2.13.0, Some Processor", "cores": 2, "memory": 2**34, "bandwidth": 61_700_000_000, "others": 0.0},
         "model": "demo", "device": "cpu", "dtype": "fp32", "quantize": "none", "exactness": "bitwise",
         "prompts": 2, "left_out": 0, "repeat": 1, "max_tokens": 64, "temperature": 0.0, "seed": 1, "pool": "off",
         "rows": list(rows), "peers": list(peers), **unlike,
@@ -55,6 +55,24 @@ def test_it_says_on_what_and_how_it_was_measured(two):
     assert "temperature 0.8, seed 1" in " ".join(table.of(report(two, temperature=0.8)).split())
 
 
+def test_a_speedup_that_cannot_be_is_marked_wherever_it_stands_and_explained(two):
+    two[1] |= {"speedup": 7.28, "speedup_limit": 1.21, "reliable": False, "M": 7.0}
+    text = table.of(report(two))
+    line = next(line for line in text.splitlines() if line.startswith("phrases") and "7.28" in line)
+    assert "7.28!" in line.split() and "7.00!" in line.split()
+    assert "phrases 8! " in next(line for line in text.splitlines() if "by category" in line) + " "
+    told = " ".join(text.split())
+    assert "! phrases 8 is unreliable: 7.28 times as fast cannot be, for its τ and its rows allow 1.21." in told
+    assert "unreliable" not in table.of(report([{**row, "reliable": True, "speedup": 1.0} for row in two]))
+
+
+def test_the_load_is_shown(two):
+    assert "nothing else ran" in " ".join(table.of(report(two)).split())
+    busy = report(two)
+    busy["machine"]["others"] = 1.26
+    assert "other programs kept 1.3 of 2 cores busy" in " ".join(table.of(busy).split())
+
+
 def test_a_tampered_reply_shows(two):
     two[1] = row("phrases", 8, [said(), said((1, 2, 3, 4, 6))])
     assert any(line.endswith(" 1/2") for line in table.of(report(two)).splitlines())
@@ -75,7 +93,7 @@ def test_never_wider_than_100_columns(two):
                 f"category {'x' * 90} {n}": {"speedup": 10.2, "acceptance_length": 11.3} for n in range(20)
             }
     peers = [{"name": "p" * 120, "tokens_per_second": 1234.5, "ms_by_rows": {str(2**n): 1234.5 for n in range(7)}}]
-    machine = {"versions": "torch " + "x" * 150, "cores": 128, "memory": 2**42, "bandwidth": 10**12}
+    machine = {"versions": "torch " + "x" * 150, "cores": 128, "memory": 2**42, "bandwidth": 10**12, "others": 127.9}
     text = table.of(report([*two, *[wide] * 8], peers, machine=machine, model="m" * 130))
     assert max(map(len, text.splitlines())) <= 100
     assert "8 categories more" in text

@@ -20,6 +20,7 @@ ROW = {
     "acceptance_length": float, "acceptance_by_depth": list, "draft_cost": float, "verify_cost": float,
     "host_cost": float, "bandwidth_share": float, "peak_bytes": int, "M": float, "identical": bool,
     "identical_prompts": int, "off_reason": (str, type(None)), "categories": dict,
+    "speedup_limit": float, "reliable": bool,
 }  # fmt: skip
 REPORT = {
     "machine": dict, "model": str, "revision": str, "device": str, "engine": str, "dtype": str, "quantize": str, "exactness": str,
@@ -83,7 +84,7 @@ def test_json_is_one_line_and_the_table_goes_to_standard_error(bench, noise, pro
     assert out.endswith("\n") and out.count("\n") == 1
     report = json.loads(out)
     assert {name: isinstance(report[name], kind) for name, kind in REPORT.items()} == dict.fromkeys(report, True)
-    assert report["machine"].keys() == {"versions", "cores", "memory", "bandwidth"}
+    assert report["machine"].keys() == {"versions", "cores", "memory", "bandwidth", "others"}
     assert report["machine"]["bandwidth"] > 1e8 and report["machine"]["memory"] > 2**28
     assert (report["temperature"], report["max_tokens"], report["prompts"], report["pool"]) == (0.0, 12, 3, "off")
     for row in report["rows"]:
@@ -97,7 +98,8 @@ def test_json_is_one_line_and_the_table_goes_to_standard_error(bench, noise, pro
         ("phrases", "auto"),
     ]
     plain = report["rows"][0]
-    assert plain["speedup"] == plain["M"] == plain["acceptance_length"] == 1.0 and plain["acceptance_by_depth"] == []
+    assert plain["speedup"] == plain["M"] == plain["speedup_limit"] == plain["acceptance_length"] == 1.0
+    assert plain["reliable"] is True and plain["acceptance_by_depth"] == []
     assert min(plain["draft_cost"], plain["host_cost"]) >= 0 and plain["verify_cost"] > 0
     assert "drafter" in errors and "3/3" in errors and max(map(len, errors.splitlines())) <= 100
     assert not (tmp_path / "home" / "data").exists(), "a bench leaves nothing behind"

@@ -105,6 +105,9 @@ def test_a_stop_token_inside_an_accepted_path_ends_the_reply_there(tiny: Make) -
             assert stop not in last.statistics.token_ids
             assert session.tokens == prompt + text[:first]
             assert_whole(session)
+            rows = last.statistics.rows
+            assert sum(rows.values()) == last.statistics.steps
+            assert sum(count * (n - 1) for n, count in rows.items()) == last.statistics.drafted
             inside += last.statistics.steps > 0 and last.statistics.steps < first
             again = list(session.generate(follow, GREEDY, Limits(max_tokens=6)))
             assert delivered(again) == stock_reply(model.stock, follow, 6, stops=(stop,))
@@ -237,6 +240,7 @@ def test_acceptance_by_depth_counts_only_nodes_whose_parent_was_accepted(speller
     numbers = done(list(session.generate(prompt, GREEDY, Limits(max_tokens=21)))).statistics
     assert numbers.acceptance_by_depth == (1.0, 0.5)  # eight steps of three and two tokens in turn
     assert numbers.acceptance_length == 2.5
+    assert numbers.rows == {3: 8}
 
 
 def test_the_context_is_filled_and_not_exceeded(speller: Tiny) -> None:

@@ -8,6 +8,8 @@ import pytest
 import localspec
 from localspec.config import Settings
 from localspec.decoding.exactness import Exactness
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Limits
 from localspec.decoding.tree import DraftTree
 from localspec.engine import model_profile, recalled_measurements
 from localspec.engine.engine import Engine
@@ -160,3 +162,14 @@ def test_the_gap_is_that_of_the_logits(measured):
     *_, second, best = logits.argsort().tolist()
     assert engine.gap(tokens, best, second) == pytest.approx(float(logits[best] - logits[second]), abs=1e-4)
     assert engine.gap(tokens, second, best) == pytest.approx(-engine.gap(tokens, best, second))
+
+
+def test_engines_that_take_turns_compute_with_as_many_threads(measured, monkeypatch):
+    """Each would otherwise look at another moment, and what is compared would not compute alike."""
+    looks = []
+    monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: looks.append(self) or 1)
+    plain = Engine(choice(drafter="none"))
+    for engine in (plain, Engine(choice(draft_max=4), beside=plain), Engine(choice(drafter="none"))):
+        for _ in engine.chat([{"role": "user", "content": "a"}], Sampling(), Limits(1)):
+            pass
+    assert looks[0] is looks[1] and looks[2] is not looks[0]

@@ -533,14 +533,30 @@ def test_a_model_without_a_small_one_says_how_to_name_it() -> None:
 
 
 def test_a_busy_machine_leaves_fewer_cores_but_always_one(monkeypatch) -> None:
-    readings = iter([(0.0, 0.0, 0.0), (10.0, 20.0, 10.0), (20.0, 60.0, 20.0), (30.0, 60.5, 20.5), (30.01, 99.0, 20.5)])
+    readings = iter(
+        [
+            (0.0, 0.0, 0.0),
+            (10.0, 20.0, 10.0),
+            (20.0, 60.0, 20.0),
+            (30.0, 60.5, 20.5),
+            (40.0, 80.5, 20.5),
+            (40.01, 80.5, 20.5),
+        ]
+    )
     monkeypatch.setattr(hardware.IdleCores, "_read", staticmethod(lambda: next(readings)))
     monkeypatch.setattr(hardware, "physical_cores", lambda: 4)
     idle = hardware.IdleCores()
     assert idle() == 3, "one core's worth of somebody else's work"
     assert idle() == 1, "three cores' worth leave one"
     assert idle() == 4, "our own work is ours"
-    assert idle() == 4, "too short a time to tell"
+    assert idle() == 2, "two cores' worth of somebody else's work"
+    assert idle() == 2, "too short a time to tell: as before"
+
+
+def test_what_other_programs_kept_busy_on_average(monkeypatch) -> None:
+    readings = iter([(5.0, 100.0, 50.0), (15.0, 130.0, 65.0)])
+    monkeypatch.setattr(hardware.IdleCores, "_read", staticmethod(lambda: next(readings)))
+    assert hardware.OthersLoad()() == 1.5
 
 
 def test_this_machine_has_cores_memory_and_a_processor() -> None:

@@ -1,0 +1,73 @@
+from collections import deque
+
+import pytest
+
+from localspec.bench import row_costs
+from localspec.bench.row_costs import RowTimer, most_rows
+
+
+class Target:
+    """Forwards take what they are told to, on a clock of their own: a second a row, four times that while it is busy."""
+
+    vocab_size = 100
+
+    def __init__(self, context: int = 4096) -> None:
+        self.context, self.now, self.asked, self.slots = context, 0.0, [], []
+        self.slowdown: deque[float] = deque()
+
+    def cache(self, slots: int) -> "Target":
+        self.slots.append(slots)
+        return self
+
+    def assume(self, context: int) -> None:
+        self.assumed = context
+
+    def run(self, target: object, cache: object, tokens: list[int]) -> list[int]:
+        self.asked.append(len(tokens))
+        self.now += (1.0 + 0.1 * (len(tokens) - 1)) * (self.slowdown.popleft() if self.slowdown else 1.0)
+        return tokens
+
+
+@pytest.fixture
+def target(monkeypatch) -> Target:
+    made = Target()
+    monkeypatch.setattr(row_costs, "picks_after", made.run)
+    monkeypatch.setattr(row_costs.time, "perf_counter", lambda: made.now)
+    return made
+
+
+def test_rows_take_turns_up_to_what_was_verified(target):
+    timer = RowTimer(target)
+    assert timer.costs() is None
+    timer.look(5)
+    assert target.asked == [1, 2, 4, 8] * row_costs.ROUNDS and target.slots == [256 + 8] and target.assumed == 256
+    costs = timer.costs()
+    assert costs.rows == (1, 2, 4, 8) and costs.costs == pytest.approx((1.0, 1.1, 1.3, 1.7)) and costs.one == 1.0
+    assert costs.mean({1: 3, 8: 1}) == pytest.approx((3 + 1.7) / 4) and costs.mean({6: 2}) == pytest.approx(1.5)
+    timer.look(1)
+    assert target.asked[-row_costs.ROUNDS :] == [1] * row_costs.ROUNDS and timer.costs().rows == (1, 2, 4, 8)
+
+
+def test_a_busy_time_changes_no_ratio(target):
+    target.slowdown.extend([4.0] * 4 * row_costs.ROUNDS)
+    timer = RowTimer(target)
+    timer.look(8)
+    assert timer.costs().costs == pytest.approx((1.0, 1.1, 1.3, 1.7)) and timer.costs().one == 4.0
+
+
+def test_more_rows_are_never_cheaper(target):
+    target.slowdown.extend([2.0, 1.0, 1.0, 1.0] * row_costs.ROUNDS)  # each time something disturbs the one row
+    timer = RowTimer(target)
+    timer.look(8)
+    assert timer.costs().costs == (1.0, 1.0, 1.0, 1.0)
+
+
+def test_a_short_context_is_kept(monkeypatch):
+    small = Target(context=40)
+    monkeypatch.setattr(row_costs, "picks_after", small.run)
+    RowTimer(small).look(17)
+    assert max(small.slots) <= 40 and small.assumed == 8
+
+
+def test_the_most_rows_of_several_replies():
+    assert most_rows([{1: 3, 9: 1}, {4: 2}]) == 9 and most_rows([{}, {}]) == 1
