@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from svg import drawing, line, words
 
 from localspec.decoding.acceptance import walk
 from localspec.decoding.budget import Budget
@@ -20,6 +19,7 @@ from localspec.decoding.drafter import Step
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.tree import DraftTree
 from localspec.policy.forward_costs import ForwardCostModel
+from localspec.svg import drawing, line, words
 
 DRAWN = Path(__file__).parent.parent / "docs" / "budget.svg"
 MOST = 8

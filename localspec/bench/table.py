@@ -1,9 +1,10 @@
-"""The report as a person reads it: at most 100 columns."""
+"""The report as a person reads it, at most 100 columns: a sentence, bars, then the figures."""
 
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from localspec.charts import bar
 from localspec.models.drafter_kinds import kind_of
 from localspec.text import one_line
 
@@ -15,22 +16,19 @@ LEGEND = (
 )
 BUSY = 0.25  # cores that other programs may keep busy without a word
 MOST_CATEGORIES, MOST_COLUMNS = 12, 4
+BAR = 36  # columns
 
 
 def of(report: dict[str, Any]) -> str:
-    """The table of a report."""
+    """All that a report says."""
     rows, machine = report["rows"], report["machine"]
-    precision = report["dtype"] if report["quantize"] == "none" else report["quantize"]
-    sampling = f"temperature {report['temperature']:g}, seed {report['seed']}" if report["temperature"] else "greedy"
     parts = [
-        f"{report['model']} · {precision}, {report['exactness']} · {report['prompts']} prompts"
-        + (f" × {report['repeat']}" if report["repeat"] > 1 else "")
-        + (f" ({report['left_out']} too long for the context)" if report["left_out"] else "")
-        + f", {report['max_tokens']} tokens at most, {sampling} · no phrases of earlier replies",
+        f"{report['model']} · {label(report)} · no phrases of earlier replies",
         f"{machine['versions']} · {machine['memory'] / 2**30:.0f} GiB, read at {machine['bandwidth'] / 1e9:.1f} GB/s"
         f" · peak {max(row['peak_bytes'] for row in rows) / 2**30:.2f} GiB · {_load(machine)}",
     ]
-    lines = [line for part in parts for line in _wrapped(part)]
+    lines = [*_wrapped(sentence(rows)), "", *_bars(rows), ""]
+    lines += [line for part in parts for line in _wrapped(part)]
     lines += ["", *_columns(_ROW_HEADS, [_row(row) for row in rows]), *_wrapped(LEGEND)]
     for row in rows:
         if row["reliable"] is False:
@@ -40,6 +38,56 @@ def of(report: dict[str, Any]) -> str:
         if row["off_reason"]:
             lines += _wrapped(f"{_name(row)} was switched off: {row['off_reason']}")
     return "\n".join([*lines, *_depths(rows), *_categories(rows), *_peers(report["peers"])])
+
+
+def label(report: dict[str, Any]) -> str:
+    """In what precision, and on what, everything was measured."""
+    precision = report["dtype"] if report["quantize"] == "none" else report["quantize"]
+    sampling = f"temperature {report['temperature']:g}, seed {report['seed']}" if report["temperature"] else "greedy"
+    return (
+        f"{precision}, {report['exactness']} · {report['prompts']} prompts"
+        + (f" × {report['repeat']}" if report["repeat"] > 1 else "")
+        + (f" ({report['left_out']} too long for the context)" if report["left_out"] else "")
+        + f", {report['max_tokens']} tokens at most, {sampling}"
+    )
+
+
+def sentence(rows: Sequence[dict[str, Any]]) -> str:
+    """What was found: the row that is faster than plain decoding by most, or that none is."""
+    plain, drafting = rows[0]["tokens_per_second"], [row for row in rows if row["nodes"] and row["speedup"]]
+    known = [row for row in drafting if row["reliable"] is not False]
+    if plain is None:
+        return "No reply was long enough to measure a speed; give longer --max-tokens."
+    if not drafting:
+        return f"Plain decoding gives {plain:.1f} tokens/s here; --drafter names what to compare with it."
+    if not known:
+        return f"Plain decoding gave {plain:.1f} tokens/s; no speedup is reliable, for other programs disturbed it."
+    best = max(known, key=lambda row: row["speedup"])
+    beside = f"{best['speedup']:.2f} times as fast"
+    speeds = f"{best['tokens_per_second']:.1f} tokens/s, and {plain:.1f} without"
+    if best["speedup"] <= 1:
+        return f"Nothing here is faster than plain decoding: {row_name(best)} is {beside} ({speeds})."
+    same = {True: ", with the same text", False: ", but not all texts are the same", None: ""}[best["identical"]]
+    return f"{row_name(best)} answers {beside} as plain decoding{same} ({speeds})."
+
+
+def _bars(rows: Sequence[dict[str, Any]]) -> list[str]:
+    measured = [row for row in rows if row["tokens_per_second"]]
+    most = max((row["tokens_per_second"] for row in measured), default=1.0)
+    names = [row_name(row) for row in measured]
+    width = max(map(len, names), default=0)
+    return [
+        f"  {name:{width}}  {bar(row['tokens_per_second'] / most, BAR)} {row['tokens_per_second']:.1f} tokens/s"
+        + (f"  × {row['speedup']:.2f}{_mark(row)}" if row["nodes"] and row["speedup"] else "")
+        for name, row in zip(names, measured, strict=True)
+    ]
+
+
+def row_name(row: dict[str, Any]) -> str:
+    """What a row is called where it stands alone."""
+    size = {0: "", "auto": ""}.get(row["nodes"], f", {row['nodes']} nodes")
+    name = "plain decoding" if row["drafter"] == "none" else _clipped(one_line(row["drafter"]), 24)
+    return f"{name}{size}"
 
 
 def _hyperparameters(row: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """localspec bench"""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,7 +9,8 @@ from typing import Annotated, Literal
 import typer
 
 from localspec import config
-from localspec.bench import prompts, table
+from localspec.bench import plot, prompts, table
+from localspec.cli.console import drawable
 from localspec.cli.options import Context, Device, Dtype, Model, Quantize, number
 from localspec.cli.progress import Progress, tell
 from localspec.engine.device_profile import BandwidthProfiler
@@ -57,6 +59,9 @@ def bench(
     tune: Annotated[
         bool, typer.Option("--tune", help="Search again how long the drafts of a draft model should be.")
     ] = False,
+    plotted: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the bars into a file as well: .svg or .png.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON line on standard output, and the table on standard error.")
     ] = False,
@@ -68,6 +73,8 @@ def bench(
             "exact": exact or None, "context": context, "device": device, "dtype": dtype, "quantize": quantize,
         }
     )  # fmt: skip
+    if plotted:
+        plot.check(plotted)
     asked = prompts.spread(prompts.read(prompt_file) if prompt_file else prompts.BUILT_IN, limit)
     combinations = _combinations(drafter, nodes)
     card = registry.resolve(settings.model or "demo")
@@ -100,10 +107,13 @@ def bench(
     finally:
         progress.clear()
     if as_json:
-        tell(table.of(report))
+        tell(drawable(table.of(report), sys.stderr))
         print(json.dumps(report), flush=True)
     else:
-        print(table.of(report))
+        print(drawable(table.of(report), sys.stdout))
+    if plotted:
+        plot.write(report, plotted)
+        tell(f"localspec: drawn in {plotted}.")
 
 
 def _combinations(drafters: str, nodes: str) -> list[tuple[str, Size]]:

@@ -3,9 +3,11 @@
 import json
 import sys
 from datetime import datetime
+from typing import TextIO
 
 import typer
 
+from localspec import charts
 from localspec.errors import UsageMistake
 from localspec.text import one_line
 
@@ -33,6 +35,15 @@ def counted(count: int, what: str) -> str:
 def moment(seconds: float) -> str:
     """A time in seconds since 1970, to the minute, in this machine's time zone."""
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+
+
+def drawable(text: str, stream: TextIO | None) -> str:
+    """A text with bars and curves, in ASCII where the stream has no blocks."""
+    try:
+        "█▁▏".encode(getattr(stream, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return charts.in_ascii(text)
+    return text
 
 
 def may_delete(target: str, yes: bool) -> bool:

@@ -1,24 +1,10 @@
 import copy
 
 import pytest
+from bench_reports import report, row
 from reply_statistics import said
 
-from localspec.bench import figures, table
-
-
-def report(rows, peers=(), **unlike):
-    return {
-        "machine": {"versions": "torch 2.13.0, Some Processor", "cores": 2, "memory": 2**34, "bandwidth": 61_700_000_000, "others": 0.0},
-        "model": "demo", "device": "cpu", "dtype": "fp32", "quantize": "none", "exactness": "bitwise",
-        "prompts": 2, "left_out": 0, "repeat": 1, "max_tokens": 64, "temperature": 0.0, "seed": 1, "pool": "off",
-        "rows": list(rows), "peers": list(peers), **unlike,
-    }  # fmt: skip
-
-
-def row(drafter, nodes, replies, kinds=("code", "chat")):
-    plain = [said(seconds=1.0), said(seconds=1.0)]
-    names = {"drafter": drafter, "nodes": nodes, "accept": "exact"}
-    return {**names, **figures.of_row(replies, plain, list(kinds), 10**9, 61.7e9)}
+from localspec.bench import table
 
 
 @pytest.fixture
@@ -53,6 +39,37 @@ def test_it_says_on_what_and_how_it_was_measured(two):
     ):
         assert part in text
     assert "temperature 0.8, seed 1" in " ".join(table.of(report(two, temperature=0.8)).split())
+
+
+def test_a_sentence_and_bars_come_first(two):
+    first, second, empty, *rest = table.of(report(two)).splitlines()
+    assert f"{first} {second}" == (
+        "phrases, 8 nodes answers 2.25 times as fast as plain decoding, with the same text "
+        "(9.0 tokens/s, and 4.0 without)."
+    )
+    assert empty == "" and rest[0].split()[:2] == ["plain", "decoding"] and rest[0].endswith(" 4.0 tokens/s")
+    assert rest[1].split()[:3] == ["phrases,", "8", "nodes"] and rest[1].endswith(" 9.0 tokens/s  × 2.25")
+    plain, fast = (line.count("█") for line in rest[:2])
+    assert fast == table.BAR and plain == int(table.BAR * 4 / 9)
+
+
+@pytest.mark.parametrize(
+    ("unlike", "said_first"),
+    [
+        ({"speedup": 0.8}, "Nothing here is faster than plain decoding: phrases, 8 nodes is 0.80 times as fast"),
+        (
+            {"identical": False},
+            "phrases, 8 nodes answers 2.25 times as fast as plain decoding, but not all texts are the same",
+        ),
+        ({"identical": None}, "phrases, 8 nodes answers 2.25 times as fast as plain decoding ("),
+        ({"reliable": False}, "Plain decoding gave 4.0 tokens/s; no speedup is reliable"),
+        ({"speedup": None}, "Plain decoding gives 4.0 tokens/s here; --drafter names"),
+    ],
+)
+def test_the_sentence_is_true(two, unlike, said_first):
+    assert table.sentence([two[0], two[1] | unlike]).startswith(said_first)
+    assert table.sentence([two[0]]).startswith("Plain decoding gives 4.0 tokens/s here")
+    assert table.sentence([two[0] | {"tokens_per_second": None}]).startswith("No reply was long enough")
 
 
 def test_a_speedup_that_cannot_be_is_marked_wherever_it_stands_and_explained(two):

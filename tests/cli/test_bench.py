@@ -106,9 +106,11 @@ def test_json_is_one_line_and_the_table_goes_to_standard_error(bench, noise, pro
 
 
 @pytest.mark.slow
-def test_the_table_alone(bench, words, prompts):
-    code, out, errors = bench("-m", words, "--nodes", 4, "--prompts", prompts, "--limit", 2, "--repeat", 2, "-n", 24)
-    assert code == 0 and errors == ""
+def test_the_table_alone(bench, words, prompts, tmp_path):
+    asked = ["-m", words, "--nodes", 4, "--prompts", prompts, "--limit", 2, "--repeat", 2, "-n", 24]
+    code, out, errors = bench(*asked, "--plot", tmp_path / "drawn.svg")
+    assert code == 0 and errors == f"localspec: drawn in {tmp_path / 'drawn.svg'}.\n"
+    assert "phrases, 4 nodes" in (tmp_path / "drawn.svg").read_text("utf-8") and "times as fast" in out
     rows = [line.split() for line in out.splitlines() if line.startswith(("none ", "phrases  "))]
     assert [row[:2] for row in rows] == [["none", "0"], ["phrases", "4"]]
     assert all(row[-1] == "2/2" for row in rows)
@@ -220,6 +222,7 @@ def test_beside_the_stock_model(bench, noise, prompts):
         (["--seed", "1.5"], ["--seed 1.5"]),
         (["--peer", "vllm"], ["'vllm'", "transformers, llama.cpp"]),
         (["--device", "cuda:99"], ["cuda:99"]),
+        (["--plot", "drawn.jpg"], ["drawn.jpg", ".svg"]),
     ],
 )
 def test_mistakes_are_one_sentence_before_anything_is_loaded(bench, monkeypatch, arguments, said):

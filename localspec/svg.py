@@ -1,4 +1,4 @@
-"""Lines, words and bars of the drawings in docs/, as SVG."""
+"""Lines, words and bars of drawings, as SVG."""
 
 from html import escape
 
@@ -9,7 +9,8 @@ def drawing(width: int, height: int, parts: list[str]) -> str:
     """A whole file."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-        f' font-family="sans-serif" font-size="13" fill="#222">\n<rect width="{width}" height="{height}" fill="#ffffff"/>'
+        f' font-family="sans-serif" font-size="13" fill="#222">\n'
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>'
     )
     return "\n".join([head, *parts, "</svg>", ""])
 

@@ -1,0 +1,26 @@
+import io
+
+import pytest
+
+from localspec import charts
+from localspec.cli.console import drawable
+
+
+def test_a_bar_is_as_long_as_its_share():
+    assert charts.bar(1.0, 10) == "█" * 10 and charts.bar(0.5, 10) == "█" * 5 and charts.bar(0.25, 2) == "▌"
+    assert charts.bar(0.0, 10) == "" and charts.bar(0.0001, 10) == "▏" and charts.bar(3.0, 4) == "████"
+    assert all(len(charts.bar(share / 100, 30)) <= 30 for share in range(101))
+
+
+def test_a_curve_has_a_column_a_value_and_stands_on_its_least():
+    top, bottom = charts.curve([0.0, 1.0, 2.0], width=3, height=2)
+    assert top == " ▁█" and bottom == "▁██"
+    assert charts.curve([3.0, 3.0], width=9, height=2) == ["", "▁▁"]
+    fallen = charts.curve([float(9 - n) for n in range(100)], width=10, height=3)
+    assert len(fallen) == 3 and max(map(len, fallen)) == 10 and fallen[0].startswith("█") and fallen[2].endswith("▁")
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("utf-8", "██▌ × 2"), ("ascii", "### x 2"), ("latin-1", "### x 2")])
+def test_a_terminal_without_blocks_gets_ascii(encoding, shown):
+    assert drawable("██▌ × 2", io.TextIOWrapper(io.BytesIO(), encoding=encoding)) == shown
+    assert len(charts.in_ascii(charts.EIGHTHS + charts.PARTS)) == 18 and charts.in_ascii(charts.PARTS).isascii()
