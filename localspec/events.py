@@ -29,6 +29,7 @@ class Statistics:
     decode_seconds: float
     draft_seconds: float  # of the decode seconds, those of the drafter
     verify_seconds: float  # and those of the target's forwards
+    step_seconds: float  # and those of whole steps, in which whoever reads the text had no part
     tokens_per_second: float
     steps: int  # target forwards after prefill
     acceptance_length: float  # τ: tokens committed per target forward, bonus included

@@ -14,7 +14,7 @@ SAMPLING: Any = SimpleNamespace(seed=7)
 def statistics(tokens: int = 3) -> Statistics:
     return Statistics(
         token_ids=tuple(range(tokens)), prompt_tokens=5, reused_tokens=0, prefill_seconds=0.1, first_token_seconds=0.1,
-        decode_seconds=0.5, draft_seconds=0.0, verify_seconds=0.4, tokens_per_second=4.0, steps=2,
+        decode_seconds=0.5, draft_seconds=0.0, verify_seconds=0.4, step_seconds=0.45, tokens_per_second=4.0, steps=2,
         acceptance_length=1.0, acceptance_by_depth=(), drafted=0, accepted=0, sources={"target": tokens},
         off_reason=None, memory=Memory(1, 0, 1, 2),
     )  # fmt: skip

@@ -13,6 +13,7 @@ PRIOR = 0.5  # how many guesses the first estimate counts for
 PATIENCE = 16  # drafts in a row that do not pay before speculation is switched off,
 LOSS = 1.5  # or plain steps that they cost together: a draft model costs much more than a look at phrases
 RECENT = 0.9  # of the tokens and seconds that a token's worth is taken from, kept at each step
+REMEMBERED = 9  # drafts and steps, whose median is what the next should take
 SOONEST, LATEST = 16, 512  # plain steps until it is tried again: twice as many each time it still does not pay
 
 
@@ -33,7 +34,9 @@ class Budget:
         self.most, self._costs = most, None if costs is None else ObservedCosts(costs)
         self._seen: dict[tuple[str | None, int, int], tuple[float, float]] = {}  # (hits, tries); None means all sources
         self._draft, self._context = DraftTree((0,), (-1,)), 0  # the last one, before pruning, and the text before it
-        self._draft_seconds = deque([0.0], maxlen=9)  # seconds that the last drafts took
+        self._draft_seconds = deque([0.0], maxlen=REMEMBERED)  # seconds that the last drafts took
+        # What the last steps took beside draft and forward, with trees and without.
+        self._beside_trees, self._beside_plain = (deque[float](maxlen=REMEMBERED) for _ in range(2))
         self._lately = (0.0, 0.0)  # tokens, and the seconds that they took by the costs
         self.begin()
 
@@ -44,7 +47,8 @@ class Budget:
         """
         if self._costs is None:
             return None
-        (tokens, seconds), plain = self._lately, self._costs.at(1, context) / self._costs.slowness
+        plain = (self._costs.at(1, context) + self._beside(False)) / self._costs.slowness
+        tokens, seconds = self._lately
         return (seconds + plain) / (tokens + 1)
 
     def begin(self) -> None:
@@ -73,22 +77,25 @@ class Budget:
             self._wait -= 1
             if self._wait == 0:
                 self.nodes, self._losing_drafts, self._lost_steps = self.most, 0, 0.0
+        if tree.size == 1:
+            return tree
         chances = self._chances(tree)
-        plain_seconds, draft_seconds = self._costs.at(1, context), median(self._draft_seconds)
+        plain_seconds, draft_seconds = self._costs.at(1, context) + self._beside(False), median(self._draft_seconds)
         if len(chances) == 1:
-            if tree.size > 1:  # all others are probes
-                price = (draft_seconds + self._costs.at(tree.size, context)) / plain_seconds - 1
-                self._note_loss(0.0, price, price)
+            # All others are probes.
+            price = (draft_seconds + self._costs.at(tree.size, context) + self._beside(True)) / plain_seconds - 1
+            self._note_loss(0.0, price, price)
             return tree
         if self._costs.wants_plain:
             return tree.subtree([0])
         hosts = _hosts(tree, chances)
         order = sorted(chances, key=chances.__getitem__, reverse=True)  # a stable sort: parents before their children
         tokens, rows, sizes = 1.0, 1 + hosts.count(0), []  # the root stands for the bonus token
+        before = draft_seconds + self._beside(True)
         for node in order[1:]:
             tokens += chances[node]
             rows += 1 + hosts.count(node)
-            sizes.append((tokens, draft_seconds + self._costs.at(rows, context)))
+            sizes.append((tokens, before + self._costs.at(rows, context)))
         best = max(range(len(sizes)), key=lambda size: sizes[size][0] / sizes[size][1])
         expected, seconds = sizes[best]
         if expected * plain_seconds <= seconds:
@@ -103,13 +110,17 @@ class Budget:
         nodes = [node for node in range(tree.size) if node in kept or hosts[node] in kept]
         return tree if len(nodes) == tree.size else tree.subtree(nodes)
 
-    def observe(self, step: Step) -> None:
-        """Judges the last draft, pruned nodes too, by the committed tokens, as far down as it agreed with them."""
+    def observe(self, step: Step, beside: float = 0.0) -> None:
+        """Judges the last draft, pruned nodes too, by the committed tokens, as far down as it agreed with them.
+
+        `beside` is what the step took beside draft and forward, in seconds.
+        """
         if self._costs and step.tree:
             tokens, seconds = self._lately
             self._costs.observe(step.tree.size, self._context, step.verify_seconds)
-            took = (step.draft_seconds + self._costs.at(step.tree.size, self._context)) / self._costs.slowness
-            self._lately = RECENT * tokens + len(step.committed), RECENT * seconds + took
+            (self._beside_trees if step.tree.size > 1 else self._beside_plain).append(beside)
+            took = step.draft_seconds + self._costs.at(step.tree.size, self._context) + beside
+            self._lately = RECENT * tokens + len(step.committed), RECENT * seconds + took / self._costs.slowness
         if self._draft.size > 1:
             self._draft_seconds.append(step.draft_seconds)
         node: int | None = 0
@@ -122,6 +133,16 @@ class Budget:
                     hits, tries = self._seen.get(key, (0.0, 0.0))
                     self._seen[key] = DECAY * hits + (drafted == token), DECAY * tries + 1
             node = children.get(token)
+
+    def _beside(self, tree: bool) -> float:
+        """Returns what a step should take beside draft and forward, with a tree or without one.
+
+        Where only the other was seen: on a CPU, Python takes twice as long with a tree as without.
+        """
+        known, other = self._beside_trees, self._beside_plain
+        if not tree:
+            known, other = other, known
+        return median(known) if known else median(other or (0.0,)) * (2.0 if tree else 0.5)
 
     def _chances(self, tree: DraftTree) -> dict[int, float]:
         """Returns the chance that a node and all above it are accepted, by node, without probes and what is below."""

@@ -65,7 +65,7 @@ def decode_step(
     accepted, hidden = [tree.tokens[node] for node in path[1:]], output.hidden.take(path)
     step = Step([*accepted, bonus], hidden, tree, path, greedy_picks, pruned - began, verified - pruned, output.logits)
     drafter.observe(step)
-    budget.observe(step)
+    budget.observe(step, time.perf_counter() - verified)
     return step
 
 

@@ -95,10 +95,12 @@ class _Reply:
             self.first_seconds = self.last_seconds = self._clock()
             yield from self._release(reason is not None)
             while reason is None:
+                began = self._clock()
                 step = self._within_memory(self._decode, self._give_up_trees)
                 session.tokens += step.committed
                 reason, taken = self._commit(step.committed, step_sources(step))
                 self.tally.add(step, taken)
+                self.tally.step_seconds += self._clock() - began
                 self.last_seconds = self._clock()
                 yield from self._release(reason is not None)
             self._finish(self.transcript.tokens)
@@ -221,6 +223,7 @@ class _Reply:
             decode_seconds=decoding,
             draft_seconds=self.tally.draft_seconds,
             verify_seconds=self.tally.verify_seconds,
+            step_seconds=self.tally.step_seconds,
             tokens_per_second=counted / decoding if decoding > 0 and counted > 0 else 0.0,
             steps=self.tally.steps,
             acceptance_length=self.tally.acceptance_length,

@@ -16,6 +16,7 @@ class Tally:
         self.committed = 0
         self.draft_seconds = self.verify_seconds = 0.0
         self.rows: Counter[int] = Counter()  # how many forwards had so many
+        self.step_seconds = 0.0  # of both, and of all else that a step does
         self._reached: list[int] = []  # by depth: how often a parent was accepted and had a child
         self._accepted: list[int] = []  # and how often one of its children was accepted
 

@@ -104,7 +104,7 @@ class SimulatedBudget(Budget):
         self.seconds = 0.0
         self._workload, self._small, self._forwards = workload, small, small.forwards.copy()
 
-    def observe(self, step: Step) -> None:
+    def observe(self, step: Step, beside: float = 0.0) -> None:
         """Observes a step as if drafting had taken what the small model's forwards cost, on a busy machine too."""
         new, self._forwards = self._small.forwards - self._forwards, self._small.forwards.copy()
         drafting = sum(times * self._workload.draft_costs.at(rows, CONTEXT) for rows, times in new.items())

@@ -59,8 +59,9 @@ class WithPhrases:
         self._offered = {}
         if self._read_only:
             return
-        self.pool.learn(step)
-        self._correct(step)
+        if step.tree and step.tree.size > 1:
+            self.pool.learn(step)
+            self._correct(step)
         self.pool.extend(step.committed)
         node = 0
         for token in step.committed[: max(len(step.path) - 1, 0)]:
@@ -103,6 +104,9 @@ class WithPhrases:
             at_root = self._level((), self._followers(recent, context.nodes), 0)
             covered = min(sum(chance for chance, _ in at_root), 1.0)
         inner = self.inner.draft(replace(context, nodes=nodes, covered=covered))
+        if inner.size == 1 and not (context.nodes and self._followers(recent, context.nodes)):  # often, so at once
+            self._draft, self._stored = inner, [None]
+            return inner
         builder = _TreeBuilder(inner)
         most = builder.size + context.nodes - 1 if self._anywhere else context.nodes
         heap: list[tuple[float, int, int, float, Followers, int]] = []

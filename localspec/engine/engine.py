@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import zip_longest
 from typing import Literal, Self
 
@@ -89,7 +90,8 @@ class Engine:
                 choice, self.target, self.draft_model, self.profile, self.costs, tune
             )
         # Phrases, those of earlier sessions included.
-        uses_history = phrases != "off" and (not kind_of(choice.drafter).parts or "history" in choice.parts)
+        drafts = choice.drafter != "none"  # else no phrase would ever be used
+        uses_history = drafts and phrases != "off" and (not kind_of(choice.drafter).parts or "history" in choice.parts)
         self.saved_phrases = self._open_phrases(store, phrases == "user") if store and uses_history else None
         reader = self.saved_phrases.read if self.saved_phrases else None
         self.pool = pool_of(choice, self.target, self.draft_model, reader)
@@ -118,16 +120,22 @@ class Engine:
         reporter = Reporter(notice, progress)
         known = BandwidthProfiler(MeasurementCache(store, reporter), settings.exact, settings.context)
         kept: Phrases = "readonly" if settings.pool == "user" and not settings.log else settings.pool
-        options = choices(model_of(card), requested_drafter(settings, card), settings, measurements=known)
+        decide = partial(choices, model_of(card), requested_drafter(settings, card), settings, measurements=known)
+        load = partial(cls, store=store, phrases=kept, reporter=reporter)
+        options = decide()
         for choice, smaller in zip_longest(options, options[1:]):
-            phrases: Phrases = "off" if choice.drafter == "none" else kept
             try:
-                engine = cls(choice, store=store, phrases=phrases, reporter=reporter)
+                engine = load(choice)
                 break
             except DoesNotFit as trouble:
                 if smaller is None:
                     raise
                 notice(f"{trouble} It is tried once more with less: {smaller.reason}.")
+        if settings.drafter == "auto" and engine.profile.cache.measured:  # what was an estimate is known now
+            again = decide()[0]
+            if again.drafter != engine.choice.drafter and again.loads_as(engine.choice):
+                first, engine = engine, load(again, beside=engine)
+                engine.load_seconds += first.load_seconds
         if settings.device == "auto" and engine.choice.device == "cpu":  # nobody with a GPU is left there in silence
             why = only_packed(card.path) if is_packed(card.path) and devices() != ["cpu"] else torch_trouble()
             if why:

@@ -41,6 +41,7 @@ class MeasurementCache:
 
     def __init__(self, store: Store | None, reporter: Reporter | None = None) -> None:
         self.reporter = reporter or Reporter()
+        self.measured = False  # whether anything was, since it was opened
         self._store = store
         self._idle_cores, self._opened = IdleCores(), time.monotonic()
 
@@ -78,6 +79,7 @@ class MeasurementCache:
             self.reporter.progress(f"measuring {what}, once")
             cores = self._idle_cores()
             found = measure(cores)
+            self.measured = True
             idle = cores == self._idle_cores() == physical_cores()
             self.remember(quantity if idle else quantity.when_busy, subject, found)
         return found

@@ -30,7 +30,7 @@ def _sums_by_drafter(value: Any) -> dict[str, list[float]] | None:
 
 
 def _are_sums(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 5 and all(type(one) in (int, float) and one >= 0 for one in value)
+    return isinstance(value, list) and len(value) == 6 and all(type(one) in (int, float) and one >= 0 for one in value)
 
 
 def _kept_layers(value: Any) -> list[KeptLayers] | None:
@@ -44,7 +44,7 @@ COSTS = Quantity("costs", ForwardCosts.from_list, ForwardCosts.as_list)
 RATES = Quantity("rates by a wide and a slim model", Rates.from_list, Rates.as_list)
 BANDWIDTH = Quantity("bandwidth", _bandwidth, float)
 LAYERS = Quantity("layers that draft", _kept_layers, lambda found: [one.as_json() for one in found])
-# By drafter: tokens, steps, nodes, seconds of drafting, seconds of verification.
+# By drafter: tokens, steps, nodes, seconds of drafting, of verification, and of steps beside both.
 REPLY_SUMS = Quantity("replies", _sums_by_drafter, dict)
 
 
@@ -99,10 +99,10 @@ class RecalledMeasurements:
 
 def reply_stats(sums: list[float]) -> ReplyStats | None:
     """What the sums of some replies say; None where they are of too few tokens."""
-    tokens, steps, nodes, drafting, verifying = sums
+    tokens, steps, nodes, drafting, verifying, beside = sums
     if tokens < LEAST_TOKENS or not steps or not verifying:
         return None
-    return ReplyStats(tokens / steps, nodes / steps, drafting / verifying)
+    return ReplyStats(tokens / steps, nodes / steps, drafting / verifying, beside / verifying)
 
 
 def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistics) -> dict[str, list[float]]:
@@ -113,6 +113,7 @@ def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistic
         statistics.drafted,
         statistics.draft_seconds,
         statistics.verify_seconds,
+        max(0.0, statistics.step_seconds - statistics.draft_seconds - statistics.verify_seconds),
     )
     before = sums.get(drafter) or [0.0] * len(new)
     return {**sums, drafter: [FADING * old + one for old, one in zip(before, new, strict=True)]}

@@ -18,6 +18,7 @@ from localspec.models.entries import PublishedDrafter
 from localspec.models.registry import TargetCard
 from localspec.models.s3d_prediction import KeptLayers
 from localspec.models.shape import Shape
+from localspec.policy import host_time
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.measurements import ReplyStats
 from localspec.policy.own_layers import best_layers
@@ -154,7 +155,11 @@ def _alone_and_with_phrases(
     yield alone
     assert phrases.acceptance is not None
     both = alone.acceptance.beside(phrases.acceptance) if alone.acceptance else None
-    yield _as_measured(replace(alone, name=alone.name + WITH_PHRASES, acceptance=both), at)
+
+    def seconds(nodes: int) -> float:
+        return alone.draft_seconds(nodes) + (host_time.PHRASES if nodes else 0.0)
+
+    yield _as_measured(replace(alone, name=alone.name + WITH_PHRASES, acceptance=both, draft_seconds=seconds), at)
 
 
 def _trained(drafter: DrafterCard, published: PublishedDrafter | None, at: CostInputs) -> DrafterCandidate:
@@ -223,4 +228,5 @@ def _draft_seconds(
     cost = DraftCost(
         parameters, depth, at.shape, at.rates.product, at.rates.layer[0], lambda rows: costs.at(rows, CONTEXT)
     )
-    return lambda nodes: kind.seconds(cost, nodes)
+    host = host_time.PHRASES if kind.has_phrases else host_time.DRAFT
+    return lambda nodes: kind.seconds(cost, nodes) + (host if nodes else 0.0)

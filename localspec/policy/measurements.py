@@ -14,16 +14,18 @@ from localspec.policy.prediction import CONTEXT, Rates
 class ReplyStats:
     """What replies with one drafter were like here: tokens a step, nodes a step, drafting seconds per verifying second.
 
-    None of the three depends on what else the machine did meanwhile, as tokens/s would.
+    None of the three depends on what else the machine did meanwhile, as tokens/s would. `beside` is what a step took
+    beside draft and forward, per verifying second too.
     """
 
     length: float
     nodes: float
     drafting: float
+    beside: float = 0.0
 
     def speed(self, costs: ForwardCostModel) -> float:
         """Tokens/s where forwards have these costs."""
-        return self.length / (costs.at(round(1 + self.nodes), CONTEXT) * (1 + self.drafting))
+        return self.length / (costs.at(round(1 + self.nodes), CONTEXT) * (1 + self.drafting + self.beside))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from localspec.machine.machine import Device
 from localspec.models.architecture import TransformerConfig
 from localspec.models.shape import Shape
 from localspec.policy.forward_costs import ForwardCostModel, linear
+from localspec.policy.host_time import step_seconds
 
 ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number
 CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
@@ -310,4 +311,8 @@ def speed(
     A drafter that reads weights reads all of them, whatever the size of the draft.
     """
     sizes = range(min(most, len(acceptance.gains)) + 1)
-    return max((acceptance.length(nodes) / (drafting(nodes) + costs.at(nodes + 1, CONTEXT)), nodes) for nodes in sizes)
+
+    def at(nodes: int) -> float:
+        return acceptance.length(nodes) / step_seconds(drafting(nodes), costs.at(nodes + 1, CONTEXT), nodes)
+
+    return max((at(nodes), nodes) for nodes in sizes)

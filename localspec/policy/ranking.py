@@ -10,6 +10,7 @@ from localspec.policy import prediction
 from localspec.policy.candidates import CostInputs, DrafterCandidate, DraftModelEstimate, candidates, plain
 from localspec.policy.cost_effectiveness import cost_effectiveness
 from localspec.policy.forward_costs import ForwardCostModel
+from localspec.policy.host_time import step_seconds
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.prediction import CONTEXT, Estimate, Rates, estimated_rates
 
@@ -17,6 +18,8 @@ AUTO_NODES = 16  # of a tree at most, where no number was asked for; how many pa
 QUICK = 8.0  # tokens/s: somewhat faster than people read
 SLOW_MEMORY = 5e9  # bytes a second: what is quick with such memory is quick anywhere, and needs no measurement
 PLANNED = 4096  # tokens of context that must fit where none was asked for
+HARMLESS = 0.98  # of plain decoding's speed: where phrases bring at least so much, they are worth looking for
+NEXT_TO_NOTHING = 0.05  # of the time of a token
 CLEARLY = 1.05  # times the M of a simpler drafter, which a drafter must reach
 DOUBT = 1.15  # times more where what it costs and brings was not measured here
 ON_APPLE = 1.05  # times the measured speed of plain decoding, on Apple's GPUs
@@ -148,12 +151,12 @@ def best(ranked: Sequence[RunPlan], here: bool = True, allow_plain: bool = True)
     if not possible:
         return None
     limit = max(map(_cautious, possible)) / CLEARLY
-    return min((plan for plan in possible if _cautious(plan) >= limit), key=lambda plan: _complexity(plan.candidate))
+    return min((plan for plan in possible if _cautious(plan) >= limit), key=_complexity)
 
 
 def _cautious(plan: RunPlan) -> float:
     """M, lowered where it rests on guesses about a drafter."""
-    return plan.cost_effectiveness / (1 if plan.measured or _complexity(plan.candidate)[0] < 2 else DOUBT)
+    return plan.cost_effectiveness / (1 if plan.measured or _complexity(plan)[0] < 2 else DOUBT)
 
 
 def pays(plan: RunPlan, ranked: Sequence[RunPlan]) -> bool:
@@ -171,10 +174,14 @@ def _plain_decoding(plan: RunPlan, ranked: Sequence[RunPlan]) -> RunPlan:
     return next(other for other in ranked if other.precision == plan.precision and other.candidate.name == "none")
 
 
-def _complexity(candidate: DrafterCandidate) -> tuple[int, int]:
-    """How complex a drafter is, then its bytes. Phrases come before none: where they do not pay, nothing is drafted."""
-    complexity = {"phrases": 0, "none": 1}.get(candidate.name, 2)
-    return complexity, candidate.bytes
+def _complexity(plan: RunPlan) -> tuple[int, int]:
+    """How complex a drafter is, then its bytes.
+
+    Phrases come before none, since where they do not pay nothing is drafted; but not where looking for them takes time.
+    """
+    if plan.candidate.name == "phrases":
+        return 0 if plan.candidate.draft_seconds(max(plan.nodes, 1)) * plan.speed < NEXT_TO_NOTHING else 2, 0
+    return 1 if plan.candidate.name == "none" else 2, plan.candidate.bytes
 
 
 def _rated(plan: RunPlan, base: RunPlan) -> RunPlan:
@@ -189,7 +196,7 @@ def _plans_in(
     known = measurements.of(model.card, precision.device.name, dtype, quantize)
     costs = known.costs or _estimate(model.shape, precision, measurements)
     planned = min(context or PLANNED, model.shape.context)  # more than it holds is refused when it is loaded
-    plain_speed = 1 / costs.at(1, CONTEXT)
+    plain_speed = 1 / step_seconds(0.0, costs.at(1, CONTEXT), 0)
     weights = prediction.weights(model.shape, *how, model.parameters)
     weights -= prediction.unread(model.shape, quantize, backend, planned)
     beside = prediction.program(quantize, backend) + prediction.tokenizer(model.shape, backend)
@@ -204,7 +211,7 @@ def _plans_in(
         replies = known.replies.get(candidate.key) if known.costs else None
         if replies is not None:
             speed = replies.speed(costs)
-        if candidate.name == "phrases":  # drafts of them that do not pay are cut to nothing
+        if candidate.name == "phrases" and speed >= HARMLESS * plain_speed:  # they may pay in the next text
             speed = max(speed, plain_speed)
         loaded_bytes = weights + candidate.bytes
         working = prediction.cache(model.shape, planned + nodes + 1, dtype)
@@ -273,12 +280,11 @@ def _others(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
     """The best other drafter in this precision and why it was left out, as the end of a sentence."""
     if plan.candidate.name == "none" and plan.precision.device.type == "mps":
         return "; speculation is off on Apple's GPUs until `localspec bench` has measured that it pays"
+    not_worth_a_word = {"none", plan.candidate.name} | ({"phrases"} if plan.candidate.name != "none" else set())
     others = [
-        other
-        for other in ranked
-        if other.precision == plan.precision and other.candidate.name not in ("none", "phrases", plan.candidate.name)
+        other for other in ranked if other.precision == plan.precision and other.candidate.name not in not_worth_a_word
     ]
-    if not others or _complexity(plan.candidate)[0] == 2:
+    if not others or _complexity(plan)[0] == 2:
         return ""
     other = others[0]
     where = "" if other.candidate.here else ", which is not here," if other.candidate.obtainable else ", once made,"

@@ -53,6 +53,14 @@ class LoadSpec:
         """The numbers that its weights are in."""
         return self.dtype if self.quantize == "none" else self.quantize
 
+    def loads_as(self, other: "LoadSpec") -> bool:
+        """Whether both load the same model in the same way, whatever stands beside it."""
+        here, there = (
+            (one.target.path, one.device, one.engine, one.dtype, one.quantize, one.exact, one.context, one.threshold)
+            for one in (self, other)
+        )
+        return here == there
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(LoadSpec):

@@ -21,6 +21,7 @@ from localspec.errors import NotHere
 from localspec.models.drafter_cards import find_drafter, read_drafter
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
+from localspec.policy import host_time
 from localspec.store.store import Store
 from localspec.training import course, distill, verdict
 from localspec.training.job import Job
@@ -43,6 +44,7 @@ def small(monkeypatch):
         (course, "REPLY", 12), (course, "LEAST", 6), (course, "CHUNK", 4),
         (verdict, "LEAST", 2), (verdict, "MOST", 2), (verdict, "TOKENS", 6),
         (course.estimate, "product_seconds", lambda *_: 1e-9),  # which takes half a second to measure
+        (host_time, "PHRASES", 0.0),  # so that phrases pay on a tiny model, too
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
 

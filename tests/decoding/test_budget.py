@@ -415,6 +415,23 @@ def test_what_is_dear_to_draft_is_given_up_sooner(seconds: float, steps: int) ->
     assert budget.off_reason is not None
 
 
+def test_what_a_step_takes_beside_draft_and_forward_counts_as_its_price() -> None:
+    def kept(beside_trees: float, beside_plain: float) -> int:
+        budget = Budget(4, Curve({1: 1.0, 5: 1.5}))
+        tree = chain(4)
+        for turn in range(20):
+            right = budget.prune(tree if turn else chain(0), 0)
+            path = list(range(right.size))[:2]  # one token of the draft is right
+            picks = [right.tokens[node] for node in path[1:]]
+            step = Step([*picks, 9], NumpyHidden(np.empty((0, 0))), right, path)
+            budget.observe(step, beside_trees if right.size > 1 else beside_plain)
+        return budget.prune(tree, 0).size
+
+    assert kept(0.0, 0.0) > 1 and kept(0.2, 0.2) > 1
+    assert kept(1.2, 0.6) > 1, "two tokens for 2.3, and one for 1.6"
+    assert kept(1.2, 0.0) == 1, "two tokens for 2.3, and one for 1.0"
+
+
 def test_what_can_never_be_accepted_is_not_verified() -> None:
     """The second of two equal siblings, and what hangs below it."""
     tree = DraftTree([0, 5, 5, 6], [-1, 0, 0, 2])

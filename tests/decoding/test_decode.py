@@ -85,7 +85,7 @@ class Halving(Budget):
         self.asked.append((tree, context))
         return tree.subtree(range((tree.size + 1) // 2))
 
-    def observe(self, step: Step) -> None:
+    def observe(self, step: Step, beside: float = 0.0) -> None:
         self.observed.append(step)
 
 

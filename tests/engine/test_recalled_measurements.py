@@ -25,7 +25,7 @@ from localspec.policy.measurements import ModelMeasurements, ReplyStats
 from localspec.policy.prediction import Rates
 from localspec.store.store import Store
 
-SUMS = [200.0, 100.0, 400.0, 2.0, 10.0]  # tokens, steps, nodes, seconds of drafting, of verification
+SUMS = [200.0, 100.0, 400.0, 2.0, 10.0, 1.0]  # tokens, steps, nodes, seconds of drafting, of verification
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_what_was_kept_of_a_model_is_found_in_the_same_form_only(store: Store, c
         "replies", about(card), {"phrases": SUMS, "s3d": [1.0, 1.0, 1.0, 1.0, 1.0], "medusa": "odd"}
     )
     found = known(store).of(card, "cpu", "bf16", "none")
-    assert found == ModelMeasurements(costs, {"phrases": ReplyStats(2.0, 4.0, 0.2)})
+    assert found == ModelMeasurements(costs, {"phrases": ReplyStats(2.0, 4.0, 0.2, 0.1)})
     assert known(store).of(card, "cpu", "bf16", "int8") == ModelMeasurements()
     assert known(store).of(card, "cpu", "fp32", "none") == ModelMeasurements()
     write_checkpoint(card.path, shapes={"a": [4, 11]})
@@ -154,15 +154,15 @@ def test_rates_and_bandwidth_of_a_device_are_found(store: Store) -> None:
 
 
 def test_sums_say_tokens_and_nodes_a_step_and_drafting_beside_verification() -> None:
-    assert stats(SUMS) == ReplyStats(length=2.0, nodes=4.0, drafting=0.2)
-    assert stats([LEAST_TOKENS, 100, 0, 0, 10]) == ReplyStats(1.0, 0.0, 0.0), "drafts that were cut to nothing count"
+    assert stats(SUMS) == ReplyStats(length=2.0, nodes=4.0, drafting=0.2, beside=0.1)
+    assert stats([LEAST_TOKENS, 100, 0, 0, 10, 0]) == ReplyStats(1.0, 0.0, 0.0), "drafts that were cut to nothing count"
 
 
 @pytest.mark.parametrize(
     "sums",
     [
-        None, 7, {}, [], SUMS[:4], [*SUMS, 1.0], [LEAST_TOKENS - 1, *SUMS[1:]], [200.0, 0, *SUMS[2:]], [*SUMS[:4], 0],
-        [*SUMS[:4], "10"], [*SUMS[:4], True], [200.0, 100.0, -1.0, 2.0, 10.0], [*SUMS[:3], float("nan"), 10.0], tuple(SUMS),
+        None, 7, {}, [], SUMS[:4], [*SUMS, 1.0], [LEAST_TOKENS - 1, *SUMS[1:]], [200.0, 0, *SUMS[2:]], [*SUMS[:4], 0, 1.0],
+        [*SUMS[:4], "10", 1.0], [*SUMS[:4], True, 1.0], SUMS[:5], [200.0, 100.0, -1.0, 2.0, 10.0, 1.0], [*SUMS[:3], float("nan"), 10.0, 1.0], tuple(SUMS),
     ],
 )  # fmt: skip
 def test_too_few_tokens_or_anything_else_say_nothing(sums: object) -> None:
@@ -170,23 +170,25 @@ def test_too_few_tokens_or_anything_else_say_nothing(sums: object) -> None:
 
 
 def test_a_reply_is_added_to_its_own_drafter_and_earlier_ones_fade() -> None:
-    one = said(range(41), steps=20, drafted=60, draft=0.5, verify=2.0)
+    one = said(range(41), steps=20, drafted=60, draft=0.5, verify=2.0, beside=0.25)
     first = with_reply({}, "phrases", one)
-    assert first == {"phrases": [40, 20, 60, 0.5, 2.0]}, "the first token belongs to prefill"
+    assert first == {"phrases": [40, 20, 60, 0.5, 2.0, 0.25]}, "the first token belongs to prefill"
     second = with_reply({**first, "s3d": SUMS}, "phrases", one)
     assert second["s3d"] == SUMS and second["phrases"] == pytest.approx(
-        [(1 + FADING) * new for new in (40, 20, 60, 0.5, 2)]
+        [(1 + FADING) * new for new in (40, 20, 60, 0.5, 2, 0.25)]
     )
-    assert first == {"phrases": [40, 20, 60, 0.5, 2.0]}, "what was given is left as it was"
+    assert first == {"phrases": [40, 20, 60, 0.5, 2.0, 0.25]}, "what was given is left as it was"
     for nonsense in ("x", [1], {"phrases": "x"}, {"phrases": [1]}):
         assert with_reply(REPLY_SUMS.parse(nonsense) or {}, "phrases", one) == first
 
 
 def test_after_many_replies_alike_the_figures_are_those_of_one() -> None:
-    one = said(range(41), steps=20, drafted=60, draft=0.5, verify=2.0)
+    one = said(range(41), steps=20, drafted=60, draft=0.5, verify=2.0, beside=0.25)
     kept: dict[str, list[float]] = {}
     for count in range(200):
         kept = with_reply(kept, "phrases", one)
         assert (stats(kept["phrases"]) is None) == (count < 2), "two are 78 tokens"
-    assert stats(kept["phrases"]) == ReplyStats(pytest.approx(2.0), pytest.approx(3.0), pytest.approx(0.25))
+    assert stats(kept["phrases"]) == ReplyStats(
+        pytest.approx(2.0), pytest.approx(3.0), pytest.approx(0.25), pytest.approx(0.125)
+    )
     assert kept["phrases"][0] == pytest.approx(40 / (1 - FADING), rel=1e-3), "it does not grow for ever"

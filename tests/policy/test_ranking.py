@@ -229,6 +229,19 @@ def test_and_much_better_where_that_is_a_guess() -> None:
     assert taken(plain_decoding, phrases, plan("medusa", 1.70)) == "medusa"
 
 
+def test_phrases_that_take_much_of_a_step_are_a_drafter_like_others() -> None:
+    def looked_for(cost_effectiveness: float, seconds: float, measured: bool = False) -> RunPlan:
+        found = plan("phrases", cost_effectiveness, measured=measured)
+        return replace(found, candidate=replace(found.candidate, draft_seconds=lambda nodes: seconds))
+
+    plain_decoding = plan("none", 1.0)  # 10 tokens a second
+    assert taken(plain_decoding, looked_for(1.0, 0.004)) == "phrases"
+    assert taken(plain_decoding, looked_for(1.15, 0.02)) == "none", "it is a guess"
+    assert taken(plain_decoding, looked_for(1.25, 0.02)) == "phrases"
+    assert taken(plain_decoding, looked_for(1.03, 0.02, measured=True)) == "none"
+    assert taken(plain_decoding, looked_for(1.1, 0.02, measured=True)) == "phrases"
+
+
 def test_of_drafters_as_good_the_smaller_one() -> None:
     heads = [plan("medusa", 2.0, size=100), plan("s3d", 1.95, size=10), plan("semi", 1.5, size=1)]
     assert taken(plan("none", 1.0), *heads) == "s3d"

@@ -235,10 +235,17 @@ def test_a_drafter_that_does_not_pay_is_left_out_and_it_is_said(monkeypatch) -> 
     assert re.search(r"medusa\S* would have 0\.\d\d of plain decoding's M, so it is left out$", choice.reason)
 
 
-def test_phrases_that_do_not_pay_now_may_pay_again() -> None:
-    said = {"phrases": ReplyStats(1.05, 8, 0.5)}
-    choice = choose(CARD, Settings(quantize="int8"), HERE, Told({("cpu", "int8"): ModelMeasurements(flat(0.1), said)}))
-    assert choice.drafter == "phrases" and choice.tokens_per_second == pytest.approx(10.0), "the budget cuts them away"
+def test_phrases_that_bring_nothing_now_may_pay_again_and_those_that_lose_are_left_out() -> None:
+    def taken_with(said: ReplyStats) -> Choice:
+        known = Told({("cpu", "int8"): ModelMeasurements(flat(0.1), {"phrases": said})})
+        return choose(CARD, Settings(quantize="int8"), HERE, known)
+
+    harmless = taken_with(ReplyStats(1.0, 1, 0.015))
+    assert harmless.drafter == "phrases" and harmless.tokens_per_second == pytest.approx(10.0), "they are cut away"
+    for losing in (ReplyStats(1.05, 8, 0.5), ReplyStats(1.2, 8, 0.1, beside=0.2)):
+        choice = taken_with(losing)
+        assert choice.drafter == "none"
+        assert re.search(r"phrases would have 0\.\d\d of plain decoding's M, so it is left out", choice.reason)
 
 
 # -- which device ------------------------------------------------------------------------------------------------------------

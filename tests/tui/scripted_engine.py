@@ -33,7 +33,7 @@ Step = str | Event | threading.Event | Exception
 def statistics(tokens: int = 3, off_reason: str | None = None) -> Statistics:
     return Statistics(
         token_ids=tuple(range(tokens)), prompt_tokens=5, reused_tokens=0, prefill_seconds=0.1, first_token_seconds=0.1,
-        decode_seconds=0.5, draft_seconds=0.1, verify_seconds=0.3, tokens_per_second=40.0, steps=2,
+        decode_seconds=0.5, draft_seconds=0.1, verify_seconds=0.3, step_seconds=0.45, tokens_per_second=40.0, steps=2,
         acceptance_length=1.5, acceptance_by_depth=(0.5,), drafted=4, accepted=1, sources={"target": tokens},
         off_reason=off_reason, memory=Memory(1, 1, 1, 1),
     )  # fmt: skip

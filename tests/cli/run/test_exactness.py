@@ -83,6 +83,6 @@ def test_what_is_measured_on_the_first_load_is_told_once(run, first_start, hello
     shown: list[str] = []
     monkeypatch.setattr(run_module.Progress, "show", lambda self, what: shown.append(what))
     for measured in (2, 0):
-        assert run("-m", hello.path, "hi").code == 0
+        assert run("-m", hello.path, "hi", "--drafter", "phrases").code == 0
         assert len([what for what in shown if "measuring" in what and "once" in what]) == measured, shown
         shown.clear()
