@@ -13,6 +13,7 @@ from typing import Any
 
 from localspec import packed_file
 from localspec.errors import LocalspecError, NotHere
+from localspec.outside_files import JSON_LIMIT, TEXT_LIMIT, parse_json, read_bytes
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -27,6 +28,7 @@ HEAD_PREFIX = "medusa_head."  # of the tensors of Medusa heads inside a whole mo
 FETCH = "fetch it again"  # what helps a damaged model
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _SAMPLES, _SAMPLE_BYTES = 64, 256
+_MOST_DIMENSIONS = 8
 _HEADER_LIMIT = 100_000_000  # bytes; what the safetensors library itself accepts
 _ITEM_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
               "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64}  # fmt: skip
@@ -96,8 +98,8 @@ def only_packed(path: Path) -> NotHere:
 
 def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
     try:
-        config = json.loads(found.text("config.json"))
-    except (KeyError, ValueError, RecursionError):
+        config = parse_json(found.text("config.json"))
+    except (KeyError, ValueError):
         config = None
     if not isinstance(config, dict):
         raise LocalspecError(f"{found.path} holds no config.json that can be read; delete it, and it is made again.")
@@ -185,31 +187,31 @@ def weight_files(path: Path) -> tuple[Path, ...]:
         raise LocalspecError(f"{index} holds no weight_map; fetch it again.")
     names = sorted(set(table.values()))
     for name in names:
-        if not re.fullmatch(r"[\w.-]+\.safetensors", name):  # nothing outside the directory, and no pickle
-            raise LocalspecError(f"{index} names {name!r}, which is not a safetensors file beside it; fetch it again.")
+        if not re.fullmatch(r"[\w.-]{1,200}\.safetensors", name):  # nothing outside the directory, and no pickle
+            raise LocalspecError(f"{index} names {name[:200]!r}, no safetensors file beside it; fetch it again.")
         if not (path / name).is_file():
             raise NotHere(f"{path} lacks {name}, which its index names; fetch the missing file.")
     return tuple(path / name for name in names)
 
 
-def _bytes(file: Path) -> bytes:
+def _bytes(file: Path, limit: int = TEXT_LIMIT) -> bytes:
     try:
-        return file.read_bytes()
+        return read_bytes(file, limit)
     except OSError as error:
-        raise LocalspecError(f"{file} cannot be read ({error.strerror}); correct its permissions.") from None
+        raise LocalspecError(f"{file} cannot be read ({error.strerror}); correct that.") from None
 
 
 def read_json(file: Path, remedy: str = FETCH) -> object:
     """Reads a JSON file. Raises LocalspecError, which ends in the remedy, where it is damaged."""
     try:
-        content: object = json.loads(_bytes(file).decode())
-    except (ValueError, RecursionError) as error:
+        content: object = parse_json(_bytes(file, JSON_LIMIT).decode())
+    except ValueError as error:
         what = (
             error.msg
             if isinstance(error, json.JSONDecodeError)
             else "not UTF-8 text"
-            if isinstance(error, ValueError)
-            else "too deep"
+            if isinstance(error, UnicodeDecodeError)
+            else str(error)
         )
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise LocalspecError(f"{file}{line}: this is not JSON ({what}); {remedy}.") from None
@@ -251,17 +253,18 @@ def tensor_headers(file: Path, remedy: str = FETCH) -> dict[str, Any]:
     header = _header(file, remedy)
     present = file.stat().st_size - 8 - len(header)
     try:
-        entries = json.loads(header)
+        entries = parse_json(header)
         entries.pop("__metadata__", None)
         end = 0
         for entry in entries.values():
             first, last = entry["data_offsets"]
-            sound = all(type(n) is int and n >= 0 for n in (first, last, *entry["shape"])) and first <= last
+            sound = len(entry["shape"]) <= _MOST_DIMENSIONS and first <= last
+            sound = sound and all(type(n) is int and n >= 0 for n in (first, last, *entry["shape"]))
             bits = _ITEM_BITS.get(entry["dtype"])
             if not sound or (bits and math.prod(entry["shape"]) * bits != (last - first) * 8):
                 raise ValueError
             end = max(end, last)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         raise LocalspecError(f"{file} is not a safetensors file (its header is damaged); {remedy}.") from None
     if end != present:
         raise LocalspecError(

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from localspec.errors import UsageMistake
+from localspec.outside_files import MIB, parse_toml, read_bytes
 from localspec.paths import Paths
 
 PREFIX = "LOCALSPEC_"
 HOME = "LOCALSPEC_HOME"
 ISA = "LOCALSPEC_ISA"
+_LONGEST = 4 * MIB  # bytes of a file that a person writes by hand
 
 Rule = Literal["exact", "rejection", "typical"]
 
@@ -315,8 +317,8 @@ def _from_text(name: str, text: str) -> object:
         if not text.startswith("["):
             return [text]
         try:
-            found = tomllib.loads(f"list = {text}")
-        except (tomllib.TOMLDecodeError, RecursionError):
+            found = parse_toml(f"list = {text}".encode())
+        except ValueError:
             return text
         return found["list"] if len(found) == 1 else text
     if _CHECKS[name] is _boolean:
@@ -339,24 +341,24 @@ def narrowed(settings: Settings, device: str, dtype: str, quantize: str) -> Sett
 def read_toml(file: Path) -> dict[str, object]:
     """The content of a user's TOML file; empty if there is none. Raises UsageMistake naming the file and the line."""
     try:
-        source = file.read_bytes()
+        source = read_bytes(file, _LONGEST)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise UsageMistake(f"{file} cannot be read ({error.strerror}); correct its permissions or remove it.") from None
     try:
-        return tomllib.loads(source.decode())
+        return parse_toml(source)
     except UnicodeDecodeError as error:
         line = source.count(b"\n", 0, error.start) + 1
         raise UsageMistake(f"{file}, line {line}: this is not UTF-8 text; save the file as UTF-8.") from None
-    except RecursionError:
-        raise UsageMistake(f"{file}, line 1: lists or tables are nested too deeply; make them flat.") from None
     except tomllib.TOMLDecodeError as error:
         message = str(error)
         place = re.search(r" \(at line (\d+), column \d+\)", message)
         line = int(place[1]) if place else source.count(b"\n") + 1  # "at end of document"
         what = re.sub(r" \(at .*\)$", "", message)
         raise UsageMistake(f"{file}, line {line}: this is not TOML ({what}); correct the line.") from None
+    except ValueError as error:  # digits that Python does not convert, or more depth than it can follow
+        raise UsageMistake(f"{file} cannot be read ({error}); make it simpler.") from None
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

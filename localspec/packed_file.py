@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from localspec.errors import LocalspecError
+from localspec.outside_files import parse_json
 
 SUFFIX = ".packed"
 FORMAT = 1  # of these files; those of lower numbers stay readable
@@ -231,10 +232,10 @@ def read(file: Path) -> PackedFile:
     if hashlib.sha256(text).digest() != begin[16:]:
         raise _damaged(file, "its header has changed")
     try:
-        header = _header(json.loads(text))
+        header = _header(parse_json(text))
     except UnreadableFormat as error:
         raise UnreadableFormat(f"{file} is {error}.") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         raise _damaged(file, "its header makes no sense") from None
     start = aligned(48 + length)
     if size != start + header.section_bytes:

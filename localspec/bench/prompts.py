@@ -1,12 +1,12 @@
 """The prompts of a bench: read from a file, or the few that come with the program."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
 from localspec.errors import UsageMistake
+from localspec.outside_files import parse_json, read_bytes
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ def read(file: Path) -> list[Prompt]:
     Raises UsageMistake for a file that is neither, or holds none.
     """
     try:
-        lines = file.read_bytes().decode("utf-8-sig").split("\n")
+        lines = read_bytes(file, pipe=True).decode("utf-8-sig").split("\n")
     except OSError as error:
         raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a file of prompts that can.") from None
     except UnicodeDecodeError:
@@ -39,8 +39,8 @@ def read(file: Path) -> list[Prompt]:
 
 def _from_json(line: str, place: str, number: str) -> Prompt:
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
+        entry = parse_json(line)
+    except ValueError:
         raise UsageMistake(f"{place}: this is not JSON, and the first line is; correct it.") from None
     turns = entry.get("turns", [entry.get("prompt")]) if isinstance(entry, dict) else None
     text = turns[0] if isinstance(turns, list) and turns else None

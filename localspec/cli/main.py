@@ -41,7 +41,8 @@ COMMANDS = {
     "path": "Where every file lies.",
 }
 INTERRUPTED, READER_GONE = 130, 141
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+_LONGEST = 1500  # characters of a sentence: names and values may be of any length
 
 
 class _ReaderGone(Exception):
@@ -171,6 +172,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:
             raise  # an open stream failed, and the only one that commands write to is standard output
+        if isinstance(error, OSError) and error.filename is not None and error.strerror:
+            return _say(f"{os.fsdecode(error.filename)} cannot be used ({error.strerror}); correct that.")
         return _say(f"Unexpected {type(error).__name__}: {error} ({_keep_traceback(error)}).")
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
 
@@ -178,8 +181,15 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _say(sentence: str, code: int = 1) -> int:
     if sys.stderr is not None:
         with suppress(OSError):  # that standard error is full does not change what happened
-            print(f"localspec: {one_line(sentence)}", file=sys.stderr, flush=True)
+            print(f"localspec: {_shortened(one_line(sentence))}", file=sys.stderr, flush=True)
     return code
+
+
+def _shortened(sentence: str) -> str:
+    """What was wrong stands at the beginning, what to do at the end."""
+    if len(sentence) <= _LONGEST:
+        return sentence
+    return f"{sentence[: _LONGEST // 2]} … {sentence[-_LONGEST // 2 :]}"
 
 
 def _keep_traceback(error: BaseException) -> str:

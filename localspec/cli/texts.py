@@ -5,6 +5,9 @@ import sys
 from pathlib import Path
 
 from localspec.errors import UsageMistake
+from localspec.outside_files import MIB, read_bytes
+
+LONGEST = 64 * MIB  # bytes of a prompt: far more than the longest context
 
 
 def valid_text(argument: str) -> str:
@@ -31,7 +34,7 @@ def conversation_id(text: str, list_of_them: str) -> int:
 def read_file(file: Path) -> str:
     """The text of a file. Raises UsageMistake."""
     try:
-        return file.read_bytes().decode("utf-8")
+        return read_bytes(file, LONGEST, pipe=True).decode("utf-8")
     except OSError as error:
         raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a file that can.") from None
     except UnicodeDecodeError:
@@ -43,6 +46,9 @@ def piped_text() -> str | None:
     if sys.stdin is None or sys.stdin.isatty():
         return None
     try:
-        return sys.stdin.buffer.read().decode("utf-8", "replace")
+        content = sys.stdin.buffer.read(LONGEST + 1)
     except OSError as error:
         raise UsageMistake(f"Standard input cannot be read ({error.strerror}); pipe text in, or </dev/null.") from None
+    if len(content) > LONGEST:
+        raise UsageMistake(f"Standard input is longer than {LONGEST // MIB} MiB, more than any model reads; pipe less.")
+    return content.decode("utf-8", "replace")

@@ -17,6 +17,7 @@ from localspec.config import hub_places
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.records import COMMIT, DIGEST, ExpectedFile, PullRecord, all_records, folder, forget, record, records
 from localspec.hub.sources import Source
+from localspec.outside_files import read_bytes
 from localspec.paths import Paths
 
 HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # files of Medusa heads; the first that exists is used
@@ -84,7 +85,7 @@ def cached_commit(source: Source) -> str | None:
     if COMMIT.fullmatch(source.revision):
         return source.revision
     try:
-        commit = (repository(source) / "refs" / source.revision).read_text("ascii").strip()
+        commit = read_bytes(repository(source) / "refs" / source.revision).decode("ascii").strip()
     except (OSError, ValueError):
         return None
     return commit if COMMIT.fullmatch(commit) else None

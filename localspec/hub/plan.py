@@ -1,6 +1,5 @@
 """What a pull would fetch: the server is asked first, and what localspec cannot serve is refused."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from localspec.hub.cache import HEADS, TOKENIZER, cached, damage
 from localspec.hub.client import PATIENCE, client, localspec_errors, must_be_online, page, server
 from localspec.hub.records import COMMIT, NAME, ExpectedFile, is_valid
 from localspec.hub.sources import Source
+from localspec.outside_files import parse_json, read_bytes
 from localspec.text import one_line
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
@@ -214,7 +214,7 @@ def _read(source: Source, commit: str, file: ExpectedFile) -> dict[str, Any]:
         raise ValueError(f"no length that {file.name} can have")
     content = b""
     if (here := cached(source, commit, file)) and not damage(here, file):
-        content = here.read_bytes()
+        content = read_bytes(here)
     else:
         hub = client()
         url = hub.hf_hub_url(source.repo, file.name, revision=commit, endpoint=hub_places().endpoint)
@@ -226,10 +226,10 @@ def _read(source: Source, commit: str, file: ExpectedFile) -> dict[str, Any]:
                 if len(content) > file.bytes:
                     raise ValueError(f"{file.name} is longer than announced")
     try:
-        found = json.loads(content)
+        found = parse_json(content)
         if isinstance(found, dict):
             return found
-    except (ValueError, RecursionError):
+    except ValueError:
         pass
     raise LocalspecError(f"{file.name} of {source} is not a JSON object; choose another model, or try again.")
 

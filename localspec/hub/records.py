@@ -13,6 +13,7 @@ from typing import Any
 from localspec.config import home
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.sources import Source
+from localspec.outside_files import parse_json, read_bytes
 from localspec.paths import Paths, private_directory
 
 FORMAT = 1  # of the files of records
@@ -82,11 +83,11 @@ def record(source: Source, paths: Paths | None = None) -> PullRecord | None:
 def records(source: Source, paths: Paths | None) -> dict[str, PullRecord]:
     """The records of a repository by revision. A damaged file counts as none."""
     try:
-        content: Any = json.loads(_record_file(source, paths).read_bytes())
+        content: Any = parse_json(read_bytes(_record_file(source, paths)))
         if content["format"] != FORMAT or content["repo"] != source.repo:
             return {}
         return {name: _pulled(Source(source.repo, name), entry) for name, entry in content["revisions"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 

@@ -1,6 +1,5 @@
 """Reads a model's config.json, with the values its family has for what it leaves out, and generation_config.json."""
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any
 
 from localspec.checkpoint import Checkpoint
 from localspec.errors import LocalspecError, UsageMistake, first_line
+from localspec.outside_files import parse_json, read_bytes
 
 # As the config classes of the Hugging Face code have them; a family has only the keys that its stock model reads.
 _ALL: Mapping[str, Any] = {
@@ -228,15 +228,15 @@ def read_generation_config(path: Path) -> Mapping[str, Any]:
     """Reads generation_config.json, {} where there is none. Raises LocalspecError for values that are not possible."""
     file = path / "generation_config.json"
     try:
-        return generation_config(file.read_bytes(), file) if file.exists() else {}
+        return generation_config(read_bytes(file), file) if file.is_file() else {}
     except OSError as error:
-        raise LocalspecError(f"{file} cannot be read ({first_line(error)}); fetch the model again.") from error
+        raise LocalspecError(f"{file} cannot be read ({error.strerror}); fetch the model again.") from error
 
 
 def generation_config(content: bytes, file: Path) -> Mapping[str, Any]:
     """What a generation_config.json says; `file` names it in sentences. Raises as `read_generation_config` does."""
     try:
-        said = json.loads(content)
+        said = parse_json(content)
     except ValueError as error:
         raise LocalspecError(f"{file} cannot be read ({first_line(error)}); fetch the model again.") from error
     said = said if isinstance(said, dict) else {}

@@ -16,6 +16,7 @@ from localspec.hub.records import folder
 from localspec.hub.sources import Source
 from localspec.models.entries import PACKAGE, Entry, read_entries
 from localspec.models.packed_files import packed_sources
+from localspec.outside_files import read_bytes
 from localspec.packed_file import PackedFile
 from localspec.paths import Paths
 
@@ -171,7 +172,7 @@ def license_of(path: Path) -> str | None:
     if is_packed(path):
         return packed_file.read(path).header.origin.license
     try:
-        front = re.match(r"---\r?\n(.*?)\r?\n---", (path / "README.md").read_text("utf-8", "replace"), re.DOTALL)
+        front = re.match(r"---\r?\n(.*?)\r?\n---", read_bytes(path / "README.md").decode("utf-8", "replace"), re.DOTALL)
     except OSError:
         front = None
     lines = re.findall(r"^(license|license_name):[ \t]*[\"']?([^\"'\r\n#]+)", front[1] if front else "", re.MULTILINE)

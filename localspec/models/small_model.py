@@ -2,7 +2,6 @@
 parallel (PARD), as their config.json describes them.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as shortened
@@ -16,6 +15,7 @@ from localspec.models.architecture import TransformerConfig
 from localspec.models.model_config import ModelConfig
 from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
+from localspec.outside_files import parse_json
 
 _MOST = {  # no small model has more, and each layer takes memory even without weights
     "num_hidden_layers": 1024, "vocab_size": 2**20, "hidden_size": 2**20, "intermediate_size": 2**20,
@@ -78,14 +78,14 @@ class MaskedModel:
         Takes no memory for it.
         """
         try:
-            content = json.loads(text)
+            content = parse_json(text)
             if unlikely := [name for name, most in _MOST.items() if not _is_count(content.get(name), most)]:
                 raise ValueError(f"{unlikely[0]} = {shortened(content[unlikely[0]])}")
             config = ModelConfig.of(content)
             sizes = TransformerConfig.of(config)
             rope = Rope.of(config, min(context, config.max_position_embeddings))
             return cls(_sound(sizes), rope, int(content["pard_token"]))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UsageMistake(
                 f"The config of the small model cannot be used ({first_line(error)}); train the drafter again."
             ) from error

@@ -15,10 +15,7 @@ from localspec.models.architecture import TransformerConfig, in_features, weight
 from localspec.models.model_config import ModelConfig
 
 _PIECE = 2**20  # numbers that are compared at a time
-NUMPY_TYPES = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,  # whose bits bf16's are
-    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
-}  # fmt: skip
+NUMPY_TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # whose bits bf16's are
 
 
 @dataclass(frozen=True)
@@ -74,6 +71,11 @@ def stored_tensors(checkpoint: Checkpoint, config: TransformerConfig) -> dict[st
     for name, parts in made_of.items():
         columns = in_features(name, config)
         for part, rows in parts:
+            if found[part].dtype not in NUMPY_TYPES:
+                raise LocalspecError(
+                    f"'{part}' in {checkpoint.path} is of the type {found[part].dtype}, which weights never are; fetch "
+                    "the model again."
+                )
             promised = (rows,) if columns is None else (rows, columns)
             if found[part].shape != promised:
                 raise LocalspecError(

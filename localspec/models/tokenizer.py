@@ -1,7 +1,6 @@
 """Reads a model's tokenizer from its files: text <-> token ids, and which ids are special."""
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +10,7 @@ from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from localspec.errors import LocalspecError, first_line
+from localspec.outside_files import parse_json, read_bytes
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -57,9 +57,9 @@ class Tokenizer:
     @classmethod
     def open(cls, path: Path) -> Self:
         """Reads the tokenizer in a directory. Raises what the constructor raises."""
-        names = (name for name in (*TOKENIZER_FILES, "config.json") if (path / name).exists())
+        names = (name for name in (*TOKENIZER_FILES, "config.json") if (path / name).is_file())
         try:
-            return cls.decoded({name: (path / name).read_bytes() for name in names}, path)
+            return cls.decoded({name: read_bytes(path / name) for name in names}, path)
         except OSError as error:
             raise _damaged(path, error) from error
 
@@ -131,7 +131,7 @@ class Tokenizer:
             (path / name).write_text(text, "utf-8")
 
     def _read(self, name: str) -> dict[str, Any]:
-        content = json.loads(self._files.get(name, "{}"))
+        content = parse_json(self._files.get(name, "{}"))
         if not isinstance(content, dict):
             raise TypeError(f"{name} is not an object")
         return content
@@ -194,7 +194,7 @@ def _default_template(files: Mapping[str, str], config: Mapping[str, Any]) -> st
 
 def _splits_like_llama(files: Mapping[str, str], config: Mapping[str, Any]) -> bool:
     """Whether transformers builds the splitting anew from the name LlamaTokenizer, whatever tokenizer.json says."""
-    model_type = json.loads(files.get("config.json", "{}")).get("model_type")
+    model_type = parse_json(files.get("config.json", "{}")).get("model_type")
     named = str(config.get("tokenizer_class", "")).removesuffix("Fast") == "LlamaTokenizer"
     return named and model_type == "llama" and '"ByteLevel"' not in files["tokenizer.json"]
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Event, Lock
 
 from localspec.errors import LocalspecError
+from localspec.outside_files import parse_json, read_bytes
 from localspec.packed_file import Progress
 from localspec.paths import Paths, private_directory
 
@@ -118,9 +119,9 @@ def _file(paths: Paths) -> Path:
 def _remembered(paths: Paths) -> dict[str, tuple[Stamp, str]]:
     """What was known of files, by where they are. What cannot be read is nothing."""
     try:
-        content = json.loads(_file(paths).read_bytes()) if _file(paths).is_file() else {}
+        content = parse_json(read_bytes(_file(paths))) if _file(paths).is_file() else {}
         return {str(place): (list(stamp), str(digest)) for place, (stamp, digest) in content.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 

@@ -16,6 +16,7 @@ from localspec.models.rope import Rope
 from localspec.models.stored_weights import StoredTensor, stored_sizes, stored_tensors
 from localspec.models.tokenizer import TOKENIZER_FILES
 from localspec.native.library import FORMATS, Packing, address, check, library
+from localspec.outside_files import read_bytes
 from localspec.packed_file import PANEL, Header, Origin, Section, Tensor
 
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
@@ -111,7 +112,7 @@ def read_texts(path: Path) -> dict[str, bytes]:
 
 def _text(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return read_bytes(file)
     except OSError as error:
         raise LocalspecError(f"{file} cannot be read ({error.strerror}); correct its permissions.") from None
 

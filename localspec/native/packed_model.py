@@ -1,7 +1,6 @@
 """Packed models written, and mapped or held in memory for the library to compute with."""
 
 import hashlib
-import json
 import mmap
 import os
 import threading
@@ -20,6 +19,7 @@ from localspec.errors import LocalspecError, first_line
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.model_config import ModelConfig
 from localspec.native.matrix import PackedMatrix
+from localspec.outside_files import parse_json
 from localspec.packed_file import Header, Progress, Section, Tensor, joined, read, undamaged
 
 PARTIAL = ".partial"  # the end of the name of a file that is being written
@@ -140,7 +140,7 @@ class PackedModel:
     def config(self) -> ModelConfig:
         """Raises LocalspecError where the model's config.json is not usable."""
         try:
-            return ModelConfig.of(json.loads(self.texts["config.json"]))
+            return ModelConfig.of(parse_json(self.texts["config.json"]))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise self._unusable(f"cannot be used ({first_line(error)})") from None
 

@@ -89,7 +89,7 @@ class Database:
                 return cls(_open_writable(path, notice, migrations, probes), path, notice, migrations, refill)
         except (OSError, sqlite3.Error, LocalspecError) as error:
             reason = _reason(error)
-        if path.is_file():
+        if os.path.isfile(path):
             # A database in WAL mode needs two files beside it; where they cannot be made, only `immutable` reads it.
             for option in ("mode=ro", "immutable=1"):
                 try:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from localspec.outside_files import parse_json
 from localspec.store.database import Database, StoreTrouble
 from localspec.text import one_line
 
@@ -183,7 +184,7 @@ class History:
 
     def conversations(self, limit: int | None = None) -> list[ConversationInfo]:
         """The most recently used first."""
-        bound = -1 if limit is None else limit
+        bound = -1 if limit is None else min(limit, 2**63 - 1)  # SQLite takes no larger number
         return self._database.read(lambda connection: [_info(row) for row in connection.execute(ALL_INFOS, (bound,))])
 
     def latest(self) -> int | None:
@@ -289,8 +290,8 @@ def _title(prompt: str) -> str:
 
 def _figures(stored: str) -> Mapping[str, Any]:
     try:
-        figures = json.loads(stored)
-    except (ValueError, RecursionError):
+        figures = parse_json(stored)
+    except (ValueError, TypeError):
         return {}
     return figures if isinstance(figures, dict) else {}
 

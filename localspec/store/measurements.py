@@ -5,6 +5,7 @@ import sqlite3
 import time
 from typing import Any
 
+from localspec.outside_files import parse_json
 from localspec.store.database import Database, StoreTrouble
 
 MEASUREMENTS = 200
@@ -41,8 +42,8 @@ class StoredMeasurements:
         query = "SELECT value FROM measurement WHERE name = ? AND subject = ?"
         try:
             row = self._database.read(lambda connection: connection.execute(query, (name, subject)).fetchone())
-            return None if row is None else json.loads(row[0])
-        except (StoreTrouble, ValueError, RecursionError):
+            return None if row is None else parse_json(row[0])
+        except (StoreTrouble, ValueError, TypeError):
             return None
 
     def remember(self, name: str, subject: str, value: Any) -> None:

@@ -1,5 +1,6 @@
 """What localspec keeps between sessions, in one file: phrases, measurements, conversations."""
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -82,7 +83,7 @@ class Store:
 def user_store(notice: Callable[[str], None], create: bool) -> Iterator[Store | None]:
     """The user's own store; None where there is none yet, unless `create`: looking must not make one."""
     database = Paths(home()).database
-    if not create and not database.exists():
+    if not create and not os.path.exists(database):  # nor where no file can have such a name
         yield None
         return
     with Store.open(database, notice) as store:

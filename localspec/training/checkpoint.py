@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from localspec.errors import DoesNotFit, LocalspecError
+from localspec.outside_files import parse_json, read_bytes
 
 STATE = "state.json"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -44,13 +45,13 @@ def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], state:
 def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
     """Returns (tensors, state) of the last checkpoint, if there is one. Raises LocalspecError where it is damaged."""
     try:
-        state = json.loads((directory / STATE).read_text("utf-8"))
+        state = parse_json(read_bytes(directory / STATE))
         return load_file(directory / state["tensors"]), state
     except FileNotFoundError as missing:
         if Path(missing.filename or "").name == STATE:
             return None
         raise LocalspecError(f"{directory} lacks {missing.filename}; give --force to begin anew.") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise _damaged(directory, error) from None
 
 
@@ -60,12 +61,12 @@ def state(directory: Path) -> Mapping[str, Any] | None:
     Raises LocalspecError where it is damaged.
     """
     try:
-        found = json.loads((directory / STATE).read_text("utf-8"))
+        found = parse_json(read_bytes(directory / STATE))
         if not (_has(found, _STATE) and _has(found["asked"], _ASKED)):
             raise ValueError(f"{STATE} is no state of a training")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise _damaged(directory, error) from None
     state: Mapping[str, Any] = found
     return state

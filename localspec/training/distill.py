@@ -14,6 +14,7 @@ from typing import Any
 
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.models.chat_template import Message
+from localspec.outside_files import DATA_LIMIT, parse_json, read_bytes
 from localspec.training.answering import Answerer, Reply, Way
 from localspec.training.examples import Question
 
@@ -182,7 +183,7 @@ def written(file: Path) -> list[dict[str, Any]]:
     Raises UsageMistake where the file was not written by `distill`.
     """
     try:
-        content = file.read_bytes()
+        content = read_bytes(file, DATA_LIMIT)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -193,9 +194,9 @@ def written(file: Path) -> list[dict[str, Any]]:
     found = []
     for number, line in enumerate(lines, start=1):
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             _ = entry["id"], entry["asked"]
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError):
             raise _foreign(file, number) from None
         found.append(entry)
     if cut:

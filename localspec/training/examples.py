@@ -6,10 +6,12 @@ import lzma
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from localspec.errors import UsageMistake
+from localspec.outside_files import DATA_LIMIT, MIB, parse_json, read_bytes
 
 PIECE = 4000  # characters of plain text that make one example, about; it is cut between paragraphs
 ROLES = ("system", "user", "assistant")
@@ -105,14 +107,17 @@ def _asked(entry: dict[str, Any], place: str) -> tuple[tuple[Message, ...], tupl
 
 def _content(file: Path) -> str:
     try:
-        content = file.read_bytes()
+        content = read_bytes(file, DATA_LIMIT, pipe=True)
     except OSError as error:
         raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a file that can.") from None
     if file.suffix == ".xz":
         try:
-            content = lzma.decompress(content)
+            with lzma.open(BytesIO(content)) as unpacked:
+                content = unpacked.read(DATA_LIMIT + 1)
         except (lzma.LZMAError, EOFError) as error:
             raise UsageMistake(f"{file} is not a whole xz file ({error}); fetch it again.") from None
+        if len(content) > DATA_LIMIT:
+            raise UsageMistake(f"{file} holds more than {DATA_LIMIT // MIB} MiB of text; give less of it.")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -133,8 +138,8 @@ def _is_json(file: Path, content: str) -> bool:
 
 def _is_list(content: str) -> bool:
     try:
-        return isinstance(json.loads(content), list)
-    except (ValueError, RecursionError):
+        return isinstance(parse_json(content), list)
+    except ValueError:
         return False  # a text may well begin with a bracket
 
 
@@ -145,8 +150,8 @@ def _entries(file: Path, content: str) -> Iterator[tuple[dict[str, Any], str]]:
             continue
         place = f"{file}, line {number}"
         try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
+            entry = parse_json(line)
+        except ValueError:
             raise UsageMistake(f"{place}: this is not JSON; correct it.") from None
         if not isinstance(entry, dict):
             raise UsageMistake(f"{place}: this is no JSON object; correct it.")

@@ -26,6 +26,7 @@ from localspec.checkpoint import PICKLED_INDEX, inspect, revision
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.target import Target
+from localspec.outside_files import parse_json, read_bytes
 from localspec.paths import private_directory
 from localspec.training.checkpoint import full
 from localspec.training.trainable import TrainableDrafter, make_drafter, save_drafter
@@ -211,7 +212,7 @@ def _unpickled(file: Path) -> Tensors:
 
 def _table(index: Path) -> Mapping[str, str]:
     """Returns which file beside an index holds each tensor. Raises LocalspecError for one that is nowhere near it."""
-    table: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
+    table: dict[str, str] = parse_json(read_bytes(index))["weight_map"]
     for name in table.values():
         if not re.fullmatch(r"[\w.-]+\.(safetensors|bin)", name):
             raise LocalspecError(f"{index} names {name!r}, which holds no weights beside it; fetch it again.")

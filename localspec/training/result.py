@@ -20,6 +20,7 @@ from localspec.checkpoint import revision
 from localspec.drafters.saved import CARD
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.nn.target import Target
+from localspec.outside_files import parse_json, read_bytes
 from localspec.training import checkpoint, curves
 from localspec.training.merging import write_merged
 from localspec.training.trainable import TrainableDrafter, save_drafter
@@ -128,7 +129,7 @@ def report_of(directory: Path) -> dict[str, Any]:
     """Returns what `train --json` prints of the drafter in a directory. Raises LocalspecError where it is damaged."""
     file = directory / "drafter" / CARD
     try:
-        card = json.loads(file.read_text("utf-8"))
+        card = parse_json(read_bytes(file))
         trained, target = card["trained"], card["target"]
         return {
             "kind": card["kind"],

@@ -22,6 +22,7 @@ from localspec.errors import UsageMistake
 from localspec.events import Reporter, Statistics
 from localspec.models.drafter_kinds import WITH_PHRASES
 from localspec.models.registry import TargetCard
+from localspec.outside_files import parse_json, read_bytes
 from localspec.policy.ranking import CLEARLY
 from localspec.policy.selection import Choice, choose
 from localspec.store.store import Store
@@ -136,6 +137,6 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 def _write(directory: Path, found: dict[str, Any]) -> None:
     """Adds what was found to drafter.json; no reader sees half of it."""
     file = directory / "drafter" / CARD
-    card = json.loads(file.read_text("utf-8"))
+    card = parse_json(read_bytes(file))
     (new := file.with_suffix(".new")).write_text(json.dumps(card | found, indent=2) + "\n", "utf-8")
     new.replace(file)

@@ -92,6 +92,7 @@ def test_list_tells_every_conversation_the_last_used_first(database: Path) -> No
     ]
     assert run("list", "--limit", "1").splitlines() == lines[:1]
     assert [entry["id"] for entry in json.loads(run("list", "--limit", "1", "--json"))] == [second]
+    assert run("list", "--limit", "9" * 23).splitlines() == lines
 
 
 def test_search_shows_where_the_words_stand(database: Path) -> None:

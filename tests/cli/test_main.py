@@ -233,3 +233,29 @@ def test_a_terminal_that_lacks_a_character_is_no_error(tmp_path):
 def test_completion_of_commands(tmp_path):
     result = localspec(tmp_path, _LOCALSPEC_COMPLETE="complete_bash", COMP_WORDS="localspec ", COMP_CWORD="1")
     assert set(result.stdout.split()) == set(ALL)
+
+
+@pytest.mark.parametrize("length", [300, 4500])
+@pytest.mark.parametrize("command", [["history", "list"], ["pool", "list"], ["list"], ["config"], ["doctor"]])
+def test_a_home_whose_name_no_file_can_have(tmp_path, command, length):
+    place = tmp_path / "/".join(["n" * 300] if length == 300 else ["abcdefgh"] * (length // 9))
+    result = called(tmp_path, *command, LOCALSPEC_HOME=str(place))
+    assert result.returncode in (0, 2)
+    assert "Unexpected" not in result.stderr and len(result.stderr) < 2000
+    if result.returncode:
+        assert "File name too long" in sentence(result)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="streams as on POSIX")
+def test_a_standard_output_that_cannot_be_written(tmp_path):
+    command = f"'{sys.executable}' -m localspec config 1</dev/null"
+    result = subprocess.run(command, shell=True, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 1
+    assert result.stderr == "localspec: Standard output cannot be written: Bad file descriptor.\n"
+
+
+def test_a_long_value_in_a_sentence_is_cut(tmp_path):
+    result = called(tmp_path, "show", "x" * 100_000)
+    assert result.returncode == 3 and len(sentence(result)) < 2000
+    assert result.stderr.startswith("localspec: There is no model 'xxx") and "demo" in result.stderr

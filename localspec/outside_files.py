@@ -1,0 +1,63 @@
+"""Reads files that others wrote: only files, and only so much of them; JSON and TOML without what would never end."""
+
+import errno
+import json
+import os
+import re
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+MIB = 2**20
+TEXT_LIMIT = 256 * MIB  # bytes of a text file of a model; the largest vocabularies take 40 MiB
+JSON_LIMIT = 64 * MIB  # of what is read as JSON
+DATA_LIMIT = 8192 * MIB  # of texts to learn from
+_MOST_DIGITS = 100  # of a whole number: it still fits in a float
+_MOST_DOTS = 1000  # one after the other in a key: tomllib takes time by their square
+_PART = rb"""(?:[\w-]{1,99}|"[^"\n]{0,99}"|'[^'\n]{0,99}')[ \t]{0,9}\.[ \t]{0,9}"""
+_LONG_KEY = re.compile(rb"(?<![\w.'\"-])(?:" + _PART + rb"){%d}" % _MOST_DOTS)
+
+
+def read_bytes(file: Path, limit: int = TEXT_LIMIT, *, pipe: bool = False) -> bytes:
+    """Returns the content of a regular file, or with `pipe` also what comes through a pipe, at most `limit` bytes.
+
+    Raises OSError, with a clause for a person as its `strerror`, also for what is longer or of another kind: to open a
+    pipe is to wait for its writer, and a device may have no end.
+    """
+    waits = 0 if pipe else getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(file, os.O_RDONLY | waits | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+    with os.fdopen(descriptor, "rb") as stream:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+        if not (stat.S_ISREG(mode) or (pipe and stat.S_ISFIFO(mode))):
+            raise OSError(errno.EINVAL, "it is no regular file", str(file))
+        content = stream.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"it is longer than {limit / MIB:g} MiB", str(file))
+    return content
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Returns what JSON says. Raises ValueError, also for what is nested too deeply or a number of too many digits."""
+    try:
+        return json.loads(content, parse_int=_integer)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_toml(source: bytes) -> dict[str, Any]:
+    """Returns what TOML says. Raises ValueError as `parse_json` does, a tomllib.TOMLDecodeError where it is no TOML."""
+    if _LONG_KEY.search(source):
+        raise ValueError(f"a key has more than {_MOST_DOTS} dots")
+    try:
+        return tomllib.loads(source.decode())
+    except RecursionError:
+        raise ValueError("lists or tables are nested too deeply") from None
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)

@@ -1,0 +1,153 @@
+"""Files that others wrote: what has no end, no bottom or no sense is refused in a sentence, and nothing waits for it."""
+
+import json
+import os
+import struct
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from localspec.checkpoint import tensor_headers
+from localspec.cli.texts import piped_text
+from localspec.config import read_toml
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.models.model_config import read_generation_config
+from localspec.models.registry import license_of
+from localspec.outside_files import parse_json, parse_toml, read_bytes
+from localspec.training.distill import written
+from localspec.training.examples import read_examples
+
+fifos = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs mkfifo")
+zeros = pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="needs /dev/zero")
+
+
+def test_a_file_up_to_its_limit(tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(b"12345")
+    assert read_bytes(file, 5) == b"12345"
+    with pytest.raises(OSError, match="longer than") as caught:
+        read_bytes(file, 4)
+    assert caught.value.filename == str(file)
+
+
+@fifos
+def test_pipes_only_where_one_may_be(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="no regular file"):
+        read_bytes(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(pipe, os.O_WRONLY)
+    os.write(writer, b"piped")
+    again = os.open(f"/dev/fd/{reader}", os.O_RDONLY | os.O_NONBLOCK) if os.path.exists("/dev/fd") else reader
+    os.close(writer)
+    assert os.read(again, 9) == b"piped"
+    for descriptor in {reader, again}:
+        os.close(descriptor)
+
+
+@zeros
+@pytest.mark.parametrize("pipe", [False, True])
+def test_devices_have_no_end(pipe):
+    with pytest.raises(OSError, match="no regular file"):
+        read_bytes(Path("/dev/zero"), pipe=pipe)
+
+
+def test_directories(tmp_path):
+    with pytest.raises(IsADirectoryError):
+        read_bytes(tmp_path)
+
+
+@pytest.mark.parametrize("content", ['{"a":' * 100_000, "[" * 100_000, "9" * 101, "1" * 10_000, b"\xff", "{"])
+def test_json_that_is_none(content):
+    with pytest.raises(ValueError, match="."):
+        parse_json(content)
+
+
+def test_json():
+    assert parse_json(b'\xef\xbb\xbf{"a": [12345678901234567890, -1, 1.5, "x"]}') == {
+        "a": [12345678901234567890, -1, 1.5, "x"]
+    }
+    assert parse_json("9" * 100) == 10**100 - 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "a." * 100_000 + "b = 1",
+        "[" + "a." * 100_000 + "b]",
+        'x = {"a" . ' + "'b'. " * 100_000 + "c = 1}",
+        "x = " + "[" * 100_000,
+        "x = " + "9" * 10_000,
+    ],
+)
+def test_toml_that_would_take_for_ever(tmp_path, source):
+    """By the square of its dots, tomllib takes minutes for such a key."""
+    with pytest.raises(ValueError, match="dots|deeply|digits"):
+        parse_toml(source.encode())
+    file = tmp_path / "config.toml"
+    file.write_text(source)
+    with pytest.raises(UsageMistake, match=r"config\.toml"):
+        read_toml(file)
+
+
+def test_toml_with_many_dots_in_its_texts():
+    source = f'a.b.c = "{"x. " * 900}"\nd = """\n{"... " * 1000}\n{"Well. " * 500}\n"""\n'
+    assert parse_toml(source.encode()) == tomllib.loads(source)
+
+
+@fifos
+def test_a_settings_file_that_is_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "config.toml")
+    with pytest.raises(UsageMistake, match="no regular file"):
+        read_toml(tmp_path / "config.toml")
+    (tmp_path / "models.toml").symlink_to("/dev/zero")
+    with pytest.raises(UsageMistake, match="no regular file"):
+        read_toml(tmp_path / "models.toml")
+
+
+@fifos
+def test_files_of_a_model_that_are_pipes(tmp_path):
+    for name in ("README.md", "generation_config.json"):
+        os.mkfifo(tmp_path / name)
+    assert license_of(tmp_path) is None
+    assert read_generation_config(tmp_path) == {}
+
+
+@pytest.mark.parametrize("content", ['{"a":' * 100_000, '{"temperature": ' + "9" * 10_000 + "}"])
+def test_a_generation_config_without_end(tmp_path, content):
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises(LocalspecError, match=r"generation_config\.json cannot be read") as caught:
+        read_generation_config(tmp_path)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_tensor_of_very_many_dimensions(tmp_path):
+    header = json.dumps({"a": {"dtype": "F32", "shape": [1] * 100_000, "data_offsets": [0, 4]}}).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header + b"0000")
+    with pytest.raises(LocalspecError, match="header is damaged") as caught:
+        tensor_headers(file)
+    assert len(str(caught.value)) < 1000
+
+
+@zeros
+def test_where_distill_cannot_go_on_from():
+    with pytest.raises(UsageMistake, match="no regular file"):
+        written(Path("/dev/full" if os.path.exists("/dev/full") else "/dev/zero"))
+
+
+@zeros
+def test_texts_without_end(tmp_path):
+    with pytest.raises(UsageMistake, match="no regular file"):
+        read_examples([Path("/dev/zero")])
+
+
+@zeros
+def test_standard_input_without_end(monkeypatch):
+    monkeypatch.setattr("localspec.cli.texts.LONGEST", 1000)
+    with open("/dev/zero") as endless:
+        monkeypatch.setattr("sys.stdin", endless)
+        with pytest.raises(UsageMistake, match="Standard input is longer than"):
+            piped_text()
