@@ -50,7 +50,8 @@ class DrafterCandidate:
     @property
     def drafter(self) -> str:
         """The name without its small model's."""
-        return self.name.partition(":")[0]
+        kind, small, _ = self.name.partition(":")
+        return kind + WITH_PHRASES if small and self.name.endswith(WITH_PHRASES) else kind
 
     @property
     def here(self) -> bool:
@@ -126,11 +127,11 @@ def candidates(
         yield from _alone_and_with_phrases(_trained(drafter, by_kind.get(drafter.kind), at), phrases, at)
     if small is not None:
         for one in (one for one in published if kind_of(one.kind).takes == "draft model"):
-            yield _as_measured(_paired(one, small, at, small_here), at)
-        # A small model that is here can draft with phrases, too, whether or not anybody published figures of that.
+            yield from _of_pair(one, small, at, small_here, phrases)
+        # A small model that is here can draft whether or not anybody published figures of that: replies will tell.
         for name in kinds("draft model") if small_here else ():
-            if kind_of(name).has_phrases and name not in by_kind:
-                yield _as_measured(_paired(PublishedDrafter(name), small, at, True), at)
+            if name not in by_kind:
+                yield from _of_pair(PublishedDrafter(name), small, at, True, phrases)
     here = {drafter.kind for drafter in trained}
     for one in (one for one in published if one.kind not in here and kind_of(one.kind).takes == "weights"):
         yield from _alone_and_with_phrases(_fetched(one, at), phrases, at)
@@ -218,6 +219,17 @@ def _paired(one: PublishedDrafter, small: DraftModelEstimate, at: CostInputs, he
         small=small.card,
         published=None if here else one,
     )
+
+
+def _of_pair(
+    one: PublishedDrafter, small: DraftModelEstimate, at: CostInputs, here: bool, phrases: DrafterCandidate
+) -> Iterator[DrafterCandidate]:
+    """A draft model alone, and lengthened with phrases, unless they are a part of it."""
+    alone = _paired(one, small, at, here)
+    if kind_of(one.kind).has_phrases:
+        yield _as_measured(alone, at)
+    else:
+        yield from _alone_and_with_phrases(alone, phrases, at)
 
 
 def _draft_seconds(

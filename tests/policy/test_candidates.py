@@ -87,11 +87,15 @@ def test_a_trained_drafter_comes_alone_and_with_phrases_and_before_what_is_publi
 def test_a_pair_needs_a_small_model() -> None:
     pair = PublishedDrafter("draft_model")
     assert [*found(pair)] == ["phrases"]
-    assert [*found(pair, small=SMALL)] == ["phrases", "draft_model:small"]
-    assert [*found(pair, small=SMALL, small_here=True)] == ["phrases", "draft_model:small", "ouroboros:small"]
-    assert [*found(PublishedDrafter("ouroboros"), small=SMALL, small_here=True)] == ["phrases", "ouroboros:small"], (
-        "once"
+    own = ["draft_model:small", "draft_model:small+phrases"]
+    assert [*found(pair, small=SMALL)] == ["phrases", *own]
+    assert [*found(pair, small=SMALL, small_here=True)] == ["phrases", *own, "ouroboros:small"]
+    assert [*found(small=SMALL, small_here=True)] == ["phrases", *own, "ouroboros:small"], (
+        "replies may tell what it brings"
     )
+    both = found(PublishedDrafter("ouroboros"), small=SMALL, small_here=True)
+    assert [*both] == ["phrases", "ouroboros:small", *own], "once"
+    assert [both[name].drafter for name in own] == ["draft_model", "draft_model+phrases"]
     assert not found(pair, small=SMALL)["draft_model:small"].here
     assert found(pair, small=SMALL, small_here=True)["draft_model:small"].here
 

@@ -176,12 +176,17 @@ def test_replies_are_worth_nothing_without_what_their_rows_cost() -> None:
     assert acceptance is not None and acceptance.origin == "as measured here", "but what was accepted is known"
 
 
-def test_replies_of_a_pair_are_found_though_its_way_names_the_small_model() -> None:
+@pytest.mark.parametrize(
+    ("name", "drafter"),
+    [("ouroboros:small", "ouroboros"), ("draft_model:small", "draft_model"),
+     ("draft_model:small+phrases", "draft_model+phrases")],
+)  # fmt: skip
+def test_replies_of_a_pair_are_found_though_its_way_names_the_small_model(name: str, drafter: str) -> None:
     small = Model(unfetched(LITTLE, name="small"), LITTLE, LITTLE.parameters)
-    key = reply_key("ouroboros", (), small.card)
+    key = reply_key(drafter, (), small.card)
     pair = replace(model(), small=small, small_here=True)
     told = Told({("cuda:0", "none"): ModelMeasurements(flat(0.05), {key: ReplyStats(3.0, 5, 0.5)})})
-    plan = one(run_plans(pair, [PRECISION], told, 16), "ouroboros:small")
+    plan = one(run_plans(pair, [PRECISION], told, 16), name)
     assert (plan.measured, plan.speed) == (True, pytest.approx(3.0 / 0.05 / 1.5))
     assert plan.candidate.here and plan.loaded_bytes > 2 * SEVEN.parameters + LITTLE.parameters
 
