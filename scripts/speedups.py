@@ -98,7 +98,10 @@ def measured(
     load = partial(Engine, store=store, phrases="off")
     first = load(choices[PLAIN])
     firsts = {name: load(choice, beside=first) if name != PLAIN else first for name, choice in choices.items()}
-    predicted = kept(place / "predicted.json", partial(predictions, card, firsts[PLAIN].choice, store))
+    known = RecalledMeasurements(MeasurementCache(store, Reporter()), False, None)
+    predicted = kept(place / "predicted.json", partial(predictions, card, firsts[PLAIN].choice, known))
+    if AUTO in choices and (again := chosen(card, settings, AUTO, known)):  # as after a first load
+        choices[AUTO], firsts[AUTO] = again, first
     engines = {name: partial(load, choice, beside=firsts[name]) for name, choice in choices.items()}
     target, sampling = first.target, first.sampling(settings)
 
@@ -145,22 +148,23 @@ def names() -> list[str]:
     return [PLAIN, AUTO, *sorted([*(kind.name for kind in TABLE if kind.name != PLAIN), *lengthened])]
 
 
-def chosen(card: registry.TargetCard, settings: Settings, name: str) -> Choice | None:
+def chosen(
+    card: registry.TargetCard, settings: Settings, name: str, known: RecalledMeasurements | None = None
+) -> Choice | None:
     """How the model is run with this drafter; None where the model has none of that kind."""
     if (
         name != AUTO and kind_of(name).takes == "draft model" and (card.path / "draft").is_dir()
     ):  # which has no name, as a widened demo's
         name = f"{name.partition('+')[0]}:{card.path / 'draft'}{'+' * ('+' in name)}{name.partition('+')[2]}"
     try:
-        return choose(card, replace(settings, drafter=name))
+        return choose(card, replace(settings, drafter=name), measurements=known)
     except LocalspecError as error:
         print(f"{name}: {error}", flush=True)
         return None
 
 
-def predictions(card: registry.TargetCard, plain: Choice, store: Store) -> dict[str, float]:
+def predictions(card: registry.TargetCard, plain: Choice, known: RecalledMeasurements) -> dict[str, float]:
     """By drafter, how many times as fast as plain decoding it should be here."""
-    known = RecalledMeasurements(MeasurementCache(store, Reporter()), False, None)
     device = next(one for one in this_machine().devices if one.name == plain.device)
     plans = run_plans(model_of(card), [Precision(device, plain.dtype, plain.quantize)], known, AUTO_NODES)
     speeds = {plan.candidate.drafter: plan.speed for plan in plans}
