@@ -135,9 +135,11 @@ def measured(
     for number, prompt in enumerate(fitting[WARM:]):
         print(f"{card.name}, temperature {temperature}: prompt {number + 1} of {len(fitting) - WARM}", flush=True)
         turns.append(kept(place / f"turn-{number}.json", partial(turn, number, prompt)))
+    then = chosen(card, settings, AUTO, known) if AUTO in choices else None  # what replies brought is known now
     return {
         "precision": first.choice.precision, "device": first.choice.device, "predicted": predicted,
         "auto": choices[AUTO].drafter if AUTO in choices else None, "turns": [one for one in turns if one],
+        "auto_then": then and then.drafter,
         "threads": psutil.cpu_count(logical=False),
     }  # fmt: skip
 
@@ -220,10 +222,17 @@ def verdict(run: Mapping[str, Any], kinds: Mapping[str, Turns]) -> str:
     said = (
         f"Predicted within 10 % of what was measured: {near} of {len(off)}; median error {median(off.values()):+.0%}."
     )
+    best = {kind: max(speedup(some, name) for name in rows) for kind, some in kinds.items()}
+
+    def close(name: str) -> str:
+        number = sum(speedup(some, name) >= 0.95 * best[kind] for kind, some in kinds.items())
+        return f"the best or within 5 % of it in {number} of {len(kinds)} kinds of text"
+
     if AUTO in rows:
-        best = {kind: max(speedup(some, name) for name in rows) for kind, some in kinds.items()}
-        close = sum(speedup(some, AUTO) >= 0.95 * best[kind] for kind, some in kinds.items())
-        said += f" `auto` was the best or within 5 % of it in {close} of {len(kinds)} kinds of text."
+        said += f" `auto` was {close(AUTO)}."
+    then: str = run.get("auto_then") or ""
+    if then in rows:
+        said += f" After these replies it takes `{then}`, which was {close(then)}."
     return said
 
 

@@ -48,7 +48,11 @@ def test_predictions_and_the_choice_are_judged() -> None:
     page = speedups.section(found)
     assert "Predicted within 10 % of what was measured: 1 of 2" in page, "1.50 as foreseen, and 1.71 for 2.00"
     assert "`auto` was the best or within 5 % of it in 3 of 4 kinds of text." in page
+    assert "After these replies" not in page
     assert "Replies that differ from plain decoding: 0" in page
+    found["auto_then"] = "s3d"
+    said = "After these replies it takes `s3d`, which was the best or within 5 % of it in 4 of 4 kinds of text."
+    assert said in speedups.section(found)
     found["turns"][3]["replies"]["s3d"]["ids"][5] = 99
     assert "Replies that differ from plain decoding: 1" in speedups.section(found)
 
