@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 PARTS = " ▏▎▍▌▋▊▉█"
-_ASCII = str.maketrans(EIGHTHS + PARTS + "×·–…τ✓", " ...#####" + "    #####" + "x|-.tv")
+_ASCII = str.maketrans(EIGHTHS + PARTS + "×·–…τ✓│─┼", " ...#####" + "    #####" + "x|-.tv|-+")
 
 
 def bar(share: float, width: int) -> str:

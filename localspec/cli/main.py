@@ -33,6 +33,7 @@ COMMANDS = {
     "verify": "Compare a fetched model with its digests.",
     "doctor": "What this machine has, what fits and what would be chosen; --prove MODEL shows losslessness.",
     "bench": "Plain and speculative decoding side by side, on this machine.",
+    "race": "The same prompt plain and speculative, to watch.",
     "distill": "Let a model answer prompts: training text in its own words.",
     "train": "Train a drafter for a model.",
     "pool": "The phrases learned here: list, show, clear, export.",

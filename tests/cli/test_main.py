@@ -20,6 +20,7 @@ ALL = [
     "verify",
     "doctor",
     "bench",
+    "race",
     "distill",
     "train",
     "pool",

@@ -1,0 +1,84 @@
+"""A race: one prompt answered plainly and speculatively, step by step in turns, each against its own clock."""
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from localspec.events import Done, Event, Statistics, Text
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What one step added, and when: seconds of this lane's own work since it was asked."""
+
+    seconds: float
+    text: str
+    tokens: int
+
+
+@dataclass
+class Lane:
+    """One of two that race: its name, its reply so far, and the seconds that it has worked."""
+
+    name: str
+    moments: list[Moment] = field(default_factory=list)
+    seconds: float = 0.0
+    statistics: Statistics | None = None  # when it has come to its end
+
+    def until(self, seconds: float | None = None) -> tuple[str, int]:
+        """The text and the number of tokens that were there after so many seconds, or that are there now."""
+        seen = [moment for moment in self.moments if seconds is None or moment.seconds <= seconds]
+        return "".join(moment.text for moment in seen), sum(moment.tokens for moment in seen)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of decoding alone, from the first token on; 0 before there is a second one."""
+        if len(self.moments) < 2:
+            return 0.0
+        first, *later = self.moments
+        passed = later[-1].seconds - first.seconds
+        return sum(moment.tokens for moment in later) / passed if passed > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a race ended: how many times as fast the second lane was, and where their texts part, if they do."""
+
+    speedup: float | None
+    parted: int | None  # the number of the first token that differs, from 1
+
+    @property
+    def same(self) -> bool:
+        return self.parted is None
+
+
+def race(lanes: Sequence[Lane], streams: Sequence[Generator[Event, None, None]]) -> Iterator[Lane]:
+    """Lets the lane work whose clock is behind, until both are done; yields it after each event.
+
+    So both meet the same machine, and what is there at any time is what would be there if each ran alone.
+    """
+    running = dict(enumerate(streams))
+    while running:
+        at = min(running, key=lambda one: lanes[one].seconds)
+        lane, began = lanes[at], time.perf_counter()
+        event = next(running[at])
+        lane.seconds += time.perf_counter() - began
+        match event:
+            case Text():
+                lane.moments.append(Moment(lane.seconds, event.text, len(event.tokens)))
+            case Done(_, statistics):
+                lane.statistics = statistics
+                running.pop(at).close()
+        yield lane
+
+
+def result(plain: Lane, speculative: Lane) -> Result:
+    """What came of a race that is over."""
+    assert plain.statistics is not None and speculative.statistics is not None
+    one, other = plain.statistics.token_ids, speculative.statistics.token_ids
+    parted = None
+    if one != other:
+        pairs = zip(one, other, strict=False)
+        parted = next((at for at, (a, b) in enumerate(pairs, start=1) if a != b), min(len(one), len(other)) + 1)
+    speeds = plain.tokens_per_second, speculative.tokens_per_second
+    return Result(speeds[1] / speeds[0] if all(speeds) else None, parted)

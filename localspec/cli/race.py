@@ -1,0 +1,234 @@
+"""localspec race PROMPT"""
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localspec import config
+from localspec.bench.race import Lane, Result, race, result
+from localspec.chat.start import start_chat
+from localspec.cli.console import drawable
+from localspec.cli.options import Context, Device, Drafter, DraftMax, Dtype, Model, Quantize, number
+from localspec.cli.progress import Progress
+from localspec.cli.race_view import Size, fits, frame, pictures, recording, redrawn
+from localspec.cli.texts import valid_text
+from localspec.config import Settings, dumb_terminal
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.text import one_line
+
+if TYPE_CHECKING:
+    from localspec import Engine, Sampling
+
+app = typer.Typer()
+
+LIVE = "race: a step each in turns"
+REPLAY = "replay at true speed"
+LONGEST = 256  # tokens of a reply, where no number is given
+RECORDED = Size(columns=80, lines=24)  # where there is no terminal
+
+
+@app.command("race")
+def race_command(
+    prompt: Annotated[str, typer.Argument(help="What both are asked.")],
+    model: Model = None,
+    max_tokens: Annotated[int | None, number("--max-tokens", "-n", help="The longest reply, in tokens; 256.")] = None,
+    temperature: Annotated[float | None, number("--temperature", "--temp", help="0 is greedy.")] = None,
+    seed: Annotated[int | None, number("--seed", help="The same seed gives the same text.")] = None,
+    drafter: Drafter = None,
+    draft_max: DraftMax = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Both texts the same bit for bit; may cost speed.")] = False,
+    context: Context = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    quantize: Quantize = None,
+    cast: Annotated[
+        Path | None, typer.Option("--cast", metavar="FILE", help="Record the replay in asciinema's format.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of pictures.")] = False,
+) -> int:
+    """The same prompt plain and speculative, to watch: step by step, then once more at true speed.
+
+    Nothing is kept, and no phrases of earlier replies are used. Without a terminal, only the result is printed.
+    """
+    settings = config.load(
+        flags={
+            "model": model, "max_tokens": max_tokens, "temperature": temperature, "seed": seed, "drafter": drafter,
+            "draft_max": draft_max, "exact": exact or None, "context": context, "device": device, "dtype": dtype,
+            "quantize": quantize,
+        }
+    )  # fmt: skip
+    if settings.drafter == "none" or settings.draft_max == 0:
+        raise UsageMistake("A race needs a drafter, and none was asked for; name one, such as --drafter phrases.")
+    if not (question := valid_text(prompt).strip()):
+        raise UsageMistake('There is no prompt; write localspec race "your question".')
+    if cast and not cast.parent.is_dir():
+        raise UsageMistake(f"--cast {cast} lies in a directory that is not there; make it, or name another.")
+    seen = not as_json and sys.stdout is not None and sys.stdout.isatty() and not dumb_terminal()
+    seen = seen and fits(terminal_size())
+    progress = Progress()
+    with ExitStack() as at_the_end:
+        at_the_end.callback(progress.clear)
+        quiet = replace(settings, log=False, pool="off", max_tokens=settings.max_tokens or LONGEST)
+        card, store, _ = start_chat(quiet, None, at_the_end, progress.notice, progress.show)
+        progress.show(f"loading {card.name}")
+
+        from localspec import Engine  # which needs torch on a GPU, and takes a second to import
+
+        drafting = Engine.open(quiet, card, store=store, notice=progress.notice, progress=progress.show)
+        if not drafting.choice.nodes:
+            raise LocalspecError(
+                f"There is nothing to race: drafting does not pay for {card.name} here ({drafting.choice.reason}); "
+                "name a --drafter, such as phrases."
+            )
+        lanes = [Lane("plain decoding"), Lane(f"with {one_line(drafting.choice.drafter)}")]
+        sampling = drafting.sampling(quiet)
+        progress.show("warming up")
+        streams = _streams(drafting, question, sampling, quiet)
+        progress.clear()
+        with _drawing(seen) as screen:
+            for _ in race(lanes, streams):
+                screen.show(lanes, LIVE)
+            screen.replay(lanes)
+    found = result(*lanes)
+    sentences = list(_sentences(lanes, found, drafting))
+    if cast:
+        _record(lanes, screen.size, sentences, question, cast)
+        progress.notice(f"recorded in {cast}; `asciinema play {cast}` shows it.")
+    if as_json:
+        print(json.dumps(_report(lanes, found, drafting, sampling)), flush=True)
+    else:
+        print(drawable("\n".join(sentences), sys.stdout), flush=True)
+    return 0
+
+
+def _streams(drafting: "Engine", prompt: str, sampling: "Sampling", settings: Settings) -> Sequence[Any]:
+    """Both replies, about to begin on one target, which has been warmed up; what drafts has seen nothing."""
+    from localspec import Engine, Limits
+
+    alone = replace(drafting.choice, drafter="none", nodes=0, trained=(), draft=None)
+    messages = [{"role": "user", "content": prompt}]
+    if settings.system:
+        messages.insert(0, {"role": "system", "content": settings.system})
+    tokens = drafting.target.encode(messages)
+    engines = [Engine(alone, phrases="off", beside=drafting), drafting]
+    for _ in engines[0].session.generate(tokens, sampling, Limits(2)):  # the target's weights come from disk
+        pass
+    engines[0].session.rewind(0)
+    limits = Limits(settings.max_tokens, settings.stop)
+    return [engine.session.generate(tokens, sampling, limits) for engine in engines]
+
+
+class _Screen:
+    """Draws pictures one over the other, where somebody sees them."""
+
+    def __init__(self, seen: bool) -> None:
+        self._seen, self._lines, self._shown = seen, 0, 0.0
+        self.size = terminal_size() if seen else RECORDED
+
+    def show(self, lanes: Sequence[Lane], caption: str) -> None:
+        if self._seen and (time.monotonic() - self._shown > 0.05 or all(lane.statistics for lane in lanes)):
+            self._shown = time.monotonic()
+            self._draw(frame(lanes, self._fitting(), caption))
+
+    def replay(self, lanes: Sequence[Lane]) -> None:
+        if not self._seen:
+            return
+        began = time.monotonic()
+        for seconds, lines in pictures(lanes, self._fitting(), REPLAY):
+            time.sleep(max(0.0, began + seconds - time.monotonic()))
+            self._draw(lines)
+
+    def _draw(self, lines: Sequence[str]) -> None:
+        print(drawable(redrawn(lines, self._lines), sys.stdout), end="", flush=True)
+        self._lines = len(lines)
+
+    def _fitting(self) -> Size:
+        """The size of the terminal now; where it has changed, every line is somewhere else, and all is drawn anew."""
+        if self.size != (size := terminal_size()):
+            print("\x1b[2J\x1b[H", end="")
+            self.size, self._lines = size, 0
+        return self.size
+
+
+def terminal_size() -> Size:
+    """Of the terminal that standard output is."""
+    columns, lines = shutil.get_terminal_size()
+    return Size(columns=columns, lines=lines)
+
+
+@contextmanager
+def _drawing(seen: bool) -> Iterator[_Screen]:
+    """A screen without a cursor, which comes back whatever happens."""
+    if seen:
+        print("\x1b[?25l", end="", flush=True)
+    try:
+        yield _Screen(seen)
+    finally:
+        if seen:
+            print("\x1b[?25h", end="", flush=True)
+
+
+def _sentences(lanes: Sequence[Lane], found: Result, engine: "Engine") -> Iterator[str]:
+    plain, fast = lanes
+    speeds = f"{fast.tokens_per_second:.1f} tokens/s, and {plain.tokens_per_second:.1f} without"
+    if found.speedup is None:
+        yield "The reply is too short to tell a speed; ask for something longer."
+    else:
+        yield f"× {found.speedup:.2f} {fast.name} ({speeds})"
+    if found.same:
+        yield "✓ both texts are the same"
+    else:
+        yield (
+            f"the texts part at token {found.parted}: forwards of several rows round differently here; --exact makes "
+            "them the same, where the machine can"
+        )
+    assert fast.statistics is not None
+    if fast.statistics.off_reason:
+        yield f"drafting was switched off: {one_line(fast.statistics.off_reason)}"
+
+
+def _report(lanes: Sequence[Lane], found: Result, engine: "Engine", sampling: "Sampling") -> dict[str, Any]:
+    choice = engine.choice
+    return {
+        "model": choice.target.name,
+        "drafter": choice.drafter,
+        "device": choice.device,
+        "dtype": choice.dtype,
+        "quantize": choice.quantize,
+        "exactness": engine.exactness.word(sampling.rule),
+        "seed": sampling.seed,
+        "speedup": found.speedup and round(found.speedup, 4),
+        "identical": found.same,
+        "plain": _lane(lanes[0]),
+        "speculative": _lane(lanes[1]),
+    }
+
+
+def _lane(lane: Lane) -> dict[str, Any]:
+    assert lane.statistics is not None
+    return {
+        "text": lane.until()[0],
+        "token_ids": list(lane.statistics.token_ids),
+        "seconds": round(lane.seconds, 4),
+        "tokens_per_second": round(lane.tokens_per_second, 2),
+        "steps": lane.statistics.steps,
+        "acceptance_length": round(lane.statistics.acceptance_length, 4),
+        "sources": dict(lane.statistics.sources),
+        "off_reason": lane.statistics.off_reason,
+    }
+
+
+def _record(lanes: Sequence[Lane], size: Size, sentences: Sequence[str], prompt: str, file: Path) -> None:
+    lines = recording(lanes, size, REPLAY, sentences, one_line(f"localspec race: {prompt}"), int(time.time()))
+    try:
+        file.write_text("".join(lines), encoding="utf-8")
+    except OSError as error:
+        raise LocalspecError(f"{file} cannot be written ({error.strerror}); name another --cast FILE.") from None

@@ -1,0 +1,69 @@
+import pytest
+from reply_statistics import said
+
+from localspec import Done, Prefill, Text
+from localspec.bench import race as module
+from localspec.bench.race import Lane, Moment, race, result
+
+
+class Clock:
+    """Time that passes only while a lane works."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module.time, "perf_counter", made)
+    return made
+
+
+def stream(clock: Clock, first: float, step: float, steps: int, tokens: int, closed: list[str], ids=(1, 2, 3)):
+    """A reply whose prompt takes `first` seconds, and each step of `tokens` tokens so many more."""
+    try:
+        clock.now += first
+        yield Prefill(5, 5)
+        yield Text("a", (1,), ("target",), clock.now, 0)  # the first token belongs to the prompt
+        for at in range(steps):
+            clock.now += step
+            yield Text("b" * tokens, (1,) * tokens, ("target",) * tokens, clock.now, at + 1)
+        yield Done("length", said(ids))
+    finally:
+        closed.append("closed")
+
+
+def test_the_lane_whose_clock_is_behind_works(clock):
+    closed: list[str] = []
+    lanes = [Lane("plain"), Lane("fast")]
+    streams = [stream(clock, 1.0, 1.0, 12, 1, closed), stream(clock, 1.0, 1.5, 4, 3, closed)]
+    gaps = []
+    for worked in race(lanes, streams):
+        assert worked in lanes
+        if all(lane.statistics is None for lane in lanes):
+            gaps.append(abs(lanes[0].seconds - lanes[1].seconds))
+    assert max(gaps) <= 1.5, "never more than one step apart"
+    plain, fast = lanes
+    assert (plain.seconds, fast.seconds) == (13.0, 7.0), "each has its own clock: what it would have taken alone"
+    assert (plain.tokens_per_second, fast.tokens_per_second) == (1.0, 2.0) and result(plain, fast).speedup == 2.0
+    assert closed == ["closed"] * 2
+    assert plain.until(3.0) == ("abb", 3) and fast.until(3.0) == ("abbb", 4) and fast.until() == ("a" + "b" * 12, 13)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "parted"), [((1, 2), (1, 2), None), ((1, 2), (1, 3), 2), ((1, 2), (1, 2, 9), 3), ((), (1,), 1)]
+)
+def test_where_texts_part(one, other, parted):
+    moments = [Moment(1.0, "a", 1), Moment(2.0, "b", 1)]
+    lanes = [Lane("", moments, 2.0, said(ids)) for ids in (one, other)]
+    found = result(*lanes)
+    assert found.parted == parted and found.same is (parted is None) and found.speedup == 1.0
+
+
+def test_a_reply_of_one_token_has_no_speedup():
+    lanes = [Lane("", [Moment(1.0, "a", 1)], 1.0, said((1,))) for _ in range(2)]
+    assert result(*lanes).speedup is None and lanes[0].tokens_per_second == 0.0

@@ -1,0 +1,173 @@
+"""`localspec race` from outside: what it says, draws, records and refuses."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pyte
+import pytest
+from clocks import PATIENCE
+from command import called, environment, sentence
+from scripted_models import scripted_model
+
+from localspec.cli import race as module
+from localspec.decoding.session import Session
+
+pty = pytest.importorskip("pty")
+fcntl = pytest.importorskip("fcntl")
+termios = pytest.importorskip("termios")
+
+
+@pytest.fixture(scope="session")
+def words(tmp_path_factory) -> Path:
+    """A model that repeats itself without end, so that phrases of its reply are right."""
+    pieces = [f"{word} ".encode() for word in ("one", "two", "three", "four")]
+    return scripted_model(tmp_path_factory.mktemp("race") / "words", pieces, again=0, context=2000).path
+
+
+def race(home: Path, words: Path, *arguments: object):
+    return called(home, "race", "Count!", "-m", str(words), "-n", "24", "--drafter", "phrases", *map(str, arguments))
+
+
+@pytest.mark.slow
+def test_without_a_terminal_the_result_is_printed(tmp_path, words):
+    done = race(tmp_path, words, "--draft-max", 4)
+    assert done.returncode == 0 and done.stderr == ""
+    first, second = done.stdout.splitlines()
+    assert first.startswith("× ") and " with phrases (" in first and second == "✓ both texts are the same"
+    assert not (tmp_path / "data").exists(), "a race keeps nothing"
+
+
+@pytest.mark.slow
+def test_json_has_both_sides_and_they_are_those_of_run(tmp_path, words):
+    told = json.loads(race(tmp_path, words, "--draft-max", 4, "--json").stdout)
+    plain, fast = told["plain"], told["speculative"]
+    assert told["identical"] is True and plain["token_ids"] == fast["token_ids"] and len(plain["token_ids"]) == 24
+    assert plain["text"] == fast["text"] == ("one two three four " * 6)
+    assert plain["acceptance_length"] == 1.0 and plain["steps"] == 23 and plain["sources"] == {"target": 24}
+    assert (told["drafter"], told["exactness"]) == ("phrases", "bitwise") and told["speedup"] > 0
+    alone = called(
+        tmp_path, "run", "Count!", "-m", str(words), "-n", "24", "--drafter", "phrases", "--draft-max", "4", "--pool",
+        "off", "--no-log", "--json",
+    )  # fmt: skip
+    expected = json.loads(alone.stdout)
+    assert fast["token_ids"] == expected["token_ids"], "taking turns changes nothing of what is drafted"
+    assert fast["acceptance_length"] == expected["speculation"]["acceptance_length"] > 1.5
+
+
+@pytest.mark.slow
+def test_texts_that_differ_are_told(tmp_path, words, monkeypatch):
+    honest = Session.generate
+
+    def generate(session, prompt, sampling, limits=None):
+        for event in honest(session, prompt, sampling, limits):
+            if (statistics := getattr(event, "statistics", None)) and session.budget.nodes:
+                ids = list(statistics.token_ids)
+                ids[7] += 1
+                object.__setattr__(statistics, "token_ids", tuple(ids))
+            yield event
+
+    monkeypatch.setattr(Session, "generate", generate)
+    done = race(tmp_path, words, "--draft-max", 4)
+    assert "✓" not in done.stdout and "the texts part at token 8" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_recording_can_be_played(tmp_path, words):
+    file = tmp_path / "race.cast"
+    done = race(tmp_path, words, "--cast", file)
+    assert done.returncode == 0 and str(file) in done.stderr
+    head, *events = map(json.loads, file.read_text("utf-8").splitlines())
+    assert head["version"] == 2 and (head["width"], head["height"]) == (80, 24) and "Count!" in head["title"]
+    shown = "".join(data for _, _, data in events)
+    assert "plain decoding" in shown and "with phrases" in shown and "✓ both texts are the same" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--drafter", "none"], "needs a drafter"),
+        (["--draft-max", "0"], "needs a drafter"),
+        (["--cast", "nowhere/a.cast"], "nowhere/a.cast"),
+        (["--drafter", "fancy"], "fancy"),
+        (["--temp", "warm"], "--temperature 'warm'"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path, arguments, said):
+    done = called(tmp_path, "race", "Hello", "-m", "demo", *arguments)
+    assert done.returncode == 2 and said in sentence(done)
+
+
+def test_an_empty_prompt_is_none(tmp_path):
+    done = called(tmp_path, "race", "  ")
+    assert done.returncode == 2 and "There is no prompt" in sentence(done)
+
+
+@pytest.mark.slow
+def test_where_drafting_does_not_pay_there_is_no_race(tmp_path, words, monkeypatch):
+    from localspec import Engine
+
+    honest = Engine.open.__func__
+
+    def without(cls, settings, card, **named):
+        return honest(cls, module.replace(settings, drafter="none"), card, **named)
+
+    monkeypatch.setattr(Engine, "open", classmethod(without))
+    done = called(tmp_path, "race", "Hello", "-m", str(words))
+    assert done.returncode == 1 and "nothing to race" in sentence(done)
+
+
+def test_help_loads_nothing_heavy(tmp_path):
+    code = (
+        "import sys; from localspec.cli.main import main; code = main(['race', '--help']); "
+        "assert code == 0 and not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 0 and "--cast" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("columns", "lines"), [(60, 20), (100, 30)])
+def test_on_a_terminal_it_is_seen_live_and_again(tmp_path, words, columns, lines):
+    code, sent = at_terminal(tmp_path, columns, lines, "-m", words, "-n", 24, "--drafter", "phrases", "--draft-max", 4)
+    assert code == 0
+    assert sent.index(module.LIVE) < sent.index(module.REPLAY), "first as it happens, then at true speed"
+    assert sent.index("\x1b[?25l") < sent.index("\x1b[?25h") and sent.rindex("\x1b[?25h") > sent.rindex(module.REPLAY)
+    screen = pyte.Screen(columns, lines)
+    pyte.Stream(screen).feed(sent)
+    shown = [line.rstrip() for line in screen.display if line.strip()]
+    assert shown[0] == module.REPLAY and shown[1].split(" │ ")[1].strip() == "with phrases"
+    assert shown[-1] == "✓ both texts are the same" and shown[-2].startswith("× ")
+    left, right = zip(*(line.split("│") for line in shown if line.count("│") == 1), strict=True)
+    assert " ".join(left).count("one two three") == " ".join(right).count("one two three") > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "variables"), [((100, 9), {}), ((20, 30), {}), ((100, 30), {"TERM": "dumb"})])
+def test_a_terminal_that_cannot_show_it_gets_the_result_alone(tmp_path, words, size, variables):
+    code, sent = at_terminal(tmp_path, *size, "-m", words, "-n", 8, "--drafter", "phrases", **variables)
+    assert code == 0 and "✓ both texts are the same" in sent and module.LIVE not in sent and "\x1b[?25l" not in sent
+
+
+def at_terminal(home: Path, columns: int, lines: int, *arguments: object, **variables: str) -> tuple[int, str]:
+    """Runs a race with a terminal of this size as its standard output: exit code, and what reached it."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "localspec", "race", "Count!", *map(str, arguments)],
+        env=environment(home, **{"TERM": "xterm", **variables}),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(theirs)
+    sent = b""
+    with suppress(OSError):  # of Linux, where the other end is closed
+        while piece := os.read(ours, 1 << 16):
+            sent += piece
+    os.close(ours)
+    return process.wait(PATIENCE), sent.decode()
