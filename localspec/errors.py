@@ -31,6 +31,6 @@ class NotAllowed(LocalspecError):
     exit_code = 5
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException | str) -> str:
     """The first line of another library's message, or the error's type where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

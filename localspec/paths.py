@@ -59,6 +59,10 @@ class Paths:
         return self.cache_dir / "packed"
 
     @property
+    def tokenizers(self) -> Path:
+        return self.cache_dir / "tokenizers"
+
+    @property
     def logs(self) -> Path:
         return self.state_dir / "logs"
 

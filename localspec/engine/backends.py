@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from localspec.decoding.compute import DraftableModel
 from localspec.decoding.exactness import Exactness
 from localspec.events import Reporter
+from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.model_config import ModelConfig
 from localspec.policy.selection import LoadSpec
 
@@ -14,6 +15,7 @@ class Target(DraftableModel[Any], Protocol):
     """A model as it was loaded, whatever computes it."""
 
     config: ModelConfig
+    chat: ChatTokenizer
     generation: Mapping[str, Any]  # generation_config.json: the model's own sampling
 
     @property

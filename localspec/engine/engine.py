@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from itertools import zip_longest
 from typing import Literal, Self
@@ -32,8 +32,9 @@ from localspec.machine import compiled
 from localspec.machine.hardware import IdleCores, devices
 from localspec.machine.machine import this_machine, torch_trouble
 from localspec.machine.memory import peak_memory
-from localspec.models.chat_template import Message
+from localspec.models.confinement import Stopped, confinement
 from localspec.models.drafter_kinds import kind_of
+from localspec.models.messages import Message
 from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
 from localspec.policy.candidates import reply_key
@@ -118,6 +119,8 @@ class Engine:
         Raises what `choose` and the engine itself raise.
         """
         reporter = Reporter(notice, progress)
+        with suppress(Stopped):  # which is told where a template is needed
+            confinement.start()  # meanwhile the model is loaded
         known = BandwidthProfiler(MeasurementCache(store, reporter), settings.exact, settings.context)
         kept: Phrases = "readonly" if settings.pool == "user" and not settings.log else settings.pool
         decide = partial(choices, model_of(card), requested_drafter(settings, card), settings, measurements=known)
@@ -142,6 +145,8 @@ class Engine:
                 notice(f"This runs on the CPU. {why}")
         if (engine.choice.device, engine.choice.engine) == ("cpu", "torch"):
             notice(f"PyTorch computes with dense weights, slowly: {compiled.missing()}; install localspec again.")
+        if not engine.target.chat.keeps_prompts:
+            notice("the model's chat template leaves out what is asked, so no answer can be about it.")
         if engine.sampling(settings).rule == "typical":
             notice("with --accept typical the text is not exactly what the model alone would have written.")
         return engine

@@ -6,7 +6,7 @@ from dataclasses import replace
 from localspec.decoding.session import Limits
 from localspec.engine.backends import Target
 from localspec.errors import DoesNotFit, UsageMistake
-from localspec.models.chat_template import Message
+from localspec.models.messages import Message
 
 LONGEST_TOKEN = 256  # characters; a text longer than a context of such tokens is refused before it is tokenized
 

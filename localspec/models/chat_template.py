@@ -13,7 +13,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
+from localspec.models.messages import Message
 
 
 def render_template(

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
-from jinja2 import TemplateError
-
 from localspec.errors import LocalspecError, first_line
-from localspec.models.chat_template import Message, render_template
+from localspec.models.confinement import Stopped, confinement
+from localspec.models.messages import Message
 from localspec.models.tokenizer import Tokenizer
+
+_FRAME = 2**20  # characters that a template may put around what was said
 
 
 class ChatTokenizer:
@@ -14,6 +15,7 @@ class ChatTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
+        self._stopped = ""
 
     def encode(self, messages: Sequence[Message], vocab_size: int) -> list[int]:
         """Returns the token ids of a conversation that waits for the assistant, as `render` writes it.
@@ -45,18 +47,38 @@ class ChatTokenizer:
         return self._templated(messages, waits)
 
     def _templated(self, messages: Sequence[Message], waits: bool) -> str:
-        template = self.tokenizer.chat_template
-        assert template
+        said = sum(len(message["content"]) for message in messages)
+        request = {
+            "template": self.tokenizer.chat_template,
+            "messages": messages,
+            "waits": waits,
+            "tokens": self.tokenizer.special_tokens,
+            "most": _FRAME + 4 * said,
+        }
+        if not self._stopped:
+            try:
+                answer = confinement.ask(request)
+            except Stopped as stopped:
+                self._stopped = str(stopped)  # one that never ends is not waited for again
+        if self._stopped:
+            answer = {"error": self._stopped}
+        if "text" in answer:
+            return str(answer["text"])
+        if answer.get("refused") and messages[0]["role"] == "system" and len(messages) > 1:
+            system, first, *rest = messages
+            first = {**first, "content": f"{system['content']}\n\n{first['content']}"}
+            return self._templated([first, *rest], waits)
+        raise LocalspecError(
+            f"The model's chat template cannot be used ({first_line(answer['error'])[:200]}); fetch the model again."
+        )
+
+    @property
+    def keeps_prompts(self) -> bool:
+        """Whether what is asked is part of what the model reads; True for a template that fails, which is told then."""
         try:
-            return render_template(template, messages, waits, self.tokenizer.special_tokens)
-        except Exception as error:  # a template is somebody else's program, and may fail in any way
-            if isinstance(error, TemplateError) and messages[0]["role"] == "system" and len(messages) > 1:
-                system, first, *rest = messages
-                first = {**first, "content": f"{system['content']}\n\n{first['content']}"}
-                return self._templated([first, *rest], waits)
-            raise LocalspecError(
-                f"The model's chat template cannot be used ({first_line(error)}); fetch the model again."
-            ) from error
+            return "\u2461" in self.render([{"role": "user", "content": "\u2461"}])
+        except LocalspecError:
+            return True
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of token ids; special tokens have none."""

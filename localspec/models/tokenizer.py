@@ -6,10 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from tokenizers import AddedToken, decoders, pre_tokenizers
+from tokenizers import AddedToken, Encoding, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from localspec.errors import LocalspecError, first_line
+from localspec.models.tokenizer_trial import try_out
 from localspec.outside_files import parse_json, read_bytes
 
 TOKENIZER_FILES = (
@@ -29,10 +30,11 @@ class Tokenizer:
     is None where the model has none.
     """
 
-    def __init__(self, files: Mapping[str, str], path: Path) -> None:
+    def __init__(self, files: Mapping[str, str], path: Path, tried: bool = False) -> None:
         """`files` are texts by name, config.json among them; `path` is where they came from, for sentences.
 
-        Raises LocalspecError for files that are damaged, and where tokenizer.json is missing.
+        One that was never seen here is first `tried` in a process of its own, which it may end. Raises LocalspecError
+        for files that are damaged, and where tokenizer.json is missing.
         """
         self._files = {name: files[name] for name in TOKENIZER_FILES if name in files}
         if "tokenizer.json" not in files:
@@ -41,6 +43,9 @@ class Tokenizer:
                 'transformers writes one: python -c "from transformers import AutoTokenizer; '
                 f"AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}')\"."
             )
+        self._path = path
+        if not tried:
+            try_out(files, path)
         try:
             self.backend: Backend = Backend.from_str(files["tokenizer.json"])
             config = self._read("tokenizer_config.json")
@@ -49,8 +54,8 @@ class Tokenizer:
                 _split_like_llama(self.backend, config)
             self._add(self._added_tokens(config, {*self.special_tokens.values(), *extra}), extra)
             self.chat_template = _default_template(files, config)
-        except Exception as error:  # the tokenizers library raises bare Exception on a damaged file
-            raise _damaged(path, error) from error
+        except BaseException as error:  # the tokenizers library raises bare Exception on a damaged file, or panics
+            raise _failed(path, error) from error
         self.backend.no_truncation()
         self.backend.no_padding()
 
@@ -76,17 +81,26 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns the ids of a text, with the marks that the tokenizer sets around one if asked for."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        ids: list[int] = self._encode(text, add_special_tokens).ids
         return ids
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
         """Returns the ids of a text, and which of its characters each stands for: (first, after the last)."""
-        encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        encoding = self._encode(text, add_special_tokens)
         return encoding.ids, encoding.offsets
+
+    def _encode(self, text: str, add_special_tokens: bool) -> Encoding:
+        try:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens)
+        except BaseException as error:
+            raise _failed(self._path, error) from error
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Returns the text of ids, as it is: nothing is cleaned up."""
-        text: str = self.backend.decode(tokens, skip_special_tokens=skip_special_tokens)
+        try:
+            text: str = self.backend.decode(tokens, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            raise _failed(self._path, error) from error
         return text
 
     def token_to_id(self, token: str) -> int | None:
@@ -171,8 +185,15 @@ class Tokenizer:
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def _damaged(path: Path, error: Exception) -> LocalspecError:
-    return LocalspecError(f"The tokenizer in {path} cannot be read ({first_line(error)}); fetch the model again.")
+def _failed(path: Path, error: BaseException) -> BaseException:
+    """What to raise for what the library raised: its panics are no Exception, and neither is Ctrl+C."""
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        return _damaged(path, error)
+    return error
+
+
+def _damaged(path: Path, error: BaseException) -> LocalspecError:
+    return LocalspecError(f"The tokenizer in {path} cannot be read ({first_line(error)[:200]}); fetch the model again.")
 
 
 def _content(value: object) -> str | None:

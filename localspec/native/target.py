@@ -11,8 +11,8 @@ from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.tree import DraftTree
 from localspec.events import Reporter
 from localspec.machine.hardware import physical_cores
-from localspec.models.chat_template import Message
 from localspec.models.chat_tokenizer import ChatTokenizer
+from localspec.models.messages import Message
 from localspec.models.model_config import ModelConfig, generation_config
 from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer

@@ -15,8 +15,8 @@ from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError
 from localspec.models.architecture import weight_map
-from localspec.models.chat_template import Message
 from localspec.models.chat_tokenizer import ChatTokenizer
+from localspec.models.messages import Message
 from localspec.models.model_config import ModelConfig, read_config, read_generation_config
 from localspec.models.rope import Rope
 from localspec.models.stored_weights import stored_sizes

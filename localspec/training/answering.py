@@ -21,7 +21,7 @@ from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Done, Reporter
 from localspec.machine.machine import this_machine
 from localspec.machine.memory import free_memory, out_of_memory
-from localspec.models.chat_template import Message
+from localspec.models.messages import Message
 from localspec.models.registry import TargetCard
 from localspec.policy.selection import Choice, choose
 from localspec.store.store import Store

@@ -23,7 +23,7 @@ from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.models import registry
-from localspec.models.chat_template import Message
+from localspec.models.messages import Message
 from localspec.nn.packing import DTYPES
 from localspec.paths import private_directory
 from localspec.store.store import Store

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.errors import DoesNotFit, UsageMistake
-from localspec.models.chat_template import Message
+from localspec.models.messages import Message
 from localspec.outside_files import DATA_LIMIT, parse_json, read_bytes
 from localspec.training.answering import Answerer, Reply, Way
 from localspec.training.examples import Question

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from localspec.bench.prompts import Prompt
-from localspec.models.chat_template import Message
+from localspec.models.messages import Message
 from localspec.store.history import History, Saved, Turn
 from localspec.training.examples import Question
 

@@ -1,0 +1,103 @@
+"""A process of its own for what models bring along that computes; it can be stopped, and it can die alone.
+
+Chat templates are programs, and a tokenizer may end the process that reads it. `confined.py` is what runs there.
+"""
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from threading import RLock, Timer
+from typing import Any
+
+MOST_SECONDS = 5.0  # of computing, for one answer; a template takes milliseconds
+_PATIENCE = 120.0  # seconds, by the clock, where the system cannot count a process's own
+_START = "import sys; sys.path[:] = sys.argv[1:]; from localspec.models.confined import serve; serve()"
+
+
+class Stopped(Exception):
+    """What was asked for took too long, or ended the process. The message is a clause that says which."""
+
+
+class Confinement:
+    """The process, started when it is needed and again where it was stopped. It may be asked from any thread."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._lock = RLock()
+
+    def start(self) -> None:
+        """Begins the process, so that it is there when something is asked. Raises Stopped where there can be none."""
+        with self._lock:
+            if self._process is not None and self._owner == os.getpid():  # a forked child has one of its own
+                return
+            here = str(Path(__file__).parents[2])
+            apart: dict[str, Any] = (
+                {"process_group": 0}  # Ctrl+C is for those who wait, not for it
+                if os.name == "posix"
+                else {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
+            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-S", "-c", _START, *(place for place in sys.path if place), here],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    **apart,
+                )
+            except OSError as error:
+                raise Stopped(f"no process can be started for it: {error.strerror}") from error
+            self._owner = os.getpid()
+
+    def ask(self, request: Mapping[str, Any], seconds: float = MOST_SECONDS) -> dict[str, Any]:
+        """Returns what `confined.py` answers. Raises Stopped after so many seconds of computing."""
+        with self._lock:
+            self.start()
+            process = self._process
+            assert process is not None and process.stdin is not None and process.stdout is not None
+            watch = Timer(_PATIENCE + seconds, process.kill)
+            watch.daemon = True
+            watch.start()
+            try:
+                process.stdin.write(json.dumps({**request, "seconds": seconds}).encode() + b"\n")
+                process.stdin.flush()
+                line = process.stdout.readline()
+            except (BrokenPipeError, ConnectionResetError):
+                line = b""
+            except BaseException:  # an answer that nobody waits for must not be taken for the next one
+                self.end()
+                raise
+            finally:
+                watch.cancel()
+            if not line.endswith(b"\n"):
+                code = self.end(kill=False)
+                raise Stopped(f"it ended the process that it ran in, with {code}" if code not in _TOO_LONG else _LONG)
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+
+    def end(self, kill: bool = True) -> int:
+        """Ends the process, if it is ours; returns its exit code."""
+        with self._lock:
+            process, self._process = self._process, None
+            if process is None or self._owner != os.getpid():
+                return 0
+            if kill:
+                process.kill()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    try:
+                        stream.close()
+                    except OSError:  # what was not sent is not needed any more
+                        pass
+            return process.wait()
+
+
+_LONG = "it takes too long"
+_TOO_LONG = (-9, -24, -27)  # killed, or by the system's own clocks of computing: SIGXCPU, SIGPROF
+
+confinement = Confinement()
+atexit.register(confinement.end)

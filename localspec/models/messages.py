@@ -1,0 +1,3 @@
+"""What a conversation is made of."""
+
+Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}

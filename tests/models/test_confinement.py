@@ -1,0 +1,240 @@
+"""What models bring along that computes does so in a process of its own: it can be stopped, and can die alone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from command import environment
+from scripted_models import TEMPLATE, scripted_model
+
+from localspec.errors import LocalspecError
+from localspec.models import chat_tokenizer, tokenizer_trial
+from localspec.models.chat_tokenizer import ChatTokenizer
+from localspec.models.confinement import Confinement, Stopped
+from localspec.models.tokenizer import Tokenizer
+from localspec.paths import Paths
+
+posix = pytest.mark.skipif(os.name != "posix", reason="clocks of computing as on POSIX")
+ASKED = [{"role": "user", "content": "Hi"}]
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+WORKS = {"template": "{{ messages[0].content }}", "messages": ASKED, "waits": True, "tokens": {}, "most": 99}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return scripted_model(tmp_path / "model", [b"Hel", b"lo"]).path
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch):
+    """A process for this test alone, which is given little time."""
+    confinement = Confinement()
+    ask = confinement.ask
+    monkeypatch.setattr(confinement, "ask", lambda request, seconds=0.3: ask(request, min(seconds, 0.3)))
+    monkeypatch.setattr(chat_tokenizer, "confinement", confinement)
+    yield confinement
+    confinement.end()
+
+
+def rendered(path: Path, template: str) -> str:
+    (path / "chat_template.jinja").write_text(template)
+    return ChatTokenizer(Tokenizer.open(path)).render(ASKED)
+
+
+@posix
+def test_a_template_without_end_is_stopped_and_not_asked_again(own, model):
+    (model / "chat_template.jinja").write_text(ENDLESS)
+    chat = ChatTokenizer(Tokenizer.open(model))
+    with pytest.raises(LocalspecError, match=r"chat template cannot be used \(it takes too long\)"):
+        chat.render(ASKED)
+    own.ask = pytest.fail
+    with pytest.raises(LocalspecError, match="it takes too long"):
+        chat.render(ASKED)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for a in range(2000) %}" + "x" * 10_000 + "{% endfor %}", "a text of 20000000 characters"),
+        ("{{ raise_exception('no\\nway') }}", "no"),
+        ("{% for %}", "Expected"),
+        ("{{ nothing.at.all }}", "undefined"),
+        ("{{ 1 // 0 }}", "by zero"),
+    ],
+)
+def test_a_template_that_fails_says_why(model, template, said):
+    with pytest.raises(LocalspecError, match=rf"chat template cannot be used \(.*{said}.*\); fetch"):
+        rendered(model, template)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system keeps the limit on Linux")
+@pytest.mark.parametrize("template", ["{{ range(99999)|join('x' * 1000000) }}", "{{ 'x' * 10**11 }}"])
+def test_a_template_of_more_memory_than_there_is(model, template):
+    with pytest.raises(LocalspecError, match="MemoryError"):
+        rendered(model, template)
+
+
+def test_a_process_that_died_is_told_and_begun_again(own):
+    assert own.ask(WORKS) == {"text": "Hi"}
+    first = own._process
+    first.kill()
+    first.wait()
+    with pytest.raises(Stopped):
+        own.ask(WORKS)
+    assert own.ask(WORKS) == {"text": "Hi"} and own._process is not first
+
+
+def test_an_answer_that_nobody_waits_for_is_not_taken_for_the_next(own):
+    own.start()
+
+    def interrupted() -> bytes:
+        raise KeyboardInterrupt
+
+    process = own._process
+    reader = type("Reader", (), {"readline": staticmethod(interrupted), "close": process.stdout.close})()
+    process.stdout = reader
+    with pytest.raises(KeyboardInterrupt):
+        own.ask(WORKS)
+    assert own._process is None and process.poll() is not None
+
+
+def test_threads_take_turns(own):
+    answers: list[str] = []
+
+    def ask(number: int) -> None:
+        for _ in range(20):
+            found = own.ask(WORKS | {"messages": [{"role": "user", "content": str(number)}]}, 0.3)["text"]
+            answers.append("" if found == str(number) else found)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [""] * 80
+
+
+@posix
+def test_it_ends_with_the_process_that_began_it(tmp_path):
+    code = "from localspec.models.confinement import confinement as c; c.start(); print(c._process.pid, flush=True); import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    result = subprocess.run([sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True)
+    assert result.returncode == -signal.SIGKILL
+    child = int(result.stdout)
+    from clocks import until
+
+    def gone() -> bool:
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return True
+        state = Path(f"/proc/{child}/stat")
+        return state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+    until(gone)
+
+
+def test_a_prompt_that_is_left_out_is_noticed(model):
+    assert ChatTokenizer(Tokenizer.open(model)).keeps_prompts
+    for template, keeps in (
+        ("hello", False),
+        (TEMPLATE, True),
+        ("{{ messages[0]['content'] | trim }}", True),
+        ("{% for %}", True),
+    ):
+        (model / "chat_template.jinja").write_text(template)
+        assert ChatTokenizer(Tokenizer.open(model)).keeps_prompts == keeps
+
+
+# -- tokenizers --------------------------------------------------------------------------------------------------------
+
+
+def changed(path: Path, **parts: object) -> Path:
+    file = path / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | parts))
+    return path
+
+
+@pytest.fixture
+def unseen(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tokenizer_trial, "_tried", set())
+    return Paths(fresh_home).tokenizers
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        {"type": "Precompiled", "precompiled_charsmap": ""},
+        {"type": "Precompiled", "precompiled_charsmap": "BAAAAAEAAAA="},
+        {"type": "Precompiled", "precompiled_charsmap": "//////////8="},  # which aborts
+        {"type": "Replace", "pattern": {"String": ""}, "content": "x"},
+    ],
+)
+def test_tokenizers_that_panic_or_abort(unseen, model, normalizer, capfd):
+    with pytest.raises(LocalspecError, match="tokenizer in .*model cannot be"):
+        Tokenizer.open(changed(model, normalizer=normalizer)).encode("abc")
+    assert not unseen.exists() and capfd.readouterr() == ("", "")
+
+
+def test_a_panic_after_the_trial_is_a_sentence(unseen, model, monkeypatch):
+    monkeypatch.setattr("localspec.models.tokenizer.try_out", lambda *_: None)
+    with pytest.raises(LocalspecError, match="tokenizer in .*model cannot be read"):
+        Tokenizer.open(
+            changed(model, normalizer={"type": "Replace", "pattern": {"String": ""}, "content": "x"})
+        ).encode("abc")
+
+
+@pytest.mark.parametrize("kind", ["WordLevel", "WordPiece"])
+def test_a_word_that_a_tokenizer_does_not_know(unseen, model, kind):
+    parts = {
+        "type": kind,
+        "vocab": {"a": 0},
+        "unk_token": "zz",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 9,
+    }
+    tokenizer = Tokenizer.open(changed(model, model=parts))
+    with pytest.raises(LocalspecError, match=r"Missing \[UNK\] token"):
+        tokenizer.encode("unheard of")
+
+
+def test_ctrl_c_stays_what_it_is(model):
+    tokenizer = Tokenizer.open(model)
+
+    class Interrupted:
+        def encode(self, *_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+    tokenizer.backend = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.encode("a")
+
+
+def test_a_tokenizer_is_tried_once(unseen, model, monkeypatch):
+    asked: list[object] = []
+    ask = tokenizer_trial.confinement.ask
+    monkeypatch.setattr(tokenizer_trial.confinement, "ask", lambda *given: (asked.append(given), ask(*given))[1])
+    Tokenizer.open(model)
+    [mark] = unseen.iterdir()
+    assert len(asked) == 1 and mark.stat().st_size == 0
+    if os.name == "posix":
+        assert (mark.stat().st_mode & 0o777, unseen.stat().st_mode & 0o777) == (0o600, 0o700)
+    Tokenizer.open(model)
+    tokenizer_trial._tried.clear()  # as in another process
+    Tokenizer.open(model)
+    assert len(asked) == 1
+    changed(model, normalizer={"type": "NFC"})
+    Tokenizer.open(model)
+    assert len(asked) == 2
+
+
+def test_what_comes_with_localspec_is_not_tried(unseen, monkeypatch):
+    import localspec
+
+    monkeypatch.setattr(tokenizer_trial.confinement, "ask", pytest.fail)
+    Tokenizer.open(Path(localspec.__file__).parent / "demo")
+    assert not unseen.exists()
