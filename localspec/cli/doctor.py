@@ -1,5 +1,6 @@
 """localspec doctor"""
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -10,7 +11,7 @@ import typer
 
 from localspec import config
 from localspec.bench.proof import prove
-from localspec.cli.console import counted, print_json, size
+from localspec.cli.console import counted, drawable, print_json, size
 from localspec.cli.options import Context, Drafter, DraftMax, Dtype, Quantize
 from localspec.cli.options import Device as DeviceOption
 from localspec.cli.progress import Progress
@@ -50,6 +51,7 @@ def doctor(
         str | None,
         typer.Option(metavar="speed|memory|quality", help="What to choose a model by; else quality at 8 tokens/s."),
     ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Cost-effectiveness M as well, and the reasons.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of text.")] = False,
 ) -> int:
     """What this machine has, what fits, what would be chosen and why; --prove MODEL shows losslessness on it."""
@@ -63,17 +65,21 @@ def doctor(
     if model is not None:
         if prefer is not None:
             raise UsageMistake(f"--prefer {prefer} has no effect with --prove; leave one of them out.")
+        if verbose:
+            raise UsageMistake("--verbose has no effect with --prove; leave one of them out.")
         settings = config.load(flags={"exact": True, **options})
         return _prove(model, settings, limit or 20, max_tokens or 64, as_json)
     for name, value in {"limit": limit, "max_tokens": max_tokens, **options}.items():
         if value is not None:
             flag = "--" + name.replace("_", "-")
             raise UsageMistake(f"{flag} {value} has no effect without --prove MODEL; add that, or leave {flag} out.")
+    if verbose and as_json:
+        raise UsageMistake("--verbose has no effect with --json, which says all; leave it out.")
     survey = _survey(config.load(flags={"prefer": prefer}))
     if as_json:
         print_json(_report(survey))
     else:
-        print("\n".join(map(one_line, _page(survey))))
+        print(drawable("\n".join(map(one_line, _page(survey, verbose))), sys.stdout))
     return 0
 
 
@@ -102,6 +108,7 @@ class _Survey:
     recommendations: list[Recommendation]
     chosen: Recommendation | None
     recommended: Recommendation | None
+    ungated: Recommendation | None  # of those that anybody can fetch
     packed: "_Packed"
 
 
@@ -137,6 +144,7 @@ def _survey(settings: Settings) -> _Survey:
         [*here, *more],
         preferred(here, settings.prefer),
         preferred(every, settings.prefer),
+        preferred([one for one in every if not one.gated], settings.prefer),
         _Packed.look(Paths(config.home())),
     )
 
@@ -205,7 +213,56 @@ def _drafter(recommendation: Recommendation) -> str | None:
 # -- as a page ---------------------------------------------------------------------------------------------------------
 
 
-def _page(survey: _Survey) -> Iterator[str]:
+def _page(survey: _Survey, verbose: bool) -> Iterator[str]:
+    yield from _advice(survey)
+    yield ""
+    yield from _machine(survey)
+    yield ""
+    yield from _table(sorted(survey.recommendations, key=lambda one: one.quality, reverse=True), verbose)
+    yield ""
+    yield "~ is predicted, the rest measured here. × is how many times as fast as plain decoding it is."
+    if verbose:
+        yield "M is speedup over relative memory, against the fastest plain decoding of the same model that fits."
+        for name, one in (("Chosen among what is here", survey.chosen), ("Recommended", survey.recommended)):
+            if one is not None:
+                yield f"{name}: {one.card.name}: {one.reason}."
+
+
+def _advice(survey: _Survey) -> Iterator[str]:
+    """What to do, in a sentence or two; where terms must be accepted first, also what can be had without."""
+    chosen, best = survey.chosen, survey.recommended
+    if best is None:
+        yield "No registered model fits here."
+        return
+    if chosen is not None and _name(best) == _name(chosen):
+        yield f"Take {best.card.name}, which is here: {_speed(best)}. Begin with: localspec chat"
+        return
+    yield from _offer(best, "Take")
+    if best.gated:
+        yield "It is gated: its terms must be accepted first, with an account at the hub; that command says where."
+        if survey.ungated is not None and (chosen is None or _name(survey.ungated) != _name(chosen)):
+            yield from _offer(survey.ungated, "Without that, take")
+    if chosen is not None:
+        yield f"Until then {chosen.card.name} answers, which is here: {_speed(chosen)}."
+
+
+def _offer(one: Recommendation, take: str) -> Iterator[str]:
+    yield f"{take} {one.card.name}: {_speed(one)}; {_download(one)} to download."
+    yield f"Fetch it with: localspec pull {one.card.name}"
+
+
+def _speed(one: Recommendation) -> str:
+    assert one.plan is not None
+    about = "" if one.plan.measured else "about "
+    faster = f", {one.speedup:.1f} times as fast by {one.plan.candidate.name}" if _drafts(one) else ""
+    return f"{about}{_number(one.plan.speed)} tokens/s{faster}"
+
+
+def _drafts(one: Recommendation) -> bool:
+    return one.speedup is not None and one.plan is not None and one.plan.candidate.name != "none"
+
+
+def _machine(survey: _Survey) -> Iterator[str]:
     for device in survey.machine.devices:
         formats = ", ".join((*device.dtypes, *device.packings))
         speed = f"{device.bandwidth / 1e9:.0f} GB/s" if device.bandwidth else "bandwidth unknown"
@@ -220,55 +277,57 @@ def _page(survey: _Survey) -> Iterator[str]:
     if survey.packed.files:
         packed = survey.packed
         yield f"{counted(packed.files, 'packed model')}, {size(packed.bytes)}, in {packed.path}"
-    yield ""
-    yield from _table(sorted(survey.recommendations, key=lambda recommendation: recommendation.quality, reverse=True))
-    yield ""
-    yield "~ is predicted, the rest measured here. M is speedup over relative memory, against the fastest plain"
-    yield "decoding of the same model that fits."
-    yield ""
-    chosen, recommended = survey.chosen, survey.recommended
-    if chosen is not None:
-        yield f"Chosen among what is here: {chosen.card.name}: {chosen.reason}."
-    if recommended is None:
-        yield "No registered model fits here."
-    elif chosen is None or _name(recommended) != _name(chosen):
-        yield f"Recommended: {recommended.card.name}: {recommended.reason}."
-        yield f"Fetch it with: localspec pull {recommended.card.name}"
 
 
-def _table(recommendations: list[Recommendation]) -> Iterator[str]:
+def _table(recommendations: list[Recommendation], verbose: bool) -> Iterator[str]:
     rows = [
-        ["MODEL", "HERE", "FITS", "AS", "MEMORY", "TOKENS/S", "M"],
-        *([one.card.name, _here(one), *_cells(one)] for one in recommendations),
+        ["MODEL", "DOWNLOAD", "FITS", "TOKENS/S", "×", "M", "AS"],
+        *([one.card.name, _download(one) + ", gated" * one.gated, *_cells(one)] for one in recommendations),
     ]
+    if not verbose:
+        rows = [[*row[:5], row[6]] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        left = (f"{cell:{width}}" for cell, width in zip(row[:4], widths, strict=False))
-        right = (f"{cell:>{width}}" for cell, width in zip(row[4:], widths[4:], strict=True))
-        yield "  ".join((*left, *right)).rstrip()
+        left = (f"{cell:{width}}" for cell, width in zip(row[:3], widths, strict=False))
+        right = (f"{cell:>{width}}" for cell, width in zip(row[3:-1], widths[3:-1], strict=True))
+        yield "  ".join((*left, *right, row[-1])).rstrip()
 
 
-def _here(recommendation: Recommendation) -> str:
-    if not recommendation.card.here:
-        return "no"
-    return "yes" if recommendation.plan is None or recommendation.plan.candidate.here else "drafter not"
+def _download(one: Recommendation) -> str:
+    """Of the model and of a small model that drafts for it, as far as they are not here; published weights are bf16."""
+    candidate = one.plan.candidate if one.plan else None
+    missing = [card for card in (one.card, candidate.small if candidate else None) if card and not card.here]
+    shapes = [card.entry.shape if card.entry else None for card in missing]
+    known = sum(2 * shape.parameters for shape in shapes if shape)
+    other = candidate is not None and not candidate.here and candidate.small is None  # its drafter, of unknown size
+    if not missing:
+        return "its drafter" if other else "here"
+    if not all(shapes):
+        return "not here"
+    return _gib(known) + " + drafter" * other
 
 
-def _cells(recommendation: Recommendation) -> list[str]:
-    plan = recommendation.plan
+def _cells(one: Recommendation) -> list[str]:
+    """FITS, TOKENS/S, ×, M and AS."""
+    plan = one.plan
     if plan is None:
-        return ["?", recommendation.reason, "", "", ""]
-    about = "" if plan.measured else "~"
-    fits = "yes" if recommendation.fits else "no"
+        return ["?", "", "", "", one.reason]
+    needed, about = _gib(max(plan.bytes, 2**30 // 10)), "" if plan.measured else "~"
     place = "" if plan.precision.device.name == "cpu" else f" on {plan.precision.device.name}"
-    speed = f"{about}{plan.speed:.3g}" if recommendation.fits else ""
+    how = f"{plan.precision}, {plan.candidate.name}{place}"
+    if not one.fits:
+        return [f"no, {needed}", "", "", "", how]
     return [
-        fits,
-        f"{plan.precision}, {plan.candidate.name}{place}",
-        _gib(max(plan.bytes, 2**30 // 10)),
-        speed,
-        f"{about}{plan.cost_effectiveness:.2f}" if recommendation.fits else "",
+        f"yes, {needed}",
+        f"{about}{_number(plan.speed)}",
+        f"{about}{one.speedup:.2f}" if _drafts(one) else "",
+        f"{about}{plan.cost_effectiveness:.2f}",
+        how,
     ]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def _gib(size: int) -> str:

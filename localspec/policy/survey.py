@@ -28,12 +28,21 @@ Prefer = Literal["speed", "memory", "quality"]
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The best plan to run a model on a machine, one that fits if any does. Without a plan, `reason` says why."""
+    """The best plan to run a model on a machine, one that fits if any does. Without a plan, `reason` says why.
+
+    `speedup` is what drafting makes of plain decoding in the same precision; None where nothing fits.
+    """
 
     card: TargetCard
     plan: RunPlan | None
     reason: str
     quality: int = 0
+    speedup: float | None = None
+
+    @property
+    def gated(self) -> bool:
+        """Whether terms must be accepted before it can be fetched."""
+        return not self.card.here and self.card.entry is not None and self.card.entry.gated
 
     @property
     def fits(self) -> bool:
@@ -81,7 +90,8 @@ def recommend(
     quality = _quality(card, model)
     if fitting:
         chosen, others = max(fitting, key=lambda option: option[0].speed)
-        return Recommendation(card, chosen, explained(chosen, others), quality)
+        alone = [one.speed for one in others if one.candidate.name == "none" and one.precision == chosen.precision]
+        return Recommendation(card, chosen, explained(chosen, others), quality, chosen.speed / max(alone))
     if not smallest:
         raise only_packed(card.path)
     plan = smallest[0]

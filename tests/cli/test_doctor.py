@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import unicodedata
@@ -21,7 +22,8 @@ from scripted_models import Script, random_model, scripted_model
 from localspec import Done, Engine, Text
 from localspec.bench import proof
 from localspec.cli.main import main
-from localspec.policy import selection
+from localspec.models import registry
+from localspec.policy import selection, survey
 from localspec.store.store import Store
 
 Result = tuple[int, str, str]
@@ -307,15 +309,61 @@ def invented(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_this_machine_has_and_what_fits(doctor, invented):
     code, out, err = doctor()
     assert (code, err) == (0, "") and "\x1b" not in out and "\x07" not in out
-    lines = out.splitlines()
+    take, fetch, until, empty, *lines = out.splitlines()
+    best = take.split(":")[0].removeprefix("Take ")
+    assert fetch == f"Fetch it with: localspec pull {best}" and re.search(
+        r" tokens/s; \d+\.\d GiB to download\.$", take
+    )
+    assert until.startswith("Until then demo answers, which is here: ") and empty == ""
     assert lines[1] == "mps: memory 16.0 GiB, free 12.0 GiB, of which a model may take 10.4 GiB"
     assert lines[2].startswith("cpu: ") and "computes in bf16, fp32, int8, int4; reads bandwidth unknown" in lines[2]
     assert lines[3].startswith("cpu: memory 24.0 GiB, free 20.0 GiB")
     assert "A card is found: do this." in out
-    rows = {line.split()[0]: line.split() for line in lines if line[:1].islower()}
-    assert rows["demo"][1:3] == ["yes", "yes"] and rows["qwen3-4b"][1:3] == ["no", "yes"]
-    assert any(line.startswith("Chosen among what is here: demo: ") for line in lines)
-    assert lines[-1] == "Fetch it with: localspec pull " + lines[-2].split(": ")[1]
+    head = next(line for line in lines if line.startswith("MODEL"))
+    assert head.split() == ["MODEL", "DOWNLOAD", "FITS", "TOKENS/S", "×", "AS"] and max(map(len, lines)) <= 100
+    rows = {line.split()[0]: re.split(r"\s{2,}", line) for line in lines[lines.index(head) + 1 :] if line[:1].islower()}
+    assert rows["demo"][1] == "here" and rows["demo"][2].startswith("yes, ") and best in rows
+    assert rows["qwen3-4b"][1] == "7.5 GiB" and rows["llama3.2-3b"][1] == "6.0 GiB, gated"
+
+
+def test_verbose_tells_of_m_and_of_reasons(doctor, invented):
+    _, out, _ = doctor("--verbose")
+    assert re.search(r"TOKENS/S +× +M  AS\n", out) and "M is speedup over relative memory" in out
+    assert "\nChosen among what is here: demo: " in out and "\nRecommended: " in out
+    for flag, value in (("--json", []), ("--prove", ["demo"])):
+        code, out, err = doctor("--verbose", flag, *value)
+        assert (code, out) == (2, "") and f"--verbose has no effect with {flag}" in err
+
+
+def test_a_gated_model_is_not_recommended_in_silence(doctor, invented, monkeypatch):
+    """Where the best needs an account, that is said, and what to take without one."""
+    usual = survey.preferred
+
+    def preferred(every, prefer=None):
+        gated = [one for one in every if one.gated]
+        return usual(gated or every, prefer)
+
+    monkeypatch.setattr("localspec.cli.doctor.preferred", preferred)
+    take, fetch, warning, without, *_ = doctor()[1].splitlines()
+    model = take.split(":")[0].removeprefix("Take ")
+    assert registry.known()[model].entry.gated and fetch == f"Fetch it with: localspec pull {model}"
+    assert "It is gated" in warning and "terms must be accepted" in warning
+    other = without.split(":")[0].removeprefix("Without that, take ")
+    assert not registry.known()[other].entry.gated
+
+
+def test_where_the_best_is_here_nothing_is_to_be_fetched(doctor, invented, monkeypatch):
+    usual = survey.preferred
+    monkeypatch.setattr(
+        "localspec.cli.doctor.preferred",
+        lambda every, prefer=None: usual([one for one in every if one.card.here], prefer),
+    )
+    first, second, *_ = doctor()[1].splitlines()
+    assert (
+        first.startswith("Take demo, which is here: ") and first.endswith("Begin with: localspec chat") and second == ""
+    )
+    monkeypatch.setattr("localspec.cli.doctor.preferred", lambda every, prefer=None: None)
+    assert doctor()[1].startswith("No registered model fits here.\n")
 
 
 def test_what_this_machine_has_as_json(doctor, invented):

@@ -106,3 +106,20 @@ def test_a_directory_that_is_gone_is_told_as_such(tmp_path, monkeypatch) -> None
 def test_only_what_is_here_where_that_is_asked(registry) -> None:
     registry(best=(SEVEN, 40))
     assert recommendations(machine(gpu(24)), NoMeasurements(), here=True) == []
+
+
+def test_the_speedup_is_over_plain_decoding_in_the_same_precision(registry) -> None:
+    registry(good=(SEVEN, 40))
+    here = machine(cpu(64))
+    (found,) = recommendations(here, NoMeasurements(), here=False)
+    plan = found.plan
+    assert plan is not None and plan.candidate.name != "none" and found.speedup is not None and found.speedup > 1
+    model = survey.model_of(found.card)
+    alone = [
+        one
+        for one in survey.run_plans(model, [plan.precision], NoMeasurements(), survey.AUTO_NODES)
+        if one.candidate.name == "none"
+    ]
+    assert [found.speedup] == [pytest.approx(plan.speed / one.speed) for one in alone]
+    (none,) = recommendations(machine(cpu(4)), NoMeasurements(), here=False)
+    assert none.speedup is None and not none.gated
