@@ -10,6 +10,7 @@ from typing import Any
 
 from localspec.config import hub_places, nearest, quiet_hub
 from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, first_line
+from localspec.hub.pace import obey, pace
 from localspec.hub.sources import Source
 from localspec.text import one_line
 
@@ -30,10 +31,11 @@ def client() -> Any:
 
 
 def _session() -> Any:
-    """An HTTP client with a timeout, which checks the headers that become names of files."""
+    """An HTTP client that waits for nobody for long, and checks the headers that become names of files."""
     import httpx2
 
     def check(response: Any) -> None:
+        obey(server(), response.status_code, response.headers)
         # The client joins these to the path of its cache as they come: a slash in them would lead out of it.
         if "x-repo-commit" in response.headers:
             for name in ("etag", "x-linked-etag", "x-repo-commit"):
@@ -44,7 +46,7 @@ def _session() -> Any:
         must_be_online(str(request.url.host))
 
     hooks: dict[str, list[Callable[..., Any]]] = {"request": [check_online], "response": [check]}
-    return httpx2.Client(event_hooks=hooks, follow_redirects=True, timeout=PATIENCE)
+    return pace(httpx2.Client(event_hooks=hooks, follow_redirects=True, timeout=PATIENCE), server)
 
 
 def server() -> str:
@@ -79,6 +81,8 @@ def _error_of(source: Source, error: Exception) -> LocalspecError:
 
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         return _error_of(source, error.__cause__)  # which hides what kept the client from the network
+    if isinstance(error, LocalspecError):
+        return error
     where = server()
     if isinstance(error, errors.OfflineModeIsEnabled):
         return NotHere(f"{source} needs the network, and HF_HUB_OFFLINE forbids it; unset that, and try again.")

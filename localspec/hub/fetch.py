@@ -12,6 +12,7 @@ from localspec.config import hub_places
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.hub.cache import cached, damage, discard, repository, size, snapshot
 from localspec.hub.client import PATIENCE, client, localspec_errors, server
+from localspec.hub.pace import waits_told
 from localspec.hub.plan import Part, Plan, is_weights
 from localspec.hub.records import ExpectedFile, folder, must_be_writable, record, remember
 from localspec.hub.sources import Source
@@ -29,12 +30,13 @@ def fetch(
     progress: Callable[[int, int], None] = lambda done, total: None,
     paths: Paths | None = None,
     force: bool = False,
+    notice: Callable[[str], None] = lambda sentence: None,
 ) -> list[str]:
     """Fetches what is missing or damaged, compares every file with its digest, and records the pull; returns notices.
 
-    `progress` is called with the bytes that are there and the bytes in all. Raises DoesNotFit (unless `force`), and
-    LocalspecError where no record can be written, before anything is fetched; then Interrupted, NotAllowed, NotHere,
-    and LocalspecError, which all say what is kept.
+    `progress` is called with the bytes that are there and the bytes in all, `notice` where the server asks to wait.
+    Raises DoesNotFit (unless `force`), and LocalspecError where no record can be written, before anything is fetched;
+    then Interrupted, NotAllowed, NotHere, and LocalspecError, which all say what is kept.
     """
     if not planned.fits_on_disk and not force:
         raise DoesNotFit(too_large(planned))
@@ -42,7 +44,7 @@ def fetch(
         must_be_writable(paths)
     fetching = _Fetching(planned, progress)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), waits_told(notice):
             warnings.simplefilter("ignore")  # the client warns of a small disk, which the plan has said
             for part in planned.parts:
                 with localspec_errors(part.source, fetching.kept):

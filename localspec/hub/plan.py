@@ -11,6 +11,7 @@ from localspec.config import hub_places
 from localspec.errors import LocalspecError
 from localspec.hub.cache import HEADS, TOKENIZER, cached, damage
 from localspec.hub.client import PATIENCE, client, localspec_errors, must_be_online, page, server
+from localspec.hub.pace import waits_told
 from localspec.hub.records import COMMIT, NAME, ExpectedFile, is_valid
 from localspec.hub.sources import Source
 from localspec.outside_files import parse_json, read_bytes
@@ -83,8 +84,10 @@ def is_weights(name: str) -> bool:
 # -- the plan ----------------------------------------------------------------------------------------------------------
 
 
-def plan(sources: Sequence[Source]) -> Plan:
+def plan(sources: Sequence[Source], notice: Callable[[str], None] = lambda sentence: None) -> Plan:
     """Asks the server what these revisions hold; fetches nothing but config.json and the index of weights.
+
+    `notice` is told where the server asks to wait.
 
     Raises NotHere (nothing of that name, or offline), NotAllowed (gated), and LocalspecError for what cannot be served
     here, or where the server fails.
@@ -92,7 +95,7 @@ def plan(sources: Sequence[Source]) -> Plan:
     must_be_online(f"Fetching {sources[0] if sources else 'a model'}")
     parts = []
     for source in sources:
-        with localspec_errors(source):
+        with localspec_errors(source), waits_told(notice):
             parts.append(_part(source))
     return Plan(tuple(parts), free_disk_bytes())
 

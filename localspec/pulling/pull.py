@@ -152,7 +152,7 @@ def pull(
             return
     if planned.plan.fetch_bytes:
         yield AboutToFetch(planned.plan.fetch_bytes)
-    yield Fetched(tuple(fetch(planned.plan, downloaded, force=force)))
+    yield Fetched(tuple(fetch(planned.plan, downloaded, force=force, notice=reporter.notice)))
     yield from convert_heads(planned.plan, reporter.progress)
     for part in planned.plan.parts:
         forget_damaged(snapshot(part.source, part.commit))
@@ -187,7 +187,7 @@ def _planned(name: str, wishes: Wishes, machine: Machine, reporter: Reporter) ->
         if not chosen.sources:
             return NothingToFetch(f"drafter: {chosen.why}")
         reporter.progress(f"asking {server()} about {name}")
-        found = plan(chosen.sources)
+        found = plan(chosen.sources, reporter.notice)
         fits, memory = _memory(name, found, wishes, machine, measurements)
         packing = packing_of(found.parts[0], wishes.settings, machine, measurements)
     return Planned(found, fits, memory, chosen.why, packing)

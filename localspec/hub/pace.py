@@ -1,0 +1,101 @@
+"""How long a server is waited for: answers that trickle are given up, waits that it asks for are told, or refused."""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from localspec.errors import LocalspecError
+
+WINDOW = 60.0  # seconds of waiting for one answer, in which
+LEAST_BYTES = 60 * 4096  # so many bytes of it must have come, unless it ends before
+LONGEST_WAIT, ALL_WAITS = 60.0, 180.0  # seconds that a server may ask to wait, at once and in one pull
+
+
+class _Waits:
+    """What a server asked to wait since a pull began, and who is told."""
+
+    notice: Callable[[str], None] = staticmethod(lambda _: None)
+    seconds = 0.0
+
+
+@contextmanager
+def waits_told(notice: Callable[[str], None]) -> Iterator[None]:
+    """Meanwhile each wait that a server asks for is told in a sentence, and counts."""
+    before = _Waits.notice
+    _Waits.notice, _Waits.seconds = staticmethod(notice), 0.0
+    try:
+        yield
+    finally:
+        _Waits.notice = staticmethod(before)
+
+
+def obey(server: str, status: int, headers: Mapping[str, str]) -> None:
+    """Looks for a wait in an answer that the client will obey. Raises LocalspecError for one that is too long."""
+    if status < 400:
+        return
+    asked = [headers.get("retry-after", "").strip()]
+    asked += re.findall(r"\bt=(\d+)", headers.get("ratelimit", ""))
+    seconds = max((int(found[:9]) for found in asked if found.isdecimal()), default=0)
+    if not seconds:
+        return
+    _Waits.seconds += seconds
+    if seconds > LONGEST_WAIT or _Waits.seconds > ALL_WAITS:
+        raise LocalspecError(f"{server} asks to wait {seconds} seconds before it is asked again; try again then.")
+    _Waits.notice(f"{server} asks to wait {seconds} seconds.")
+
+
+class PacedBackend:
+    """Opens connections as `backend`, of httpcore, does; what comes through them must come in time."""
+
+    def __init__(self, backend: Any, server: Callable[[], str]) -> None:
+        self._backend, self._server = backend, server
+
+    def connect_tcp(self, *place: Any, **options: Any) -> "PacedStream":
+        return PacedStream(self._backend.connect_tcp(*place, **options), self._server)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+
+class PacedStream:
+    """A connection. Whoever sends a byte now and then never lets a read time out: here all of them count together."""
+
+    def __init__(self, stream: Any, server: Callable[[], str]) -> None:
+        self._stream, self._server = stream, server
+        self._waited, self._bytes = 0.0, 0
+
+    def read(self, *given: Any, **options: Any) -> bytes:
+        """Raises LocalspecError where too little has come in `WINDOW` seconds of waiting."""
+        began = time.monotonic()
+        content: bytes = self._stream.read(*given, **options)
+        self._waited += time.monotonic() - began
+        self._bytes += len(content)
+        if self._waited > WINDOW:
+            if self._bytes < LEAST_BYTES and content:
+                raise LocalspecError(
+                    f"{self._server()} sends less than {LEAST_BYTES / WINDOW / 1024:.0f} KiB a second; try again later."
+                )
+            self._waited, self._bytes = 0.0, 0
+        return content
+
+    def write(self, *given: Any, **options: Any) -> None:
+        """What is asked anew is waited for anew."""
+        self._waited, self._bytes = 0.0, 0
+        self._stream.write(*given, **options)
+
+    def start_tls(self, *given: Any, **options: Any) -> "PacedStream":
+        return PacedStream(self._stream.start_tls(*given, **options), self._server)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def pace(client: Any, server: Callable[[], str]) -> Any:
+    """Makes an HTTP client of httpx open its connections through `PacedBackend`, those to proxies too. Returns it."""
+    for transport in (client._transport, *client._mounts.values()):
+        if transport is not None:
+            pool = transport._pool
+            pool._network_backend = PacedBackend(pool._network_backend, server)
+    return client

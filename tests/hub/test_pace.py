@@ -1,0 +1,113 @@
+"""A server is waited for, not for ever: what trickles is given up, and a wait that is asked for is told or refused."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from checkpoints import CONFIG, safetensors
+from hub_server import Hub, Repository, served
+
+from localspec.errors import LocalspecError
+from localspec.hub import pace
+from localspec.hub.fetch import fetch
+from localspec.hub.plan import plan
+from localspec.hub.sources import Source
+from localspec.paths import Paths
+
+SOURCE = Source("org/name")
+MODEL = {
+    "config.json": json.dumps(CONFIG).encode(),
+    "tokenizer.json": b"{}",
+    "model.safetensors": safetensors({"a": [100, 100]}),
+}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with served(org__name=Repository(MODEL)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        yield hub
+
+
+@pytest.fixture
+def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that the client would have slept before it asks again."""
+    slept: list[float] = []
+    monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=slept.append))
+    return slept
+
+
+def test_a_server_that_trickles_is_given_up(hub: Hub, tmp_path, monkeypatch):
+    found = plan([SOURCE])
+    monkeypatch.setattr(pace, "WINDOW", 0.2)
+    hub.piece, hub.pause = 1, 0.01
+    with pytest.raises(LocalspecError, match="sends less than .* KiB a second; try again later"):
+        fetch(found, paths=Paths(tmp_path))
+    assert hub.sent_bytes < len(MODEL["model.safetensors"])
+
+
+class _Dripping:
+    def read(self, *_: object, **__: object) -> bytes:
+        return b"x"
+
+
+def test_each_question_is_waited_for_anew(monkeypatch):
+    clock = iter(range(10_000))
+    monkeypatch.setattr(pace.time, "monotonic", lambda: float(next(clock)))
+    stream = pace.PacedStream(type("Drips", (_Dripping,), {"write": lambda *_: None})(), lambda: "the server")
+    for _ in range(10):
+        stream.write(b"?")
+        for _ in range(50):
+            assert stream.read(100) == b"x"
+    with pytest.raises(LocalspecError, match="the server sends less than 4 KiB a second"):
+        [stream.read(100) for _ in range(50)]
+
+
+def test_what_is_slow_and_comes_is_taken(monkeypatch):
+    clock = iter(range(10_000))
+    monkeypatch.setattr(pace.time, "monotonic", lambda: float(next(clock)))
+    stream = pace.PacedStream(type("Slow", (), {"read": lambda *_: b"x" * 5000})(), lambda: "the server")
+    for _ in range(1000):
+        stream.read(9999)
+
+
+def test_every_connection_is_watched(hub: Hub, monkeypatch):
+    """Those of a client that goes through a proxy too."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    from localspec.hub.client import _session
+
+    with _session() as session:
+        transports = [session._transport, *session._mounts.values()]
+        backends = [one._pool._network_backend for one in transports if one is not None]
+    assert len(backends) >= 2 and all(isinstance(one, pace.PacedBackend) for one in backends)
+
+
+@pytest.mark.parametrize("headers", [{"Retry-After": "100000"}, {"RateLimit": '"api";r=0;t=86400'}])
+@pytest.mark.parametrize("file", [False, True])
+def test_a_wait_that_is_too_long_is_refused(hub: Hub, tmp_path, naps, headers, file):
+    found = plan([SOURCE])
+    hub.answer = lambda path: (429, headers, b"") if "/resolve/" in path or not file else None
+    with pytest.raises(LocalspecError, match=r"asks to wait (100000|86400) seconds before it is asked again"):
+        fetch(found, paths=Paths(tmp_path)) if file else plan([SOURCE])
+    assert naps == []
+
+
+def test_a_short_wait_is_obeyed_and_told(hub: Hub, tmp_path, naps):
+    found, told = plan([SOURCE]), []
+    answers = iter([(429, {"Retry-After": "7"}, b"")] * 2)  # the client asks once more at once
+    hub.answer = lambda path: next(answers, None) if "/resolve/" in path else None
+    fetch(found, paths=Paths(tmp_path), notice=told.append)
+    assert naps == [8.0]
+    assert told == [f"{hub.endpoint} asks to wait 7 seconds."] * 2
+
+
+def test_waits_add_up(hub: Hub, tmp_path, naps):
+    found, told = plan([SOURCE]), []
+    hub.answer = lambda path: (429, {"Retry-After": "50"}, b"")
+    with pytest.raises(LocalspecError, match="asks to wait 50 seconds before it is asked again"):
+        fetch(found, paths=Paths(tmp_path), notice=told.append)
+    assert len(told) == 3 and sum(naps) <= pace.ALL_WAITS + 3
