@@ -1,6 +1,8 @@
 """`localspec history`: the conversations kept here, and how to be rid of them."""
 
 import re
+import shutil
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -8,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from localspec.chat.conversation import saved_conversation
-from localspec.cli.console import counted, may_delete, moment, print_json
+from localspec.cli.console import ago, counted, may_delete, moment, print_json, seen, table
 from localspec.cli.store_access import report_files_set_aside, store_if_any
 from localspec.errors import UsageMistake
 from localspec.store.history import ConversationInfo, History, Saved
@@ -38,7 +40,10 @@ def list_conversations(
         return
     if not infos:
         typer.echo("No conversations are kept.")
-    for info in infos:
+    elif seen():
+        typer.echo("\n".join(_table(infos, time.time(), shutil.get_terminal_size().columns)))
+        return
+    for info in infos:  # for programs, as ever
         typer.echo(_title_line(info))
 
 
@@ -129,6 +134,16 @@ def _all_saved(history: History | None) -> Iterator[Saved]:
             found = history.read(number)
             if found is not None:  # not deleted meanwhile by another process
                 yield found
+
+
+def _table(infos: Sequence[ConversationInfo], now: float, width: int) -> list[str]:
+    rows = [[str(info.id), ago(info.used, now), str(info.turns), _short(info.model), info.title] for info in infos]
+    return table([["ID", "USED", "TURNS", "MODEL", "TITLE"], *rows], right={0, 2}, width=width)
+
+
+def _short(model: str) -> str:
+    """The end of a directory's path; a table has no room for more."""
+    return model.rstrip("/").rpartition("/")[2] or model
 
 
 def _title_line(info: ConversationInfo) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from localspec.checkpoint import revision
+from localspec.cli.console import amount, seen, size, table
 from localspec.config import home
 from localspec.errors import LocalspecError
 from localspec.models.packed_files import packed_files
@@ -43,16 +44,19 @@ def list_models(
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    table = [["NAME", "PARAMETERS", "BYTES", "PACKED", "LICENSE", "PATH"]]
-    for row in rows:
-        license_ = row["license"] or "unknown"
-        forms = ", ".join(f"{form} {size:,}" for form, size in row["packed"].items()) or "no"
-        cells = (row["name"], f"{row['parameters']:,}", f"{row['bytes']:,}", forms, license_, row["path"])
-        table.append([one_line(str(cell)) for cell in cells])
-    widths = [max(len(line[column]) for line in table) for column in range(5)]
-    for name, parameters, size, forms, license_, path in table:
-        left = f"{name:{widths[0]}}  {parameters:>{widths[1]}}  {size:>{widths[2]}}  {forms:{widths[3]}}"
-        print(f"{left}  {license_:{widths[4]}}  {path}")
+    a_count, bytes_ = (amount, size) if seen() else ("{:,}".format, "{:,}".format)  # programs get every digit
+    lines = [
+        [
+            row["name"],
+            a_count(row["parameters"]),
+            bytes_(row["bytes"]),
+            ", ".join(f"{form} {bytes_(held)}" for form, held in row["packed"].items()) or "no",
+            row["license"] or "unknown",
+            row["path"],
+        ]
+        for row in rows
+    ]
+    print("\n".join(table([["NAME", "PARAMETERS", "BYTES", "PACKED", "LICENSE", "PATH"], *lines], right={1, 2})))
 
 
 def _packed(card: TargetCard, packed: list[PackedFile]) -> dict[str, int]:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from localspec.checkpoint import inspect, revision
+from localspec.cli.console import amount, seen, size
 from localspec.errors import LocalspecError
 from localspec.hub.records import record
 from localspec.models.drafter_cards import trained_drafters
@@ -40,7 +41,7 @@ def show(
         print(json.dumps(facts, indent=2))
         return
     for key, value in facts.items():
-        print(f"{key:13} {one_line(_shown(value)) or 'unknown'}")
+        print(f"{key:13} {one_line(_shown(key, value)) or 'unknown'}")
 
 
 def _installed_facts(card: TargetCard) -> Facts:
@@ -105,7 +106,9 @@ def _in_words(one: PublishedDrafter) -> str:
     return f"{one.kind}: {where}{license_}{accepted}{'' if one.lossless else ', not lossless'}"
 
 
-def _shown(value: object) -> str:
+def _shown(key: str, value: object) -> str:
+    if seen() and isinstance(value, int) and key in ("parameters", "bytes"):
+        return f"{amount(value) if key == 'parameters' else size(value)} ({value:,})"
     if isinstance(value, list):
         return "; ".join(value) if any(", " in one for one in value) else ", ".join(value)
     if isinstance(value, bool):

@@ -1,6 +1,8 @@
 """`localspec history` shows conversations as safe text, deletes only what it was told to, and makes nothing by looking."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 import time
@@ -93,6 +95,19 @@ def test_list_tells_every_conversation_the_last_used_first(database: Path) -> No
     assert run("list", "--limit", "1").splitlines() == lines[:1]
     assert [entry["id"] for entry in json.loads(run("list", "--limit", "1", "--json"))] == [second]
     assert run("list", "--limit", "9" * 23).splitlines() == lines
+
+
+def test_at_a_terminal_the_list_is_a_table(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *_ = keep(database, ("first", "reply", "stop"), ("more", "reply", "stop"))
+    second, *_ = keep(database, (EVIL + "word " * 60, "reply", "stop"), model=f"/models/{EVIL}/Qwen3")
+    monkeypatch.setattr(history_module, "seen", lambda: True)
+    monkeypatch.setattr(history_module.shutil, "get_terminal_size", lambda: os.terminal_size((60, 24)))
+    head, *lines = run("list").splitlines()
+    assert head.split() == ["ID", "USED", "TURNS", "MODEL", "TITLE"] and max(map(len, lines)) <= 60
+    assert lines[0].split()[0] == str(second) and " Qwen3 " in lines[0] and lines[0].endswith("…")
+    assert re.fullmatch(rf" *{first}  (just now|\d+ minutes? ago) +2  demo +first", lines[1])
+    assert not {"\x1b", "\u202e"} & set("".join(lines))
+    assert json.loads(run("list", "--json"))[1]["title"] == "first"
 
 
 def test_search_shows_where_the_words_stand(database: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 from checkpoints import write_checkpoint
@@ -55,3 +56,12 @@ def test_the_demo_is_here(tmp_path):
     assert draft["name"] == "demo-draft" and 500_000 <= draft["parameters"] <= 2_000_000
     place = Path(draft["path"])
     assert sum(file.stat().st_size for file in place.iterdir()) <= 4_000_000
+
+
+def test_at_a_terminal_sizes_are_those_of_a_person(tmp_path, monkeypatch):
+    piped = called(tmp_path, "list").stdout.splitlines()[1].split()
+    monkeypatch.setattr("localspec.cli.list.seen", lambda: True)
+    lines = called(tmp_path, "list").stdout.splitlines()
+    assert re.fullmatch(r"demo +\d+\.\d+ M +\d+\.\d MiB +no +Apache-2\.0 +/.*", lines[1])
+    assert piped[0] == "demo" and all(figure.replace(",", "").isdecimal() for figure in piped[1:3])
+    assert json.loads(called(tmp_path, "list", "--json").stdout)[0]["bytes"] > 1_000_000

@@ -67,3 +67,13 @@ def test_names_are_made_safe(tmp_path):
     write_checkpoint(tmp_path / "a\x1b[31m\nb", {"architectures": ["Evil\x1b[2J"]})
     result = called(tmp_path, "show", "a\x1b[31m\nb")
     assert result.returncode == 1 and "Evil␛[2J" in sentence(result) and "\x1b" not in result.stderr
+
+
+def test_at_a_terminal_sizes_are_those_of_a_person(tmp_path, monkeypatch):
+    piped = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", "demo").stdout.splitlines())
+    monkeypatch.setattr("localspec.cli.show.seen", lambda: True)
+    seen = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", "demo").stdout.splitlines())
+    assert seen["bytes"].endswith(f" MiB ({piped['bytes']})") and seen["parameters"].endswith(
+        f" M ({piped['parameters']})"
+    )
+    assert seen["context"] == piped["context"]
