@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from localspec.models.s3d_prediction import KeptLayers, share
 from localspec.models.shape import Shape
-from localspec.policy import prediction
+from localspec.policy import host_time, prediction
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.prediction import CONTEXT, Acceptance
 
@@ -28,7 +28,7 @@ class OwnLayers:
 
     def draft_seconds(self, costs: ForwardCostModel) -> Callable[[int], float]:
         """Returns the function of nodes that gives the seconds of one draft."""
-        return lambda nodes: min(nodes, self.forwards) * self.share * costs.at(1, CONTEXT)
+        return lambda nodes: min(nodes, self.forwards) * (self.share * costs.at(1, CONTEXT) + host_time.DRAFT)
 
 
 def best_layers(measured: Sequence[KeptLayers], shape: Shape, costs: ForwardCostModel, most: int) -> OwnLayers:

@@ -6,9 +6,11 @@ import pytest
 from machines import SEVEN, Told, cpu, flat, unfetched
 
 from localspec.models.model import Model
+from localspec.models.s3d_prediction import KeptLayers
 from localspec.policy import host_time, prediction
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.measurements import ModelMeasurements, ReplyStats
+from localspec.policy.own_layers import OwnLayers
 from localspec.policy.prediction import Acceptance
 from localspec.policy.ranking import Precision, RunPlan, best, run_plans
 
@@ -35,6 +37,11 @@ def test_a_step_takes_what_python_takes_too() -> None:
         flat(2e-4), Acceptance((0.9, 0.5), "known"), lambda nodes: 1e-4 if nodes else 0.0, 16
     )
     assert nodes == 2 and speed == pytest.approx(2.4 / (1e-4 + 2e-4 + REAL["STEP"] + REAL["TREE"]))
+
+
+def test_each_forward_of_own_layers_takes_what_python_takes() -> None:
+    one = OwnLayers(KeptLayers((0, 3), (0.5,)), forwards=3, share=0.4, speed=0.0)
+    assert one.draft_seconds(flat(2e-4))(2) == pytest.approx(2 * (0.4 * 2e-4 + REAL["DRAFT"]))
 
 
 def test_what_replies_took_beside_their_forwards_counts_as_it_was_measured() -> None:
