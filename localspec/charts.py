@@ -13,12 +13,16 @@ def bar(share: float, width: int) -> str:
     return "█" * (eighths // 8) + PARTS[eighths % 8].strip()
 
 
-def curve(values: Sequence[float], width: int, height: int) -> list[str]:
-    """Lines, from the top: a column a value, or the mean of neighbours where there are more, above their least."""
-    groups = [values[len(values) * at // width : len(values) * (at + 1) // width] for at in range(width)]
-    means = [sum(group) / len(group) for group in groups if group]
-    low, high = min(means), max(means)
-    levels = [1 + round((8 * height - 1) * (mean - low) / (high - low)) if high > low else 1 for mean in means]
+def means(values: Sequence[float], most: int) -> list[float]:
+    """At most so many values: the means of neighbours where there are more."""
+    groups = [values[len(values) * at // most : len(values) * (at + 1) // most] for at in range(most)]
+    return [sum(group) / len(group) for group in groups if group]
+
+
+def curve(values: Sequence[float], height: int) -> list[str]:
+    """Lines, from the top: a column a value, each as high as it is above the least."""
+    low, high = min(values), max(values)
+    levels = [1 + round((8 * height - 1) * (value - low) / (high - low)) if high > low else 1 for value in values]
     return [
         "".join(EIGHTHS[max(0, min(8, level - 8 * row))] for level in levels).rstrip()
         for row in reversed(range(height))

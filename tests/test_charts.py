@@ -13,11 +13,16 @@ def test_a_bar_is_as_long_as_its_share():
 
 
 def test_a_curve_has_a_column_a_value_and_stands_on_its_least():
-    top, bottom = charts.curve([0.0, 1.0, 2.0], width=3, height=2)
+    top, bottom = charts.curve([0.0, 1.0, 2.0], height=2)
     assert top == " ▁█" and bottom == "▁██"
-    assert charts.curve([3.0, 3.0], width=9, height=2) == ["", "▁▁"]
-    fallen = charts.curve([float(9 - n) for n in range(100)], width=10, height=3)
+    assert charts.curve([3.0, 3.0], height=2) == ["", "▁▁"]
+    fallen = charts.curve([float(9 - n) for n in range(10)], height=3)
     assert len(fallen) == 3 and max(map(len, fallen)) == 10 and fallen[0].startswith("█") and fallen[2].endswith("▁")
+
+
+def test_more_values_than_columns_become_means_of_neighbours():
+    assert charts.means([1.0, 3.0, 5.0, 7.0], 2) == [2.0, 6.0] and charts.means([1.0, 2.0], 9) == [1.0, 2.0]
+    assert len(charts.means(range(1000), 72)) == 72 and charts.means(range(7), 3) == [0.5, 2.5, 5.0]
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [("utf-8", "██▌ × 2"), ("ascii", "### x 2"), ("latin-1", "### x 2")])

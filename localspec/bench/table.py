@@ -125,7 +125,7 @@ def _row(row: dict[str, Any]) -> list[str]:
 
 def _load(machine: dict[str, Any]) -> str:
     others, cores = machine["others"], machine["cores"]
-    return f"other programs kept {others:.1f} of {cores} cores busy" if others >= BUSY else "nothing else ran"
+    return f"other programs kept {others:.1f} of {cores} cores busy" if others >= BUSY else "otherwise idle"
 
 
 def _unreliable(row: dict[str, Any]) -> str:

@@ -3,13 +3,17 @@
 import json
 import re
 import shlex
+import shutil
+import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from localspec import config
+from localspec import charts, config
+from localspec.cli import console
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Device, Dtype, Quantize
 from localspec.cli.progress import Progress
@@ -34,6 +38,7 @@ LONGEST = 10**6  # hours or passes
 KINDS = [f"{row.name}: {row.label}" for row in TABLE if row.takes == "weights"]
 BATCH, RATE = 4096, 1e-3  # where neither was given
 HISTORY: Literal["history"] = "history"
+SPARK = 16  # of the last losses, in the line of progress
 FEW = 1000  # tokens, on which a share is within two per cent or so
 
 
@@ -150,7 +155,8 @@ def train(
                 if found is None:
                     return 130
                 report, sentence = found
-                print(json.dumps(report) if as_json else f"{_summary(report, reference)}\n{sentence}", flush=True)
+                summary = f"{_drawn(report)}{_summary(report, reference)}\n{sentence}"
+                print(json.dumps(report) if as_json else summary, flush=True)
                 return 0
             refuse_course(directory, force)
             job = Job(request, settings, progress.notice, progress.show)
@@ -162,7 +168,7 @@ def train(
         finally:
             progress.clear()
     if job.main:
-        print(json.dumps(report) if as_json else _summary(report, reference), flush=True)
+        print(json.dumps(report) if as_json else _drawn(report) + _summary(report, reference), flush=True)
     return 0
 
 
@@ -240,16 +246,18 @@ def _check_numbers(above_zero: Mapping[str, float | None], batch: int, at_once: 
 def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
     """Trains and shows each step; returns whether it came to its end, for Ctrl+C stops it after a step."""
     interrupt.wait_for_step = True
+    losses: deque[float] = deque(maxlen=SPARK)
     for seen in job.run(lambda: interrupt.asked):
         if job.main:
-            _show_step(progress, seen, first=seen.step == job.began + 1)
+            losses.append(seen.loss)
+            _show_step(progress, seen, losses, first=seen.step == job.began + 1)
     interrupt.wait_for_step = False
     if job.training.stopped and job.main:
         progress.notice(f"stopped after step {job.training.state.step}; the same command goes on from there.")
     return not job.training.stopped
 
 
-def _show_step(progress: Progress, seen: Any, first: bool) -> None:
+def _show_step(progress: Progress, seen: Any, losses: Sequence[float], first: bool) -> None:
     if first and seen.done < 1:
         steps = round(seen.step / seen.done)
         progress.notice(f"about {steps} steps, {_duration(seen.left)}, as the first one went.")
@@ -258,7 +266,19 @@ def _show_step(progress: Progress, seen: Any, first: bool) -> None:
             f"step {seen.step}, loss {seen.loss:.3f}, first guess right by depth {_percentages(seen.accuracy)}."
         )
     pace, left = seen.tokens / max(seen.seconds, 1e-9), _duration(seen.left)
-    progress.show(f"{100 * seen.done:.0f} %  step {seen.step}  loss {seen.loss:.3f}  {pace:.0f} tokens/s  {left} left")
+    (spark,) = charts.curve(losses, 1)
+    shown = f"loss {seen.loss:.3f} {console.drawable(spark, sys.stderr)}"
+    progress.show(f"{100 * seen.done:.0f} %  step {seen.step}  {shown}  {pace:.0f} tokens/s  {left} left")
+
+
+def _drawn(report: dict[str, Any]) -> str:
+    """The curve of the loss, where a person looks."""
+    if not console.seen():
+        return ""
+    from localspec.training import curves
+
+    lines = curves.in_characters(Path(report["directory"]) / "losses.jsonl", shutil.get_terminal_size().columns)
+    return console.drawable("".join(f"{line}\n" for line in lines), sys.stdout)
 
 
 def _summary(report: dict[str, Any], model: str) -> str:

@@ -1,10 +1,12 @@
-"""Draws losses.jsonl as SVG: the loss, and how often the likeliest token of each depth was right, over the steps."""
+"""Draws losses.jsonl: the loss, and how often the likeliest token of each depth was right, over the steps."""
 
 import json
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
+
+from localspec import charts
 
 LEFT, WIDE, HIGH, GAP, TOP = 70, 640, 200, 64, 56  # pixels
 COLOURS = ("#1f5fa8", "#c8591b", "#3b8a3e", "#8a3b86", "#777777", "#a88a1f", "#1fa89b", "#a81f3c")
@@ -13,9 +15,24 @@ MAX_POINTS = 400  # of a line; one a step where there are fewer
 
 def draw(log: Path, drawn: Path, title: str) -> None:
     """Draws the log of a training to the file `drawn`. Raises OSError."""
-    lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    lines = _read(log)
     (new := drawn.with_suffix(".new")).write_text(figure(lines, title), encoding="utf-8")
     new.replace(drawn)
+
+
+def in_characters(log: Path, width: int, height: int = 8) -> list[str]:
+    """The curve of the loss for a terminal, at most `width` columns; nothing where there were no steps."""
+    losses = [(line["step"], line["loss"]) for line in _read(log) if "loss" in line]
+    if not losses:
+        return []
+    drawn = charts.means([loss for _, loss in losses], min(width - 10, 72))
+    names = [f"{max(drawn):.2f}", *[""] * (height - 2), f"{min(drawn):.2f}"]
+    lines = [f"{name:>6} │ {line}".rstrip() for name, line in zip(names, charts.curve(drawn, height), strict=True)]
+    return ["loss (mean of neighbouring steps)", *lines, f"{'':9}steps {losses[0][0]} to {losses[-1][0]}"]
+
+
+def _read(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text("utf-8").splitlines()]
 
 
 def figure(lines: Sequence[dict[str, Any]], title: str) -> str:

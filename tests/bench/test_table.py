@@ -84,7 +84,7 @@ def test_a_speedup_that_cannot_be_is_marked_wherever_it_stands_and_explained(two
 
 
 def test_the_load_is_shown(two):
-    assert "nothing else ran" in " ".join(table.of(report(two)).split())
+    assert "otherwise idle" in " ".join(table.of(report(two)).split())
     busy = report(two)
     busy["machine"]["others"] = 1.26
     assert "other programs kept 1.3 of 2 cores busy" in " ".join(table.of(busy).split())

@@ -101,6 +101,15 @@ def test_what_it_writes_says_what_it_is_and_drafts(train, model, tmp_path, capfd
 
 
 @pytest.mark.slow
+def test_at_a_terminal_the_curve_of_the_loss_is_drawn(train, model, tmp_path, monkeypatch):
+    monkeypatch.setattr("localspec.cli.console.seen", lambda: True)
+    code, text, _ = train("medusa", "--steps", 3, "-o", tmp_path / "made")
+    assert code == 0 and text.startswith("loss (mean of neighbouring steps)\n") and "steps 1 to 3\n" in text
+    report = train("medusa", "--steps", 3, "-o", tmp_path / "again", "--json")[1]
+    assert json.loads(report)["steps"] == 3
+
+
+@pytest.mark.slow
 def test_without_a_place_it_goes_where_the_model_finds_it(train, model, tmp_path):
     code, text, _ = train("medusa", "--steps", 1, "--json")
     report = json.loads(text)

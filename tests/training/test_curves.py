@@ -3,7 +3,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from localspec.training.curves import draw, figure
+from localspec.training.curves import draw, figure, in_characters
 
 LINES = [
     {"step": 0, "accuracy_by_depth": [[0.1, 0.05], [0.0, 0.1]]},
@@ -102,3 +102,22 @@ def test_from_a_log_to_a_file(tmp_path):
     (tmp_path / "log").write_text("".join(json.dumps(line) + "\n" for line in LINES))
     draw(tmp_path / "log", tmp_path / "a.svg", "title")
     assert (tmp_path / "a.svg").read_text() == figure(LINES, "title") and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_in_characters_the_loss_falls_from_its_highest_to_its_lowest(tmp_path, width):
+    log = tmp_path / "losses.jsonl"
+    log.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    head, top, *_, bottom, steps = in_characters(log, width)
+    assert "loss" in head and steps.strip() == "steps 1 to 1000"
+    assert max(map(len, (top, bottom, steps))) < width and len(bottom) > min(width, 80) / 2
+    (highest, above), (lowest, below) = (line.split(" │ ") for line in (top, bottom))
+    assert float(highest) > 0.3 and lowest.strip() == "0.01" and above.strip() == "█" == above and below.endswith("▁")
+
+
+def test_in_characters_one_step_is_a_curve_and_none_is_not(tmp_path):
+    log = tmp_path / "losses.jsonl"
+    log.write_text(json.dumps(LINES[0]) + "\n")
+    assert in_characters(log, 80) == []
+    log.write_text(json.dumps({"step": 1, "loss": 2.0}) + "\n")
+    assert in_characters(log, 80, height=2)[2] == "  2.00 │ ▁"
