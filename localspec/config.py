@@ -217,6 +217,11 @@ def dumb_terminal(environ: Mapping[str, str] | None = None) -> bool:
     return (os.environ if environ is None else environ).get("TERM") == "dumb"
 
 
+def inside_tmux(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the terminal is a window of tmux, which has a buffer of its own to copy to."""
+    return bool((os.environ if environ is None else environ).get("TMUX"))
+
+
 def kernel_settings(environ: Mapping[str, str] | None = None) -> list[str]:
     """The variables, NAME=value, that make torch's libraries take other kernels, and so give other last bits."""
     environ = os.environ if environ is None else environ

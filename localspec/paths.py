@@ -47,6 +47,11 @@ class Paths:
         return self.data_dir / "localspec.db"
 
     @property
+    def copied(self) -> Path:
+        """The last text that was copied where no clipboard could be reached."""
+        return self.data_dir / "copied.txt"
+
+    @property
     def drafters(self) -> Path:
         return self.data_dir / "drafters"
 

@@ -4,12 +4,13 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from localspec.errors import UsageMistake
 from localspec.events import Done, Event, Text
 from localspec.store.database import StoreTrouble
-from localspec.store.history import History, Saved, Turn
+from localspec.store.history import History, Saved, Turn, WentOn
 
 if TYPE_CHECKING:
     from localspec.decoding.sampling import Sampling
@@ -53,6 +54,7 @@ class Conversation:
         self.id: int | None = None
         self.model, self.system = model, system
         self.turns: list[Turn] = []
+        self._origin: int | None = None  # the saved conversation that this one is a branch of
         self._history, self._notice = history, notice
         self._saving = history is not None
 
@@ -73,6 +75,16 @@ class Conversation:
     def start_new(self) -> "Conversation":
         """A new conversation under the same conditions, with the same system prompt."""
         return Conversation(self._history, self.model, self.system, self._notice)
+
+    def branch(self, turns: int) -> "Conversation":
+        """Another way to go on after the first `turns`; this one stays as it is, saved or not.
+
+        Nothing of it is saved before something is said in it.
+        """
+        other = Conversation(self._history, self.model, self.system, self._notice)
+        other.turns, other._saving = self.turns[:turns], self._saving
+        other._origin = self.id
+        return other
 
     @property
     def unanswered(self) -> str | None:
@@ -117,23 +129,46 @@ class Conversation:
     # -- saving ------------------------------------------------------------------------------------------------------
 
     def _begin(self, prompt: str) -> Turn:
-        instead = self.turns.pop().id if self.unanswered is not None else None
+        unanswered = self.turns.pop().id if self.unanswered is not None else None
         turn = Turn(id=0, prompt=prompt, reply="", reason=None, figures={}, asked=time.time())
         if self._history is not None and self._saving:
-            before = self.id
             try:
-                self.id, number = self._history.say(
-                    before, prompt, model=self.model, system=self.system, instead=instead
-                )
-                turn = replace(turn, id=number)
+                turn = replace(turn, id=self._say(self._history, prompt, unanswered))
             except StoreTrouble as trouble:
                 self._stop_saving(trouble)
-            if before not in (None, self.id):
-                self._notice(
-                    f"Conversation {before} was deleted meanwhile, so what is said from here on is kept as {self.id}."
-                )
         self.turns.append(turn)
         return turn
+
+    def _say(self, history: History, prompt: str, unanswered: int | None) -> int:
+        """The id of the new turn, in the conversation so far or in a branch of it."""
+        if self.id is None and self._origin is not None:
+            self._save_branch(history, self._origin)
+        before = self.id
+        known = unanswered or next((turn.id for turn in reversed(self.turns)), 0)
+        say = partial(history.say, prompt=prompt, model=self.model, system=self.system)
+        try:
+            self.id, number = say(before, instead=unanswered, newest=known or None)
+        except WentOn:
+            assert before is not None
+            self._save_branch(history, before)
+            self.id, number = say(self.id)
+            self._notice(
+                f"Conversation {before} has gone on in another window, which this one does not see: what is said here "
+                f"is kept as conversation {self.id}."
+            )
+            return number
+        if before not in (None, self.id):
+            self._notice(
+                f"Conversation {before} was deleted meanwhile, so what is said from here on is kept as {self.id}."
+            )
+        return number
+
+    def _save_branch(self, history: History, origin: int) -> None:
+        """From here on this conversation is one of its own, which begins with the turns so far."""
+        number, turns = history.branch(origin, self.turns, model=self.model, system=self.system)
+        self.id, self._origin = number or None, None
+        if number:
+            self.turns = [replace(turn, id=new) for turn, new in zip(self.turns, turns, strict=True)]
 
     def _save(self, turn: Turn) -> Turn:
         self.turns[-1] = turn

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from localspec.errors import LocalspecError
 from localspec.outside_files import parse_json
 from localspec.store.database import Database, StoreTrouble
+from localspec.store.titles import cut, title_of
 from localspec.text import one_line
 
-TITLE = 60
 EXCERPT = 100
 BEFORE_HIT = 30
 TRIGRAMS = 60
@@ -37,7 +38,11 @@ class Turn:
 
 
 class ConversationInfo(NamedTuple):
-    """One conversation: its `title` is its first prompt, safe, on one line and cut; times in seconds since 1970."""
+    """One conversation; times in seconds since 1970.
+
+    Its `title` is the one it was given, else made of its first prompt: safe, and on one short line. `branch_of` is the
+    conversation that it went on from in another way.
+    """
 
     id: int
     title: str
@@ -45,6 +50,7 @@ class ConversationInfo(NamedTuple):
     created: float
     used: float
     turns: int
+    branch_of: int | None = None
 
 
 class Saved(NamedTuple):
@@ -101,9 +107,14 @@ def make_conversations(connection: sqlite3.Connection) -> None:
         )
 
 
+def make_branches(connection: sqlite3.Connection) -> None:
+    connection.execute("ALTER TABLE conversation ADD COLUMN title TEXT")
+    connection.execute("ALTER TABLE conversation ADD COLUMN branch_of INTEGER")
+
+
 # One statement for each part: together they touch every table and index from its root to a leaf.
 PROBES = (
-    "SELECT id, model, system, created, used FROM conversation LIMIT 1",
+    "SELECT id, model, system, created, used, title, branch_of FROM conversation LIMIT 1",
     "SELECT seq FROM sqlite_sequence LIMIT 1",
     "SELECT id, conversation, prompt, reply, reason, figures, asked FROM turn ORDER BY id DESC LIMIT 1",
     "SELECT conversation FROM turn INDEXED BY turn_by_conversation WHERE conversation = 1 LIMIT 1",
@@ -115,18 +126,22 @@ PROBES = (
 
 # Ids and not times put them in order: a clock that was set back must not hide the newest one.
 INFOS = """SELECT id, (SELECT substr(prompt, 1, 1000) FROM turn WHERE conversation = owner ORDER BY id LIMIT 1),
-    model, created, used, turns FROM conversation
+    title, model, created, used, turns, branch_of FROM conversation
     JOIN (SELECT conversation AS owner, count(*) AS turns, max(id) AS newest FROM turn {where} GROUP BY conversation)
     ON owner = id ORDER BY newest DESC LIMIT ?"""
 ALL_INFOS, ONE_INFO = INFOS.format(where=""), INFOS.format(where="WHERE conversation = ?")
 # One statement, so that what another process deletes meanwhile is there altogether or not at all.
-WHOLE = """SELECT turn.id, prompt, reply, reason, figures, asked, model, system, created, used
+WHOLE = """SELECT turn.id, prompt, reply, reason, figures, asked, model, system, created, used, title, branch_of
     FROM turn JOIN conversation ON conversation.id = conversation WHERE conversation = ? ORDER BY turn.id"""
 TAKE_BACK = "DELETE FROM turn WHERE id = ? AND conversation = ? AND reply = ''"
 CANDIDATES = """SELECT id, conversation, prompt, reply FROM turn WHERE id IN
     (SELECT rowid FROM trigram WHERE trigram MATCH ?
     UNION ALL SELECT id FROM turn WHERE reason IS NULL OR reply = '') ORDER BY id DESC"""
 EVERY_TURN = "SELECT id, conversation, prompt, reply FROM turn ORDER BY id DESC"
+
+
+class WentOn(LocalspecError):
+    """Another process has said something in this conversation."""
 
 
 class History:
@@ -145,18 +160,31 @@ class History:
         return bool(self._database.read(lambda connection: connection.execute(query).fetchone()[0]))
 
     def say(
-        self, conversation: int | None, prompt: str, *, model: str, system: str | None, instead: int | None = None
+        self,
+        conversation: int | None,
+        prompt: str,
+        *,
+        model: str,
+        system: str | None,
+        instead: int | None = None,
+        newest: int | None = None,
     ) -> tuple[int, int]:
         """Begins a turn; returns the ids of its conversation and of the turn.
 
         A new conversation is made where there is none of that id (any more). The turn `instead` of which this one is
-        begun is taken back, if it is unanswered: another process may be about to answer the last one.
+        begun is taken back, if it is unanswered: another process may be about to answer the last one. Raises WentOn,
+        with nothing said, where the `newest` turn that the caller knows, if it is given, is not that of the
+        conversation.
         """
         now = time.time()
         about = (_storable(model), None if system is None else _storable(system), now)
         first = (_storable(prompt), now)
 
         def write(connection: sqlite3.Connection) -> tuple[int, int]:
+            if newest is not None:
+                query = "SELECT max(id) FROM turn WHERE conversation = ?"
+                if connection.execute(query, (conversation,)).fetchone()[0] not in (None, newest):
+                    raise WentOn(f"Conversation {conversation} has gone on elsewhere.")
             update = "UPDATE conversation SET model = ?, system = ?, used = ? WHERE id = ?"
             if conversation is not None and connection.execute(update, (*about, conversation)).rowcount:
                 number = conversation
@@ -168,6 +196,39 @@ class History:
             return number, _made(connection.execute(insert, (number, *first)))
 
         return self._database.save(write)
+
+    def branch(self, origin: int, turns: Sequence[Turn], *, model: str, system: str | None) -> tuple[int, list[int]]:
+        """Keeps these turns once more, as the beginning of another conversation; returns its id and theirs.
+
+        Where there is no conversation `origin` (any more) nothing is kept again that was deleted: id 0, and no turns.
+        """
+        now = time.time()
+        rows = [
+            (_storable(turn.prompt), _storable(turn.reply), turn.reason, json.dumps(dict(turn.figures)), turn.asked)
+            for turn in turns
+        ]
+
+        def copy(connection: sqlite3.Connection) -> tuple[int, list[int]]:
+            if connection.execute("SELECT id FROM conversation WHERE id = ?", (origin,)).fetchone() is None:
+                return 0, []
+            # The title that a person gave goes along; the conversations are told apart by what was said last.
+            insert = """INSERT INTO conversation (model, system, used, created, title, branch_of)
+                SELECT ?, ?, ?, ?, title, id FROM conversation WHERE id = ?"""
+            about = (_storable(model), None if system is None else _storable(system), now, now, origin)
+            number = _made(connection.execute(insert, about))
+            insert = "INSERT INTO turn (conversation, prompt, reply, reason, figures, asked) VALUES (?, ?, ?, ?, ?, ?)"
+            return number, [_made(connection.execute(insert, (number, *row))) for row in rows]
+
+        return self._database.save(copy)
+
+    def rename(self, conversation: int, title: str) -> bool:
+        """Gives it a title; an empty one gives back that of its first prompt. False where there is none of that id."""
+        row = (_storable(title).strip() or None, conversation)
+
+        def update(connection: sqlite3.Connection) -> bool:
+            return connection.execute("UPDATE conversation SET title = ? WHERE id = ?", row).rowcount == 1
+
+        return self._database.save(update)
 
     def write(self, turn: int, reply: str, reason: str | None = None, figures: Mapping[str, Any] | None = None) -> bool:
         """Keeps the reply so far, and with a `reason` the whole of it. False where the turn is gone."""
@@ -200,12 +261,13 @@ class History:
         rows = self._database.read(lambda connection: connection.execute(WHOLE, (conversation,)).fetchall())
         if not rows:
             return None
-        model, system, created, used = rows[0][6:]
+        model, system, created, used, title, branch_of = rows[0][6:]
         turns = tuple(
             Turn(number, prompt, reply, reason, _figures(figures), asked)
             for number, prompt, reply, reason, figures, asked, *_ in rows
         )
-        info = ConversationInfo(conversation, _title(turns[0].prompt), model, created, used, len(turns))
+        given = (title, model, created, used, len(turns), branch_of)
+        info = _info((conversation, turns[0].prompt, *given))
         return Saved(info, system, turns)
 
     def search(self, words: str, limit: int = 50) -> list[Found]:
@@ -279,13 +341,9 @@ def _made(cursor: sqlite3.Cursor) -> int:
     return number
 
 
-def _info(row: tuple[int, str, str, float, float, int]) -> ConversationInfo:
-    return ConversationInfo(row[0], _title(row[1]), *row[2:])
-
-
-def _title(prompt: str) -> str:
-    title = one_line(prompt)
-    return title if len(title) <= TITLE else f"{title[: TITLE - 1]}…"
+def _info(row: tuple[int, str, str | None, str, float, float, int, int | None]) -> ConversationInfo:
+    number, prompt, given = row[:3]
+    return ConversationInfo(number, title_of(prompt) if given is None else cut(one_line(given)), *row[3:])
 
 
 def _figures(stored: str) -> Mapping[str, Any]:

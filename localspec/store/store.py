@@ -1,4 +1,4 @@
-"""What localspec keeps between sessions, in one file: phrases, measurements, conversations."""
+"""What localspec keeps between sessions, in one file: phrases, measurements, conversations, drafts."""
 
 import os
 import sqlite3
@@ -9,7 +9,7 @@ from typing import Self
 
 from localspec.config import home
 from localspec.paths import Paths
-from localspec.store import history, measurements, phrases
+from localspec.store import drafts, history, measurements, phrases
 from localspec.store.database import Database
 from localspec.store.phrases import PoolNames
 
@@ -18,14 +18,17 @@ MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
     phrases.make_pools,
     measurements.make_measurements,
     history.make_conversations,
+    history.make_branches,
+    drafts.make_drafts,
 ]
-PROBES = (*phrases.PROBES, *measurements.PROBES, *history.PROBES)
+PROBES = (*phrases.PROBES, *measurements.PROBES, *history.PROBES, *drafts.PROBES)
 
 
 class Store:
     """The open store. It may be used from any thread; calls wait for each other.
 
-    `history` is the conversations in it, `phrases` the pools of phrases, `measurements` what was measured here.
+    `history` is the conversations in it, `drafts` what was typed and not sent yet, `phrases` the pools of phrases,
+    `measurements` what was measured here.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class Store:
         known: dict[int, PoolNames],
     ) -> None:
         self.history = history.History(database)
+        self.drafts = drafts.Drafts(database)
         self.phrases = phrases.Phrases(database, notice, limit, known)
         self.measurements = measurements.StoredMeasurements(database)
         self._database = database

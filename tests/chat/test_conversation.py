@@ -151,17 +151,74 @@ def test_conversations_that_are_not_there_are_named(store):
         saved_conversation(None, "last")
 
 
-def test_two_chats_in_one_conversation_lose_nothing(store):
-    first = Conversation(store.history, "demo")
-    talk(first, Engine("a"), "one?")
-    second = first.resume_other(saved_conversation(store.history, "last"))
+def prompts_and_replies(store, conversation):
+    return [(turn.prompt, turn.reply) for turn in saved_conversation(store.history, conversation).turns]
+
+
+def test_two_windows_on_one_conversation_go_on_apart_and_the_second_is_told(store):
+    told: list[str] = []
+    talk(Conversation(store.history, "demo"), Engine("a"), "one?")
+    saved = saved_conversation(store.history, "last")
+    first = Conversation.resume(store.history, saved, "demo", pytest.fail)
+    second = Conversation.resume(store.history, saved, "demo", told.append)
     events = first.ask(Engine("b"), "two?", SAMPLING)
     next(events)
-    talk(second, Engine("c"), "three?")
+    talk(second, engine := Engine("c"), "three?")
     list(events)
-    assert [(turn.prompt, turn.reply) for turn in saved_conversation(store.history, "last").turns] == [
-        ("one?", "a"), ("two?", "b"), ("three?", "c")
-    ]  # fmt: skip
+    talk(first, Engine("d"), "four?")
+    talk(second, Engine("e"), "five?")
+    assert [message["content"] for message in engine.asked[0]] == ["one?", "a", "three?"]
+    assert prompts_and_replies(store, 1) == [("one?", "a"), ("two?", "b"), ("four?", "d")]
+    assert prompts_and_replies(store, 2) == [("one?", "a"), ("three?", "c"), ("five?", "e")]
+    assert [(info.id, info.branch_of) for info in store.history.conversations()] == [(2, 1), (1, None)]
+    [sentence] = told
+    assert "Conversation 1 has gone on in another window" in sentence and "kept as conversation 2" in sentence
+
+
+def test_a_window_whose_unanswered_prompt_was_taken_back_by_another_branches_too(store):
+    told: list[str] = []
+    first = Conversation(store.history, "demo", notice=told.append)
+    talk(first, Engine("a"), "one?")
+    first.ask(Engine(), "never answered?", SAMPLING).close()
+    list(first.ask(Engine(), "never answered?", SAMPLING))
+    second = first.resume_other(saved_conversation(store.history, 1))
+    talk(second, Engine("b"), "two?")
+    talk(first, Engine("c"), "three?")
+    assert prompts_and_replies(store, 1) == [("one?", "a"), ("two?", "b")]
+    assert prompts_and_replies(store, 2) == [("one?", "a"), ("three?", "c")]
+    assert len(told) == 1
+
+
+def test_a_branch_is_kept_when_something_is_said_in_it_and_leaves_the_other_as_it_is(store):
+    whole = Conversation(store.history, "demo", "Be kind.")
+    for prompt, reply in (("one?", "a"), ("two?", "b")):
+        talk(whole, Engine(reply), prompt)
+    other = whole.branch(1)
+    assert [turn.prompt for turn in other.turns] == ["one?"] and len(store.history.conversations()) == 1
+    talk(other, engine := Engine("c"), "another?")
+    assert [message["content"] for message in engine.asked[0]] == ["Be kind.", "one?", "a", "another?"]
+    assert prompts_and_replies(store, other.id) == [("one?", "a"), ("another?", "c")]
+    assert prompts_and_replies(store, 1) == [("one?", "a"), ("two?", "b")]
+    talk(whole.branch(0), Engine("d"), "first?")
+    assert prompts_and_replies(store, 3) == [("first?", "d")]
+    assert store.history.read(3).info.branch_of == 1
+
+
+def test_a_branch_of_what_was_deleted_meanwhile_does_not_bring_it_back(store):
+    whole = Conversation(store.history, "demo")
+    for prompt, reply in (("secret?", "a"), ("two?", "b")):
+        talk(whole, Engine(reply), prompt)
+    other = whole.branch(1)
+    store.history.remove([1])
+    talk(other, Engine("c"), "another?")
+    assert prompts_and_replies(store, other.id) == [("another?", "c")]
+
+
+def test_a_branch_without_a_history_is_not_kept(store):
+    whole = Conversation(None, "demo")
+    talk(whole, Engine("a"), "one?")
+    talk(whole.branch(0), Engine("b"), "other?")
+    assert store.history.conversations() == []
 
 
 def test_a_conversation_that_is_deleted_meanwhile_is_told(store):

@@ -89,8 +89,8 @@ def test_list_tells_every_conversation_the_last_used_first(database: Path) -> No
     times = [(entry.pop("created"), entry.pop("used")) for entry in listed]
     assert all(start <= created <= used <= time.time() for created, used in times)
     assert listed == [
-        {"id": second, "title": "evil␛[2J �31m line <b>", "model": f"/models/{EVIL}", "turns": 1},
-        {"id": first, "title": "first", "model": "demo", "turns": 2},
+        {"id": second, "title": "evil␛[2J �31m line <b>", "model": f"/models/{EVIL}", "turns": 1, "branch_of": None},
+        {"id": first, "title": "first", "model": "demo", "turns": 2, "branch_of": None},
     ]
     assert run("list", "--limit", "1").splitlines() == lines[:1]
     assert [entry["id"] for entry in json.loads(run("list", "--limit", "1", "--json"))] == [second]

@@ -20,6 +20,7 @@ from clocks import PATIENCE
 from database_files import damage_root, in_a_child, integrity, only_readable, open_directory
 
 from localspec.store import database as database_module
+from localspec.store import drafts as drafts_module
 from localspec.store import history as history_module
 from localspec.store import store as store_module
 from localspec.store.database import StoreTrouble
@@ -127,7 +128,7 @@ def test_a_conversation_comes_out_as_it_was_said(path: Path, notices: list[str])
         Turn(first + 1, "And?", "And so", "length", {}, saved.turns[1].asked),
     )
     info = saved.info
-    assert info[:3] == (number, "Hello? You", "other") and info.turns == 2
+    assert info[:3] == (number, "You", "other") and info.turns == 2
     assert start <= info.created <= saved.turns[0].asked <= saved.turns[1].asked <= end <= info.used <= time.time()
     assert notices == []
 
@@ -729,12 +730,30 @@ def test_threads_may_share_a_history(store: Store, history: History) -> None:
 # -- old, broken and read-only files --
 
 
+def test_conversations_from_before_branches_are_there_and_go_on(
+    path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:3])
+        earlier.setattr(store_module, "PROBES", ())
+        with Store.open(path, notices.append) as old:
+            number, _ = said(old.history, "prompt", "reply")
+    with Store.open(path, notices.append) as store:
+        assert texts(store.history, number) == [("prompt", "reply", "stop")]
+        [info] = store.history.conversations()
+        assert (info.title, info.branch_of) == ("prompt", None)
+        assert store.history.rename(number, "named") and store.history.conversations()[0].title == "named"
+    assert notices == []
+
+
 def test_a_database_from_before_conversations_keeps_what_it_has(
     path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:
         earlier.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:2])
-        earlier.setattr(store_module, "PROBES", store_module.PROBES[: -len(history_module.PROBES)])
+        earlier.setattr(
+            store_module, "PROBES", store_module.PROBES[: -len(history_module.PROBES) - len(drafts_module.PROBES)]
+        )
         with Store.open(path, notices.append) as old:
             pool = old.phrases.pool("demo", "hash")
             assert pool is not None
@@ -750,7 +769,7 @@ def test_a_database_from_before_conversations_keeps_what_it_has(
         assert texts(store.history, number) == [("prompt", "reply", "stop")]
         assert len(store.phrases.look_up(pool, [1])) == 1 and store.measurements.recall("costs", "demo") == [1]
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (len(store_module.MIGRATIONS),)
     assert notices == [] and integrity(path) == "ok" and [*path.parent.glob("*.newer-*")] == []
 
 

@@ -132,9 +132,16 @@ class ScriptedChat:
         raise AssertionError("a model's script ends in an engine or an error")
 
     def play(
-        self, story: Callable[[Pilot[None]], Awaitable[None]], size: tuple[int, int] = (100, 30), ready: bool = True
+        self,
+        story: Callable[[Pilot[None]], Awaitable[None]],
+        size: tuple[int, int] = (100, 30),
+        ready: bool = True,
+        then: Callable[[], None] = lambda: None,
     ) -> None:
-        """Runs the application and the story beside it; `ready`: from the moment on when the model is loaded."""
+        """Runs the application and the story beside it; `ready`: from the moment on when the model is loaded.
+
+        `then` happens when the application has ended, before the engine's thread does.
+        """
 
         async def run() -> None:
             async with self.app.run_test(size=size, notifications=True) as pilot:
@@ -144,6 +151,7 @@ class ScriptedChat:
 
         try:
             asyncio.run(run())
+            then()
         finally:
             assert self.thread.close(PATIENCE)
 

@@ -1,5 +1,7 @@
 """Every key of the chat screen."""
 
+import re
+import stat
 import threading
 
 import pytest
@@ -7,6 +9,8 @@ from textual.binding import Binding
 from textual.events import Paste
 from tui.scripted_engine import say, until
 
+from localspec.config import Settings
+from localspec.paths import Paths
 from localspec.store.store import Store
 from localspec_tui.app import ChatApp
 from localspec_tui.screens.chat import ChatScreen
@@ -260,12 +264,27 @@ def test_messages_are_walked_and_copied(chat, clipboard):
             (ReplyView, "**bold** `code`"),
             (PromptView, "one"),
         ]
-        await pilot.press("alt+down", "c")
+        await pilot.press("alt+down", "ctrl+l")
         assert talk.app.clipboard == "**bold** `code`"
         await until(pilot, lambda: clipboard == ["**bold** `code`"])
-        await until(pilot, lambda: "Copied." in talk.screen_text())
+        await until(pilot, lambda: "Copied to the clipboard." in talk.screen_text())
         await pilot.press("escape", *"typed")
         assert talk.typed == "typed"
+
+    talk.play(story)
+
+
+def test_letters_belong_to_the_prompt_whatever_has_the_focus(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await say(pilot, "one")
+        await until(pilot, talk.idle)
+        await pilot.press("alt+up", "alt+up", *"copy")
+        assert talk.typed == "copy"
+        await pilot.press("alt+up")
+        talk.app.post_message(Paste("!"))
+        await until(pilot, lambda: talk.typed == "copy!")
 
     talk.play(story)
 
@@ -312,32 +331,29 @@ def test_ctrl_l_copies_the_last_reply(chat, clipboard):
     talk.play(story)
 
 
-def test_a_machine_without_a_clipboard_is_no_trouble(chat, monkeypatch):
+@pytest.mark.parametrize("log", [True, False])
+def test_without_a_clipboard_a_file_holds_what_was_copied(chat, monkeypatch, tmp_path, log):
     import pyperclip
 
-    tried = threading.Event()
-
     def fail(text):
-        tried.set()
         raise pyperclip.PyperclipException("no clipboard")
 
-    unhandled = []
     monkeypatch.setattr(pyperclip, "copy", fail)
-    monkeypatch.setattr(threading, "excepthook", unhandled.append)
-    talk = chat(["Text"])
+    talk = chat(["Text ‹é›"], settings=Settings(log=log))
+    file = Paths(tmp_path).copied
 
     async def story(pilot):
         await say(pilot, "one")
         await until(pilot, talk.idle)
         await pilot.press("ctrl+l")
-        await until(pilot, tried.is_set)
-        assert talk.app.clipboard == "Text"
+        await until(pilot, lambda: "Sent to the terminal" in talk.screen_text())
+        assert ("the text is in" in re.sub(r"[\s▌]+", " ", talk.screen_text())) is log
+        assert talk.app.clipboard == "Text ‹é›"
 
     talk.play(story)
-    for thread in threading.enumerate():
-        if thread.name == "clipboard":
-            thread.join()
-    assert unhandled == []
+    assert file.exists() is log
+    if log:
+        assert file.read_text("utf-8") == "Text ‹é›" and stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_ctrl_c_copies_what_is_selected_in_the_prompt(chat):
@@ -372,20 +388,48 @@ def test_ctrl_c_copies_what_is_selected_in_a_reply(chat):
 # -- help and commands -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [(100, 40), (44, 20)])
-def test_f1_shows_and_hides_the_keys(chat, size):
+@pytest.mark.parametrize("size", [(100, 40), (80, 24), (44, 20)])
+def test_f1_shows_and_hides_the_keys_those_of_the_chat_first(chat, size):
     talk = chat()
 
     async def story(pilot):
         await pilot.press("f1")
-        await until(pilot, lambda: "Break the" in talk.screen_text())
+        await until(pilot, lambda: "Begin a new" in talk.screen_text())
         assert talk.app.query_one(Prompt).region.width > 25
-        await pilot.press("f1")
-        await until(pilot, lambda: "Break the" not in talk.screen_text())
+        assert "Stop the reply" in talk.screen_text()
         await pilot.press(*"still")
         assert talk.typed == "still"
+        await pilot.press("f1")
+        await until(pilot, lambda: "Begin a new" not in talk.screen_text())
+        await pilot.press("f1")
+        await until(pilot, lambda: "Begin a new" in talk.screen_text())
+        await pilot.press("escape")
+        await until(pilot, lambda: "Begin a new" not in talk.screen_text())
 
     talk.play(story, size=size)
+
+
+@pytest.mark.parametrize("width", [44, 60, 80, 100])
+def test_no_key_of_the_footer_is_cut_and_stop_is_offered_while_there_is_something_to_stop(chat, width):
+    gate = threading.Event()
+    talk = chat(["Half", gate, "."])
+
+    def footer() -> str:
+        return talk.screen_text().splitlines()[-1]
+
+    async def story(pilot):
+        await until(pilot, lambda: "Keys" in footer())
+        assert "Stop" not in footer()
+        await say(pilot, "Go")
+        await until(pilot, lambda: "Stop" in footer())
+        labels = {one.description for one in (*ChatScreen.BINDINGS, *Prompt.OWN) if one.show}
+        shown = {word for word in footer().split() if word[:1].isupper()}
+        assert shown <= labels and "palette" in footer()
+        gate.set()
+        await until(pilot, talk.idle)
+        await until(pilot, lambda: "Stop" not in footer())
+
+    talk.play(story, size=(width, 24))
 
 
 def test_what_every_field_for_text_does_is_no_help():

@@ -50,6 +50,7 @@ def chat(settings: Settings, prompt: str | None, files: str, resume: int | Liter
             app.run()
         finally:
             gc.enable()
+            app.keep_unsent()
             ended = engine.close(CLOSE_SECONDS)
     code = 1 if app.failure else app.return_code or 0
     if not ended:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 from rich.console import RenderableType
@@ -14,8 +15,10 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Input
 
+from localspec import config
+from localspec.paths import Paths
 from localspec.text import one_line, safe
-from localspec_tui import messages, terminal
+from localspec_tui import clipboard, messages, terminal
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.screens.chat import ChatScreen
 
@@ -35,6 +38,7 @@ class ChatApp(App[None]):
     def __init__(self, engine: EngineThread, *, first: str | None = None, files: str = "", kept: bool = True) -> None:
         super().__init__()
         self._chat = ChatScreen(engine, first, files, kept)
+        self._kept = kept
         self.failure: Exception | None = None
         self._left: int | None = None  # the exit code, once a signal came
 
@@ -53,6 +57,10 @@ class ChatApp(App[None]):
     def _leave_now(self) -> None:
         if self._left is not None:
             self.exit(return_code=self._left)
+
+    def keep_unsent(self) -> None:
+        """When it has ended, however it did: what was typed and not sent is kept for the next chat."""
+        self._chat.keep_unsent()
 
     def on_mount(self) -> None:
         self._leave_now()
@@ -87,16 +95,13 @@ class ChatApp(App[None]):
         if not self._chat.stop_reply():
             self.notify("Ctrl+Q quits.", markup=False)
 
-    def action_toggle_help(self) -> None:
-        if self.screen.query("HelpPanel"):
-            self.action_hide_help_panel()
-        else:
-            self.action_show_help_panel()
-
     async def on_event(self, event: events.Event) -> None:
-        """What is pasted commands nothing, whatever field it goes to."""
+        """What is pasted commands nothing, whatever field it goes to; what is typed in the chat is for the prompt."""
         if isinstance(event, events.Paste):
             event.text = safe(re.sub("\r\n?", "\n", event.text))
+        typed = isinstance(event, events.Paste) or (isinstance(event, events.Key) and event.is_printable)
+        if typed and self.screen is self._chat:
+            self._chat.type_here()
         await super().on_event(event)
 
     @property
@@ -105,9 +110,19 @@ class ChatApp(App[None]):
         return one_line(self._clipboard) if isinstance(self.focused, Input) else safe(self._clipboard)
 
     def copy_to_clipboard(self, text: str) -> None:
-        """By the terminal, and by the system's own clipboard, for no terminal says whether it did."""
+        """To the terminal, and wherever else it may arrive; a toast says where it did."""
         super().copy_to_clipboard(text)
-        threading.Thread(target=_copy, args=(text,), name="clipboard", daemon=True).start()
+        file = Paths(config.home()).copied if self._kept else None
+        threading.Thread(target=self._copy, args=(text, file), name="clipboard", daemon=True).start()
+
+    def _copy(self, text: str, file: Path | None) -> None:
+        """On a thread of its own: what owns a clipboard may take its time."""
+        sentence = clipboard.copied(text, file)
+        with suppress(RuntimeError):  # the application has ended
+            self.post_message(messages.Copied(sentence))
+
+    def on_copied(self, copied: messages.Copied) -> None:
+        self.notify(copied.sentence, markup=False, timeout=3)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: what the chat's own keys do, and the colours."""
@@ -115,10 +130,3 @@ class ChatApp(App[None]):
             if isinstance(binding, Binding) and binding.tooltip:
                 yield SystemCommand(binding.tooltip, binding.key, partial(self.run_action, binding.action, self._chat))
         yield SystemCommand("Choose other colours", "", self.action_change_theme)
-
-
-def _copy(text: str) -> None:
-    import pyperclip
-
-    with suppress(Exception):  # a machine may have no clipboard
-        pyperclip.copy(text)

@@ -169,12 +169,16 @@ class EngineThread(threading.Thread):
             self._post(messages.StartFailed(error))
             return
         history = self._store.history if self._store else None
+        kept = self._store is not None and self._settings.log and not self._store.read_only
+        drafts = self._store.drafts if self._store and kept else None
+        prompts: list[str] = []
+        left: list[str] = []
         try:
             prompts = history.prompts(PROMPTS) if history else []
+            left = drafts.take_left() if drafts else []
         except LocalspecError as error:
             self._notice(str(error))
-            prompts = []
-        self._post(messages.ChatOpened(history, prompts))
+        self._post(messages.ChatOpened(history, prompts, drafts, left))
         self._show_conversation()
         held, self._held = self._held or [], None
         for sentence in held:

@@ -9,6 +9,7 @@ from textual.message import Message
 from localspec.errors import LocalspecError
 
 if TYPE_CHECKING:
+    from localspec.store.drafts import Drafts
     from localspec.store.history import History, Turn
 
 
@@ -18,6 +19,8 @@ class ChatOpened(Message):
 
     history: "History | None"
     prompts: Sequence[str]  # entered earlier, the newest first
+    drafts: "Drafts | None"  # None where nothing is kept
+    left: Sequence[str]  # what earlier chats did not come to send
 
 
 @dataclass
@@ -78,6 +81,13 @@ class Noticed(Message):
 @dataclass
 class JobRefused(Message):
     """What was asked for was not done."""
+
+    sentence: str
+
+
+@dataclass
+class Copied(Message):
+    """What became of a text that was copied."""
 
     sentence: str
 

@@ -19,14 +19,16 @@ class ReplyBuffer:
         self._texts: deque[str] = deque()
         self._figured_at = 0.0
         self.figures: tuple[str, ...] = ()  # the most important first
+        self.begun = False  # whether the engine has taken the prompt
 
     def begin(self) -> None:
         """Forgets what the reply before left. Only while nothing is put."""
         self._texts.clear()
-        self.figures = ()
+        self.figures, self.begun = (), False
 
     def put(self, event: Event, live: "LiveStats") -> None:
         """One event, which `live` has counted."""
+        self.begun = True
         match event:
             case Prefill(done, total, _) if done < total:
                 self.figures = (f"reading {done:,} of {total:,} tokens",)

@@ -9,12 +9,16 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.timer import Timer
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
+from localspec.chat.commands import COMMANDS
 from localspec_tui import messages
+from localspec_tui.draft import Draft
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.pace import Pace
 from localspec_tui.widgets.conversation_view import ConversationView
+from localspec_tui.widgets.keys_footer import KeysFooter
+from localspec_tui.widgets.keys_panel import KeysPanel, Line, lines_of
 from localspec_tui.widgets.message_view import MessageView
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.status_line import LiveLine, TopLine, WaitingLine
@@ -22,6 +26,9 @@ from localspec_tui.widgets.status_line import LiveLine, TopLine, WaitingLine
 if TYPE_CHECKING:
     from localspec.models.registry import TargetCard
     from localspec.store.history import History
+
+
+DRAFT_SECONDS = 1.0  # of typing are lost at most, should the process be killed
 
 
 class _Asked(NamedTuple):
@@ -37,13 +44,14 @@ class ChatScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         # What fits into a narrow footer comes first. What has a tooltip is in the palette too.
         Binding("escape", "stop", "Stop", tooltip="Stop the reply; what was said stays", id="chat.stop"),
-        Binding("f1", "app.toggle_help", "Help", tooltip="Show or hide all keys", id="chat.help"),
+        Binding("escape", "back", "Back to where one types", id="chat.back", show=False),
+        Binding("f1", "keys", "Keys", tooltip="Show or hide all keys and commands", id="chat.help"),
         Binding("ctrl+q", "app.quit", "Quit", tooltip="Leave; what was said stays kept", id="chat.quit"),
         Binding("ctrl+n", "new", "New", tooltip="Begin a new conversation", id="chat.new"),
         Binding("ctrl+r", "conversations", "Resume", tooltip="Go on with an earlier conversation", id="chat.resume"),
         Binding("ctrl+o", "models", "Model", tooltip="Let another model answer", id="chat.models"),
         Binding("ctrl+s", "system", "System", tooltip="Set the system prompt", id="chat.system"),
-        Binding("ctrl+l", "copy_last", "Copy", tooltip="Copy the last reply", id="chat.copy_last"),
+        Binding("ctrl+l", "copy", "Copy", tooltip="Copy the last reply, or the message in focus", id="chat.copy"),
         Binding("alt+up", "walk(-1)", "To the message above", id="chat.above", show=False),
         Binding("alt+down", "walk(1)", "To the message below", id="chat.below", show=False),
         Binding("pageup", "page(-1)", "Scroll up", id="chat.page_up", show=False),
@@ -63,6 +71,8 @@ class ChatScreen(Screen[None]):
         self._model = ""  # whose turn it is to answer; empty while none is loaded
         self._system: str | None = None
         self._history: History | None = None
+        self._draft = Draft(self._unsent)
+        self._left = ""  # what an earlier chat did not come to send
         self._pace = Pace()
         self._follower: Timer | None = None
 
@@ -74,7 +84,7 @@ class ChatScreen(Screen[None]):
         with Horizontal(id="input"):
             yield Static("❯", id="mark")
             yield self._prompt
-        yield Footer(show_command_palette=False)
+        yield KeysFooter()
 
     def on_mount(self) -> None:
         self._prompt.focus()
@@ -109,6 +119,17 @@ class ChatScreen(Screen[None]):
 
     def _show_waiting(self) -> None:
         self._line.show(*self._waiting)
+        self.refresh_bindings()  # whether there is something to stop
+
+    def _unsent(self) -> str:
+        """What would be lost with this process: what waits, and what is being typed."""
+        begun = self._asked is None or self._engine.buffer.begun  # from then on it is in the history
+        asked = [] if begun or self._asked is None else [self._asked.typed]
+        return "\n\n".join(text for text in (*asked, *self._waiting, self._prompt.text) if text.strip())
+
+    def keep_unsent(self) -> None:
+        """At once, for the application ends."""
+        self._draft.save_now()
 
     # -- replies ------------------------------------------------------------------------------------------------------
 
@@ -148,11 +169,12 @@ class ChatScreen(Screen[None]):
         if not self._prompt.text:
             self._prompt.put(prompt)
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """A key that would do nothing now is not offered."""
+        return action != "stop" or self._asked is not None or bool(self._waiting)
+
     def action_stop(self) -> None:
-        """The reply under way, and what waits; else the focus goes back to where one types."""
-        if self._asked is None and not self._waiting:
-            self._prompt.focus()
-            return
+        """The reply under way, and what waits."""
         waiting, self._waiting = self._waiting, []
         if waiting:
             self._give_back("\n\n".join(waiting))
@@ -170,9 +192,13 @@ class ChatScreen(Screen[None]):
 
     # -- what happened on the engine's thread -------------------------------------------------------------------------
 
-    def on_chat_opened(self, opened: messages.ChatOpened) -> None:
+    async def on_chat_opened(self, opened: messages.ChatOpened) -> None:
         self._history = opened.history
         self._prompt.remember(list(reversed(opened.prompts)))
+        self._left = "\n\n".join(opened.left)
+        if opened.drafts is not None:
+            self._draft.keep_in(opened.drafts)
+            self.set_interval(DRAFT_SECONDS, self._draft.save)
 
     async def on_conversation_shown(self, shown: messages.ConversationShown) -> None:
         self._system = shown.system
@@ -182,6 +208,10 @@ class ChatScreen(Screen[None]):
         await self._conversation.show(answered)
         if shown.unanswered is not None:
             self._give_back(shown.unanswered)
+        if self._left:
+            await self._conversation.tell("What was typed last and not sent is back in the prompt.")
+            self._prompt.put("\n\n".join(filter(None, (self._left, self._prompt.text))))
+            self._left = ""
         if self._files and not self._waiting:
             await self._conversation.tell("The text of the files goes before the next prompt.")
         if self._model:
@@ -252,22 +282,41 @@ class ChatScreen(Screen[None]):
             self._engine.set_system(self._system)
             self.notify("It holds from the next reply on.", title="System prompt", markup=False)
 
-    def action_copy_last(self) -> None:
-        if reply := self._conversation.last_reply:
-            self._copy(reply)
+    def action_copy(self) -> None:
+        focused = self.focused
+        source = focused.source if isinstance(focused, MessageView) else self._conversation.last_reply
+        if source:
+            self.app.copy_to_clipboard(source)
         else:
             self.notify("There is no reply to copy yet.", markup=False)
 
-    def on_message_view_copy_asked(self, asked: MessageView.CopyAsked) -> None:
-        self._copy(asked.source)
+    def action_back(self) -> None:
+        """Closes the keys, if they are shown; the focus goes to where one types in any case."""
+        self.query(KeysPanel).remove()
+        self.type_here()
 
-    def _copy(self, text: str) -> None:
-        self.app.copy_to_clipboard(text)
-        self.notify("Copied.", markup=False, timeout=2)
+    def type_here(self) -> None:
+        """At once: what is typed next must not overtake."""
+        self.set_focus(self._prompt)
+
+    async def action_keys(self) -> None:
+        if shown := self.query(KeysPanel):
+            await shown.remove()
+        else:
+            offered = [one for one in ChatScreen.BINDINGS if isinstance(one, Binding) and one.action != "back"]
+            commands = (Line(f"/{one.name} {one.argument}".strip(), one.does) for one in COMMANDS)
+            await self.mount(
+                KeysPanel(
+                    ("The chat", lines_of(one for one in offered if one.show)),
+                    ("Typed in the prompt", commands),
+                    ("Where one types", lines_of(Prompt.OWN)),
+                    ("The conversation", lines_of(one for one in offered if not one.show)),
+                )
+            )
 
     def action_walk(self, step: int) -> None:
         if not self._conversation.walk(step):
-            self._prompt.focus()
+            self.type_here()
 
     def action_page(self, step: int) -> None:
         self._conversation.page(step)

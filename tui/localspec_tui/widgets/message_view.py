@@ -1,11 +1,7 @@
 """Prompts and notices, one widget each; replies, which take longer to import, are in reply_view.py."""
 
-from typing import ClassVar
-
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.message import Message
 from textual.widgets import Static
 
 from localspec.text import safe
@@ -15,21 +11,10 @@ class MessageView(Vertical, can_focus=True):
     """A prompt or a reply. alt+up and alt+down go from one to the next; a click leaves the focus where one types."""
 
     FOCUS_ON_CLICK = False
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("c", "copy", "Copy its text", id="message.copy")]
-
-    class CopyAsked(Message):
-        """The source of this message is to go to the clipboard."""
-
-        def __init__(self, source: str) -> None:
-            super().__init__()
-            self.source = source
 
     def __init__(self, source: str) -> None:
         super().__init__()
         self.source = source  # as it was written
-
-    def action_copy(self) -> None:
-        self.post_message(self.CopyAsked(self.source))
 
 
 class PromptView(MessageView):

@@ -1,0 +1,60 @@
+"""What was typed in a chat and not sent yet: kept while it is typed, so that nothing is lost with the process."""
+
+import os
+import sqlite3
+
+import psutil
+
+from localspec.store.database import Database
+
+CLOCK = 2.0  # seconds by which the beginning of a process may seem to move when the clock is set
+
+
+def make_drafts(connection: sqlite3.Connection) -> None:
+    # `began` tells a process from a later one that was given its number.
+    connection.execute(
+        """CREATE TABLE draft (process INTEGER NOT NULL, began REAL NOT NULL, text TEXT NOT NULL,
+            PRIMARY KEY (process, began))"""
+    )
+
+
+PROBES = ("SELECT process, began, text FROM draft LIMIT 1",)
+
+
+class Drafts:
+    """One draft a process. It may be used from any thread; every call may raise StoreTrouble."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._owner = (os.getpid(), psutil.Process().create_time())
+
+    def keep(self, text: str) -> None:
+        """Keeps this instead of what this process kept before; an empty text deletes that."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM draft WHERE process = ? AND began = ?", self._owner)
+            if text:
+                storable = text.encode("utf-8", "replace").decode().replace("\0", "\N{SYMBOL FOR NULL}")
+                connection.execute(
+                    "INSERT INTO draft (process, began, text) VALUES (?, ?, ?)", (*self._owner, storable)
+                )
+
+        self._database.save(write)
+
+    def take_left(self) -> list[str]:
+        """The drafts of processes that have ended, which are deleted here, in the order in which those began."""
+
+        def take(connection: sqlite3.Connection) -> list[str]:
+            rows = connection.execute("SELECT process, began, text FROM draft ORDER BY began").fetchall()
+            left = [row for row in rows if not _lives(*row[:2])]
+            connection.executemany("DELETE FROM draft WHERE process = ? AND began = ?", (row[:2] for row in left))
+            return [text for *_, text in left]
+
+        return self._database.save(take)
+
+
+def _lives(process: int, began: float) -> bool:
+    try:
+        return bool(abs(psutil.Process(process).create_time() - began) < CLOCK)
+    except psutil.Error:
+        return False

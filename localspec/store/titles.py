@@ -1,0 +1,39 @@
+"""What a conversation is called where nobody gave it a name: the first words of its first prompt, without filler."""
+
+import re
+
+from localspec.text import one_line
+
+LONGEST = 60
+SHORTEST = 3  # letters that must be left: "please" alone is a title, too
+
+# What prompts begin with, whatever they are about; each of them may follow another.
+_FILLER = re.compile(
+    r"""(hi|hello|hey|please|ok|okay|so|now|well|thanks|thank\ you)\b[\s,.!?:]*
+    | (can|could|would|will)\ you\b[\s,]*
+    | i(\ would|'d|\ )?\ ?(like|want|need)\ (you\ )?to\ (know\ )?
+    | (help|show|tell|give|teach|explain\ to)\ me\b\ *(with|about|how\ to|to|on)?\ +
+    | (i\ have\ a\ question\b[\s:,]*(about\ )?)
+    | (what(\ is|\ are|'s)|who(\ is|'s)|explain|describe|define)\ +((?=a\ |an\ |the\ )|)
+    | (the|an|a)\ (?=\S+\ \S)""",
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+def title_of(prompt: str) -> str:
+    """The first words of a prompt, on one safe line, without greetings, pleas and the like, cut between words."""
+    whole = title = one_line(prompt)
+    while found := _FILLER.match(title):
+        title = title[found.end() :]
+        if len(title) < SHORTEST:
+            return cut(whole)
+    return cut(title[:1].upper() + title[1:]) if title != whole else cut(whole)
+
+
+def cut(line: str) -> str:
+    """At most 60 characters of a line; where some are missing it ends in an ellipsis, behind a whole word if it can."""
+    if len(line) <= LONGEST:
+        return line
+    kept = line[: LONGEST - 1]
+    word = kept.rpartition(" ")[0]
+    return f"{word if len(word) > LONGEST // 2 else kept}…".replace(" …", "…")

@@ -1,0 +1,32 @@
+"""Titles by rule."""
+
+import pytest
+
+from localspec.store.titles import LONGEST, title_of
+
+
+@pytest.mark.parametrize(
+    ("prompt", "title"),
+    [
+        ("Can you please explain how quicksort works in Python?", "How quicksort works in Python?"),
+        ("What is the capital of France?", "Capital of France?"),
+        ("Hello! Write a short story about a fox", "Write a short story about a fox"),
+        ("i want to know what is a monad", "A monad"),
+        ("hi", "hi"),
+        ("please", "please"),
+        ("what is 2", "what is 2"),  # too little would be left
+        ("1+1", "1+1"),
+        ("", ""),
+        ("two\nlines\tof \x1b[31mred", "two lines of ␛[31mred"),
+        ("thinking", "thinking"),  # no word is cut in two
+        ("So what?", "What?"),
+    ],
+)
+def test_the_first_words_without_filler(prompt, title):
+    assert title_of(prompt) == title
+
+
+def test_a_long_one_ends_behind_a_word():
+    title = title_of("Tell me about the history of the Roman empire and its many roads across Europe and Asia")
+    assert title == "History of the Roman empire and its many roads across…"
+    assert title_of("x" * 100) == "x" * (LONGEST - 1) + "…"

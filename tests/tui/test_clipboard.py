@@ -1,0 +1,81 @@
+"""Where a copied text goes, and what is said of it."""
+
+import stat
+import subprocess
+from types import SimpleNamespace
+
+import pyperclip
+import pytest
+
+from localspec_tui import clipboard
+
+
+@pytest.fixture(autouse=True)
+def outside_tmux(monkeypatch):
+    monkeypatch.delenv("TMUX", raising=False)
+
+
+@pytest.fixture
+def no_desktop(monkeypatch):
+    def fail(text):
+        raise pyperclip.PyperclipException("no clipboard")
+
+    monkeypatch.setattr(pyperclip, "copy", fail)
+
+
+@pytest.fixture
+def tmux(monkeypatch):
+    """What tmux was given; `rc` is how it answers."""
+    known = SimpleNamespace(given=[], rc=0)
+
+    def run(command, *, input, **_):  # noqa: A002  # the name of subprocess.run's argument
+        known.given.append((command, input))
+        return SimpleNamespace(returncode=known.rc)
+
+    monkeypatch.setenv("TMUX", "there")
+    monkeypatch.setattr(subprocess, "run", run)
+    return known
+
+
+def test_the_desktop_takes_it(tmp_path):
+    assert clipboard.copied("é\n", tmp_path / "file") == "Copied to the clipboard."
+    assert not (tmp_path / "file").exists()
+
+
+def test_tmux_takes_it_and_hands_it_on(no_desktop, tmux, tmp_path):
+    assert clipboard.copied("é", tmp_path / "file") == "Copied to tmux's buffer."
+    assert tmux.given == [(["tmux", "load-buffer", "-w", "-"], "é".encode())]
+    assert not (tmp_path / "file").exists()
+
+
+def test_both_take_it(tmux):
+    assert clipboard.copied("x", None) == "Copied to the clipboard and tmux's buffer."
+
+
+@pytest.mark.parametrize("trouble", [FileNotFoundError(), subprocess.TimeoutExpired("tmux", 2)])
+def test_a_tmux_that_fails_is_not_believed(no_desktop, monkeypatch, trouble):
+    monkeypatch.setenv("TMUX", "there")
+
+    def run(*_, **__):
+        raise trouble
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert clipboard.copied("x", None).startswith("Sent to the terminal")
+
+
+def test_a_tmux_that_refuses_is_not_believed(no_desktop, tmux):
+    tmux.rc = 1
+    assert clipboard.copied("x", None) == "Sent to the terminal, which does not say whether it took it."
+
+
+def test_else_a_file_for_its_owner_alone(no_desktop, tmp_path):
+    file = tmp_path / "new" / "copied.txt"
+    assert clipboard.copied("longer", file) == f"Sent to the terminal. If it took nothing, the text is in {file}"
+    clipboard.copied("é", file)
+    assert file.read_text("utf-8") == "é"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_file_that_cannot_be_written_is_not_named(no_desktop, tmp_path):
+    (tmp_path / "file").touch()
+    assert str(tmp_path) not in clipboard.copied("x", tmp_path / "file" / "below")

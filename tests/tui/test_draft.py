@@ -1,0 +1,105 @@
+"""What was typed and not sent is there again after a crash, a signal, or Ctrl+Q."""
+
+import os
+import signal
+import sys
+import threading
+
+import psutil
+import pytest
+from tui.scripted_engine import say, until
+
+from localspec.config import Settings
+from localspec.store import drafts as drafts_module
+from localspec.store.store import Store
+
+
+@pytest.fixture
+def another_process(monkeypatch):
+    """From here on this one counts as another, which began later."""
+
+    def begin() -> None:
+        monkeypatch.setattr(drafts_module, "_lives", lambda process, began: False)
+
+    return begin
+
+
+def kept(talk):
+    with Store.open(talk.database, pytest.fail) as store:
+        return [row[0] for row in store._database.read(lambda c: c.execute("SELECT text FROM draft").fetchall())]
+
+
+def test_what_waits_and_what_is_typed_survive_a_crash(chat, another_process):
+    gate = threading.Event()
+    before = chat(["Half", gate, "."])
+
+    async def first(pilot):
+        await say(pilot, "asked")
+        await until(pilot, lambda: before.replies() == ["Half"])
+        await say(pilot, "waits")
+        await pilot.press(*"half", "ctrl+j", *"typed")
+        await until(pilot, lambda: kept(before) == ["waits\n\nhalf\ntyped"])
+        gate.set()
+        await until(pilot, before.idle)
+
+    before.play(first)
+    another_process()
+    talk = chat()
+    with Store.open(talk.database, pytest.fail) as store:
+        store.drafts.keep("waits\n\nhalf\ntyped")
+
+    async def story(pilot):
+        await until(pilot, lambda: talk.typed == "waits\n\nhalf\ntyped")
+        assert "is back in the prompt" in talk.screen_text()
+        await pilot.press("enter")
+        await until(pilot, lambda: talk.prompts() == ["waits\n\nhalf\ntyped"] and talk.idle())
+        await until(pilot, lambda: kept(talk) == [])
+
+    talk.play(story)
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_it_is_kept_at_the_end_where_something_is_kept(chat, log):
+    talk = chat(settings=Settings(log=log))
+
+    async def story(pilot):
+        await pilot.press(*"half", "ctrl+q")
+
+    talk.play(story, then=talk.app.keep_unsent)
+    assert kept(talk) == (["half"] if log else [])
+
+
+def test_the_draft_of_another_window_stays_there(chat):
+    talk = chat()
+    with Store.open(talk.database, pytest.fail) as store:
+        store.drafts._owner = (psutil.Process().ppid(), psutil.Process(psutil.Process().ppid()).create_time())
+        store.drafts.keep("theirs")
+
+    async def story(pilot):
+        assert talk.typed == ""
+
+    talk.play(story)
+    assert kept(talk) == ["theirs"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGKILL"])
+def test_a_signal_loses_nothing(tmp_path, number):
+    from tui.terminal import scripted_chat
+
+    terminal = scripted_chat(tmp_path, '[["Half", closed]]')
+    terminal.shows("bitwise")
+    terminal.send("asked\r")
+    terminal.shows("Half")
+    terminal.send("waits\rhalf typed")
+    terminal.shows("waits (esc takes back)", "half typed")
+    if number == "SIGKILL":  # what is kept is kept within a second
+        file = tmp_path / "data" / "localspec.db-wal"
+        terminal.until(lambda: b"half typed" in file.read_bytes())
+    os.kill(terminal.process.pid, getattr(signal, number))
+    terminal.ends()
+    again = scripted_chat(tmp_path, "[]")
+    again.shows("waits", "half typed", "is back in the prompt")
+    again.send("\x11")
+    again.ends()

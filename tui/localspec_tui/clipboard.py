@@ -1,0 +1,57 @@
+"""Copying, and what can be said of where a copy went: no terminal tells whether it took one."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from localspec import config
+from localspec.paths import private_directory
+
+TMUX_SECONDS = 2.0
+
+
+def copied(text: str, file: Path | None) -> str:
+    """Copies to tmux's buffer and to the desktop's clipboard, and says what became of it, in one sentence.
+
+    Where there is neither, only the terminal can have taken it: `file`, if it is given, then holds the text too,
+    readable for its owner alone.
+    """
+    arrived = [place for place, copy in (("the clipboard", _to_desktop), ("tmux's buffer", _to_tmux)) if copy(text)]
+    if arrived:
+        return f"Copied to {' and '.join(arrived)}."
+    if file is not None and _to_file(text, file):
+        return f"Sent to the terminal. If it took nothing, the text is in {file}"
+    return "Sent to the terminal, which does not say whether it took it."
+
+
+def _to_desktop(text: str) -> bool:
+    import pyperclip
+
+    try:
+        pyperclip.copy(text)
+    except Exception:  # noqa: BLE001  # a machine may have no clipboard, or a broken one
+        return False
+    return True
+
+
+def _to_tmux(text: str) -> bool:
+    """`-w` asks tmux to hand it on to its own terminal."""
+    if not config.inside_tmux():
+        return False
+    command = ["tmux", "load-buffer", "-w", "-"]
+    try:
+        done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=TMUX_SECONDS, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0
+
+
+def _to_file(text: str, file: Path) -> bool:
+    try:
+        private_directory(file.parent)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+        with open(os.open(file, flags, 0o600), "w", encoding="utf-8") as opened:
+            opened.write(text)
+    except OSError:
+        return False
+    return True

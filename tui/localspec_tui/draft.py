@@ -1,0 +1,45 @@
+"""Keeps what was typed and not sent, so that it outlives the process."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from localspec.errors import LocalspecError
+
+if TYPE_CHECKING:
+    from localspec.store.drafts import Drafts
+
+
+class Draft:
+    """`unsent` tells what there is now. Without a store nothing is kept; a store that fails costs nothing else."""
+
+    def __init__(self, unsent: Callable[[], str]) -> None:
+        self._unsent = unsent
+        self._drafts: Drafts | None = None
+        self._kept = ""
+
+    def keep_in(self, drafts: "Drafts") -> None:
+        """From here on there is a place for it."""
+        self._drafts = drafts
+
+    async def save(self) -> None:
+        """Keeps it if it has changed. Whoever types does not wait for the disk."""
+        text, drafts = self._unsent(), self._drafts
+        if drafts is not None and text != self._kept:
+            self._kept = text
+            await asyncio.to_thread(_keep, drafts, text)
+
+    def save_now(self) -> None:
+        """The same at the end, when nobody types any more."""
+        text = self._unsent()
+        if self._drafts is not None and text != self._kept:
+            self._kept = text
+            _keep(self._drafts, text)
+
+
+def _keep(drafts: "Drafts", text: str) -> None:
+    try:
+        drafts.keep(text)
+    except (LocalspecError, sqlite3.ProgrammingError):
+        return  # whoever cannot keep a conversation is told so when it is said; a closed store is the end of all
