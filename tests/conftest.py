@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import shutil
 import signal
 import sys
@@ -36,9 +37,14 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """Tiny models gain nothing from threads; tests that need no torch do not pay for its import here."""
+    """Tiny models gain nothing from threads; tests that need no torch do not pay for its import here.
+
+    Chance begins anew with each test, so that what it draws does not depend on the tests before it.
+    """
+    random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from clocks import PATIENCE
+
 LARGE = 10_000  # bytes from which a file counts as one of LFS, and has a sha256
 
 
@@ -185,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(hub.pause)
             if hub.hold is not None and hub.sent_bytes + len(piece) > hub.hold:
                 hub.waiting.set()
-                hub.go.wait(60)
+                hub.go.wait(PATIENCE)
             if hub.die_after is not None and hub.sent_bytes + len(piece) > hub.die_after:
                 hub.dead = True
             if hub.dead:

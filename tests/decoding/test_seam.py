@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from clocks import PATIENCE
 from slow_cases import cases
 from table_model import TableModel
 
@@ -142,7 +143,7 @@ def test_no_drafter_that_is_not_trained_loads_torch() -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (here.parents[1], here.parents[2])))},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from clocks import PATIENCE
 from command import ROOT
 
 from localspec.errors import UsageMistake
@@ -26,7 +27,7 @@ built = pytest.mark.skipif(compiled.library() is None, reason="the library is no
 def loads(*files: Path) -> list[str]:
     """What is said of each, in a process of its own, which may die of it."""
     command = [sys.executable, "-c", LOADS, *map(str, files)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr[-300:])
     return done.stdout.splitlines()
 

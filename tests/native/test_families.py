@@ -28,3 +28,19 @@ def test_logits_are_the_stock_models_and_the_same_bits_however_they_are_computed
         assert np.array_equal(first, got), (isa, chunk)
     assert np.abs(first - want).max() < 1e-4 * np.abs(want).max()
     assert (first.argmax(-1) == want.argmax(-1)).all()
+
+
+@pytest.mark.parametrize("head_dim", [40, 64, 80, 128])
+def test_heads_of_real_width_are_the_stock_models(head_dim):
+    """Half of 40 channels, or of 80, is no whole number of vectors; tiny models' heads are one or two."""
+    config = CONFIGS["llama-grouped-dynamic"]()
+    config.head_dim = head_dim
+    stock = stock_of(config, seed=1)
+    tokens = np.random.default_rng(1).integers(0, config.vocab_size, 40).tolist()
+    want, first = stock_logits(stock, tokens), None
+    for isa, pool, chunk in ((isa, TWO, chunk) for isa in isas() for chunk in (3, 40)):
+        with using(isa):
+            got = Text(Model(stock, context=128), pool).read(tokens, chunk)
+        first = got if first is None else first
+        assert np.array_equal(first, got), (isa, chunk)
+    assert np.abs(first - want).max() < 1e-4 * np.abs(want).max()

@@ -99,6 +99,19 @@ def test_slots_are_added_without_a_change(model):
     assert np.array_equal(roomy.forward([9]), grown.forward([9]))
 
 
+def test_slots_that_are_added_before_a_path_is_kept_lose_no_row_of_the_tree(model):
+    from localspec.native.library import check, library
+
+    tokens, texts = np.random.default_rng(6).integers(0, VOCABULARY, 29).tolist(), [Text(model, slots=32) for _ in "ab"]
+    for text in texts:
+        text.read(tokens[:9], 9)
+        text.forward(tokens[9:], [-1, *[0] * 18, 15])
+        if text is texts[0]:
+            check(library().ls_cache_reserve(text.cache, 100))
+        text.keep([0, 15, 19])
+    assert np.array_equal(*(text.forward([9, 8], [-1, 0]) for text in texts))
+
+
 def test_logits_from_a_row_on_and_rows_that_nobody_asks_for(model):
     tokens = np.random.default_rng(3).integers(0, VOCABULARY, 300).tolist()
     whole, part = Text(model), Text(model)

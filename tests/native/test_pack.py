@@ -15,6 +15,7 @@ import pytest
 import torch
 from clocks import PATIENCE
 from command import ROOT
+from kernel_files import needs_peaks
 from safetensors.torch import load_file, save_file
 from slow_cases import cases
 from tiny_models import FAMILIES, SHARDED
@@ -393,7 +394,7 @@ print(status("VmHWM") - before)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="where a process can look at its own memory")
+@needs_peaks
 def test_packing_takes_a_few_pieces_of_memory_however_large_a_tensor_is(tiny, tmp_path):
     rows = 2**22
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from clocks import PATIENCE
 from command import ROOT
 
 from localspec import packed_file
@@ -304,7 +305,9 @@ def run(file, how="pass", before=""):
     code = IN_A_PROCESS.format(
         tests=str(ROOT / "tests"), native=str(Path(__file__).parent), last=[*TENSORS][-1], how=how, before=before
     )
-    return subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code, file], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
 
 
 @pytest.mark.slow

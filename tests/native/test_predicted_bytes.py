@@ -1,12 +1,12 @@
 """What the policy promises of memory beside what the CPU engine then holds, by its own account."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from kernel_files import needs_shares
 
 from localspec.drafters.saved import load_drafter
 from localspec.machine import compiled
@@ -59,7 +59,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="Linux tells what is shared")
+@needs_shares
 def test_two_processes_share_one_copy_of_a_packed_model(tmp_path: Path, monkeypatch) -> None:
     from localspec.events import Reporter
     from localspec.models.packed_files import packed_files

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from clocks import PATIENCE
 from scripted_drafters import OffChain, Oracle, RandomBranches, path_to, random_tree
 from slow_cases import cases
 from tiny_models import CONFIGS, FAMILIES, Tiny, byte_tokenizer, prompt_ids, write
@@ -606,7 +607,7 @@ def test_what_is_bitwise_is_so_with_other_kernels_too(tiny: Make) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=240,
+        timeout=2 * PATIENCE,
     )
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(found) == 4

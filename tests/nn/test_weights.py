@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from command import ROOT
+from kernel_files import needs_peaks
 from safetensors.torch import load_file, save_file
 from slow_cases import cases
 from tiny_models import SHARDED, Tiny
@@ -192,7 +193,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="where a process can look at its peak")
+@needs_peaks
 @pytest.mark.parametrize(
     ("stored", "dtype", "quantize"),
     [

@@ -4,6 +4,7 @@ import threading
 import weakref
 
 import pytest
+from clocks import PATIENCE
 from textual.widgets import OptionList
 from tui.scripted_engine import ScriptedEngine, card, say, until
 
@@ -112,7 +113,7 @@ def test_what_was_looked_for_last_counts(chat):
         def search(self, words, limit):
             if words == "a":
                 begun.set()
-                assert gate.wait(20)
+                assert gate.wait(PATIENCE)
             return [Found(ConversationInfo(1, f"found for {words}", "scripted", 0.0, 0.0, 1), 1, "…")]
 
     talk = chat()

@@ -1,0 +1,31 @@
+"""What the kernel tells of a process's memory: not every Linux tells all of it, nor does every sandbox."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+_STATUS, _MAPS, _RESET = Path("/proc/self/status"), Path("/proc/self/smaps"), Path("/proc/self/clear_refs")
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def _shares() -> bool:
+    """Whether a page that several processes hold counts for each in part: those of C's own library are such."""
+    sums = {name: sum(map(int, re.findall(rf"^{name}: +(\d+)", _text(_MAPS), re.MULTILINE))) for name in ("Rss", "Pss")}
+    return 0 < sums["Pss"] < sums["Rss"]
+
+
+needs_peaks = pytest.mark.skipif(
+    "VmHWM:" not in _text(_STATUS) or not os.access(_RESET, os.W_OK), reason="this kernel does not tell of peaks"
+)
+needs_own_memory = pytest.mark.skipif(
+    not all(f"{name}:" in _text(_STATUS) for name in ("VmHWM", "RssAnon")), reason="this kernel does not tell of it"
+)
+needs_shares = pytest.mark.skipif(not _shares(), reason="this kernel does not tell what is shared")
