@@ -1,6 +1,7 @@
 """Forwards: trees, caches, subsets of layers, adapters, inputs in place of tokens; a row depends on its ancestors alone."""
 
 import copy
+import ctypes
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import torch
 from native.engine import POOL, Model, Pool, Text, adapters, isas, stock_logits, using
 from native.stock_models import stock_of
 from tiny_models import CONFIGS
+
+from localspec.native.library import Request, address, check, int32, library
 
 TWO, SIXTEEN = Pool(2), Pool(16)
 WINDOWED = "qwen3-grouped-mixed-window-wide-heads"  # 9 positions, norms, one layer that sees everything
@@ -84,8 +87,6 @@ def test_a_long_text_is_the_same_in_one_chunk_and_in_many_among_any_threads_and_
 def test_slots_are_added_without_a_change(model):
     tokens = np.random.default_rng(2).integers(0, VOCABULARY, 50).tolist()
     roomy, grown = Text(model, slots=512), Text(model, slots=16)
-    from localspec.native.library import check, library
-
     assert library().ls_cache_slots(grown.cache) == 16
     roomy.read(tokens, 7)
     for start in range(0, 50, 10):
@@ -100,8 +101,6 @@ def test_slots_are_added_without_a_change(model):
 
 
 def test_slots_that_are_added_before_a_path_is_kept_lose_no_row_of_the_tree(model):
-    from localspec.native.library import check, library
-
     tokens, texts = np.random.default_rng(6).integers(0, VOCABULARY, 29).tolist(), [Text(model, slots=32) for _ in "ab"]
     for text in texts:
         text.read(tokens[:9], 9)
@@ -121,10 +120,6 @@ def test_logits_from_a_row_on_and_rows_that_nobody_asks_for(model):
         assert np.array_equal(got, want[start:])
         assert part.argmax.tolist() == want[start:].argmax(-1).tolist()
         assert np.array_equal(part.hidden, whole.hidden)
-    import ctypes
-
-    from localspec.native.library import Request, address, check, int32, library
-
     # keys and values alone, and the last logits alone: the last layer is not finished for rows that nobody asks for
     for last in (False, True):
         text, logits, numbers = Text(model), np.empty((1, VOCABULARY), np.float32), int32(tokens)
@@ -160,8 +155,11 @@ def test_some_layers_are_a_model_of_these_layers(stock):
                 )
 
 
-def test_adapters_are_weights_that_were_added(stock):
-    rng, tokens = np.random.default_rng(4), list(range(100, 130))
+@pytest.mark.parametrize("intermediate", [40, 41], ids=["whole vectors", "a part of one"])
+def test_adapters_are_weights_that_were_added(intermediate):
+    rng, tokens, config = np.random.default_rng(4), list(range(100, 130)), CONFIGS[WINDOWED]()
+    config.intermediate_size = intermediate
+    stock = stock_of(config, seed=1)
     changed = copy.deepcopy(stock)
     given = {}
     for layer, which, parts, module in (
@@ -229,9 +227,10 @@ def test_windows_count_positions(stock):
     model = Model(stock)
 
     def last(tokens, positions):
-        text = Text(model)
+        text = Text(model, slots=16)
         text.forward(tokens[:-1], layers=[0], positions=positions[:-1])
         text.keep(range(len(tokens) - 1))
+        check(library().ls_cache_reserve(text.cache, 100))  # positions are copied, too
         text.forward(tokens[-1:], layers=[0], positions=positions[-1:])
         return text.hidden[0]
 
