@@ -28,15 +28,18 @@ def read_bytes(file: Path, limit: int = TEXT_LIMIT, *, pipe: bool = False) -> by
     waits = 0 if pipe else getattr(os, "O_NONBLOCK", 0)
     descriptor = os.open(file, os.O_RDONLY | waits | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
     with os.fdopen(descriptor, "rb") as stream:
-        mode = os.fstat(descriptor).st_mode
+        mode, size = (status := os.fstat(descriptor)).st_mode, status.st_size
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
         if not (stat.S_ISREG(mode) or (pipe and stat.S_ISFIFO(mode))):
             raise OSError(errno.EINVAL, "it is no regular file", str(file))
-        content = stream.read(limit + 1)
-    if len(content) > limit:
+        parts, left = [], limit + 1
+        while left and (part := stream.read(min(left, max(size + 1, 2**16)))):  # makes room for all it is asked for
+            parts.append(part)
+            left -= len(part)
+    if not left:
         raise OSError(errno.EFBIG, f"it is longer than {limit / MIB:g} MiB", str(file))
-    return content
+    return b"".join(parts)
 
 
 def parse_json(content: bytes | str) -> Any:
