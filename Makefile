@@ -3,6 +3,7 @@
 # make check       format, lint, types, layers and the fast tests; under a minute
 # make bench       plain and speculative decoding side by side: localspec bench BENCH
 # make bench-report  this engine beside llama.cpp and transformers, into docs/benchmarks.md (BENCH: its options)
+# make pictures    the pictures of the README, from the real program (PICTURES: options of scripts/pictures.py)
 # make train-demo  make the demo model anew: some hours on two cores (DATA, WORK; LONG and LAST in tokens)
 # make native      compile the native library where its sources changed; the others do so first
 # make wheels      wheels for every platform, into dist/, with their checksums
@@ -20,6 +21,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c 
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses auto --dist worksteal
 
 BENCH ?=
+PICTURES ?=
 DATA ?= data
 WORK ?= build/demo
 LONG ?= 25e6
@@ -30,7 +32,7 @@ INSTALLED := $(VENV)/.installed
 TESTABLE := $(VENV)/.testable
 endif
 
-.PHONY: demo native test fast-test lint check bench bench-report train-demo wheels release test-aarch64 clean
+.PHONY: demo native test fast-test lint check bench bench-report pictures train-demo wheels release test-aarch64 clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python localspec/native/build.py
@@ -59,6 +61,9 @@ bench: native
 
 bench-report: $(TESTABLE) native
 	$(PYTHON) scripts/bench_report.py $(BENCH)
+
+pictures: $(TESTABLE) native
+	$(PYTHON) scripts/pictures.py $(PICTURES)
 
 # glibc otherwise hands the large buffers back after every step, which costs a third of the time
 train-demo: export MALLOC_MMAP_MAX_ = 0

@@ -36,23 +36,25 @@ KEY_SECONDS = 0.05
 class Terminal:
     """A program on a terminal that is drawn nowhere; `screen` is what a person would see."""
 
-    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        self.screen = pyte.Screen(COLUMNS, LINES)
+    def __init__(
+        self, command: list[str], environment: dict[str, str], size: tuple[int, int] = (COLUMNS, LINES)
+    ) -> None:
+        self.screen = pyte.Screen(*size)
         self._stream = pyte.ByteStream(self.screen)
         self.began = time.perf_counter()
         self._file, theirs = pty.openpty()
-        self._resize(theirs)
+        self._resize(theirs, *size)
         self.process = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
         )
         os.close(theirs)
 
     @staticmethod
-    def _resize(terminal: int) -> None:
+    def _resize(terminal: int, columns: int, lines: int) -> None:
         import fcntl
         import termios
 
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def send(self, keys: str) -> None:
         os.write(self._file, keys.encode())
