@@ -112,7 +112,7 @@ def _localspec(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
 ) -> None:
-    """Local chat with speculative decoding: the same text, several times faster."""
+    """Local chat with speculative decoding: the same text, sooner."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 

@@ -22,3 +22,8 @@ def test_it_answers_to_help(script, monkeypatch, capsys):
 @pytest.mark.parametrize("script", [file for file in FILES if file not in PROGRAMS], ids=lambda path: path.stem)
 def test_what_scripts_share_can_be_imported(script):
     runpy.run_path(str(script))
+
+
+def test_every_program_is_listed():
+    listed = (ROOT / "docs" / "scripts.md").read_text("utf-8")
+    assert [file.name for file in PROGRAMS if f"`{file.name}`" not in listed] == []
