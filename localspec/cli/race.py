@@ -18,7 +18,7 @@ from localspec.chat.start import start_chat
 from localspec.cli.console import drawable
 from localspec.cli.options import Context, Device, Drafter, DraftMax, Dtype, Model, Quantize, number
 from localspec.cli.progress import Progress
-from localspec.cli.race_view import Size, fits, frame, pictures, recording, redrawn
+from localspec.cli.race_view import Size, fits, frame, moments, recording, redrawn
 from localspec.cli.texts import valid_text
 from localspec.config import Settings, dumb_terminal
 from localspec.errors import LocalspecError, UsageMistake
@@ -142,9 +142,9 @@ class _Screen:
         if not self._seen:
             return
         began = time.monotonic()
-        for seconds, lines in pictures(lanes, self._fitting(), REPLAY):
+        for seconds in moments(lanes):
             time.sleep(max(0.0, began + seconds - time.monotonic()))
-            self._draw(lines)
+            self._draw(frame(lanes, self._fitting(), REPLAY, seconds))
 
     def _draw(self, lines: Sequence[str]) -> None:
         print(drawable(redrawn(lines, self._lines), sys.stdout), end="", flush=True)

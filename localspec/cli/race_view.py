@@ -31,8 +31,8 @@ def fits(size: Size) -> bool:
 
 def frame(lanes: Sequence[Lane], size: Size, caption: str, seconds: float | None = None) -> list[str]:
     """The lines of one picture: how it stands now, or stood after so many seconds of each lane's own clock."""
-    width = (min(MOST_COLUMNS, size["columns"] - 1) - 3) // 2
-    height = min(TEXT_LINES, size["lines"] - AROUND)
+    width = (max(LEAST_COLUMNS, min(MOST_COLUMNS, size["columns"])) - 4) // 2
+    height = max(1, min(TEXT_LINES, size["lines"] - AROUND))  # it may have shrunk
     columns_of_lines = [_column(lane, width, height, seconds) for lane in lanes]
     rule = "─" * width + "─┼─" + "─" * width
     rows = [" │ ".join(set_cell_size(cell, width) for cell in cells) for cells in zip(*columns_of_lines, strict=True)]
@@ -86,17 +86,15 @@ def wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
-def pictures(lanes: Sequence[Lane], size: Size, caption: str) -> Iterator[tuple[float, list[str]]]:
-    """The race as it would have been seen at true speed, both lanes at once: seconds since its start, and a picture."""
+def moments(lanes: Sequence[Lane]) -> Iterator[float]:
+    """When the race is to be drawn again, to be seen at true speed, both lanes at once: seconds since its start."""
     ends = max(lane.seconds for lane in lanes)
-    times = sorted(
-        {0.0, *(moment.seconds for lane in lanes for moment in lane.moments), *(lane.seconds for lane in lanes)}
-    )
+    times = {0.0, *(moment.seconds for lane in lanes for moment in lane.moments), *(lane.seconds for lane in lanes)}
     shown = -PAUSE
-    for now, later in pairwise([*times, ends + PAUSE]):
+    for now, later in pairwise([*sorted(times), ends + PAUSE]):
         if now - shown >= PAUSE or later > now + PAUSE or now == ends:  # what comes sooner is in the next one
             shown = now
-            yield now, frame(lanes, size, caption, now)
+            yield now
 
 
 def redrawn(lines: Sequence[str], before: int) -> str:
@@ -115,7 +113,8 @@ def recording(
     head = {"version": 2, "width": size["columns"], "height": size["lines"], "timestamp": made, "title": title}
     yield json.dumps(head) + "\n"
     before, seconds = 0, 0.0
-    for seconds, lines in pictures(lanes, size, caption):
+    for seconds in moments(lanes):
+        lines = frame(lanes, size, caption, seconds)
         yield _output(seconds, redrawn(lines, before))
         before = len(lines)
     yield _output(seconds, "".join(f"{line}\n" for line in end))

@@ -5,7 +5,7 @@ from reply_statistics import said
 from rich.cells import cell_len
 
 from localspec.bench.race import Lane, Moment
-from localspec.cli.race_view import PAUSE, Size, fits, frame, pictures, recording, redrawn, wrapped
+from localspec.cli.race_view import PAUSE, Size, fits, frame, moments, recording, redrawn, wrapped
 
 TEXT = "Once upon a time a fox met 世界 and 狐, and Donaudampfschifffahrtsgesellschaft followed.\n\nThe\tend. "
 WORDS = TEXT.split(" ")
@@ -39,6 +39,10 @@ def test_too_small_a_terminal_gets_no_picture():
     assert not fits(Size(columns=23, lines=24)) and not fits(Size(columns=80, lines=10))
 
 
+def test_a_terminal_that_has_shrunk_meanwhile_costs_no_race(lanes):
+    assert len(frame(lanes, Size(columns=5, lines=2), "c", 1.5)) == 7
+
+
 def test_a_picture_shows_what_was_there_at_that_time(lanes):
     size = Size(columns=80, lines=30)
     early, late = (" ".join(frame(lanes, size, "c", seconds)) for seconds in (1.5, 99.0))
@@ -56,7 +60,7 @@ def test_text_is_broken_between_words_and_inside_of_long_ones():
 
 
 def test_the_replay_keeps_the_true_times(lanes):
-    times = [seconds for seconds, _ in pictures(lanes, Size(columns=80, lines=30), "c")]
+    times = list(moments(lanes))
     assert times == sorted(times) and times[0] == 0.0
     assert times[-1] == max(lane.seconds for lane in lanes), "it ends when the slower one has ended"
     assert {moment.seconds for lane in lanes for moment in lane.moments} <= {*times}
@@ -64,7 +68,7 @@ def test_the_replay_keeps_the_true_times(lanes):
 
 def test_many_steps_in_a_moment_are_one_picture():
     quick = [Lane(name, [Moment(at / 1000, "a", 1) for at in range(1, 501)], 0.5, said(range(500))) for name in "ab"]
-    times = [seconds for seconds, _ in pictures(quick, Size(columns=80, lines=30), "c")]
+    times = list(moments(quick))
     assert len(times) <= 0.5 / PAUSE + 2 and times[-1] == 0.5
 
 
