@@ -1,7 +1,19 @@
-"""python -m localspec"""
+"""python -m localspec, and the command `localspec`"""
 
+import signal
 import sys
 
+from localspec.cli.interrupt import end_at_once
 from localspec.cli.main import main
 
-sys.exit(main())
+
+def run() -> int:
+    """Runs one command; returns its exit code. What is left to the interpreter then ends at once on Ctrl+C."""
+    code = main()
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, end_at_once)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(run())

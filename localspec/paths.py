@@ -87,7 +87,21 @@ def private_directory(path: Path) -> Path:
 @contextmanager
 def private_files() -> Iterator[None]:
     """Whatever this process writes meanwhile, its libraries included, is readable for its owner alone."""
-    before = os.umask(0o077)
+    with _without(0o077):
+        yield
+
+
+@contextmanager
+def own_files() -> Iterator[None]:
+    """Whatever this process writes meanwhile nobody but its owner may write; who may read it is up to the umask."""
+    with _without(0o022):
+        yield
+
+
+@contextmanager
+def _without(bits: int) -> Iterator[None]:
+    before = os.umask(bits)
+    os.umask(before | bits)
     try:
         yield
     finally:

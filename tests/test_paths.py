@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from localspec.paths import Paths, private_directory
+from localspec.paths import Paths, own_files, private_directory, private_files
+
+posix = pytest.mark.skipif(os.name != "posix", reason="modes as on POSIX")
 
 
 def mode(path: Path) -> int:
@@ -63,3 +65,22 @@ def test_a_file_in_the_way_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError):
         private_directory(tmp_path / "file" / "below")
+
+
+@posix
+def test_files_that_others_may_read_and_not_write(tmp_path):
+    before = os.umask(0)
+    try:
+        with own_files():
+            (tmp_path / "one").mkdir()
+            (tmp_path / "one" / "file").touch()
+        with private_files():
+            (tmp_path / "private").touch()
+        os.umask(0o077)
+        with own_files():
+            (tmp_path / "stricter").touch()
+        assert os.umask(0) == 0o077
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("one", "one/file", "private", "stricter")]
+    assert modes == [0o755, 0o644, 0o600, 0o600]

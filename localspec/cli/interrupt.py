@@ -1,7 +1,15 @@
-"""What Ctrl+C does while a reply is being written."""
+"""What Ctrl+C does: while a reply is being written, while libraries are imported, and at any other time."""
 
+import _thread
+import os
 import signal
+import threading
+import time
+from types import FrameType
 from typing import Self
+
+INTERRUPTED = 130
+_PAUSE = 0.05  # seconds until an import is looked at again
 
 
 class Interrupt:
@@ -11,17 +19,71 @@ class Interrupt:
         self.asked = self.wait_for_step = False
 
     def __enter__(self) -> Self:
-        self._ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # nohup and the like ignore it
+        self._before = signal.getsignal(signal.SIGINT)
+        self._ours = self._before in (signal.default_int_handler, interrupt)  # nohup and the like ignore it
         if self._ours:
             signal.signal(signal.SIGINT, self._ask)
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, self._before)
 
-    def _ask(self, *_: object) -> None:
-        # It is remembered, for a library that is being imported may swallow the exception.
+    def _ask(self, _: int, frame: FrameType | None) -> None:
+        if _importing(frame):
+            return _postpone()
+        # It is remembered, for a library may swallow the exception.
         first, self.asked = not self.asked, True
         if not first or not self.wait_for_step:
             raise KeyboardInterrupt
+        return None
+
+
+def interrupt(_: int, frame: FrameType | None) -> None:
+    """Ctrl+C where nothing else is said of it. Raises KeyboardInterrupt, once no import is under way any more.
+
+    A library that was half imported cannot be imported again, and some swallow what is raised meanwhile.
+    """
+    if _importing(frame):
+        return _postpone()
+    raise KeyboardInterrupt
+
+
+def postponed() -> bool:
+    """Whether a Ctrl+C came that nobody has heard of yet."""
+    return _waiting.is_set()
+
+
+def end_at_once(*_: object) -> None:
+    """Ends the process without a word: nothing is left to be done, or nothing was begun."""
+    os._exit(INTERRUPTED)
+
+
+_waiting = threading.Event()  # set while a Ctrl+C is put off
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Whether an import is under way in this frame or one that called it."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _postpone() -> None:
+    """Sends the signal again in a moment. Who presses Ctrl+C a second time meanwhile does not want to wait."""
+    if _waiting.is_set():
+        os.write(2, b"localspec: Interrupted.\n")
+        end_at_once()
+    _waiting.set()
+    _thread.start_new_thread(_again, ())  # threading's own locks may be held by what was interrupted
+
+
+def _again() -> None:
+    time.sleep(_PAUSE)
+    _waiting.clear()
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        signal.raise_signal(signal.SIGINT)

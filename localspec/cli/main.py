@@ -17,6 +17,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 import localspec
+from localspec.cli.interrupt import INTERRUPTED, interrupt, postponed
 from localspec.config import home, nearest
 from localspec.errors import LocalspecError
 from localspec.paths import Paths, private_directory
@@ -41,7 +42,7 @@ COMMANDS = {
     "config": "The settings, and where each value comes from.",
     "path": "Where every file lies.",
 }
-INTERRUPTED, READER_GONE = 130, 141
+READER_GONE = 141
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _LONGEST = 1500  # characters of a sentence: names and values may be of any length
 
@@ -120,7 +121,7 @@ def _localspec(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. Every error is one line on standard error."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, interrupt)
     if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
     try:
@@ -158,6 +159,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         result = get_command(app).main(
             args=None if arguments is None else list(arguments), prog_name="localspec", standalone_mode=False
         )
+        if postponed():
+            raise KeyboardInterrupt
     except LocalspecError as error:
         return _say(str(error), error.exit_code)
     except TyperException as error:  # a usage error, or a file that cannot be opened

@@ -16,7 +16,7 @@ from localspec.hub.pace import waits_told
 from localspec.hub.plan import Part, Plan, is_weights
 from localspec.hub.records import ExpectedFile, folder, must_be_writable, record, remember
 from localspec.hub.sources import Source
-from localspec.paths import Paths
+from localspec.paths import Paths, own_files
 
 _GIB = 2**30
 
@@ -44,7 +44,7 @@ def fetch(
         must_be_writable(paths)
     fetching = _Fetching(planned, progress)
     try:
-        with warnings.catch_warnings(), waits_told(notice):
+        with warnings.catch_warnings(), waits_told(notice), own_files():
             warnings.simplefilter("ignore")  # the client warns of a small disk, which the plan has said
             for part in planned.parts:
                 with localspec_errors(part.source, fetching.kept):

@@ -162,7 +162,7 @@ def append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     """Writes the lines of a batch to disk before the next one begins. Raises DoesNotFit, and leaves whole lines."""
     content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
     try:
-        with file.open("ab", buffering=0) as stream:
+        with open(file, "ab", buffering=0, opener=lambda place, flags: os.open(place, flags, 0o600)) as stream:
             start, done = stream.tell(), 0
             try:
                 while done < len(content):

@@ -27,7 +27,7 @@ from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.target import Target
 from localspec.outside_files import parse_json, read_bytes
-from localspec.paths import private_directory
+from localspec.paths import private_directory, private_files
 from localspec.training.checkpoint import full
 from localspec.training.trainable import TrainableDrafter, make_drafter, save_drafter
 
@@ -104,7 +104,8 @@ def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
 def _told(directory: Path) -> Iterator[None]:
     """Says in a sentence why something cannot be written, and removes what was written in part."""
     try:
-        yield
+        with private_files():
+            yield
     except (OSError, SafetensorError) as error:
         for left in directory.glob("**/*.new"):
             shutil.rmtree(left) if left.is_dir() else left.unlink()

@@ -1,6 +1,7 @@
 """`localspec distill` from outside: replies are the model's own, and a file of them can be gone on with after any end."""
 
 import json
+import os
 import resource
 import shutil
 import signal
@@ -22,6 +23,7 @@ from localspec.config import Settings
 from localspec.models.registry import resolve
 from localspec.policy.selection import choose
 from localspec.training import answering
+from localspec.training.distill import append
 from localspec.training.examples import read_examples
 
 MODEL = "phi3-grouped-window-partial-rotary"
@@ -270,3 +272,13 @@ def test_ctrl_c_leaves_a_file_to_go_on_with(tmp_path, model):
     text, errors = running.communicate(timeout=PATIENCE)
     assert running.returncode == 130 and text == "" and "the same command goes on" in errors
     assert out.read_bytes().endswith(b"\n") and 0 < len(lines(out)) < 300
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes as on POSIX")
+def test_replies_are_private_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        append(tmp_path / "replies.jsonl", [{"id": "1"}])
+    finally:
+        os.umask(before)
+    assert (tmp_path / "replies.jsonl").stat().st_mode & 0o777 == 0o600

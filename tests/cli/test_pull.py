@@ -561,3 +561,17 @@ def test_after_a_pull_nothing_needs_a_network(home, tiny, command):
     model = ["-m", "org/name", "--no-log", "-n", "5", "the cat"]
     result = localspec(home, *command, *model, HF_HOME=str(home / "hf"), HF_ENDPOINT="http://127.0.0.1:9", **path)
     assert result.returncode == 0 and result.stdout.strip(), result.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes as on POSIX")
+def test_nobody_else_may_write_what_was_pulled(home, hub, repo):
+    before = os.umask(0)
+    try:
+        assert at(home, hub, "pull", "org/name").returncode == 0
+    finally:
+        os.umask(before)
+    assert is_whole(home, repo)
+    files = [path for path in home.rglob("*") if not path.is_symlink() and ".locks" not in path.parts]  # empty ones
+    assert {"blobs", "snapshots", "data"} <= {path.name for path in files}
+    assert [path for path in files if path.stat().st_mode & 0o022] == []
+    assert [path for path in files if (home / "hf") not in (path, *path.parents) and path.stat().st_mode & 0o077] == []

@@ -151,3 +151,17 @@ def test_a_database_that_can_only_be_read(run, open_home, lived_in, messages, mo
     assert kept(open_home) == before
     assert messages[-1] == [("user", "hi"), ("assistant", script.text), ("user", "more")]
     assert reply.code == 0 and reply.json["speculation"]["acceptance_length"] > 3  # what it knows is used
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes as on POSIX")
+def test_everything_that_is_kept_is_private_whatever_the_umask(run, first_start, hello, noise):
+    before = os.umask(0)
+    try:
+        assert run("-m", hello.path, "hi").code == 0
+        assert run("-m", noise, "hi", "-n", "3").code == 0
+        assert run("-m", "nosuch", "hi").code == 3
+    finally:
+        os.umask(before)
+    kept = {path: path.stat().st_mode & 0o777 for path in first_start.rglob("*")}
+    assert {path.name for path in kept} >= {"localspec.db", "packed", "tokenizers"}
+    assert [(path, mode) for path, mode in kept.items() if mode != (0o700 if path.is_dir() else 0o600)] == []

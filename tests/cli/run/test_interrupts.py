@@ -19,6 +19,7 @@ from cli.run.run_command import (
 from clocks import PATIENCE
 
 from localspec.cli import run as run_module
+from localspec.cli.interrupt import interrupt
 
 
 @pytest.mark.slow
@@ -51,7 +52,7 @@ def test_an_interrupted_object_agrees_with_itself(run, endless, monkeypatch, pla
     assert_shape(reply, SHAPE)
     assert_consistent(reply)
     assert reply["text"] == decoded(endless.path, reply["token_ids"]) != ""
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) in (signal.default_int_handler, interrupt)
 
 
 def test_an_interrupted_stream_ends_in_an_object(run, endless, monkeypatch):
@@ -113,7 +114,7 @@ def test_interrupted_at_any_time_of_loading(home, endless, delay):
         time.sleep(delay)
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=PATIENCE)
-    # CPython dies of the signal where the interrupt hit code that it made of text; a shell calls that 130 too.
+    # Before main() the process dies of the signal, without a word; a shell calls that 130 too.
     assert running.returncode in (130, -signal.SIGINT)
     assert b"Traceback" not in err and err in (b"", b"localspec: Interrupted.\n"), err
-    assert (out == b"") == (err != b"")
+    assert running.returncode == -signal.SIGINT or (out == b"") == (err != b"")

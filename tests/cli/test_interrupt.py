@@ -1,0 +1,152 @@
+"""Ctrl+C at any instant ends the program with 130 and without a traceback, also while libraries are imported."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+from clocks import PATIENCE, until
+from command import environment
+
+from localspec.cli import interrupt as module
+from localspec.cli.interrupt import Interrupt, interrupt, postponed
+
+posix = pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX")
+
+REPLY = ["run", "hi", "-m", "demo", "--no-log"]
+
+# Ctrl+C when a module is looked for, as often as asked, inside of the import of whoever needs it.
+DURING = """
+import signal, sys, time
+from localspec.__main__ import run
+module, times, *sys.argv[1:] = sys.argv[1:]
+class Presses:
+    done = False
+    def find_spec(self, name, *_):
+        if name == module and not self.done:
+            Presses.done = True
+            for _ in range(int(times)):
+                signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Presses())
+sys.exit(run())
+"""
+# The same, before the program itself has begun.
+AT_START = """
+import runpy, signal, sys
+module, *sys.argv[1:] = sys.argv[1:]
+def watch(event, arguments):
+    if event == "import" and arguments[0] == module:
+        signal.raise_signal(signal.SIGINT)
+sys.addaudithook(watch)
+runpy.run_module("localspec", run_name="__main__", alter_sys=True)
+"""
+
+
+def ended(home, code, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=environment(home),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
+@posix
+@pytest.mark.parametrize(
+    ("imported", "command"),
+    [
+        ("numpy", REPLY),
+        pytest.param("numpy.linalg", REPLY, marks=pytest.mark.slow),
+        pytest.param("tokenizers", REPLY, marks=pytest.mark.slow),
+        pytest.param("localspec.cli.run", REPLY, marks=pytest.mark.slow),
+        pytest.param("localspec.cli.path", ["path"], marks=pytest.mark.slow),
+        pytest.param("localspec.models.registry", ["list"], marks=pytest.mark.slow),
+    ],
+)
+def test_while_a_library_is_imported(tmp_path, imported, command):
+    result = ended(tmp_path, DURING, imported, "1", *command)
+    assert (result.returncode, result.stderr) == (130, "localspec: Interrupted.\n")
+
+
+@posix
+def test_twice_while_a_library_is_imported(tmp_path):
+    result = ended(tmp_path, DURING, "localspec.cli.path", "2", "path")
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "localspec: Interrupted.\n")
+
+
+@posix
+@pytest.mark.parametrize("imported", ["typer", "localspec.config"])
+def test_before_the_program_has_begun(tmp_path, imported):
+    """A shell calls the end by this signal 130, too."""
+    result = ended(tmp_path, AT_START, imported, "path")
+    assert result.returncode in (-signal.SIGINT, 130) and "Traceback" not in result.stderr
+
+
+@posix
+@pytest.mark.slow
+def test_after_the_program_has_ended(tmp_path):
+    code = "import atexit, signal, sys\natexit.register(signal.raise_signal, signal.SIGINT)\nfrom localspec.__main__ import run\nsys.argv[1:] = ['path']\nsys.exit(run())"
+    result = ended(tmp_path, code)
+    assert (result.returncode, result.stderr) == (130, "") and result.stdout.count("\n") >= 7
+
+
+def frame(name, back=None):
+    return SimpleNamespace(f_code=SimpleNamespace(co_filename=name), f_back=back)
+
+
+IMPORTING = frame("library.py", frame("<frozen importlib._bootstrap>", frame("main.py")))
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """What would be sent to this process later."""
+    later = []
+    monkeypatch.setattr(module._thread, "start_new_thread", lambda work, _: later.append(work))
+    monkeypatch.setattr(module, "_waiting", threading.Event())
+    return later
+
+
+def test_what_is_raised_and_when(sent):
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(2, frame("main.py"))
+    interrupt(2, IMPORTING)
+    assert len(sent) == 1 and postponed()
+
+
+def test_a_reply_counts_what_was_put_off_once(sent):
+    asked = Interrupt()
+    asked.wait_for_step = True
+    asked._ask(2, IMPORTING)
+    assert not asked.asked
+    asked._ask(2, frame("main.py"))  # the same one again, when the import is over
+    assert asked.asked
+    with pytest.raises(KeyboardInterrupt):
+        asked._ask(2, frame("main.py"))
+
+
+@posix
+def test_it_comes_again(monkeypatch):
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda *_: heard.append(postponed()))
+    try:
+        module._postpone()
+        until(lambda: heard)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [False]
+
+
+@pytest.mark.parametrize("handler", [interrupt, signal.default_int_handler])
+def test_the_handler_before_is_the_handler_after(handler):
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with Interrupt() as inside:
+            assert signal.getsignal(signal.SIGINT) == inside._ask
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
