@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from localspec.errors import LocalspecError
-from localspec.outside_files import parse_json
+from localspec.outside_files import TEXT_LIMIT, parse_json
 
 SUFFIX = ".packed"
 FORMAT = 1  # of these files; those of lower numbers stay readable
@@ -237,6 +237,8 @@ def read(file: Path) -> PackedFile:
         raise UnreadableFormat(f"{file} is {error}.") from None
     except (ValueError, TypeError, KeyError, AttributeError):
         raise _damaged(file, "its header makes no sense") from None
+    if any(section.bytes > TEXT_LIMIT for section in header.texts.values()):
+        raise _damaged(file, "a text in it is larger than any that a model has")
     start = aligned(48 + length)
     if size != start + header.section_bytes:
         raise _damaged(file, f"it has {size} bytes where {start + header.section_bytes} belong")

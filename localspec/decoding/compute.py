@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from localspec.decoding.forward import CacheT, ForwardModel, TokenCache
 from localspec.decoding.logits import Logits
+from localspec.events import Reporter
 from localspec.models.architecture import TransformerConfig
 from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
@@ -98,10 +99,13 @@ class Compute(Protocol):
     def target(self) -> RowModel:
         """The target itself."""
 
-    def stored(self, file: Path, tensors: Mapping[str, Array], of: str) -> Mapping[str, Array]:
+    def stored(
+        self, file: Path, tensors: Mapping[str, Array], of: str, reporter: Reporter | None = None
+    ) -> Mapping[str, Array]:
         """Returns the tensors of a drafter's file in the form in which layers are made of them soonest.
 
-        `of` is the revision of the model that it was made for. Raises LocalspecError for weights that are no numbers.
+        What is wrong with a form that was kept of them goes to the `reporter`. `of` is the revision of the model that
+        it was made for. Raises LocalspecError for weights that are no numbers.
         """
 
     def rows(self, values: Floats) -> Rows:

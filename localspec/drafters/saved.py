@@ -12,6 +12,7 @@ from localspec.decoding.compute import DraftableModel
 from localspec.drafters.tensors import StoredTensors, check_tensors
 from localspec.drafters.trained import TrainedDrafter
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.events import Reporter
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.drafter_kinds import kind_of
 
@@ -29,15 +30,16 @@ def load_drafter(
     target: DraftableModel[Any],
     calibration: Calibration | None = None,
     depth: int | None = None,
+    reporter: Reporter | None = None,
 ) -> TrainedDrafter:
     """Returns the trained drafter of a directory, with the calibration that earlier replies gave it, if any did.
 
     `depth` is the number of tokens of a draft that was asked for, which only a published language model can choose.
     Raises LocalspecError where it is damaged or does not fit the target; of a small language model as it was published
-    UsageMistake says the latter.
+    UsageMistake says the latter. What is made again of it, and why, goes to the `reporter`.
     """
     if (card.path / CARD).is_file():
-        drafter = _read(card, target)
+        drafter = _read(card, target, reporter or Reporter())
     else:  # a small language model as it was published
         drafter = drafter_class(card.kind).from_model(card.path, target, depth)
     if calibration is not None:
@@ -45,14 +47,14 @@ def load_drafter(
     return drafter
 
 
-def _read(card: DrafterCard, target: DraftableModel[Any]) -> TrainedDrafter:
+def _read(card: DrafterCard, target: DraftableModel[Any], reporter: Reporter) -> TrainedDrafter:
     file, class_ = card.path / WEIGHTS, drafter_class(card.kind)
     tensors = StoredTensors(file)
     try:
         options = class_.parse_options({**class_.BEFORE, **card.options})
         # A few bytes of drafter.json can ask for any amount of memory: nothing is allocated for what does not fit.
         check_tensors(class_.tensor_specs(target, options), tensors.specs())
-        drafter = class_(target, options, target.compute.stored(file, tensors, card.revision))
+        drafter = class_(target, options, target.compute.stored(file, tensors, card.revision, reporter))
     except UsageMistake as mistake:
         raise LocalspecError(f"{card.path / CARD} cannot be used: {mistake}") from None
     except LocalspecError as error:

@@ -58,7 +58,10 @@ def promised_exactness(choice: Choice, target: Target, profile: ModelProfile) ->
 def load_trained(choice: Choice, target: Target, profile: ModelProfile) -> list[TrainedDrafter]:
     """The trained drafters of a choice, with the calibrations that earlier replies gave them."""
     depth = choice.nodes if choice.fixed else None
-    return [load_drafter(card, target, profile.recall(calibration_of(card)), depth) for card in choice.trained]
+    return [
+        load_drafter(card, target, profile.recall(calibration_of(card)), depth, profile.reporter)
+        for card in choice.trained
+    ]
 
 
 def calibration_of(card: DrafterCard | None) -> Quantity[Calibration]:

@@ -17,6 +17,7 @@ _ALL: Mapping[str, Any] = {
     "mlp_bias": False, "sliding_window": None, "use_sliding_window": True, "max_window_layers": 0, "layer_types": None,
     "eos_token_id": None,
 }  # fmt: skip
+_MOST_POSITIONS = 2**31  # of the library
 _QWEN2 = {
     "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_key_value_heads": 32,
     "max_position_embeddings": 32768, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28,
@@ -169,6 +170,9 @@ def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
         rope.setdefault("factor", None)
     for name in {"rope_theta", "factor", "partial_rotary_factor"} & rope.keys():
         _check(rope, name, lambda value: _number(value) and 0 < value < math.inf, "rope_parameters: ")
+    if rope["rope_type"] == "dynamic":  # the context is multiplied by it
+        most = _MOST_POSITIONS / config["max_position_embeddings"]
+        _check(rope, "factor", lambda value: value < most, "rope_parameters: ")
     return rope
 
 

@@ -40,6 +40,7 @@ class NativeLinear:
     def __call__(self, x: Floats) -> Floats:
         """Applies the layer to rows [n, in]."""
         x = np.ascontiguousarray(x, np.float32)
+        assert x.ndim == 2 and x.shape[1] == self._matrix.inputs, x.shape  # the library reads so many
         y = np.empty((len(x), self._matrix.out), np.float32)
         check(library().ls_linear(self._threads.handle, self._struct, len(x), address(x), address(y), self._activation))
         return y
@@ -127,11 +128,13 @@ class NativeCompute:
         self._model, self._precision, self.target = model, precision, NativeRowModel(model)
         self._format = precision if precision in ("fp32", "bf16") else "int8"
 
-    def stored(self, file: Path, tensors: Mapping[str, Array], of: str) -> Mapping[str, Array]:
+    def stored(
+        self, file: Path, tensors: Mapping[str, Array], of: str, reporter: Reporter | None = None
+    ) -> Mapping[str, Array]:
         """Returns the tensors of a file, large matrices packed on disk where the model is packed, too."""
         if self._format != "int8":
             return tensors
-        return packed_tensors(file, tensors, of, _GROUP, self._model.threads.count)
+        return packed_tensors(file, tensors, of, _GROUP, self._model.threads.count, reporter or Reporter())
 
     def _pack(self, weight: Array, interleave: bool = False) -> PackedMatrix:
         if isinstance(weight, StoredMatrix) and len(weight.packed) == 1 and weight.interleaved == interleave:

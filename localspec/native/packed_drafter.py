@@ -79,11 +79,14 @@ class PackedTensors(Mapping[str, Array]):
         return len(self._tensors)
 
 
-def packed_tensors(file: Path, tensors: Mapping[str, Array], of: str, group: int, threads: int) -> Mapping[str, Array]:
+def packed_tensors(
+    file: Path, tensors: Mapping[str, Array], of: str, group: int, threads: int, reporter: Reporter
+) -> Mapping[str, Array]:
     """The `tensors` of a drafter's file, packed on disk in int8 by `group` where that matters; made once.
 
     `of` is the revision of its target, with whose packed forms it goes. Raises LocalspecError for weights that are no
-    numbers. Without room or leave to write, they are packed at each load.
+    numbers. Without room or leave to write, they are packed at each load, with a notice; a packed file that is damaged,
+    or holds anything but these tensors, is made again, with a notice too.
     """
     large = _large(file)
     if sum(prod(parts[0].shape) * len(parts) for parts in large.values()) < MATTERS:
@@ -93,15 +96,23 @@ def packed_tensors(file: Path, tensors: Mapping[str, Array], of: str, group: int
     digest = weight_digests([file], paths)[file.name][:40]
     known = [paths.packed / f"{of or 'drafter'}-{digest}-int8-{written}{SUFFIX}" for written in range(FORMAT, 0, -1)]
 
+    planned = {name: Tensor("panels", "int8", part.shape[0], part.shape[1], group) for name, part in every.items()}
+
+    def serves(header: Header) -> bool:
+        """The library reads as much as a header says: one that says anything else is not believed."""
+        if {name: section.tensor for name, section in header.tensors.items()} != planned:
+            raise LocalspecError(f"A packed file of {file} holds other tensors than that; it is made again.")
+        return True
+
     def make(made: Path) -> None:
-        planned = {name: Tensor("panels", "int8", part.shape[0], part.shape[1], group) for name, part in every.items()}
         origin = Origin(f"a drafter, {file.parent.name}", digest)
         header = Header.plan(origin, "int8", sum(prod(part.shape) for part in every.values()), planned, {})
         write_with_room(made, header, _filler(every), threads, lambda done, total: None)
 
     try:
-        model = PackedModel.open(once(known, make, Reporter()))
-    except (CannotWrite, DoesNotFit):
+        model = PackedModel.open(once(known, make, reporter, serves))
+    except (CannotWrite, DoesNotFit) as error:
+        reporter.notice(f"{error} The drafter is packed anew each time it is loaded until then.")
         return tensors
     packed = {name: [_matrix(model, f"{name} {n}") for n in range(len(parts))] for name, parts in large.items()}
     return PackedTensors(tensors, packed)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from localspec.checkpoint import inspect
 from localspec.decoding.compute import Array, Floats, LowRank, PackedAdapters
 from localspec.decoding.forward import TokenCache
+from localspec.events import Reporter
 from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.models.model_config import read_config
 from localspec.models.rope import Rope
@@ -177,7 +178,9 @@ class TorchCompute:
     def _device(self) -> torch.device:
         return self._transformer.embed_tokens.device
 
-    def stored(self, file: Path, tensors: Mapping[str, Array], of: str) -> Mapping[str, Array]:
+    def stored(
+        self, file: Path, tensors: Mapping[str, Array], of: str, reporter: Reporter | None = None
+    ) -> Mapping[str, Array]:
         """Returns the tensors as they are."""
         return tensors
 

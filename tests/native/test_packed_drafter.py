@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from localspec.config import Settings
 from localspec.drafters.saved import load_drafter
 from localspec.drafters.tensors import StoredTensors
 from localspec.errors import LocalspecError
+from localspec.events import Reporter
 from localspec.machine import compiled
 from localspec.models.drafter_cards import find_drafter, read_drafter
 from localspec.models.packed_files import packed_files, packed_of
@@ -21,6 +23,7 @@ from localspec.models.registry import resolve
 from localspec.native import packed_drafter
 from localspec.native.compute import NativeLinear
 from localspec.native.target import NativeTarget
+from localspec.packed_file import Header, read
 from localspec.paths import Paths
 from localspec.policy.selection import choose
 
@@ -128,10 +131,43 @@ def test_a_damaged_one_is_made_again_and_another_drafter_has_its_own(small_ones_
     assert file.name.startswith(revision(card.path) + "-")
     whole = file.read_bytes()
     file.write_bytes(whole[:-1])
-    load_drafter(find_drafter("medusa", card), target)
+    said: list[str] = []
+    load_drafter(find_drafter("medusa", card), target, reporter=Reporter(said.append))
     assert file.read_bytes() == whole
+    assert len(said) == 1 and "is damaged (it has" in said[0] and "made again" in said[0]
     load_drafter(find_drafter("semi", card), target)
     assert len(drafter_files(home)) == 2
+
+
+@pytest.mark.parametrize("how", ["wider", "taller", "in four bits", "gone", "another's"])
+def test_one_that_holds_anything_else_is_not_believed_and_made_again(
+    small_ones_too, home, target, tmp_path, how: str
+) -> None:
+    """Its header is whole, and the library would read as much as it says."""
+    card = resolve("demo")
+    drafter = find_drafter("medusa", card)
+    load_drafter(drafter, target)
+    (file,) = drafter_files(home)
+    whole, header = file.read_bytes(), read(file).header
+    name, section = next(iter(header.tensors.items()))
+    assert section.tensor is not None
+    planned = {one: part.tensor for one, part in header.tensors.items()}
+    changed = {
+        "wider": planned | {name: replace(section.tensor, inputs=64 * section.tensor.inputs)},
+        "taller": planned | {name: replace(section.tensor, out=2 * section.tensor.out)},
+        "in four bits": planned | {name: replace(section.tensor, format="int4", group=128)},
+        "gone": {one: tensor for one, tensor in planned.items() if one != name},
+        "another's": {"other 0": section.tensor},
+    }[how]
+    hostile = Header.plan(header.origin, "int8", header.parameters, changed, {})
+    file.write_bytes(hostile.encoded().ljust(len(hostile.encoded()) + hostile.section_bytes, b"\1"))
+    assert read(file).header.tensors.keys() == changed.keys(), "as a packed file it is whole"
+    said: list[str] = []
+    load_drafter(drafter, target, reporter=Reporter(said.append))
+    assert file.read_bytes() == whole
+    assert said == [
+        f"A packed file of {drafter.path / 'drafter.safetensors'} holds other tensors than that; it is made again."
+    ]
 
 
 def test_without_leave_to_write_it_drafts_all_the_same(small_ones_too, home, target) -> None:
@@ -139,7 +175,9 @@ def test_without_leave_to_write_it_drafts_all_the_same(small_ones_too, home, tar
         file.unlink()
     Paths(home).packed.rmdir()
     Paths(home).packed.write_text("no directory")
-    assert load_drafter(find_drafter("medusa", resolve("demo")), target).nbytes
+    said: list[str] = []
+    assert load_drafter(find_drafter("medusa", resolve("demo")), target, reporter=Reporter(said.append)).nbytes
+    assert len(said) == 1 and said[0].endswith("The drafter is packed anew each time it is loaded until then.")
 
 
 def test_beside_dense_weights_nothing_is_filed(small_ones_too, home) -> None:

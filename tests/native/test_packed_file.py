@@ -212,6 +212,16 @@ def test_a_header_that_makes_no_sense_is_a_sentence(tmp_path, name):
         read(file)
 
 
+def test_a_text_larger_than_any_is_not_read(tmp_path):
+    """A sparse one takes no room on the disk and would take all of memory."""
+    file, size = tmp_path / "model.packed", packed_file.TEXT_LIMIT + 1
+    header = Header.plan(ORIGIN, "int8", 12345, {}, {"chat_template.jinja": size})
+    file.write_bytes(header.encoded())
+    os.truncate(file, len(header.encoded()) + header.section_bytes)
+    with pytest.raises(DamagedFile, match="a text in it is larger than any that a model has"):
+        read(file)
+
+
 @pytest.mark.parametrize("key", ["format", "layout"])
 def test_a_newer_file_is_told_from_a_damaged_one(tmp_path, key):
     file = with_header(write_one(tmp_path / "model.packed"), top(**{key: 7}))
