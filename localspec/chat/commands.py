@@ -1,6 +1,5 @@
 """The slash commands of a chat: one list for the full screen and for `--plain`, and how a typed line is read."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from localspec.config import nearest
@@ -20,9 +19,19 @@ COMMANDS = (
     Command("resume", "[ID]", "go on with an earlier one; without ID: list them"),
     Command("model", "[NAME]", "let another model answer; without NAME: list them"),
     Command("system", "[TEXT]", "set the system prompt; without TEXT: show it"),
+    Command("again", "", "another answer to the last prompt; the one before stays, as a conversation of its own"),
+    Command("edit", "[TEXT]", "say TEXT instead of the last prompt, and go on from there; the old way stays, too"),
+    Command("title", "[TEXT]", "call this conversation TEXT; without TEXT: by its first prompt"),
     Command("help", "", "this list"),
     Command("quit", "", "leave"),
 )
+
+
+def listed() -> str:
+    """A line for each command."""
+    shown = [(f"/{command.name} {command.argument}".strip(), command.does) for command in COMMANDS]
+    width = max(len(name) for name, _ in shown) + 2
+    return "\n".join(f"{name:{width}}{does}" for name, does in shown)
 
 
 class Said(NamedTuple):
@@ -38,7 +47,7 @@ def read(line: str) -> Said:
         return Said("", line)
     if line.startswith("//"):
         return Said("", line[1:])
-    word, *rest = line.strip().split(maxsplit=1)
+    word, *rest = line.rstrip().split(maxsplit=1)
     found = next((command for command in COMMANDS if f"/{command.name}" == word), None)
     if found is None:
         guess = nearest(word, [f"/{command.name}" for command in COMMANDS])
@@ -46,10 +55,3 @@ def read(line: str) -> Said:
     if rest and not found.argument:
         raise UsageMistake(f"{word} takes nothing, and {rest[0]!r} was given; leave it out.")
     return Said(found.name, "".join(rest))
-
-
-def completions(typed: str) -> Sequence[Command]:
-    """The commands that what was typed so far may become; none once a blank stands behind a name."""
-    if not typed.startswith("/") or typed.startswith("//"):
-        return ()
-    return [command for command in COMMANDS if f"/{command.name}".startswith(typed)]

@@ -86,6 +86,16 @@ class Conversation:
         other._origin = self.id
         return other
 
+    def rename(self, title: str) -> None:
+        """Gives it a title, an empty one for that of its first prompt. Raises UsageMistake where it is not kept."""
+        if self._history is None or self.id is None or not self._history.rename(self.id, title):
+            raise UsageMistake("This conversation is not kept (yet), so it has no title; say something first.")
+
+    @property
+    def answered(self) -> int:
+        """How many turns have a reply."""
+        return len(self.turns) - (self.unanswered is not None)
+
     @property
     def unanswered(self) -> str | None:
         """The last prompt, if no reply came. The model does not read it, and the next one takes its place."""

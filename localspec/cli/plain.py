@@ -2,10 +2,12 @@
 
 import gc
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
+from localspec.chat.commands import listed, read
 from localspec.chat.conversation import dropped_turns_notice, saved_conversation
 from localspec.chat.live_stats import LiveStats
 from localspec.chat.start import StartedChat, start_chat
@@ -15,7 +17,6 @@ from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import SharedFlags
 from localspec.cli.progress import Progress, tell
 from localspec.cli.texts import conversation_id, joined
-from localspec.config import nearest
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models import registry
 from localspec.text import one_line, safe
@@ -23,13 +24,8 @@ from localspec.text import one_line, safe
 if TYPE_CHECKING:
     from localspec import Engine
 
-HELP = """/new            begin a new conversation
-/resume [ID]    go on with an earlier one; without ID: list them
-/model [NAME]   let another model answer; without NAME: list them
-/system [TEXT]  set the system prompt; without TEXT: show it
-/help           this list
-/quit           leave; so does Ctrl+D
-A line that ends in \\ goes on in the next one. Ctrl+C stops a reply. //text says /text."""
+HELP = f"""{listed()}
+A line that ends in \\ goes on in the next one. Ctrl+C stops a reply, Ctrl+D leaves. //text says /text."""
 LISTED = 20
 LONG = 1000  # tokens: reading so many takes seconds
 
@@ -121,31 +117,33 @@ class _Talk:
             lines.append(line[:-1])
 
     def _take(self, line: str) -> None:
-        if line.startswith("/") and not line.startswith("//"):
-            word, *rest = line.strip().split(maxsplit=1)
-            alone = {"/new": self._new, "/help": self._help, "/quit": self._quit}
-            others = {"/resume": self._resume, "/model": self._model, "/system": self._system}
-            if word in alone:
-                if rest:
-                    raise UsageMistake(f"{word} takes nothing, and {rest[0]!r} was given; leave it out.")
-                alone[word]()
-            elif word in others:
-                others[word]("".join(rest))
-            else:
-                guess = nearest(word, [*alone, *others])
-                raise UsageMistake(f"There is no command {word!r}{guess}; /help lists them, and //text says /text.")
-        elif line.strip():
-            self._answer(line[1:] if line.startswith("//") else line)
+        said = read(line)
+        if not said.command:
+            if line.strip():
+                self._answer(said.rest)
+            return
+        commands: dict[str, Callable[[str], None]] = {
+            "new": self._new,
+            "resume": self._resume,
+            "model": self._model,
+            "system": self._system,
+            "again": self._again,
+            "edit": self._edit,
+            "title": self._title,
+            "help": self._help,
+            "quit": self._quit,
+        }
+        commands[said.command](said.rest)
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
-    def _help(self) -> None:
+    def _help(self, _: str) -> None:
         tell(HELP)
 
-    def _quit(self) -> None:
+    def _quit(self, _: str) -> None:
         self._left = True
 
-    def _new(self) -> None:
+    def _new(self, _: str) -> None:
         self._conversation = self._conversation.start_new()
         tell("A new conversation.")
 
@@ -179,6 +177,31 @@ class _Talk:
         if text:
             self._conversation.system = text
         tell(safe(f"System prompt: {self._conversation.system or 'none'}"))
+
+    def _again(self, _: str) -> None:
+        self._instead(None)
+
+    def _edit(self, text: str) -> None:
+        if not text:
+            raise UsageMistake("/edit takes what is to be said instead of the last prompt; write it behind /edit.")
+        self._instead(text)
+
+    def _instead(self, prompt: str | None) -> None:
+        """Goes on from before the last prompt that was answered, with this one or the same."""
+        before, turns = self._conversation, self._conversation.answered - 1
+        if turns < 0:
+            raise UsageMistake("There is no reply yet; say something first.")
+        self._conversation = before.branch(turns)
+        try:
+            self._answer(prompt or before.turns[turns].prompt)
+        except LocalspecError:
+            self._conversation = before
+            raise
+        if before.id is not None:
+            tell(f"The answer before stays in conversation {before.id}: /resume {before.id} goes back to it.")
+
+    def _title(self, text: str) -> None:
+        self._conversation.rename(text)
 
     def _recall(self) -> None:
         turns = self._conversation.turns

@@ -23,6 +23,7 @@ from command import environment, what_is_kept
 from hostile_text import NAME, commands
 from scripted_models import Script, scripted_model
 
+from localspec.chat.commands import COMMANDS
 from localspec.chat.conversation import saved_conversation
 from localspec.cli import plain
 from localspec.cli.interrupt import interrupt
@@ -347,7 +348,7 @@ def test_help_knows_every_command(talk, hello):
     lines = told(talk("/help"), hello)
     assert "\n".join(lines) == plain.HELP
     known = {line.split()[0] for line in lines if line.startswith("/")}
-    assert known == {"/new", "/resume", "/model", "/system", "/help", "/quit"}
+    assert known == {f"/{command.name}" for command in COMMANDS}
     for command in known:
         assert "There is no command" not in talk(command, terminal=True).err
 
@@ -390,6 +391,41 @@ def test_mistakes(talk, hello, messages, line, code, sentence):
     result = talk(line, "two", terminal=True)
     assert (result.code, result.out, prompts(messages)) == (0, "Hello!\n", ["one", "two"])
     assert told(result, hello) == [mistake, "(figures)"]
+
+
+def test_another_answer_and_another_prompt_leave_what_was_said(talk, home, hello, messages):
+    result = talk("one", "two", "/again", "/edit  three", "/title Named", "four")
+    assert result.out == "Hello!\n" * 5
+    _, second, first = (conversation.info.id for conversation in kept(home))
+    stays = "The answer before stays in conversation {0}: /resume {0} goes back to it."
+    assert told(result, hello) == [
+        *["(figures)"] * 3,
+        stays.format(first),
+        "(figures)",
+        stays.format(second),
+        "(figures)",
+    ]
+    assert prompts(messages) == ["one", "two", "two", "three", "four"]
+    assert [[prompt for prompt, *_ in said(conversation)] for conversation in kept(home)] == [
+        ["one", "three", "four"],
+        ["one", "two"],
+        ["one", "two"],
+    ]
+    assert [conversation.info.title for conversation in kept(home)] == ["Named", "one", "one"]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("/again", "There is no reply yet; say something first."),
+        ("/edit more", "There is no reply yet; say something first."),
+        ("/edit", "/edit takes what is to be said instead of the last prompt; write it behind /edit."),
+        ("/title Named", "This conversation is not kept (yet), so it has no title; say something first."),
+    ],
+)
+def test_what_cannot_be_done_yet_is_told(talk, hello, line, sentence):
+    result = talk(line, terminal=True)
+    assert told(result, hello) == [f"localspec: {sentence}"]
 
 
 def test_a_new_conversation(talk, home, hello, messages):

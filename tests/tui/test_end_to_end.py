@@ -20,6 +20,7 @@ from localspec.chat.conversation import saved_conversation
 from localspec.paths import Paths
 from localspec.store.history import Turn
 from localspec.store.store import Store
+from localspec.store.titles import title_of
 
 pytestmark = pytest.mark.slow
 
@@ -174,7 +175,7 @@ def test_a_conversation_from_the_first_paint_to_the_last_key(home):
         terminal.send(sea + "\r")
         terminal.until(lambda: [(turn.prompt, turn.reason) for turn in said(home)] == [(sea, "stop")])
         terminal.send(CTRL_R)
-        terminal.shows("Search in what was said", sea, dog)
+        terminal.shows("Search in what was said", sea, title_of(dog))
         terminal.send("twenty")
         terminal.until(lambda: sea not in terminal.text.partition("Search")[2])
         terminal.send("\r")

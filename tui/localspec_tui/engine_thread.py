@@ -119,6 +119,14 @@ class EngineThread(threading.Thread):
         """From the next reply on."""
         self._jobs.put(partial(self._set_system, system))
 
+    def branch(self, turns: int) -> None:
+        """Goes on after the first `turns` that were answered; the conversation so far stays as it is."""
+        self._jobs.put(partial(self._branch, turns))
+
+    def rename(self, title: str) -> None:
+        """Gives the conversation a title."""
+        self._jobs.put(partial(self._rename, title))
+
     def new_conversation(self) -> None:
         """Begins a new conversation; the one so far stays in the history."""
         self._jobs.put(self._renew)
@@ -230,6 +238,18 @@ class EngineThread(threading.Thread):
 
     def _set_system(self, system: str | None) -> None:
         self._conversation.system = system
+
+    def _branch(self, turns: int) -> None:
+        before = self._conversation
+        self._conversation = before.branch(turns)
+        if before.id is not None:
+            self._post(messages.Branched(before.id))
+
+    def _rename(self, title: str) -> None:
+        try:
+            self._conversation.rename(title)
+        except LocalspecError as error:
+            self._post(messages.JobRefused(str(error)))
 
     def _renew(self) -> None:
         self._conversation = self._conversation.start_new()

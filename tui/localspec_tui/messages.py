@@ -79,6 +79,13 @@ class Noticed(Message):
 
 
 @dataclass
+class Branched(Message):
+    """What is said from here on is another way to go on; the one before stays in this conversation."""
+
+    conversation: int
+
+
+@dataclass
 class JobRefused(Message):
     """What was asked for was not done."""
 

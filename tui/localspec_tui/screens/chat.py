@@ -1,5 +1,6 @@
 """The one screen that is always there: the conversation, the live line, the prompt."""
 
+import asyncio
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -11,7 +12,8 @@ from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets import Static
 
-from localspec.chat.commands import COMMANDS
+from localspec.chat.commands import COMMANDS, read
+from localspec.errors import LocalspecError, UsageMistake
 from localspec_tui import messages
 from localspec_tui.draft import Draft
 from localspec_tui.engine_thread import EngineThread
@@ -51,6 +53,8 @@ class ChatScreen(Screen[None]):
         Binding("ctrl+r", "conversations", "Resume", tooltip="Go on with an earlier conversation", id="chat.resume"),
         Binding("ctrl+o", "models", "Model", tooltip="Let another model answer", id="chat.models"),
         Binding("ctrl+s", "system", "System", tooltip="Set the system prompt", id="chat.system"),
+        Binding("f5", "again", "Again", tooltip="Another answer to the last prompt", id="chat.again"),
+        Binding("f2", "edit", "Edit", tooltip="Change the last prompt, or the one in focus", id="chat.edit"),
         Binding("ctrl+l", "copy", "Copy", tooltip="Copy the last reply, or the message in focus", id="chat.copy"),
         Binding("alt+up", "walk(-1)", "To the message above", id="chat.above", show=False),
         Binding("alt+down", "walk(1)", "To the message below", id="chat.below", show=False),
@@ -66,6 +70,7 @@ class ChatScreen(Screen[None]):
         self._files = files  # they go before the next prompt
         self._waiting = [first] if first else []
         self._asked: _Asked | None = None
+        self._edited: int | None = None  # the turn whose prompt is being changed
         self._stopping = False
         self._to_be_shown = 1  # conversations that were asked for; what is sent before the last is shown waits for it
         self._model = ""  # whose turn it is to answer; empty while none is loaded
@@ -100,8 +105,81 @@ class ChatScreen(Screen[None]):
     # -- sending ------------------------------------------------------------------------------------------------------
 
     async def on_prompt_sent(self, sent: Prompt.Sent) -> None:
-        self._waiting.append(sent.text)
+        try:
+            said = read(sent.text)
+        except UsageMistake as mistake:
+            self._give_back(sent.text)
+            await self._conversation.tell(str(mistake), trouble=True)
+            return
+        if said.command:
+            await self._obey(*said)
+            return
+        turn, self._edited = self._edited, None
+        if turn is not None:
+            await self._go_on_from(turn)
+        self._waiting.append(said.rest)
         await self._ask_waiting()
+
+    async def _obey(self, command: str, rest: str) -> None:
+        """A slash command."""
+        match command, rest:
+            case "new", _:
+                self.action_new()
+            case "resume", "":
+                self.action_conversations()
+            case "resume", number if number.isdecimal():
+                self._resume(int(number))
+            case "model", "":
+                self.action_models()
+            case "model", name:
+                await self._switch_to(name)
+            case "system", "":
+                self.action_system()
+            case "system", text:
+                self._set_system(text)
+            case "again", _:
+                await self.action_again()
+            case "edit", "":
+                self.action_edit()
+            case "edit", text:
+                if (turn := self._conversation.turn_of(None)) and self._may_go_back():
+                    await self._go_on_from(turn[0])
+                    self._waiting.append(text)
+                    await self._ask_waiting()
+            case "title", title:
+                self._engine.rename(title)
+                self._top.begin(title or (turn[1] if (turn := self._conversation.turn_of(None)) else ""), anew=True)
+            case "help", _:
+                await self.action_keys()
+            case "quit", _:
+                self.app.exit()
+            case _:
+                await self._conversation.tell(
+                    f"/{command} {rest} means nothing; /help lists the commands.", trouble=True
+                )
+
+    async def _switch_to(self, name: str) -> None:
+        from localspec.models import registry
+
+        try:
+            self._switch(await asyncio.to_thread(registry.resolve, name))
+        except LocalspecError as error:
+            await self._conversation.tell(str(error), trouble=True)
+
+    def _may_go_back(self) -> bool:
+        """Whether the conversation can go on from an earlier turn now; says why not."""
+        if self._asked is not None or self._waiting or self._to_be_shown or not self._model:
+            self.notify("A reply is under way; esc stops it.", markup=False)
+        elif self._conversation.turn_of(None) is None:
+            self.notify("Nothing was said yet.", markup=False)
+        else:
+            return True
+        return False
+
+    async def _go_on_from(self, turn: int) -> None:
+        """What is asked next takes the place of this turn; the way so far stays as a conversation of its own."""
+        self._engine.branch(turn)
+        await self._conversation.cut(turn)
 
     async def _ask_waiting(self) -> None:
         """Asks what has waited longest, if it can be answered now."""
@@ -201,7 +279,7 @@ class ChatScreen(Screen[None]):
             self.set_interval(DRAFT_SECONDS, self._draft.save)
 
     async def on_conversation_shown(self, shown: messages.ConversationShown) -> None:
-        self._system = shown.system
+        self._system, self._edited = shown.system, None
         self._to_be_shown -= 1
         answered = shown.turns[:-1] if shown.unanswered is not None else shown.turns
         self._top.begin(shown.turns[0].prompt if shown.turns else "", anew=True)
@@ -217,6 +295,9 @@ class ChatScreen(Screen[None]):
         if self._model:
             self._live.show(*self._engine.buffer.figures)
         await self._ask_waiting()
+
+    def on_branched(self, branched: messages.Branched) -> None:
+        self.notify(f"What was said before stays in conversation {branched.conversation} (ctrl+r).", markup=False)
 
     def on_stage_reached(self, reached: messages.StageReached) -> None:
         self._live.show(f"{reached.stage} …")
@@ -260,6 +341,21 @@ class ChatScreen(Screen[None]):
             self._to_be_shown += 1
             self._engine.resume(conversation)
 
+    async def action_again(self) -> None:
+        """The last prompt once more."""
+        if self._may_go_back() and (turn := self._conversation.turn_of(None)):
+            await self._go_on_from(turn[0])
+            self._waiting.append(turn[1])
+            await self._ask_waiting()
+
+    def action_edit(self) -> None:
+        """Puts a prompt back where one types; sent, it takes the place of that turn and of all after it."""
+        if self._may_go_back() and (turn := self._conversation.turn_of(self.focused)):
+            self._edited = turn[0]
+            self._prompt.put(turn[1])
+            self.type_here()
+            self._live.show("enter goes on from here in another way", "esc leaves all as it is")
+
     def action_models(self) -> None:
         from localspec_tui.screens.models import ModelsScreen
 
@@ -291,8 +387,12 @@ class ChatScreen(Screen[None]):
             self.notify("There is no reply to copy yet.", markup=False)
 
     def action_back(self) -> None:
-        """Closes the keys, if they are shown; the focus goes to where one types in any case."""
+        """Closes the keys, if they are shown, and leaves an earlier prompt as it was; one types below again."""
         self.query(KeysPanel).remove()
+        if self._edited is not None:
+            self._edited = None
+            self._prompt.put("")
+            self._live.show(*self._engine.buffer.figures)
         self.type_here()
 
     def type_here(self) -> None:

@@ -52,6 +52,12 @@ class ConversationView(VerticalScroll, can_focus=False):
             return self._growing.source
         return next((one.reply for one in reversed([*self._older, *self._exchanges]) if one.reply), None)
 
+    def turn_of(self, view: Widget | None) -> tuple[int, str] | None:
+        """The number and the prompt of the turn that a message belongs to, else of the last one; None where none is."""
+        exchanges = [*self._older, *self._exchanges]
+        found = [at for at, one in enumerate(exchanges) if view in one.views] or [len(exchanges) - 1]
+        return (found[0], exchanges[found[0]].prompt) if exchanges else None
+
     # -- whole conversations ------------------------------------------------------------------------------------------
 
     async def show(self, turns: "Sequence[Turn]") -> None:
@@ -131,6 +137,15 @@ class ConversationView(VerticalScroll, can_focus=False):
         """The last prompt gets no reply."""
         for view in self._exchanges.pop().views:
             await view.remove()
+
+    async def cut(self, turns: int) -> None:
+        """Leaves the first `turns`; what was said after them is to be said in another way."""
+        while self._exchanges and len(self._older) + len(self._exchanges) > turns:
+            await self.take_back()
+        while len(self._older) > turns:
+            self._older.pop()
+        while self._older and len(self._exchanges) < MOUNTED:
+            await self._mount_older(1)
 
     # -- beside the messages ------------------------------------------------------------------------------------------
 

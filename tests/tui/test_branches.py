@@ -1,0 +1,113 @@
+"""Another answer, another prompt: the conversation goes on in another way, and the one before stays."""
+
+import threading
+
+import pytest
+from tui.scripted_engine import say, until
+
+from localspec.store.store import Store
+
+
+def conversations(talk):
+    """(prompt, reply) of every turn, by the number of its conversation."""
+    with Store.open(talk.database, pytest.fail) as store:
+        numbers = sorted(info.id for info in store.history.conversations())
+        return {n: [(turn.prompt, turn.reply) for turn in store.history.read(n).turns] for n in numbers}
+
+
+@pytest.mark.parametrize("how", ["f5", "/again"])
+def test_another_answer_takes_the_place_of_the_last_which_stays(chat, how):
+    talk = chat(["First."], ["Second."], ["Third."], ["After."])
+
+    async def story(pilot):
+        for prompt in ("one", "two"):
+            await say(pilot, prompt)
+            await until(pilot, talk.idle)
+        if how == "f5":
+            await pilot.press("f5")
+        else:
+            await say(pilot, how)
+        await until(pilot, lambda: talk.replies() == ["First.", "Third."])
+        assert "stays in conversation 1" in " ".join(talk.screen_text().split())
+        await until(pilot, talk.idle)
+        assert talk.prompts() == ["one", "two"]
+        await say(pilot, "three")
+        await until(pilot, lambda: talk.idle() and talk.replies()[-1] == "After.")
+
+    talk.play(story)
+    assert conversations(talk) == {
+        1: [("one", "First."), ("two", "Second.")],
+        2: [("one", "First."), ("two", "Third."), ("three", "After.")],
+    }
+    assert [message["content"] for message in talk.engine.asked[2]] == ["one", "First.", "two"]
+
+
+@pytest.mark.parametrize("turns", [3, 13])
+def test_an_earlier_prompt_is_changed_and_gone_on_from(chat, turns):
+    talk = chat(["Changed."])
+    with Store.open(talk.database, pytest.fail) as store:
+        for n in range(turns):
+            talk.resumed, turn = store.history.say(talk.resumed, f"prompt {n}", model="scripted", system=None)
+            store.history.write(turn, f"Reply {n}.", "stop")
+
+    async def story(pilot):
+        await until(pilot, lambda: talk.replies()[-1:] == [f"Reply {turns - 1}."])
+        await pilot.press("alt+up", "alt+up", "alt+up", "alt+up", "f2")
+        assert talk.typed == f"prompt {turns - 2}"
+        assert "esc leaves all as it is" in talk.live
+        await pilot.press("!", "enter")
+        await until(pilot, lambda: talk.replies()[-1] == "Changed." and talk.idle())
+        assert talk.prompts()[-2:] == [f"prompt {turns - 3}", f"prompt {turns - 2}!"]
+
+    talk.play(story)
+    found = conversations(talk)
+    assert len(found[1]) == turns and found[2][:-1] == found[1][: turns - 2]
+    assert found[2][-1] == (f"prompt {turns - 2}!", "Changed.")
+
+
+def test_escape_leaves_an_earlier_prompt_as_it_was(chat):
+    talk = chat(["First."], ["Second."])
+
+    async def story(pilot):
+        await say(pilot, "one")
+        await until(pilot, talk.idle)
+        await pilot.press("f2", "x", "escape")
+        assert talk.typed == ""
+        await say(pilot, "two")
+        await until(pilot, lambda: talk.replies() == ["First.", "Second."])
+
+    talk.play(story)
+    assert list(conversations(talk)) == [1]
+
+
+def test_edit_with_a_text_says_it_instead(chat):
+    talk = chat(["First."], ["Second."])
+
+    async def story(pilot):
+        await say(pilot, "one")
+        await until(pilot, talk.idle)
+        await say(pilot, "/edit another one")
+        await until(pilot, lambda: talk.replies() == ["Second."])
+        assert talk.prompts() == ["another one"]
+
+    talk.play(story)
+    assert conversations(talk) == {1: [("one", "First.")], 2: [("another one", "Second.")]}
+
+
+@pytest.mark.parametrize("key", ["f5", "f2"])
+def test_during_a_reply_and_before_the_first_it_is_refused(chat, key):
+    gate = threading.Event()
+    talk = chat(["Half", gate, "."])
+
+    async def story(pilot):
+        await pilot.press(key)
+        await until(pilot, lambda: "Nothing was said yet." in talk.screen_text())
+        await say(pilot, "one")
+        await until(pilot, lambda: talk.replies() == ["Half"])
+        await pilot.press(key)
+        await until(pilot, lambda: "A reply is under way" in talk.screen_text())
+        gate.set()
+        await until(pilot, talk.idle)
+        assert talk.replies() == ["Half."]
+
+    talk.play(story)

@@ -1,0 +1,102 @@
+"""Slash commands typed in the prompt: the same as in the line-by-line chat, and none of them reaches the model."""
+
+import pytest
+from tui.scripted_engine import ScriptedEngine, card, say, until
+
+from localspec.chat.commands import COMMANDS
+from localspec.models import registry
+from localspec.store.store import Store
+from localspec_tui.screens.conversations import ConversationsScreen
+from localspec_tui.screens.models import ModelsScreen
+from localspec_tui.screens.system_prompt import SystemPromptScreen
+
+
+@pytest.mark.parametrize(
+    ("line", "screen"), [("/resume", ConversationsScreen), ("/model", ModelsScreen), ("/system", SystemPromptScreen)]
+)
+def test_a_command_alone_opens_its_screen(chat, line, screen):
+    talk = chat()
+
+    async def story(pilot):
+        await say(pilot, line)
+        await until(pilot, lambda: isinstance(talk.app.screen, screen))
+
+    talk.play(story)
+    assert talk.engine.asked == []
+
+
+def test_new_and_resume(chat):
+    talk = chat(["One."], ["Two."])
+
+    async def story(pilot):
+        await say(pilot, "first")
+        await until(pilot, talk.idle)
+        await say(pilot, "/new")
+        await until(pilot, lambda: talk.prompts() == [])
+        await say(pilot, "/resume 1")
+        await until(pilot, lambda: talk.prompts() == ["first"])
+        await say(pilot, "/resume x")
+        await until(pilot, lambda: "/resume x means nothing" in talk.screen_text())
+
+    talk.play(story)
+    assert len(talk.engine.asked) == 1
+
+
+def test_system_model_and_title(chat, monkeypatch):
+    talk = chat(["One."], ["Two."])
+    talk.models["other"] = other = ScriptedEngine(["Other."])
+    monkeypatch.setattr(registry, "resolve", lambda name: card(name))
+
+    async def story(pilot):
+        await say(pilot, "/system Be [kind].")
+        await say(pilot, "first")
+        await until(pilot, lambda: talk.replies() == ["One."] and talk.idle())
+        await say(pilot, "/title [My] chat")
+        await until(pilot, lambda: "[My] chat" in talk.screen_text().splitlines()[0])
+        await say(pilot, "/model other")
+        await until(pilot, lambda: "other" in talk.screen_text().splitlines()[0] and talk.idle())
+        await say(pilot, "second")
+        await until(pilot, lambda: talk.replies() == ["One.", "Other."])
+
+    talk.play(story)
+    assert other.asked[0][0] == {"role": "system", "content": "Be [kind]."}
+    with Store.open(talk.database, pytest.fail) as store:
+        assert [info.title for info in store.history.conversations()] == ["[My] chat"]
+
+
+def test_help_lists_every_command_and_quit_leaves(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await say(pilot, "/help")
+        await until(pilot, lambda: all(f"/{one.name}" in talk.screen_text() for one in COMMANDS))
+        await say(pilot, "/quit")
+        assert not talk.app.is_running
+
+    talk.play(story, size=(120, 50))
+    assert talk.app.return_code == 0
+
+
+def test_a_command_that_is_none_is_told_and_given_back(chat):
+    talk = chat(["Said."])
+
+    async def story(pilot):
+        await say(pilot, "/nwe")
+        await until(pilot, lambda: "There is no command '/nwe' (did you mean '/new'?)" in talk.screen_text())
+        assert talk.typed == "/nwe"
+        await pilot.press(*["backspace"] * 4)
+        await say(pilot, "//etc")
+        await until(pilot, lambda: talk.prompts() == ["/etc"] and talk.idle())
+
+    talk.play(story)
+    assert [message["content"] for message in talk.engine.asked[0]] == ["/etc"]
+
+
+def test_a_title_for_what_is_not_kept_is_refused(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await say(pilot, "/title none")
+        await until(pilot, lambda: "This conversation is not kept" in talk.screen_text())
+
+    talk.play(story)
