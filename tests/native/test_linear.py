@@ -118,3 +118,15 @@ def test_extreme_weights_and_inputs():
         linear(PackedMatrix.pack(huge, "int8", 32), np.full((1, 64), 1e20, np.float32)), 64 * 6e24, rtol=0.01
     )
     assert not linear(PackedMatrix.pack(huge, "int4", 32), np.zeros((2, 64), np.float32)).any()
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_weights_so_small_or_so_large_that_fp16_has_no_such_scale(form):
+    """A scale is never zero, which would lose them, nor inf, which no text can come from."""
+    weights = RNG.uniform(-1, 1, (40, 64)).astype(np.float32)
+    small = PackedMatrix.pack(weights * np.float32(2e-6), form, 32).unpack()
+    assert np.abs(small).max() > 1e-7 and np.abs(small - weights * np.float32(2e-6)).max() < (
+        4e-8 if form == "int8" else 2e-6
+    )
+    large = PackedMatrix.pack(weights * np.float32(1e9), form, 32).unpack()
+    assert np.isfinite(large).all() and (np.sign(large) == np.sign(weights))[np.abs(weights) > 0.1].all()

@@ -10,6 +10,7 @@ from localspec.decoding.numpy_logits import NumpyLogits
 from localspec.decoding.sampling import Sampling
 from localspec.native.library import Sampling as Settings
 from localspec.native.library import address, check, int32, library
+from localspec.native.logits import NativeLogits
 
 RNG = np.random.default_rng(0)
 
@@ -159,3 +160,10 @@ def test_every_instruction_set_picks_the_same():
         first = got if first is None else first
         assert got == first
     assert int32([1]).dtype == np.int32
+
+
+def test_who_reaches_top_p_is_the_last_who_is_left_in():
+    """Half of four equals are two of them: what lies before the third is no less than p."""
+    logits = NativeLogits(np.array([[0, 0, 0, 0]], np.float32))
+    assert logits.probabilities(0, Sampling(1.0, top_p=0.5)).tolist() == [0.5, 0.5, 0, 0]
+    assert logits.probabilities(0, Sampling(1.0, top_p=0.75)).tolist() == [1 / 3, 1 / 3, 1 / 3, 0]

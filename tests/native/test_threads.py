@@ -77,7 +77,7 @@ def test_a_forked_child_computes_alone():
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_child_that_was_forked_while_another_thread_computes_waits_for_nobody(threads):
-    pool, many, stop = Pool(threads), np.tile(INPUTS, (200, 1)), threading.Event()
+    pool, many, stop = Pool(threads), np.tile(INPUTS, (50, 1)), threading.Event()
     want = linear(WEIGHTS, INPUTS, pool=pool)
 
     def compute() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from held_for_gradients import gradients_and_bytes
 from quantized_layers import packed_target
+from slow_cases import cases
 from tiny_models import Tiny, prompt_ids
 from torch import nn
 from transformers import LlamaConfig
@@ -75,7 +76,7 @@ def test_a_gradient_is_the_same_to_the_bit(tiny: Make, form: str, packing: str) 
     assert less < 0.75 * held
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", cases(FORMS, ["s3d", "s3d full"]))
 def test_the_estimate_knows_what_is_held_either_way(wide: Target, form: str) -> None:
     """Of a longer text more is held, by about as much as is promised for each token."""
     kind, options = FORMS[form]
