@@ -48,7 +48,10 @@ class MeasurementCache:
     def recall(self, quantity: Quantity[T], subject: str) -> T | None:
         """What was kept; None where nothing was."""
         value = None if self._store is None else self._store.measurements.recall(quantity.name, subject)
-        return None if value is None else quantity.parse(value)
+        try:
+            return None if value is None else quantity.parse(value)
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+            return None  # whatever else stands there in its place
 
     def recall_either(self, quantity: Quantity[T], subject: str) -> T | None:
         """What an idle moment gave, else what a busy one gave; None where nothing was kept."""

@@ -234,7 +234,13 @@ def _open_in_memory(migrations: Sequence[Work[None]]) -> sqlite3.Connection:
 
 
 def _connect(place: str, uri: bool = False) -> sqlite3.Connection:
-    return sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=uri)
+    connection = sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=uri)
+    connection.text_factory = _decoded
+    return connection
+
+
+def _decoded(content: bytes) -> str:
+    return content.decode("utf-8", "replace")  # what is no text costs its characters, and not the whole query
 
 
 def _tune(connection: sqlite3.Connection) -> None:

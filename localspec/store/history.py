@@ -12,9 +12,11 @@ from localspec.errors import LocalspecError
 from localspec.outside_files import parse_json
 from localspec.store.database import Database, StoreTrouble
 from localspec.store.titles import cut, title_of
+from localspec.store.values import moment, text
 from localspec.text import one_line
 
 EXCERPT = 100
+REASONS = ("stop", "length", "interrupted")
 BEFORE_HIT = 30
 TRIGRAMS = 60
 
@@ -263,9 +265,10 @@ class History:
             return None
         model, system, created, used, title, branch_of = rows[0][6:]
         turns = tuple(
-            Turn(number, prompt, reply, reason, _figures(figures), asked)
+            Turn(number, text(prompt), text(reply), _reason(reason), _figures(figures), moment(asked))
             for number, prompt, reply, reason, figures, asked, *_ in rows
         )
+        system = None if system is None else text(system)
         given = (title, model, created, used, len(turns), branch_of)
         info = _info((conversation, turns[0].prompt, *given))
         return Saved(info, system, turns)
@@ -284,6 +287,7 @@ class History:
             for turn, conversation, prompt, reply in connection.execute(query, values):
                 if len(found) >= limit:
                     break
+                prompt, reply = text(prompt), text(reply)
                 if conversation not in found and all(word.search(prompt) or word.search(reply) for word in wanted):
                     for row in connection.execute(ONE_INFO, (conversation, 1)):
                         found[conversation] = Found(_info(row), turn, _excerpt(wanted[0], prompt, reply))
@@ -299,7 +303,7 @@ class History:
             for (prompt,) in connection.execute("SELECT prompt FROM turn ORDER BY id DESC"):
                 if len(found) >= limit:
                     break
-                found[prompt] = None
+                found[text(prompt)] = None
             return list(found)
 
         return self._database.read(find)
@@ -341,9 +345,15 @@ def _made(cursor: sqlite3.Cursor) -> int:
     return number
 
 
-def _info(row: tuple[int, str, str | None, str, float, float, int, int | None]) -> ConversationInfo:
-    number, prompt, given = row[:3]
-    return ConversationInfo(number, title_of(prompt) if given is None else cut(one_line(given)), *row[3:])
+def _info(row: tuple[Any, ...]) -> ConversationInfo:
+    number, prompt, given, model, created, used, turns, origin = row
+    title = title_of(text(prompt)) if given is None else cut(one_line(text(given)))
+    branch_of = origin if isinstance(origin, int) else None
+    return ConversationInfo(number, title, text(model), moment(created), moment(used), turns, branch_of)
+
+
+def _reason(value: object) -> str | None:
+    return value if isinstance(value, str) and value in REASONS else None
 
 
 def _figures(stored: str) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from localspec.outside_files import parse_json
 from localspec.store.database import Database, StoreTrouble
+from localspec.store.values import is_measured
 
 MEASUREMENTS = 200
 
@@ -42,7 +43,8 @@ class StoredMeasurements:
         query = "SELECT value FROM measurement WHERE name = ? AND subject = ?"
         try:
             row = self._database.read(lambda connection: connection.execute(query, (name, subject)).fetchone())
-            return None if row is None else parse_json(row[0])
+            value = None if row is None else parse_json(row[0])
+            return value if is_measured(value) else None
         except (StoreTrouble, ValueError, TypeError):
             return None
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from localspec.store.database import Database, StoreTrouble
+from localspec.store.values import count, moment, text
 
 PER_KEY = 16
 EXPORT_PAGE = 1000
@@ -56,8 +57,8 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(packed: bytes) -> tuple[int, ...]:
-    """The token ids that `pack_tokens` packed."""
-    return struct.unpack(f"<{len(packed) // 4}I", packed)
+    """The token ids that `pack_tokens` packed; what is left of a part of one counts for nothing."""
+    return struct.unpack_from(f"<{len(packed) // 4}I", packed)
 
 
 def make_pools(connection: sqlite3.Connection) -> None:
@@ -171,7 +172,7 @@ class Phrases:
                     " so this session drafts without."
                 )
             return []
-        return list(map(Phrase._make, rows))
+        return [Phrase._make(row) for row in rows if _is_sound(row)]
 
     def learn(
         self,
@@ -192,7 +193,13 @@ class Phrases:
         query = """SELECT id, model, tokenizer, path, phrases,
             (SELECT coalesce(sum(8 + length(before) + length(after)), 0) FROM phrase WHERE phrase.pool = pool.id), used
             FROM pool ORDER BY used DESC, id DESC"""
-        return list(map(PoolInfo._make, self._database.read(lambda connection: connection.execute(query).fetchall())))
+        rows = self._database.read(lambda connection: connection.execute(query).fetchall())
+        return [
+            PoolInfo(
+                pool, text(model), text(tokenizer), None if path is None else text(path), count(n), size, moment(used)
+            )
+            for pool, model, tokenizer, path, n, size, used in rows
+        ]
 
     def export(self, pool: int) -> Iterator[Phrase]:
         """The phrases of a pool, most recently used first. Raises StoreTrouble."""
@@ -206,7 +213,8 @@ class Phrases:
         last = 2**63 - 1
         while rows := self._database.read(page):
             for row in rows:
-                yield Phrase._make(row[1:])
+                if _is_sound(row[1:]):
+                    yield Phrase._make(row[1:])
             last = rows[-1][0]
 
     def forget(self, pool: int | None = None) -> int:
@@ -246,12 +254,20 @@ def _learn(
     )
     if changed.rowcount != 1:
         raise ValueError(f"there is no pool {pool} in this store")
-    end = connection.execute("SELECT tick FROM pool WHERE id = ?", (pool,)).fetchone()[0]
+    end = connection.execute("SELECT CAST(tick AS INTEGER) FROM pool WHERE id = ?", (pool,)).fetchone()[0]
     tick = end - len(phrases) - len(used)
     connection.executemany(REMEMBER, ((pool, *phrase, tick + n) for n, phrase in enumerate(phrases, 1)))
     tick += len(phrases)
     connection.executemany(TOUCH, ((tick + n, pool, *phrase) for n, phrase in enumerate(used, 1)))
     connection.executemany(BOUND_KEY, ((pool, key) for key in {phrase[0] for phrase in phrases}))
-    count = connection.execute("SELECT phrases FROM pool WHERE id = ?", (pool,)).fetchone()[0]
-    if count > limit:
-        connection.execute(BOUND_POOL, (pool, count - limit - 1))
+    kept = connection.execute("SELECT CAST(phrases AS INTEGER) FROM pool WHERE id = ?", (pool,)).fetchone()[0]
+    if kept > limit:
+        connection.execute(BOUND_POOL, (pool, kept - limit - 1))
+
+
+def _is_sound(row: tuple[object, ...]) -> bool:
+    """Whether a row is a phrase: packed tokens, and whole numbers."""
+    key, before, after, uses = row
+    return all(isinstance(number, int) for number in (key, uses)) and all(
+        isinstance(packed, bytes) for packed in (before, after)
+    )

@@ -1,0 +1,33 @@
+"""Values of a row as they should be, whoever wrote them: what is none costs that value, never a command."""
+
+import math
+
+_LATEST = 253_000_000_000.0  # seconds since 1970: the year 9987, after which calendars end
+_LARGEST = 1e30  # no figure of a machine is so large
+
+
+def text(value: object) -> str:
+    """The text in a column; bytes as text, and nothing for nothing."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    return "" if value is None else str(value)
+
+
+def moment(value: object) -> float:
+    """A time in seconds since 1970; its beginning where it is none."""
+    sound = isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= _LATEST
+    return float(value) if sound and isinstance(value, int | float) else 0.0
+
+
+def count(value: object) -> int:
+    """A number of things."""
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+def is_measured(value: object) -> bool:
+    """Whether a JSON value holds no number that nothing on a machine can have."""
+    if isinstance(value, dict):
+        return all(map(is_measured, value.values()))
+    if isinstance(value, list):
+        return all(map(is_measured, value))
+    return not isinstance(value, int | float) or (math.isfinite(value) and abs(value) < _LARGEST)
