@@ -24,6 +24,8 @@ def check(file: Path) -> None:
         raise UsageMistake(
             f'--plot {file} needs a library for PNG, which pip install "localspec[plot]" brings; .svg needs none.'
         )
+    if file.suffix.lower() == ".png" and _png(drawing(40, 20, [words(9, 15, "M")])) == _png(drawing(40, 20, [])):
+        raise UsageMistake(f"--plot {file} would have no words, for this machine has no font; name an .svg.")
 
 
 def write(report: dict[str, Any], file: Path) -> None:
@@ -33,11 +35,15 @@ def write(report: dict[str, Any], file: Path) -> None:
         if file.suffix.lower() == ".svg":
             file.write_text(svg, encoding="utf-8")
         else:
-            from resvg_py import svg_to_bytes
-
-            file.write_bytes(bytes(svg_to_bytes(svg_string=svg, zoom=2)))
+            file.write_bytes(_png(svg))
     except OSError as error:
         raise LocalspecError(f"{file} cannot be written ({error.strerror}); name another --plot FILE.") from None
+
+
+def _png(svg: str) -> bytes:
+    from resvg_py import svg_to_bytes
+
+    return bytes(svg_to_bytes(svg_string=svg, zoom=2))
 
 
 def figure(report: dict[str, Any]) -> str:

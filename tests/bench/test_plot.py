@@ -1,4 +1,5 @@
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
@@ -63,4 +64,8 @@ def test_what_cannot_be_drawn_is_refused_before_anything_is_measured(tmp_path, m
             plot.check(file)
     plot.check(tmp_path / "a.svg")
     monkeypatch.setattr(plot, "find_spec", lambda name: object())
-    plot.check(tmp_path / "a.png")
+    for drawn, refused in ((len, False), (lambda svg: 7, True)):  # a machine with fonts, and one without
+        library = SimpleNamespace(svg_to_bytes=lambda svg_string, zoom, drawn=drawn: str(drawn(svg_string)).encode())
+        monkeypatch.setitem(sys.modules, "resvg_py", library)
+        with pytest.raises(UsageMistake, match="no font") if refused else nullcontext():
+            plot.check(tmp_path / "a.png")
