@@ -94,7 +94,7 @@ def _compare(
     exactness = ["bitwise" if first.exactness.bitwise else "numerical" for first in firsts]
     rules = [replace(sampling, rule=row.accept) for row in rows]
     timer, load_by_others = RowTimer(target), hardware.OthersLoad()
-    replies = run_rows(engines, texts, rules, limits, compared.repeat, progress, timer)
+    replies = run_rows(engines, texts, rules, limits, compared.repeat, progress, timer, engine.hold_threads)
     others, costs = load_by_others(), timer.costs()
     bandwidth = hardware.memory_bandwidth(choice.device)
     report = {
@@ -183,11 +183,12 @@ def run_rows(
     repeat: int,
     progress: Callable[[str], None],
     timer: RowTimer | None = None,
+    before_turn: Callable[[], None] = lambda: None,
 ) -> list[list[Statistics]]:
     """The replies of each row to all prompts, and so again until they are `repeat` times as many; `sampling` by row.
 
     Each comes from a new engine: what was learned in one reply would make the next one quicker. After each turn the
-    `timer` looks at what the rows of its forwards cost.
+    `timer` looks at what the rows of its forwards cost; before each, `before_turn` lets all compute alike.
     """
     began = time.monotonic()
     for number, (engine, own) in enumerate(zip(engines, sampling, strict=True), start=1):
@@ -199,6 +200,8 @@ def run_rows(
         each = (time.monotonic() - began) / (len(engines) + number)  # of the replies so far, the warm-up's too
         seconds = each * (len(engines) * turns - number)
         progress(f"prompt {turn + 1} of {turns}, {_duration(seconds)} left")
+        if number % len(engines) == 0:
+            before_turn()
         replies[row].append(_reply(engines[row](), prompts[turn % len(prompts)], sampling[row], limits))
         if timer and all(len(own) == turn + 1 for own in replies):
             timer.look(most_rows([own[-1].rows for own in replies]))

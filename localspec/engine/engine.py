@@ -161,6 +161,10 @@ class Engine:
         """Tokens of prompt and reply together, at most."""
         return self.target.context
 
+    def hold_threads(self) -> None:
+        """Looks at the machine for all engines beside this one; until the next look each has as many threads."""
+        self._idle_cores.hold()
+
     def peak_bytes(self) -> int:
         """The most memory this process ever held: on the device, or of main memory where that is the device."""
         return peak_memory(self.target.device)

@@ -31,16 +31,24 @@ class IdleCores:
     """How many cores other programs left idle since the last look."""
 
     def __init__(self) -> None:
-        self._last, self._found = self._read(), physical_cores()
+        self._last, self._found, self._held = self._read(), physical_cores(), False
 
     def __call__(self) -> int:
         """At least 1; asked again at once, the same. Our own work counts as idle, for it is we who would use them."""
+        if self._held:
+            return self._found
         now, last = self._read(), self._last
         passed = now[0] - last[0]
         if passed < 0.05:  # the kernel counts in hundredths of one
             return self._found
         self._last, self._found = now, max(1, physical_cores() - round(_others(last, now)))
         return self._found
+
+    def hold(self) -> None:
+        """Looks now, and says the same from then on, until it is called again."""
+        self._held = False
+        self()
+        self._held = True
 
     @staticmethod
     def _read() -> tuple[float, float, float]:

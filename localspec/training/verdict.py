@@ -109,7 +109,7 @@ def judge(
         partial(load, choice, beside=own) for choice, own in zip(choices, firsts, strict=True)
     ]
     asked, rules = [prompt.text for prompt in texts], [first.sampling(greedy)] * len(engines)
-    replies = run_rows(engines, asked, rules, Limits(TOKENS), 1, reporter.progress)
+    replies = run_rows(engines, asked, rules, Limits(TOKENS), 1, reporter.progress, before_turn=first.hold_threads)
     categories = [prompt.category for prompt in texts]
 
     def beside(ours: Sequence[Statistics], theirs: Sequence[Statistics]) -> dict[str, Any]:

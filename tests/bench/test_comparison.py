@@ -102,8 +102,11 @@ def test_after_each_turn_somebody_looks_at_what_rows_cost():
 
     notes: list[tuple[str, str]] = []
     rows = [Drafting(name, notes) for name in "ab"]
-    comparison.run_rows(rows, ["p", "q"], [Sampling()] * 2, Limits(9), 1, lambda _: None, Timer())
+    begun: list[int] = []
+    begin = lambda: begun.append(len(notes))  # noqa: E731
+    comparison.run_rows(rows, ["p", "q"], [Sampling()] * 2, Limits(9), 1, lambda _: None, Timer(), begin)
     assert Timer.looks == [(8, 8), (12, 12)], "not after the warm-up, and for the most rows of the turn"
+    assert begun == [4, 8], "once a turn, before anybody answers"
 
 
 def test_how_long_it_will_take_is_told(monkeypatch):

@@ -54,7 +54,7 @@ def speeds(monkeypatch) -> dict[str, float]:
     """Seconds of a reply by row in place of a bench: what the machine does meanwhile must not decide."""
     taken = {"none": 1.0, "phrases": 0.9, "own": 0.5, "own+phrases": 0.6}
 
-    def rows(engines: list[Any], prompts: list[str], *_: object) -> list[list[Any]]:
+    def rows(engines: list[Any], prompts: list[str], *_: object, **__: object) -> list[list[Any]]:
         names = ["none", "phrases", "own", "own+phrases"] if len(engines) == 4 else ["none", "own", "own+phrases"]
         return [[said(seconds=taken[name]) for _ in prompts] for name in names]
 

@@ -560,6 +560,17 @@ def test_a_busy_machine_leaves_fewer_cores_but_always_one(monkeypatch) -> None:
     assert idle() == 2, "too short a time to tell: as before"
 
 
+def test_a_look_that_is_held_is_not_repeated(monkeypatch) -> None:
+    readings = iter([(0.0, 0.0, 0.0), (10.0, 10.0, 0.0), (20.0, 50.0, 0.0)])
+    monkeypatch.setattr(hardware.IdleCores, "_read", staticmethod(lambda: next(readings)))
+    monkeypatch.setattr(hardware, "physical_cores", lambda: 4)
+    idle = hardware.IdleCores()
+    idle.hold()
+    assert (idle(), idle()) == (3, 3), "whatever other programs begin meanwhile"
+    idle.hold()
+    assert idle() == 1
+
+
 def test_what_other_programs_kept_busy_on_average(monkeypatch) -> None:
     readings = iter([(5.0, 100.0, 50.0), (15.0, 130.0, 65.0)])
     monkeypatch.setattr(hardware.IdleCores, "_read", staticmethod(lambda: next(readings)))
