@@ -16,6 +16,7 @@ from localspec.paths import Paths
 PREFIX = "LOCALSPEC_"
 HOME = "LOCALSPEC_HOME"
 ISA = "LOCALSPEC_ISA"
+HOTTEST = 1e30  # temperatures from here on are none that fp32 can divide by
 _LONGEST = 4 * MIB  # bytes of a file that a person writes by hand
 
 Rule = Literal["exact", "rejection", "typical"]
@@ -174,7 +175,7 @@ _CHECKS: Mapping[str, Callable[[object], Any]] = {
     "max_tokens": _integer(1),
     "stop": _texts,
     "context": _integer(1),
-    "temperature": _number("a number from 0 up", lambda n: n >= 0),
+    "temperature": _number("a number from 0 up, less than 1e30", lambda n: 0 <= n < HOTTEST),
     "top_p": _number("a number above 0 and at most 1", lambda n: 0 < n <= 1),
     "top_k": _integer(0),
     "min_p": _number("a number from 0 to 1", lambda n: 0 <= n <= 1),

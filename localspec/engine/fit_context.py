@@ -20,13 +20,17 @@ def fit_conversation(
     Raises UsageMistake for a prompt that the context has no room for, DoesNotFit for one that memory has none for.
     """
     messages, dropped = list(messages), 0
-    if (length := len(messages[-1]["content"])) > LONGEST_TOKEN * target.context:
+    longest = LONGEST_TOKEN * target.context
+    first = 1 if len(messages) > 1 and messages[0]["role"] == "system" else 0
+    if (length := _length([*messages[:first], messages[-1]])) > longest:
         raise UsageMistake(
             f"The prompt is {length} characters long, and the context holds {target.context} tokens; shorten it."
         )
+    while _length(messages) > longest and len(messages) - first >= 3:
+        del messages[first : first + 2]  # they cannot fit, which is known before they are tokenized
+        dropped += 1
     while True:
         prompt = target.encode(messages)
-        first = 1 if messages[0]["role"] == "system" else 0
         # What is left free for the reply: what was asked for, but never more than a quarter of the room.
         reply = min(limits.max_tokens or room, room // 4)
         if len(prompt) + reply <= room or len(messages) - first < 3:
@@ -43,3 +47,8 @@ def fit_conversation(
             "it, or close other programs."
         )
     return prompt, dropped, replace(limits, max_tokens=min(limits.max_tokens or room, room - len(prompt)))
+
+
+def _length(messages: Sequence[Message]) -> int:
+    """Characters of all the contents."""
+    return sum(len(message["content"]) for message in messages)

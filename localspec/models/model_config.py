@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.checkpoint import Checkpoint
+from localspec.config import HOTTEST
 from localspec.errors import LocalspecError, UsageMistake, first_line
 from localspec.outside_files import parse_json, read_bytes
 
@@ -221,7 +222,7 @@ def least_parameters(config: ModelConfig) -> int:
 
 
 _SAMPLING: Mapping[str, Callable[[float], bool]] = {
-    "temperature": lambda value: 0 <= value < float("inf"),
+    "temperature": lambda value: 0 <= value < HOTTEST,
     "top_k": lambda value: value >= 0 and int(value) == value,
     "top_p": lambda value: 0 < value <= 1,
     "min_p": lambda value: 0 <= value <= 1,

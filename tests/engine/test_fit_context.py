@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from localspec.decoding.session import Limits
-from localspec.engine.fit_context import fit_conversation
-from localspec.errors import DoesNotFit
+from localspec.engine.fit_context import LONGEST_TOKEN, fit_conversation
+from localspec.errors import DoesNotFit, UsageMistake
 
 NAME = "llama-grouped-dynamic"
 
@@ -49,3 +49,19 @@ def test_a_prompt_that_no_memory_holds_is_refused(target) -> None:
         DoesNotFit, match=f"is {len(prompt)} tokens long, and the memory of cpu holds {len(prompt)} now"
     ):
         fit_conversation(target, turns(0), Limits(), len(prompt))
+
+
+def test_turns_that_cannot_fit_are_not_tokenized_to_know_it(target, monkeypatch) -> None:
+    longest = LONGEST_TOKEN * target.context
+    huge = [{"role": "user", "content": "x" * longest}, {"role": "assistant", "content": "yes"}]
+    read: list[int] = []
+    encode = target.encode
+    monkeypatch.setattr(
+        target, "encode", lambda messages: read.append(len(messages)) or encode(messages), raising=False
+    )
+    system, *said = turns(1)
+    prompt, dropped, _ = fit_conversation(target, [system, *huge, *huge, *said], Limits(), target.context)
+    assert (prompt, dropped, max(read)) == (encode(turns(1)), 2, len(turns(1)))
+    with pytest.raises(UsageMistake, match="characters long"):
+        fit_conversation(target, [{"role": "system", "content": "x" * longest}, *said], Limits(), target.context)
+    assert len(read) == 1

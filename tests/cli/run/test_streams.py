@@ -5,12 +5,14 @@ import io
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from typing import Any
 
 import pytest
-from cli.run.run_command import kept, shell
+from cli.run.run_command import kept, process, shell
+from clocks import PATIENCE
 from command import environment
 from scripted_models import scripted_model
 
@@ -125,3 +127,57 @@ def test_work_stops_at_once_when_nobody_reads(run, endless, monkeypatch, form):
     monkeypatch.setattr(os, "dup2", lambda *_: None)  # what is behind 1 is still in use by this process
     assert run("-m", endless.path, "hi", "-n", "20", *form) == (141, "", "")
     assert next(steps) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="pipes as on POSIX")
+@pytest.mark.parametrize(("model", "code"), [(None, 0), ("nosuch", 3)])
+def test_nobody_reads_standard_error(home, hello, model, code):
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        with process(home, "-m", model or hello.path, "hi", "--stats", stderr=writer) as running:
+            out, _ = running.communicate(timeout=PATIENCE)
+    finally:
+        os.close(writer)
+    assert (running.returncode, out) == (code, b"" if code else (hello.text + "\n").encode())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_sentence_that_cannot_be_written_keeps_its_exit_code(home):
+    assert shell(home, '"$@" 2>/dev/full', "-m", "nosuch", "hi").returncode == 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1e-45},
+        {"temperature": 1e-300},
+        {"temperature": 9e29},
+        {"temperature": 1.0, "top_p": 1e-300},
+        {"temperature": 1e-30, "top_p": 5e-324, "min_p": 1.0},
+    ],
+    ids=str,
+)
+def test_whatever_temperature_and_top_p_are_accepted_something_is_said(run, home, noise, tmp_path, settings):
+    """A temperature that fp32 rounds to 0, a share that no token is small enough for."""
+    flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", value)]
+    result = run("-m", noise, "hi", "-n", "5", "--seed", "1", *flags)
+    assert (result.code, result.err) == (0, "")
+    own = tmp_path / "own"
+    shutil.copytree(noise, own)
+    (own / "generation_config.json").write_text(json.dumps({"do_sample": True, **settings}))
+    again = run("-m", own, "hi", "-n", "5", "--seed", "1", "--no-log")
+    assert (again.code, again.out) == (0, result.out)
+
+
+def test_temperatures_that_nothing_can_be_divided_by(run, noise, tmp_path):
+    for hot in ("1e30", "1e299"):
+        result = run("-m", noise, "hi", "--temp", hot)
+        assert result.code == 2 and "less than 1e30" in result.err and "Unexpected" not in result.err
+    own = tmp_path / "own"
+    shutil.copytree(noise, own)
+    (own / "generation_config.json").write_text('{"do_sample": true, "temperature": 1e299}')
+    result = run("-m", own, "hi")
+    assert result.code == 1 and "temperature = 1e+299" in result.err and "generation_config.json" in result.err
