@@ -162,3 +162,20 @@ def test_one_token_after_three_draws_and_the_chi_square_sees_what_the_rule_must_
     else:
         with pytest.raises(AssertionError):
             assert_drawn_from(target, found)
+
+
+def test_each_sibling_has_a_number_of_its_own_at_its_place_and_what_cannot_come_is_never_accepted():
+    """Node 1 has no chance, though the smallest of numbers is drawn for it; node 2 is sure; node 3 is refused."""
+    asked: list[tuple[int, int]] = []
+
+    def uniform(place: int, rank: int) -> float:
+        asked.append((place, rank))
+        return 0.0 if place == PLACE + 1 else 1.0
+
+    sampling = Sampling(1.0, rule="rejection", seed=1)
+    object.__setattr__(sampling, "uniform", uniform)  # it is frozen
+    never, alike = np.array([-np.inf, 0.0, 0.0, 0.0], np.float32), np.zeros(LETTERS, np.float32)
+    sampled = NumpyLogits(np.stack([alike, alike, alike, np.array([0.0, -9, -9, -9], np.float32)]))
+    tree = DraftTree([3, 0, 1, 0], [-1, 0, 0, 2], draft_logits=sampled)
+    path, bonus = walk_by_rejection(tree, NumpyLogits(np.stack([never, alike, alike, alike])), sampling, PLACE)
+    assert path == [0, 2] and asked == [(PLACE + 1, 0), (PLACE + 1, 1), (PLACE + 2, 0)] and bonus != 0

@@ -111,3 +111,8 @@ def test_the_targets_likeliest_token_is_accepted_at_every_temperature() -> None:
             rows = torch.randn(2, 50, generator=random)
             tree = DraftTree([0, int(rows[0].argmax())], [-1, 0])
             assert accepted(tree, rows, Sampling(temperature, rule="typical"))[0] == [0, 1]
+
+
+def test_the_likeliest_token_is_typical_where_it_is_no_likelier_than_the_others() -> None:
+    tree, sampling = DraftTree.chain([3, 0]), Sampling(1.0, rule="typical", epsilon=1.0, delta=1.0)
+    assert accepted(tree, torch.zeros(2, 4), sampling) == ([0, 1], 0)

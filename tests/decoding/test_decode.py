@@ -106,6 +106,16 @@ def test_what_the_budget_leaves_of_a_draft_is_verified_and_both_observe_it(tiny:
     assert drafter.steps[-1] is budget.observed[-1] is step
 
 
+def test_no_node_that_was_sampled_is_left_out_by_the_rule_rejection(tiny: Make) -> None:
+    """To cut one for what it is would change the distribution."""
+    model, prompt, drafter = tiny("llama-grouped-dynamic"), prompt_ids(14, seed=8), Fixed()
+    cache, budget, sampling = model.target.cache(64), Halving(9), Sampling(1.0, rule="rejection", seed=2)
+    text = prefill_step(model.target, cache, drafter, prompt, sampling, last=True).committed
+    drafter.next = DraftTree.chain([text[-1], 5, 6, 7])
+    step = decode_step(model.target, cache, drafter, text, budget, sampling)
+    assert budget.asked == [] and step.tree is drafter.next
+
+
 def test_drafting_and_verification_are_timed_apart(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that only the drafter, the budget and the target move."""
     model, prompt, clock = tiny("llama-grouped-dynamic"), prompt_ids(14, seed=8), [0.0]

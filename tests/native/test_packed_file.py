@@ -222,6 +222,31 @@ def test_a_text_larger_than_any_is_not_read(tmp_path):
         read(file)
 
 
+@pytest.mark.parametrize(
+    ("tensor", "change"),
+    [
+        (Tensor("panels", "int8", 40, 64, 64), None),  # which is sound
+        (Tensor("panels", "int8", 40, 64, 16), {}),
+        (Tensor("panels", "fp32", 40, 64, 32), {}),
+        (Tensor("rows", "int8", 40, 64, 32), {}),
+        (Tensor("panels", "int8", 40, 64, 64), {"offset": 64}),
+        (Tensor("panels", "int8", 32 * 2**9, 64, 64), {"piece": 1}),
+    ],
+    ids=["sound", "a group of 16", "dense in groups", "rows in groups", "between two places", "pieces without end"],
+)
+def test_a_file_as_long_as_it_says_may_make_no_sense_all_the_same(tmp_path, tensor, change):
+    header = Header.plan(ORIGIN, "int8", 12345, {"lm_head.weight": tensor}, {})
+    section = replace(header.tensors["lm_head.weight"], **(change or {}))
+    header, file = replace(header, tensors={"lm_head.weight": section}), tmp_path / "model.packed"
+    file.write_bytes(header.encoded())
+    os.truncate(file, len(header.encoded()) + header.section_bytes)
+    if change is None:
+        assert read(file).header == header
+        return
+    with pytest.raises(DamagedFile, match="its header makes no sense"):
+        read(file)
+
+
 @pytest.mark.parametrize("key", ["format", "layout"])
 def test_a_newer_file_is_told_from_a_damaged_one(tmp_path, key):
     file = with_header(write_one(tmp_path / "model.packed"), top(**{key: 7}))

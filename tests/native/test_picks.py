@@ -167,3 +167,20 @@ def test_who_reaches_top_p_is_the_last_who_is_left_in():
     logits = NativeLogits(np.array([[0, 0, 0, 0]], np.float32))
     assert logits.probabilities(0, Sampling(1.0, top_p=0.5)).tolist() == [0.5, 0.5, 0, 0]
     assert logits.probabilities(0, Sampling(1.0, top_p=0.75)).tolist() == [1 / 3, 1 / 3, 1 / 3, 0]
+
+
+def test_rows_are_taken_sampled_and_proposed_as_in_the_plain_form():
+    rows = RNG.standard_normal((4, 50)).astype(np.float32)
+    ours, plain = NativeLogits(rows, rows.argmax(-1).tolist()), NumpyLogits(rows)
+    for order in ([2, 0], [3, 3, 1]):
+        assert ours.take(order).argmax() == plain.take(order).argmax()
+    for row in (-1, -4, 2):
+        chances = [logits.probabilities(row, Sampling(0.8, top_k=9)) for logits in (ours, plain)]
+        np.testing.assert_allclose(*chances, rtol=1e-6)
+    sampling, places = Sampling(1.0, seed=3), range(40)
+    drawn = [[logits.sample(place % 4, place, 1, sampling) for place in places] for logits in (ours, plain)]
+    assert drawn[0] == drawn[1] != [ours.picks([place] * 4, sampling)[place % 4] for place in places]
+    ids = np.arange(57, 7, -1)
+    found = [logits.candidates([5, 6, 7, 8], 3, Sampling(), ids) for logits in (ours, plain)]
+    assert [[token for token, _ in row] for row in found[0]] == [[token for token, _ in row] for row in found[1]]
+    assert all(8 <= token <= 57 for row in found[0] for token, _ in row)
