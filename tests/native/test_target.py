@@ -27,6 +27,7 @@ from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.machine import compiled
+from localspec.native import exactness
 from localspec.native.library import library
 from localspec.native.logits import NativeLogits
 from localspec.native.target import NativeTarget
@@ -371,3 +372,23 @@ def test_texts_that_changed_since_the_weights_were_packed_are_those_of_the_direc
         target.chat.render([{"role": "user", "content": "Hi"}]) == "<Hi>" and target.generation["temperature"] == 0.25
     )
     assert len(list((tmp_path / "home").rglob("*.packed"))) == 1
+
+
+@pytest.mark.parametrize("what", ["logits", "states"])
+def test_the_self_test_sees_a_last_bit_that_depends_on_other_rows(
+    opened: Callable[..., NativeTarget], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    target, forward = opened("int8"), NativeTarget.forward
+    assert exactness.measure(target, 3).bitwise
+
+    def disturbed(self: NativeTarget, tree: DraftTree, cache: object, **more: bool) -> object:
+        output = forward(self, tree, cache, **more)
+        if tree.size == 3:
+            numbers = output.logits.rows if what == "logits" else output.hidden.rows
+            numbers[0, 0] = np.nextafter(numbers[0, 0], np.float32(np.inf))
+        return output
+
+    monkeypatch.setattr(NativeTarget, "forward", disturbed)
+    found = exactness.measure(target, 3)
+    assert not found.bitwise and 0 < found.largest < 1e-6
+    assert exactness.measure(target, 2).bitwise
