@@ -10,6 +10,8 @@ from localspec.events import Done, Event, Prefill, Text
 if TYPE_CHECKING:
     from localspec.engine.engine import Engine
 
+WORDS = {"target": "the model", "phrases": "seen before"}  # who proposed a token; the others go by their own name
+
 
 class LiveStats:
     """Takes the events of one reply after another; `parts` are its figures so far, the most important first."""
@@ -46,15 +48,15 @@ class LiveStats:
                 self._off_reason = statistics.off_reason
 
     def parts(self) -> list[str]:
-        """Speed, acceptance length, who proposed the tokens, why speculation is off, context, memory, exactness."""
+        """Speed, acceptance length, context, why speculation is off, whose the tokens were, memory, exactness."""
         parts = []
         if self._speed:
-            parts += [f"{self._speed:.1f} tokens/s", f"{self._acceptance:.2f} tokens/step"]
-        if self._tokens:
-            shares = (f"{name} {count / self._tokens:.0%}" for name, count in self._sources.most_common())
-            parts.append(", ".join(shares))
-        if self._off_reason:
-            parts.append(f"speculation off: {self._off_reason}")
+            parts += [f"{self._speed:.1f} tokens/s", f"{self._acceptance:.2f} tokens a step"]
         if self._used:
             parts.append(f"{self._used + self._tokens:,} of {self._context:,} tokens")
+        if self._off_reason:
+            parts.append(f"speculation off: {self._off_reason}")
+        if self._tokens:
+            counted = self._sources.most_common()
+            parts.append(", ".join(f"{WORDS.get(name, name)} {count / self._tokens:.0%}" for name, count in counted))
         return [*parts, f"{self._peak() / 2**30:.2f} GiB", self._exactness]

@@ -20,7 +20,7 @@ app = typer.Typer(help="Saved conversations: list, search, show, export, rm.", n
 
 WHAT = "conversations"
 ENDS = {"stop": "", "length": "\n\n*(cut off at the limit)*"}
-INTERRUPTED, UNANSWERED = "\n\n*(interrupted)*", "*(no reply)*"
+INTERRUPTED, UNANSWERED = "\n\n*(stopped)*", "*(no reply)*"
 FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard output.")]

@@ -37,21 +37,21 @@ def test_while_text_comes():
         Text("a", (1,), ("target",), 2.0, 0),
         Text("bcd", (2, 3, 4), ("phrases", "phrases", "target"), 2.5, 2),
     )
-    assert live(Prefill(0, 1200), Prefill(1200, 1200), first)[:2] == ["target 100%", "1,201 of 4,096 tokens"]
+    assert live(Prefill(0, 1200), Prefill(1200, 1200), first)[:2] == ["1,201 of 4,096 tokens", "the model 100%"]
     assert live(Prefill(1200, 1200), first, second)[:4] == [
-        "6.0 tokens/s", "1.50 tokens/step", "target 50%, phrases 50%", "1,204 of 4,096 tokens"
+        "6.0 tokens/s", "1.50 tokens a step", "1,204 of 4,096 tokens", "the model 50%, seen before 50%"
     ]  # fmt: skip
 
 
 def test_at_the_end_the_figures_are_the_engine_s_own():
     text = Text("a", (1, 2), ("target", "target"), 0.5, 1)
     ended = Done("stop", statistics())
-    assert live(Prefill(5, 5), text, ended)[:2] == ["4.0 tokens/s", "1.00 tokens/step"]
+    assert live(Prefill(5, 5), text, ended)[:2] == ["4.0 tokens/s", "1.00 tokens a step"]
 
 
 def test_why_speculation_is_off_is_said():
     done = Done("stop", SimpleNamespace(tokens_per_second=4.0, acceptance_length=1.0, off_reason="it does not pay"))  # type: ignore[arg-type]
-    assert live(Prefill(5, 5), done)[2] == "speculation off: it does not pay"
+    assert live(Prefill(5, 5), done)[3] == "speculation off: it does not pay"
 
 
 def test_a_reply_begins_afresh():

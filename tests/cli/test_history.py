@@ -151,8 +151,8 @@ def test_show_is_safe_text(database: Path) -> None:
         f"## System\n\nBe {evil}\n\n"
         f"## You\n\n{evil}\n\n## localspec (de␛mo)\n\nall of it\n\n"
         "## You\n\nsecond\n\n## localspec (de␛mo)\n\nat the end\n\n*(cut off at the limit)*\n\n"
-        f"## You\n\nthird\n\n## localspec (de␛mo)\n\nhalf {evil}\n\n*(interrupted)*\n\n"
-        "## You\n\nfourth\n\n## localspec (de␛mo)\n\nkilled\n\n*(interrupted)*\n\n"
+        f"## You\n\nthird\n\n## localspec (de␛mo)\n\nhalf {evil}\n\n*(stopped)*\n\n"
+        "## You\n\nfourth\n\n## localspec (de␛mo)\n\nkilled\n\n*(stopped)*\n\n"
         "## You\n\nfifth\n\n## localspec (de␛mo)\n\n*(no reply)*\n"
     )
 
@@ -203,9 +203,7 @@ def test_a_code_block_that_breaks_off_does_not_swallow_the_rest(database: Path, 
     keep(database, (text, text, "interrupted"), system=text)
     block = f"{text}\n{end}" if end else text
     exported = run("export")
-    assert (
-        f"## System\n\n{block}\n\n## You\n\n{block}\n\n## localspec (demo)\n\n{block}\n\n*(interrupted)*\n" in exported
-    )
+    assert f"## System\n\n{block}\n\n## You\n\n{block}\n\n## localspec (demo)\n\n{block}\n\n*(stopped)*\n" in exported
 
 
 def test_rm_of_one_leaves_the_others(database: Path) -> None:

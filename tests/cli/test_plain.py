@@ -38,7 +38,7 @@ fcntl = pytest.importorskip("fcntl")
 termios = pytest.importorskip("termios")
 
 Messages = list[list[tuple[str, str]]]
-FIGURES = re.compile(r"\(.*\b\d[\d,]* of [\d,]+ tokens · \d+\.\d\d GiB · int8, (bitwise|numerical)\)")
+FIGURES = re.compile(r"\(.*\b\d[\d,]* of [\d,]+ tokens · (?:.* · )?\d+\.\d\d GiB · int8, (bitwise|numerical)\)")
 
 
 class Result(NamedTuple):

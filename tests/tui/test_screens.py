@@ -283,6 +283,20 @@ def test_ctrl_o_lets_another_model_answer(chat, models):
     assert talk.loaded == ["scripted", "other"]
 
 
+def test_a_model_given_by_its_directory_is_in_the_list_and_answers_now(chat, models):
+    models("other")
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "scripted (answers now)" in talk.screen_text())
+        assert str(card("scripted").path) in talk.screen_text()
+        assert "other (answers now)" not in talk.screen_text()
+        assert talk.app.screen.query_one(OptionList).highlighted == 0
+
+    talk.play(story)
+
+
 def test_a_reply_under_way_is_stopped_for_another_model(chat, models):
     models("scripted", "other")
     gate = threading.Event()

@@ -210,7 +210,7 @@ class EngineThread(threading.Thread):
         self._begin_figures(engine)
         choice = engine.choice
         precision = choice.dtype if choice.quantize == "none" else choice.quantize
-        self._post(messages.ModelLoaded(card.name, precision, choice.device))
+        self._post(messages.ModelLoaded(card, precision, choice.device))
 
     def _begin_figures(self, engine: "Engine") -> None:
         from localspec.chat.live_stats import LiveStats

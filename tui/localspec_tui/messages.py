@@ -9,6 +9,7 @@ from textual.message import Message
 from localspec.errors import LocalspecError
 
 if TYPE_CHECKING:
+    from localspec.models.registry import TargetCard
     from localspec.store.drafts import Drafts
     from localspec.store.history import History, Turn
 
@@ -43,7 +44,7 @@ class StageReached(Message):
 class ModelLoaded(Message):
     """This model answers from here on."""
 
-    name: str
+    card: "TargetCard"
     precision: str
     device: str
 

@@ -74,6 +74,7 @@ class ChatScreen(Screen[None]):
         self._stopping = False
         self._to_be_shown = 1  # conversations that were asked for; what is sent before the last is shown waits for it
         self._model = ""  # whose turn it is to answer; empty while none is loaded
+        self._card: TargetCard | None = None  # of the model that answered last
         self._system: str | None = None
         self._history: History | None = None
         self._draft = Draft(self._unsent)
@@ -303,8 +304,8 @@ class ChatScreen(Screen[None]):
         self._live.show(f"{reached.stage} …")
 
     async def on_model_loaded(self, loaded: messages.ModelLoaded) -> None:
-        self._model = loaded.name
-        self._top.show_model(loaded.name, loaded.precision, loaded.device)
+        self._model, self._card = loaded.card.name, loaded.card
+        self._top.show_model(loaded.card.name, loaded.precision, loaded.device)
         self._live.show(*self._engine.buffer.figures)
         await self._ask_waiting()
 
@@ -359,7 +360,7 @@ class ChatScreen(Screen[None]):
     def action_models(self) -> None:
         from localspec_tui.screens.models import ModelsScreen
 
-        self.app.push_screen(ModelsScreen(self._model), self._switch)
+        self.app.push_screen(ModelsScreen(self._card if self._model else None), self._switch)
 
     def _switch(self, card: "TargetCard | None") -> None:
         if card is not None:

@@ -29,9 +29,9 @@ class ModelsScreen(ModalScreen[TargetCard | None]):
         Binding("escape", "dismiss(None)", "Back", id="models.back"),
     ]
 
-    def __init__(self, current: str) -> None:
+    def __init__(self, current: TargetCard | None) -> None:
         super().__init__()
-        self._current = current
+        self._current = current  # the one that answers, if one does
         self._cards: list[TargetCard] = []
 
     def compose(self) -> ComposeResult:
@@ -48,11 +48,12 @@ class ModelsScreen(ModalScreen[TargetCard | None]):
             options.add_option(Option(one_line(str(error)), disabled=True))
             return
         self._cards = [card for card, _ in found]
-        options.add_options(
-            Option(_line(card, what, card.name == self._current), disabled=isinstance(what, LocalspecError))
-            for card, what in found
-        )
-        options.highlighted = next((n for n, card in enumerate(self._cards) if card.name == self._current), 0)
+        lines = [(_line(card, what, card == self._current), isinstance(what, LocalspecError)) for card, what in found]
+        if self._current is not None and self._current not in self._cards:  # a directory, given by -m
+            self._cards.insert(0, self._current)
+            lines.insert(0, (_entry(self._current, str(self._current.path), True), False))
+        options.add_options(Option(line, disabled=disabled) for line, disabled in lines)
+        options.highlighted = next((n for n, card in enumerate(self._cards) if card == self._current), 0)
         options.focus()
 
     def on_option_list_option_selected(self, selected: OptionList.OptionSelected) -> None:
@@ -60,9 +61,11 @@ class ModelsScreen(ModalScreen[TargetCard | None]):
 
 
 def _line(card: TargetCard, found: Checkpoint | LocalspecError, current: bool) -> Content:
-    name = f"{card.name} (answers now)" if current else card.name
     if isinstance(found, LocalspecError):
-        about = str(found)
-    else:
-        about = f"{found.parameters / 1e6:,.0f} million parameters · {card.description}"
+        return _entry(card, str(found), current)
+    return _entry(card, f"{found.parameters / 1e6:,.0f} million parameters · {card.description}", current)
+
+
+def _entry(card: TargetCard, about: str, current: bool) -> Content:
+    name = f"{card.name} (answers now)" if current else card.name
     return Content.assemble(one_line(name), "\n", (one_line(about), "dim"))
