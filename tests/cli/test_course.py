@@ -216,7 +216,7 @@ def test_ctrl_c_while_it_answers_or_trains_or_benches(train, place, monkeypatch)
 
     monkeypatch.setattr(Job, "run", running)
     benched = verdict.run_rows
-    monkeypatch.setattr(verdict, "run_rows", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(verdict, "run_rows", lambda *_, **__: signal.raise_signal(signal.SIGINT))
     code, text, errors = train()
     assert (code, text) == (130, "") and "going on after step 1" in errors
     assert "what is done is kept, and the same command goes on" in errors
@@ -309,7 +309,9 @@ def test_ones_own_conversations_stay_private_and_go_when_it_is_done(train, place
     talk()
     benched: list[str] = []
     rows = verdict.run_rows
-    monkeypatch.setattr(verdict, "run_rows", lambda one, prompts, *more: benched.extend(prompts) or rows(one, prompts))
+    monkeypatch.setattr(
+        verdict, "run_rows", lambda one, prompts, *_, **__: benched.extend(prompts) or rows(one, prompts)
+    )
     kept: list[list[dict[str, Any]]] = []
     running = Job.run
 
