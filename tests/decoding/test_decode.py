@@ -2,8 +2,10 @@
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scripted_drafters import Witness, path_to
@@ -12,8 +14,10 @@ from tiny_models import Tiny, prompt_ids, stock_logits
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Context, Step
+from localspec.decoding.numpy_logits import NumpyLogits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
+from localspec.errors import LocalspecError
 from localspec.nn.logits import TorchLogits
 
 Make = Callable[[str], Tiny]
@@ -114,6 +118,16 @@ def test_no_node_that_was_sampled_is_left_out_by_the_rule_rejection(tiny: Make) 
     drafter.next = DraftTree.chain([text[-1], 5, 6, 7])
     step = decode_step(model.target, cache, drafter, text, budget, sampling)
     assert budget.asked == [] and step.tree is drafter.next
+
+
+def test_an_answer_that_is_no_number_is_told_at_the_end_of_the_prompt(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, prompt = tiny("llama-grouped-dynamic").target, prompt_ids(14, seed=8)
+    output = SimpleNamespace(logits=NumpyLogits(np.full((1, 320), np.nan, np.float32)), hidden=None)
+    monkeypatch.setattr(type(target), "forward", lambda *_, **__: output)
+    with pytest.raises(LocalspecError, match="The model's answer is not a number"):
+        prefill_step(target, target.cache(64), Fixed(), prompt, Sampling(), last=True)
 
 
 def test_drafting_and_verification_are_timed_apart(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
