@@ -211,7 +211,7 @@ def test_a_conversation_from_the_first_paint_to_the_last_key(home):
 
 def test_leaving_while_the_model_loads(home):
     with chat(home, "-m", "demo") as terminal:
-        terminal.shows("loading demo")
+        terminal.shows("❯")  # which stands there before the model does
         terminal.send(CTRL_Q)
         leaves_cleanly(terminal)
 
