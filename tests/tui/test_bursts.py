@@ -13,14 +13,14 @@ from localspec_tui.screens.conversations import ConversationsScreen
 
 def test_down_and_enter_choose_the_next_model(chat):
     talk = chat()
-    talk.models["demo-draft"] = talk.engine
+    talk.models["demo"] = talk.engine
 
     async def story(pilot):
         await pilot.press("ctrl+o")
-        await until(pilot, lambda: [lines.option_count for lines in talk.app.screen.query(OptionList)] == [2])
-        talk.app.simulate_key("down")
+        await until(pilot, lambda: [lines.option_count for lines in talk.app.screen.query(OptionList)] == [3])
+        talk.app.simulate_key("down")  # from the one that answers now, which is the first
         talk.app.simulate_key("enter")
-        await until(pilot, lambda: "demo-draft" in talk.loaded)
+        await until(pilot, lambda: "demo" in talk.loaded)
 
     talk.play(story)
 

@@ -195,7 +195,7 @@ def test_hostile_names_titles_prompts_and_errors(tmp_path):
     own.write_text("".join(entries).replace("\x7f", "\\u007f"), "utf-8")
     (own.parent / "config.toml").write_text('model = "demo"\n')  # else the user's own, which is here, would be taken
     before = HOSTILE_LOAD.format(hostile=HOSTILE)
-    with scripted_chat(home, "[]", "-c", before=before, size=(270, 110)) as terminal:
+    with scripted_chat(home, "[]", "-c", before=before, size=(270, 170)) as terminal:
         # What was kept: the model's name in a notice, a prompt and its reply, the unanswered one to be edited.
         terminal.shows("no longer here", "kept reply 2", "unanswered 2", READY)
         for part in (f"gone{HOSTILE}", f"first prompt 2 {HOSTILE}", COMMANDS, f"unanswered 2 {HOSTILE}"):
