@@ -178,7 +178,10 @@ def test_no_log_keeps_nothing(run, home, long, monkeypatch):
             monkeypatch.delenv("LOCALSPEC_LOG")
             (home / "config").mkdir()
             (home / "config" / "config.toml").write_text("log = false\n")
-        assert run("-m", long.path, "QZJX", "--drafter", "phrases", *(["--no-log"] if how == "flag" else [])).out == long.text + "\n"
+        assert (
+            run("-m", long.path, "QZJX", "--drafter", "phrases", *(["--no-log"] if how == "flag" else [])).out
+            == long.text + "\n"
+        )
         assert kept(home) == [] and kept_tokens(Paths(home).database) == set()
         assert files_with(home, *traces) == []
     (home / "config" / "config.toml").unlink()
