@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,19 @@ def in_all_formats(origin: Origin, packing: str, paths: Paths) -> list[Path]:
     weights = hashlib.sha256(json.dumps(sorted(origin.files.items())).encode()).hexdigest()[:16]
     stem = f"{origin.revision}-{packing}-{weights}"
     return [paths.packed / f"{stem}-{written}{SUFFIX}" for written in range(FORMAT, 0, -1)]
+
+
+def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
+    """The packed forms of weights that lay in the same directory before these; its whole path is their name.
+
+    A name that is no path may be that of several directories, and what was pulled belongs to its source.
+    """
+    if origin.repo or not os.path.isabs(origin.name):
+        return []
+    same = [
+        one for one in packed_files(paths) if (one.header.origin.name, one.header.packing) == (origin.name, packing)
+    ]
+    return [one.path for one in same if not one.header.origin.repo and one.header.origin.files != origin.files]
 
 
 def forms(file: Path) -> dict[str, Path]:

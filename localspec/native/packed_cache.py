@@ -3,6 +3,7 @@
 import errno
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -13,7 +14,7 @@ from localspec.checkpoint import is_packed, only_packed, revision, weight_files
 from localspec.config import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
-from localspec.models.packed_files import FILED, forms, in_all_formats
+from localspec.models.packed_files import FILED, former_forms, forms, in_all_formats
 from localspec.models.registry import license_of
 from localspec.models.weight_digests import stamps, weight_digests
 from localspec.native.pack import Recipe, Source
@@ -106,6 +107,9 @@ def make(
         if stamps(weight_files(path)) != before:
             file.unlink(missing_ok=True)
             raise LocalspecError(f"The weights of {origin.name} in {path} changed while they were packed; try again.")
+        with suppress(OSError):
+            for former in former_forms(origin, packing, paths):  # nothing else would ever name them
+                former.unlink(missing_ok=True)
 
     return once(in_all_formats(origin, packing, paths), make_it, reporter, serves)
 

@@ -441,6 +441,26 @@ def test_rm_keeps_what_was_pulled_for_another_source_with_the_same_weights(home,
     assert result.returncode == 0 and "Packed, of org/name, " in result.stdout and packed(home) == []
 
 
+def test_changed_weights_leave_no_packed_form_of_the_former_ones(home, tiny, tmp_path):
+    from native.test_changed_weights import change
+    from native.test_pack import copied
+
+    def pack(path: Path, packing: str) -> None:
+        load(path, packing, str(path), 1, Reporter(), Paths(home))
+
+    changed, other = (copied(tiny("qwen2-one-key-head").path, tmp_path / name) for name in ("changed", "other"))
+    pack(changed, "int8")
+    pack(changed, "int4")
+    (eight,) = (file for file in packed(home) if "-int8-" in file.name)
+    change(changed)
+    pack(other, "int8")
+    assert eight in packed(home), "another directory has the weights of before"
+    pack(changed, "int8")
+    assert len(packed(home)) == 2 and eight not in packed(home), "one in int8, and int4 until that is asked for"
+    pack(changed, "int4")
+    assert sorted(read(file).header.packing for file in packed(home)) == ["int4", "int8"]
+
+
 def test_verify_and_rm_take_a_directory_and_a_packed_file(home, hub: Hub, tiny, tmp_path):
     path = tiny("qwen2-one-key-head").path
     load(path, "int8", "", 1, Reporter(), Paths(home))
