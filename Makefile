@@ -1,6 +1,7 @@
 # make demo        ask the demo model one question
 # make test        all tests
 # make check       format, lint, types, layers and the fast tests; under a minute
+# make torture     faults of the disk, signals and damaged files for so long (TORTURE: --seconds 1800 --seed 7)
 # make bench       plain and speculative decoding side by side: localspec bench BENCH
 # make bench-report  this engine beside llama.cpp and transformers, into docs/benchmarks.md (BENCH: its options)
 # make pictures    the pictures of the README, from the real program (PICTURES: options of scripts/pictures.py)
@@ -21,6 +22,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c 
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses auto --dist worksteal
 
 BENCH ?=
+TORTURE ?=
 PICTURES ?=
 DATA ?= data
 WORK ?= build/demo
@@ -32,7 +34,7 @@ INSTALLED := $(VENV)/.installed
 TESTABLE := $(VENV)/.testable
 endif
 
-.PHONY: demo native test fast-test lint check bench bench-report pictures train-demo wheels release test-aarch64 clean
+.PHONY: demo native test fast-test torture lint check bench bench-report pictures train-demo wheels release test-aarch64 clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python localspec/native/build.py
@@ -46,6 +48,9 @@ test: $(TESTABLE) native
 
 fast-test: $(TESTABLE) native
 	$(PYTEST) -m "not slow"
+
+torture: $(TESTABLE) native
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(PYTHON) -m torture $(TORTURE)
 
 lint: $(TESTABLE)
 	$(PYTHON) -m ruff format --check .

@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from localspec.decoding.limits import Limits
     from localspec.decoding.sampling import Sampling
-    from localspec.decoding.session import Limits
     from localspec.engine.engine import Engine
     from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, UsageMistake
     from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _HOME = {
     "Engine": "localspec.engine.engine",
-    "Limits": "localspec.decoding.session",
+    "Limits": "localspec.decoding.limits",
     "Sampling": "localspec.decoding.sampling",
     "Choice": "localspec.policy.selection",
     "DoesNotFit": "localspec.errors",

@@ -9,9 +9,12 @@ from localspec.cli.main import main
 
 def run() -> int:
     """Runs one command; returns its exit code. What is left to the interpreter then ends at once on Ctrl+C."""
-    code = main()
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, end_at_once)
+    try:
+        code = main()
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, end_at_once)
+    except KeyboardInterrupt:
+        end_at_once()
     return code
 
 

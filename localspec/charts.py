@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 PARTS = " ▏▎▍▌▋▊▉█"
-_ASCII = str.maketrans(EIGHTHS + PARTS + "×·–…τ✓│─┼", " ...#####" + "    #####" + "x|-.tv|-+")
 
 
 def bar(share: float, width: int) -> str:
@@ -27,8 +26,3 @@ def curve(values: Sequence[float], height: int) -> list[str]:
         "".join(EIGHTHS[max(0, min(8, level - 8 * row))] for level in levels).rstrip()
         for row in reversed(range(height))
     ]
-
-
-def in_ascii(text: str) -> str:
-    """The same in ASCII, for a terminal that has no blocks."""
-    return text.translate(_ASCII)

@@ -89,9 +89,15 @@ def originals(path: Path) -> Checkpoint:
 
 def only_packed(path: Path) -> NotHere:
     """What is said where a model that is here in a packed form alone is needed in another one."""
-    header = packed_file.read(path).header
+    header, packings = packed_file.read(path).header, " and ".join(sorted(packed_file.forms(path)))
+    if any(name.lower().endswith(".gguf") for name in header.origin.files):
+        return NotHere(
+            f"Of {header.origin.name} there is what was imported from GGUF in {packings} alone, which serves the "
+            "CPU engine; for another packing import the file again with --quantize, for all else fetch the model's own "
+            "weights: those of a registered one with `localspec pull NAME --original`."
+        )
     return NotHere(
-        f"Of {header.origin.name} there is its packed form in {header.packing} alone, and this needs its own weights; "
+        f"Of {header.origin.name} there is its packed form in {packings} alone, and this needs its own weights; "
         f"fetch them with `localspec pull {header.origin.repo or header.origin.name}`."
     )
 

@@ -9,14 +9,18 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
+from localspec import setting_checks
 from localspec.errors import UsageMistake
-from localspec.outside_files import MIB, parse_toml, read_bytes
+from localspec.outside_files import MIB, parse_json, parse_toml, read_bytes
 from localspec.paths import Paths
 
 PREFIX = "LOCALSPEC_"
 HOME = "LOCALSPEC_HOME"
 ISA = "LOCALSPEC_ISA"
-HOTTEST = 1e30  # temperatures from here on are none that fp32 can divide by
+SERVE_KEY = "LOCALSPEC_SERVE_KEY"
+SERVER_KEY = "LOCALSPEC_SERVER_KEY"
+_NO_SETTINGS = (HOME, ISA, SERVE_KEY, SERVER_KEY)
+TYPED = "/set"  # the origin of what was typed in a chat
 _LONGEST = 4 * MIB  # bytes of a file that a person writes by hand
 
 Rule = Literal["exact", "rejection", "typical"]
@@ -46,6 +50,8 @@ class Settings:
     """Only tokens at least this likely, relative to the likeliest."""
     seed: int | None = None
     """The same seed gives the same text (in bf16 up to its rounding); without one, a new one is chosen each time."""
+    think: bool | None = None
+    """Whether the model thinks before it answers, where its chat template has a switch for that."""
     drafter: str = "auto"
     """auto, none, or a kind of drafter."""
     draft_max: int | Literal["auto"] = "auto"
@@ -72,129 +78,76 @@ class Settings:
     exact: bool = False
     """Whether every forward uses the form whose rows do not depend on each other, so that text with and without
     speculation is the same bit for bit."""
+    server: str | None = None
+    """The address of a server that answers in place of a model in this process; off is none."""
     log: bool = True
     """Whether conversations and phrases are kept at all."""
+    theme: str = "auto"
+    """The colours of the chat, by name; auto is light or dark after the terminal's background."""
+    keymap: Mapping[str, str] = field(default_factory=dict)
+    """Other keys for what the chat does: by its name, one key or several with commas between."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Where each value came from: default, the path of config.toml, the name of a variable, or a flag."""
+
+    @property
+    def elsewhere(self) -> str | None:
+        """The address of the server that answers; None where a model in this process does."""
+        return None if self.server == "off" else self.server
 
     def shown(self, name: str) -> str:
         """A setting as it was written, where it was written; as a flag where that is not known."""
         value, origin = getattr(self, name), self.origins.get(name, "default")
         if origin.startswith(PREFIX):
             return f"{origin}={_shown(value)}"
+        if origin == TYPED:
+            return f"{origin} {name.replace('_', '-')} {_shown(value)}"
         if origin == "default" or origin.startswith("--"):
             return f"--{name.replace('_', '-')} {_shown(value)}"
         return f"{name} = {_shown(value)} in {origin}"
 
 
 NAMES = tuple(f.name for f in fields(Settings) if f.name != "origins")
-
-
-# -- what a value may be: returns the setting, or raises ValueError with what it must be -------------------------------
-
-
-def _text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    raise ValueError("a text")
-
-
-def _name(value: object) -> str:
-    if isinstance(value, str) and value.strip():
-        return value
-    raise ValueError("a name")
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    if isinstance(value, list | tuple) and all(isinstance(text, str) and text for text in value):
-        return tuple(value)
-    raise ValueError("a list of texts, none of them empty")
-
-
-def _boolean(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise ValueError("true or false")
-
-
-def _integer(least: int) -> Callable[[object], int]:
-    def check(value: object) -> int:
-        if isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63:
-            return value
-        raise ValueError(f"a whole number from {least} up")
-
-    return check
-
-
-def _number(description: str, allowed: Callable[[float], bool]) -> Callable[[object], float]:
-    def check(value: object) -> float:
-        # an integer beyond the floats cannot be meant, and would raise OverflowError
-        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300 and allowed(value):
-            return float(value)
-        raise ValueError(description)
-
-    return check
-
-
-def _one_of(*words: str) -> Callable[[object], str]:
-    def check(value: object) -> str:
-        if isinstance(value, str) and value in words:
-            return value
-        raise ValueError(f"one of {', '.join(words)}")
-
-    return check
-
-
-def _draft_max(value: object) -> int | str:
-    if value == "auto":
-        return "auto"
-    try:
-        return _integer(0)(value)
-    except ValueError:
-        raise ValueError("auto or a whole number from 0 up") from None
-
-
-def _parts(value: object) -> tuple[str, ...]:
-    known = Settings.ouroboros
-    if isinstance(value, list | tuple) and all(part in known for part in value) and len({*value}) == len(value):
-        if "beside" in value and "lengthening" not in value:
-            raise ValueError("a list in which beside comes with lengthening only, which makes the trees")
-        return tuple(part for part in known if part in value)
-    raise ValueError(f"a list of {', '.join(known)}, each of them once at most")
-
-
-def _device(value: object) -> str:
-    if isinstance(value, str) and re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", value):
-        return value
-    raise ValueError("one of auto, cpu, cuda, cuda:0 (or another number), mps")
+# What an engine is loaded by: where it differs from that of a server, a command loads one of its own.
+LOADED_BY = (
+    "context", "drafter", "draft_max", "draft_device", "ouroboros", "accept", "exact", "pool", "device", "dtype",
+    "quantize", "int8_threshold", "log",
+)  # fmt: skip
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")  # what may change from reply to reply
 
 
 _CHECKS: Mapping[str, Callable[[object], Any]] = {
-    "model": _name,
-    "system": _text,
-    "max_tokens": _integer(1),
-    "stop": _texts,
-    "context": _integer(1),
-    "temperature": _number("a number from 0 up, less than 1e30", lambda n: 0 <= n < HOTTEST),
-    "top_p": _number("a number above 0 and at most 1", lambda n: 0 < n <= 1),
-    "top_k": _integer(0),
-    "min_p": _number("a number from 0 to 1", lambda n: 0 <= n <= 1),
-    "seed": _integer(0),
-    "drafter": _name,
-    "draft_max": _draft_max,
-    "draft_device": _device,
-    "ouroboros": _parts,
-    "accept": _one_of("exact", "rejection", "typical"),
-    "pool": _one_of("user", "readonly", "off"),
-    "device": _device,
-    "dtype": _one_of("auto", "fp32", "fp16", "bf16"),
-    "quantize": _one_of("auto", "none", "int8", "int4", "nf4"),
-    "int8_threshold": _number("a number from 0 up", lambda n: n >= 0),
-    "prefer": _one_of("speed", "memory", "quality"),
-    "exact": _boolean,
-    "log": _boolean,
+    "model": setting_checks.name,
+    "system": setting_checks.text,
+    "max_tokens": setting_checks.integer(1),
+    "stop": setting_checks.texts,
+    "context": setting_checks.integer(1),
+    "temperature": setting_checks.number(
+        "a number from 0 up, less than 1e30", lambda n: 0 <= n < setting_checks.HOTTEST
+    ),
+    "top_p": setting_checks.number("a number above 0 and at most 1", lambda n: 0 < n <= 1),
+    "top_k": setting_checks.integer(0),
+    "min_p": setting_checks.number("a number from 0 to 1", lambda n: 0 <= n <= 1),
+    "seed": setting_checks.integer(0),
+    "think": setting_checks.thinking,
+    "drafter": setting_checks.name,
+    "draft_max": setting_checks.draft_max,
+    "draft_device": setting_checks.device,
+    "ouroboros": setting_checks.parts(*Settings.ouroboros),
+    "accept": setting_checks.one_of("exact", "rejection", "typical"),
+    "pool": setting_checks.one_of("user", "readonly", "off"),
+    "device": setting_checks.device,
+    "dtype": setting_checks.one_of("auto", "fp32", "fp16", "bf16"),
+    "quantize": setting_checks.one_of("auto", "none", "int8", "int4", "nf4"),
+    "int8_threshold": setting_checks.number("a number from 0 up", lambda n: n >= 0),
+    "prefer": setting_checks.one_of("speed", "memory", "quality"),
+    "exact": setting_checks.boolean,
+    "server": setting_checks.server,
+    "log": setting_checks.boolean,
+    "theme": setting_checks.name,
+    "keymap": setting_checks.keymap,
 }
 
+_LISTS = {"stop", "ouroboros"}
 _NUMBERS = {"max_tokens", "context", "temperature", "top_p", "top_k", "min_p", "seed", "draft_max", "int8_threshold"}
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
@@ -213,6 +166,16 @@ def instruction_set(environ: Mapping[str, str] | None = None) -> str | None:
     return (os.environ if environ is None else environ).get(ISA) or None
 
 
+def serve_key(environ: Mapping[str, str] | None = None) -> str | None:
+    """What LOCALSPEC_SERVE_KEY says requests over TCP must bring; a secret, so no setting, which would be shown."""
+    return (os.environ if environ is None else environ).get(SERVE_KEY) or None
+
+
+def server_key(environ: Mapping[str, str] | None = None) -> str | None:
+    """What LOCALSPEC_SERVER_KEY says a server is to be told; a secret, too."""
+    return (os.environ if environ is None else environ).get(SERVER_KEY) or None
+
+
 def dumb_terminal(environ: Mapping[str, str] | None = None) -> bool:
     """Whether the terminal says that it cannot move its cursor."""
     return (os.environ if environ is None else environ).get("TERM") == "dumb"
@@ -221,6 +184,28 @@ def dumb_terminal(environ: Mapping[str, str] | None = None) -> bool:
 def inside_tmux(environ: Mapping[str, str] | None = None) -> bool:
     """Whether the terminal is a window of tmux, which has a buffer of its own to copy to."""
     return bool((os.environ if environ is None else environ).get("TMUX"))
+
+
+def in_screen(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the terminal is a window of GNU screen, which sends answers to what was not asked."""
+    return bool((os.environ if environ is None else environ).get("STY"))
+
+
+def terminal_kind(environ: Mapping[str, str] | None = None) -> str:
+    """What the terminal says it is."""
+    return (os.environ if environ is None else environ).get("TERM", "")
+
+
+def light_background(environ: Mapping[str, str] | None = None) -> bool | None:
+    """Whether the terminal says in COLORFGBG that it is light; None where it says nothing."""
+    ground = (os.environ if environ is None else environ).get("COLORFGBG", "").rpartition(";")[2]
+    return int(ground) in (7, *range(9, 16)) if ground.isdecimal() and int(ground) < 16 else None
+
+
+def editor(environ: Mapping[str, str] | None = None) -> str | None:
+    """The command of the editor that the user prefers."""
+    environ = os.environ if environ is None else environ
+    return environ.get("VISUAL") or environ.get("EDITOR") or None
 
 
 def kernel_settings(environ: Mapping[str, str] | None = None) -> list[str]:
@@ -302,24 +287,41 @@ def load(
         take(name, value, str(file), f"{name} = {_shown(value)} in {file}", "correct or remove it")
     known = {PREFIX + name.upper(): name for name in NAMES}
     for variable, value in sorted(environ.items()):
-        if not variable.startswith(PREFIX) or variable in (HOME, ISA):
+        if not variable.startswith(PREFIX) or variable in _NO_SETTINGS:
             continue
         if variable not in known:
-            guess = nearest(variable, [*known, HOME, ISA])
+            guess = nearest(variable, [*known, *_NO_SETTINGS])
             raise UsageMistake(f"Unknown environment variable {variable}{guess}; correct or unset it.")
         if value:
             name = known[variable]
             take(name, _from_text(name, value), variable, f"{variable}={_shown(value)}", "correct or unset it")
     for name, value in (flags or {}).items():
         if value is not None and value != []:
-            flag = "--no-log" if name == "log" else "--" + name.replace("_", "-")
+            flag = f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
             take(name, value, flag, f"{flag} {_shown(value)}", "give another value")
     return Settings(**values, origins=origins)
 
 
+def changed(settings: Settings, name: str, text: str) -> Settings:
+    """The settings with this value of one of them, as it was typed in a chat. Raises UsageMistake."""
+    given = _from_text(name, text)
+    try:
+        value = _CHECKS[name](given)
+    except ValueError as error:
+        shown = f"{TYPED} {name.replace('_', '-')} {_shown(given)}"
+        raise UsageMistake(f"{shown} must be {error}; give another value.") from None
+    return replace(settings, **{name: value}, origins={**settings.origins, name: TYPED})
+
+
+def restored(values: Mapping[str, object], origins: Mapping[str, str]) -> Settings:
+    """Settings as another process of this version told them. Raises ValueError, KeyError for what cannot be meant."""
+    found: dict[str, Any] = {name: None if value is None else _CHECKS[name](value) for name, value in values.items()}
+    return Settings(**found, origins={name: str(origins[name]) for name in NAMES})
+
+
 def _from_text(name: str, text: str) -> object:
     """A variable's value in the type of its setting; else the text itself, which is then refused."""
-    if _CHECKS[name] in (_texts, _parts):
+    if name in _LISTS:
         if not text.startswith("["):
             return [text]
         try:
@@ -327,7 +329,12 @@ def _from_text(name: str, text: str) -> object:
         except ValueError:
             return text
         return found["list"] if len(found) == 1 else text
-    if _CHECKS[name] is _boolean:
+    if name == "keymap":
+        try:
+            return parse_json(text)
+        except ValueError:
+            return text
+    if _CHECKS[name] in (setting_checks.boolean, setting_checks.thinking):
         return _WORDS.get(text.lower(), text)
     if name in _NUMBERS:
         for number_type in (int, float):

@@ -1,5 +1,9 @@
 """The errors that a person can do something about: one sentence and an exit code each."""
 
+import re
+
+_NUMBER = re.compile(r"\[(?:Errno|WinError) -?\d+\] ?")
+
 
 class LocalspecError(Exception):
     """A runtime failure. Its message is one sentence: what was wrong, with the value, and what to do."""
@@ -32,5 +36,5 @@ class NotAllowed(LocalspecError):
 
 
 def first_line(error: BaseException | str) -> str:
-    """The first line of another library's message, or the error's type where it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of another library's message without the number of an error, or its type where it has none."""
+    return (_NUMBER.sub("", str(error)).strip().splitlines() or [type(error).__name__])[0]

@@ -1,8 +1,8 @@
 """What the engine reports to its consumer: a generator of these is the only way that results leave it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Reason = Literal["stop", "length", "interrupted"]
 
@@ -40,6 +40,26 @@ class Statistics:
     off_reason: str | None  # why speculation is off at the end of the reply
     memory: Memory
     rows: Mapping[int, int] = field(default_factory=dict)  # how many forwards verified so many rows, root included
+    # Steps that plain decoding would have taken instead, by plain ones timed in passing; None where too few were seen.
+    plain_seconds: float | None = None
+    reasoning_tokens: int = 0  # of the reply, those before the answer: what was thought, and its marks
+    reasoning_seconds: float = 0.0  # from the end of the prompt to the answer
+    told_tokens: int | None = None  # of the reply, where a server told how many they were and not which
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the reply was; 0 also where nobody told."""
+        return len(self.token_ids) if self.told_tokens is None else self.told_tokens
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether nothing but thinking came of it."""
+        return 0 < self.reasoning_tokens == self.tokens
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as plain decoding the steps were; below 1 where drafting cost more than it saved."""
+        return self.plain_seconds / self.step_seconds if self.plain_seconds and self.step_seconds > 0 else None
 
 
 @dataclass(frozen=True)
@@ -51,12 +71,31 @@ class Prefill:
     dropped: int = 0
 
 
+class Draft(NamedTuple):
+    """The draft tree of one decode step, and what became of it: to be looked at by whoever wants to, at any time.
+
+    Node 0 is the root, the token before the step; parents precede their children. `path` are the nodes that were
+    accepted, the root first; the step brought their tokens and one more of the target's own. A `probe` node is no
+    proposal. `sources` name who proposed each node, where that is known.
+    """
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    sources: Sequence[str] | None
+    probe: Sequence[bool] | None
+    path: Sequence[int]
+
+
 @dataclass(frozen=True)
 class Text:
     """What one decode step added: printable text, token ids, who proposed each, seconds since the reply began.
 
+    What stands between the marks of thinking is `reasoning`, and not part of the text.
+
     A step whose text is held back, because it may be half a character or the start of a stop string, has no event of
-    its own: the next event brings its tokens too. `steps` counts the target's forwards so far, without prefill.
+    its own: the next event brings its tokens too. `steps` counts the target's forwards so far, without prefill, and
+    `drafts` are those of the steps since the event before: the tokens of a reply are one of prefill, then those of each
+    step in turn.
     """
 
     text: str
@@ -64,6 +103,9 @@ class Text:
     sources: tuple[str, ...]
     seconds: float
     steps: int
+    drafts: tuple[Draft, ...] = ()
+    reasoning: str = ""
+    reasoning_tokens: int = 0  # of the tokens, the first so many came before the answer
 
 
 @dataclass(frozen=True)

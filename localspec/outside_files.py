@@ -58,6 +58,10 @@ def parse_toml(source: bytes) -> dict[str, Any]:
         return tomllib.loads(source.decode())
     except RecursionError:
         raise ValueError("lists or tables are nested too deeply") from None
+    except ValueError as error:
+        if "integer string conversion" in str(error):  # Python's own limit, told to programmers
+            raise ValueError("a number has too many digits") from None
+        raise
 
 
 def _integer(digits: str) -> int:

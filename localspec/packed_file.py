@@ -13,6 +13,7 @@ import re
 import stat
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -21,6 +22,7 @@ from localspec.errors import LocalspecError
 from localspec.outside_files import TEXT_LIMIT, parse_json
 
 SUFFIX = ".packed"
+PARTIAL = ".partial"  # the end of the name of a file that is being written
 FORMAT = 1  # of these files; those of lower numbers stay readable
 LAYOUTS = (1,)  # of the tensors' bytes, which can be computed with: localspec/native/src/layout.h
 PANEL = 32  # output channels
@@ -243,6 +245,18 @@ def read(file: Path) -> PackedFile:
     if size != start + header.section_bytes:
         raise _damaged(file, f"it has {size} bytes where {start + header.section_bytes} belong")
     return PackedFile(file, header, start)
+
+
+def forms(file: Path) -> dict[str, Path]:
+    """The packings in which the model of a packed file is here: this one, and those of its weights beside it."""
+    own = read(file).header
+    found = {own.packing: file}
+    for other in sorted(file.parent.glob(f"{own.origin.revision}-*{SUFFIX}"), reverse=True):
+        with suppress(LocalspecError):
+            header = read(other).header
+            if (header.origin.revision, header.origin.files) == (own.origin.revision, own.origin.files):
+                found.setdefault(header.packing, other)
+    return found
 
 
 def _damaged(file: Path, what: str) -> DamagedFile:

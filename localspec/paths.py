@@ -68,6 +68,16 @@ class Paths:
         return self.cache_dir / "tokenizers"
 
     @property
+    def serving_key(self) -> Path:
+        """What requests over TCP must bring."""
+        return self.data_dir / "serving.key"
+
+    @property
+    def socket(self) -> Path:
+        """Where `localspec serve` listens for its own user."""
+        return self.state_dir / "serve.sock"
+
+    @property
     def logs(self) -> Path:
         return self.state_dir / "logs"
 

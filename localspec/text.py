@@ -1,5 +1,6 @@
 """Makes text from a model, a file or a file name safe for a terminal."""
 
+LONGEST_LICENSE = 100  # characters of what others name theirs, of any length
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _TABLE: dict[int, str | None] = {
     **{code: chr(0x2400 + code) for code in range(0x20)},  # the visible symbol of each C0 control

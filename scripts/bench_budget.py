@@ -20,7 +20,7 @@ from localspec.policy.selection import choose
 class Wrong:
     """Proposes a full tree of tokens that the target does not say: unlikely ones, a new one each time."""
 
-    nbytes = 0
+    nbytes, target_layers = 0, ()
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary, self._next = vocabulary, 0

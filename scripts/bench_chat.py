@@ -1,9 +1,11 @@
-"""What the terminal interface costs: time to the first paint, gaps while typing, and tokens/s against `localspec run`.
+"""What looking costs: tokens/s in the chat against `localspec run`, the first paint, and how long typed keys wait.
 
     python scripts/bench_chat.py --rounds 5 -m demo
+    python scripts/bench_chat.py --rounds 5 -m DIR --replies 200
 
-Every round starts `localspec run` and `localspec chat` on the same prompt, greedily and without stored phrases, in a
-terminal of its own; tokens/s are the engine's own, decoding only. Linux and macOS.
+Every round answers the same prompt with `localspec run`, and in a chat as each of LOOKS looks at it, in a terminal of its
+own; greedily, without stored phrases, after so many `--replies` in the same conversation. Tokens/s are the engine's own,
+decoding only. Keys are typed while the model loads, and in a reply that is not timed. Linux and macOS.
 """
 
 import argparse
@@ -25,12 +27,13 @@ import pyte
 
 from localspec.chat.conversation import saved_conversation
 from localspec.paths import Paths
-from localspec.store.history import Saved
+from localspec.store.conversations import Saved
 from localspec.store.store import Store
 
 COLUMNS, LINES = 120, 40
 PROMPT = "Tell me a long story about a lighthouse keeper, a storm and a dog."
 KEY_SECONDS = 0.05
+LOOKS = {"with the panel": "", "without it": "\x1bOS", "x-ray": "\x14"}  # keys typed when a reply has begun: F4, Ctrl+T
 
 
 class Terminal:
@@ -77,6 +80,11 @@ class Terminal:
                 with contextlib.suppress(OSError):
                     self._stream.feed(os.read(self._file, 1 << 16))
 
+    def leave(self) -> None:
+        """Ctrl+Q; what is still drawn is read, or the program would wait."""
+        self.send("\x11")
+        self.until(lambda _: self.process.poll() is not None, time.perf_counter() - self.began + 60, every=0.05)
+
 
 def headless(command: list[str], home: Path, alike: list[str]) -> float:
     """Tokens/s of `localspec run`."""
@@ -86,25 +94,65 @@ def headless(command: list[str], home: Path, alike: list[str]) -> float:
     return float(json.loads(answer.stdout)["timings"]["tokens_per_second"])
 
 
-def in_the_terminal(command: list[str], home: Path, alike: list[str]) -> tuple[float, float, float]:
-    """(tokens/s, seconds to the first paint, longest wait for a typed key while the model loads) of `localspec chat`."""
-    before = last(home).info.id
-    terminal = Terminal([*command, "chat", *alike], environment(home))
+def in_the_terminal(command: list[str], home: Path, alike: list[str], keys: str) -> tuple[float, float, float]:
+    """(tokens/s, seconds to the first paint, longest wait for a key while the model loads) of `localspec chat`.
+
+    `keys` are typed when the reply has begun.
+    """
+    terminal, before = Terminal([*command, "chat", *alike], environment(home)), state(home)
     painted = terminal.until(lambda screen: screen.strip() != "")
-    longest = 0.0
-    for typed in range(1, 61):
-        pressed = time.perf_counter()
-        terminal.send("x")
-        terminal.until(lambda screen: "x" * typed in screen)
-        longest = max(longest, time.perf_counter() - pressed)
-        time.sleep(KEY_SECONDS)
+    longest = typed(terminal, 60)
     terminal.send("\x15")  # deletes the line
     terminal.until(lambda screen: "xxxx" not in screen)
     terminal.send(PROMPT + "\r")
-    terminal.until(lambda _: last(home).info.id > before and last(home).turns[-1].reason is not None, every=0.5)
-    terminal.send("\x11")
-    terminal.process.wait(30)
+    terminal.until(lambda _: state(home) != before, every=0.5)
+    terminal.send(keys)
+    terminal.until(lambda _: state(home) != before and last(home).turns[-1].reason is not None, 600, every=0.5)
+    terminal.leave()
     return float(last(home).turns[-1].figures["tokens_per_second"]), painted, longest
+
+
+def typing_in_a_reply(command: list[str], home: Path, alike: list[str]) -> float:
+    """The longest wait for a typed key while the model answers."""
+    terminal, before = Terminal([*command, "chat", *alike], environment(home)), state(home)
+    terminal.until(lambda screen: screen.strip() != "")
+    terminal.send(PROMPT + "\r")
+    terminal.until(lambda _: state(home) != before and last(home).turns[-1].reply != "", 600, every=0.5)
+    longest = typed(terminal, 40)
+    terminal.send("\x15")  # what was typed and not sent would be there in the next chat
+    terminal.until(lambda screen: "xxxx" not in screen)
+    terminal.leave()
+    return longest
+
+
+def typed(terminal: Terminal, keys: int) -> float:
+    """The longest that one of so many keys had to wait until it was seen."""
+    longest = 0.0
+    for count in range(1, keys + 1):
+        pressed = time.perf_counter()
+        terminal.send("x")
+        terminal.until(lambda screen, count=count: "x" * count in screen)  # type: ignore[misc]
+        longest = max(longest, time.perf_counter() - pressed)
+        time.sleep(KEY_SECONDS)
+    return longest
+
+
+def transcript(home: Path, model: str, replies: int) -> list[str]:
+    """The flags that go on with a conversation of so many short replies; none where there are to be none."""
+    if not replies:
+        return []
+    number = None
+    with Store.open(Paths(home).database, lambda _: None) as store:
+        for at in range(replies):
+            number, turn = store.history.say(number, f"And {at}?", model=model, system=None)
+            store.history.write(turn, f"Yes, {at}.", "stop")
+    return ["--conversation", str(number)]
+
+
+def state(home: Path) -> tuple[int, int]:
+    """The conversation used last, and how many turns it has."""
+    found = last(home)
+    return found.info.id, len(found.turns)
 
 
 def last(home: Path) -> Saved:
@@ -122,26 +170,32 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("-m", "--model", default="demo")
     parser.add_argument("-n", "--max-tokens", type=int, default=400)
+    parser.add_argument("--replies", type=int, default=0, help="that the conversation has before")
     arguments = parser.parse_args()
     alike = ["-m", arguments.model, "-n", str(arguments.max_tokens), "--temp", "0", "--pool", "off"]
-    command, rounds = [sys.executable, "-m", "localspec"], []
+    command = [sys.executable, "-m", "localspec"]
+    rounds: list[dict[str, float]] = []
+    painted, loading, answering = [], [], []
     with tempfile.TemporaryDirectory() as place:
         home = Path(place)
         headless(command, home, alike)  # measures what is measured once
+        alike += transcript(home, arguments.model, arguments.replies)
         for _ in range(arguments.rounds):
-            alone = headless(command, home, alike)
-            rounds.append((alone, *in_the_terminal(command, home, alike)))
-            print(
-                "{:.1f} tokens/s headless, {:.1f} in the terminal; painted after {:.3f} s; longest wait {:.3f} s".format(
-                    *rounds[-1]
-                )
-            )
-    shares = [inside / alone for alone, inside, _, _ in rounds]
+            row = {"headless": headless(command, home, alike)}
+            for look, keys in LOOKS.items():
+                row[look], paint, wait = in_the_terminal(command, home, alike, keys)
+                painted.append(paint)
+                loading.append(wait)
+            answering.append(typing_in_a_reply(command, home, alike))
+            rounds.append(row)
+            print(", ".join(f"{look} {speed:.1f} tokens/s" for look, speed in row.items()), flush=True)
+    for look in LOOKS:
+        shares = [row[look] / row["headless"] for row in rounds]
+        print(f"{look}, of headless: median {statistics.median(shares):.3f} ({min(shares):.3f} to {max(shares):.3f})")
+    print(f"first paint: median {statistics.median(painted):.3f} s")
     print(
-        f"in the terminal, of headless: median {statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f})"
+        f"longest wait for a typed key while the model loads: {max(loading):.3f} s, while it answers: {max(answering):.3f} s"
     )
-    print(f"first paint: median {statistics.median(row[2] for row in rounds):.3f} s")
-    print(f"longest wait for a typed key while the model loads: {max(row[3] for row in rounds):.3f} s")
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from experiment import questions
 
 from localspec import config
 from localspec.bench import peers
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits
 from localspec.engine.engine import Engine
 from localspec.events import Reporter
 from localspec.models import registry

@@ -22,7 +22,7 @@ from demo_data.mixture import MADE, OWN, SHARED
 from demo_data.passes import SET_ASIDE, set_aside
 from demo_model import optimizers
 from demo_progress import Loss, held_out_losses
-from demo_tokens import CONTEXT, TEMPLATE, VOCABULARY, Corpus
+from demo_tokens import CONTEXT, TEMPLATE, Corpus
 from train_demo import MICRO, STAGES, rate
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -121,17 +121,23 @@ def architecture(model: Any, weights: int) -> str:
     return table(["", ""], [[name, value] for name, value in rows.items()], left=2)
 
 
+BEGAN = (  # where `--begin` went on from the model that was here before
+    "The second edition: it began with the weights and the tokenizer of the first, which had learnt 17 M tokens of books, "
+    "chats, code and question sets (whose sources are among those credited below), and trained further"
+)
+
+
 def recipe(model: Any, training: dict[str, Any]) -> str:
     """How it was trained, from the constants of the scripts and the record that train_demo.py wrote."""
-    stages = []
-    for name in ("long", "last"):
+    stages, names = [], [name for name in ("long", "last") if name in training]
+    for name in names:
         stage, seen = STAGES[name], training[name]
         stages.append(
             [name, f"{stage.length:,}", f"{stage.rates[0]:g} to {stage.rates[1]:g}", f"{stage.user_share:g}",
              f"{seen['tokens'] / 1e6:.1f} M", f"{seen['steps']:,}", f"{seen['cpu_seconds'] / 3600:.2f}"]
         )  # fmt: skip
     points = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    schedule = [[n, *(f"{rate(STAGES[n], 10**6, done):.2f}" for done in points)] for n in ("long", "last")]
+    schedule = [[n, *(f"{rate(STAGES[n], 10**6, done):.2f}" for done in points)] for n in names]
     rules = []
     for optimiser, base in optimizers(model):
         group = optimiser.param_groups[0]
@@ -143,23 +149,27 @@ def recipe(model: Any, training: dict[str, Any]) -> str:
         [
             f"`{source}`",
             share.why,
-            *(f"{n:,g}{' examples' if source in MADE else ''}" for n in (share.long, share.last)),
+            *(f"{getattr(share, name):,g}{' examples' if source in MADE else ''}" for name in names),
         ]
         for source, share in (MADE | SHARED | OWN).items()
+        if any(getattr(share, name) for name in names)
     ]
+    whole = "long" in names
+    began = "Trained from nothing" if whole else BEGAN
+    read = "the first pass of the long stage and on localspec's documents" if whole else "the first edition's data"
+    meant = "the long one is at a constant rate and as long as there was time, the last one brings the rate down"
     return "\n\n".join(
         [
-            f"Trained from nothing on the device `{training['device']}`. `scripts/train_demo.py` of localspec is the "
+            f"{began} on the device `{training['device']}`. `scripts/train_demo.py` of localspec is the "
             "whole recipe; the numbers below come from it and from its record of the run.",
-            f"**Tokenizer**: byte-level BPE, {VOCABULARY:,} entries, single digits, trained on the first pass of the long "
-            f"stage and on localspec's documents. `<|endoftext|>` begins every example. Chat template: `{TEMPLATE}`",
-            "**Stages**: the long one is at a constant rate and as long as there was time, the last one brings the rate "
-            "down",
+            f"**Tokenizer**: byte-level BPE, {model.config.vocab_size:,} entries, single digits, trained on {read}. "
+            f"`<|endoftext|>` begins every example. Chat template: `{TEMPLATE}`",
+            f"**Stages**: {meant}" if whole else "**Stage**: from a whole rate down to nothing",
             table(
                 ["stage", "tokens a row", "rate", "weight of what users say", "tokens seen", "steps", "core-hours"],
                 stages,
             ),
-            f"A step is {STAGES['long'].batch:,} tokens in forwards of {MICRO[training['device']]:,}; forwards in "
+            f"A step is {STAGES[names[-1]].batch:,} tokens in forwards of {MICRO[training['device']]:,}; forwards in "
             "bfloat16 autocast over float32 weights; gradients clipped at norm 1. Examples are shuffled and run together, "
             f"without a mask between them. Seed {training['seed']} for the weights.",
             "**Optimisers**",
@@ -169,7 +179,7 @@ def recipe(model: Any, training: dict[str, Any]) -> str:
             "**Mixture**: how often one pass sees an example, or how many new examples a generator makes for it. Replies "
             f"that repeat themselves are left out. {HELD_OUT:.0%} of every source were never trained on: chosen by a hash "
             "of the example, of generated ones by what they are about, whatever their wording.",
-            table(["source", "why", "long", "last"], mixture, left=2),
+            table(["source", "why", *names], mixture, left=2),
         ]
     )
 

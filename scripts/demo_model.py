@@ -41,6 +41,24 @@ def draft_of(teacher: Phi3ForCausalLM) -> Phi3ForCausalLM:
     return model
 
 
+def muon_in_float32() -> None:
+    """Lets torch's Muon, which casts to bfloat16, compute in fp32: without such arithmetic a step takes minutes."""
+
+    def zeroth_power(
+        grad: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
+    ) -> torch.Tensor:
+        tall = grad.shape[0] > grad.shape[1]
+        matrix = grad.T if tall else grad
+        matrix = matrix / matrix.norm().clamp(min=eps)
+        a, b, c = coefficients
+        for _ in range(steps):
+            gram = matrix @ matrix.T
+            matrix = torch.addmm(matrix, torch.addmm(gram, gram, gram, beta=b, alpha=c), matrix, beta=a)
+        return matrix.T if tall else matrix
+
+    torch.optim._muon._zeropower_via_newtonschulz = zeroth_power  # type: ignore[assignment]
+
+
 def optimizers(model: Phi3ForCausalLM) -> list[tuple[torch.optim.Optimizer, float]]:
     """Muon for the matrices, AdamW for embeddings and norms: twice the progress a token of AdamW alone at this size."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]

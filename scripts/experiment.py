@@ -19,8 +19,9 @@ from localspec import config
 from localspec.bench import comparison, peers, prompts
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool

@@ -31,7 +31,7 @@ from localspec.errors import LocalspecError
 from localspec.events import Reporter
 from localspec.machine.machine import this_machine
 from localspec.models import registry
-from localspec.models.drafter_kinds import TABLE, WITH_PHRASES, kind_of
+from localspec.models.drafter_kinds import TABLE, WITH_PHRASES
 from localspec.models.model import model_of
 from localspec.policy.ranking import AUTO_NODES, Precision, run_plans
 from localspec.policy.selection import Choice, choose
@@ -101,7 +101,7 @@ def measured(
     known = RecalledMeasurements(MeasurementCache(store, Reporter()), False, None)
     predicted = kept(place / "predicted.json", partial(predictions, card, firsts[PLAIN].choice, known))
     if AUTO in choices and (again := chosen(card, settings, AUTO, known)):  # as after a first load
-        choices[AUTO], firsts[AUTO] = again, first
+        choices[AUTO], firsts[AUTO] = again, load(again, beside=first)
     engines = {name: partial(load, choice, beside=firsts[name]) for name, choice in choices.items()}
     target, sampling = first.target, first.sampling(settings)
 
@@ -154,10 +154,6 @@ def chosen(
     card: registry.TargetCard, settings: Settings, name: str, known: RecalledMeasurements | None = None
 ) -> Choice | None:
     """How the model is run with this drafter; None where the model has none of that kind."""
-    if (
-        name != AUTO and kind_of(name).takes == "draft model" and (card.path / "draft").is_dir()
-    ):  # which has no name, as a widened demo's
-        name = f"{name.partition('+')[0]}:{card.path / 'draft'}{'+' * ('+' in name)}{name.partition('+')[2]}"
     try:
         return choose(card, replace(settings, drafter=name), measurements=known)
     except LocalspecError as error:

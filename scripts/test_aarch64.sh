@@ -12,29 +12,29 @@ command -v qemu-aarch64 >/dev/null || { echo "There is no qemu-aarch64; on Debia
 mkdir -p "$work"
 
 # Debian's own Python for ARM, unpacked beside its libraries
-if ! [ -e "$work/root/.complete" ]; then
+if ! [ -e "$work/debian/.complete" ]; then
     apt="$work/apt"
-    rm -rf "$apt" "$work/root"
-    mkdir -p "$apt/state/lists/partial" "$apt/cache/archives/partial" "$work/root"
+    rm -rf "$apt" "$work/debian"
+    mkdir -p "$apt/state/lists/partial" "$apt/cache/archives/partial" "$work/debian"
     : >"$apt/status"
     set -- -qq -o "Dir::State=$apt/state" -o "Dir::State::status=$apt/status" -o "Dir::Cache=$apt/cache" \
         -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User= -o Debug::NoLocking=1
     apt-get "$@" update
     apt-get "$@" install -y --no-install-recommends --download-only python3 libstdc++6
-    for package in "$apt"/cache/archives/*.deb; do dpkg-deb -x "$package" "$work/root"; done
-    touch "$work/root/.complete"
+    for package in "$apt"/cache/archives/*.deb; do dpkg-deb -x "$package" "$work/debian"; done
+    touch "$work/debian/.complete"
 fi
 # What the tests start as sys.executable is this, too: the kernel would not know how to run a program for ARM. The
 # packages below are found by a .pth, since tests clear PYTHONPATH.
 arm="$work/python"
 cat >"$arm" <<END
 #!/bin/sh
-export PYTHONHOME="$work/root/usr" PYTHONPYCACHEPREFIX="$work/bytecode"
+export PYTHONHOME="$work/debian/usr" PYTHONPYCACHEPREFIX="$work/bytecode"
 unset PYTHONDONTWRITEBYTECODE
-exec qemu-aarch64 -cpu $CPU -L "$work/root" -0 "$arm" "$work/root/usr/bin/python3" "\$@"
+exec qemu-aarch64 -cpu $CPU -L "$work/debian" -0 "$arm" "$work/debian/usr/bin/python3" "\$@"
 END
 chmod +x "$arm"
-echo "$work/packages" >"$work/root/usr/lib/python3/dist-packages/packages.pth"
+echo "$work/packages" >"$work/debian/usr/lib/python3/dist-packages/packages.pth"
 version="$("$arm" -c 'import sys; print("%d%d" % sys.version_info[:2])')"
 
 # The packages that the tests import, for ARM. Of torch the last version whose wheel for ARM has no CUDA.

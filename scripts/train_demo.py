@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from demo_data.passes import set_aside, trained, vocabulary_texts
-from demo_model import demo_config, draft_of, export, optimizers
+from demo_model import demo_config, draft_of, export, muon_in_float32, optimizers
 from demo_progress import agreement, held_out_losses, log, samples
 from demo_tokens import Corpus, train_tokenizer
 from filelock import FileLock, Timeout
@@ -225,18 +225,23 @@ def prepare(asked: argparse.Namespace) -> Run:
     if asked.stage == "draft":
         teacher = Phi3ForCausalLM.from_pretrained(asked.towards, dtype=torch.float32, local_files_only=True)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(asked.towards, local_files_only=True)
-        model = draft_of(teacher)
+        begin = asked.begin and Phi3ForCausalLM.from_pretrained(asked.begin, dtype=torch.float32, local_files_only=True)
+        model = begin or draft_of(teacher)
         run = Run("draft", asked, tokenizer, model.to(asked.device).train(), teacher.to(asked.device).eval())
     else:
-        place = asked.work / "tokenizer"
-        tokenizer = train_tokenizer([] if place.exists() else vocabulary_texts(asked.data, asked.words), place)
-        model = Phi3ForCausalLM(demo_config(asked.shape))
+        if asked.begin:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(asked.begin, local_files_only=True)
+            model = Phi3ForCausalLM.from_pretrained(asked.begin, dtype=torch.float32, local_files_only=True)
+        else:
+            place = asked.work / "tokenizer"
+            tokenizer = train_tokenizer([] if place.exists() else vocabulary_texts(asked.data, asked.words), place)
+            model = Phi3ForCausalLM(demo_config(asked.shape))
         run = Run(asked.stage, asked, tokenizer, model.to(asked.device).train())
     before = asked.work / "long" / "checkpoint.pt"
     if run.checkpoint.exists():
         run.load(run.checkpoint)
         print(f"resuming: {run.progress}", flush=True)
-    elif asked.stage == "last":
+    elif asked.stage == "last" and not asked.begin:
         if not before.exists():
             raise SystemExit(f"{before} is not there; let `train_demo.py long` run first.")
         run.load(before)
@@ -256,6 +261,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, help="tokens a step")
     parser.add_argument("--micro", type=int, help="tokens a forward")
     parser.add_argument("--saved", type=float, default=180, help="seconds between checkpoints")
+    parser.add_argument("--begin", type=Path, help="go on from this model, in its shape and with its tokenizer")
     parser.add_argument("--towards", type=Path, default=Path("localspec/demo"), help="whose draft model to train")
     parser.add_argument("--float32", action="store_true", help="no bfloat16: for processors without such arithmetic")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model (needs a C++ compiler)")
@@ -269,6 +275,8 @@ def main() -> None:
     if asked.stage != "long" and math.isinf(asked.tokens):
         raise SystemExit(f"The {asked.stage} stage needs --tokens: its rate goes down over them.")
     (asked.work / asked.stage).mkdir(parents=True, exist_ok=True)
+    if asked.float32:
+        muon_in_float32()
     try:
         with FileLock(asked.work / asked.stage / "lock", timeout=0):
             (asked.work / asked.stage / "pid").write_text(f"{os.getpid()}\n")

@@ -1,9 +1,9 @@
 """Trains the drafters that come with the demo model, by `localspec train`, and puts them beside its weights.
 
-    python scripts/train_demo_drafters.py --data FILE… --work DIR --hours 1
+    python scripts/train_demo_drafters.py --data DIR --work DIR --hours 1
 
 Each kind gets the same time. What was stopped goes on with the same command. The weights are stored in bf16; together
-they may take no more than 20 MB.
+they may take no more than 20 MB. DATA is that of `scripts/train_demo.py`: they learn on what the model learnt last.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import torch
+from demo_data.passes import trained
 from safetensors.torch import load_file, save_file
 
 # After 150,000 tokens Medusa's first guess was right 10 % of the time at 1e-3, 17 % at 5e-3, and with steps of 1,024
@@ -39,6 +40,17 @@ How often its first guess was right on {held_out:,} held-out tokens, by depth: {
 """
 
 
+def mixture(data: Path, work: Path) -> Path:
+    """The model's last mixture as `localspec train` reads it; what is generated is new."""
+    file = work / "mixture.jsonl"
+    if not file.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        new = file.with_suffix(".new")
+        new.write_text("".join(f"{json.dumps(example)}\n" for example in trained(data, "last", 1, [])), "utf-8")
+        new.replace(file)
+    return file
+
+
 def train(kind: str, own: list[str], asked: argparse.Namespace) -> Path:
     """The directory of one finished training."""
     directory: Path = asked.work / kind
@@ -46,8 +58,16 @@ def train(kind: str, own: list[str], asked: argparse.Namespace) -> Path:
         print(f"{kind} is trained already, in {directory}", flush=True)
         return directory
     limit = ["--steps", str(asked.steps)] if asked.steps else ["--hours", str(asked.hours)]
+    data = asked.data if asked.data.is_file() else mixture(asked.data, asked.work)
     words = ["train", kind, "-m", str(DEMO), "-o", str(directory), *limit, *own]
-    words += ["--batch", str(asked.batch), "--length", str(asked.length), "--data", *map(str, asked.data)]
+    words += [
+        "--batch",
+        str(asked.batch),
+        "--length",
+        str(asked.length),
+        "--data",
+        str(data),
+    ]
     subprocess.run([sys.executable, "-m", "localspec", *words], check=True)
     return directory
 
@@ -74,7 +94,9 @@ def put(kind: str, directory: Path, out: Path) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, nargs="+", required=True, help="as `localspec train` reads it")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="the folder with chat.jsonl.xz and text.jsonl.xz, or a file"
+    )
     parser.add_argument("--work", type=Path, required=True, help="where trainings lie; outside git")
     parser.add_argument("--out", type=Path, default=DEMO / "drafters", help="where the drafters go")
     parser.add_argument("--hours", type=float, default=1.0, help="of each kind")

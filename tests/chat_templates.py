@@ -79,7 +79,7 @@ _CHATML_TEMPLATE = """{%- if tools %}
 {%- endif %}
 """
 
-_QWEN3_TEMPLATE = """{%- if messages[0].role == 'system' %}
+QWEN3_TEMPLATE = """{%- if messages[0].role == 'system' %}
     {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
 {%- endif %}
 {%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
@@ -242,7 +242,7 @@ def write_tokenizer(path: Path, name: str) -> Path:
         tokenizer.add_tokens(["<tool_call>", "<think>"])
         config = {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "unk_token": None}
         config |= {"tokenizer_class": "Qwen2Tokenizer", "additional_special_tokens": ["<|im_start|>", "<|im_end|>"]}
-        config["chat_template"] = _CHATML_TEMPLATE if name == CHATML else _QWEN3_TEMPLATE
+        config["chat_template"] = _CHATML_TEMPLATE if name == CHATML else QWEN3_TEMPLATE
         model = {"model_type": name, "eos_token_id": tokenizer.token_to_id("<|im_end|>")}
     elif name == PHI3:
         special = ["<|endoftext|>", "<|assistant|>", "<|system|>", "<|end|>", "<|user|>"]

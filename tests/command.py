@@ -13,6 +13,7 @@ from clocks import PATIENCE
 from localspec.cli.main import main
 
 ROOT = Path(__file__).parent.parent
+HEAVY = {"torch", "transformers", "numpy", "accelerate"}  # what models are computed and trained with
 
 
 def environment(home: Path, **variables: str) -> dict[str, str]:
@@ -70,3 +71,15 @@ def sentence(result: subprocess.CompletedProcess[str]) -> str:
     assert result.stdout == ""
     assert result.stderr.startswith("localspec: ") and result.stderr.count("\n") == 1, result.stderr
     return result.stderr
+
+
+def light_help(home: Path, *commands: str) -> str:
+    """What `--help` of these commands prints, in a process of its own; it must load nothing that a model needs."""
+    code = (
+        "import sys; from localspec.cli.main import main; "
+        f"codes = [main([command, '--help']) for command in {commands!r}]; "
+        f"assert not any(codes) and not {HEAVY!r} & set(sys.modules), sorted({HEAVY!r} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(home), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

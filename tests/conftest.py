@@ -1,6 +1,8 @@
 """Fixtures of the whole suite. Models are made once a session, and only those that a test asks for."""
 
 import gc
+import locale
+import math
 import os
 import random
 import shutil
@@ -32,6 +34,17 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What this process keeps, packed models above all, is not kept where whoever runs the tests keeps theirs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCALSPEC_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unicode_locale() -> Iterator[None]:
+    """Marks are drawn as they are, wherever the tests run; in the C locale they would be ASCII."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("LC_ALL", "LC_CTYPE"):
+            patch.delenv(name, raising=False)
+        patch.setenv("LANG", "C.UTF-8")
+        patch.setattr(locale, "getencoding", lambda: "UTF-8")
         yield
 
 
@@ -125,11 +138,21 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
 
 
 def pytest_configure() -> None:
-    """A shell starts what it puts into the background with Ctrl+C ignored, `nohup` with hanging up; children inherit it."""
+    """A shell starts what it puts into the background with Ctrl+C and Ctrl+\\ ignored, `nohup` with hanging up."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    for name in ("SIGHUP", "SIGQUIT"):  # which Windows lacks
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Five for two cores: a third of the time is the terminal interface's, whose clock waits."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    return math.ceil(2.5 * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
 
 
 def pytest_collection_finish() -> None:

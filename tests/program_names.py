@@ -20,12 +20,30 @@ from localspec_tui.app import ChatApp
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.conversations import ConversationsScreen
 from localspec_tui.screens.models import ModelsScreen
+from localspec_tui.screens.phrases import PhrasesScreen
+from localspec_tui.screens.race import RaceScreen
+from localspec_tui.screens.sampling import SamplingScreen
 from localspec_tui.screens.system_prompt import SystemPromptScreen
+from localspec_tui.screens.xray import XRayScreen
 from localspec_tui.widgets.message_view import MessageView
 from localspec_tui.widgets.prompt import Prompt
+from localspec_tui.widgets.xray_view import XRayView
 
 CLI = ROOT / "localspec" / "cli"
-SCREENS = (ChatApp, ChatScreen, ConversationsScreen, ModelsScreen, SystemPromptScreen, MessageView)
+REPORT = ROOT / "localspec" / "engine" / "report.py"  # the JSON of a reply
+SCREENS = (
+    ChatApp,
+    ChatScreen,
+    ConversationsScreen,
+    ModelsScreen,
+    SamplingScreen,
+    SystemPromptScreen,
+    XRayScreen,
+    PhrasesScreen,
+    RaceScreen,
+    XRayView,
+    MessageView,
+)
 HELP = {"--help", "-h"}
 FOREIGN_VARIABLES = {"NO_COLOR"}  # read by Textual
 
@@ -75,7 +93,12 @@ def variables() -> set[str]:
 @cache
 def json_keys() -> set[str]:
     """The keys that `run` and `list` print, and what functions of the other commands return."""
-    found = {key for name in ("run", "list") for node in ast.walk(_tree(CLI / f"{name}.py")) for key in _keys(node)}
+    found = {
+        key
+        for file in (CLI / "run.py", CLI / "list.py", REPORT)
+        for node in ast.walk(_tree(file))
+        for key in _keys(node)
+    }
     for file in CLI.glob("*.py"):
         returned = [node.value for node in ast.walk(_tree(file)) if isinstance(node, ast.Return) and node.value]
         found |= {key for value in returned for key in _keys(value)}
@@ -85,8 +108,8 @@ def json_keys() -> set[str]:
 @cache
 def printed_names() -> set[str]:
     """The keys of every dictionary, and the fields of every class, that commands may print."""
-    folders = [ROOT / "localspec" / name for name in ("cli", "bench", "store")]
-    nodes = [node for folder in folders for file in folder.glob("*.py") for node in ast.walk(_tree(file))]
+    files = [file for name in ("cli", "bench", "store") for file in (ROOT / "localspec" / name).glob("*.py")]
+    nodes = [node for file in (*files, REPORT) for node in ast.walk(_tree(file))]
     fields = {node.target.id for node in nodes if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
     return {*fields, *(key for node in nodes for key in _keys(node))}
 

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from localspec.chat.conversation import Conversation
+from localspec.decoding.sampling import Sampling
 from localspec.errors import UsageMistake
 from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
 
-SAMPLING: Any = SimpleNamespace(seed=7)
+SAMPLING = Sampling(seed=7)
 
 
 def statistics(tokens: int = 3) -> Statistics:
@@ -29,7 +30,7 @@ class Engine:
         self.closed = 0
         self.session = SimpleNamespace(statistics=None)
 
-    def chat(self, messages: Any, sampling: Any, limits: Any) -> Iterator[Event]:
+    def chat(self, messages: Any, sampling: Any, limits: Any, think: Any = None) -> Iterator[Event]:
         self.asked.append(list(messages))
         if messages[-1]["content"] == "too long":
             raise UsageMistake("The prompt is too long; shorten it.")

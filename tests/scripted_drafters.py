@@ -10,7 +10,7 @@ from localspec.decoding.tree import DraftTree
 class Witness:
     """Observes, and holds the session to its word: what was observed is what was committed. Proposes nothing."""
 
-    nbytes = 0
+    nbytes, target_layers = 0, ()
 
     def __init__(self) -> None:
         self.tokens: list[int] = []

@@ -34,6 +34,7 @@ def scripted_model(
     sharpness: float = 30.0,
     context: int = 1_000_000,
     generation: Mapping[str, Any] | None = None,
+    template: str = TEMPLATE,
 ) -> Script:
     """A model that answers every prompt with `reply`, one token a piece.
 
@@ -54,7 +55,7 @@ def scripted_model(
         "model.embed_tokens.weight": np.eye(size, dtype=np.float32),
         "lm_head.weight": head,
     }
-    _write(path, weights, size, reply, context, 1, generation or {})
+    _write(path, weights, size, reply, context, 1, generation or {}, template)
     return Script(path, ids, b"".join(reply).decode("utf-8", "replace"))
 
 
@@ -94,6 +95,7 @@ def _write(
     context: int,
     layers: int,
     generation: Mapping[str, Any],
+    template: str = TEMPLATE,
 ) -> None:
     path.mkdir(parents=True)
     save_file({**weights, "model.norm.weight": np.ones(width, np.float32)}, path / "model.safetensors")
@@ -105,7 +107,7 @@ def _write(
     }  # fmt: skip
     (path / "config.json").write_text(json.dumps(config))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": END, **generation}))
-    (path / "chat_template.jinja").write_text(TEMPLATE)
+    (path / "chat_template.jinja").write_text(template, "utf-8")
     names = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|end|>",

@@ -72,7 +72,7 @@ class TableModel:
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
         return tree
 
-    def encode(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def encode(self, messages: Sequence[dict[str, str]], think: bool | None = None) -> list[int]:
         return [ord(letter) % self.vocab_size for message in messages for letter in message["content"]]
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -1,9 +1,4 @@
-import io
-
-import pytest
-
 from localspec import charts
-from localspec.cli.console import drawable
 
 
 def test_a_bar_is_as_long_as_its_share():
@@ -23,9 +18,3 @@ def test_a_curve_has_a_column_a_value_and_stands_on_its_least():
 def test_more_values_than_columns_become_means_of_neighbours():
     assert charts.means([1.0, 3.0, 5.0, 7.0], 2) == [2.0, 6.0] and charts.means([1.0, 2.0], 9) == [1.0, 2.0]
     assert len(charts.means(range(1000), 72)) == 72 and charts.means(range(7), 3) == [0.5, 2.5, 5.0]
-
-
-@pytest.mark.parametrize(("encoding", "shown"), [("utf-8", "██▌ × 2"), ("ascii", "### x 2"), ("latin-1", "### x 2")])
-def test_a_terminal_without_blocks_gets_ascii(encoding, shown):
-    assert drawable("██▌ × 2", io.TextIOWrapper(io.BytesIO(), encoding=encoding)) == shown
-    assert len(charts.in_ascii(charts.EIGHTHS + charts.PARTS)) == 18 and charts.in_ascii(charts.PARTS).isascii()

@@ -3,7 +3,17 @@ from pathlib import Path
 
 import pytest
 
-from localspec.config import NAMES, Settings, dumb_terminal, home, kernel_settings, load
+from localspec.config import (
+    NAMES,
+    Settings,
+    dumb_terminal,
+    home,
+    in_screen,
+    kernel_settings,
+    light_background,
+    load,
+    terminal_kind,
+)
 from localspec.errors import UsageMistake
 from localspec.paths import Paths
 
@@ -53,15 +63,30 @@ def test_every_setting_in_every_source(paths):
     given = {
         "model": "m", "system": "s", "max_tokens": 3, "stop": ["a", "b"], "context": 9, "temperature": 0.5, "top_p": 1.0,
         "top_k": 0, "min_p": 0.0, "seed": 0, "drafter": "none", "draft_max": 4, "accept": "typical", "pool": "off", "device": "cuda:1",
-        "draft_device": "cpu", "ouroboros": ["lengthening", "history"], "dtype": "bf16", "quantize": "int8", "prefer": "memory", "int8_threshold": 6.0, "exact": True, "log": False,
+        "draft_device": "cpu", "think": False, "ouroboros": ["lengthening", "history"], "dtype": "bf16", "quantize": "int8", "prefer": "memory", "int8_threshold": 6.0, "exact": True, "log": False,
+        "server": "http://localhost:8000/v1", "theme": "nord", "keymap": {"chat.new": "f6"},
     }  # fmt: skip
     assert set(given) == set(NAMES)
     wanted = Settings(**{**given, "stop": ("a", "b"), "ouroboros": ("lengthening", "history")})
-    write(paths, "".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items()))
+    plain = {name: value for name, value in given.items() if name != "keymap"}
+    write(
+        paths, "".join(f"{name} = {json.dumps(value)}\n" for name, value in plain.items()) + '[keymap]\nchat.new = "f6"'
+    )
     environ = {f"LOCALSPEC_{n.upper()}": v if isinstance(v, str) else json.dumps(v) for n, v in given.items()}
     for settings in (load(paths, {}), load(Paths(Path("/nowhere")), environ), load(Paths(Path("/nowhere")), {}, given)):
         assert {n: getattr(settings, n) for n in NAMES} == {n: getattr(wanted, n) for n in NAMES}
         assert "default" not in settings.origins.values()
+
+
+def test_keys_by_the_names_of_what_they_do(paths):
+    write(paths, '[keymap]\n"chat.new" = "f6"\nchat.copy = "f7,f8"\nprompt = {send = "ctrl+g"}')
+    assert load(paths, {}).keymap == {"chat.new": "f6", "chat.copy": "f7,f8", "prompt.send": "ctrl+g"}
+    for text in ("keymap = 3", "keymap.chat.new = 3", "keymap.chat.new = ' '", "keymap = ['f6']"):
+        write(paths, text)
+        assert "keymap = " in mistake(paths) and "f6" in mistake(paths)
+    write(paths, "")
+    for value in ("f6", "{", '["f6"]', '{"chat.new": 3}'):
+        assert "LOCALSPEC_KEYMAP" in mistake(paths, {"LOCALSPEC_KEYMAP": value})
 
 
 def test_whole_temperatures_are_numbers(paths):
@@ -193,6 +218,14 @@ def test_dumb_terminal():
     assert not dumb_terminal({"TERM": "xterm"}) and not dumb_terminal({})
 
 
+def test_what_terminals_say_about_themselves():
+    for ground, light in (("15;0", False), ("0;15", True), ("0;default;15", True), ("0;7", True), ("12;8", False)):
+        assert light_background({"COLORFGBG": ground}) is light
+    assert [light_background({"COLORFGBG": text}) for text in ("", "0;default", "0;255", "x")] == [None] * 4
+    assert in_screen({"STY": "1.x"}) and not in_screen({})
+    assert terminal_kind({"TERM": "linux"}) == "linux" and terminal_kind({}) == ""
+
+
 def test_variables_that_choose_kernels():
     environ = {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "COMPATIBLE", "DNNL_MAX_CPU_ISA": "", "PATH": "/bin"}
     assert kernel_settings(environ) == ["MKL_CBWR=COMPATIBLE", "ONEDNN_MAX_CPU_ISA=AVX2"]
@@ -208,3 +241,17 @@ def test_home():
 def test_home_is_where_the_file_is_looked_for(paths, tmp_path):
     write(paths, "seed = 5")
     assert load(environ={"LOCALSPEC_HOME": str(tmp_path)}).seed == 5
+
+
+@pytest.mark.parametrize(
+    ("said", "think"), [("on", True), ("off", False), ("true", True), ("0", False), ("auto", None), ("", False)]
+)
+def test_thinking_is_on_off_or_the_models_own(paths, said, think):
+    write(paths, "think = false\n")
+    assert load(paths, {"LOCALSPEC_THINK": said}).think is think
+    assert "must be true, false or auto" in mistake(paths, {"LOCALSPEC_THINK": "maybe"})
+
+
+def test_the_flags_for_thinking_are_named_as_they_are_typed(paths):
+    origins = [load(paths, {}, {"think": think}).origins["think"] for think in (True, False, None)]
+    assert origins == ["--think", "--no-think", "default"]

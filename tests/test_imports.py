@@ -9,7 +9,7 @@ from command import ROOT, environment
 
 import localspec
 
-HEAVY = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "textual")
+HEAVY = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "textual", "pydantic")
 LOADED = f"import sys, json; json.dump([m for m in {HEAVY!r} if m in sys.modules], sys.stderr)"
 COMMANDS = [
     ["--help"],
@@ -83,7 +83,7 @@ def test_help_imports_no_command(tmp_path):
         "from localspec.cli.main import main; main(['--help']); import sys, json; "
         "json.dump(sorted(m for m in sys.modules if m.startswith('localspec.cli.')), sys.stderr)"
     )
-    assert loaded(tmp_path, code) == ["localspec.cli.interrupt", "localspec.cli.main"]
+    assert loaded(tmp_path, code) == ["localspec.cli.interrupt", "localspec.cli.main", "localspec.cli.plain_values"]
 
 
 def test_every_public_name_resolves():
@@ -117,6 +117,12 @@ def test_every_folder_has_a_layer():
     """import-linter checks only what the contract names."""
     layers = contract(type="layers")["layers"]
     assert rooms() - {word.strip("()") for layer in layers for word in layer.split()} == set()
+
+
+def test_every_folder_is_seen_by_the_linter():
+    """What has no __init__.py can be imported all the same, and no contract looks into it."""
+    files = [path for package in ("localspec", "tui/localspec_tui") for path in (ROOT / package).rglob("*.py")]
+    assert {path.parent for path in files if not (path.parent / "__init__.py").exists()} == set()
 
 
 def test_facts_about_the_machine_are_asked_of_torch_only_when_they_are_needed(tmp_path):

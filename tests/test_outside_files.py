@@ -84,7 +84,7 @@ def test_json():
 )
 def test_toml_that_would_take_for_ever(tmp_path, source):
     """By the square of its dots, tomllib takes minutes for such a key."""
-    with pytest.raises(ValueError, match="dots|deeply|digits"):
+    with pytest.raises(ValueError, match="dots|deeply|too many digits"):
         parse_toml(source.encode())
     file = tmp_path / "config.toml"
     file.write_text(source)

@@ -1,9 +1,10 @@
 """Writes a model of the Hugging Face layout as the file llama.cpp reads: the same weights under other names.
 
-Without a tokenizer, since tokens are all that is exchanged.
+Without a tokenizer, unless one is given: tokens are all that a bench exchanges.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -36,8 +37,17 @@ def check(config: ModelConfig, room: int) -> None:
         )
 
 
-def write(file: Path, model: Path, config: ModelConfig, kind: Kind) -> None:
-    """Writes the weights of the directory `model` to `file`: matrices in `kind`, vectors in fp32."""
+def without_tokenizer(writer: Any) -> None:
+    writer.add_tokenizer_model("no_vocab")
+
+
+def write(
+    file: Path, model: Path, config: ModelConfig, kind: Kind, tokenizer: Callable[[Any], None] = without_tokenizer
+) -> None:
+    """Writes the weights of the directory `model` to `file`: matrices in `kind`, vectors in fp32.
+
+    `tokenizer` adds what the file says of one to the writer of the gguf package.
+    """
     import gguf
 
     architecture = gguf.MODEL_ARCH[NAMES[config.model_type]]
@@ -53,7 +63,7 @@ def write(file: Path, model: Path, config: ModelConfig, kind: Kind) -> None:
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("no_vocab")
+    tokenizer(writer)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16 if kind == "f16" else gguf.LlamaFileType.MOSTLY_Q8_0)
     _add_rotation(writer, config)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)

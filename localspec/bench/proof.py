@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from localspec.checkpoint import inspect
+from localspec.engine.importing import ready
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
-from localspec.models import registry
 from localspec.models.registry import TargetCard
 from localspec.text import safe
 
@@ -110,7 +110,7 @@ def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, repor
 
     Raises UsageMistake where nothing would be drafted, and what loading raises.
     """
-    card = registry.resolve(model)
+    card = ready(model, settings, reporter)
     inspect(card.path)
     reporter.progress(f"loading {card.name}")
 

@@ -24,6 +24,16 @@ class Lane:
     moments: list[Moment] = field(default_factory=list)
     seconds: float = 0.0
     statistics: Statistics | None = None  # when it has come to its end
+    _thinks: bool = False  # whether the last words were thought
+
+    def add(self, event: Text) -> None:
+        """What a step added; what was thought stands before the answer."""
+        self._thinks = self._thinks or bool(event.reasoning)
+        text = event.reasoning
+        if event.text:
+            text += ("\n\n" if self._thinks else "") + event.text
+            self._thinks = False
+        self.moments.append(Moment(self.seconds, text, len(event.tokens)))
 
     def until(self, seconds: float | None = None) -> tuple[str, int]:
         """The text and the number of tokens that were there after so many seconds, or that are there now."""
@@ -65,7 +75,7 @@ def race(lanes: Sequence[Lane], streams: Sequence[Generator[Event, None, None]])
         lane.seconds += time.perf_counter() - began
         match event:
             case Text():
-                lane.moments.append(Moment(lane.seconds, event.text, len(event.tokens)))
+                lane.add(event)
             case Done(_, statistics):
                 lane.statistics = statistics
                 running.pop(at).close()

@@ -5,6 +5,8 @@ from typing import NamedTuple
 from localspec.config import nearest
 from localspec.errors import UsageMistake
 
+QUOTED = 40  # characters of what was typed
+
 
 class Command(NamedTuple):
     """What one types after the slash, what may follow it (empty: nothing), and what it does."""
@@ -19,9 +21,16 @@ COMMANDS = (
     Command("resume", "[ID]", "go on with an earlier one; without ID: list them"),
     Command("model", "[NAME]", "let another model answer; without NAME: list them"),
     Command("system", "[TEXT]", "set the system prompt; without TEXT: show it"),
+    Command("set", "[KEY [VALUE]]", "how replies are sampled; VALUE default takes it back; without KEY: show it"),
+    Command(
+        "think", "[on|off|auto|show]", "let the model think first, or not; show: its last thoughts; alone: what holds"
+    ),
     Command("again", "", "another answer to the last prompt; the one before stays, as a conversation of its own"),
     Command("edit", "[TEXT]", "say TEXT instead of the last prompt, and go on from there; the old way stays, too"),
     Command("title", "[TEXT]", "call this conversation TEXT; without TEXT: by its first prompt"),
+    Command("xray", "", "who proposed each token of the last reply, and what was refused"),
+    Command("phrases", "[WORDS]", "the phrases that are kept for this model; with WORDS: those that hold them"),
+    Command("race", "[PROMPT]", "the same prompt plain and speculative, side by side"),
     Command("help", "", "this list"),
     Command("quit", "", "leave"),
 )
@@ -51,7 +60,12 @@ def read(line: str) -> Said:
     found = next((command for command in COMMANDS if f"/{command.name}" == word), None)
     if found is None:
         guess = nearest(word, [f"/{command.name}" for command in COMMANDS])
-        raise UsageMistake(f"There is no command {word!r}{guess}; /help lists them, and //text says /text.")
+        raise UsageMistake(f"There is no command {_quoted(word)}{guess}; /help lists them, and //text says /text.")
     if rest and not found.argument:
-        raise UsageMistake(f"{word} takes nothing, and {rest[0]!r} was given; leave it out.")
+        raise UsageMistake(f"{word} takes nothing, and {_quoted(rest[0])} was given; leave it out.")
     return Said(found.name, "".join(rest))
+
+
+def _quoted(text: str) -> str:
+    """As much of it as tells which was meant."""
+    return repr(text if len(text) <= QUOTED else f"{text[:QUOTED]}…")

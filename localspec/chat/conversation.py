@@ -1,21 +1,23 @@
 """A conversation: its turns so far, saved in the store while they are spoken, and the request to a model to go on."""
 
 import time
-from collections.abc import Callable, Generator
-from contextlib import closing
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from localspec.chat.figures import known_speedup
 from localspec.errors import UsageMistake
 from localspec.events import Done, Event, Text
+from localspec.store.conversations import Saved, Turn
 from localspec.store.database import StoreTrouble
-from localspec.store.history import History, Saved, Turn, WentOn
+from localspec.store.history import History, WentOn
+from localspec.store.titles import title_of
 
 if TYPE_CHECKING:
-    from localspec.decoding.sampling import Sampling
-    from localspec.decoding.session import Limits
-    from localspec.engine.engine import Engine
+    from localspec.chat.answerer import Answerer, Sampled
+    from localspec.decoding.limits import Limits
     from localspec.events import Statistics
 
 SAVE_SECONDS = 1.0  # at most so many seconds of a reply are lost when its process is killed
@@ -55,6 +57,8 @@ class Conversation:
         self.model, self.system = model, system
         self.turns: list[Turn] = []
         self._origin: int | None = None  # the saved conversation that this one is a branch of
+        self._called = ""  # its title when it was resumed
+        self._counted_by = model  # the model whose tokens the figures of the last turn count
         self._history, self._notice = history, notice
         self._saving = history is not None
 
@@ -65,7 +69,8 @@ class Conversation:
         """A saved conversation, to go on with; without a history what follows is not saved."""
         conversation = cls(history, model, saved.system, notice)
         conversation.id = saved.info.id if history is not None else None
-        conversation.turns = list(saved.turns)
+        conversation.turns, conversation._called = list(saved.turns), saved.info.title
+        conversation._counted_by = saved.info.model
         return conversation
 
     def resume_other(self, saved: Saved) -> "Conversation":
@@ -83,6 +88,7 @@ class Conversation:
         """
         other = Conversation(self._history, self.model, self.system, self._notice)
         other.turns, other._saving = self.turns[:turns], self._saving
+        other._counted_by = self._counted_by
         other._origin = self.id
         return other
 
@@ -92,61 +98,103 @@ class Conversation:
             raise UsageMistake("This conversation is not kept (yet), so it has no title; say something first.")
 
     @property
+    def title(self) -> str:
+        """What it is called now, wherever it was renamed; nothing where nothing was said."""
+        if self._history is not None and self.id is not None:
+            with suppress(StoreTrouble):
+                if (info := self._history.info(self.id)) is not None:
+                    return info.title
+        return self._called or (title_of(self.turns[0].typed) if self.turns else "")
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it can be gone on with once this process has ended."""
+        return self._history is not None and self._history.lasts and self.id is not None and bool(self.turns)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the last answer and all before it were; 0 where that is not known of this model."""
+        last = next((turn.figures for turn in reversed(self.turns) if turn.reply), {})
+        counts = [last.get(name) for name in ("prompt_tokens", "completion_tokens")]
+        known = self._counted_by == self.model and all(type(count) is int and count > 0 for count in counts)
+        return sum(filter(None, counts)) if known else 0
+
+    @property
     def answered(self) -> int:
-        """How many turns have a reply."""
+        """How many turns have a reply, or a thought that came to none."""
         return len(self.turns) - (self.unanswered is not None)
 
     @property
     def unanswered(self) -> str | None:
         """The last prompt, if no reply came. The model does not read it, and the next one takes its place."""
-        return self.turns[-1].prompt if self.turns and not self.turns[-1].reply else None
+        return self.turns[-1].typed if self.turns and self.turns[-1].unanswered else None
 
     def ask(
-        self, engine: "Engine", prompt: str, sampling: "Sampling", limits: "Limits | None" = None
+        self,
+        engine: "Answerer",
+        prompt: str,
+        sampling: "Sampled",
+        limits: "Limits | None" = None,
+        about: Mapping[str, Any] | None = None,
+        think: bool | None = None,
     ) -> Generator[Event, None, None]:
         """Yields the events of the model's answer. To stop it, close the generator: the turn is saved as interrupted.
 
-        A turn is saved before its `Done` is yielded. Raises what `Engine.chat` raises; a prompt that it refuses leaves
-        no trace.
+        `about` the prompt is kept with it. `think` says whether the model thinks first, where it can be told. A turn is
+        saved before its `Done` is yielded. Raises what `Engine.chat` raises; a prompt that it refuses leaves no trace.
         """
-        events = engine.chat([*self._messages(), {"role": "user", "content": prompt}], sampling, limits)
-        reply, saved_at, turn = "", 0.0, None
+        events = engine.chat([*self._messages(), {"role": "user", "content": prompt}], sampling, limits, think)
+        reply, reasoning, saved_at, turn = "", "", 0.0, None
         try:
             with closing(events):
                 for event in events:
                     if turn is None:
-                        turn, saved_at = self._begin(prompt), time.monotonic()
+                        turn, saved_at = self._begin(prompt, about or {}), time.monotonic()
+                        engine.conversation = self.id
                     if isinstance(event, Text):
-                        reply += event.text
+                        reply, reasoning = reply + event.text, reasoning + event.reasoning
                         if time.monotonic() - saved_at >= SAVE_SECONDS:
-                            turn, saved_at = self._save(replace(turn, reply=reply)), time.monotonic()
+                            turn = self._save(replace(turn, reply=reply, reasoning=reasoning))
+                            saved_at = time.monotonic()
                     elif isinstance(event, Done):
-                        figures = _figures(event.statistics, sampling)
-                        turn = self._save(replace(turn, reply=reply, reason=event.reason, figures=figures))
+                        self._counted_by = self.model
+                        figures = {**turn.figures, **_figures(event.statistics, sampling)}
+                        turn = self._save(
+                            replace(turn, reply=reply, reason=event.reason, figures=figures, reasoning=reasoning)
+                        )
                     yield event
         finally:
             if turn is not None and turn.reason is None:  # the consumer stopped asking, or the engine failed
                 figures = _figures(engine.session.statistics, sampling) if engine.session.statistics else {}
-                self._save(replace(turn, reply=reply, reason="interrupted", figures=figures))
+                figures = {**turn.figures, **figures}
+                self._save(replace(turn, reply=reply, reason="interrupted", figures=figures, reasoning=reasoning))
 
     def _messages(self) -> list[dict[str, str]]:
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns:
             if turn.reply:
-                messages += ({"role": "user", "content": turn.prompt}, {"role": "assistant", "content": turn.reply})
+                answer = {"role": "assistant", "content": turn.reply}
+                if turn.reasoning:  # a chat template may ask for it
+                    answer["reasoning_content"] = turn.reasoning
+                messages += ({"role": "user", "content": turn.prompt}, answer)
         return messages
 
     # -- saving ------------------------------------------------------------------------------------------------------
 
-    def _begin(self, prompt: str) -> Turn:
+    def _begin(self, prompt: str, about: Mapping[str, Any]) -> Turn:
         unanswered = self.turns.pop().id if self.unanswered is not None else None
-        turn = Turn(id=0, prompt=prompt, reply="", reason=None, figures={}, asked=time.time())
+        turn = Turn(id=0, prompt=prompt, reply="", reason=None, figures=about, asked=time.time())
         if self._history is not None and self._saving:
             try:
                 turn = replace(turn, id=self._say(self._history, prompt, unanswered))
             except StoreTrouble as trouble:
                 self._stop_saving(trouble)
         self.turns.append(turn)
+        if about:
+            self._save(turn)
+            if len(self.turns) == 1 and self.id is not None and not self._called:
+                with suppress(UsageMistake, StoreTrouble):
+                    self.rename(title_of(turn.typed))  # else it would be called by the text of a file
         return turn
 
     def _say(self, history: History, prompt: str, unanswered: int | None) -> int:
@@ -184,7 +232,7 @@ class Conversation:
         self.turns[-1] = turn
         if self._history is not None and self._saving:
             try:
-                there = self._history.write(turn.id, turn.reply, turn.reason, turn.figures)
+                there = self._history.write(turn.id, turn.reply, turn.reason, turn.figures, turn.reasoning)
             except StoreTrouble as trouble:
                 self._stop_saving(trouble)
             else:
@@ -198,15 +246,27 @@ class Conversation:
         self._notice(f"From here on this conversation is not kept: {trouble}")
 
 
-def _figures(statistics: "Statistics", sampling: "Sampling") -> dict[str, Any]:
+def _figures(statistics: "Statistics", sampling: "Sampled") -> dict[str, Any]:
     """The figures of a reply that are saved with it."""
+    speedup = known_speedup(statistics)
     return {
         "prompt_tokens": statistics.prompt_tokens,
-        "completion_tokens": len(statistics.token_ids),
+        "completion_tokens": statistics.tokens,
         "first_token_s": round(statistics.first_token_seconds, 4),
         "decode_s": round(statistics.decode_seconds, 4),
         "tokens_per_second": round(statistics.tokens_per_second, 2),
         "acceptance_length": round(statistics.acceptance_length, 4),
+        "speedup": speedup and round(speedup, 3),
         "sources": dict(statistics.sources),
+        **(_thinking(statistics) if statistics.reasoning_tokens else {}),
         "seed": sampling.seed,
+        "temperature": sampling.temperature,
+        **({} if sampling.greedy else {name: getattr(sampling, name) for name in ("top_p", "top_k", "min_p")}),
+    }
+
+
+def _thinking(statistics: "Statistics") -> dict[str, Any]:
+    return {
+        "reasoning_tokens": statistics.reasoning_tokens,
+        "reasoning_s": round(statistics.reasoning_seconds, 4),
     }

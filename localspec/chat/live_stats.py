@@ -1,62 +1,93 @@
-"""The figures of the reply under way, as a person reads them while it comes."""
+"""The figures of the reply under way, while it comes."""
 
+import time
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from localspec.chat.figures import Figures, HeldMemory, known_speedup
 from localspec.config import Rule
-from localspec.events import Done, Event, Prefill, Text
+from localspec.events import Done, Event, Prefill, Statistics, Text
+from localspec.machine.memory import free_memory
 
 if TYPE_CHECKING:
-    from localspec.engine.engine import Engine
+    from localspec.chat.answerer import Answerer
 
-WORDS = {"target": "the model", "phrases": "seen before"}  # who proposed a token; the others go by their own name
+MEMORY_SECONDS = 1.0  # between looks at what is free: the system takes its time to tell
 
 
 class LiveStats:
-    """Takes the events of one reply after another; `parts` are its figures so far, the most important first."""
+    """Takes the events of one reply after another; `figures` are those of the latest so far.
 
-    def __init__(self, engine: "Engine", rule: Rule = "exact") -> None:
-        choice = engine.choice
-        precision = choice.dtype if choice.quantize == "none" else choice.quantize
-        self._exactness = f"{precision}, {engine.exactness.label(rule)}"
-        self._context = engine.context
-        self._peak: Callable[[], int] = engine.peak_bytes
+    What an event tells is counted as it comes; the rest is the engine's, and asked for only with the figures.
+    """
+
+    def __init__(self, engine: "Answerer", rule: Rule = "exact", used: int = 0) -> None:
+        """`used`: tokens of the conversation that goes on, where they are known."""
+        self._engine, self._rule = engine, rule
+        self._free = -MEMORY_SECONDS, 0  # when it was looked at, and what was found
         self._begin()
+        self._used = used
 
     def _begin(self) -> None:
-        self._used = self._tokens = 0
-        self._speed = self._acceptance = self._first = 0.0
+        self._reading: tuple[int, int] | None = None
+        self._used = self._tokens = self._reasoning = 0
+        self._seconds = 0.0
         self._sources: Counter[str] = Counter()
-        self._off_reason: str | None = None
 
     def take(self, event: Event) -> None:
         """Adds one event to the figures; the first `Prefill` of a reply begins them anew."""
         match event:
-            case Prefill(done, _, _):
+            case Prefill(done, total, _):
                 self._begin()
-                self._used = done
+                self._used, self._reading = done, (done, total) if done < total else None
             case Text():
-                self._first = self._first or event.seconds
                 self._tokens += len(event.tokens)
+                self._reasoning += event.reasoning_tokens
                 self._sources.update(event.sources)
-                decoding = event.seconds - self._first
-                self._speed = (self._tokens - 1) / decoding if decoding > 0 else 0.0
-                self._acceptance = (self._tokens - 1) / event.steps if event.steps else 0.0  # the first is prefill's
-            case Done(_, statistics):
-                self._speed, self._acceptance = statistics.tokens_per_second, statistics.acceptance_length
-                self._off_reason = statistics.off_reason
+                self._seconds = event.seconds
+            case Done(_, statistics) if not self._used:  # a server, which tells at the end
+                self._tokens, self._used = statistics.tokens, statistics.prompt_tokens
 
-    def parts(self) -> list[str]:
-        """Speed, acceptance length, context, why speculation is off, whose the tokens were, memory, exactness."""
-        parts = []
-        if self._speed:
-            parts += [f"{self._speed:.1f} tokens/s", f"{self._acceptance:.2f} tokens a step"]
-        if self._used:
-            parts.append(f"{self._used + self._tokens:,} of {self._context:,} tokens")
-        if self._off_reason:
-            parts.append(f"speculation off: {self._off_reason}")
-        if self._tokens:
-            counted = self._sources.most_common()
-            parts.append(", ".join(f"{WORDS.get(name, name)} {count / self._tokens:.0%}" for name, count in counted))
-        return [*parts, f"{self._peak() / 2**30:.2f} GiB", self._exactness]
+    def figures(self) -> Figures:
+        """What is known now; only where the engine stands still, as between two events."""
+        choice = self._engine.choice
+        known = Figures(
+            reading=self._reading,
+            tokens=self._tokens,
+            reasoning_tokens=self._reasoning,
+            seconds=self._seconds,
+            used=self._used + self._tokens,
+            context=self._engine.context,
+            sources=dict(self._sources),
+            drafts=choice.nodes > 0,
+            exactness=self._engine.exactness.label(self._rule),
+            precision=choice.dtype if choice.quantize == "none" else choice.quantize,
+            memory=self._memory(),
+        )
+        now = self._engine.session.so_far if self._tokens else None
+        return known if now is None else _with_decoding(known, now)
+
+    def _memory(self) -> HeldMemory:
+        held = self._engine.session.memory
+        if held is None:  # it is not in this machine, or nobody tells
+            return HeldMemory()
+        when, free = self._free
+        if time.monotonic() - when >= MEMORY_SECONDS:
+            free = free_memory(self._engine.choice.device)
+            self._free = time.monotonic(), free
+        return HeldMemory(held.target, held.drafter, held.cache, held.peak, free)
+
+
+def _with_decoding(figures: Figures, now: Statistics) -> Figures:
+    speedup = known_speedup(now)
+    return replace(
+        figures,
+        tokens_per_second=now.tokens_per_second or None,
+        speedup=speedup,
+        saved_seconds=None if speedup is None else now.step_seconds * (speedup - 1),
+        acceptance_length=now.acceptance_length or None,
+        acceptance_by_depth=now.acceptance_by_depth,
+        off_reason=now.off_reason,
+        reasoning_seconds=now.reasoning_seconds,
+    )

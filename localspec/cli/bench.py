@@ -10,13 +10,13 @@ import typer
 
 from localspec import config
 from localspec.bench import plot, prompts, table
-from localspec.cli.console import drawable
 from localspec.cli.options import Context, Device, Dtype, Model, Quantize, number
 from localspec.cli.progress import Progress, tell
 from localspec.engine.device_profile import BandwidthProfiler
+from localspec.engine.importing import ready
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.errors import UsageMistake
-from localspec.models import registry
+from localspec.marks import drawable
 from localspec.models.drafter_kinds import kinds
 from localspec.policy.candidates import MOST_NODES
 from localspec.policy.selection import Choice, LoadSpec, choose
@@ -77,9 +77,9 @@ def bench(
         plot.check(plotted)
     asked = prompts.spread(prompts.read(prompt_file) if prompt_file else prompts.BUILT_IN, limit)
     combinations = _combinations(drafter, nodes)
-    card = registry.resolve(settings.model or "demo")
-    choices: dict[tuple[str, LoadSpec | None, Size], Choice] = {}
     progress = Progress()
+    card = ready(settings.model or "demo", settings, progress.reporter)
+    choices: dict[tuple[str, LoadSpec | None, Size], Choice] = {}
     with user_store(progress.notice, create=False) as store:
         known = BandwidthProfiler(MeasurementCache(store, progress.reporter), settings.exact, settings.context)
         for name, size in combinations:  # plain decoding first, in whose precision and on whose device all are
@@ -136,4 +136,6 @@ def _words(flag: str, value: str) -> list[str]:
     words = [word.strip() for word in value.split(",")]
     if not all(words):
         raise UsageMistake(f"{flag} {value!r} names nothing; write it like A,B.")
+    if twice := next((word for word in words if words.count(word) > 1), None):
+        raise UsageMistake(f"{flag} {value} names {twice} twice, and once is all it is measured; leave one out.")
     return words

@@ -6,7 +6,7 @@ from typing import Annotated, TextIO
 import typer
 
 from localspec.cli.options import SharedFlags, takes_shared_flags
-from localspec.cli.texts import valid_text
+from localspec.cli.texts import asked
 from localspec.config import dumb_terminal
 from localspec.errors import UsageMistake
 
@@ -23,7 +23,7 @@ def chat(
     ] = False,
 ) -> int:
     """A conversation in the terminal."""
-    first = None if prompt is None else valid_text(prompt)
+    first = None if prompt is None else asked(prompt)
     if plain or dumb_terminal():
         from localspec.cli.plain import converse
 

@@ -10,8 +10,8 @@ from localspec import config
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Device, Dtype, Model, Quantize, number
 from localspec.cli.progress import Progress
+from localspec.engine.importing import ready
 from localspec.errors import UsageMistake
-from localspec.models import registry
 from localspec.store.store import user_store
 from localspec.training.examples import read_questions
 
@@ -60,8 +60,8 @@ def distill(
         }
     )  # fmt: skip
     asked = read_questions(prompts)[:limit]
-    card = registry.resolve(settings.model or "demo")
     progress = Progress()
+    card = ready(settings.model or "demo", settings, progress.reporter)
     with Interrupt() as interrupt, user_store(progress.notice, create=False) as store:
         progress.show(f"loading {card.name}")
 

@@ -11,19 +11,22 @@ import typer
 
 from localspec import config
 from localspec.bench.proof import prove
-from localspec.cli.console import counted, drawable, print_json, size
+from localspec.cli.console import print_json
 from localspec.cli.options import Context, Drafter, DraftMax, Dtype, Quantize
 from localspec.cli.options import Device as DeviceOption
 from localspec.cli.progress import Progress
+from localspec.cli.server_facts import tell_server
 from localspec.config import Settings
 from localspec.engine.device_profile import DeviceProfiler
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.machine import hardware
 from localspec.machine.machine import Device, Machine, this_machine, torch_trouble
-from localspec.models.packed_files import packed_bytes, packed_files
+from localspec.marks import drawable
+from localspec.models.packed_files import packed_bytes, packed_files, remove_abandoned
 from localspec.paths import Paths
-from localspec.policy.survey import Recommendation, preferred, recommendations
+from localspec.policy.survey import Recommendation, all_ways, preferred, recommendations
+from localspec.quantities import counted, size
 from localspec.store.store import user_store
 from localspec.text import one_line
 
@@ -51,6 +54,9 @@ def doctor(
         str | None,
         typer.Option(metavar="speed|memory|quality", help="What to choose a model by; else quality at 8 tokens/s."),
     ] = None,
+    server: Annotated[
+        str | None, typer.Option("--server", metavar="URL", help="What the server is that answers there.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Cost-effectiveness M as well, and the reasons.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of text.")] = False,
 ) -> int:
@@ -62,6 +68,10 @@ def doctor(
     if proved is not None and exact is not None:
         raise UsageMistake(f"--prove {proved} and --exact {exact} are the same flag; give --prove alone.")
     model = exact if proved is None else proved
+    if server is not None:
+        others = {"prove": model, "limit": limit, "max_tokens": max_tokens, "prefer": prefer, **options}
+        others["verbose"] = verbose or None
+        return tell_server(server, {name: value for name, value in others.items() if value is not None}, as_json)
     if model is not None:
         if prefer is not None:
             raise UsageMistake(f"--prefer {prefer} has no effect with --prove; leave one of them out.")
@@ -122,6 +132,7 @@ class _Packed:
 
     @classmethod
     def look(cls, paths: Paths) -> "_Packed":
+        remove_abandoned(paths.packed)
         return cls(paths.packed, len(packed_files(paths)), packed_bytes(paths))
 
 
@@ -136,22 +147,14 @@ def _survey(settings: Settings) -> _Survey:
         machine = this_machine(measurements.bandwidth)
         here = recommendations(machine, measurements, here=True)
         every = recommendations(machine, measurements, here=False)
-    # Of a model that is here: as it is, and with what could be fetched for it, where that is another way.
-    seen = {_name(recommendation) for recommendation in here}
-    more = [recommendation for recommendation in every if _name(recommendation) not in seen]
     return _Survey(
         machine,
-        [*here, *more],
+        all_ways(here, every),
         preferred(here, settings.prefer),
         preferred(every, settings.prefer),
         preferred([one for one in every if not one.gated], settings.prefer),
         _Packed.look(Paths(config.home())),
     )
-
-
-def _name(recommendation: Recommendation) -> tuple[str, str | None]:
-    """The model, and what would draft for it."""
-    return recommendation.card.name, _drafter(recommendation)
 
 
 # -- as JSON -----------------------------------------------------------------------------------------------------------
@@ -168,6 +171,7 @@ def _report(survey: _Survey) -> dict[str, Any]:
         "choices": [_choice(recommendation) for recommendation in survey.recommendations],
         "chosen": survey.chosen and _choice(survey.chosen),
         "recommended": survey.recommended and _choice(survey.recommended),
+        "recommended_open": survey.ungated and _choice(survey.ungated),
     }
 
 
@@ -191,11 +195,12 @@ def _choice(recommendation: Recommendation) -> dict[str, Any]:
     plan = recommendation.plan
     return {
         "model": recommendation.card.name,
-        "drafter": _drafter(recommendation),
+        "drafter": recommendation.drafter,
         "quantize": plan and plan.precision.quantize,
         "dtype": plan and plan.precision.dtype,
         "device": plan and plan.precision.device.name,
         "installed": recommendation.card.here and (plan is None or plan.candidate.here),
+        "gated": recommendation.gated,
         "fits": recommendation.fits,
         "bytes": plan and plan.bytes,
         "tokens_per_second": plan and round(plan.speed, 2),
@@ -203,11 +208,8 @@ def _choice(recommendation: Recommendation) -> dict[str, Any]:
         "measured": plan is not None and plan.measured,
         "quality": recommendation.quality,
         "reason": recommendation.reason,
+        "passed_over": recommendation.passed_over or None,
     }
-
-
-def _drafter(recommendation: Recommendation) -> str | None:
-    return None if recommendation.plan is None else recommendation.plan.candidate.name
 
 
 # -- as a page ---------------------------------------------------------------------------------------------------------
@@ -219,13 +221,14 @@ def _page(survey: _Survey, verbose: bool) -> Iterator[str]:
     yield from _machine(survey)
     yield ""
     yield from _table(sorted(survey.recommendations, key=lambda one: one.quality, reverse=True), verbose)
+    yield from dict.fromkeys(one.passed_over for one in survey.recommendations if one.passed_over)
     yield ""
     yield "~ is predicted, the rest measured here. × is how many times as fast as plain decoding it is."
     if verbose:
         yield "M is speedup over relative memory, against the fastest plain decoding of the same model that fits."
         for name, one in (("Chosen among what is here", survey.chosen), ("Recommended", survey.recommended)):
             if one is not None:
-                yield f"{name}: {one.card.name}: {one.reason}."
+                yield f"{name}: {one.card.name}{', gated' * one.gated}: {one.reason}."
 
 
 def _advice(survey: _Survey) -> Iterator[str]:
@@ -234,32 +237,31 @@ def _advice(survey: _Survey) -> Iterator[str]:
     if best is None:
         yield "No registered model fits here."
         return
-    if chosen is not None and _name(best) == _name(chosen):
+    if chosen is not None and best.way == chosen.way:
         yield f"Take {best.card.name}, which is here: {_speed(best)}. Begin with: localspec chat"
         return
     yield from _offer(best, "Take")
     if best.gated:
         yield "It is gated: its terms must be accepted first, with an account at the hub; that command says where."
-        if survey.ungated is not None and (chosen is None or _name(survey.ungated) != _name(chosen)):
+        if survey.ungated is None:
+            yield "No model that fits here is without such terms."
+        elif chosen is None or survey.ungated.way != chosen.way:
             yield from _offer(survey.ungated, "Without that, take")
     if chosen is not None:
         yield f"Until then {chosen.card.name} answers, which is here: {_speed(chosen)}."
 
 
 def _offer(one: Recommendation, take: str) -> Iterator[str]:
-    yield f"{take} {one.card.name}: {_speed(one)}; {_download(one)} to download."
+    license_ = f", license {one.card.license}" if one.card.license else ""
+    yield f"{take} {one.card.name}{license_}: {_speed(one)}; {_download(one)} to download."
     yield f"Fetch it with: localspec pull {one.card.name}"
 
 
 def _speed(one: Recommendation) -> str:
     assert one.plan is not None
     about = "" if one.plan.measured else "about "
-    faster = f", {one.speedup:.1f} times as fast by {one.plan.candidate.name}" if _drafts(one) else ""
+    faster = f", {one.speedup:.1f} times as fast by {one.plan.candidate.name}" if one.drafts else ""
     return f"{about}{_number(one.plan.speed)} tokens/s{faster}"
-
-
-def _drafts(one: Recommendation) -> bool:
-    return one.speedup is not None and one.plan is not None and one.plan.candidate.name != "none"
 
 
 def _machine(survey: _Survey) -> Iterator[str]:
@@ -294,17 +296,12 @@ def _table(recommendations: list[Recommendation], verbose: bool) -> Iterator[str
 
 
 def _download(one: Recommendation) -> str:
-    """Of the model and of a small model that drafts for it, as far as they are not here; published weights are bf16."""
-    candidate = one.plan.candidate if one.plan else None
-    missing = [card for card in (one.card, candidate.small if candidate else None) if card and not card.here]
-    shapes = [card.entry.shape if card.entry else None for card in missing]
-    known = sum(2 * shape.parameters for shape in shapes if shape)
-    other = candidate is not None and not candidate.here and candidate.small is None  # its drafter, of unknown size
-    if not missing:
-        return "its drafter" if other else "here"
-    if not all(shapes):
+    needed = one.to_fetch
+    if needed.bytes is None:
         return "not here"
-    return _gib(known) + " + drafter" * other
+    if not needed.bytes:
+        return "its drafter" if needed.drafter else "here"
+    return _gib(needed.bytes) + " + drafter" * needed.drafter
 
 
 def _cells(one: Recommendation) -> list[str]:
@@ -320,7 +317,7 @@ def _cells(one: Recommendation) -> list[str]:
     return [
         f"yes, {needed}",
         f"{about}{_number(plan.speed)}",
-        f"{about}{one.speedup:.2f}" if _drafts(one) else "",
+        f"{about}{one.speedup:.2f}" if one.drafts else "",
         f"{about}{plan.cost_effectiveness:.2f}",
         how,
     ]

@@ -1,6 +1,5 @@
 """`localspec history`: the conversations kept here, and how to be rid of them."""
 
-import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -10,18 +9,21 @@ from typing import Annotated, Any
 import typer
 
 from localspec.chat.conversation import saved_conversation
-from localspec.cli.console import ago, counted, may_delete, moment, print_json, seen, table
+from localspec.chat.export import as_markdown
+from localspec.cli.console import may_delete, print_json, seen, table
+from localspec.cli.progress import tell
 from localspec.cli.store_access import report_files_set_aside, store_if_any
 from localspec.errors import UsageMistake
-from localspec.store.history import ConversationInfo, History, Saved
-from localspec.text import one_line, safe
+from localspec.quantities import ago, counted, day, moment, seconds_of
+from localspec.store.conversations import ConversationInfo, Saved
+from localspec.store.history import History
+from localspec.store.removal import DIVIDED
+from localspec.text import one_line
 
 app = typer.Typer(help="Saved conversations: list, search, show, export, rm.", no_args_is_help=True)
 
 WHAT = "conversations"
-ENDS = {"stop": "", "length": "\n\n*(cut off at the limit)*"}
-INTERRUPTED, UNANSWERED = "\n\n*(stopped)*", "*(no reply)*"
-FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
+SHOWN = 1000  # of `list` without --limit: more nobody reads
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard output.")]
 Ids = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Which, by the number that `list` shows.")]
@@ -29,12 +31,17 @@ Ids = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Which,
 
 @app.command("list")
 def list_conversations(
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the N used most recently.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help=f"Only the N used most recently; {SHOWN}.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """The conversations, the most recently used first."""
     with store_if_any(WHAT) as store:
-        infos = store.history.conversations(limit) if store else []
+        infos = store.history.conversations(limit or SHOWN + 1) if store else []
+    if limit is None and len(infos) > SHOWN:
+        infos.pop()
+        tell(f"localspec: conversations before the newest {SHOWN:,} are left out; --limit N shows more of them.")
     if as_json:
         print_json([info._asdict() for info in infos])
         return
@@ -78,7 +85,7 @@ def show(
     if as_json:
         print_json(_as_json(found))
         return
-    typer.echo(f"{_title_line(found.info)}\n\n{_markdown(found)}")
+    typer.echo(f"{_title_line(found.info)}\n\n{as_markdown(found)}")
 
 
 @app.command()
@@ -91,37 +98,65 @@ def export(conversations: Ids = None, as_json: AsJson = False) -> None:
             print_json([_as_json(conversation) for conversation in found])
             return
         for number, conversation in enumerate(found):
-            typer.echo("\n" * bool(number) + _markdown(conversation))
+            typer.echo("\n" * bool(number) + as_markdown(conversation))
 
 
 @app.command()
 def rm(
     conversations: Ids = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All of them, and drafts that were never sent.")] = False,
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Those not used for so long: 12h, 30d, 4w or 1y.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Deletes conversations for good: their bytes are overwritten."""
-    if everything == bool(conversations):
-        raise UsageMistake("Say which conversations to delete: either their IDs, which `list` shows, or --all.")
+    if [bool(conversations), everything, older_than is not None].count(True) != 1:
+        raise UsageMistake(
+            "Say which conversations to delete: their IDs, which `list` shows, or --older-than 30d, or --all."
+        )
+    before = None if older_than is None else time.time() - seconds_of(older_than)
     with store_if_any(WHAT) as store:
         history = store.history if store else None
-        given = [found.info for found in _saved(history, conversations or ())]
-        infos = given or (history.conversations() if history else [])
+        infos = _to_delete(history, conversations, before)
+        drafts = store.drafts.left() if store and everything else 0
         report_files_set_aside(WHAT)
-        if store is None or not infos:
-            typer.echo("There are no conversations to delete.")
+        if store is None or not (infos or drafts):
+            older = "" if before is None else f" that were last used before {day(before)}"
+            typer.echo(f"There are no conversations to delete{older}.")
             return
-        target = (
-            f"conversation {infos[0].id}, {infos[0].title!r}"
-            if len(infos) == 1
-            else counted(len(infos), "conversation")
-        )
-        if not may_delete(target, yes):
+        if not may_delete(_target(infos, drafts, before), yes):
             return
-        removed = store.history.remove([info.id for info in infos])
-        typer.echo(f"Deleted {counted(removed, 'conversation')}.")
-        if any(pool.phrases for pool in store.phrases.pools()):
+        ids = [info.id for info in infos]
+        if store.history.takes_long_to_remove(ids):
+            tell(f"localspec: {DIVIDED}")
+        removed = store.history.remove(ids)
+        drafts = store.drafts.remove_left() if drafts else 0
+        typer.echo(f"Deleted {_counts(removed, drafts)}.")
+        if store.phrases.any_kept():
             typer.echo("Phrases that were learned from replies stay until `localspec pool clear`.")
+
+
+def _to_delete(
+    history: History | None, conversations: Sequence[int] | None, before: float | None
+) -> list[ConversationInfo]:
+    """Those of these ids, else those last used before that moment, else all of them."""
+    if conversations:
+        return [found.info for found in _saved(history, conversations)]
+    if history is None:
+        return []
+    return history.conversations() if before is None else history.unused_since(before)
+
+
+def _target(infos: Sequence[ConversationInfo], drafts: int, before: float | None) -> str:
+    if len(infos) == 1 and not drafts:
+        return f"conversation {infos[0].id}, {infos[0].title!r}"
+    return _counts(len(infos), drafts) + ("" if before is None else f" last used before {day(before)}")
+
+
+def _counts(conversations: int, drafts: int) -> str:
+    counts = [counted(conversations, "conversation")] if conversations or not drafts else []
+    return " and ".join([*counts, *([counted(drafts, "unsent draft")] if drafts else [])])
 
 
 def _saved(history: History | None, conversations: Sequence[int]) -> list[Saved]:
@@ -137,40 +172,19 @@ def _all_saved(history: History | None) -> Iterator[Saved]:
 
 
 def _table(infos: Sequence[ConversationInfo], now: float, width: int) -> list[str]:
-    rows = [[str(info.id), ago(info.used, now), str(info.turns), _short(info.model), info.title] for info in infos]
+    rows = [
+        [str(info.id), ago(info.used, now), str(info.turns), info.model_name, info.title + _origin(info)]
+        for info in infos
+    ]
     return table([["ID", "USED", "TURNS", "MODEL", "TITLE"], *rows], right={0, 2}, width=width)
 
 
-def _short(model: str) -> str:
-    """The end of a directory's path; a table has no room for more."""
-    return model.rstrip("/").rpartition("/")[2] or model
+def _origin(info: ConversationInfo) -> str:
+    return "" if info.branch_of is None else f" (branch of {info.branch_of})"
 
 
 def _title_line(info: ConversationInfo) -> str:
     return one_line(f"{info.id}: {info.title} ({counted(info.turns, 'turn')}, {info.model}, {moment(info.used)})")
-
-
-def _markdown(found: Saved) -> str:
-    parts = [f"# {found.info.title}"]
-    if found.system:
-        parts.append(f"## System\n\n{_with_closed_fence(found.system)}")
-    for turn in found.turns:
-        parts.append(f"## You\n\n{_with_closed_fence(turn.prompt)}")
-        reply = _with_closed_fence(turn.reply) + ENDS.get(turn.reason or "", INTERRUPTED) if turn.reply else UNANSWERED
-        parts.append(f"## localspec ({one_line(found.info.model)})\n\n{reply}")
-    return "\n\n".join(parts)
-
-
-def _with_closed_fence(text: str) -> str:
-    """`text` made safe; where it breaks off in a code block, that is ended, so that what follows is not code too."""
-    text, fence = safe(text), ""
-    for line in text.split("\n"):
-        found = FENCE.match(line)
-        if found and not fence:
-            fence = found[1]
-        elif found and found[1].startswith(fence) and line.strip() == found[1]:
-            fence = ""
-    return f"{text}\n{fence}" if fence else text
 
 
 def _as_json(found: Saved) -> dict[str, Any]:

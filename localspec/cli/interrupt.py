@@ -1,12 +1,17 @@
-"""What Ctrl+C does: while a reply is being written, while libraries are imported, and at any other time."""
+"""What Ctrl+C does: while a reply is being written, while libraries are imported, and at any other time.
+
+And what other signals do that end a program, while a large file is being written.
+"""
 
 import _thread
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import Self
+from typing import NoReturn, Self
 
 INTERRUPTED = 130
 _PAUSE = 0.05  # seconds until an import is looked at again
@@ -54,7 +59,32 @@ def postponed() -> bool:
     return _waiting.is_set()
 
 
-def end_at_once(*_: object) -> None:
+@contextmanager
+def cleared_up_when_ended() -> Iterator[None]:
+    """Has SIGTERM and SIGHUP end what is inside as an error does, so that nothing half written stays, and then all.
+
+    nohup and the like ignore them, and go on doing so.
+    """
+    ended: list[int] = []
+
+    def end(number: int, _: object) -> NoReturn:
+        ended.append(number)
+        raise SystemExit(128 + number)
+
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    mine = [number for name in names if signal.getsignal(number := getattr(signal, name)) is signal.SIG_DFL]
+    for number in mine:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
+        if ended:
+            signal.raise_signal(ended[0])  # whoever waits for this process learns what ended it
+
+
+def end_at_once(*_: object) -> NoReturn:
     """Ends the process without a word: nothing is left to be done, or nothing was begun."""
     os._exit(INTERRUPTED)
 

@@ -1,19 +1,23 @@
 """localspec list"""
 
 import json
+import os
 import sys
 from typing import Annotated, Any
 
 import typer
 
 from localspec.checkpoint import revision
-from localspec.cli.console import amount, seen, size, table
+from localspec.cli.console import seen, table
 from localspec.config import home
 from localspec.errors import LocalspecError
-from localspec.models.packed_files import packed_files
+from localspec.hub.cached_gguf import cached_gguf
+from localspec.models.own_draft import BESIDE, own_draft
+from localspec.models.packed_files import packed_files, packed_sources
 from localspec.models.registry import TargetCard, installed
 from localspec.packed_file import PackedFile
 from localspec.paths import Paths
+from localspec.quantities import amount, size
 from localspec.text import one_line
 
 app = typer.Typer()
@@ -23,7 +27,7 @@ app = typer.Typer()
 def list_models(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of a table.")] = False,
 ) -> None:
-    """The models on this machine: name, parameters, bytes, packed forms, license, path."""
+    """The models on this machine: name, parameters, bytes, packed forms, small model, license, path."""
     rows: list[dict[str, Any]] = []
     packed = packed_files(Paths(home()))
     for card, found in installed():
@@ -36,11 +40,19 @@ def list_models(
                 "parameters": found.parameters,
                 "bytes": found.bytes,
                 "packed": _packed(card, packed),
+                "draft": _draft(card),
                 "license": card.license,
                 "path": str(card.path),
                 "description": card.description,
             }
         )
+    for one in cached_gguf():
+        if str(one.source) not in packed_sources(Paths(home())):
+            sentence = (
+                f"{one.source} lies in the common cache as GGUF, {size(one.bytes)}, and nothing is made of it; "
+                f"`localspec pull {one.source}` does that, `localspec rm {one.source}` deletes it."
+            )
+            print(f"localspec: {one_line(sentence)}", file=sys.stderr)
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -51,12 +63,23 @@ def list_models(
             a_count(row["parameters"]),
             bytes_(row["bytes"]),
             ", ".join(f"{form} {bytes_(held)}" for form, held in row["packed"].items()) or "no",
+            row["draft"] or "no",
             row["license"] or "unknown",
             row["path"],
         ]
         for row in rows
     ]
-    print("\n".join(table([["NAME", "PARAMETERS", "BYTES", "PACKED", "LICENSE", "PATH"], *lines], right={1, 2})))
+    print(
+        "\n".join(table([["NAME", "PARAMETERS", "BYTES", "PACKED", "DRAFT", "LICENSE", "PATH"], *lines], right={1, 2}))
+    )
+
+
+def _draft(card: TargetCard) -> str | None:
+    """The small model here that drafts for this one, by its name, or by its directory below the model's own."""
+    own, _ = own_draft(card)
+    if own is None or not own.card.here:
+        return None
+    return f"{BESIDE}{os.sep}" if own.card.path == card.path / BESIDE and not own.named else own.card.name
 
 
 def _packed(card: TargetCard, packed: list[PackedFile]) -> dict[str, int]:

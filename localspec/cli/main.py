@@ -28,15 +28,18 @@ COMMANDS = {
     "chat": "A conversation in the terminal.",
     "run": "One answer to standard output; for pipelines.",
     "pull": "Fetch a model and its drafter, after a plan.",
+    "import": "Make a model in a GGUF file ready for this engine.",
     "list": "The models on this machine.",
     "show": "What is known about one model.",
     "rm": "Delete a fetched model.",
     "verify": "Compare a fetched model with its digests.",
+    "serve": "The API that OpenAI's clients speak, on this machine; models stay loaded.",
     "doctor": "What this machine has, what fits and what would be chosen; --prove MODEL shows losslessness.",
     "bench": "Plain and speculative decoding side by side, on this machine.",
     "race": "The same prompt plain and speculative, to watch.",
     "distill": "Let a model answer prompts: training text in its own words.",
     "train": "Train a drafter for a model.",
+    "export": "A drafter in the layout of vllm or sglang, with the command that serves it.",
     "pool": "The phrases learned here: list, show, clear, export.",
     "history": "Saved conversations: list, search, show, export, rm.",
     "config": "The settings, and where each value comes from.",
@@ -92,6 +95,11 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
 
 
+with suppress(ImportError):  # a typer that is built in another way takes longer, and no more
+    from localspec.cli import plain_values
+
+    plain_values.install()
+
 app = typer.Typer(
     cls=Commands,
     rich_markup_mode=None,
@@ -130,6 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # what cannot be written must be reported here, not at interpreter shutdown
     except (BrokenPipeError, _ReaderGone):
         code = READER_GONE
+    except KeyboardInterrupt:  # while the last sentence was said, or that of a Ctrl+C that had been put off
+        code = INTERRUPTED
     except OSError as error:
         code = _say(f"Standard output cannot be written: {error.strerror or error}.")
     if not _flushed(sys.stderr):

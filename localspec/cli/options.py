@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, cast
 import typer
 
 from localspec import config
-from localspec.cli.texts import conversation_id, joined, read_file, valid_text
+from localspec.chat.attachments import joined
+from localspec.cli.texts import conversation_id, read_file, valid_text
 from localspec.config import Settings
 from localspec.errors import UsageMistake
 
@@ -28,7 +29,9 @@ def number(*names: str, help: str) -> Any:  # noqa: A002
     return typer.Option(*names, parser=read, metavar="N", help=help)
 
 
-Model = Annotated[str | None, typer.Option("--model", "-m", help="A name, or a directory in the Hugging Face layout.")]
+Model = Annotated[
+    str | None, typer.Option("--model", "-m", help="A name, a directory in the Hugging Face layout, or a GGUF file.")
+]
 Context = Annotated[int | None, number("--context", help="Tokens of prompt and reply together.")]
 Drafter = Annotated[
     str | None, typer.Option("--drafter", help="auto, none, phrases, KIND[+KIND][+phrases], or a directory.")
@@ -37,6 +40,22 @@ DraftMax = Annotated[str | None, number("--draft-max", help="Nodes of a draft tr
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, fp32, fp16, bf16.")]
 Quantize = Annotated[str | None, typer.Option("--quantize", help="auto, none, int8, int4, nf4.")]
+Accept = Annotated[
+    str | None, typer.Option("--accept", help="exact, rejection (a seed's text changes), typical (not lossless).")
+]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="Text with and without speculation the same bit for bit; may cost speed.")
+]
+Pool = Annotated[str | None, typer.Option("--pool", help="Phrases kept on disk: user (learn and use), readonly, off.")]
+
+
+Server = Annotated[
+    str | None, typer.Option("--server", metavar="URL|off", help="Let that OpenAI-compatible server answer; off: none.")
+]
+# What a server has decided already.
+_OF_THIS_PROCESS = (
+    "context", "drafter", "draft_max", "accept", "exact", "pool", "device", "dtype", "quantize",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,22 +114,20 @@ def _shared_flags(
     seed: Annotated[
         int | None, number("--seed", help="The same seed gives the same text (bit for bit with --exact).")
     ] = None,
+    think: Annotated[
+        bool | None,
+        typer.Option("--think/--no-think", help="Think before answering, or not, where the model can be told."),
+    ] = None,
     drafter: Drafter = None,
     no_spec: Annotated[bool, typer.Option("--no-spec", help="Plain decoding: --drafter none.")] = False,
     draft_max: DraftMax = None,
-    accept: Annotated[
-        str | None,
-        typer.Option("--accept", help="exact, rejection (a seed's text changes), typical (not lossless)."),
-    ] = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Text with and without speculation the same bit for bit; may cost speed.")
-    ] = False,
-    pool: Annotated[
-        str | None, typer.Option("--pool", help="Phrases kept on disk: user (learn and use), readonly, off.")
-    ] = None,
+    accept: Accept = None,
+    exact: Exact = False,
+    pool: Pool = None,
     device: Device = None,
     dtype: Dtype = None,
     quantize: Quantize = None,
+    server: Server = None,
     no_log: Annotated[bool, typer.Option("--no-log", help="Keep neither conversation nor phrases.")] = False,
 ) -> SharedFlags:
     if no_spec and drafter not in (None, "none"):
@@ -121,13 +138,30 @@ def _shared_flags(
         flags={
             "model": model, "system": system, "max_tokens": max_tokens, "stop": stop, "context": context,
             "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed,
-            "drafter": "none" if no_spec else drafter,
+            "think": think, "drafter": "none" if no_spec else drafter,
             "draft_max": draft_max, "accept": accept, "exact": exact or None, "pool": pool,
-            "device": device, "dtype": dtype, "quantize": quantize, "log": False if no_log else None,
+            "device": device, "dtype": dtype, "quantize": quantize, "server": server,
+            "log": False if no_log else None,
         }
     )  # fmt: skip
+    if settings.elsewhere is not None:
+        _refuse_without_effect(settings, "--no-spec" if no_spec else "--drafter")
     if pool in ("user", "readonly") and (settings.drafter == "none" or settings.draft_max == 0):
         raise UsageMistake(f"--pool {pool} has no effect without a drafter; leave it out.")
     if settings.system is not None:
         settings = replace(settings, system=valid_text(settings.system))
     return SharedFlags(settings, joined(*map(read_file, file or [])), "last" if go_on else conversation)
+
+
+def _refuse_without_effect(settings: Settings, drafter: str) -> None:
+    """Raises UsageMistake for a flag that means nothing where a server answers; `drafter` is how that one was given.
+
+    What a file or a variable says of them is meant for models of this process, and waits for one.
+    """
+    for name in _OF_THIS_PROCESS:
+        if settings.origins[name].startswith("--"):
+            flag = drafter if name == "drafter" else settings.origins[name]
+            raise UsageMistake(
+                f"{flag} has no effect where a server answers ({settings.shown('server')}), which decides that itself; "
+                "leave it out, or give --server off."
+            )

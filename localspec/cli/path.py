@@ -26,6 +26,8 @@ def path(
         "pulled": paths.pulled,
         "packed": paths.packed,
         "logs": paths.logs,
+        "socket": paths.socket,
+        "key": paths.serving_key,
     }
     if as_json:
         print(json.dumps({name: str(place) for name, place in places.items()}, indent=2))

@@ -2,30 +2,46 @@
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from io import TextIOWrapper
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
+from localspec.chat.attachments import Written, measured, written, written_in
 from localspec.chat.commands import listed, read
-from localspec.chat.conversation import dropped_turns_notice, saved_conversation
+from localspec.chat.completion import Entry, look_up
+from localspec.chat.conversation import Conversation, dropped_turns_notice, saved_conversation
+from localspec.chat.farewell import farewell
+from localspec.chat.kept_phrases import Stories, decoder, kept_phrases
 from localspec.chat.live_stats import LiveStats
-from localspec.chat.start import StartedChat, start_chat
+from localspec.chat.model_list import all_models, in_lines
+from localspec.chat.sampling import THINK, ChatSettings
+from localspec.chat.sampling import listed as settings_listed
+from localspec.chat.sampling import split as key_and_value
+from localspec.chat.thinking import SHOW, asked, filled_context, only_thinking, state
+from localspec.chat.trace import Trace
+from localspec.chat.trace_words import UNTOLD, step_by_step
+from localspec.chat.wording import in_words, kept_thought
 from localspec.checkpoint import inspect
-from localspec.cli.console import counted
+from localspec.cli.beginning import Begun, begin
 from localspec.cli.interrupt import Interrupt
+from localspec.cli.line_editing import TOO_LONG, read_line
 from localspec.cli.options import SharedFlags
 from localspec.cli.progress import Progress, tell
-from localspec.cli.texts import conversation_id, joined
+from localspec.cli.texts import LONGEST, conversation_id
+from localspec.engine.importing import ready
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models import registry
+from localspec.quantities import counted
 from localspec.text import one_line, safe
 
 if TYPE_CHECKING:
-    from localspec import Engine
+    from localspec.chat.answerer import Answerer
 
 HELP = f"""{listed()}
-A line that ends in \\ goes on in the next one. Ctrl+C stops a reply, Ctrl+D leaves. //text says /text."""
+A line that ends in \\ goes on in the next one. Ctrl+C stops a reply, Ctrl+D leaves. //text says /text.
+From a pipe or a file, a line that is refused ends the chat (exit code 2), and what comes after it is not read."""
 LISTED = 20
 LONG = 1000  # tokens: reading so many takes seconds
 
@@ -36,10 +52,12 @@ def converse(flags: SharedFlags, prompt: str | None) -> int:
     if isinstance(sys.stdin, TextIOWrapper):  # bytes that are not text are no reason to stop
         sys.stdin.reconfigure(encoding=None if sys.stdin.isatty() else "utf-8", errors="replace")
     with ExitStack() as at_the_end:
-        begun = start_chat(flags.settings, flags.resume, at_the_end, progress.notice, progress.show)
+        begun = begin(flags.settings, flags.resume, at_the_end, progress)
         talk = _Talk(flags, begun, progress)
         talk.greet()
         talk.listen(prompt)
+        if sys.stderr is not None and sys.stderr.isatty() and (words := farewell(talk.conversation)):
+            tell(words)
     return 0
 
 
@@ -54,26 +72,30 @@ class _LineProgress(Progress):
 class _Talk:
     """One run of the line-by-line chat."""
 
-    def __init__(self, flags: SharedFlags, begun: StartedChat, progress: Progress) -> None:
-        self._settings, self._files, self._progress = flags.settings, flags.files, progress
-        self._card, self._store, self._conversation = begun
-        self._engine: Engine | None = None
+    def __init__(self, flags: SharedFlags, begun: Begun, progress: Progress) -> None:
+        self._settings, self._files, self._progress = ChatSettings(flags.settings), flags.files, progress
+        self._begun = begun
+        self._card, self._store, self._conversation = begun.chat
+        self._engine: Answerer | None = None
         self._left = False
+        self._trace: Trace | None = None  # of the last reply
 
-    def _load(self, card: registry.TargetCard) -> "Engine":
+    def _load(self, card: registry.TargetCard) -> "Answerer":
         self._progress.show(f"loading {card.name}")
-        from localspec import Engine  # torch: a second
-
-        engine = Engine.open(
-            self._settings, card, store=self._store, notice=self._progress.notice, progress=self._progress.show
-        )
-        engine.sampling(self._settings)  # what this model cannot do is reported before the first prompt
+        engine = self._begun.load(self._settings.first, card)
+        if taken_back := self._settings.fit(engine):  # what this model cannot do is reported before the first prompt
+            self._progress.notice(taken_back)
         return engine
 
-    def _loaded(self) -> "Engine":
+    def _loaded(self) -> "Answerer":
         if self._engine is None:
             self._engine = self._load(self._card)
         return self._engine
+
+    @property
+    def conversation(self) -> Conversation:
+        """The one that is spoken now."""
+        return self._conversation
 
     # -- lines --------------------------------------------------------------------------------------------------------
 
@@ -81,7 +103,8 @@ class _Talk:
         """Prints which model answers, and the last turn of a conversation that goes on."""
         choice = self._loaded().choice
         precision = choice.dtype if choice.quantize == "none" else choice.quantize
-        tell(one_line(f"{self._card.name} ({precision}, {choice.device}). /help lists the commands, Ctrl+D ends."))
+        how = ", ".join(filter(None, (precision, choice.device)))
+        tell(one_line(f"{self._card.name} ({how}). /help lists the commands, Ctrl+D ends."))
         self._recall()
 
     def listen(self, prompt: str | None) -> None:
@@ -107,14 +130,20 @@ class _Talk:
     def _line(self) -> str | None:
         """The next prompt, or None at the end of the input."""
         lines: list[str] = []
+        length = 0
         while True:
             try:
-                line = _read_line("… " if lines else "> ")
+                line = read_line("… " if lines else "> ", self._look_up)
             except EOFError:
                 return "\n".join(lines) if lines else None
             if not line.endswith("\\"):
                 return "\n".join([*lines, line])
             lines.append(line[:-1])
+            if (length := length + len(line)) > LONGEST:
+                raise UsageMistake(TOO_LONG)
+
+    def _look_up(self, need: str) -> list[Entry]:
+        return look_up(need, self._store.history if self._store else None)
 
     def _take(self, line: str) -> None:
         said = read(line)
@@ -127,9 +156,14 @@ class _Talk:
             "resume": self._resume,
             "model": self._model,
             "system": self._system,
+            "set": self._set,
+            "think": self._think,
             "again": self._again,
             "edit": self._edit,
             "title": self._title,
+            "xray": self._xray,
+            "phrases": self._phrases,
+            "race": self._race,
             "help": self._help,
             "quit": self._quit,
         }
@@ -161,12 +195,19 @@ class _Talk:
             tell("No conversations are kept here yet.")
 
     def _model(self, name: str) -> None:
-        if not name:
-            for card, found in registry.installed():
-                tell(one_line(f"{card.name}: {found if isinstance(found, LocalspecError) else card.description}"))
+        if (server := self._begun.server) is not None:
+            self._answer_as(server.named(name)) if name else tell("\n".join(server.listed(self._card.name)))
             return
-        card = registry.resolve(name)
+        if not name:
+            models, _ = all_models(self._card, self._engine.held if self._engine else ("cpu", 0))
+            for line in in_lines(models, self._card):
+                tell(one_line(line))
+            return
+        card = ready(name, self._settings.first, self._progress.reporter)
         inspect(card.path)
+        self._answer_as(card)
+
+    def _answer_as(self, card: registry.TargetCard) -> None:
         self._engine = None  # if this one fails, the next prompt loads the one before
         gc.collect()  # two may not fit at once
         self._engine = self._load(card)
@@ -178,7 +219,25 @@ class _Talk:
             self._conversation.system = text
         tell(safe(f"System prompt: {self._conversation.system or 'none'}"))
 
+    def _set(self, rest: str) -> None:
+        key, value = key_and_value(rest)
+        if value:
+            self._settings.change({key: value}, self._loaded())
+        tell(settings_listed(self._settings.lines(self._loaded(), key)))
+
+    def _think(self, rest: str) -> None:
+        word = asked(rest)
+        if word == SHOW:
+            thoughts = next((turn.reasoning for turn in reversed(self._conversation.turns) if turn.reasoning), "")
+            tell(safe(thoughts or "Nothing was thought yet."))
+            return
+        if word:
+            self._settings.change({THINK: word}, self._loaded())
+        tell(state(self._settings.now, self._loaded(), self._conversation.system).sentence)
+
     def _again(self, _: str) -> None:
+        if self._conversation.answered and (same := self._settings.why_the_same(self._loaded())):
+            tell(same)
         self._instead(None)
 
     def _edit(self, text: str) -> None:
@@ -193,7 +252,11 @@ class _Talk:
             raise UsageMistake("There is no reply yet; say something first.")
         self._conversation = before.branch(turns)
         try:
-            self._answer(prompt or before.turns[turns].prompt)
+            if prompt is None:
+                turn = before.turns[turns]
+                self._answer_written(written_in(turn), turn.figures)
+            else:
+                self._answer(prompt)
         except LocalspecError:
             self._conversation = before
             raise
@@ -203,62 +266,102 @@ class _Talk:
     def _title(self, text: str) -> None:
         self._conversation.rename(text)
 
+    def _phrases(self, words: str) -> None:
+        found = []
+        if store := self._store:
+            pools = [pool for pool in store.phrases.pools() if pool.model == self._card.name]
+            each = (kept for pool in pools for kept in kept_phrases(store, pool, decoder(pool.path), words))
+            stories = Stories(store.history)
+            found = [f"{kept.line}  ({stories.of(kept.phrase)})" for kept in islice(each, LISTED)]
+        for line in found or ["No phrase holds that." if words else "No phrases are kept for this model yet."]:
+            tell(one_line(line))
+
+    def _race(self, _: str) -> None:
+        raise UsageMistake(
+            "A race is to be watched, and this is a chat line by line; `localspec race` tells its result."
+        )
+
+    def _xray(self, _: str) -> None:
+        if self._trace is None and self._engine is not None and self._engine.decode is None:
+            raise UsageMistake(UNTOLD)
+        if self._trace is None:
+            raise UsageMistake("There is no reply of this session yet; say something first.")
+        for line in step_by_step(self._trace):
+            tell(safe(line))
+
     def _recall(self) -> None:
         turns = self._conversation.turns
         if turns:
             tell(f"Going on after {counted(len(turns), 'turn')}; the last one was:")
-            tell(safe(f"> {turns[-1].prompt}"))
+            _show_files(written_in(turns[-1]))
+            tell(safe(f"> {turns[-1].typed}"))
+            if turns[-1].reasoning:
+                tell(f"({kept_thought(turns[-1].figures)})")
             tell(safe(turns[-1].reply or "(no answer)"))
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def _answer(self, line: str) -> None:
+        """Asks what was typed, with the text of the files that it names."""
+        prompt, engine = written(line), self._loaded()
+        for about in measured(line, engine.count_tokens, engine.context):
+            tell(one_line(f"+ {about}"))
+        self._answer_written(prompt)
+
+    def _answer_written(self, prompt: Written, before: Mapping[str, Any] | None = None) -> None:
+        """Asks it; with the figures of a reply `before`, for another one."""
         from localspec import Done, Limits, Prefill, Text
 
-        settings, engine = self._settings, self._loaded()
+        settings, engine = self._settings.another(before or {}), self._loaded()
+        trace = Trace(prompt.typed, engine.decode or str)
         live, limits = LiveStats(engine, settings.accept), Limits(settings.max_tokens, settings.stop)
-        prompt = joined(self._files, line)
-        events = self._conversation.ask(engine, prompt, engine.sampling(settings), limits)
-        ended, how, begun = "\n", "(stopped)", False
-        with closing(events), Interrupt() as interrupt, suppress(KeyboardInterrupt):
-            for event in events:
-                live.take(event)
-                match event:
-                    case Prefill(done, total, _) if done < total:
-                        if total - done >= LONG and not begun:
-                            self._progress.show(f"reading {total - done:,} tokens")
-                        begun = True
-                    case Prefill(_, _, dropped):
-                        interrupt.wait_for_step = True
-                        if dropped:
-                            self._progress.notice(dropped_turns_notice(dropped))
-                    case Text(text):
-                        print(text, end="", flush=True)
-                        ended = text[-1:] or ended
-                    case Done(reason):
-                        how = "(cut off at the limit of tokens)" if reason == "length" else ""
-                if interrupt.asked:
-                    raise KeyboardInterrupt
-        print(end="" if ended == "\n" else "\n", flush=True)
+        prompt = prompt.behind(self._files, "the files of --file")
+        sampling, think = engine.sampling(settings), engine.thinking(settings, self._conversation.system)
+        events = self._conversation.ask(engine, prompt.prompt, sampling, limits, prompt.figures, think)
+        ended, how, begun, thinks = "\n", "(stopped)", False, False
+        try:
+            with closing(events), Interrupt() as interrupt, suppress(KeyboardInterrupt):
+                engine.wanted = lambda: not interrupt.asked
+                for event in events:
+                    live.take(event)
+                    if engine.decode is not None:
+                        trace.take(event)
+                    match event:
+                        case Prefill(done, total, _) if done < total:
+                            if total - done >= LONG and not begun:
+                                self._progress.show(f"reading {total - done:,} tokens")
+                            begun = True
+                        case Prefill(_, _, dropped):
+                            interrupt.wait_for_step = True
+                            if dropped:
+                                self._progress.notice(dropped_turns_notice(dropped))
+                        case Text(text):
+                            if event.reasoning and not thinks:
+                                self._progress.show("thinking")
+                                thinks = True
+                            print(text, end="", flush=True)
+                            ended = text[-1:] or ended
+                        case Done(reason):
+                            turn = self._conversation.turns[-1]
+                            where = (
+                                "where the context ends" if filled_context(turn, settings) else "at the limit of tokens"
+                            )
+                            how = f"(cut off {where})" if reason == "length" else ""
+                            how = only_thinking(turn, settings, engine, self._conversation.system) or how
+                    if interrupt.asked:
+                        raise KeyboardInterrupt
+        finally:  # what went wrong has a line of its own
+            print(end="" if ended == "\n" else "\n", flush=True)
+        trace.ended = True
+        self._trace = trace if trace.tokens else self._trace
         if self._conversation.unanswered is None:
             self._files = ""  # the model has read them
         if how:
             tell(how)
-        tell(f"({' · '.join(live.parts())})")
+        if words := in_words(live.figures()):
+            tell(f"({' · '.join(words)})")
 
 
-def _read_line(mark: str) -> str:
-    """One line. At a terminal it can be edited, and arrow keys bring earlier ones back. Raises EOFError."""
-    if sys.stdin is None:
-        raise EOFError
-    if sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty():
-        with suppress(ImportError):  # Windows edits lines by itself
-            import readline  # noqa: F401  # input() uses it once it is imported
-        return input(mark)
-    try:
-        line = sys.stdin.readline()
-    except OSError as error:
-        raise UsageMistake(f"Standard input cannot be read ({error.strerror}); pipe text in, or </dev/null.") from None
-    if not line:
-        raise EOFError
-    return line.rstrip("\n")
+def _show_files(prompt: Written) -> None:
+    for name in prompt.files:
+        tell(one_line(f"+ {name}"))

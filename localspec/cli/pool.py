@@ -1,18 +1,20 @@
 """`localspec pool`: the phrases learned here, and how to be rid of them."""
 
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
-from localspec.cli.console import counted, may_delete, moment, print_json
+from localspec.chat.kept_phrases import KeptPhrase, Stories, decoder, kept_phrases
+from localspec.cli.console import may_delete, print_json
 from localspec.cli.store_access import report_files_set_aside, store_if_any
 from localspec.errors import NotHere
-from localspec.store.phrases import Phrase, PoolInfo, unpack_key, unpack_tokens
+from localspec.quantities import counted, moment
+from localspec.store.phrases import PoolInfo, unpack_key, unpack_tokens
 from localspec.store.store import Store
-from localspec.text import one_line, safe
+from localspec.text import one_line
 
 app = typer.Typer(help="The phrases learned here: list, show, clear, export.", no_args_is_help=True)
 
@@ -20,8 +22,6 @@ WHAT = "phrases"
 
 Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The model whose phrases are meant; else all.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard output.")]
-
-Decode = Callable[[Sequence[int]], str | None]
 
 
 class Shown(NamedTuple):
@@ -33,6 +33,8 @@ class Shown(NamedTuple):
     after: tuple[int, ...]
     text: str | None
     uses: int
+    served: int
+    conversation: int | None
 
 
 @app.command("list")
@@ -59,46 +61,53 @@ def show(
 ) -> None:
     """The phrases used most recently, as text where the model's tokenizer is here."""
     with store_if_any(WHAT) as store:
-        found = [(pool, _decoder(pool.path)) for pool in _pools_of(store, model)]
-        chosen = [(pool, decode, list(_phrases(store, pool, decode, limit))) for pool, decode in found]
+        chosen = [
+            (pool, list(islice(_phrases(store, pool), min(limit, sys.maxsize)))) for pool in _pools_of(store, model)
+        ]
+        stories = Stories(store.history) if store else None
+        told = [[stories.of(kept.phrase) if stories else "" for kept in phrases] for _, phrases in chosen]
     if as_json:
-        print_json([shown._asdict() for _, _, phrases in chosen for shown in phrases])
+        print_json([_shown(kept)._asdict() for _, phrases in chosen for kept in phrases])
         return
     if not chosen:
         typer.echo("No phrases are kept yet.")
-    for pool, decode, phrases in chosen:
-        typer.echo(one_line(f"{pool.model}: {counted(pool.phrases, 'phrase')}"))
-        for shown in phrases:
-            typer.echo(f"  {_phrase_line(shown, decode)}  ({shown.uses})")
+    for (pool, phrases), lines in zip(chosen, told, strict=True):
+        typer.echo(one_line(f"{pool.model}: {counted(pool.phrases, 'phrase')}, those said or used last:"))
+        for kept, story in zip(phrases, lines, strict=True):
+            typer.echo(f"  {kept.line}  ({one_line(story)})")
 
 
 @app.command()
 def clear(
     model: Model = None,
+    conversation: Annotated[
+        int | None, typer.Option("--conversation", min=1, metavar="ID", help="Only what was said last in that one.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Deletes phrases for good: their bytes are overwritten."""
     with store_if_any(WHAT) as store:
         pools = _pools_of(store, model)
-        count = sum(pool.phrases for pool in pools)
+        count = sum(store.phrases.count(pool.pool, conversation) for pool in pools) if store else 0
         report_files_set_aside(WHAT)
         if store is None or count == 0:
             typer.echo("There are no phrases to delete.")
             return
-        whose = model or "all models"
+        whose = (model or "all models") + (f", said last in conversation {conversation}" if conversation else "")
         if not may_delete(f"{counted(count, 'phrase')} of {whose}", yes):
             return
-        removed = store.phrases.forget() if model is None else sum(store.phrases.forget(pool.pool) for pool in pools)
+        chosen = [None] if model is None else [pool.pool for pool in pools]
+        removed = sum(store.phrases.forget(pool, conversation=conversation) for pool in chosen)
         typer.echo(one_line(f"Deleted {counted(removed, 'phrase')} of {whose}."))
 
 
 @app.command()
 def export(model: Model = None) -> None:
-    """All phrases as JSON lines: model, before, key, after, text, uses."""
+    """All phrases as JSON lines: model, before, key, after, text, uses, served, conversation."""
     with store_if_any(WHAT) as store:
         for pool in _pools_of(store, model):
-            for shown in _phrases(store, pool, _decoder(pool.path), None):
-                print_json(shown._asdict())
+            for kept in _phrases(store, pool):
+                print_json(_shown(kept)._asdict())
 
 
 def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
@@ -113,42 +122,11 @@ def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
     return chosen
 
 
-def _phrases(store: Store | None, pool: PoolInfo, decode: Decode, limit: int | None) -> Iterator[Shown]:
-    if store is None:
-        return
-    for phrase in islice(store.phrases.export(pool.pool), limit):
-        yield _shown(pool.model, phrase, decode)
+def _phrases(store: Store | None, pool: PoolInfo) -> Iterator[KeptPhrase]:
+    return iter(()) if store is None else kept_phrases(store, pool, decoder(pool.path))
 
 
-def _shown(model: str, phrase: Phrase, decode: Decode) -> Shown:
+def _shown(kept: KeptPhrase) -> Shown:
+    phrase = kept.phrase
     before, key, after = unpack_tokens(phrase.before), unpack_key(phrase.key), unpack_tokens(phrase.after)
-    return Shown(model, before, key, after, decode((*before, *key, *after)), phrase.uses)
-
-
-def _decoder(directory: str | None) -> Decode:
-    """Token ids -> text by the tokenizer in the model's directory; -> None where there is none that can be read."""
-    file = Path(directory) / "tokenizer.json" if directory else None
-    if file is None or not file.is_file():
-        return lambda tokens: None
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception:  # noqa: BLE001  # the library raises nothing more particular for a damaged file
-        return lambda tokens: None
-
-    def decode(tokens: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
-
-    return decode
-
-
-def _phrase_line(shown: Shown, decode: Decode) -> str:
-    """Context → what followed, on one line."""
-    context = (*shown.before, *shown.key)
-    start = decode(context)
-    if shown.text is None or start is None:
-        return f"{' '.join(map(str, context))} → {' '.join(map(str, shown.after))}"
-    # Decoded alone, what followed would lose its first space with some tokenizers.
-    rest = shown.text[len(start) :] if shown.text.startswith(start) else decode(shown.after) or ""
-    return safe(f"{start} → {rest}").replace("\n", "⏎").replace("\t", "⇥")
+    return Shown(kept.pool.model, before, key, after, kept.text, phrase.uses, phrase.served, phrase.conversation)

@@ -2,12 +2,12 @@
 
 import os
 import sys
-from collections import deque
 from contextlib import suppress
 from time import monotonic
 
-from localspec.cli.console import size
 from localspec.events import Reporter
+from localspec.marks import drawable
+from localspec.pulling.arrival import Arrival
 from localspec.text import one_line
 
 
@@ -15,7 +15,7 @@ def tell(text: str, end: str = "\n") -> None:
     """Prints to standard error, if there is one: that it is closed or full must not cost the reply."""
     if sys.stderr is not None:
         with suppress(OSError):
-            print(text, end=end, file=sys.stderr, flush=True)
+            print(drawable(text, sys.stderr), end=end, file=sys.stderr, flush=True)
 
 
 class Progress:
@@ -47,31 +47,17 @@ class Progress:
 
 
 class Download:
-    """The line of progress of a download: how much, how fast over the last seconds, and how long it will still take."""
+    """The line of progress of a download."""
 
-    PAUSE, WINDOW = 0.2, 10.0  # seconds between two lines, and over which the rate is taken
+    PAUSE = 0.2  # seconds between two lines
 
     def __init__(self, progress: Progress, name: str) -> None:
         self._progress, self._name = progress, name
-        self._seen: deque[tuple[float, int]] = deque()  # when, and how many bytes were here
+        self._arrival, self._shown = Arrival(), float("-inf")
 
     def show(self, done: int, total: int) -> None:
         """`done` of `total` bytes are here."""
         now = monotonic()
-        if self._seen and now - self._seen[-1][0] < self.PAUSE and done < total:
-            return
-        self._seen.append((now, done))
-        while len(self._seen) > 2 and now - self._seen[0][0] > self.WINDOW:
-            self._seen.popleft()
-        (then, before), line = self._seen[0], f"fetching {self._name}: {size(done)} of {size(total)}"
-        if now > then and done > before:
-            rate = (done - before) / (now - then)
-            line += f", {size(rate)}/s, {_duration((total - done) / rate)} left"
-        self._progress.show(line)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = int(seconds / 60 + 0.5)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+        if now - self._shown >= self.PAUSE or done >= total:
+            self._shown = now
+            self._progress.show(f"fetching {self._name}: {', '.join(self._arrival.parts(done, total, now))}")

@@ -1,16 +1,20 @@
 """localspec pull NAME"""
 
+from collections.abc import Iterator
 from contextlib import closing
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from localspec import config
-from localspec.cli.console import at_a_terminal, print_json, size
+from localspec.cli.console import at_a_terminal, print_json, seen
+from localspec.cli.interrupt import cleared_up_when_ended
 from localspec.cli.progress import Download, Progress
+from localspec.cli.pull_plan import announced_lines, nothing_to_fetch, plan_json, planned_lines
 from localspec.errors import UsageMistake
 from localspec.hub.fetch import Interrupted
-from localspec.hub.plan import Part, Plan, free_disk_bytes
+from localspec.models.registry import cards
+from localspec.pulling.announced import Announced, announced
 from localspec.pulling.heads import Converted, NotConverted
 from localspec.pulling.packing import Packed
 from localspec.pulling.pull import (
@@ -24,6 +28,7 @@ from localspec.pulling.pull import (
     Wishes,
 )
 from localspec.pulling.pull import pull as pulled
+from localspec.quantities import size
 from localspec.text import one_line
 
 app = typer.Typer()
@@ -31,8 +36,16 @@ app = typer.Typer()
 
 @app.command()
 def pull(
-    name: Annotated[str, typer.Argument(help="A registered name, or org/repo[@revision] of the hub.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and fetch nothing.")] = False,
+    name: Annotated[
+        str, typer.Argument(help="A registered name, org/repo[@revision] of the hub, or org/repo-GGUF:TYPE.")
+    ],
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print the plan and fetch nothing; of a registered name from the registry, without a network.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: one JSON value.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     drafter: Annotated[
@@ -46,6 +59,9 @@ def pull(
         str | None,
         typer.Option("--quantize", help="How the CPU engine packs it: int8, int4, or auto, as it would be loaded."),
     ] = None,
+    original: Annotated[
+        bool, typer.Option("--original", help="The publisher's own weights, also where a smaller download would serve.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Fetch what does not fit into memory or on the disk.")] = False,
 ) -> None:
     """Fetch a model and its drafter into the common Hugging Face cache, after a plan."""
@@ -53,19 +69,25 @@ def pull(
         raise UsageMistake("--json prints a plan as JSON and fetches nothing; give --dry-run with it.")
     progress = Progress()
     download = Download(progress, name)
-    wishes = Wishes(drafter, force, packed_only, config.load(flags={"quantize": quantize}))
+    wishes = Wishes(drafter, force, packed_only, original, config.load(flags={"quantize": quantize}))
     try:
-        with closing(pulled(name, wishes, progress.reporter, download.show)) as events:
+        if dry_run and (card := cards().get(name)):
+            found = announced(card, wishes, progress.reporter)
+            progress.clear()
+            _print_plan(name, found, as_json)
+            return
+        with cleared_up_when_ended(), closing(pulled(name, wishes, progress.reporter, download.show)) as events:
             for event in events:
                 progress.clear()
-                if as_json:
-                    print_json(_plan_json(name, event))
-                else:
-                    _print(name, event, progress)
                 if dry_run:
+                    assert isinstance(event, Planned | NothingToFetch)  # which come first
+                    _print_plan(name, event, as_json)
                     return
+                _print(name, event, progress)
                 if isinstance(event, AboutToFetch) and not yes and not _may_fetch():
                     return
+        if seen() and (name in cards() or isinstance(event, Packed)):
+            typer.echo(one_line(f"Chat with it: localspec chat -m {name}"))
     except Interrupted as stopped:
         if str(stopped):
             progress.notice(str(stopped))
@@ -82,14 +104,30 @@ def _may_fetch() -> bool:
     return False
 
 
+def _print_plan(name: str, event: Planned | Announced | NothingToFetch, as_json: bool) -> None:
+    """The plan alone, as text or as one JSON value."""
+    if as_json:
+        print_json(plan_json(name, event))
+        return
+    match event:
+        case NothingToFetch():
+            typer.echo(one_line(f"{nothing_to_fetch(name, event)}."))
+        case Planned():
+            _print_lines(planned_lines(event))
+        case Announced():
+            _print_lines(announced_lines(name, event))
+
+
+def _print_lines(lines: Iterator[str]) -> None:
+    for line in lines:
+        typer.echo(one_line(line) if not line.startswith(" ") else f"  {one_line(line)}")
+
+
 def _print(name: str, event: PullEvent, progress: Progress) -> None:
     """An event as a person reads it."""
     match event:
-        case NothingToFetch():
-            typer.echo(one_line(f"{_nothing_to_fetch(name, event)}."))
-        case Planned():
-            for line in _plan_lines(event):
-                typer.echo(one_line(line) if not line.startswith(" ") else f"  {one_line(line)}")
+        case NothingToFetch() | Planned():
+            _print_plan(name, event, as_json=False)
         case Fetched(notices):
             for sentence in notices:
                 progress.notice(sentence)
@@ -100,10 +138,15 @@ def _print(name: str, event: PullEvent, progress: Progress) -> None:
             progress.notice(f"The heads of {heads} become a drafter beside their model: {which}, then this again.")
         case Installed(source, path):
             typer.echo(one_line(f"{source} is here: {path}"))
-        case Packed(source, path, length, deleted):
+        case Packed(source, path, length, deleted, stays):
             typer.echo(one_line(f"{source} is packed, {size(length)}: {path}"))
             if deleted:
                 progress.notice(f"What was fetched for it, {size(deleted)}, is deleted: it is kept packed alone.")
+            if stays:
+                progress.notice(
+                    f"The weights of {source} that were here before, {size(stays)}, stay beside it, for other programs "
+                    f"may use them; without them: `localspec rm {name}`, then this again."
+                )
         case DrafterToTrain(kind, tokens, hours, memory):
             sentence = (
                 f"Nobody publishes a drafter '{kind}' for {name}; until there is one, the best that needs no training "
@@ -111,52 +154,3 @@ def _print(name: str, event: PullEvent, progress: Progress) -> None:
                 f"{tokens / 1e6:.0f} million tokens, and {memory / 2**30:.0f} GiB of memory)"
             )
             typer.echo(one_line(sentence))
-
-
-def _nothing_to_fetch(name: str, event: NothingToFetch) -> str:
-    return f"{name} is here already; {event.why}"
-
-
-def _plan_lines(planned: Planned) -> list[str]:
-    """The plan as a person reads it."""
-    lines, plan = [], planned.plan
-    for part in plan.parts:
-        gated = ", gated" if part.gated else ""
-        lines.append(f"{part.source} ({part.commit[:12]}), license {part.license or 'unknown'}{gated}")
-        for file in part.files:
-            here = "  cached" if file.name in part.here else ""
-            lines.append(f"  {file.name}  {size(file.bytes)}{here}")
-        lines += [f"  {note}" for note in part.notes]
-    files = sum(len(part.files) for part in plan.parts)
-    lines.append(
-        f"{files} files, {size(plan.bytes)}; {size(plan.cached_bytes)} cached already, "
-        f"{size(plan.fetch_bytes)} to fetch; {size(plan.disk_free)} free on the disk of {config.hub_places().cache}"
-    )
-    return [*lines, f"memory: {planned.memory}", *([f"drafter: {planned.drafter}"] if planned.drafter else [])]
-
-
-def _plan_json(name: str, event: PullEvent) -> dict[str, Any]:
-    """The plan, which is the first event, as `--json` prints it; sizes in bytes."""
-    if isinstance(event, NothingToFetch):
-        event = Planned(Plan((), free_disk_bytes()), None, _nothing_to_fetch(name, event), "")
-    assert isinstance(event, Planned)
-    plan = event.plan
-    return {
-        "name": name,
-        "sources": [_part_json(part) for part in plan.parts],
-        "bytes": plan.bytes,
-        "cached_bytes": plan.cached_bytes,
-        "fetch_bytes": plan.fetch_bytes,
-        "disk_free_bytes": plan.disk_free,
-        "fits": event.fits if plan.fits_on_disk else False,
-        "memory": event.memory,
-    }
-
-
-def _part_json(part: Part) -> dict[str, Any]:
-    files = [{"name": file.name, "bytes": file.bytes, "cached": file.name in part.here} for file in part.files]
-    source = part.source
-    return {
-        "repo": source.repo, "revision": source.revision, "commit": part.commit, "files": files,
-        "license": part.license, "gated": part.gated,
-    }  # fmt: skip

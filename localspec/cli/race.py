@@ -14,14 +14,15 @@ import typer
 
 from localspec import config
 from localspec.bench.race import Lane, Result, race, result
+from localspec.bench.race_view import Size, fits, frame, moments, recording, redrawn
+from localspec.bench.racers import LIVE, LONGEST, REPLAY, racers, sentences, that_drafts
 from localspec.chat.start import start_chat
-from localspec.cli.console import drawable
 from localspec.cli.options import Context, Device, Drafter, DraftMax, Dtype, Model, Quantize, number
 from localspec.cli.progress import Progress
-from localspec.cli.race_view import Size, fits, frame, moments, recording, redrawn
 from localspec.cli.texts import valid_text
-from localspec.config import Settings, dumb_terminal
+from localspec.config import dumb_terminal
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.marks import drawable
 from localspec.text import one_line
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-LIVE = "race: a step each in turns"
-REPLAY = "replay at true speed"
-LONGEST = 256  # tokens of a reply, where no number is given
 RECORDED = Size(columns=80, lines=24)  # where there is no terminal
 
 
@@ -80,50 +78,38 @@ def race_command(
         card, store, _ = start_chat(quiet, None, at_the_end, progress.notice, progress.show)
         progress.show(f"loading {card.name}")
 
-        from localspec import Engine  # which needs torch on a GPU, and takes a second to import
+        from localspec import Engine, Limits  # which needs torch on a GPU, and takes a second to import
 
         drafting = Engine.open(quiet, card, store=store, notice=progress.notice, progress=progress.show)
         if not drafting.choice.nodes:
-            raise LocalspecError(
-                f"There is nothing to race: drafting does not pay for {card.name} here ({drafting.choice.reason}); "
-                "name a --drafter, such as phrases."
-            )
-        lanes = [Lane("plain decoding"), Lane(f"with {one_line(drafting.choice.drafter)}")]
+            drafting = Engine(that_drafts(drafting.choice), phrases="off", beside=drafting)
         sampling = drafting.sampling(quiet)
         progress.show("warming up")
-        streams = _streams(drafting, question, sampling, quiet)
+        messages = [{"role": "user", "content": question}]
+        if quiet.system:
+            messages.insert(0, {"role": "system", "content": quiet.system})
+        lanes, streams = racers(
+            drafting,
+            messages,
+            sampling,
+            Limits(quiet.max_tokens, quiet.stop),
+            drafting.thinking(quiet, quiet.system),
+        )
         progress.clear()
         with _drawing(seen) as screen:
             for _ in race(lanes, streams):
                 screen.show(lanes, LIVE)
             screen.replay(lanes)
     found = result(*lanes)
-    sentences = list(_sentences(lanes, found, drafting))
+    told = list(sentences(lanes, found))
     if cast:
-        _record(lanes, screen.size, sentences, question, cast)
+        _record(lanes, screen.size, told, question, cast)
         progress.notice(f"recorded in {cast}; `asciinema play {cast}` shows it.")
     if as_json:
         print(json.dumps(_report(lanes, found, drafting, sampling)), flush=True)
     else:
-        print(drawable("\n".join(sentences), sys.stdout), flush=True)
+        print(drawable("\n".join(told), sys.stdout), flush=True)
     return 0
-
-
-def _streams(drafting: "Engine", prompt: str, sampling: "Sampling", settings: Settings) -> Sequence[Any]:
-    """Both replies, about to begin on one target, which has been warmed up; what drafts has seen nothing."""
-    from localspec import Engine, Limits
-
-    alone = replace(drafting.choice, drafter="none", nodes=0, trained=(), draft=None)
-    messages = [{"role": "user", "content": prompt}]
-    if settings.system:
-        messages.insert(0, {"role": "system", "content": settings.system})
-    tokens = drafting.target.encode(messages)
-    engines = [Engine(alone, phrases="off", beside=drafting), drafting]
-    for _ in engines[0].session.generate(tokens, sampling, Limits(2)):  # the target's weights come from disk
-        pass
-    engines[0].session.rewind(0)
-    limits = Limits(settings.max_tokens, settings.stop)
-    return [engine.session.generate(tokens, sampling, limits) for engine in engines]
 
 
 class _Screen:
@@ -176,25 +162,6 @@ def _drawing(seen: bool) -> Iterator[_Screen]:
             print("\x1b[?25h", end="", flush=True)
 
 
-def _sentences(lanes: Sequence[Lane], found: Result, engine: "Engine") -> Iterator[str]:
-    plain, fast = lanes
-    speeds = f"{fast.tokens_per_second:.1f} tokens/s, and {plain.tokens_per_second:.1f} without"
-    if found.speedup is None:
-        yield "The reply is too short to tell a speed; ask for something longer."
-    else:
-        yield f"× {found.speedup:.2f} {fast.name} ({speeds})"
-    if found.same:
-        yield "✓ both texts are the same"
-    else:
-        yield (
-            f"the texts part at token {found.parted}: forwards of several rows round differently here; --exact makes "
-            "them the same, where the machine can"
-        )
-    assert fast.statistics is not None
-    if fast.statistics.off_reason:
-        yield f"drafting was switched off: {one_line(fast.statistics.off_reason)}"
-
-
 def _report(lanes: Sequence[Lane], found: Result, engine: "Engine", sampling: "Sampling") -> dict[str, Any]:
     choice = engine.choice
     return {
@@ -226,8 +193,8 @@ def _lane(lane: Lane) -> dict[str, Any]:
     }
 
 
-def _record(lanes: Sequence[Lane], size: Size, sentences: Sequence[str], prompt: str, file: Path) -> None:
-    lines = recording(lanes, size, REPLAY, sentences, one_line(f"localspec race: {prompt}"), int(time.time()))
+def _record(lanes: Sequence[Lane], size: Size, told: Sequence[str], prompt: str, file: Path) -> None:
+    lines = recording(lanes, size, REPLAY, told, one_line(f"localspec race: {prompt}"), int(time.time()))
     try:
         file.write_text("".join(lines), encoding="utf-8")
     except OSError as error:

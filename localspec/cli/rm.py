@@ -1,5 +1,6 @@
 """localspec rm NAME"""
 
+import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,17 +10,21 @@ from typing import Annotated
 import typer
 
 from localspec.checkpoint import is_packed
-from localspec.cli.console import may_delete, size
+from localspec.cli.console import may_delete
 from localspec.config import home
 from localspec.errors import NotHere, UsageMistake
-from localspec.hub.cache import Removal, removable, remove
+from localspec.hub.cache import Removal, forget_what_is_gone, removable, remove
+from localspec.hub.cached_gguf import cached_gguf, discard_gguf
 from localspec.hub.sources import Source
 from localspec.models.entries import Entry
-from localspec.models.packed_files import other_source, packed_of
+from localspec.models.imported import import_of, is_gguf
+from localspec.models.packed_files import other_source, packed_of, remove_abandoned
 from localspec.models.registry import NOWHERE, cards, is_path, resolve
+from localspec.packed_file import forms
 from localspec.paths import Paths
 from localspec.pulling.heads import drafter_made_of
 from localspec.pulling.repositories import own_source, sources_of
+from localspec.quantities import size
 from localspec.text import one_line
 
 app = typer.Typer()
@@ -31,6 +36,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a model from the common Hugging Face cache; what another revision uses stays."""
+    remove_abandoned(Paths(home()).packed)
     paths, sources = Paths(home()), [] if is_path(name) else sources_of(name)
     if not sources:
         _remove_packed(name, paths, yes)
@@ -40,19 +46,26 @@ def rm(
         try:
             removals.append(removable(source))
         except NotHere as error:
-            if source == own_source(name) and not packed_of(NOWHERE, str(source), paths):
+            forget_what_is_gone(source)
+            if source == own_source(name) and not packed_of(NOWHERE, str(source), paths) and not cached_gguf(source):
                 raise  # its drafters may be another one's too
             missing.append(error)
     packed = _packed(removals, sources, paths)
-    if not removals and not packed:
+    left = [] if removals else [one for source in sources for one in cached_gguf(source)]
+    if not removals and not packed and not left:
         raise missing[0]
     for removal in removals:
         for line in _removal_lines(removal, name):
             typer.echo(one_line(line))
     for file in packed:
         typer.echo(one_line(_packed_line(file)))
-    freed = sum(removal.bytes for removal in removals) + sum(file.stat().st_size for file in packed)
-    what = " and ".join(str(removal.source) for removal in removals) or f"{name}, packed"
+    for one in left:
+        names = ", ".join(file.name for file in one.files)
+        typer.echo(one_line(f"{one.source} as GGUF, {size(one.bytes)}, in {one.path}: {names}"))
+    freed = sum(removal.bytes for removal in removals) + sum(one.bytes for one in left)
+    freed += sum(file.stat().st_size for file in packed)
+    gone = [*(removal.source for removal in removals), *(one.source for one in left)]
+    what = " and ".join(map(str, gone)) or f"{name}, packed"
     if not may_delete(f"{what} ({size(freed)})", yes):
         return
     for file in packed:
@@ -61,16 +74,21 @@ def rm(
         if drafter := drafter_made_of(removal.source, removal.commit):
             shutil.rmtree(drafter)
         remove(removal)
+    for one in left:
+        discard_gguf(one)
     typer.echo(f"Deleted; {size(freed)} are free again.")
 
 
 def _remove_packed(name: str, paths: Paths, yes: bool) -> None:
     """Deletes the packed forms of a model that was not fetched, which itself stays; or a packed file that is named."""
+    if is_gguf(file := Path(os.path.expanduser(name))) and import_of(file, paths) is None:
+        raise NotHere(f"{name} is a GGUF file of which nothing is kept here; delete the file yourself.")
     path = resolve(name).path
     if is_packed(path):
         if not path.is_relative_to(paths.packed):
             raise UsageMistake(f"{path} is not in {paths.packed}, where localspec keeps its own; delete it yourself.")
-        mine, what = [path], str(path)
+        whole = is_packed(Path(os.path.expanduser(name)))  # one file that is named, or what was imported
+        mine, what = ([path], str(path)) if whole else (sorted(forms(path).values()), name)
     else:
         mine, what = _without_others(packed_of(path, "", paths), []), f"the packed form of {name}"
         if not mine:

@@ -3,21 +3,28 @@
 import json
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from localspec.chat.attachments import joined
 from localspec.chat.conversation import dropped_turns_notice
-from localspec.chat.start import start_chat
+from localspec.chat.thinking import only_thinking
+from localspec.chat.wording import seconds_words
+from localspec.cli.beginning import Report, begin, report_of
 from localspec.cli.interrupt import Interrupt
+from localspec.cli.left_behind import kept_seconds
 from localspec.cli.options import SharedFlags, takes_shared_flags
 from localspec.cli.progress import Progress, tell
-from localspec.cli.texts import joined, piped_text, valid_text
+from localspec.cli.texts import asked, piped_text
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.events import Done, Prefill, Text
+from localspec.quantities import counted
 
 if TYPE_CHECKING:
-    from localspec import Engine, Sampling, Statistics
+    from localspec import Statistics
 
 app = typer.Typer()
 
@@ -33,43 +40,52 @@ def run(
     stream_json: Annotated[
         bool, typer.Option("--stream-json", help="One JSON object a line, as the reply comes.")
     ] = False,
+    keep: Annotated[
+        str | None, typer.Option("--keep", metavar="TIME", help="Leave the model loaded for so long: 30s, 10m, 2h.")
+    ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="A line of figures on standard error.")] = False,
 ) -> int:
     """One answer to standard output; for pipelines."""
     if as_json and stream_json:
         raise UsageMistake("--json and --stream-json exclude each other; give one of them.")
+    kept = None if keep is None else kept_seconds(keep, flags.settings)
     question = _prompt(prompt, flags.files)
     output: _Output = _Stream() if stream_json else _Object() if as_json else _Plain()
-    return _answer(flags, question, output, stats)
+    return _answer(flags, question, output, stats, kept)
 
 
-def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool) -> int:
+def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool, keep: int | None) -> int:
     if sys.stdout is None:
         raise LocalspecError("Standard output is closed, so there is no place for an answer; leave it open.")
     settings, progress = flags.settings, Progress()
     with ExitStack() as at_the_end, Interrupt() as interrupt:
         at_the_end.callback(progress.clear)
-        card, store, conversation = start_chat(settings, flags.resume, at_the_end, progress.notice, progress.show)
+        begun = begin(settings, flags.resume, at_the_end, progress)
+        card, _, conversation = begun.chat
         progress.show(f"loading {card.name}")
         began = time.perf_counter()
 
-        # From here on torch is needed, and takes a second to import.
-        from localspec import Done, Engine, Limits, Prefill, Text
+        from localspec import Limits
 
-        engine = Engine.open(settings, card, store=store, notice=progress.notice, progress=progress.show)
+        engine = begun.warm(settings, card, keep)
+        engine.wanted = lambda: not interrupt.asked
         load_seconds = time.perf_counter() - began
         sampling, limits = engine.sampling(settings), Limits(settings.max_tokens, settings.stop)
-        report = _Report(engine, sampling, load_seconds)
-        events = conversation.ask(engine, question, sampling, limits)
+        report = report_of(engine, sampling, load_seconds)
+        think = engine.thinking(settings, conversation.system)
+        events = conversation.ask(engine, question, sampling, limits, think=think)
         at_the_end.callback(events.close)  # it needs the store to the last
 
         def end(reason: str, statistics: "Statistics") -> None:
-            values = report.of(output.reply, reason, statistics)
+            progress.clear()
+            values = report.of(output.reply, output.reasoning, reason, statistics)
             output.end(values)
+            if sentence := only_thinking(conversation.turns[-1], settings, engine, conversation.system):
+                progress.notice(sentence)
             if stats:
                 tell(_figures(values, report.exactness))
 
-        started = False
+        started, thought = False, 0
         try:
             for event in events:
                 if not started:
@@ -86,11 +102,18 @@ def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool) -
                             progress.notice(dropped_turns_notice(dropped))
                         interrupt.wait_for_step = True
                     case Text():
-                        output.text(event.text, event.tokens, event.sources)
+                        thought += event.reasoning_tokens
+                        if event.text:
+                            progress.clear()
+                        elif event.reasoning_tokens:
+                            progress.show(f"thinking, {counted(thought, 'token')}")
+                        output.step(event)
                         if interrupt.asked:
                             raise KeyboardInterrupt
                     case Done(reason, statistics):
                         end(reason, statistics)
+                        return 0
+            raise KeyboardInterrupt  # a server that was waited for in vain
         except KeyboardInterrupt:
             progress.clear()
             events.close()  # settles the session and saves the turn
@@ -98,7 +121,9 @@ def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool) -
                 raise
             end("interrupted", engine.session.statistics)
             return 130
-    return 0
+        except LocalspecError:
+            output.cut()
+            raise
 
 
 def _prompt(argument: str | None, files: str) -> str:
@@ -106,103 +131,70 @@ def _prompt(argument: str | None, files: str) -> str:
     before = piped_text()
     if before is None and argument == "-":
         raise UsageMistake("'-' stands for piped text, and nothing is piped in; pipe something, or give the prompt.")
-    prompt = joined(files, before or "", "" if argument is None or argument == "-" else valid_text(argument))
+    prompt = joined(files, before or "", "" if argument is None or argument == "-" else asked(argument))
     if not prompt:
         raise UsageMistake('There is no prompt; write localspec run "your question", or pipe text in.')
     return prompt
 
 
-class _Report:
-    """The JSON object of one reply, as far as it does not depend on how the reply went."""
-
-    def __init__(self, engine: "Engine", sampling: "Sampling", load_seconds: float) -> None:
-        choice = engine.choice
-        self._load_seconds, self.exactness = load_seconds, engine.exactness.label(sampling.rule)
-        self.start: dict[str, Any] = {
-            "model": choice.target.name,
-            "revision": engine.revision,
-            "drafter": choice.drafter,
-            "device": choice.device,
-            "engine": choice.engine,
-            "dtype": choice.dtype,
-            "quantize": choice.quantize,
-            "exactness": engine.exactness.word(sampling.rule),
-            "accept": sampling.rule,
-            "lossless": sampling.rule != "typical",
-            "seed": sampling.seed,
-        }
-
-    def of(self, text: str, reason: str, statistics: "Statistics") -> dict[str, Any]:
-        memory = statistics.memory
-        return {
-            "text": text,
-            "token_ids": statistics.token_ids,
-            **self.start,
-            "finish_reason": reason,
-            "prompt_tokens": statistics.prompt_tokens,
-            "completion_tokens": len(statistics.token_ids),
-            "timings": {
-                "load_s": round(self._load_seconds, 4),
-                "prefill_s": round(statistics.prefill_seconds, 4),
-                "first_token_s": round(statistics.first_token_seconds, 4),
-                "decode_s": round(statistics.decode_seconds, 4),
-                "tokens_per_second": round(statistics.tokens_per_second, 2),
-            },
-            "speculation": {
-                "steps": statistics.steps,
-                "acceptance_length": round(statistics.acceptance_length, 4),
-                "acceptance_by_depth": [round(chance, 4) for chance in statistics.acceptance_by_depth],
-                "draft_n": statistics.drafted,
-                "draft_n_accepted": statistics.accepted,
-                "sources": dict(statistics.sources),
-                "speedup": None,
-                "M": None,
-                "off_reason": statistics.off_reason,
-            },
-            "memory": {
-                "target_bytes": memory.target,
-                "drafter_bytes": memory.drafter,
-                "cache_bytes": memory.cache,
-                "peak_bytes": memory.peak,
-            },
-        }
-
-
 def _figures(report: dict[str, Any], exactness: str) -> str:
     """The line of --stats."""
-    timings, speculation = report["timings"], report["speculation"]
-    precision = report["dtype"] if report["quantize"] == "none" else report["quantize"]
-    sources = ", ".join(f"{name} {count}" for name, count in speculation["sources"].items())
-    return (
-        f"{timings['tokens_per_second']:.1f} tokens/s · {speculation['acceptance_length']:.2f} tokens/step ({sources})"
-        f" · {report['completion_tokens']} tokens · first after {timings['first_token_s']:.2f} s"
-        f" · {precision}, {exactness} · {report['memory']['peak_bytes'] / 2**30:.2f} GiB at most"
-    )
+    return " · ".join(_told(report, exactness))
+
+
+def _told(report: dict[str, Any], exactness: str) -> Iterator[str]:
+    """What of it is known: a server may not tell all."""
+    timings, speculation, peak = report["timings"], report["speculation"], report["memory"]["peak_bytes"]
+    if timings["tokens_per_second"] is not None:
+        yield f"{timings['tokens_per_second']:.1f} tokens/s"
+    if speculation["acceptance_length"] is not None:
+        sources = ", ".join(f"{name} {count}" for name, count in speculation["sources"].items())
+        yield f"{speculation['acceptance_length']:.2f} tokens/step ({sources})"
+    if report["completion_tokens"] is not None:
+        tokens = f"{report['completion_tokens']} tokens"
+        if report["reasoning_tokens"]:
+            tokens += f", {report['reasoning_tokens']} of thinking in {seconds_words(timings['reasoning_s'])}"
+        yield tokens
+    yield f"first after {timings['first_token_s']:.2f} s"
+    precision = report["dtype"] if report["quantize"] in ("none", None) else report["quantize"]
+    if precision:
+        yield f"{precision}, {exactness}"
+    if peak is not None:
+        yield f"{peak / 2**30:.2f} GiB at most"
 
 
 class _Output:
-    """Where a reply goes. `reply` is all of its text so far."""
+    """Where a reply goes. `reply` is all of its text so far, and `reasoning` all that was thought."""
 
     def __init__(self) -> None:
-        self.reply = ""
+        self.reply = self.reasoning = ""
 
-    def start(self, report: _Report) -> None:
+    def start(self, report: Report) -> None:
         """The prompt is accepted, and being read."""
 
-    def text(self, text: str, tokens: tuple[int, ...], sources: tuple[str, ...]) -> None:
+    def step(self, event: Text) -> None:
         """One decode step."""
-        self.reply += text
+        self.reply += event.text
+        self.reasoning += event.reasoning
 
     def end(self, report: dict[str, Any]) -> None:
         """The reply is complete, or was interrupted."""
 
+    def cut(self) -> None:
+        """It failed; what came of it stays."""
+
 
 class _Plain(_Output):
-    """The reply and nothing else, flushed as it comes."""
+    """The answer and nothing else, flushed as it comes."""
 
-    def text(self, text: str, tokens: tuple[int, ...], sources: tuple[str, ...]) -> None:
-        super().text(text, tokens, sources)
-        print(text, end="", flush=True)
+    def cut(self) -> None:
+        if self.reply:
+            self.end({})
+
+    def step(self, event: Text) -> None:
+        super().step(event)
+        if event.text:
+            print(event.text, end="", flush=True)
 
     def end(self, report: dict[str, Any]) -> None:
         print(end="" if self.reply.endswith("\n") else "\n", flush=True)
@@ -218,12 +210,13 @@ class _Object(_Output):
 class _Stream(_Output):
     """One JSON object a line: start, a step each, end."""
 
-    def start(self, report: _Report) -> None:
+    def start(self, report: Report) -> None:
         self._print({"event": "start", **report.start})
 
-    def text(self, text: str, tokens: tuple[int, ...], sources: tuple[str, ...]) -> None:
-        super().text(text, tokens, sources)
-        self._print({"event": "step", "text": text, "token_ids": tokens, "sources": sources})
+    def step(self, event: Text) -> None:
+        super().step(event)
+        said = {"text": event.text, "reasoning": event.reasoning}
+        self._print({"event": "step", **said, "token_ids": event.tokens, "sources": event.sources})
 
     def end(self, report: dict[str, Any]) -> None:
         self._print({"event": "end", **report})

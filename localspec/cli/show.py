@@ -1,30 +1,28 @@
 """localspec show NAME"""
 
 import json
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
-from localspec.checkpoint import inspect, revision
-from localspec.cli.console import amount, seen, size
+from localspec.checkpoint import inspect, is_packed, revision
+from localspec.cli.console import seen
 from localspec.errors import LocalspecError
 from localspec.hub.records import record
 from localspec.models.drafter_cards import trained_drafters
 from localspec.models.drafter_kinds import kinds
-from localspec.models.entries import Entry, PublishedDrafter
-from localspec.models.registry import TargetCard, named_card, resolve
+from localspec.models.entries import Entry, Form, PublishedDrafter
+from localspec.models.own_draft import own_draft
+from localspec.models.registry import TargetCard, named_card, source_here
+from localspec.packed_file import read
+from localspec.quantities import amount, size
 from localspec.text import one_line
 
 app = typer.Typer()
 
 Facts = dict[str, str | int | list[str] | None]
-
-
-def _is_here(draft: str) -> bool:
-    try:
-        return bool(draft) and bool(inspect(resolve(draft).path))
-    except LocalspecError:
-        return False
+_ONLY_KNOWN = ("draft", "draft_origin", "passed_over")  # lines that most models lack
 
 
 @app.command()
@@ -37,16 +35,22 @@ def show(
     facts = _installed_facts(card) if card.here else _announced_facts(card)
     if card.entry is not None:
         facts |= _entry_facts(card.entry)
+    if card.here and is_packed(card.path):
+        facts |= _packed_facts(card, facts)
     if as_json:
         print(json.dumps(facts, indent=2))
         return
     for key, value in facts.items():
+        if value is None and key in _ONLY_KNOWN:
+            continue
         print(f"{key:13} {one_line(_shown(key, value)) or 'unknown'}")
 
 
 def _installed_facts(card: TargetCard) -> Facts:
     """What the files of a model that is here say."""
     checkpoint = inspect(card.path)
+    own, passed_over = own_draft(card)
+    draft = own.card.name if own is not None and own.card.here else None
     return {
         "name": card.name,
         "description": card.description,
@@ -60,8 +64,11 @@ def _installed_facts(card: TargetCard) -> Facts:
         "drafters": [
             *kinds("nothing", "probe"),
             *(drafter.kind for drafter in trained_drafters(card)),
-            *(f"{kind}:{card.draft}" for kind in kinds("draft model") if _is_here(card.draft)),
+            *(f"{kind}:{draft}" for kind in kinds("draft model") if draft is not None),
         ],
+        "draft": draft,
+        "draft_origin": own.origin if own is not None and draft is not None else None,
+        "passed_over": passed_over or None,
         "revision": revision(card.path),
     }
 
@@ -74,6 +81,7 @@ def _announced_facts(card: TargetCard) -> Facts:
         "description": card.description,
         "installed": False,
         "path": None,
+        "architecture": card.entry.architecture if card.entry else None,
         "parameters": shape.parameters if shape else None,
         "bytes": 2 * shape.parameters if shape else None,  # published weights are bf16
         "context": shape.context if shape else None,
@@ -83,17 +91,45 @@ def _announced_facts(card: TargetCard) -> Facts:
 
 
 def _entry_facts(entry: Entry) -> Facts:
-    """Where a model comes from, and which drafters are known for it."""
-    pulled = record(entry.source) if entry.source else None
+    """Where a model comes from, in which forms, and which drafters are known for it."""
+    source = source_here(entry) or entry.source
+    pulled = record(source) if source else None
     return {
         "publisher": entry.publisher or None,
         "quality": entry.quality or None,
-        "source": str(entry.source) if entry.source else None,
+        "source": str(source) if source else None,
         "commit": pulled.commit if pulled else None,
         "gated": entry.gated,
+        "thinking": entry.thinking,
         "verified": entry.verified or pulled is not None or entry.source is None,
+        "forms": [form_in_words(one) for one in entry.forms],
         "published": [_in_words(one) for one in entry.drafters],
     }
+
+
+def _packed_facts(card: TargetCard, known: Facts) -> Facts:
+    """Where a packed file is from, and what the template in it says, as far as it is not known yet."""
+    from localspec.models.chat_tokenizer import ChatTokenizer  # the tokenizers library
+    from localspec.models.tokenizer import Tokenizer
+
+    packed = read(card.path)
+    origin = packed.header.origin
+    thinking = known.get("thinking")
+    with suppress(LocalspecError):  # which is told when the model is loaded
+        texts = {name: packed.text(name) for name in packed.header.texts}
+        thinking = thinking or ChatTokenizer(Tokenizer.decoded(texts, card.path)).thinks
+    facts: Facts = {
+        "source": known.get("source") or origin.repo or next(iter(origin.files), None),
+        "commit": origin.commit or None,
+        "thinking": thinking,
+    }
+    return facts | ({"verified": True} if origin.commit else {})
+
+
+def form_in_words(one: Form) -> str:
+    """Another form of a model in words."""
+    about = f", {size(one.bytes)}" if one.bytes else ""
+    return f"{one.source}, by {one.publisher or 'unknown'}, license {one.license or 'unknown'}{about}"
 
 
 def _in_words(one: PublishedDrafter) -> str:

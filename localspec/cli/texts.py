@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from localspec.errors import UsageMistake
+from localspec.models.imported import is_gguf
 from localspec.outside_files import MIB, read_bytes
 
 LONGEST = 64 * MIB  # bytes of a prompt: far more than the longest context
@@ -15,9 +16,12 @@ def valid_text(argument: str) -> str:
     return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", argument)
 
 
-def joined(*parts: str) -> str:
-    """Texts with blank lines between; those without any character are left out."""
-    return "\n\n".join(text for part in parts if (text := part.strip("\r\n")).strip())
+def asked(argument: str) -> str:
+    """A prompt as it was given. Raises UsageMistake for the name of a GGUF file, which was meant as a model."""
+    prompt = valid_text(argument)
+    if "\0" not in prompt and len(prompt) < 4096 and is_gguf(Path(prompt).expanduser()):
+        raise UsageMistake(f"{prompt} is a GGUF file and no question; let it answer with -m {prompt}.")
+    return prompt
 
 
 def conversation_id(text: str, list_of_them: str) -> int:

@@ -18,9 +18,11 @@ from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Device, Dtype, Quantize
 from localspec.cli.progress import Progress
 from localspec.config import home, nearest
-from localspec.errors import UsageMistake
+from localspec.errors import NotHere, UsageMistake
+from localspec.marks import drawable
 from localspec.models import registry
 from localspec.models.drafter_kinds import TABLE, kinds
+from localspec.models.imported import is_gguf
 from localspec.paths import Paths, private_files
 from localspec.store.store import user_store
 from localspec.training.directory import Lock, refuse_course, usable
@@ -121,7 +123,7 @@ def train(
     files = [Path(name) for name in (*(data or ()), *(more or ()))]
     own = _own_words(data or [], more or [], keep_answers)
     settings = config.load(flags={"model": model, "device": device, "dtype": dtype, "quantize": quantize})
-    card = registry.resolve(settings.model or "demo")
+    card = _with_its_weights(settings.model or "demo")
     safe_name = re.sub(r"[^\w.-]+", "-", _public_name(card)).strip(".-")
     directory = output or Paths(home()).drafters / f"{safe_name}-{kind}"
     usable(directory)
@@ -154,8 +156,9 @@ def train(
                     found = _take(course, interrupt, progress)
                 if found is None:
                     return 130
-                report, sentence = found
-                summary = f"{_drawn(report)}{_summary(report, reference)}\n{sentence}"
+                report, verdict = found
+                used = f"\n{_used(report, reference)}" if verdict.kept else ""
+                summary = f"{_drawn(report)}{_summary(report)}\n{_verdict(verdict, report['directory'])}{used}"
                 print(json.dumps(report) if as_json else summary, flush=True)
                 return 0
             refuse_course(directory, force)
@@ -168,7 +171,8 @@ def train(
         finally:
             progress.clear()
     if job.main:
-        print(json.dumps(report) if as_json else _drawn(report) + _summary(report, reference), flush=True)
+        summary = f"{_drawn(report)}{_summary(report)}\n{_used(report, reference)}"
+        print(json.dumps(report) if as_json else summary, flush=True)
     return 0
 
 
@@ -183,7 +187,7 @@ def _own_words(data: Sequence[str], more: Sequence[Path], keep_answers: bool) ->
     return "prompts" if not data else HISTORY if data == [HISTORY] else ""
 
 
-def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> tuple[dict[str, Any], str] | None:
+def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[dict[str, Any], Verdict] | None":
     """Takes a course to its end; returns the report and what became of the drafter, None where Ctrl+C stopped it."""
     for sentence in _plan(course):
         progress.notice(sentence)
@@ -205,7 +209,7 @@ def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> tuple[d
     except KeyboardInterrupt:
         progress.notice("stopped; what is done is kept, and the same command goes on from there.")
         raise
-    return report, _verdict(verdict, report["directory"])
+    return report, verdict
 
 
 def _plan(course: "Course") -> Iterator[str]:
@@ -267,7 +271,7 @@ def _show_step(progress: Progress, seen: Any, losses: Sequence[float], first: bo
         )
     pace, left = seen.tokens / max(seen.seconds, 1e-9), _duration(seen.left)
     (spark,) = charts.curve(losses, 1)
-    shown = f"loss {seen.loss:.3f} {console.drawable(spark, sys.stderr)}"
+    shown = f"loss {seen.loss:.3f} {drawable(spark, sys.stderr)}"
     progress.show(f"{100 * seen.done:.0f} %  step {seen.step}  {shown}  {pace:.0f} tokens/s  {left} left")
 
 
@@ -278,14 +282,12 @@ def _drawn(report: dict[str, Any]) -> str:
     from localspec.training import curves
 
     lines = curves.in_characters(Path(report["directory"]) / "losses.jsonl", shutil.get_terminal_size().columns)
-    return console.drawable("".join(f"{line}\n" for line in lines), sys.stdout)
+    return drawable("".join(f"{line}\n" for line in lines), sys.stdout)
 
 
-def _summary(report: dict[str, Any], model: str) -> str:
-    directory = report["directory"]
-    own, measured = report["changes_target"], report["measured_tokens"]
+def _summary(report: dict[str, Any]) -> str:
+    measured = report["measured_tokens"]
     caution = f" (on {measured} tokens only)" if measured < FEW else ""
-    used = f"localspec run -m {shlex.quote(directory if own else model)} --drafter {shlex.quote(directory)}"
     lines = [
         f"{report['kind']} for {report['model']}: {report['steps']} steps, {report['tokens']} tokens, "
         f"{_duration(report['seconds'])}, loss {report['loss']:.3f}",
@@ -296,13 +298,19 @@ def _summary(report: dict[str, Any], model: str) -> str:
             f"on text that the model wrote: {found['length']:.2f} tokens a forward with {found['nodes']} nodes "
             f"({found['replies']} replies, {found['tokens']} tokens)"
         )
-    if own:
+    if report["changes_target"]:
         before, after = report["perplexity"]
         lines.append(
             f"its own target, made from {report['model']}: perplexity on held-out text {after:.3f}, and {before:.3f} "
             "before"
         )
-    return "\n".join([*lines, f"use it: {used}"])
+    return "\n".join(lines)
+
+
+def _used(report: dict[str, Any], model: str) -> str:
+    directory = report["directory"]
+    answering = directory if report["changes_target"] else model
+    return f"use it: localspec run -m {shlex.quote(answering)} --drafter {shlex.quote(directory)}"
 
 
 def _percentages(accuracy: Sequence[Sequence[float]]) -> str:
@@ -313,6 +321,16 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def _with_its_weights(name: str) -> registry.TargetCard:
+    """The model of this name. Raises NotHere for a GGUF file, which would be imported for nothing."""
+    if registry.is_path(name) and is_gguf(Path(name).expanduser()):
+        raise NotHere(
+            f"{name} is a GGUF file, and a drafter is trained beside a model's own weights; fetch those, of a "
+            "registered model with `localspec pull NAME --original`."
+        )
+    return registry.resolve(name)
 
 
 def _public_name(card: registry.TargetCard) -> str:

@@ -1,12 +1,12 @@
 """localspec verify NAME"""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from localspec.checkpoint import inspect, is_packed
-from localspec.cli.console import size
 from localspec.cli.progress import Progress
 from localspec.config import home
 from localspec.errors import LocalspecError, NotHere
@@ -15,9 +15,10 @@ from localspec.hub.sources import Source
 from localspec.models.packed_files import packed_of
 from localspec.models.registry import NOWHERE, is_path, resolve
 from localspec.models.weight_digests import changed_unseen
-from localspec.packed_file import SUFFIX, read
+from localspec.packed_file import SUFFIX, forms, read
 from localspec.paths import Paths
 from localspec.pulling.repositories import own_source, sources_of
+from localspec.quantities import size
 from localspec.text import one_line
 
 app = typer.Typer()
@@ -80,7 +81,7 @@ def _verify_packed(name: str, sources: list[Source], model: Source | None) -> li
     places = [(find_snapshot(source) or NOWHERE, str(source)) for source in sources]
     own = resolve(name).path if model is None else NOWHERE
     if is_packed(own):
-        files = [own]
+        files = [own] if is_packed(Path(os.path.expanduser(name))) else sorted(forms(own).values())
     else:
         places += [(own, "")] if model is None else []
         files = sorted({file for place in places for file in packed_of(*place, paths) if file.suffix == SUFFIX})

@@ -5,6 +5,7 @@ from statistics import median
 
 from localspec.decoding.drafter import Step
 from localspec.decoding.observed_costs import ObservedCosts
+from localspec.decoding.plain_time import PlainTime
 from localspec.decoding.tree import DraftTree
 from localspec.policy.forward_costs import ForwardCostModel
 
@@ -13,6 +14,7 @@ PRIOR = 0.5  # how many guesses the first estimate counts for
 PATIENCE = 16  # drafts in a row that do not pay before speculation is switched off,
 LOSS = 1.5  # or plain steps that they cost together: a draft model costs much more than a look at phrases
 RECENT = 0.9  # of the tokens and seconds that a token's worth is taken from, kept at each step
+HARDLY = 0.05  # plain steps that a draft saves
 REMEMBERED = 9  # drafts and steps, whose median is what the next should take
 SOONEST, LATEST = 16, 512  # plain steps until it is tried again: twice as many each time it still does not pay
 
@@ -38,6 +40,7 @@ class Budget:
         # What the last steps took beside draft and forward, with trees and without.
         self._beside_trees, self._beside_plain = (deque[float](maxlen=REMEMBERED) for _ in range(2))
         self._lately = (0.0, 0.0)  # tokens, and the seconds that they took by the costs
+        self.plain = PlainTime(costs if most else None)
         self.begin()
 
     def token_seconds(self, context: int) -> float | None:
@@ -86,7 +89,7 @@ class Budget:
             price = (draft_seconds + self._costs.at(tree.size, context) + self._beside(True)) / plain_seconds - 1
             self._note_loss(0.0, price, price)
             return tree
-        if self._costs.wants_plain:
+        if self._costs.wants_plain or self.plain.wanted:
             return tree.subtree([0])
         hosts = _hosts(tree, chances)
         order = sorted(chances, key=chances.__getitem__, reverse=True)  # a stable sort: parents before their children
@@ -175,9 +178,11 @@ class Budget:
         if self._losing_drafts >= PATIENCE or self._lost_steps >= LOSS:
             self.nodes, self._wait = 0, self._interval
             self._interval = min(2 * self._interval, LATEST)
+            ratio = price / max(saved, 1e-9)
             self.off_reason = (
-                f"a draft saves {100 * saved:.1f} % of a plain step, "
-                f"and making and checking it costs {100 * price:.1f} % of one on this machine"
+                "drafts are hardly ever right for this text"
+                if saved < HARDLY
+                else f"drafts take {ratio:.{1 if ratio > 1.1 else 3}f} times the time they save"
             )
 
 

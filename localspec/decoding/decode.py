@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from localspec.decoding.acceptance import walk, walk_by_rejection, walk_by_typicality
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
-from localspec.decoding.forward import CacheT, ForwardModel
+from localspec.decoding.forward import CacheT, ForwardModel, ForwardOutput
 from localspec.decoding.logits import Logits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
@@ -20,7 +21,7 @@ def prefill_step(
 
     Raises LocalspecError where the logits are NaN or inf.
     """
-    output = target.forward(DraftTree.chain(tokens), cache, last=True)
+    output = _forward(target, DraftTree.chain(tokens), cache, drafter, last=True)
     cache.keep(range(len(tokens)))
     if last and not output.logits.finite():
         raise LocalspecError(
@@ -28,7 +29,7 @@ def prefill_step(
             "format: try --dtype fp32, or fetch the model again."
         )
     first_pick = [output.logits.picks([cache.length], sampling)[0]] if last else []
-    step = Step([*tokens, *first_pick], output.hidden, logits=output.logits)
+    step = Step([*tokens, *first_pick], output.hidden, logits=output.logits, inner=output.inner)
     drafter.observe(step)
     return step
 
@@ -50,23 +51,35 @@ def decode_step(
     5. keep: the cache keeps the path;
     6. observe: drafter and budget learn what the target did.
 
-    The step says how long drafting, pruning included, and verification took; a step of prefill does not.
+    The step says how long drafting, pruning included, verification and learning took; a step of prefill does not.
     """
     start, began = cache.length, time.perf_counter()
     draft = drafter.draft(Context(committed, cache, budget.nodes, sampling, budget.token_seconds(start)))
     # The rule `rejection` keeps the distribution only if no sampled node is cut for what it is.
     tree = target.aligned(draft if sampling.rule == "rejection" else budget.prune(draft, start), start)
     pruned = time.perf_counter()
-    output = target.forward(tree, cache)
+    output = _forward(target, tree, cache, drafter)
     greedy_picks = output.logits.argmax()  # which waits for the device
     verified = time.perf_counter()
     path, bonus = _walk(tree, output.logits, greedy_picks, start, sampling)
     cache.keep(path)
     accepted, hidden = [tree.tokens[node] for node in path[1:]], output.hidden.take(path)
-    step = Step([*accepted, bonus], hidden, tree, path, greedy_picks, pruned - began, verified - pruned, output.logits)
+    inner = None if output.inner is None else output.inner.take(path)
+    times = pruned - began, verified - pruned
+    step = Step([*accepted, bonus], hidden, tree, path, greedy_picks, *times, output.logits, inner=inner)
+    walked = time.perf_counter()
     drafter.observe(step)
     budget.observe(step, time.perf_counter() - verified)
-    return step
+    return replace(step, learn_seconds=time.perf_counter() - walked)
+
+
+def _forward(
+    target: ForwardModel[CacheT], tree: DraftTree, cache: CacheT, drafter: Drafter, last: bool = False
+) -> ForwardOutput:
+    """Reads a tree, and asks for states of inner layers only where the drafter reads some."""
+    if inner := drafter.target_layers:
+        return target.forward(tree, cache, last=last, inner=inner)
+    return target.forward(tree, cache, last=True) if last else target.forward(tree, cache)
 
 
 def _walk(

@@ -37,8 +37,9 @@ class Step:
 
     `committed` are the tokens that became final, in order: the accepted nodes and the bonus token; in prefill those of
     the chunk, and after the last chunk the first pick. `hidden` [rows, hidden_size] are the target's states at the rows
-    now in the cache (the chunk, or the path), and `greedy_picks` its argmax at every node of the tree, whose `logits`
-    have a row a node. Prefill has no tree and no times, and logits of its last row alone.
+    now in the cache (the chunk, or the path), `inner` those of the layers that the drafter reads, and `greedy_picks`
+    its argmax at every node of the tree, whose `logits` have a row a node. Prefill has no tree and no times, and logits
+    of its last row alone.
     """
 
     committed: Sequence[int]
@@ -49,10 +50,16 @@ class Step:
     draft_seconds: float = 0.0  # until it was known what to verify
     verify_seconds: float = 0.0  # from there until the target's picks were known
     logits: Logits | None = None
+    learn_seconds: float = 0.0  # that drafter and budget took to learn from it
+    inner: Hidden | None = None
 
 
 class Drafter(Protocol):
     """One method of drafting. Drafting starts only after the first target output: prefill is the first observation."""
+
+    @property
+    def target_layers(self) -> Sequence[int]:
+        """Which states of the target it reads in `Step.inner`, by their indices in Hugging Face's hidden_states."""
 
     @property
     def nbytes(self) -> int:

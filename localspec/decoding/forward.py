@@ -46,10 +46,13 @@ CacheT = TypeVar("CacheT", bound=TokenCache)
 class ForwardOutput:
     """The result of one forward: logits [rows, vocab_size], and hidden states after the final norm
     [rows, hidden_size].
+
+    `inner` are the states that were asked for, side by side [rows, places * hidden_size]; None where none were.
     """
 
     logits: Logits
     hidden: Hidden
+    inner: Hidden | None = None
 
 
 class ForwardModel(Protocol[CacheT]):
@@ -82,10 +85,13 @@ class ForwardModel(Protocol[CacheT]):
     def cache(self, slots: int) -> CacheT:
         """An empty cache with room for `slots` tokens."""
 
-    def forward(self, tree: DraftTree, cache: CacheT, *, last: bool = False) -> ForwardOutput:
+    def forward(
+        self, tree: DraftTree, cache: CacheT, *, last: bool = False, inner: Sequence[int] = ()
+    ) -> ForwardOutput:
         """Reads the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
 
-        With `last` the logits are those of the last row only.
+        With `last` the logits are those of the last row only. `inner` asks for states by their indices in Hugging
+        Face's hidden_states: 0 are the embeddings, i the states before layer i, the last those after the final norm.
         """
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
@@ -94,8 +100,8 @@ class ForwardModel(Protocol[CacheT]):
         That is all of it, except where results must be equal to the bit and the cache's layout would change one.
         """
 
-    def encode(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Returns the token ids of a conversation that waits for the assistant.
+    def encode(self, messages: Sequence[dict[str, str]], think: bool | None = None) -> list[int]:
+        """Returns the token ids of a conversation that waits for the assistant, who is to `think`, or not, or neither.
 
         Raises LocalspecError for a chat template that fails.
         """

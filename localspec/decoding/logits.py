@@ -15,7 +15,7 @@ Candidate = tuple[int, float]  # a token, and the chance that it is accepted, gi
 
 
 class Hidden(Protocol):
-    """Hidden states after the final norm, [rows, hidden_size]."""
+    """Hidden states, [rows, hidden_size], or those of several layers side by side."""
 
     @property
     def rows(self) -> Any:
@@ -25,6 +25,9 @@ class Hidden(Protocol):
 
     def take(self, rows: Sequence[int]) -> "Hidden":
         """Returns these rows, in this order."""
+
+    def part(self, start: int, stop: int) -> "Hidden":
+        """Returns the channels [start, stop)."""
 
     def finite(self) -> bool:
         """Returns whether all of them are numbers."""

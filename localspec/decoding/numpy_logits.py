@@ -23,6 +23,10 @@ class NumpyHidden:
         """Returns these rows, in this order."""
         return NumpyHidden(self.rows[list(rows)])
 
+    def part(self, start: int, stop: int) -> "NumpyHidden":
+        """Returns the channels [start, stop)."""
+        return NumpyHidden(self.rows[:, start:stop])
+
     def finite(self) -> bool:
         """Returns whether all of them are numbers."""
         return bool(np.isfinite(self.rows).all())

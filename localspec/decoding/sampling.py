@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from localspec.config import HOTTEST, Rule
+from localspec.config import Rule
 from localspec.errors import UsageMistake
+from localspec.setting_checks import COLDEST, HOTTEST
 
 Ids = npt.NDArray[np.integer]
 EPSILON, DELTA = 0.09, 0.3  # of the rule `typical`, as in the code that came with the paper
@@ -44,7 +45,8 @@ class Sampling:
         ):
             if not fine:
                 raise UsageMistake(f"A {name} of {value} is not possible; give {hint}.")
-
+        if 0 < self.temperature < COLDEST:
+            object.__setattr__(self, "temperature", COLDEST)
         if self.rule != "exact" and self.greedy:
             raise UsageMistake(f"--accept {self.rule} has no effect at temperature 0; leave it out, or give a --temp.")
 

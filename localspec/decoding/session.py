@@ -2,19 +2,20 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
-from localspec.decoding.detokenize import Transcript
 from localspec.decoding.drafter import Drafter, Step
 from localspec.decoding.forward import ForwardModel, TokenCache, common_prefix
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.stats import Tally, count_sources, step_sources
+from localspec.decoding.stats import Tally, count_sources, draft_of, step_sources
 from localspec.errors import DoesNotFit, UsageMistake
-from localspec.events import Done, Event, Memory, Prefill, Reason, Statistics, Text
+from localspec.events import Done, Draft, Event, Memory, Prefill, Reason, Statistics, Text
 from localspec.machine.memory import give_back, out_of_memory, peak_memory
+from localspec.models.detokenize import Transcript
+from localspec.models.thinking import Thinking
 from localspec.policy.prediction import CHUNK
 from localspec.text import safe
 
@@ -22,23 +23,17 @@ SMALL_CHUNK = CHUNK // 4  # prompt tokens a forward where CHUNK take too much me
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Where a reply ends at the latest: after so many tokens, or before one of these strings."""
-
-    max_tokens: int | None = None
-    stop: Sequence[str] = ()
-
-
 class Session:
     """Between replies and after every step, `tokens` are final, and all but the last are in the cache."""
 
-    def __init__(self, target: ForwardModel[Any], drafter: Drafter, budget: Budget) -> None:
-        self.target, self.drafter, self.budget = target, drafter, budget
+    def __init__(
+        self, target: ForwardModel[Any], drafter: Drafter, budget: Budget, thinking: Thinking | None = None
+    ) -> None:
+        self.target, self.drafter, self.budget, self.thinking = target, drafter, budget, thinking
         self.tokens: list[int] = []
         self.cache: TokenCache = target.cache(0)
         self.statistics: Statistics | None = None  # of the last reply, complete or not
-        self.current: object = None  # the reply that may change this session: the latest
+        self.current: _Reply | None = None  # the reply that may change this session: the latest
 
     def generate(
         self, prompt: Sequence[int], sampling: Sampling, limits: Limits | None = None
@@ -63,6 +58,16 @@ class Session:
         most = room if limits.max_tokens is None else min(room, limits.max_tokens)
         return _Reply(self, prompt, sampling, most, limits.stop).events()
 
+    @property
+    def so_far(self) -> Statistics | None:
+        """The figures of the latest reply, as far as it has come; None before the first."""
+        return self.statistics or (self.current.statistics() if self.current else None)
+
+    @property
+    def memory(self) -> Memory:
+        """What is held now."""
+        return Memory(self.target.nbytes, self.drafter.nbytes, self.cache.nbytes, peak_memory(self.target.device))
+
     def rewind(self, length: int) -> None:
         """Cuts tokens, cache and drafter to the first `length` tokens; the last of them becomes the root again."""
         del self.tokens[length:]
@@ -77,12 +82,16 @@ class _Reply:
         self, session: Session, prompt: Sequence[int], sampling: Sampling, max_tokens: int, stops: Sequence[str]
     ) -> None:
         self.session, self.prompt, self.sampling, self.max_tokens = session, prompt, sampling, max_tokens
-        self.transcript = Transcript(session.target.decode, stops)
+        thinking = session.thinking
+        decode = thinking.decode if thinking else session.target.decode
+        self.transcript = Transcript(decode, stops, thinking.parting(prompt) if thinking else None)
         self.tally = Tally()
         self.sources: list[str] = []
+        self.drafts: list[Draft] = []  # that the consumer does not have yet
         self.began = time.perf_counter()
         self.prefill_seconds = self.first_seconds = self.last_seconds = 0.0  # since then: prompt, first, last token
-        self.released = 0  # reply tokens that the consumer has
+        self.released = self.thought = 0  # reply tokens that the consumer has, and those of them before the answer
+        self.thought_seconds = 0.0  # when the last of those came
         self.reused = 0  # prompt tokens that were in the cache
         self.chunk, self.spare = CHUNK, True  # what memory allows
 
@@ -100,7 +109,8 @@ class _Reply:
                 session.tokens += step.committed
                 reason, taken = self._commit(step.committed, step_sources(step))
                 self.tally.add(step, taken)
-                self.tally.step_seconds += self._clock() - began
+                self.drafts.append(draft_of(step))
+                self._count_seconds(step, taken, self._clock() - began)
                 self.last_seconds = self._clock()
                 yield from self._release(reason is not None)
             self._finish(self.transcript.tokens)
@@ -182,7 +192,7 @@ class _Reply:
 
     def _give_up_trees(self) -> bool:
         fewer = self.session.budget.nodes > 0
-        self.session.budget.stop("memory ran out, so the rest of this reply is decoded without drafts")
+        self.session.budget.stop("memory ran out, so the rest of this reply is written without drafts")
         return self._give_up_spare() or fewer
 
     # -- tokens and text -----------------------------------------------------------------------------------------------
@@ -201,21 +211,47 @@ class _Reply:
         return None, len(tokens)
 
     def _release(self, final: bool) -> Iterator[Text]:
-        text, tokens = self.transcript.release(final)
+        text, tokens, reasoning, thought = self.transcript.release(final)
         start, self.released = self.released, tokens
-        if text or tokens > start:
+        before, self.thought = self.thought, thought
+        if thought > before:
+            self.thought_seconds = self.last_seconds - self.prefill_seconds
+        if text or reasoning or tokens > start:
             ids = self.session.tokens[len(self.prompt) + start : len(self.prompt) + tokens]
-            yield Text(safe(text), tuple(ids), tuple(self.sources[start:tokens]), self.last_seconds, self.tally.steps)
+            sources, drafts = tuple(self.sources[start:tokens]), tuple(self.drafts)
+            self.drafts.clear()
+            yield Text(
+                safe(text),
+                tuple(ids),
+                sources,
+                self.last_seconds,
+                self.tally.steps,
+                drafts,
+                safe(reasoning),
+                thought - before,
+            )
+
+    def _count_seconds(self, step: Step, taken: int, seconds: float) -> None:
+        """Counts what a step took, and what plain decoding would have taken for its tokens."""
+        self.tally.step_seconds += seconds
+        assert step.tree is not None
+        plain, context = self.session.budget.plain, len(self.session.tokens) - len(step.committed)
+        plain.observe(step.tree.size, context, seconds - step.draft_seconds - step.learn_seconds)
+        self.tally.price(taken, plain.seconds(context), plain.steady(seconds))
 
     def _finish(self, reply_tokens: int) -> None:
         """Lets tokens, cache and drafter end where the text does, the cache one token earlier, and fills statistics."""
-        session = self.session
         # Where the reply was stopped while the prompt was read, what was read stays.
-        session.rewind(min(len(self.prompt) + reply_tokens, len(session.tokens)))
+        self.session.rewind(min(len(self.prompt) + reply_tokens, len(self.session.tokens)))
+        self.session.statistics = self.statistics(reply_tokens)
+
+    def statistics(self, reply_tokens: int | None = None) -> Statistics:
+        """The figures of the reply so far: of what the consumer has, unless a number of tokens is given."""
+        session, reply_tokens = self.session, self.released if reply_tokens is None else reply_tokens
         decoding = self.last_seconds - self.first_seconds
         counted = reply_tokens - 1  # the first token belongs to prefill
-        session.statistics = Statistics(
-            token_ids=tuple(session.tokens[len(self.prompt) :]),
+        return Statistics(
+            token_ids=tuple(session.tokens[len(self.prompt) : len(self.prompt) + reply_tokens]),
             prompt_tokens=len(self.prompt),
             reused_tokens=self.reused,
             prefill_seconds=self.prefill_seconds,
@@ -232,13 +268,11 @@ class _Reply:
             accepted=self.tally.accepted,
             sources=count_sources(self.sources[:reply_tokens]),
             off_reason=session.budget.off_reason,
-            memory=Memory(
-                session.target.nbytes,
-                session.drafter.nbytes,
-                session.cache.nbytes,
-                peak_memory(session.target.device),
-            ),
+            memory=session.memory,
             rows=dict(self.tally.rows),
+            plain_seconds=self.tally.plain_seconds if session.budget.most else None,
+            reasoning_tokens=self.thought,
+            reasoning_seconds=self.thought_seconds,
         )
 
     def _clock(self) -> float:

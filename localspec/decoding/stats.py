@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from localspec.decoding.drafter import Step
+from localspec.events import Draft
 
 
 class Tally:
@@ -17,6 +18,9 @@ class Tally:
         self.draft_seconds = self.verify_seconds = 0.0
         self.rows: Counter[int] = Counter()  # how many forwards had so many
         self.step_seconds = 0.0  # of both, and of all else that a step does
+        self._plain_seconds = 0.0  # that plain decoding would have taken,
+        self._steady_seconds = 0.0  # of the steps, without what interrupted them
+        self._unpriced = 0  # but for so many tokens, of which that is not known yet
         self._reached: list[int] = []  # by depth: how often a parent was accepted and had a child
         self._accepted: list[int] = []  # and how often one of its children was accepted
 
@@ -39,6 +43,21 @@ class Tally:
             self._reached[depth] += 1
             self._accepted[depth] += depth + 1 < len(step.path)
 
+    def price(self, tokens: int, plain: float | None, steady: float) -> None:
+        """So many tokens would have taken `plain` seconds each; None where nobody knows (yet). They took `steady`."""
+        self._steady_seconds += steady
+        self._unpriced += tokens
+        if plain is not None:
+            self._plain_seconds += self._unpriced * plain
+            self._unpriced = 0
+
+    @property
+    def plain_seconds(self) -> float | None:
+        """The seconds that plain decoding would have taken, interrupted as much; None where that is not known."""
+        if self._unpriced or not self._steady_seconds:
+            return None
+        return self._plain_seconds * self.step_seconds / self._steady_seconds
+
     @property
     def acceptance_length(self) -> float:
         """τ, the tokens committed per target forward, bonus included; 0 before the first step."""
@@ -55,6 +74,13 @@ def step_sources(step: Step) -> list[str]:
     assert step.tree is not None
     named = step.tree.source or ["drafter"] * step.tree.size
     return [*(named[node] for node in step.path[1:]), "target"]
+
+
+def draft_of(step: Step) -> Draft:
+    """What a decode step drafted, without a copy."""
+    tree = step.tree
+    assert tree is not None
+    return Draft(tree.tokens, tree.parents, tree.source, tree.probe, step.path)
 
 
 def count_sources(sources: Sequence[str]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from localspec.drafters.ingredients import Ingredients
 class Autoregressive:
     """Proposes nothing."""
 
-    nbytes = 0
+    nbytes, target_layers = 0, ()
 
     def observe(self, step: Step) -> None:
         """Nothing to learn."""

@@ -67,6 +67,8 @@ class DraftModel:
         self._greedy = True
         self._hits: list[float] = []  # by depth: how often a candidate was right lately, where all picks before were
 
+    target_layers = ()
+
     @property
     def nbytes(self) -> int:
         return self.small.nbytes + self._cache.nbytes + self.inner.nbytes

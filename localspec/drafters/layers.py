@@ -36,7 +36,7 @@ class Layers:
     often they were right.
     """
 
-    nbytes = 0
+    nbytes, target_layers = 0, ()
 
     def __init__(self, target: DraftableModel[Any], measured: KeptLayers, fixed: bool = False) -> None:
         self.target, self.compute, self.kept = target, target.compute, measured.layers
@@ -46,20 +46,22 @@ class Layers:
         self._price = share  # of a draft forward, in tokens that could be committed in its time
         self._draft_seconds: deque[float] = deque(maxlen=REMEMBERED)  # of one draft forward
         self._step_seconds: deque[float] = deque(maxlen=REMEMBERED)  # of a token of the text, but a plain step at most
-        self._levels: list[Sequence[Candidate]] = []  # of the last draft, by depth
+        self._levels: list[Sequence[Candidate]] = []  # of the last draft, by depth: (token, confidence)
+        self._chain: list[Candidate] = []  # and (token, chance) of the likeliest of each
         self._greedy = True
 
     def observe(self, step: Step) -> None:
         """Judges the last draft by what the target said, and learns what a token of text costs."""
         if step.tree is None:
             return
-        for depth, (level, token) in enumerate(zip(self._levels, step.committed, strict=False), start=1):
+        drafted = zip(self._levels, self._chain, step.committed, strict=False)
+        for depth, (level, (likeliest, _), token) in enumerate(drafted, start=1):
             self.calibration.learn(level, depth, self._greedy, token)
-            right = level[0][0] == token
+            right = likeliest == token
             self._agreement += (right - self._agreement) / REMEMBERED
             if not right:  # what follows was drafted after another token
                 break
-        self._levels = []
+        self._forget_draft()
         seconds = (step.draft_seconds + step.verify_seconds) / len(step.committed)
         self._step_seconds.append(min(seconds, step.verify_seconds))
         if self._draft_seconds and (worth := median(self._step_seconds)) > 0:
@@ -67,14 +69,18 @@ class Layers:
 
     def rewind(self, length: int) -> None:
         """Forgets the last draft; the drafter holds no text."""
-        self._levels = []
+        self._forget_draft()
+
+    def _forget_draft(self) -> None:
+        self._levels, self._chain = [], []
 
     def draft(self, context: Context) -> DraftTree:
         """Returns the likeliest tree along one chain. The cache is as it was before, and verification overwrites it."""
         cache, start, count = context.cache, context.cache.length, len(context.committed)
         longest = max(FIXED, -(-context.nodes // RANKS)) if self._fixed else LONGEST
         depth = min(context.nodes, longest, self.target.context - count)
-        self._levels, self._greedy = [], context.sampling.greedy
+        self._forget_draft()
+        self._greedy = context.sampling.greedy
         if depth < 1:
             return DraftTree((context.root,), (-1,))
         reached = 1.0  # the chance that the target comes to the chain's end
@@ -83,14 +89,15 @@ class Layers:
             nonlocal reached
             found: list[Sequence[Candidate]] = [() for _ in tokens]
             if level:
-                reached *= self._levels[-1][0][1]
+                reached *= self._chain[-1][1]
                 pays = self._fixed or reached * self._agreement > self._price
                 if not pays or tokens[0] in self.target.stop_tokens:
                     return found
                 cache.keep([0])  # for the length of this draft
             if candidates := self._next(context, tokens[0], level):
                 self._levels.append(candidates)
-                found[0] = candidates
+                found[0] = self.calibration.chances(candidates, level + 1, self._greedy)
+                self._chain.append(found[0][0])
             return found
 
         try:
@@ -99,7 +106,7 @@ class Layers:
             cache.truncate(start)
 
     def _next(self, context: Context, token: int, level: int) -> Sequence[Candidate]:
-        """Reads one row after the cache; returns (token, chance) of what may follow it, the likeliest first.
+        """Reads one row after the cache; returns (token, confidence) of what may follow it, the likeliest first.
 
         There is nothing where the logits are NaN or inf.
         """
@@ -112,4 +119,4 @@ class Layers:
         position = len(context.committed) + level
         (found,) = logits.candidates([position], min(context.nodes, RANKS), context.sampling)
         self._draft_seconds.append(time.perf_counter() - began)
-        return self.calibration.chances(found, level + 1, context.sampling.greedy)
+        return found

@@ -30,7 +30,7 @@ class Lookahead:
     Until all levels are there, a forward adds one and gives no phrase.
     """
 
-    nbytes = 0
+    nbytes, target_layers = 0, ()
 
     def __init__(self, pool: PhrasePool, special: Collection[int], columns: int, phrase: int) -> None:
         assert columns > 0 and phrase > 1, "a phrase has a token, and one that follows"

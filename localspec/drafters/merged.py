@@ -54,10 +54,20 @@ class Merged:
     def nbytes(self) -> int:
         return sum(drafter.nbytes for drafter in self.drafters)
 
+    @property
+    def target_layers(self) -> Sequence[int]:
+        """Those of all of them, one after the other."""
+        return [layer for drafter in self.drafters for layer in drafter.target_layers]
+
     def observe(self, step: Step) -> None:
         """Lets each take in the step, and judges what was proposed and what only one of them did."""
+        start = 0
         for drafter in self.drafters:
-            drafter.observe(step)
+            own = step.inner
+            if own is not None:
+                stop = start + step.hidden.rows.shape[1] * len(drafter.target_layers)
+                own, start = own.part(start, stop), stop
+            drafter.observe(replace(step, inner=own))
         if step.tree is None:
             return
         self._token_seconds.append((step.draft_seconds + step.verify_seconds) / len(step.committed))

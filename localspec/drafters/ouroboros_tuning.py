@@ -71,8 +71,10 @@ class ReplayTarget:
     def __init__(self, text: Sequence[int], vocabulary: int) -> None:
         self.context, self.vocab_size, self._text = len(text), vocabulary, text
 
-    def forward(self, tree: DraftTree, cache: ReplayCache, *, last: bool = False) -> ForwardOutput:
-        """Returns logits that are 1 for the text's next token at each row's position, else 0."""
+    def forward(
+        self, tree: DraftTree, cache: ReplayCache, *, last: bool = False, inner: Sequence[int] = ()
+    ) -> ForwardOutput:
+        """Returns logits that are 1 for the text's next token at each row's position, else 0; it has no layers."""
         nodes = range(tree.size - 1 if last else 0, tree.size)
         after = [min(cache.length + tree.depth[node] + 1, len(self._text) - 1) for node in nodes]
         logits = np.zeros((len(nodes), self.vocab_size), np.float32)
@@ -87,7 +89,7 @@ class ReplayTarget:
         """Returns a cache that holds nothing."""
         return ReplayCache()
 
-    def encode(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def encode(self, messages: Sequence[dict[str, str]], think: bool | None = None) -> list[int]:
         """Returns nothing: it has no words."""
         return []
 

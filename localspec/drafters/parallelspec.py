@@ -17,9 +17,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from localspec.checkpoint import inspect
-from localspec.decoding.compute import Array, Compute, DraftableModel, RowModel, Rows
+from localspec.decoding.compute import Array, DraftableModel, RowModel, Rows
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
+from localspec.drafters.correction import Correction
+from localspec.drafters.features import Features, MappedFeatures
 from localspec.drafters.paths import PathTrees
 from localspec.drafters.tensors import TensorSpec
 from localspec.drafters.trained import ParallelDrafter
@@ -28,6 +30,7 @@ from localspec.models.architecture import TransformerConfig, in_features, weight
 from localspec.models.model_config import read_config
 from localspec.models.small_model import MaskedModel, compare_tokens, impossible_ids, mask_token
 from localspec.models.stored_names import stored_name
+from localspec.models.target_map import target_map
 from localspec.models.tokenizer import Tokenizer
 from localspec.policy.prediction import CHUNK
 
@@ -96,11 +99,15 @@ def layers_of(target: TransformerConfig, options: ParallelSpecOptions) -> Transf
 
 @dataclass(frozen=True)
 class Published:
-    """A small language model as it was published, its mask token, and bool [vocab_size]: ids that are never drafted."""
+    """A small language model as it was published, its mask token, and bool [vocab_size]: ids that are never drafted.
+
+    `features` is what it reads of the target beside tokens (PARD-2), if anything.
+    """
 
     model: RowModel
     mask: int
     never: Array
+    features: MappedFeatures | None = None
 
 
 class Drafter(ParallelDrafter):
@@ -135,7 +142,9 @@ class Drafter(ParallelDrafter):
         self._correction = Correction(self.compute, tensors) if options.rank else None
         self._trees = PathTrees(self)  # of a correction
         self._cache = self._model.cache(0)
-        self._features: list[Rows] = []  # the target's state at each token in its cache (EAGLE only)
+        self._features: Features | None = published.features if published else None
+        if joins:
+            self._features = Features(self.compute)
 
     def _model_of(self, tensors: Mapping[str, Array]) -> RowModel:
         sizes, rope = layers_of(self.compute.target.sizes, self.options), None
@@ -149,17 +158,21 @@ class Drafter(ParallelDrafter):
     def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
         """Returns the drafter that a published small language model is (PARD): its config.json names a `pard_token`.
 
+        With a map of the target's states (PARD-2) it is made for one target, and what they say is added to embeddings.
         `depth` is the number of tokens of a draft, as many as in published figures where none is given.
-        Raises UsageMistake where its tokens are not the target's, LocalspecError where it is damaged or no such model.
+        Raises UsageMistake where its tokens are not the target's, or its map is another target's; LocalspecError where
+        it is damaged or no such model.
         """
         config, tokenizer = read_config(inspect(path)), Tokenizer.open(path)
         mask = mask_token(config, path)
         compare_tokens(tokenizer, config.vocab_size, target.tokenizer, path)
         never = impossible_ids(tokenizer, mask, target.tokenizer, target.vocab_size)
+        described = target_map(config.content, path)
+        features = None if described is None else MappedFeatures(target, described)
         model = target.compute.read_model(path, min(target.context, config.max_position_embeddings))
         masks = MODEL_MASKS if depth is None else min(max(depth - 1, 1), MOST_MASKS)
         options = ParallelSpecOptions(masks=masks, form="model", model=str(path))
-        return cls(target, options, {}, Published(model, mask, never))
+        return cls(target, options, {}, Published(model, mask, never, features))
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: ParallelSpecOptions) -> dict[str, TensorSpec]:
@@ -197,23 +210,28 @@ class Drafter(ParallelDrafter):
     @property
     def nbytes(self) -> int:
         """Bytes that the drafter holds beside the target: weights, cache and features."""
-        held = [self._model, self._masks, self._cache, *self._features]
-        held += [one for one in (self._joined, self._never, self._correction) if one is not None]
+        held = [self._model, self._masks, self._cache]
+        held += [one for one in (self._joined, self._never, self._correction, self._features) if one is not None]
         return sum(int(one.nbytes) for one in held)
+
+    @property
+    def target_layers(self) -> Sequence[int]:
+        """Those that the map of a published model reads."""
+        return () if self._features is None else self._features.layers
 
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
         """Calibrates the last draft; keeps the target's features at the rows that are now in the target's cache."""
         (self._trees if self._correction else self).calibrate(step)
-        if self.options.form == "eagle":
-            rows = step.hidden.rows
-            self._features += [rows[row : row + 1] for row in range(len(rows))]
+        if self._features is not None:
+            self._features.observe(step)
 
     def rewind(self, length: int) -> None:
         """Forgets cached tokens and features after `length`; those before it do not depend on what follows."""
         self._cache.truncate(min(self._cache.length, length))
-        del self._features[length:]
+        if self._features is not None:
+            self._features.truncate(length)
         self.forget_draft()
         self._trees.forget()
 
@@ -221,7 +239,7 @@ class Drafter(ParallelDrafter):
         """Runs one forward over the masks and the tokens that are new to the drafter's cache, the root among them."""
         nodes, position = context.nodes, len(context.committed)
         self.rewind(position - 1)  # the root's row is always computed anew
-        has_features = self.options.form != "eagle" or len(self._features) == position - 1
+        has_features = self._features is None or len(self._features) == position - 1
         if not nodes or not has_features:
             return DraftTree((context.root,), (-1,))
         states = self._predict(context.committed, min(self.options.masks, nodes - 1))
@@ -248,11 +266,7 @@ class Drafter(ParallelDrafter):
     def _read_rows(self, tokens: Sequence[int], masks: int) -> Rows:
         """Returns states [tokens + masks, hidden_size] of tokens that follow the cache, which then holds them too."""
         start, count = self._cache.length, len(tokens)
-        features = None
-        if self.options.form == "eagle":
-            known = self._features[max(start - 1, 0) : start + count - 1]
-            first = [self._zeros(1)] if start == 0 else []
-            features = self.compute.concat([*first, *known])
+        features = None if self._features is None else self._features.of_tokens(start, count)
         states = self._model.read_rows(self._embed(tokens, masks, features), self._cache)
         self._cache.keep(range(count))
         return states
@@ -260,7 +274,8 @@ class Drafter(ParallelDrafter):
     def _embed(self, tokens: Sequence[int], masks: int, features: Rows | None) -> Rows:
         """Returns the input [n + masks, hidden_size] of tokens [n] and features [n, hidden_size].
 
-        A token's feature is the target's state one position before it, which predicted it; masks have zeros (eq. 5).
+        With EAGLE's form masks have zeros for features (eq. 5); a map's are added to embeddings, and masks have those
+        of the root before them (PARD-2).
         """
         if self.options.form == "model":  # one mask for all; and ids that no tokenizer gives
             most, embed, rows = self._model.sizes.vocab_size - 1, self._model.embed, [0] * masks
@@ -268,13 +283,11 @@ class Drafter(ParallelDrafter):
         else:
             embed, rows = self.compute.target.embed, list(range(masks))
         x = self.compute.concat([embed(tokens), self._masks[rows]])
-        if features is None:
+        if features is None or self._features is None:
             return x
-        assert self._joined is not None
-        return self._joined(self.compute.concat([self.compute.concat([features, self._zeros(masks)]), x], 1))
-
-    def _zeros(self, rows: int) -> Rows:
-        return self.compute.rows(np.zeros((rows, self.compute.target.sizes.hidden_size), np.float32))
+        if self._joined is None:
+            return x + self.compute.concat([features, features[[len(tokens) - 1] * masks]])
+        return self._joined(self.compute.concat([self.compute.concat([features, self._features.zeros(masks)]), x], 1))
 
     def _logits(self, states: Rows) -> Rows:
         """Returns logits [rows, the target's vocab_size]; tokens that must not be proposed are impossible."""
@@ -284,32 +297,6 @@ class Drafter(ParallelDrafter):
         if logits.shape[1] < width:
             logits = self.compute.at_columns(logits, np.arange(logits.shape[1]), width)
         return logits[:, :width] + self._never
-
-
-class Correction:
-    """What the token before changes in a mask's logits: W B SiLU(N e + b + F s), W the target's head.
-
-    e is the token's embedding, normalised, and s the mask's state. W B [vocab_size, rank] is made once, so that a
-    depth does not read the head.
-    """
-
-    def __init__(self, compute: Compute, tensors: Mapping[str, Array]) -> None:
-        self._compute = compute
-        self._near = compute.linear(tensors["correction.near.weight"], tensors["correction.near.bias"])
-        self.far = compute.linear(tensors["correction.far.weight"])
-        out = np.ascontiguousarray(tensors["correction.out.weight"].T)
-        columns = compute.logits(compute.target.head(compute.rows(out))).numpy()
-        self._out = compute.linear(np.ascontiguousarray(columns.T))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its matrices."""
-        return self._near.nbytes + self.far.nbytes + self._out.nbytes
-
-    def __call__(self, embeddings: Rows, far: Rows) -> Rows:
-        """Returns what is added to the logits [rows, vocab_size] after tokens with these embeddings."""
-        compute = self._compute
-        return self._out(compute.silu(self._near(compute.rms_norm(embeddings)) + far))
 
 
 class Renamed(Mapping[str, Array]):

@@ -47,6 +47,10 @@ class WithPhrases:
         self._stored: list[StoredPhrase | None] = []  # by node of the draft
 
     @property
+    def target_layers(self) -> Sequence[int]:
+        return self.inner.target_layers
+
+    @property
     def nbytes(self) -> int:
         return self.inner.nbytes + (0 if self._read_only else self.pool.nbytes)
 
@@ -99,12 +103,19 @@ class WithPhrases:
         self._greedy, self._offered = context.sampling.greedy, {}
         nodes = context.nodes if self._anywhere else context.nodes - context.nodes // 3
         recent = list(context.committed[-MATCH_LENGTH:])
+        known: dict[Path, Followers] = {}
+
+        def followers_of(path: Path) -> Followers:
+            """Looks up what may follow a path, once: at the root it is asked before the inner draft and after it."""
+            if path not in known:
+                known[path] = self._followers([*recent, *path], context.nodes) if context.nodes else []
+            return known[path]
+
         covered = 0.0
-        if self._anywhere and context.nodes:
-            at_root = self._level((), self._followers(recent, context.nodes), 0)
-            covered = min(sum(chance for chance, _ in at_root), 1.0)
+        if self._anywhere:
+            covered = min(sum(chance for chance, _ in self._level((), followers_of(()), 0)), 1.0)
         inner = self.inner.draft(replace(context, nodes=nodes, covered=covered))
-        if inner.size == 1 and not (context.nodes and self._followers(recent, context.nodes)):  # often, so at once
+        if inner.size == 1 and not followers_of(()):  # often, so at once
             self._draft, self._stored = inner, [None]
             return inner
         builder = _TreeBuilder(inner)
@@ -121,8 +132,7 @@ class WithPhrases:
 
         ends = sorted({0, *builder.leaves}) if self._anywhere else builder.leaves
         for rank, end in enumerate(ends if context.nodes and builder.size <= most else ()):
-            tail = recent + builder.path_tokens(end)
-            followers = self._followers(tail, context.nodes)
+            followers = followers_of(tuple(builder.path_tokens(end)))
             offer(end, builder.worth[end] if self._anywhere else 1.0 / (1 + rank), followers, 0)
         while heap and builder.size <= most:
             worth, _, parent, chance, group, at = heapq.heappop(heap)

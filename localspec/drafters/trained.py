@@ -59,6 +59,11 @@ class TrainedDrafter(ABC):
         """The number of levels of its trees, the root not counted."""
 
     @property
+    def target_layers(self) -> Sequence[int]:
+        """Which states of the target it reads, as `Drafter.target_layers` says; most read the last alone."""
+        return ()
+
+    @property
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes that the drafter holds beside the target."""

@@ -6,8 +6,9 @@ from importlib import import_module
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ingredients import Hyperparameters, Ingredients

@@ -1,6 +1,5 @@
 """The engine: loads what was chosen, applies the chat template, keeps what each reply taught."""
 
-import secrets
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
@@ -8,30 +7,32 @@ from functools import partial
 from itertools import zip_longest
 from typing import Literal, Self
 
-from localspec.checkpoint import is_packed, only_packed
+from localspec.checkpoint import inspect, is_packed, only_packed
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.ingredients import Hyperparameters
+from localspec.engine.asked_sampling import asked_sampling
+from localspec.engine.asked_thinking import asked_thinking
 from localspec.engine.assemble import LoadedDraftModel, drafter_of, find_hyperparameters, pool_of
 from localspec.engine.backends import Target
 from localspec.engine.device_profile import BandwidthProfiler
-from localspec.engine.fit_context import fit_conversation
+from localspec.engine.fit_context import fit_conversation, fit_text
 from localspec.engine.loading import calibrated, load_draft_model, load_target, load_trained, promised_exactness
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.model_profile import ModelProfile
 from localspec.engine.own_layers import load_layers
 from localspec.engine.saved_phrases import SavedPhrases
 from localspec.engine.spilling import SpillWatch
-from localspec.errors import DoesNotFit, UsageMistake
+from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Event, Prefill, Reporter
 from localspec.machine import compiled
 from localspec.machine.hardware import IdleCores, devices
 from localspec.machine.machine import this_machine, torch_trouble
-from localspec.machine.memory import peak_memory
 from localspec.models.confinement import Stopped, confinement
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.messages import Message
@@ -94,11 +95,13 @@ class Engine:
         drafts = choice.drafter != "none"  # else no phrase would ever be used
         uses_history = drafts and phrases != "off" and (not kind_of(choice.drafter).parts or "history" in choice.parts)
         self.saved_phrases = self._open_phrases(store, phrases == "user") if store and uses_history else None
+        self.conversation: int | None = None  # where replies are kept: phrases are told apart by it
+        self.wanted: Callable[[], bool] = lambda: True  # asked by who waits for others; events come often enough here
         reader = self.saved_phrases.read if self.saved_phrases else None
         self.pool = pool_of(choice, self.target, self.draft_model, reader)
         # All of it together.
         drafter = drafter_of(choice, self.target, self.pool, own, self.draft_model, self.hyperparameters)
-        self.session = Session(self.target, drafter, Budget(choice.nodes, self.costs))
+        self.session = Session(self.target, drafter, Budget(choice.nodes, self.costs), self.target.chat.thinking)
         self._calibrated = calibrated(drafter, choice, self.profile)
         self._spill_watch = SpillWatch(choice.device, self.costs, self._reporter)
         self._warned_of_context = False
@@ -123,22 +126,25 @@ class Engine:
             confinement.start()  # meanwhile the model is loaded
         known = BandwidthProfiler(MeasurementCache(store, reporter), settings.exact, settings.context)
         kept: Phrases = "readonly" if settings.pool == "user" and not settings.log else settings.pool
-        decide = partial(choices, model_of(card), requested_drafter(settings, card), settings, measurements=known)
+        model, auto = model_of(card), settings.drafter == "auto"
+        decide = partial(choices, model, requested_drafter(settings, card), settings, measurements=known)
         load = partial(cls, store=store, phrases=kept, reporter=reporter)
+        if auto and model.passed_over:
+            notice(model.passed_over)
         options = decide()
         for choice, smaller in zip_longest(options, options[1:]):
             try:
                 engine = load(choice)
                 break
-            except DoesNotFit as trouble:
-                if smaller is None:
+            except LocalspecError as trouble:
+                unasked = auto and choice.draft is not None  # nobody asked for that small model
+                if smaller is None or not (unasked or isinstance(trouble, DoesNotFit)):
                     raise
                 notice(f"{trouble} It is tried once more with less: {smaller.reason}.")
-        if settings.drafter == "auto" and engine.profile.cache.measured:  # what was an estimate is known now
+        if auto and engine.profile.cache.measured:  # what was an estimate is known now
             again = decide()[0]
             if again.drafter != engine.choice.drafter and again.loads_as(engine.choice):
-                first, engine = engine, load(again, beside=engine)
-                engine.load_seconds += first.load_seconds
+                engine = engine._with_drafter_of(again, load)
         if settings.device == "auto" and engine.choice.device == "cpu":  # nobody with a GPU is left there in silence
             why = only_packed(card.path) if is_packed(card.path) and devices() != ["cpu"] else torch_trouble()
             if why:
@@ -151,68 +157,101 @@ class Engine:
             notice("with --accept typical the text is not exactly what the model alone would have written.")
         return engine
 
+    def _with_drafter_of(self, choice: Choice, load: "partial[Self]") -> Self:
+        """An engine for this choice that shares the target; this one where the choice's small model cannot be used."""
+        try:
+            engine = load(choice, beside=self)
+        except LocalspecError as trouble:
+            if choice.draft is None:
+                raise
+            self._reporter.notice(f"{trouble} Until then the drafter is {self.choice.drafter}.")
+            return self
+        engine.load_seconds += self.load_seconds
+        return engine
+
     @property
     def revision(self) -> str:
         """The revision of the target's weights."""
         return self.profile.revision
 
     @property
+    def parameters(self) -> int:
+        """How many numbers the target's weights are, by the headers of its files."""
+        return inspect(self.choice.target.path).parameters
+
+    @property
     def context(self) -> int:
         """Tokens of prompt and reply together, at most."""
         return self.target.context
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a text is, as part of a prompt."""
+        return len(self.target.chat.tokenizer.encode(text, False))
+
+    @property
+    def decode(self) -> Callable[[Sequence[int]], str]:
+        """Reads token ids; whoever keeps it does not keep the model."""
+        return self.target.chat.tokenizer.decode
+
+    @property
+    def held(self) -> tuple[str, int]:
+        """The device, and the bytes of its memory that go with this engine; 0 on a CPU, where mappings are free."""
+        session, device = self.session, self.choice.device
+        held = (session.target.nbytes, session.drafter.nbytes, session.cache.nbytes) if device != "cpu" else ()
+        return device, sum(held)
 
     def hold_threads(self) -> None:
         """Looks at the machine for all engines beside this one; until the next look each has as many threads."""
         self._idle_cores.hold()
 
-    def peak_bytes(self) -> int:
-        """The most memory this process ever held: on the device, or of main memory where that is the device."""
-        return peak_memory(self.target.device)
-
     def sampling(self, settings: Settings) -> Sampling:
         """What was asked for, else the model's own generation_config; a fresh seed where none was given."""
-        own = self.target.generation if self.target.generation.get("do_sample") else {"temperature": 0.0}
+        return asked_sampling(settings, self.target.generation)
 
-        def value(name: str, default: float) -> float:
-            for given in (getattr(settings, name), own.get(name)):
-                if given is not None:
-                    return float(given)
-            return default
+    def thinking(self, settings: Settings, system: str | None = None) -> bool | None:
+        """Whether the model is told to think before it answers; None leaves that to its chat template.
 
-        sampling = Sampling(
-            temperature=value("temperature", 1.0),
-            top_k=int(value("top_k", 0)),
-            top_p=value("top_p", 1.0),
-            min_p=value("min_p", 0.0),
-            seed=secrets.randbits(32) if settings.seed is None else settings.seed,
-            rule=settings.accept,
-        )
-        if sampling.greedy:
-            for name in ("top_p", "top_k", "min_p"):
-                if settings.origins.get(name, "").startswith("--"):
-                    flag = "--" + name.replace("_", "-")
-                    raise UsageMistake(
-                        f"{flag} has no effect at temperature 0; leave it out, or give a --temp above 0."
-                    )
-        return sampling
+        Raises UsageMistake where that was asked for and has no effect, at all or beside this `system` prompt.
+        """
+        return asked_thinking(settings, self.target.chat, self.choice.target.name, system)
+
+    def thinks_by_itself(self, system: str | None = None) -> bool | None:
+        """Whether the model thinks before it answers where nobody says so; None where it cannot be told."""
+        return self.target.chat.thinks_by_itself(system)
 
     def chat(
-        self, messages: Sequence[Message], sampling: Sampling, limits: Limits | None = None
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        limits: Limits | None = None,
+        think: bool | None = None,
     ) -> Generator[Event, None, None]:
         """Answers a conversation; the oldest turns are left out where the context is full, and `Prefill` says so.
 
-        Stop asking for events to stop the reply: what was generated stays. Raises UsageMistake for a last prompt that
-        is too long by itself.
+        The chat template is told whether to let the model `think`, unless that is None. Stop asking for events to stop
+        the reply: what was generated stays. Raises UsageMistake for a last prompt that is too long by itself.
         """
         self.target.set_threads(self._idle_cores())
         limits, room = limits or Limits(), self._room()
-        prompt, dropped, lower = fit_conversation(self.target, messages, limits, room)
+        prompt, dropped, lower = fit_conversation(self.target, messages, limits, room, think)
         if lower != limits and not self._warned_of_context:
             self._warned_of_context = True
             self._reporter.notice(
                 f"the memory of {self.choice.device} holds {room} tokens of context now; replies end there."
             )
-        stream = self.session.generate(prompt, sampling, lower)  # what refuses the prompt leaves nothing to keep
+        yield from self._answer(prompt, sampling, lower, dropped)
+
+    def complete(self, text: str, sampling: Sampling, limits: Limits | None = None) -> Generator[Event, None, None]:
+        """Goes on with a text as it is, without a chat template. Raises UsageMistake for one that is too long."""
+        self.target.set_threads(self._idle_cores())
+        limits, room = limits or Limits(), self._room()
+        prompt, lower = fit_text(self.target, text, limits, room)
+        yield from self._answer(prompt, sampling, lower, dropped=0)
+
+    def _answer(
+        self, prompt: list[int], sampling: Sampling, limits: Limits, dropped: int
+    ) -> Generator[Event, None, None]:
+        stream = self.session.generate(prompt, sampling, limits)  # what refuses the prompt leaves nothing to keep
         try:
             with closing(stream):  # a reply that was stopped is settled before its phrases are kept
                 for event in stream:
@@ -245,7 +284,7 @@ class Engine:
         statistics = None if self.choice.fixed else self.session.statistics
         if statistics is not None:
             self._spill_watch.look(statistics, len(self.session.tokens))
-        if self.saved_phrases and not self.saved_phrases.keep(self.pool, start):
+        if self.saved_phrases and not self.saved_phrases.keep(self.pool, start, self.conversation):
             return  # one trouble is waited for, and reported, once
         for quantity, calibration in self._calibrated:
             self.profile.remember(quantity, calibration)

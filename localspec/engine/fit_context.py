@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from localspec.decoding.session import Limits
+from localspec.decoding.limits import Limits
 from localspec.engine.backends import Target
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.models.messages import Message
@@ -12,7 +12,7 @@ LONGEST_TOKEN = 256  # characters; a text longer than a context of such tokens i
 
 
 def fit_conversation(
-    target: Target, messages: Sequence[Message], limits: Limits, room: int
+    target: Target, messages: Sequence[Message], limits: Limits, room: int, think: bool | None = None
 ) -> tuple[list[int], int, Limits]:
     """Token ids of the conversation, how many of its oldest turns had to be left out, and the limits of the reply.
 
@@ -30,23 +30,41 @@ def fit_conversation(
         del messages[first : first + 2]  # they cannot fit, which is known before they are tokenized
         dropped += 1
     while True:
-        prompt = target.encode(messages)
+        prompt = target.encode(messages, think)
         # What is left free for the reply: what was asked for, but never more than a quarter of the room.
         reply = min(limits.max_tokens or room, room // 4)
         if len(prompt) + reply <= room or len(messages) - first < 3:
             break
         del messages[first : first + 2]
         dropped += 1
+    return prompt, dropped, _within(target, prompt, limits, room)
+
+
+def fit_text(target: Target, text: str, limits: Limits, room: int) -> tuple[list[int], Limits]:
+    """Token ids of a text that no chat template goes around, and the limits of what follows it.
+
+    Raises UsageMistake for a text that the context has no room for, DoesNotFit for one that memory has none for.
+    """
+    if len(text) > LONGEST_TOKEN * target.context:
+        raise UsageMistake(
+            f"The prompt is {len(text)} characters long, and the context holds {target.context} tokens; shorten it."
+        )
+    prompt = target.chat.tokenizer.encode(text)
+    return prompt, _within(target, prompt, limits, room)
+
+
+def _within(target: Target, prompt: Sequence[int], limits: Limits, room: int) -> Limits:
+    """The limits, lower where memory is; what the context has no room for is left to the session."""
     if room == target.context or len(prompt) + (limits.max_tokens or target.context) <= room:
-        return prompt, dropped, limits
+        return limits
     if len(prompt) >= target.context:
-        return prompt, dropped, limits  # which the session refuses
+        return limits
     if len(prompt) >= room:
         raise DoesNotFit(
             f"The prompt is {len(prompt)} tokens long, and the memory of {target.device} holds {room} now; shorten "
             "it, or close other programs."
         )
-    return prompt, dropped, replace(limits, max_tokens=min(limits.max_tokens or room, room - len(prompt)))
+    return replace(limits, max_tokens=min(limits.max_tokens or room, room - len(prompt)))
 
 
 def _length(messages: Sequence[Message]) -> int:

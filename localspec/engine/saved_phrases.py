@@ -38,7 +38,7 @@ class SavedPhrases:
         """The phrases of some keys; a `PhraseReader`."""
         return self.store.phrases.look_up(self.pool_id, keys)
 
-    def keep(self, pool: PhrasePool, start: int) -> bool:
+    def keep(self, pool: PhrasePool, start: int, conversation: int | None) -> bool:
         """Keeps what a reply that began at token `start` brought into the pool, if anything may be kept.
 
         Returns False where the store gave trouble, which is reported.
@@ -47,7 +47,7 @@ class SavedPhrases:
             return True
         phrases, used = pool.harvest(start)
         try:
-            self.store.phrases.learn(self.pool_id, phrases, used)
+            self.store.phrases.learn(self.pool_id, phrases, used, conversation)
         except StoreTrouble as trouble:
             self.reporter.notice(str(trouble))
             return False

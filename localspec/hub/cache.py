@@ -6,6 +6,7 @@ The cache belongs to every program of this user: <cache>/models--org--name/snaps
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -63,8 +64,11 @@ def snapshot(source: Source, commit: str) -> Path:
 def find_snapshot(source: Source, paths: Paths | None = None) -> Path | None:
     """The directory of this revision if it is here and complete; None after an interrupted pull, or for a wrong length.
 
-    A revision that was pulled stays the commit that it was then, whatever other programs have fetched since.
+    A revision that was pulled stays the commit that it was then, whatever other programs have fetched since. Of GGUF
+    files nothing is kept in the cache.
     """
+    if source.gguf:
+        return None
     pulled = record(source, paths)
     commit = pulled.commit if pulled else cached_commit(source)
     if commit is None:
@@ -145,7 +149,7 @@ def verify(
     pulled = record(source, paths)
     commit = pulled.commit if pulled else cached_commit(source)
     path = snapshot(source, commit or "-")
-    if commit is None or not path.is_dir():
+    if commit is None or not path.is_dir() or source.gguf:
         raise NotHere(f"{source} is not here; fetch it with `localspec pull {source}`.")
     files = pulled.files if pulled else tuple(_linked_files(path))
     total, before = sum(max(size(path / file.name), 0) for file in files), 0
@@ -179,8 +183,7 @@ def damage(path: Path, file: ExpectedFile, progress: Callable[[int], None] = lam
         return f"{file.name} is missing"
     if length != file.bytes:
         return f"{file.name} has {length:,} bytes where {file.bytes:,} belong"
-    digest = hashlib.sha256() if len(file.digest) == 64 else hashlib.sha1(b"blob %d\0" % length, usedforsecurity=False)
-    read = 0
+    digest, read = _hash_of(file, length), 0
     try:
         with path.open("rb") as stream:
             while piece := stream.read(_PIECE):
@@ -195,11 +198,28 @@ def damage(path: Path, file: ExpectedFile, progress: Callable[[int], None] = lam
     return f"{file.name} is damaged: its {kind} is {digest.hexdigest()[:12]}… where {file.digest[:12]}… belongs"
 
 
+def differs(content: bytes, file: ExpectedFile) -> bool:
+    """Whether this is not what the file must hold."""
+    digest = _hash_of(file, len(content))
+    digest.update(content)
+    found: str = digest.hexdigest()
+    return found != file.digest
+
+
+def _hash_of(file: ExpectedFile, length: int) -> Any:
+    """What a file of this length is hashed with: sha256, or git's sha1."""
+    if len(file.digest) == 64:
+        return hashlib.sha256()
+    return hashlib.sha1(b"blob %d\0" % length, usedforsecurity=False)
+
+
 # -- removed -----------------------------------------------------------------------------------------------------------
 
 
 def removable(source: Source, paths: Paths | None = None) -> Removal:
     """What removing this revision would do. Raises NotHere, and LocalspecError where the cache is damaged."""
+    if source.gguf:
+        raise NotHere(f"{source} is not here, so nothing is removed.")
     known = records(source, paths)
     pulled = known.get(source.revision)
     commit = pulled.commit if pulled else cached_commit(source)
@@ -207,6 +227,8 @@ def removable(source: Source, paths: Paths | None = None) -> Removal:
     repo = next(iter(info.repos), None)
     here = {revision.commit_hash: revision for revision in repo.revisions} if repo else {}
     if commit is None or commit not in here:
+        if _is_rest(source):
+            return Removal(source, commit or "", repository(source), _bytes_below(repository(source)), (), ())
         if trouble := next((str(one) for one in info.warnings if folder(source) in str(one)), None):
             raise LocalspecError(
                 f"The cache of {source.repo} in {repository(source)} is damaged ({trouble}); "
@@ -225,6 +247,16 @@ def removable(source: Source, paths: Paths | None = None) -> Removal:
     )
 
 
+def _is_rest(source: Source) -> bool:
+    """Whether all that is here is what a deletion left that was stopped: contents without a name."""
+    place = repository(source)
+    return place.is_dir() and not place.is_symlink() and not any(place.glob("snapshots/*"))
+
+
+def _bytes_below(directory: Path) -> int:
+    return sum(max(size(path), 0) for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
+
+
 def _display_name(source: Source, commit: str, refs: frozenset[str], records: dict[str, PullRecord]) -> str:
     """How a commit is shown: by a name that means it, else as the commit itself."""
     names = sorted({*refs, *(name for name, pulled in records.items() if pulled.commit == commit)})
@@ -232,11 +264,27 @@ def _display_name(source: Source, commit: str, refs: frozenset[str], records: di
 
 
 def remove(removal: Removal, paths: Paths | None = None) -> None:
-    """Deletes what no other revision uses, and its record. Raises OSError, and LocalspecError where that fails."""
-    _scan(removal.source).delete_revisions(removal.commit).execute()
+    """Deletes what no other revision uses, and its record. Raises OSError, and LocalspecError where that fails.
+
+    Where nothing stays, names go first: from contents without names `removable` knows that a deletion was stopped.
+    """
+    rest = removal.path == repository(removal.source)
+    strategy = None if rest else _scan(removal.source).delete_revisions(removal.commit)
+    if not removal.stay:
+        shutil.rmtree(removal.path)
+    if strategy is not None:
+        strategy.execute()
+    place = removal.path if removal.stay else repository(removal.source)
+    if os.path.lexists(place):
+        raise LocalspecError(f"{place} could not be deleted; correct its permissions.")
     forget(removal.source, removal.commit, paths)
-    if os.path.lexists(removal.path):
-        raise LocalspecError(f"{removal.path} could not be deleted; correct its permissions.")
+
+
+def forget_what_is_gone(source: Source, paths: Paths | None = None) -> None:
+    """Drops the record of a revision that is not here, because something else deleted it. Raises OSError."""
+    pulled = record(source, paths)
+    if pulled and not snapshot(source, pulled.commit).exists():
+        forget(source, pulled.commit, paths)
 
 
 def _scan(source: Source) -> Any:

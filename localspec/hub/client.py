@@ -59,10 +59,11 @@ def page(source: Source) -> str:
     return f"{server()}/{source.repo}"
 
 
-def must_be_online(what: str) -> None:
-    """Raises NotHere where the user forbids requests."""
+def must_be_online(what: str, instead: str = "") -> None:
+    """Raises NotHere where the user forbids requests; `instead` is a sentence about what can be had without any."""
     if hub_places().offline:
-        raise NotHere(f"{what} needs the network, and HF_HUB_OFFLINE forbids it; unset that, and try again.")
+        said = f"{what} needs the network, and HF_HUB_OFFLINE forbids it; unset that, and try again. {instead}"
+        raise NotHere(said.rstrip())
 
 
 @contextmanager
@@ -92,6 +93,8 @@ def _error_of(source: Source, error: Exception) -> LocalspecError:
         return LocalspecError(f"{where} sends requests for {source} round in circles; try again later.")
     if isinstance(error, httpx2.TimeoutException):
         return LocalspecError(f"{where} did not answer in time about {source}; try again, or later.")
+    if isinstance(error, httpx2.ConnectError) and _no_such_name(error):
+        return LocalspecError(f"{where} cannot be found; see whether this machine is online, and try again.")
     if isinstance(error, httpx2.ConnectError):
         return LocalspecError(f"{where} cannot be reached ({_first_line(error)}); check the network and try again.")
     if isinstance(error, httpx2.HTTPError) and not isinstance(error, httpx2.UnsupportedProtocol):
@@ -165,6 +168,13 @@ def _cached_repositories() -> list[str]:
     """The repositories in the cache, for a hint."""
     found = hub_places().cache.glob("models--*--*")
     return [path.name.removeprefix("models--").replace("--", "/", 1) for path in found]
+
+
+def _no_such_name(error: BaseException | None) -> bool:
+    """Whether what caused it is that a name has no address: a socket.gaierror, and sockets are for others."""
+    while error is not None and type(error).__name__ != "gaierror":
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _first_line(error: Exception) -> str:

@@ -17,8 +17,7 @@ from localspec.hub.plan import Part, Plan, is_weights
 from localspec.hub.records import ExpectedFile, folder, must_be_writable, record, remember
 from localspec.hub.sources import Source
 from localspec.paths import Paths, own_files
-
-_GIB = 2**30
+from localspec.quantities import size as shown
 
 
 class Interrupted(KeyboardInterrupt):
@@ -56,8 +55,9 @@ def fetch(
 
 
 def too_large(planned: Plan) -> str:
+    packed = f", and about {shown(planned.packed_bytes)} packed from them" if planned.packed_bytes else ""
     return (
-        f"{planned.fetch_bytes / _GIB:.2f} GiB are to be fetched, and {planned.disk_free / _GIB:.2f} GiB are free on "
+        f"{shown(planned.fetch_bytes)} are to be fetched{packed}; {shown(planned.disk_free)} are free on "
         f"the disk of {hub_places().cache}; make room, or set HF_HOME to another disk."
     )
 
@@ -82,8 +82,10 @@ class _Fetching:
             said.append(f"{names} {'is' if len(self.whole) == 1 else 'are'} kept")
         if self.coming:
             came = f" ({self.of_coming:,} of {self.coming.bytes:,} bytes had come)" if self.of_coming else ""
-            said.append(f"{self.coming.name}{came} is fetched again from its beginning")
-        return f"{'; '.join(said)}: the same command goes on from there." if said else ""
+            said.append(f"{self.coming.name}{came} is fetched again from its beginning by a later pull")
+        elif said:
+            said.append("a later pull fetches the rest")
+        return f"{'; '.join(said)}." if said else ""
 
     def part(self, part: Part) -> None:
         """Fetches a part, small files first: without weights, a directory is never taken for a model.
@@ -113,7 +115,7 @@ class _Fetching:
                 tqdm_class=self._bar(file),
             )
             pointer = snapshot(part.source, part.commit) / file.name
-            if not here and (problem := damage(pointer, file)):
+            if not here and (problem := damage(pointer, file, lambda _: self._show(self.done + self.of_coming))):
                 discard(part.source, part.commit, file)
                 self.of_coming = 0
                 raise LocalspecError(f"{problem}, as {server()} sent it for {part.source}; it was removed.")
@@ -184,6 +186,8 @@ class _Fetching:
 
 def _finish(part: Part, paths: Paths | None) -> list[str]:
     """Records the pull, and writes the ref that tells other programs what the revision means now. Returns notices."""
+    if part.source.gguf or part.beside:  # kept in another form, which says itself where it is from
+        return []
     source, former = part.source, record(part.source, paths)
     if source.revision != part.commit:
         ref = repository(source) / "refs" / source.revision

@@ -1,4 +1,5 @@
-"""How long a server is waited for: answers that trickle are given up, waits that it asks for are told, or refused."""
+"""How long a server is waited for: what trickles is given up, waits that it asks for are told or refused, and whoever
+no longer wants an answer need not wait for it."""
 
 import re
 import time
@@ -11,6 +12,7 @@ from localspec.errors import LocalspecError
 WINDOW = 60.0  # seconds of waiting for one answer, in which
 LEAST_BYTES = 60 * 4096  # so many bytes of it must have come, unless it ends before
 LONGEST_WAIT, ALL_WAITS = 60.0, 180.0  # seconds that a server may ask to wait, at once and in one pull
+LOOK = 0.25  # seconds of waiting, after which it is asked again whether anybody wants the answer
 
 
 class _Waits:
@@ -18,6 +20,25 @@ class _Waits:
 
     notice: Callable[[str], None] = staticmethod(lambda _: None)
     seconds = 0.0
+
+
+class _Wanted:
+    """Whether what is being waited for is still wanted; None where nobody can be asked."""
+
+    asked: Callable[[], bool] | None = None
+
+
+@contextmanager
+def given_up_unless(wanted: Callable[[], bool]) -> Iterator[None]:
+    """Meanwhile whoever waits for a server is interrupted as by Ctrl+C, soon after `wanted` says no.
+
+    For a pull that is not on the main thread, which no signal reaches.
+    """
+    _Wanted.asked = staticmethod(wanted)
+    try:
+        yield
+    finally:
+        _Wanted.asked = None
 
 
 @contextmanager
@@ -69,7 +90,8 @@ class PacedStream:
     def read(self, *given: Any, **options: Any) -> bytes:
         """Raises LocalspecError where too little has come in `WINDOW` seconds of waiting."""
         began = time.monotonic()
-        content: bytes = self._stream.read(*given, **options)
+        read = self._stream.read if _Wanted.asked is None else self._while_wanted
+        content: bytes = read(*given, **options)
         self._waited += time.monotonic() - began
         self._bytes += len(content)
         if self._waited > WINDOW:
@@ -79,6 +101,21 @@ class PacedStream:
                 )
             self._waited, self._bytes = 0.0, 0
         return content
+
+    def _while_wanted(self, most: int, timeout: float | None = None) -> bytes:
+        """The same read, in short waits. Raises KeyboardInterrupt once its answer is not wanted any more."""
+        from httpcore2 import ReadTimeout
+
+        left = float("inf") if timeout is None else timeout
+        while True:
+            if _Wanted.asked is not None and not _Wanted.asked():
+                raise KeyboardInterrupt
+            try:
+                return bytes(self._stream.read(most, timeout=min(LOOK, left)))
+            except ReadTimeout:
+                left -= LOOK
+                if left <= 0:
+                    raise
 
     def write(self, *given: Any, **options: Any) -> None:
         """What is asked anew is waited for anew."""

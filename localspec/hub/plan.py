@@ -11,11 +11,12 @@ from localspec.config import hub_places
 from localspec.errors import LocalspecError
 from localspec.hub.cache import HEADS, TOKENIZER, cached, damage
 from localspec.hub.client import PATIENCE, client, localspec_errors, must_be_online, page, server
+from localspec.hub.gguf_files import of_type, types_listed
 from localspec.hub.pace import waits_told
-from localspec.hub.records import COMMIT, NAME, ExpectedFile, is_valid
+from localspec.hub.records import COMMIT, GGUF_NAME, NAME, ExpectedFile, is_valid
 from localspec.hub.sources import Source
 from localspec.outside_files import parse_json, read_bytes
-from localspec.text import one_line
+from localspec.text import LONGEST_LICENSE, one_line
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 _BESIDE = re.compile(
@@ -32,8 +33,9 @@ _READ_FIRST = 2**25  # bytes of a config.json or index that is read for a plan, 
 class Part:
     """The files to fetch of one revision of a repository.
 
-    `heads` says that they are Medusa heads, `whole` that they are pickles of a model with such heads inside; `here` are
-    the names of files that the cache has already.
+    `heads` says that they are Medusa heads, `whole` that they are pickles of a model with such heads inside, `beside`
+    that they are the texts of a model whose weights are in the part before; `here` are the names of files that the
+    cache has already.
     """
 
     source: Source
@@ -43,6 +45,7 @@ class Part:
     config: Mapping[str, Any]
     heads: bool = False
     whole: bool = False
+    beside: bool = False
     license: str | None = None
     gated: bool = False
     notes: tuple[str, ...] = ()
@@ -55,10 +58,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a pull would fetch; `disk_free` is the bytes free on the cache's disk."""
+    """What a pull would fetch; `disk_free` is the bytes free on the cache's disk.
+
+    `packed_bytes` are those of the packed form that is made of a GGUF file on the same disk while that is there.
+    """
 
     parts: tuple[Part, ...]
     disk_free: int
+    packed_bytes: int = 0
 
     @property
     def bytes(self) -> int:
@@ -74,11 +81,11 @@ class Plan:
 
     @property
     def fits_on_disk(self) -> bool:
-        return self.fetch_bytes <= self.disk_free
+        return self.fetch_bytes + self.packed_bytes <= self.disk_free
 
 
 def is_weights(name: str) -> bool:
-    return name.endswith((".safetensors", ".pt", ".bin"))
+    return name.endswith((".safetensors", ".pt", ".bin", ".gguf"))
 
 
 # -- the plan ----------------------------------------------------------------------------------------------------------
@@ -112,18 +119,27 @@ def _part(source: Source) -> Part:
     info = api.model_info(source.repo, revision=source.revision, files_metadata=True, timeout=PATIENCE)
     if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
         raise ValueError("no commit")
-    # Only files beside config.json with a harmless name: nothing in directories, nothing outside, no options.
-    known = {
+    # Only files with a harmless name, beside config.json but for GGUF: nothing else in directories, nothing outside.
+    files = {
         file.rfilename: ExpectedFile(
             file.rfilename, file.lfs.size if file.lfs else file.size, file.lfs.sha256 if file.lfs else file.blob_id
         )
         for file in info.siblings or ()
-        if isinstance(file.rfilename, str) and NAME.fullmatch(file.rfilename)
+        if isinstance(file.rfilename, str) and (NAME.fullmatch(file.rfilename) or GGUF_NAME.fullmatch(file.rfilename))
     }
+    known = {name: file for name, file in files.items() if "/" not in name}
 
     def read(name: str) -> dict[str, Any]:
         return _read(source, info.sha, known[name])
 
+    if source.gguf:
+        said = getattr(info, "gguf", None)
+        config = {"architecture": said.get("architecture")} if isinstance(said, dict) else {}
+        return _planned(source, info, config, of_type(source, list(files.values())))
+    if not {WEIGHTS, INDEX, *HEADS, PICKLED_INDEX} & known.keys() and (
+        listed := types_listed(source, list(files.values()))
+    ):
+        raise LocalspecError(listed)
     config = read(CONFIG) if CONFIG in known else {}
     heads = config.get("architectures") == ["MedusaModel"] or config.get("model_type") == "medusa"
     weights = _weight_names(source, known, read)
@@ -137,7 +153,11 @@ def _part(source: Source) -> Part:
     beside = (name for name in known if _BESIDE.fullmatch(name) and not name.endswith(".index.json"))
     index = [PICKLED_INDEX if whole else INDEX] if weights[0] != WEIGHTS and not heads else []
     names = [*sorted(beside), *index, *weights]
-    files = tuple(known[name] for name in names)
+    return _planned(source, info, config, [known[name] for name in names], heads=heads, whole=whole, notes=notes)
+
+
+def _planned(source: Source, info: Any, config: Mapping[str, Any], files: Sequence[ExpectedFile], **more: Any) -> Part:
+    """What would be fetched of these files. Raises LocalspecError, and ValueError, for what no file can be."""
     if odd := next((file for file in files if not is_valid(file)), None):
         raise ValueError(f"no length or digest of {odd.name}")
     if endless := next((file for file in files if file.bytes > _LONGEST), None):
@@ -146,7 +166,9 @@ def _part(source: Source) -> Part:
             "another model, or try again."
         )
     here = frozenset(file.name for file in files if cached(source, info.sha, file))
-    return Part(source, info.sha, files, here, config, heads, whole, _license(info), bool(info.gated), notes)
+    return Part(
+        source, info.sha, tuple(files), here, config, license=_license(info), gated=bool(info.gated), **more
+    )  # fmt: skip
 
 
 def _weight_names(source: Source, known: Mapping[str, ExpectedFile], read: Callable[[str], Any]) -> list[str]:
@@ -245,4 +267,4 @@ def _license(info: Any) -> str | None:
     )
     if isinstance(chosen, list):
         chosen = ", ".join(map(str, chosen))
-    return one_line(str(chosen))[:100] if chosen else None
+    return one_line(str(chosen))[:LONGEST_LICENSE] if chosen else None

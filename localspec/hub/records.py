@@ -20,6 +20,7 @@ FORMAT = 1  # of the files of records
 COMMIT = re.compile(r"[0-9a-f]{40}")
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")  # of a file that is fetched: no directory, and harmless
+GGUF_NAME = re.compile(rf"({NAME.pattern}/){{0,3}}{NAME.pattern}\.gguf", re.IGNORECASE)  # often in folders of their own
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ def _pulled(source: Source, entry: Any) -> PullRecord:
 
 def is_valid(file: ExpectedFile) -> bool:
     """Whether the name is harmless and the length and digest are possible, whoever claims them."""
-    return bool(NAME.fullmatch(file.name) and type(file.bytes) is int and file.bytes >= 0) and bool(
+    harmless = NAME.fullmatch(file.name) or GGUF_NAME.fullmatch(file.name)
+    return bool(harmless and type(file.bytes) is int and file.bytes >= 0) and bool(
         isinstance(file.digest, str) and DIGEST.fullmatch(file.digest)
     )
 

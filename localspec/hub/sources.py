@@ -1,4 +1,4 @@
-"""Where models come from: a repository of the Hugging Face hub, at one of its revisions."""
+"""Where models come from: a repository of the Hugging Face hub, at one of its revisions; of GGUF files one type."""
 
 import re
 from dataclasses import dataclass
@@ -7,25 +7,33 @@ from localspec.errors import UsageMistake
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _REPO = re.compile(rf"{_PART}/{_PART}")
+_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 _REVISION = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)*", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Source:
-    """`org/repo`, and a branch, a tag or a commit of it."""
+    """`org/repo`, and a branch, a tag or a commit of it; `gguf` is a type of GGUF files, such as Q4_K_M, or empty."""
 
     repo: str
     revision: str = "main"
+    gguf: str = ""
 
     @classmethod
     def parse(cls, text: str) -> "Source":
-        """The source that `org/repo[@revision]` names. Raises UsageMistake."""
-        repo, at, revision = text.partition("@")
+        """The source that `org/repo[@revision][:TYPE]` names. Raises UsageMistake."""
+        name, colon, gguf = text.partition(":")
+        repo, at, revision = name.partition("@")
         # -- stands for / in the names of the cache's directories; the client refuses longer names.
         unsafe = ".." in text or "--" in repo or repo.endswith(".git") or len(repo) > 96 or len(revision) > 200
+        unsafe = unsafe or bool(colon and not _TYPE.fullmatch(gguf))
         if not _REPO.fullmatch(repo) or unsafe or (at and not _REVISION.fullmatch(revision)):
-            raise UsageMistake(f"{text!r} names no repository of the hub; write org/repo, or org/repo@revision.")
-        return cls(repo, revision or "main")
+            raise UsageMistake(
+                f"{text!r} names no repository of the hub; write org/repo, org/repo@revision, or for GGUF files "
+                "org/repo:TYPE."
+            )
+        return cls(repo, revision or "main", gguf.upper())
 
     def __str__(self) -> str:
-        return self.repo if self.revision == "main" else f"{self.repo}@{self.revision}"
+        at = "" if self.revision == "main" else f"@{self.revision}"
+        return f"{self.repo}{at}{f':{self.gguf}' if self.gguf else ''}"

@@ -17,9 +17,15 @@ from localspec.models.messages import Message
 
 
 def render_template(
-    template: str, messages: Sequence[Message], add_generation_prompt: bool, special_tokens: Mapping[str, str]
+    template: str,
+    messages: Sequence[Message],
+    add_generation_prompt: bool,
+    special_tokens: Mapping[str, str],
+    switches: Mapping[str, bool] | None = None,
 ) -> str:
     """Returns the text that a template makes of a conversation; `special_tokens` by name, such as bos_token.
+
+    `switches` are variables of the template's own, such as enable_thinking.
 
     Templates see what transformers gives them, and render the same text. One may fail in any way that a program can.
     """
@@ -28,7 +34,7 @@ def render_template(
         tools=None,
         documents=None,
         add_generation_prompt=add_generation_prompt,
-        **special_tokens,
+        **{**special_tokens, **(switches or {})},
     )
 
 

@@ -1,10 +1,13 @@
 """Turns conversations into text and token ids by a model's own chat template and tokenizer, and ids into text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
 from localspec.errors import LocalspecError, first_line
 from localspec.models.confinement import Stopped, confinement
 from localspec.models.messages import Message
+from localspec.models.thinking import Thinking, WhenItThinks, marks_of
+from localspec.models.thinking_switch import Switch, find_switch
 from localspec.models.tokenizer import Tokenizer
 
 _FRAME = 2**20  # characters that a template may put around what was said
@@ -17,12 +20,12 @@ class ChatTokenizer:
         self.tokenizer = tokenizer
         self._stopped = ""
 
-    def encode(self, messages: Sequence[Message], vocab_size: int) -> list[int]:
+    def encode(self, messages: Sequence[Message], vocab_size: int, think: bool | None = None) -> list[int]:
         """Returns the token ids of a conversation that waits for the assistant, as `render` writes it.
 
         Raises LocalspecError for ids that a model of so many does not have, and for a template that fails.
         """
-        ids = self.tokenizer.encode(self.render(messages), self.add_special_tokens)
+        ids = self.tokenizer.encode(self.render(messages, think=think), self.add_special_tokens)
         if ids and max(ids) >= vocab_size:
             raise LocalspecError(
                 f"The model's tokenizer gives the id {max(ids)}, and its config.json promises a vocab_size of "
@@ -35,24 +38,29 @@ class ChatTokenizer:
         """Whether the tokenizer is to set the marks around a text; a chat template brings its own."""
         return not self.tokenizer.chat_template
 
-    def render(self, messages: Sequence[Message], waits: bool = True) -> str:
+    def render(self, messages: Sequence[Message], waits: bool = True, think: bool | None = None) -> str:
         """Returns the text of a conversation that `waits` for the assistant, or that has just ended.
 
         A model without a template gets the contents as plain text. Where a template refuses a system message, it is
-        put before the first user message. Raises LocalspecError for a template that fails.
+        put before the first user message. One with a switch for thinking is told whether to `think`, unless that is
+        None. Raises LocalspecError for a template that fails.
         """
-        messages = [{**message, "content": self.disarm(message["content"])} for message in messages]
+        messages = [self._disarmed(message) for message in messages]
         if self.add_special_tokens:
             return "\n\n".join(message["content"] for message in messages)
-        return self._templated(messages, waits)
+        switch = None if think is None else self.switch
+        if switch is None or think is None:
+            return self._templated(messages, waits)
+        return self._templated(switch.said(messages, think), waits, switch.variables(think))
 
-    def _templated(self, messages: Sequence[Message], waits: bool) -> str:
-        said = sum(len(message["content"]) for message in messages)
+    def _templated(self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None = None) -> str:
+        said = sum(len(text) for message in messages for text in message.values())
         request = {
             "template": self.tokenizer.chat_template,
             "messages": messages,
             "waits": waits,
             "tokens": self.tokenizer.special_tokens,
+            "switches": switches,
             "most": _FRAME + 4 * said,
         }
         if not self._stopped:
@@ -67,10 +75,68 @@ class ChatTokenizer:
         if answer.get("refused") and messages[0]["role"] == "system" and len(messages) > 1:
             system, first, *rest = messages
             first = {**first, "content": f"{system['content']}\n\n{first['content']}"}
-            return self._templated([first, *rest], waits)
+            return self._templated([first, *rest], waits, switches)
         raise LocalspecError(
             f"The model's chat template cannot be used ({first_line(answer['error'])[:200]}); fetch the model again."
         )
+
+    # -- thinking ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def thinking(self) -> Thinking | None:
+        """How the model's thinking is told from its answers; None for a model that knows no marks of it."""
+        added = self.tokenizer.added_tokens
+        marks = marks_of(self.tokenizer.chat_template or "", [token.content for token in added.values()])
+        if marks is None:
+            return None
+        special = {token: added[token].content for token in added.keys() & self.tokenizer.special_ids}
+        shown = {token: content for token, content in special.items() if content in marks[:2]}
+        return Thinking(marks, self.decode, self.tokenizer.decode, shown)
+
+    @cached_property
+    def switch(self) -> Switch | None:
+        """What in the model's template lets it think or not; None where nothing does."""
+        return find_switch(self.tokenizer.chat_template or "", self._asks)
+
+    def heeds_switch(self, system: str | None) -> bool:
+        """Whether the template's switch changes anything beside this system prompt; some have none then."""
+        return self.switch is not None and self.switch.changes(self._asks, system)
+
+    def thinks_by_itself(self, system: str | None) -> bool | None:
+        """Whether the template lets the model think where nobody says so; None where its switch changes nothing."""
+        return self.switch.is_on(self._asks, system) if self.switch and self.heeds_switch(system) else None
+
+    def _asks(self, messages: Sequence[Message], switches: Mapping[str, bool]) -> str:
+        """What becomes of a conversation with these variables; nothing where the template fails."""
+        try:
+            return self._templated(messages, waits=True, switches=switches)
+        except LocalspecError:
+            return ""
+
+    @property
+    def thinks(self) -> WhenItThinks | None:
+        """When the model thinks before it answers; None where neither its template nor its tokens tell."""
+        if self.switch is not None:
+            return "switch"
+        if self.thinking is None:
+            return "no"
+        begun = self._asks([{"role": "user", "content": "a"}], {}).rstrip().endswith(self.thinking.marks.opening)
+        return "always" if begun else None
+
+    @cached_property
+    def reads_reasoning(self) -> bool:
+        """Whether the template asks what was thought before an earlier answer."""
+        return "reasoning_content" in (self.tokenizer.chat_template or "")
+
+    def _disarmed(self, message: Message) -> Message:
+        """Without what spells special tokens, and without what the template does not ask for."""
+        return {
+            key: value if key == "role" else self.disarm(value)
+            for key, value in message.items()
+            if key != "reasoning_content" or self.reads_reasoning
+        }
+
+    # -- what is read and written --------------------------------------------------------------------------------------
 
     @property
     def keeps_prompts(self) -> bool:

@@ -51,7 +51,9 @@ def _rendered(request: dict[str, Any]) -> dict[str, Any]:
     from localspec.models.chat_template import render_template
 
     try:
-        text = render_template(request["template"], request["messages"], request["waits"], request["tokens"])
+        text = render_template(
+            request["template"], request["messages"], request["waits"], request["tokens"], request["switches"]
+        )
     except TemplateError as error:
         return {"error": f"{error}" or type(error).__name__, "refused": True}
     if len(text) > request["most"]:

@@ -13,6 +13,7 @@ from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import find_snapshot
 from localspec.models.drafter_kinds import TABLE, kind_of, kinds
 from localspec.models.registry import TargetCard, reference
+from localspec.models.target_map import target_map
 from localspec.paths import Paths
 
 FORMAT = 1  # of drafter.json
@@ -34,6 +35,7 @@ class DrafterCard:
     bytes: int
     about: Mapping[str, Any]  # the rest of drafter.json
     others: int = 0  # parameters that are in no matrix
+    inner: int = 0  # channels of the target's inner states that it reads, of which a forward makes as many a row
 
     @property
     def generated(self) -> tuple[float, int] | None:
@@ -129,8 +131,11 @@ def read_drafter(path: Path) -> DrafterCard:
         config = read_config(path)
         for row in TABLE:
             if row.mask_key and isinstance(config.get(row.mask_key), int):
-                found = inspect(path)
-                return DrafterCard(row.name, path, {}, "", "", found.parameters, found.bytes, config)
+                found, map_ = inspect(path), target_map(config, path)
+                if map_ is None:
+                    return DrafterCard(row.name, path, {}, "", "", found.parameters, found.bytes, config)
+                parameters, size = found.parameters + map_.parameters, found.bytes + map_.file.stat().st_size
+                return DrafterCard(row.name, path, {}, "", "", parameters, size, config, inner=map_.states)
     if not (path / "drafter.json").is_file() and (path / "drafter" / "drafter.json").is_file():
         path = path / "drafter"
     file = path / "drafter.json"

@@ -6,10 +6,10 @@ class `Drafter`, a `TrainedDrafter`; another, `localspec/training/drafters/<name
 which for a kind that takes a draft model returns a `DraftModel`, alone or `WithPhrases`; what takes a probe has none.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from localspec.config import nearest
 from localspec.errors import UsageMistake
@@ -29,7 +29,8 @@ class DrafterSize:
     """What the bytes of a trained drafter depend on. `shape` is the target's.
 
     Of its parameters `others` are in no matrix. A weight of a matrix takes `matrix_bytes` where it computes, its scale
-    included, any other number `other_bytes`. `cache_bytes` is the size of the target's cache.
+    included, any other number `other_bytes`. `cache_bytes` is the size of the target's cache. `options` are those
+    that it was trained with, where that is known.
     """
 
     parameters: int
@@ -38,6 +39,7 @@ class DrafterSize:
     matrix_bytes: float
     other_bytes: int
     cache_bytes: int
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def weights(self) -> int:
@@ -122,9 +124,15 @@ def _parallelspec_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _parallelspec_size(one: DrafterSize) -> int:
-    """A small model has a cache no larger than the target's, a layer one like those of the target's layers."""
-    model = one.parameters > 2 * one.shape.layer
-    return one.weights + (one.cache_bytes if model else one.cache_bytes // one.shape.num_layers)
+    """A small model has a cache no larger than the target's, a layer one like those of the target's layers.
+
+    The correction of a layer is multiplied with the target's head when it is loaded.
+    """
+    if one.parameters > 2 * one.shape.layer:
+        return one.weights + one.cache_bytes
+    rank = one.options.get("correction", 0)  # which is what a file says: loading it is what refuses another value
+    grown = (one.shape.vocab_size - one.shape.hidden_size) * (rank if isinstance(rank, int) else 0)
+    return one.weights + round(grown * one.matrix_bytes) + one.cache_bytes // one.shape.num_layers
 
 
 @lru_cache

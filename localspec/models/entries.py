@@ -5,13 +5,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from localspec.checkpoint import ARCHITECTURES
 from localspec.config import nearest, read_toml
 from localspec.errors import UsageMistake
 from localspec.hub.sources import Source
 from localspec.models.drafter_kinds import kinds
 from localspec.models.shape import TABLE_KEYS, Shape, whole
+from localspec.models.thinking import WhenItThinks
 
 PACKAGE = Path(__file__).parent.parent
 DEEPEST = 64  # tokens of a draft
@@ -41,10 +43,24 @@ class PublishedDrafter:
 
 
 @dataclass(frozen=True)
+class Form:
+    """Another form in which a model is published: one type of GGUF files, or a copy of its own weights.
+
+    `bytes` is the size of the download, where it is known.
+    """
+
+    source: Source
+    publisher: str = ""
+    license: str | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class Entry:
     """A model as its entry describes it, in a directory (`path`) or from a repository (`source`).
 
-    `quality` orders models, the best highest. `verified`: a pull of it is known to have worked.
+    `quality` orders models, the best highest. `verified`: a pull of it is known to have worked. `forms` are others than
+    that of `source`, which is the publisher's own.
     """
 
     name: str
@@ -57,8 +73,17 @@ class Entry:
     quality: int = 0
     gated: bool = False
     verified: bool = False
+    architecture: str | None = None
+    thinking: WhenItThinks | None = None
     shape: Shape | None = None
+    starters: tuple[str, ...] = ()  # prompts that it answers well
     drafters: tuple[PublishedDrafter, ...] = ()
+    forms: tuple[Form, ...] = ()
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Every repository that it can be had from, the publisher's own first; none of a directory."""
+        return (self.source, *(form.source for form in self.forms)) if self.source else ()
 
     @property
     def toy(self) -> bool:
@@ -68,6 +93,10 @@ class Entry:
 
 def _text(value: object) -> bool:
     return isinstance(value, str) and bool(value) and "\0" not in value
+
+
+def _three_texts(value: object) -> bool:
+    return isinstance(value, list) and 0 < len(value) <= 3 and all(map(_text, value))
 
 
 def _switch(value: object) -> bool:
@@ -82,6 +111,10 @@ def _length(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value <= 100
 
 
+def _one_of(*names: str) -> tuple[Callable[[object], bool], str]:
+    return lambda value: isinstance(value, str) and value in names, f"one of {', '.join(names)}"
+
+
 _Keys = Mapping[str, tuple[Callable[[object], bool], str]]
 _TEXT, _SWITCH, _COUNT = (_text, "a text"), (_switch, "true or false"), (_count, "a whole number from 1 up")
 _TABLE = (lambda value: isinstance(value, dict), "a table")
@@ -92,11 +125,19 @@ _DRAFTER: _Keys = {
     "kind": _TEXT, "repo": _TEXT, "revision": _TEXT, "license": _TEXT, "publisher": _TEXT, "parameters": _COUNT,
     "accepted": _TABLE, "lossless": _SWITCH,
 }  # fmt: skip
+_TABLES = (lambda value: isinstance(value, list) and all(isinstance(one, dict) for one in value), "tables")
+_FORM: _Keys = {
+    "repo": _TEXT, "revision": _TEXT, "gguf": _TEXT, "license": _TEXT, "publisher": _TEXT, "bytes": _COUNT,
+}  # fmt: skip
 _ENTRY: _Keys = {
     "path": _TEXT, "repo": _TEXT, "revision": _TEXT, "license": _TEXT, "description": _TEXT, "draft": _TEXT,
     "publisher": _TEXT, "quality": _COUNT, "gated": _SWITCH, "verified": _SWITCH, "shape": _TABLE,
-    "drafters": (lambda value: isinstance(value, list) and all(isinstance(one, dict) for one in value), "tables"),
+    "architecture": _one_of(*ARCHITECTURES), "thinking": _one_of(*get_args(WhenItThinks)),
+    "starters": (_three_texts, "one to three texts"), "drafters": _TABLES, "forms": _TABLES,
 }  # fmt: skip
+_AS_THEY_ARE = (
+    "license", "description", "publisher", "quality", "gated", "verified", "architecture", "thinking",
+)  # fmt: skip
 
 
 def read_entries(file: Path) -> Iterator[Entry]:
@@ -111,19 +152,19 @@ def read_entries(file: Path) -> Iterator[Entry]:
                 f"M{of[1:]} has {'both a path and a repo' if 'path' in entry else 'no path'}; give it "
                 'path = "the model\'s directory", or repo = "org/name" of the hub.'
             )
+        if "forms" in entry and "repo" not in entry:
+            raise UsageMistake(f"M{of[1:]} has forms and no repo that they are forms of; add that, or remove them.")
         shape = entry.get("shape")
         yield Entry(
             name=name,
             path=_place(file, entry["path"]) if "path" in entry else None,
             source=_source(entry, of),
             draft=_draft(file, entry.get("draft", "")),
+            starters=tuple(entry.get("starters", ())),
             shape=None if shape is None else _shape(shape, f"the shape of {of}"),
             drafters=tuple(_published(one, f"a drafter of {of}") for one in entry.get("drafters", ())),
-            **{
-                key: entry[key]
-                for key in ("license", "description", "publisher", "quality", "gated", "verified")
-                if key in entry
-            },
+            forms=tuple(_form(one, f"a form of {of}") for one in entry.get("forms", ())),
+            **{key: entry[key] for key in _AS_THEY_ARE if key in entry},
         )
 
 
@@ -153,9 +194,12 @@ def _source(table: Mapping[str, Any], of: str) -> Source | None:
         if "revision" in table:
             raise UsageMistake(f"revision = {table['revision']!r} of {of} has no effect without a repo; remove it.")
         return None
+    gguf = f":{table['gguf']}" if "gguf" in table else ""
     try:
-        return Source.parse(f"{table['repo']}@{table.get('revision', 'main')}")
+        return Source.parse(f"{table['repo']}@{table.get('revision', 'main')}{gguf}")
     except UsageMistake:
+        if gguf and re.fullmatch(r"[\w.-]+/[\w.-]+", table["repo"]):
+            raise UsageMistake(f"gguf = {table['gguf']!r} of {of} names no type of GGUF files, such as Q8_0.") from None
         raise UsageMistake(
             f'repo = {table["repo"]!r} of {of} names no repository; write repo = "org/name", and revision = "…" '
             "for another than main."
@@ -167,6 +211,14 @@ def _shape(table: Mapping[str, Any], of: str) -> Shape:
     if missing := [name for name in TABLE_KEYS if name not in table and name != "tied"]:
         raise UsageMistake(f"{of[0].upper()}{of[1:]} lacks {missing[0]}; add it.")
     return Shape(**{TABLE_KEYS[name]: value for name, value in table.items()})
+
+
+def _form(table: Mapping[str, Any], of: str) -> Form:
+    _check(table, _FORM, of)
+    source = _source(table, of)
+    if source is None:
+        raise UsageMistake(f"{of[0].upper()}{of[1:]} has no repo; add the repository that it is in.")
+    return Form(source, **{key: table[key] for key in ("publisher", "license", "bytes") if key in table})
 
 
 def _published(table: Mapping[str, Any], of: str) -> PublishedDrafter:

@@ -1,3 +1,4 @@
 """What a conversation is made of."""
 
-Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
+# {"role": "system" | "user" | "assistant", "content": text}; "reasoning_content" is what the assistant thought before
+Message = dict[str, str]

@@ -6,16 +6,19 @@ from dataclasses import dataclass, replace
 from localspec.checkpoint import inspect
 from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import DrafterCard, trained_drafters
-from localspec.models.packed_files import forms
-from localspec.models.registry import TargetCard, named_card
+from localspec.models.own_draft import own_draft
+from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
+from localspec.packed_file import forms
 
 
 @dataclass(frozen=True)
 class Model:
     """A target and what could draft for it. `parameters` is their true number. `small` is its draft model.
 
-    `packed` are the packings that it is here in where that is all there is of it, without its own weights.
+    `small_here` says whether that is on this machine, `small_named` whether models.toml names it, and `passed_over` why
+    another is not used, in a sentence, if there was one. `packed` are the packings that the target is here in where
+    that is all there is of it, without its own weights.
     """
 
     card: TargetCard
@@ -24,6 +27,8 @@ class Model:
     trained: tuple[DrafterCard, ...] = ()
     small: "Model | None" = None
     small_here: bool = False
+    small_named: bool = True
+    passed_over: str = ""
     packed: tuple[str, ...] = ()
 
     def can_be(self, quantize: str, engine: str) -> bool:
@@ -32,17 +37,36 @@ class Model:
 
 
 def model_of(card: TargetCard) -> Model:
-    """Describes a model that is here, or a registered one whose entry gives its sizes.
+    """Describes a model that is here, or a registered one whose entry gives its sizes, and its drafters.
 
     Raises what `inspect` raises, and LocalspecError where its sizes are not known.
     """
+    model = small_model_of(card)
+    trained = tuple(trained_drafters(card)) if card.here else ()
+    own, passed_over = own_draft(card)
+    small = None
+    if own is not None:
+        with suppress(LocalspecError):  # one to be fetched, whose sizes are not known
+            small = small_model_of(own.card)
+    return replace(
+        model,
+        trained=trained,
+        small=small,
+        small_here=small is not None and small.card.here,
+        small_named=own is not None and own.named,
+        passed_over=passed_over,
+    )
+
+
+def small_model_of(card: TargetCard) -> Model:
+    """Describes a model as `model_of` does, without drafters: a draft model has none."""
     packed: tuple[str, ...] = ()
     if card.here:
         checkpoint = inspect(card.path)
         packed = tuple(forms(card.path)) if checkpoint.packing else ()
-        shape, parameters, trained = Shape.of(checkpoint.config), checkpoint.parameters, tuple(trained_drafters(card))
+        shape, parameters = Shape.of(checkpoint.config), checkpoint.parameters
     else:
-        shape, trained = card.entry.shape if card.entry else None, ()
+        shape = card.entry.shape if card.entry else None
         parameters = shape.parameters if shape else 0
     if shape is None:
         raise LocalspecError(
@@ -50,9 +74,4 @@ def model_of(card: TargetCard) -> Model:
             if card.here
             else f"How large {card.name} is, models.toml does not say; add a shape to its entry."
         )
-    small = None
-    if card.draft:
-        with suppress(LocalspecError):  # only who names a draft model gets its error
-            own = named_card(card.draft)
-            small = replace(model_of(replace(own, draft="")), card=own)
-    return Model(card, shape, parameters, trained, small, small is not None and small.card.here, packed)
+    return Model(card, shape, parameters, packed=packed)

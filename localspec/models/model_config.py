@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from localspec.checkpoint import Checkpoint
-from localspec.config import HOTTEST
 from localspec.errors import LocalspecError, UsageMistake, first_line
 from localspec.outside_files import parse_json, read_bytes
+from localspec.setting_checks import HOTTEST
 
 # As the config classes of the Hugging Face code have them; a family has only the keys that its stock model reads.
 _ALL: Mapping[str, Any] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from localspec.checkpoint import revision
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.sources import Source
-from localspec.packed_file import FORMAT, SUFFIX, Origin, PackedFile, read
+from localspec.packed_file import FORMAT, PARTIAL, SUFFIX, Origin, PackedFile, read
 from localspec.paths import Paths
 
 FILED = ("int8", "int4")  # packings that are kept on disk; dense ones are read about as fast from the model's own files
@@ -44,18 +44,6 @@ def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
     return [one.path for one in same if not one.header.origin.repo and one.header.origin.files != origin.files]
 
 
-def forms(file: Path) -> dict[str, Path]:
-    """The packings in which the model of a packed file is here: this one, and those of its weights beside it."""
-    own = read(file).header
-    found = {own.packing: file}
-    for other in sorted(file.parent.glob(f"{own.origin.revision}-*{SUFFIX}"), reverse=True):
-        with suppress(LocalspecError):
-            header = read(other).header
-            if (header.origin.revision, header.origin.files) == (own.origin.revision, own.origin.files):
-                found.setdefault(header.packing, other)
-    return found
-
-
 def packed_sources(paths: Paths) -> dict[str, PackedFile]:
     """The packed models that were pulled, by org/repo[@revision]; of several the one that was made last."""
     pulled = [one for one in packed_files(paths) if _is_source(one.header.origin.repo)]
@@ -72,7 +60,7 @@ def _is_source(repo: str) -> bool:
 def packed_files(paths: Paths) -> list[PackedFile]:
     """Every packed model that can be read, sorted by name and packing."""
     found = []
-    for file in _files(paths, f"*{SUFFIX}"):
+    for file in _files(paths.packed, f"*{SUFFIX}"):
         with suppress(LocalspecError):
             found.append(read(file))
     return sorted(found, key=lambda one: (one.header.origin.name, one.header.packing, one.path))
@@ -85,7 +73,7 @@ def packed_of(path: Path, source: str, paths: Paths) -> list[Path]:
     """
     found = [one.path for one in packed_files(paths) if source and one.header.origin.repo == source]
     with suppress(LocalspecError):
-        found += [file for file in _files(paths, f"{revision(path)}-*") if file.suffix != ".lock"]
+        found += [file for file in _files(paths.packed, f"{revision(path)}-*") if file.suffix != ".lock"]
     return sorted(set(found))
 
 
@@ -97,14 +85,34 @@ def other_source(file: Path, sources: Collection[str]) -> str:
     return ""
 
 
+def lock_of(file: Path) -> Path:
+    """The file that is locked while a packed file is made."""
+    return file.with_suffix(".lock")
+
+
+def remove_abandoned(directory: Path) -> int:
+    """Deletes what was being written by processes that ended without a word, and returns the bytes of it."""
+    from filelock import FileLock, Timeout
+
+    freed = 0
+    for partial in _files(directory, f"*{PARTIAL}"):
+        lock = lock_of(partial.with_suffix(""))
+        with suppress(OSError, Timeout), FileLock(lock, timeout=0, mode=0o600):  # else somebody writes it
+            count = partial.stat().st_size
+            partial.unlink()
+            freed += count
+            lock.unlink()  # who waits for it sees that it is gone, and takes another
+    return freed
+
+
 def packed_bytes(paths: Paths) -> int:
     """Bytes of all files in the directory of packed models."""
-    return sum(file.stat().st_size for file in _files(paths, "*"))
+    return sum(file.stat().st_size for file in _files(paths.packed, "*"))
 
 
-def _files(paths: Paths, pattern: str) -> list[Path]:
+def _files(directory: Path, pattern: str) -> list[Path]:
     """What is there under such a name; nothing where the directory cannot be read."""
     try:
-        return [file for file in sorted(paths.packed.glob(pattern)) if file.is_file()]
+        return [file for file in sorted(directory.glob(pattern)) if file.is_file()]
     except OSError:
         return []

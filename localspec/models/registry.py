@@ -15,10 +15,12 @@ from localspec.hub.cache import find_snapshot, pulled_sources
 from localspec.hub.records import folder
 from localspec.hub.sources import Source
 from localspec.models.entries import PACKAGE, Entry, read_entries
+from localspec.models.imported import begins_as_gguf, import_of, imports, is_gguf
 from localspec.models.packed_files import packed_sources
 from localspec.outside_files import read_bytes
 from localspec.packed_file import PackedFile
 from localspec.paths import Paths
+from localspec.text import LONGEST_LICENSE
 
 WEIGHTS = "model.safetensors"
 NOWHERE = Path("not fetched")  # stands for the directory of a model that is not here
@@ -42,13 +44,16 @@ class TargetCard:
 
 
 def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
-    """Returns every registered model by name, fetched or not. The user's own entries replace those of the same name.
+    """Returns every registered model by name, fetched or not, and those that were imported.
+
+    The user's own entries replace those of the same name.
 
     Raises UsageMistake for an entry that cannot be meant.
     """
     paths = paths or Paths(home())
     packed = packed_sources(paths)
-    entries = (*_shipped_entries(), *read_entries(paths.user_models_file))
+    imported = [Entry(name, path=one.path) for name, one in imports(paths).items()]
+    entries = (*imported, *_shipped_entries(), *read_entries(paths.user_models_file))
     return {entry.name: _card(entry, paths, packed) for entry in entries}
 
 
@@ -66,14 +71,13 @@ def known(paths: Paths | None = None) -> dict[str, TargetCard]:
     paths = paths or Paths(home())
     registered = cards(paths)
     entries = [card.entry for card in registered.values() if card.entry]
-    taken = {
-        source.repo for entry in entries for source in (entry.source, *(one.source for one in entry.drafters)) if source
-    }
+    theirs = {source for entry in entries for source in (*entry.sources, *(one.source for one in entry.drafters))}
+    taken = {source.repo for source in theirs if source and not source.gguf}
     packed = packed_sources(paths)
     pulled = [source for source in pulled_sources(paths) if _is_model(source, paths)]
     names = dict.fromkeys([*map(str, pulled), *packed])
-    others = (source for source in map(Source.parse, names) if source.repo not in taken)
-    return {**registered, **{str(source): _card(Entry(str(source), source=source), paths, packed) for source in others}}
+    others = (one for one in map(Source.parse, names) if one not in theirs and (one.gguf or one.repo not in taken))
+    return {**registered, **{str(one): _card(Entry(str(one), source=one), paths, packed) for one in others}}
 
 
 def split_of(source: Source, paths: Paths | None = None) -> Path:
@@ -95,7 +99,8 @@ def _unpickled(source: Source, paths: Paths) -> Path | None:
 
 
 def _card(entry: Entry, paths: Paths, packed: Mapping[str, PackedFile]) -> TargetCard:
-    path = entry.path or (entry.source and _place(entry.source, paths, packed)) or NOWHERE / entry.name
+    places = (_place(source, paths, packed) for source in entry.sources)
+    path = entry.path or next(filter(None, places), NOWHERE / entry.name)
     return TargetCard(entry.name, path, entry.license or license_of(path), entry.description, entry.draft, entry)
 
 
@@ -103,6 +108,13 @@ def _place(source: Source, paths: Paths, packed: Mapping[str, PackedFile]) -> Pa
     """Where a model that was fetched lies: its directory, else its packed file, if that is all there is of it."""
     alone = packed.get(str(source))
     return _unpickled(source, paths) or (alone.path if alone else None)
+
+
+def source_here(entry: Entry, paths: Paths | None = None) -> Source | None:
+    """The form that a registered model is here in, the publisher's own before others; None where it is in none."""
+    paths = paths or Paths(home())
+    packed = packed_sources(paths)
+    return next((source for source in entry.sources if _place(source, paths, packed)), None)
 
 
 def named_card(name: str, paths: Paths | None = None) -> TargetCard:
@@ -114,6 +126,11 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
     """Returns the model that `name` means: a registered one, else a local directory. Raises NotHere where none is."""
     known = cards(paths)
     if name in known:
+        if is_gguf(known[name].path):
+            raise NotHere(
+                f"{name} is entered as {known[name].path}, and a GGUF file is imported first: `localspec import "
+                f"{known[name].path}`; then its entry is not needed."
+            )
         if not known[name].here:
             raise NotHere(f"{name} is not here; fetch it with `localspec pull {name}`.")
         return known[name]
@@ -126,14 +143,26 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
         return TargetCard(name, path, license_of(path), "")
     if name and "\0" not in name and is_packed(path):
         return TargetCard(packed_file.read(path).header.origin.name, path, license_of(path), "")
+    if name and "\0" not in name and is_gguf(path):
+        if (imported := import_of(path, paths or Paths(home()))) is None:
+            raise NotHere(
+                f"{name} is a GGUF file that was not imported as it is now; do it with `localspec import {name}`."
+            )
+        own = imported.header.origin
+        card = known.get(own.name)
+        return card if card and card.path == imported.path else TargetCard(own.name, imported.path, own.license, "")
     if name and "\0" not in name and os.path.lexists(path):
+        if begins_as_gguf(path):
+            raise NotHere(f"{name} is a GGUF file by another name; `localspec import {name}` makes a model of it.")
         raise NotHere(
             f"{name!r} is not a directory; give the directory in the Hugging Face layout that holds config.json."
         )
     here = ", ".join(known)
+    if name.lower().endswith(".gguf"):
+        raise NotHere(f"There is no file {name!r}; give a GGUF file that is on this machine, or org/repo:TYPE.")
     if name.startswith((".", "/", "~")) or "\\" in name:
         raise NotHere(f"There is no directory {name!r}; give one in the Hugging Face layout, or a name out of: {here}.")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", name):
+    if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?(:[\w.-]+)?", name):
         source = Source.parse(name)
         paths = paths or Paths(home())
         if found := _place(source, paths, packed_sources(paths)):
@@ -145,9 +174,10 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
 
 
 def is_path(name: str) -> bool:
-    """Whether `resolve` takes a name for a directory or a packed file of the user's own."""
+    """Whether `resolve` takes a name for a directory, a packed file or a GGUF file of the user's own."""
     place = os.path.expanduser(name)
-    return name not in cards() and "\0" not in name and (os.path.isdir(place) or is_packed(Path(place)))
+    file = "\0" not in name and (is_packed(Path(place)) or is_gguf(Path(place)))
+    return name not in cards() and "\0" not in name and (file or os.path.isdir(place))
 
 
 def reference(card: TargetCard) -> str:
@@ -170,7 +200,8 @@ def license_of(path: Path) -> str | None:
     A packed file says it itself.
     """
     if is_packed(path):
-        return packed_file.read(path).header.origin.license
+        own = packed_file.read(path).header.origin.license
+        return own[:LONGEST_LICENSE] if own else None
     try:
         front = re.match(r"---\r?\n(.*?)\r?\n---", read_bytes(path / "README.md").decode("utf-8", "replace"), re.DOTALL)
     except OSError:
@@ -181,7 +212,7 @@ def license_of(path: Path) -> str | None:
     if chosen == "other":
         chosen = said.get("license_name", chosen).strip()
     if chosen:
-        return chosen
+        return chosen[:LONGEST_LICENSE]
     try:
         files = sorted(entry.name for entry in path.iterdir() if re.match(r"(?i)licen[cs]e|copying", entry.name))
     except OSError:

@@ -177,13 +177,14 @@ def beside(constants: Constants, measured: Acceptance, timing: Timing | None = N
     """Prediction beside measurement, in a sentence: acceptance by depth, tokens an iteration and speedup."""
     gamma, beta = len(measured.by_depth), measured.beta
     predicted = [acceptance_at(place, beta, constants) for place in range(1, gamma + 1)]
+    length, found = acceptance_length(gamma, beta, constants), _length(measured.by_depth)
     parts = [
-        f"Acceptance by depth was predicted as {_list(predicted)} and measured as {_list(measured.by_depth)}",
-        f"tokens an iteration as {acceptance_length(gamma, beta, constants):.2f} and {_length(measured.by_depth):.2f}",
+        f"By the paper's constants acceptance by depth is {_list(predicted)}, and measured {_list(measured.by_depth)}",
+        f"tokens an iteration {length:.2f}, and measured {found:.2f}",
     ]
     if timing is not None:
-        found = _length(measured.by_depth) * timing.plain / (timing.draft + timing.verify)
-        parts.append(f"the speedup as {improvement(gamma, beta, constants):.2f} and {found:.2f}")
+        speedup = found * timing.plain / (timing.draft + timing.verify)
+        parts.append(f"the speedup {improvement(gamma, beta, constants):.2f}, and measured {speedup:.2f}")
     return "; ".join(parts) + "."
 
 

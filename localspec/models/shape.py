@@ -46,6 +46,11 @@ class Shape:
         return None
 
     @property
+    def config(self) -> dict[str, Any]:
+        """What a config.json would say of it."""
+        return {theirs: getattr(self, name) for name, theirs in _NAMES.items()}
+
+    @property
     def layer(self) -> int:
         """Weights of one layer's matrices."""
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)

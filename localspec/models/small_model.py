@@ -14,6 +14,7 @@ from localspec.errors import LocalspecError, UsageMistake, first_line
 from localspec.models.architecture import TransformerConfig
 from localspec.models.model_config import ModelConfig
 from localspec.models.rope import Rope
+from localspec.models.stored_tokens import compare
 from localspec.models.tokenizer import Tokenizer
 from localspec.outside_files import parse_json
 
@@ -28,19 +29,7 @@ def compare_tokens(small: Tokenizer, vocabulary: int, target: Tokenizer, path: P
 
     `small` is the tokenizer of the model in `path`, which has `vocabulary` ids.
     """
-    ours, theirs = _tokens(target), _tokens(small)
-    different = [index for index in ours.keys() & theirs.keys() if ours[index] != theirs[index]]
-    if different:
-        first = min(different)
-        raise UsageMistake(
-            f"The small model in {path} has another tokenizer: its token {first} is {theirs[first]!r}, and the "
-            f"target's is {ours[first]!r}; give one that was made for this target."
-        )
-    if max(ours) >= vocabulary:
-        raise UsageMistake(
-            f"The small model in {path} knows {vocabulary} tokens, and the target's tokenizer gives ids up to "
-            f"{max(ours)}; give one that was made for this target."
-        )
+    compare(_tokens(small), vocabulary, _tokens(target), path)
 
 
 def mask_token(config: ModelConfig, path: Path) -> int:

@@ -72,7 +72,8 @@ class Request(ctypes.Structure):
     _fields_ = (
         ("rows", c_int32), ("tokens", c_void_p), ("inputs", c_void_p), ("parents", c_void_p), ("positions", c_void_p),
         ("layers", c_void_p), ("num_layers", c_int32), ("adapters", c_void_p), ("hidden", c_void_p),
-        ("logits", c_void_p), ("argmax", c_void_p), ("logits_from", c_int32),
+        ("logits", c_void_p), ("argmax", c_void_p), ("logits_from", c_int32), ("inner_at", c_void_p),
+        ("num_inner", c_int32), ("inner", c_void_p),
     )  # fmt: skip
 
 

@@ -118,13 +118,19 @@ class NativeModel:
     # -- forwards -----------------------------------------------------------------------------------------------------
 
     def forward(
-        self, tokens: Sequence[int], parents: Sequence[int] | None, cache: NativeCache, logits_from: int = 0
-    ) -> tuple[NativeLogits, Floats]:
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None,
+        cache: NativeCache,
+        logits_from: int = 0,
+        inner: Sequence[int] = (),
+    ) -> tuple[NativeLogits, Floats, Floats | None]:
         """Reads rows of tokens after the committed ones. Returns logits from row `logits_from` on, and all states.
 
         Each row sees the committed tokens and its ancestors by `parents`, -1 being the last committed token; without
-        them rows are a chain. The cache grows where it has no room. Raises LocalspecError for ids and parents that are
-        not possible, MemoryError where memory runs out.
+        them rows are a chain. The cache grows where it has no room. With `inner` also states [rows, len(inner) *
+        hidden_size]: those before a layer by its number, and those after the final norm by the number of layers. Raises
+        LocalspecError for ids, parents and layers that are not possible, MemoryError where memory runs out.
         """
         count, ids = len(tokens), int32(tokens)
         logits = np.empty((count - logits_from, self.sizes.vocab_size), np.float32)
@@ -135,8 +141,12 @@ class NativeModel:
         if parents is not None:
             above = int32(parents)
             request.parents = above.ctypes.data
+        states = None
+        if inner:
+            at, states = int32(inner), np.empty((count, len(inner) * self.sizes.hidden_size), np.float32)
+            request.inner_at, request.num_inner, request.inner = at.ctypes.data, len(at), states.ctypes.data
         hidden = self._run(request, count, cache)
-        return NativeLogits(logits, argmax.tolist()), hidden
+        return NativeLogits(logits, argmax.tolist()), hidden, states
 
     def states(
         self,

@@ -28,16 +28,20 @@ Importance = Mapping[str, npt.NDArray[np.float32]]  # by parameter: a weight for
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is packed: a format for its matrices, and another for those that lose too much by it."""
+    """How a model is packed: a format for its matrices, and another for those that lose too much by it.
+
+    Matrices that are `narrow` have groups of 32 in 8 bits, too.
+    """
 
     format: str
     others: Mapping[str, str]  # by parameter
+    narrow: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, packing: str) -> "Recipe":
+    def of(cls, packing: str, narrow: frozenset[str] = frozenset()) -> "Recipe":
         """The recipe of a packing: int8, int4, bf16 or fp32. In four bits the first layer and the head lose most."""
         sensitive = ("lm_head.weight", *(f"layers.0.{name}.weight" for name in LINEARS))
-        return cls(packing, dict.fromkeys(sensitive, "int8") if packing == "int4" else {})
+        return cls(packing, dict.fromkeys(sensitive, "int8") if packing == "int4" else {}, narrow)
 
     def tensor(self, name: str, out: int, inputs: int | None) -> Tensor:
         """How a parameter of these sizes is packed; `inputs` is None for a vector."""
@@ -46,7 +50,7 @@ class Recipe:
         if name == "embed_tokens":
             return Tensor("rows", "fp32" if self.format == "fp32" else "bf16", out, inputs)
         chosen = self.others.get(name, self.format)
-        groups = {"int8": 32 if inputs % 64 else 64, "int4": 32}
+        groups = {"int8": 32 if inputs % 64 or name in self.narrow else 64, "int4": 32}
         return Tensor("panels", chosen, out, inputs, groups.get(chosen, 0))
 
 

@@ -14,13 +14,14 @@ from localspec.checkpoint import is_packed, only_packed, revision, weight_files
 from localspec.config import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
-from localspec.models.packed_files import FILED, former_forms, forms, in_all_formats
+from localspec.models.packed_files import FILED, former_forms, in_all_formats, lock_of, remove_abandoned
 from localspec.models.registry import license_of
 from localspec.models.weight_digests import stamps, weight_digests
 from localspec.native.pack import Recipe, Source
 from localspec.native.packed_model import Fill, PackedModel, partial_of, write
-from localspec.packed_file import DamagedFile, Header, Origin, Progress, read
+from localspec.packed_file import DamagedFile, Header, Origin, Progress, forms, read
 from localspec.paths import Paths, private_directory
+from localspec.quantities import size
 
 PAUSE = 1.0  # seconds between two reports of how far packing is
 _SILENT = Reporter()
@@ -136,10 +137,16 @@ def once(
         if found := _sound(known, reporter, serves):
             return found
         private_directory(file.parent)
-        with FileLock(file.with_suffix(".lock"), mode=0o600):
+        remove_abandoned(file.parent)
+        with FileLock(lock_of(file), mode=0o600):
             if found := _sound(known, Reporter(), serves):  # another process made it meanwhile
                 return found
-            make_it(file)
+            try:
+                make_it(file)
+            except BaseException:
+                with suppress(OSError):
+                    lock_of(file).unlink()  # of what will perhaps never be made
+                raise
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise DoesNotFit(
@@ -170,7 +177,7 @@ def _sound(known: Sequence[Path], reporter: Reporter, serves: Callable[[Header],
 def _make(path: Path, file: Path, packing: str, origin: Origin, threads: int, reporter: Reporter) -> None:
     source = Source.open(path)
     header = source.header(replace(origin, license=license_of(path)), packing, Recipe.of(packing))
-    write_with_room(file, header, source.filler({}), threads, _packing(origin.name, packing, reporter))
+    write_with_room(file, header, source.filler({}), threads, packing_told(origin.name, packing, reporter))
 
 
 def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
@@ -179,7 +186,7 @@ def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progre
     needed, free = len(header.encoded()) + header.section_bytes, shutil.disk_usage(file.parent).free
     if needed > free:
         raise DoesNotFit(
-            f"The packed form of {header.origin.name} takes {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB are "
+            f"The packed form of {header.origin.name} takes {size(needed)}, and {size(free)} are "
             f"free on the disk of {file.parent}; make room, or set LOCALSPEC_HOME to another disk."
         )
     write(file, header, fill, threads, progress)
@@ -189,15 +196,15 @@ def _in_memory(path: Path, packing: str, name: str, threads: int, reporter: Repo
     source = Source.open(path)
     header = source.header(Origin(name, ""), packing, Recipe.of(packing))
     try:
-        return PackedModel.in_memory(header, source.filler({}), threads, _packing(name, packing, reporter))
+        return PackedModel.in_memory(header, source.filler({}), threads, packing_told(name, packing, reporter))
     except (OSError, MemoryError) as error:  # mmap says it with its own error
         raise DoesNotFit(
-            f"{name} takes {header.section_bytes / 2**30:.1f} GiB of memory in {packing}, which are not free; choose a "
+            f"{name} takes {size(header.section_bytes)} of memory in {packing}, which are not free; choose a "
             "smaller model."
         ) from error
 
 
-def _packing(name: str, packing: str, reporter: Reporter) -> Progress:
+def packing_told(name: str, packing: str, reporter: Reporter) -> Progress:
     """Reports that a model is being packed."""
     what = f"packing {name} in {packing}, once"
     reporter.progress(what)

@@ -26,6 +26,7 @@ from localspec.paths import Paths
 LARGE = 2**20  # weights of a tensor that is packed
 MATTERS = 2**25  # weights of all of them that are worth a file: packing them takes a core a tenth of a second
 _STORED = ("F32", "F16", "BF16")
+_READ = ("correction.out.weight",)  # what is multiplied with the target's head at a load, and not computed with itself
 
 
 class StoredMatrix(NDArrayOperatorsMixin):
@@ -133,7 +134,9 @@ def _large(file: Path) -> dict[str, list[StoredTensor]]:
     found, start = {}, tensor_start(file)
     for name, entry in sorted(tensor_headers(file).items()):
         shape, dtype, (first, end) = tuple(entry["shape"]), entry["dtype"], entry["data_offsets"]
-        if len(shape) not in (2, 3) or dtype not in _STORED or prod(shape) < LARGE or min(shape[-2:]) < 32:
+        if name in _READ or dtype not in _STORED:
+            continue
+        if len(shape) not in (2, 3) or prod(shape) < LARGE or min(shape[-2:]) < 32:
             continue
         count = 1 if len(shape) == 2 else shape[0]
         size = (end - first) // count

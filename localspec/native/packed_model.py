@@ -20,9 +20,8 @@ from localspec.models.architecture import TransformerConfig, in_features, weight
 from localspec.models.model_config import ModelConfig
 from localspec.native.matrix import PackedMatrix
 from localspec.outside_files import parse_json
-from localspec.packed_file import Header, Progress, Section, Tensor, joined, read, undamaged
+from localspec.packed_file import PARTIAL, Header, Progress, Section, Tensor, joined, read, undamaged
 
-PARTIAL = ".partial"  # the end of the name of a file that is being written
 Fill = Callable[[str, Section, int, memoryview], None]  # name, section, first byte of the piece, where it goes
 
 

@@ -74,15 +74,18 @@ class NativeTarget:
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def forward(self, tree: DraftTree, cache: NativeCache, *, last: bool = False) -> ForwardOutput:
+    def forward(
+        self, tree: DraftTree, cache: NativeCache, *, last: bool = False, inner: Sequence[int] = ()
+    ) -> ForwardOutput:
         """Reads the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
 
-        With `last` the logits are those of the last row only, all that prefill needs of a long prompt. Raises
-        LocalspecError for ids that the model does not have.
+        With `last` the logits are those of the last row only, all that prefill needs of a long prompt. With `inner`
+        there are the hidden states with these indices, too. Raises LocalspecError for ids and layers that the model
+        does not have.
         """
         parents = None if isinstance(tree.parents, range) else tree.parents  # None is a chain
-        logits, hidden = self.model.forward(tree.tokens, parents, cache, tree.size - 1 if last else 0)
-        return ForwardOutput(logits, NumpyHidden(hidden))
+        logits, hidden, states = self.model.forward(tree.tokens, parents, cache, tree.size - 1 if last else 0, inner)
+        return ForwardOutput(logits, NumpyHidden(hidden), None if states is None else NumpyHidden(states))
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
         """Returns the whole tree: a row's result never depends on the rows beside it."""
@@ -123,9 +126,9 @@ class NativeTarget:
 
     # -- text ---------------------------------------------------------------------------------------------------------
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
+    def encode(self, messages: Sequence[Message], think: bool | None = None) -> list[int]:
         """Returns the token ids of a conversation that waits for the assistant. Raises what `ChatTokenizer` does."""
-        return self.chat.encode(messages, self.vocab_size)
+        return self.chat.encode(messages, self.vocab_size, think)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of token ids; special tokens have none."""

@@ -3,6 +3,7 @@
 A forward may bring a LoRA adapter along, which acts in that forward and in no other.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,7 +91,7 @@ class Linear(nn.Module):
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
-class QuantizedLinear(nn.Module):
+class QuantizedLinear(nn.Module, ABC):
     """y = x Wᵀ + b with W [out, in] rounded to a few bits: the base of all such layers.
 
     Gradients flow through x, as through a dense layer with the rounded weight, which itself is frozen.
@@ -111,23 +112,23 @@ class QuantizedLinear(nn.Module):
             y = self.compute(x)
         return y if adapter is None else y + adapter(x).to(y.dtype)
 
+    @abstractmethod
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Computes the product, [..., in] -> [..., out] in the precision of x, without a gradient."""
-        raise NotImplementedError
 
     def rows(self, channels: torch.Tensor) -> "Linear | QuantizedLinear":
         """Returns a layer of some output channels, without their bias."""
         return type(self)(self.weight[channels])
 
     @property
+    @abstractmethod
     def weight(self) -> torch.Tensor:
         """The rounded weight [out, in], made anew each time."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def nbytes(self) -> int:
         """Bytes that the layer holds."""
-        raise NotImplementedError
 
 
 LayerClass = type[Linear] | type[QuantizedLinear]

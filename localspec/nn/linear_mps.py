@@ -3,6 +3,8 @@
 The operators are torch's own. A CPU has them too, with another packing, so the same layers run there.
 """
 
+from abc import abstractmethod
+
 import torch
 import torch.nn.functional as F
 
@@ -25,13 +27,13 @@ class WeightOnlyLinear(QuantizedLinear):
         self.packed, self.scales = self.pack(F.pad(weight, padding) if any(padding) else weight)
 
     @staticmethod
+    @abstractmethod
     def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns what the kernel takes: a packed weight, and scales in the precision of the weight."""
-        raise NotImplementedError
 
+    @abstractmethod
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """Runs the kernel: [rows, in] -> [rows, out], both padded, in the weight's precision."""
-        raise NotImplementedError
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         outputs, inputs = self.shape

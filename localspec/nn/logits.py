@@ -15,10 +15,14 @@ from localspec.errors import LocalspecError
 
 @dataclass(frozen=True)
 class TensorOutput:
-    """What one forward computes, as tensors: logits [..., rows, vocab_size], hidden [..., rows, hidden_size]."""
+    """What one forward computes, as tensors: logits [..., rows, vocab_size], hidden [..., rows, hidden_size].
+
+    `inner` [..., rows, places * hidden_size] are the states of inner layers that were asked for.
+    """
 
     logits: torch.Tensor
     hidden: torch.Tensor
+    inner: torch.Tensor | None = None
 
 
 class TorchHidden:
@@ -33,6 +37,10 @@ class TorchHidden:
     def take(self, rows: Sequence[int]) -> "TorchHidden":
         """Returns these rows, in this order."""
         return TorchHidden(self.rows[list(rows)])
+
+    def part(self, start: int, stop: int) -> "TorchHidden":
+        """Returns the channels [start, stop)."""
+        return TorchHidden(self.rows[:, start:stop])
 
     def finite(self) -> bool:
         """Returns whether all of them are numbers."""

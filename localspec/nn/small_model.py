@@ -41,6 +41,8 @@ def copied_layers(transformer: Transformer, config: TransformerConfig, first: in
             for attribute in own.split("."):
                 there = getattr(there, attribute)
             assert isinstance(there, torch.Tensor)
+            there = getattr(there, "full_tensor", there.detach)()  # a layer that processes share has parts of them
+            assert isinstance(there, torch.Tensor)
             weights[name] = there.detach().float().clone()
     return weights
 

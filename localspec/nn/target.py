@@ -1,7 +1,7 @@
 """The target: the model whose distribution is reproduced. It joins a transformer, a tokenizer and their settings."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from torch import nn
 
 from localspec.checkpoint import originals
 from localspec.decoding.forward import ForwardOutput
@@ -65,12 +66,14 @@ class Target:
         quantize: str = "none",
         exact: bool = False,
         threshold: float = 0.0,
+        each: Callable[[nn.Module], None] = lambda layer: None,
     ) -> "Target":
         """Reads a directory in the Hugging Face layout, safetensors only; `context` is the model's own by default.
 
         `quantize` is none, int8, int4 or nf4, as far as the device has them; `exact` asks for the form whose rows never
-        depend on each other; `threshold` is that of int8 on CUDA. Raises LocalspecError for broken, missing or
-        unsupported files, and UsageMistake for a context that the model cannot hold.
+        depend on each other; `threshold` is that of int8 on CUDA; `each` is called with every layer once it is read.
+        Raises LocalspecError for broken, missing or unsupported files, and UsageMistake for a context that the model
+        cannot hold.
         """
         checkpoint = originals(path)
         config = read_config(checkpoint)
@@ -83,22 +86,28 @@ class Target:
             linear_class(quantize, device, threshold),
             invariant if exact else fastest,
             lm_head_class(quantize, device),
+            each,
         )
         return cls(transformer, config, Tokenizer.open(path), context, read_generation_config(path), exact)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def forward(self, tree: DraftTree, cache: KVCache, *, last: bool = False) -> ForwardOutput:
+    def forward(
+        self, tree: DraftTree, cache: KVCache, *, last: bool = False, inner: Sequence[int] = ()
+    ) -> ForwardOutput:
         """Reads the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
 
-        With `last` the logits are those of the last row only, all that prefill needs of a long prompt.
+        With `last` the logits are those of the last row only, all that prefill needs of a long prompt. With `inner`
+        there are the hidden states with these indices, too.
         """
         device = self.device
         tokens = torch.tensor(tree.tokens, device=device)
         positions = cache.length + torch.tensor(tree.depth, device=device)
-        output = self.forward_tensors(tokens, positions, ancestor_mask(tree.parents).to(device), cache, last=last)
-        return ForwardOutput(TorchLogits(output.logits), TorchHidden(output.hidden))
+        mask = ancestor_mask(tree.parents).to(device)
+        output = self.forward_tensors(tokens, positions, mask, cache, last=last, inner=inner)
+        states = None if output.inner is None else TorchHidden(output.inner)
+        return ForwardOutput(TorchLogits(output.logits), TorchHidden(output.hidden), states)
 
     def forward_tensors(
         self,
@@ -108,10 +117,12 @@ class Target:
         cache: KVCache | None = None,
         layers: Sequence[int] | None = None,
         last: bool = False,
+        inner: Sequence[int] = (),
     ) -> TensorOutput:
         """Reads new rows: tokens [n] (or [batch, n] without a cache), positions [n], mask bool [n, n].
 
-        Gradients flow where there is no cache. With `last` the logits are those of the last row only.
+        Gradients flow where there is no cache. With `last` the logits are those of the last row only. `inner` are the
+        indices of hidden states that are wanted, too; raises LocalspecError for those that there are not.
         """
         rows = len(positions)
         if cache is not None and (padding := -rows % self.row_multiple):
@@ -119,12 +130,22 @@ class Target:
             own = torch.eye(rows + padding, dtype=torch.bool, device=mask.device)
             mask = F.pad(mask, (0, padding, 0, padding)) | own
             cache.reserve(cache.length + rows + padding)
-        hidden = self.transformer(tokens if tokens.ndim == 2 else tokens[None], positions, mask, cache, layers)
+        found: dict[int, torch.Tensor | None] = dict.fromkeys(inner)
+        batch = tokens if tokens.ndim == 2 else tokens[None]
+        hidden = self.transformer(batch, positions, mask, cache, layers, inner=found)
+        states = self._side_by_side(found, inner, rows) if inner else None
         if tokens.ndim == 1:
-            hidden = hidden[0]
+            hidden, states = hidden[0], None if states is None else states[0]
         if last:
-            return TensorOutput(self.head(hidden[..., rows - 1 : rows, :]), hidden[..., :rows, :])
-        return TensorOutput(self.head(hidden)[..., :rows, :], hidden[..., :rows, :])
+            return TensorOutput(self.head(hidden[..., rows - 1 : rows, :]), hidden[..., :rows, :], states)
+        return TensorOutput(self.head(hidden)[..., :rows, :], hidden[..., :rows, :], states)
+
+    def _side_by_side(self, found: Mapping[int, torch.Tensor | None], places: Sequence[int], rows: int) -> torch.Tensor:
+        states = [one[:, :rows] for place in places if (one := found[place]) is not None]
+        if len(states) < len(places):
+            missing = next(place for place in places if found[place] is None)
+            raise LocalspecError(f"There are no states at {missing}; give 0 to {len(self.transformer.layers)}.")
+        return torch.cat(states, -1)
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
         """Returns the part of a tree, after `start` committed tokens, that the exact form computes to the bit."""
@@ -191,9 +212,9 @@ class Target:
 
     # -- text ---------------------------------------------------------------------------------------------------------
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
+    def encode(self, messages: Sequence[Message], think: bool | None = None) -> list[int]:
         """Returns the token ids of a conversation that waits for the assistant. Raises what `ChatTokenizer` does."""
-        return self.chat.encode(messages, self.vocab_size)
+        return self.chat.encode(messages, self.vocab_size, think)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of token ids; special tokens have none."""

@@ -3,7 +3,7 @@
 It knows tensors only: no tokenizer, no file, no device choice. Its parameters are called as in `weight_map`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -139,7 +139,8 @@ class Transformer(nn.Module):
     They are tensors, and for a `PackedLinear` a `PackedWeight`.
 
     It computes in the precision of its norms, which is that of a cache too; an embedding may have another.
-    `lm_head_class` is the class of the head, by default that of the other linears.
+    `lm_head_class` is the class of the head, by default that of the other linears. `each` is called with every layer
+    once it is read, before the next one.
     """
 
     def __init__(
@@ -150,14 +151,16 @@ class Transformer(nn.Module):
         linear_class: LayerClass = Linear,
         attention: Attention = fastest,
         lm_head_class: LayerClass | None = None,
+        each: Callable[[nn.Module], None] = lambda layer: None,
     ) -> None:
         super().__init__()
         self.config, self.rotary, self.linear_class = config, rotary, linear_class
         embed_tokens = weights["embed_tokens"]
         self.embed_tokens = nn.Parameter(embed_tokens, requires_grad=False)
-        self.layers = nn.ModuleList(
-            Layer(config, index, weights, linear_class, attention) for index in range(config.num_layers)
-        )
+        self.layers = nn.ModuleList()
+        for index in range(config.num_layers):
+            self.layers.append(Layer(config, index, weights, linear_class, attention))
+            each(self.layers[index])
         self.norm = nn.Parameter(weights["norm"], requires_grad=False)
         self.computes_in = self.norm.dtype
         self.lm_head = (lm_head_class or linear_class)(embed_tokens if config.tied else weights["lm_head.weight"])
@@ -185,6 +188,7 @@ class Transformer(nn.Module):
         cache: CacheLike | None = None,
         layers: Sequence[int] | None = None,
         adapters: Mapping[int, LayerAdapters] = _NONE,
+        inner: MutableMapping[int, torch.Tensor | None] | None = None,
     ) -> torch.Tensor:
         """Returns hidden states after the final norm, [batch, n, hidden_size].
 
@@ -193,7 +197,9 @@ class Transformer(nn.Module):
         keys and values are written after them. A TextPrefix has a text for each of the batch; then the mask may be
         [batch, n, committed + n] and say which of its tokens each row sees, and positions [batch, n]. Without a KVCache
         gradients flow: the training form of the same code. `layers` runs only those; `adapters` act in this forward
-        only, by layer and by the name of the linear layer.
+        only, by layer and by the name of the linear layer. `inner` gets, for those of its
+        keys, the states [batch, n, hidden_size] before a layer by its number, and those after the final norm by the
+        number of layers.
         """
         x = (tokens if tokens.is_floating_point() else F.embedding(tokens, self.embed_tokens)).to(self.computes_in)
         masks = {
@@ -201,11 +207,16 @@ class Transformer(nn.Module):
         }
         position_embeddings = self.rotary.cos_sin(positions, x.dtype)
         for index in range(len(self.layers)) if layers is None else layers:
+            if inner is not None and index in inner:
+                inner[index] = x
             layer_mask, layer = masks[self.config.sliding_windows[index]], self.layers[index]
             brought = x, position_embeddings, layer_mask, cache, adapters.get(index, _NONE)
             again = self.recomputed and torch.is_grad_enabled()
             x = checkpoint(layer, *brought, use_reentrant=False) if again else layer(*brought)
-        return _norm(x, self.norm, self.config.rms_norm_eps)
+        x = _norm(x, self.norm, self.config.rms_norm_eps)
+        if inner is not None and len(self.layers) in inner:
+            inner[len(self.layers)] = x
+        return x
 
     def _additive_mask(
         self, mask: torch.Tensor, positions: torch.Tensor, window: int | None, cache: CacheLike | None

@@ -22,13 +22,15 @@ from localspec.policy import host_time
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.measurements import ReplyStats
 from localspec.policy.own_layers import best_layers
-from localspec.policy.prediction import CONTEXT, Acceptance, Rates, cache
+from localspec.policy.prediction import CHUNK, CONTEXT, Acceptance, Rates, cache
 
 FORESEEN = 0.85  # of what its accuracies promise a tree of a trained drafter brings: its four on the demo 0.79 to 0.92
 MOST_NODES = 64  # of a tree
 
 # Published for prompt lookup: Vicuna 7B, Spec-Bench on an RTX 3090, greedy. Ours also knows phrases of earlier replies.
 PHRASES = Acceptance.of_length(1.73, 10, "from 1.73 as published for prompt lookup, Spec-Bench")
+# Published for a model of 68 M that drafts for Vicuna 7B, Spec-Bench on an A100, greedy; 2.18 for 13B, 2.01 for 33B.
+PAIR = Acceptance.of_length(2.28, DRAFT_TOKENS, "from 2.28 as published for a small model beside a 7B, Spec-Bench")
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,15 @@ def reply_key(drafter: str, trained: Sequence[DrafterCard], small: TargetCard | 
 
 @dataclass(frozen=True)
 class DraftModelEstimate:
-    """A draft model: its card, its bytes as it would be loaded, and what its forwards cost."""
+    """A draft model: its card, its bytes as it would be loaded, and what its forwards cost.
+
+    `named` by models.toml are the pairs that published figures are about.
+    """
 
     card: TargetCard
     bytes: int
     costs: ForwardCostModel
+    named: bool = True
 
 
 @dataclass(frozen=True)
@@ -126,11 +132,12 @@ def candidates(
     for drafter in trained:
         yield from _alone_and_with_phrases(_trained(drafter, by_kind.get(drafter.kind), at), phrases, at)
     if small is not None:
-        for one in (one for one in published if kind_of(one.kind).takes == "draft model"):
+        pairs = [one for one in published if kind_of(one.kind).takes == "draft model"] if small.named else []
+        for one in pairs:
             yield from _of_pair(one, small, at, small_here, phrases)
         # A small model that is here can draft whether or not anybody published figures of that: replies will tell.
         for name in kinds("draft model") if small_here else ():
-            if name not in by_kind:
+            if name not in (one.kind for one in pairs):
                 yield from _of_pair(PublishedDrafter(name), small, at, True, phrases)
     here = {drafter.kind for drafter in trained}
     for one in (one for one in published if one.kind not in here and kind_of(one.kind).takes == "weights"):
@@ -185,9 +192,13 @@ def _foreseen(levels: Sequence[Sequence[float]], generated: tuple[float, int] | 
 
 
 def drafter_bytes(drafter: DrafterCard, shape: Shape, dtype: str, numbers: tuple[float, int], planned: int) -> int:
-    """Bytes of a drafter that is here, its cache for so many tokens included, beside a target of this shape."""
-    kept = cache(shape, planned, dtype)
-    return kind_of(drafter.kind).size(DrafterSize(drafter.parameters, drafter.others, shape, *numbers, kept))
+    """Bytes of a drafter that is here, beside a target of this shape.
+
+    Its cache for so many tokens is included, and what a forward makes of the target's states for it.
+    """
+    kind, kept = kind_of(drafter.kind), cache(shape, planned, dtype)
+    held = kind.size(DrafterSize(drafter.parameters, drafter.others, shape, *numbers, kept, drafter.options))
+    return held + CHUNK * drafter.inner * numbers[1]
 
 
 def _published_acceptance(one: PublishedDrafter | None) -> Acceptance | None:
@@ -208,7 +219,7 @@ def _fetched(one: PublishedDrafter, at: CostInputs) -> DrafterCandidate:
 
 
 def _paired(one: PublishedDrafter, small: DraftModelEstimate, at: CostInputs, here: bool) -> DrafterCandidate:
-    kind, acceptance = kind_of(one.kind), _published_acceptance(one)
+    kind, acceptance = kind_of(one.kind), _published_acceptance(one) or (PAIR if here else None)
     if acceptance and kind.has_phrases:
         acceptance = acceptance.beside(PHRASES)
     return DrafterCandidate(

@@ -5,10 +5,11 @@ import re
 from dataclasses import dataclass
 
 from localspec.config import nearest
-from localspec.errors import NotHere, UsageMistake
+from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.models.drafter_cards import DrafterCard, find_drafter
 from localspec.models.drafter_kinds import MERGED, TABLE, WITH_PHRASES, can_be_merged, kind_of, kinds
-from localspec.models.model import Model, model_of
+from localspec.models.model import Model, small_model_of
+from localspec.models.own_draft import BESIDE, own_draft
 from localspec.models.registry import TargetCard, resolve
 
 
@@ -27,14 +28,16 @@ class DrafterSpec:
 def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
     """Finds the drafter that `name` means for a model.
 
-    Raises UsageMistake for a drafter that there is not, NotHere where a small model is not here, and what `model_of`
-    raises.
+    Raises UsageMistake for a drafter that there is not, NotHere where a small model is not here, and what
+    `small_model_of` raises.
     """
     if name == "auto":
         return DrafterSpec(name)
     named = name.removesuffix(WITH_PHRASES)
     phrases = name.removeprefix(named)
     first, _, small = named.partition(":")
+    if named == "auto":
+        raise UsageMistake(f"'{name}' leaves nothing to choose; say 'auto', which may take phrases, or 'phrases'.")
     row = next((row for row in TABLE if row.name == (first if row.takes == "draft model" else named)), None)
     if row is not None and phrases and (row.name == "none" or row.has_phrases):
         raise UsageMistake(f"'{name}' is nothing more than '{'phrases' if row.name == 'none' else named}'; say so.")
@@ -43,7 +46,7 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
     if row is not None and row.takes == "draft model":
         if named.endswith(":"):
             raise UsageMistake(f"'{name}' names no model; write {first}:MODEL, or {first} for the model's own.")
-        return DrafterSpec(first + phrases, small=model_of(resolve(small) if small else _own_draft(first, card)))
+        return DrafterSpec(first + phrases, small=small_model_of(resolve(small) if small else _own_draft(first, card)))
     if "+" in named and not os.path.isdir(os.path.expanduser(named)):
         return _merged(name, card)
     known = ["auto", *kinds()]
@@ -83,10 +86,16 @@ def _merged(name: str, card: TargetCard) -> DrafterSpec:
 
 
 def _own_draft(kind: str, card: TargetCard) -> TargetCard:
+    """The small model that drafts for this one without being named. Raises NotHere, LocalspecError for a broken one."""
+    found, passed_over = own_draft(card)
+    if found is not None and found.card.here and not passed_over:
+        return found.card
+    if passed_over:
+        raise LocalspecError(f"{passed_over} Correct that, or name another: --drafter {kind}:MODEL.")
     if not card.draft:
         raise NotHere(
             f"No draft model is known for {card.name}; name one, a small model with the same tokenizer: "
-            f"--drafter {kind}:MODEL."
+            f"--drafter {kind}:MODEL, or put it into {card.path / BESIDE}."
         )
     try:
         return resolve(card.draft)

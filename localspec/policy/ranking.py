@@ -13,6 +13,7 @@ from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.host_time import step_seconds
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.prediction import CONTEXT, Estimate, Rates, estimated_rates
+from localspec.quantities import tokens_a_second
 
 AUTO_NODES = 16  # of a tree at most, where no number was asked for; how many pay is measured
 QUICK = 8.0  # tokens/s: somewhat faster than people read
@@ -254,7 +255,8 @@ def _draft_model(
     size += prediction.cache(shape, tokens, chosen.dtype)
     size += prediction.tokenizer(shape, chosen.device.backend)
     known = measurements.of(model.small.card, chosen.device.name, chosen.dtype, chosen.quantize)
-    return DraftModelEstimate(model.small.card, size, known.costs or _estimate(shape, chosen, measurements))
+    costs = known.costs or _estimate(shape, chosen, measurements)
+    return DraftModelEstimate(model.small.card, size, costs, model.small_named)
 
 
 def _rates(precision: Precision, measurements: MeasurementSource, quantize: str) -> Rates:
@@ -270,7 +272,8 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
     """Why this plan is taken, in one sentence."""
     name = "plain decoding" if plan.candidate.name == "none" else plan.candidate.name
     basis = "measured here" if plan.measured else "predicted"
-    said = f"{name} in {plan.precision}: {plan.speed:.3g} tokens/s, M {plan.cost_effectiveness:.2f} ({basis}"
+    speed = tokens_a_second(plan.speed) if plan.speed >= 100 else f"{plan.speed:.3g} tokens/s"
+    said = f"{name} in {plan.precision}: {speed}, M {plan.cost_effectiveness:.2f} ({basis}"
     if plan.candidate.acceptance is not None and plan.candidate.name != "none":
         said += f"; {plan.candidate.acceptance.length(plan.nodes):.2f} tokens/step {plan.candidate.acceptance.origin}"
     return f"{said}){_others(plan, ranked)}"

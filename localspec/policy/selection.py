@@ -336,16 +336,21 @@ def _too_large(
     others = [
         one for one in recommendations(there, measurements, here=False) if one.fits and one.card.name != card.name
     ]
-    # The best of those that are here; a toy only where there is nothing else.
-    others.sort(key=lambda one: one.card.here and not (one.card.entry and one.card.entry.toy), reverse=True)
+    # The best of those that are here, else of those that anybody can fetch; a toy only where there is nothing else.
+    others.sort(key=lambda one: (not _is_toy(one.card), one.card.here, not one.gated), reverse=True)
     for one in others[:1]:
         assert one.plan is not None
-        fetch = "" if one.card.here else f" (`localspec pull {one.card.name}`)"
+        gated = ", gated: its terms must be accepted first" if one.gated else ""
+        fetch = "" if one.card.here else f" (`localspec pull {one.card.name}`{gated})"
         return (
             f"{missing}; close other programs, give a smaller --context, or choose {one.card.name}{fetch}, which takes "
             f"{max(0.1, one.plan.bytes / gib):.1f} GiB."
         )
     return f"{missing}; close other programs, or give a smaller --context."
+
+
+def _is_toy(card: TargetCard) -> bool:
+    return card.entry is not None and card.entry.toy
 
 
 def _names(machine: Machine) -> str:

@@ -1,15 +1,17 @@
 """Every registered model on a machine: how it would run there, and which one to take."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from localspec.checkpoint import is_packed, only_packed
 from localspec.errors import LocalspecError
 from localspec.hub.cache import holds_tokenizer
 from localspec.machine.machine import Device, Machine
+from localspec.models.entries import Entry
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard, known
+from localspec.policy.forms import form_bytes, original_bytes, suited_form
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.ranking import (
     AUTO_NODES,
@@ -27,10 +29,22 @@ Prefer = Literal["speed", "memory", "quality"]
 
 
 @dataclass(frozen=True)
+class ToFetch:
+    """What is missing of a recommendation: about how many `bytes`, None where an entry gives no sizes.
+
+    `drafter`: a published drafter comes too, whose size nobody says.
+    """
+
+    bytes: int | None
+    drafter: bool
+
+
+@dataclass(frozen=True)
 class Recommendation:
     """The best plan to run a model on a machine, one that fits if any does. Without a plan, `reason` says why.
 
-    `speedup` is what drafting makes of plain decoding in the same precision; None where nothing fits.
+    `speedup` is what drafting makes of plain decoding in the same precision; None where nothing fits. `passed_over`
+    says why a small model that seems to be meant to draft is not used.
     """
 
     card: TargetCard
@@ -38,15 +52,52 @@ class Recommendation:
     reason: str
     quality: int = 0
     speedup: float | None = None
+    passed_over: str = ""
 
     @property
     def gated(self) -> bool:
-        """Whether terms must be accepted before it can be fetched."""
-        return not self.card.here and self.card.entry is not None and self.card.entry.gated
+        """Whether terms must be accepted before it, or the small model that drafts for it, can be fetched."""
+        small = self.plan.candidate.small if self.plan else None
+        return any(card.entry is not None and card.entry.gated for card in (self.card, small) if card and not card.here)
 
     @property
     def fits(self) -> bool:
         return self.plan is not None and self.plan.fits
+
+    @property
+    def drafter(self) -> str | None:
+        """What would draft; `none` is plain decoding, None where there is no plan."""
+        return None if self.plan is None else self.plan.candidate.name
+
+    @property
+    def way(self) -> tuple[str, str | None]:
+        """The model, and what would draft for it."""
+        return self.card.name, self.drafter
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything should, so that `speedup` says something."""
+        return self.speedup is not None and self.drafter != "none"
+
+    @property
+    def to_fetch(self) -> ToFetch:
+        """The model in the form that a pull takes, and a small model that drafts for it, if they are not here."""
+        candidate = self.plan.candidate if self.plan else None
+        missing = [card for card in (self.card, candidate.small if candidate else None) if card and not card.here]
+        sizes = [self._download(card.entry) if card is self.card else _original(card.entry) for card in missing]
+        known = [size for size in sizes if size is not None]
+        other = candidate is not None and not candidate.here and candidate.small is None
+        return ToFetch(sum(known) if len(known) == len(missing) else None, other)
+
+    def _download(self, entry: Entry | None) -> int | None:
+        precision = self.plan.precision if self.plan else None
+        kept = precision.quantize if precision and precision.device.engine == "native" else None
+        form = suited_form(entry, kept) if entry else None
+        return form_bytes(form, entry) if form and entry else _original(entry)
+
+
+def _original(entry: Entry | None) -> int | None:
+    return original_bytes(entry) if entry else None
 
 
 def recommendations(machine: Machine, measurements: MeasurementSource, here: bool) -> list[Recommendation]:
@@ -55,12 +106,18 @@ def recommendations(machine: Machine, measurements: MeasurementSource, here: boo
     return sorted(every, key=lambda one: one.quality, reverse=True)
 
 
+def all_ways(here: Sequence[Recommendation], every: Sequence[Recommendation]) -> list[Recommendation]:
+    """The models that are here as they are, then all as they could be had, where that is another way."""
+    seen = {one.way for one in here}
+    return [*here, *(one for one in every if one.way not in seen)]
+
+
 def _recommend_card(card: TargetCard, machine: Machine, measurements: MeasurementSource, here: bool) -> Recommendation:
     try:
         model = model_of(card)
         if card.here and not is_packed(card.path) and not holds_tokenizer(card.path):
             return Recommendation(card, None, "it has no tokenizer, and cannot be talked to")
-        return recommend(model, machine, measurements, here)
+        return replace(recommend(model, machine, measurements, here), passed_over=model.passed_over)
     except LocalspecError as trouble:
         return Recommendation(card, None, str(trouble))
 

@@ -9,54 +9,42 @@ from localspec.config import Settings, home
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.hub.cache import discard, find_snapshot, repository, snapshot
-from localspec.hub.plan import Part, Plan
+from localspec.hub.cached_gguf import tidy
+from localspec.hub.plan import Part, Plan, is_weights
 from localspec.hub.records import forget
 from localspec.hub.sources import Source
 from localspec.machine import compiled
 from localspec.machine.machine import Machine
-from localspec.models.model import Model
 from localspec.models.model_config import ModelConfig, least_parameters
 from localspec.models.packed_files import FILED, packed_files
-from localspec.models.registry import NOWHERE, TargetCard
 from localspec.models.shape import Shape
 from localspec.packed_file import Origin, read
 from localspec.paths import Paths
-from localspec.policy.drafter_spec import DrafterSpec
+from localspec.policy.kept_packing import LOSSLESS, kept_packing
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.prediction import weights
-from localspec.policy.selection import choices
-
-BESIDE = "int8"  # the packing of draft models, and of what is kept alone for another machine: it loses next to nothing
+from localspec.quantities import size
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A model's packed form is here; `deleted` bytes of what was fetched for it are not any more."""
+    """A model's packed form is here; `deleted` bytes of what was fetched for it are not any more.
+
+    `stays` are the bytes of its own weights that were here before, where it was to be kept alone.
+    """
 
     source: Source
     path: Path
     bytes: int
     deleted: int = 0
+    stays: int = 0
 
 
 def packing_of(part: Part, settings: Settings, machine: Machine, measurements: MeasurementSource) -> str | None:
     """The packing in which the CPU engine would load a model that may not be here; None where it would not."""
     if part.heads or (shape := Shape.of(part.config)) is None:
         return None
-    model = Model(TargetCard(str(part.source), NOWHERE, part.license, ""), shape, shape.parameters)
-    try:
-        choice = choices(model, DrafterSpec("auto"), _of_weights(settings), machine, measurements)[0]
-    except LocalspecError:  # it is told when the model is loaded
-        return None
-    return choice.quantize if choice.engine == "native" and choice.quantize in FILED else None
-
-
-def _of_weights(settings: Settings) -> Settings:
-    """The settings as far as they decide on the form of the weights."""
-    return Settings(
-        device=settings.device, dtype=settings.dtype, quantize=settings.quantize, context=settings.context,
-        exact=settings.exact,
-    )  # fmt: skip
+    return kept_packing(str(part.source), part.license, shape, settings, machine, measurements)
 
 
 def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
@@ -76,7 +64,7 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
             f"--packed-only keeps a model in {' or '.join(FILED)}, and weights in {asked} are asked for; give "
             "--quantize with one of these, or leave --packed-only out."
         )
-    packing = settings.quantize if settings.quantize != "auto" else packing or BESIDE
+    packing = settings.quantize if settings.quantize != "auto" else packing or LOSSLESS
     if "tokenizer.json" not in {file.name for file in model.files}:
         trouble = "it has no tokenizer.json"
     from localspec.models.architecture import TransformerConfig
@@ -98,7 +86,7 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
     needed = plan.fetch_bytes + (weights(shape, "bf16", packing, "native") if shape else model.weights)
     if needed > plan.disk_free:
         raise DoesNotFit(
-            f"{needed / 2**30:.2f} GiB are needed while it is packed, and {plan.disk_free / 2**30:.2f} GiB are free on "
+            f"{size(needed)} are needed while it is packed, and {size(plan.disk_free)} are free on "
             "the disk; make room, or set HF_HOME and LOCALSPEC_HOME to another disk."
         )
     return packing
@@ -146,17 +134,25 @@ def pack_alone(part: Part, packing: str, machine: Machine, reporter: Reporter) -
         raise type(error)(
             f"{str(error).rstrip('.')}; what was fetched stays until `localspec rm {part.source}`."
         ) from None
+    stays = sum(file.bytes for file in part.files if file.name in part.here and is_weights(file.name))
+    return Packed(part.source, packed.path, packed.bytes, discard_fetched(part), stays)
+
+
+def discard_fetched(part: Part) -> int:
+    """Deletes what a pull fetched of a part, and the record of it where that is all of it; returns the bytes of it."""
     fetched = [file for file in part.files if file.name not in part.here]
     for file in fetched:
         discard(part.source, part.commit, file)
     if len(fetched) == len(part.files):
-        forget(part.source, part.commit)
-        place = repository(part.source)
-        with suppress(OSError):  # what others have in it stays
-            (place / "refs" / part.source.revision).unlink(missing_ok=True)
-            for directory in (f"snapshots/{part.commit}", "snapshots", "blobs", "refs", "."):
-                (place / directory).rmdir()
-    return Packed(part.source, packed.path, packed.bytes, sum(file.bytes for file in fetched))
+        place, refs = repository(part.source), []
+        if not part.source.gguf and not part.beside:  # of which there is no record, nor what the revision means
+            forget(part.source, part.commit)
+            refs = [place / "refs" / part.source.revision]
+        with suppress(OSError):
+            for ref in refs:
+                ref.unlink(missing_ok=True)
+        tidy(part.source, part.commit, [file.name for file in part.files])
+    return sum(file.bytes for file in fetched)
 
 
 def forget_damaged(path: Path) -> None:

@@ -4,28 +4,32 @@ Nothing is fetched before the event after `AboutToFetch` is asked for: who does 
 goes on between two events, such as the bytes of a file that arrive, is reported through callbacks.
 """
 
-from collections.abc import Callable, Generator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from localspec.config import Settings
 from localspec.engine.device_profile import BandwidthProfiler, DeviceProfiler
 from localspec.engine.measurement_cache import MeasurementCache
+from localspec.engine.recalled_measurements import RecalledMeasurements
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Reporter
 from localspec.hub.cache import snapshot
-from localspec.hub.client import server
+from localspec.hub.client import must_be_online, server
 from localspec.hub.fetch import fetch, too_large
-from localspec.hub.plan import Plan, plan
+from localspec.hub.plan import Plan
+from localspec.hub.plan import plan as ask_hub
 from localspec.hub.sources import Source
 from localspec.machine.machine import Machine, this_machine
-from localspec.models.registry import cards, named_card, split_of
+from localspec.models.registry import TargetCard, cards, named_card, split_of
+from localspec.policy.kept_packing import LOSSLESS
 from localspec.policy.measurements import MeasurementSource, NoMeasurements
 from localspec.policy.pull_set import PullSet, fit, pull_set, to_make
+from localspec.pulling import gguf
 from localspec.pulling.heads import Converted, NotConverted, convert_heads
 from localspec.pulling.packing import (
-    BESIDE,
     Packed,
     forget_damaged,
     pack_alone,
@@ -35,6 +39,7 @@ from localspec.pulling.packing import (
     packing_to_keep,
 )
 from localspec.pulling.repositories import own_source, sources_of
+from localspec.pulling.smaller import Instead, with_smaller_form
 from localspec.store.store import user_store
 
 TRAINING_TOKENS = 10_000_000  # of text to train a drafter on: about what the S3D paper took
@@ -53,7 +58,8 @@ class Planned:
 
     `fits` says whether the model fits into memory, None where that cannot be known; `memory` puts it in words, and
     `drafter` why this drafter comes along, if there was a choice. `packing` is the one that the CPU engine would load
-    the model in, None where that would not compute it.
+    the model in, None where that would not compute it or nothing is to be packed now. `instead` is there where a
+    smaller form is fetched than the publisher's own weights.
     """
 
     plan: Plan
@@ -61,6 +67,7 @@ class Planned:
     memory: str
     drafter: str
     packing: str | None = None
+    instead: Instead | None = None
 
 
 @dataclass(frozen=True)
@@ -105,15 +112,20 @@ PullEvent = (
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a pull is asked for beside the name: a kind of drafter, what does not fit too, the packed form alone.
+    """What a pull is asked for beside the name: a kind of drafter, what does not fit too, the packed form alone, the
+    `original` weights where a smaller form would serve.
 
-    `settings` say how the model would be loaded, and so how it is packed.
+    `settings` say how the model would be loaded, and so how it is packed. `quiet`: somebody chats meanwhile, whose
+    reply nothing shall slow: what was measured before must do, the model is packed when it is loaded, and what training
+    a drafter takes is not estimated.
     """
 
     drafter: str | None = None
     force: bool = False
     packed_only: bool = False
+    original: bool = False
     settings: Settings = field(default_factory=Settings)
+    quiet: bool = False
 
 
 def pull(
@@ -125,15 +137,12 @@ def pull(
     that cannot be meant, DoesNotFit after the plan, and what `plan`, `packing_to_keep`, `fetch`, `convert_heads` and
     `pack_alone` raise.
     """
-    drafter, force = wishes.drafter, wishes.force
-    sources, card = sources_of(name), cards().get(name)
-    if not sources:
-        yield NothingToFetch("nothing is to be fetched for it")
+    force, card = wishes.force, cards().get(name)
+    if nothing := nothing_to_fetch(name, wishes):
+        yield nothing
         return
-    if drafter is not None and card is None:
-        raise UsageMistake(f"--drafter {drafter} has no effect with a repository; leave it out, or pull a name.")
-    if wishes.packed_only and own_source(name) is None:
-        raise UsageMistake(f"--packed-only has no effect with {name}, which is not fetched; leave it out.")
+    known = f"What the registry knows of it is told by `localspec pull {name} --dry-run`." if card else ""
+    must_be_online(f"Fetching {name}", known)
     reporter.progress("looking at this machine")
     machine = this_machine()
     planned = _planned(name, wishes, machine, reporter)
@@ -144,17 +153,28 @@ def pull(
         raise DoesNotFit(f"{too_large(planned.plan)} --force tries all the same.")
     if planned.fits is False and not force:
         raise DoesNotFit(f"{planned.memory}; choose a smaller model, or give --force to fetch it all the same.")
-    alone, model = "", planned.plan.parts[0]
-    if wishes.packed_only:
-        alone = packing_to_keep(planned.plan, planned.packing, wishes.settings)
-        if packed := packed_alone(model, alone):
-            yield packed
+    plan, model, alone, made = planned.plan, planned.plan.parts[0], "", None
+    texts = next((part for part in plan.parts if part.beside), None)
+    kept: dict[str, Any] = {"quantize": planned.instead.packing} if planned.instead else {}
+    settings = replace(wishes.settings, **kept)
+    if model.source.gguf:
+        made = gguf.kept(model, settings.quantize, texts)
+    elif wishes.packed_only:
+        alone = packing_to_keep(plan, planned.packing, settings)
+        made = packed_alone(model, alone)
+    if made:
+        yield made
+        plan = replace(plan, packed_bytes=0, parts=tuple(part for part in plan.parts if part not in (model, texts)))
+        if not plan.parts:
             return
-    if planned.plan.fetch_bytes:
-        yield AboutToFetch(planned.plan.fetch_bytes)
-    yield Fetched(tuple(fetch(planned.plan, downloaded, force=force, notice=reporter.notice)))
-    yield from convert_heads(planned.plan, reporter.progress)
-    for part in planned.plan.parts:
+    if plan.fetch_bytes:
+        yield AboutToFetch(plan.fetch_bytes)
+    yield Fetched(tuple(fetch(plan, downloaded, force=force, notice=reporter.notice)))
+    own = tuple(part for part in plan.parts if not part.source.gguf and not part.beside)
+    yield from convert_heads(replace(plan, parts=own), reporter.progress)
+    if model.source.gguf and not made:
+        yield gguf.pack_fetched(model, settings, reporter, texts)
+    for part in own:
         forget_damaged(snapshot(part.source, part.commit))
         if alone and part is model:
             yield pack_alone(part, alone, machine, reporter)
@@ -163,10 +183,10 @@ def pull(
             yield Installed(part.source, split_of(part.source))
             continue
         yield Installed(part.source, snapshot(part.source, part.commit))
-        packing = planned.packing if part is model and own_source(name) else planned.packing and BESIDE
+        packing = planned.packing if part is model and own_source(name) else planned.packing and LOSSLESS
         if packing and not part.heads and (packed := pack_beside(part, packing, machine, reporter)):
             yield packed
-    if card is not None and not alone and (kind := to_make(named_card(name))) is not None:
+    if card is not None and not alone and not wishes.quiet and (kind := to_make(named_card(name))) is not None:
         reporter.progress(f"estimating what training {kind} takes")
         from localspec.training.estimate import outlook  # torch and transformers
 
@@ -175,31 +195,60 @@ def pull(
             yield DrafterToTrain(kind, TRAINING_TOKENS, hours, memory)
 
 
+def nothing_to_fetch(name: str, wishes: Wishes) -> NothingToFetch | None:
+    """That nothing is to be fetched for a name, if so.
+
+    Raises UsageMistake for wishes that have no effect with it, and what `sources_of` raises.
+    """
+    if not sources_of(name):
+        return NothingToFetch("nothing is to be fetched for it")
+    if wishes.drafter is not None and name not in cards():
+        raise UsageMistake(f"--drafter {wishes.drafter} has no effect with a repository; leave it out, or pull a name.")
+    if wishes.original and name not in cards():
+        raise UsageMistake("--original has no effect with a repository, which is fetched as it is; leave it out.")
+    if wishes.packed_only and own_source(name) is None:
+        raise UsageMistake(f"--packed-only has no effect with {name}, which is not fetched; leave it out.")
+    return None
+
+
+@contextmanager
+def measured(card: TargetCard | None, wishes: Wishes, reporter: Reporter) -> Iterator[MeasurementSource]:
+    """What a drafter is chosen by, as `doctor` does it; that a model fits needs no measurement."""
+    with user_store(reporter.notice, create=False) as store:
+        several = wishes.drafter is None and card is not None and card.entry is not None and card.entry.drafters
+        profiler = RecalledMeasurements if wishes.quiet else DeviceProfiler if several else BandwidthProfiler
+        yield profiler(MeasurementCache(store, reporter))
+
+
 def _planned(name: str, wishes: Wishes, machine: Machine, reporter: Reporter) -> Planned | NothingToFetch:
     """Chooses the drafter, asks the hub, and predicts whether the model fits and how it would be loaded."""
     card, drafter = cards().get(name), wishes.drafter
-    with user_store(reporter.notice, create=False) as store:
-        # Between drafters it chooses as `doctor` does; that a model fits needs no measurement.
-        several = drafter is None and card is not None and card.entry is not None and card.entry.drafters
-        cache = MeasurementCache(store, reporter)
-        measurements = DeviceProfiler(cache) if several else BandwidthProfiler(cache)
+    with measured(card, wishes, reporter) as measurements:
         chosen = pull_set(card, drafter, machine, measurements) if card else PullSet(tuple(sources_of(name)), "")
         if not chosen.sources:
             return NothingToFetch(f"drafter: {chosen.why}")
         reporter.progress(f"asking {server()} about {name}")
-        found = plan(chosen.sources, reporter.notice)
+        found, instead = ask_hub(chosen.sources, reporter.notice), None
+        gguf.check(found.parts[0], wishes.packed_only, wishes.settings)
         fits, memory = _memory(name, found, wishes, machine, measurements)
         packing = packing_of(found.parts[0], wishes.settings, machine, measurements)
-    return Planned(found, fits, memory, chosen.why, packing)
+    if card is not None and card.entry is not None and not wishes.original and own_source(name) is not None:
+        kept = packing or (LOSSLESS if wishes.packed_only else None)
+        found, instead = with_smaller_form(found, card.entry, kept, wishes.settings, reporter.notice)
+    as_kept: dict[str, Any] = {"quantize": instead.packing} if instead else {}
+    found = gguf.with_room_to_pack(found, replace(wishes.settings, **as_kept), machine)
+    return Planned(found, fits, memory, chosen.why, None if wishes.quiet else packing, instead)
 
 
 def _memory(
     name: str, found: Plan, wishes: Wishes, machine: Machine, measurements: MeasurementSource
 ) -> tuple[bool | None, str]:
     """Whether the model of a plan fits into memory, and a sentence about it."""
-    model, *others = found.parts
+    model, *drafters = found.parts
+    if model.source.gguf:
+        return gguf.memory(model, wishes.settings, machine)
     if model.heads or own_source(name) is None:
         return None, "not known for a drafter alone"
     # A drafter that was chosen for this machine fits beside the model.
-    beside = sum(part.weights for part in others) if wishes.drafter is not None else 0
+    beside = sum(part.weights for part in drafters) if wishes.drafter is not None else 0
     return fit(name, model.config, model.weights, machine, measurements, beside, wishes.settings)

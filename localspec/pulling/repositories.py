@@ -1,13 +1,16 @@
 """The repositories of the hub that a name stands for."""
 
+from pathlib import Path
+
 from localspec.config import nearest
-from localspec.errors import NotHere
+from localspec.errors import NotHere, UsageMistake
 from localspec.hub.sources import Source
-from localspec.models.registry import cards
+from localspec.models.imported import is_gguf
+from localspec.models.registry import cards, is_path, source_here
 
 
 def sources_of(name: str) -> list[Source]:
-    """All that may have been fetched for a name: the model, if it has a repository, and its published drafters.
+    """All that may have been fetched for a name: the model, in any of its forms, and its published drafters.
 
     Raises NotHere for a name that is not registered, UsageMistake for one that is no repository either.
     """
@@ -15,8 +18,10 @@ def sources_of(name: str) -> list[Source]:
     if name in known:
         entry = known[name].entry
         assert entry is not None
-        every = (entry.source, *(one.source for one in entry.drafters))
+        every = (*entry.sources, *(one.source for one in entry.drafters))
         return list(dict.fromkeys(one for one in every if one is not None))
+    if is_path(name) and is_gguf(Path(name).expanduser()):
+        raise UsageMistake(f"{name} is on this machine already; chat with it: `localspec chat -m {name}`.")
     if "/" not in name:
         raise NotHere(
             f"There is no model {name!r}{nearest(name, known)}; give a name out of: {', '.join(known)}; or org/repo."
@@ -25,8 +30,11 @@ def sources_of(name: str) -> list[Source]:
 
 
 def own_source(name: str) -> Source | None:
-    """The repository of the model itself; None where it came with localspec, or is a directory of the user's."""
+    """The repository that the model itself is here from, or else that its publisher has it in.
+
+    None where it came with localspec, or is a directory of the user's.
+    """
     card = cards().get(name)
     if card is None:
         return Source.parse(name)
-    return card.entry.source if card.entry else None
+    return source_here(card.entry) or card.entry.source if card.entry else None

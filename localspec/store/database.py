@@ -15,6 +15,7 @@ from typing import Self, TypeAlias, TypeVar
 
 from localspec.errors import LocalspecError
 from localspec.paths import private_directory
+from localspec.store.shrinking import is_mostly_free, shrink
 
 BUSY_SECONDS = 5.0
 BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
@@ -126,6 +127,15 @@ class Database:
                 self._leave_broken_file(error)
                 return work(self._connection)
 
+    def at_once(self, work: Work[Result]) -> Result:
+        """The same, and all that `work` reads is of one moment, whatever other processes do. Raises StoreTrouble."""
+
+        def whole(connection: sqlite3.Connection) -> Result:
+            with _transaction(connection, "DEFERRED"):
+                return work(connection)
+
+        return self.read(whole)
+
     def save(self, work: Work[Result]) -> Result:
         """Does `work` in one transaction: all of it is kept or nothing. It may be called twice. Raises StoreTrouble."""
         if self.read_only:
@@ -141,13 +151,23 @@ class Database:
 
     def scrub(self) -> str:
         """Takes what was deleted out of the files too; returns what stood in the way, or nothing."""
-        # The deleted text is overwritten in the database (secure_delete), but is still in the write-ahead log.
+        with self._lock:
+            # Where there is no room to write all of it anew, most bytes are gone all the same (secure_delete).
+            with contextlib.suppress(sqlite3.DatabaseError):
+                shrink(self._connection, self.path)
+            return self.empty_log()
+
+    def give_back(self) -> None:
+        """Shrinks the file, if that is quick or a great part of it is free."""
+        with self._lock, contextlib.suppress(sqlite3.DatabaseError):
+            if is_mostly_free(self._connection):
+                shrink(self._connection, self.path)
+
+    def empty_log(self, wait: bool = True) -> str:
+        """Takes what was overwritten out of the write-ahead log too; returns what stood in the way, or nothing."""
+        deadline = time.monotonic() + (BUSY_SECONDS if wait else 0)
         try:
-            with self._lock:
-                # Only gives the space back; where there is no room to do so, the bytes are gone all the same.
-                with contextlib.suppress(sqlite3.DatabaseError):
-                    self._connection.execute("VACUUM")
-                deadline = time.monotonic() + BUSY_SECONDS
+            with self._lock, _patience(self._connection, wait):
                 while self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                     if time.monotonic() > deadline:
                         return "another process is using it"
@@ -250,6 +270,16 @@ def _tune(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA {pragma}").fetchone()
 
 
+@contextlib.contextmanager
+def _patience(connection: sqlite3.Connection, wait: bool) -> Iterator[None]:
+    """Without `wait`, what is in use is not waited for."""
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * wait * 1000:.0f}").fetchone()
+    try:
+        yield
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000:.0f}").fetchone()
+
+
 def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
@@ -278,8 +308,8 @@ def _check(connection: sqlite3.Connection, probes: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
+def _transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    connection.execute(f"BEGIN {kind}")
     try:
         yield
         connection.execute("COMMIT")

@@ -2,10 +2,9 @@
 
 import os
 import sqlite3
+from functools import cached_property
 
-import psutil
-
-from localspec.store.database import Database
+from localspec.store.database import Database, StoreTrouble
 
 CLOCK = 2.0  # seconds by which the beginning of a process may seem to move when the clock is set
 
@@ -26,7 +25,12 @@ class Drafts:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._owner = (os.getpid(), psutil.Process().create_time())
+
+    @cached_property
+    def _owner(self) -> tuple[int, float]:
+        import psutil  # only where somebody types: it takes longer than the rest of the store
+
+        return os.getpid(), psutil.Process().create_time()
 
     def keep(self, text: str) -> None:
         """Keeps this instead of what this process kept before; an empty text deletes that."""
@@ -41,19 +45,39 @@ class Drafts:
 
         self._database.save(write)
 
+    def left(self) -> int:
+        """How many drafts there are of processes that have ended."""
+        return len(self._database.read(_left))
+
     def take_left(self) -> list[str]:
         """The drafts of processes that have ended, which are deleted here, in the order in which those began."""
 
         def take(connection: sqlite3.Connection) -> list[str]:
-            rows = connection.execute("SELECT process, began, text FROM draft ORDER BY began").fetchall()
-            left = [row for row in rows if not _lives(*row[:2])]
+            left = _left(connection)
             connection.executemany("DELETE FROM draft WHERE process = ? AND began = ?", (row[:2] for row in left))
             return [text for *_, text in left]
 
         return self._database.save(take)
 
+    def remove_left(self) -> int:
+        """Deletes them, so that their bytes are gone from the files too; returns how many there were."""
+        removed = len(self.take_left())
+        if problem := self._database.scrub():
+            raise StoreTrouble(
+                f"The unsent drafts were removed, but their bytes may still be in {self._database.path} and its -wal "
+                f"file ({problem}) until every other localspec session is closed."
+            )
+        return removed
+
+
+def _left(connection: sqlite3.Connection) -> list[tuple[int, float, str]]:
+    rows = connection.execute("SELECT process, began, text FROM draft ORDER BY began").fetchall()
+    return [row for row in rows if not _lives(*row[:2])]
+
 
 def _lives(process: int, began: float) -> bool:
+    import psutil
+
     try:
         return bool(abs(psutil.Process(process).create_time() - began) < CLOCK)
     except psutil.Error:

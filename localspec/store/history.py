@@ -3,143 +3,46 @@
 import json
 import re
 import sqlite3
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from contextlib import closing
+from itertools import islice
+from typing import Any
 
 from localspec.errors import LocalspecError
 from localspec.outside_files import parse_json
-from localspec.store.database import Database, StoreTrouble
+from localspec.store import removal, volumes
+from localspec.store.conversations import REASONS, ConversationInfo, Found, Saved, Turn
+from localspec.store.database import Database
+from localspec.store.searched_words import excerpt, trigram_query
 from localspec.store.titles import cut, title_of
 from localspec.store.values import moment, text
 from localspec.text import one_line
 
-EXCERPT = 100
-REASONS = ("stop", "length", "interrupted")
-BEFORE_HIT = 30
-TRIGRAMS = 60
-
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A prompt and its reply; `asked` is in seconds since 1970.
-
-    `reason` is "stop", "length" or "interrupted"; None while the reply is being written, or where its process was
-    killed. A turn without a reply is unanswered; only the last of a conversation can be.
-    """
-
-    id: int
-    prompt: str
-    reply: str
-    reason: str | None
-    figures: Mapping[str, Any] = field(default_factory=dict)
-    asked: float = 0.0
-
-
-class ConversationInfo(NamedTuple):
-    """One conversation; times in seconds since 1970.
-
-    Its `title` is the one it was given, else made of its first prompt: safe, and on one short line. `branch_of` is the
-    conversation that it went on from in another way.
-    """
-
-    id: int
-    title: str
-    model: str
-    created: float
-    used: float
-    turns: int
-    branch_of: int | None = None
-
-
-class Saved(NamedTuple):
-    """All of one conversation."""
-
-    info: ConversationInfo
-    system: str | None
-    turns: tuple[Turn, ...]
-
-
-class Found(NamedTuple):
-    """A conversation that holds some words: the id of its newest turn with all of them, and a safe line around one."""
-
-    info: ConversationInfo
-    turn: int
-    excerpt: str
-
-
-def make_conversations(connection: sqlite3.Connection) -> None:
-    # AUTOINCREMENT: the id of what was deleted never means something else.
-    connection.execute(
-        """CREATE TABLE conversation (
-            id INTEGER PRIMARY KEY AUTOINCREMENT, model TEXT NOT NULL, system TEXT,
-            created REAL NOT NULL, used REAL NOT NULL)"""
-    )
-    connection.execute(
-        """CREATE TABLE turn (
-            id INTEGER PRIMARY KEY AUTOINCREMENT, conversation INTEGER NOT NULL, prompt TEXT NOT NULL,
-            reply TEXT NOT NULL, reason TEXT, figures TEXT NOT NULL, asked REAL NOT NULL)"""
-    )
-    connection.execute("CREATE INDEX turn_by_conversation ON turn (conversation)")
-    # A growing reply is saved every second, and an unanswered prompt is taken back: neither is worth indexing, and
-    # so few are searched without.
-    connection.execute("CREATE INDEX turn_not_indexed ON turn (id) WHERE reason IS NULL OR reply = ''")
-    connection.execute(
-        "CREATE VIEW turn_indexed AS SELECT id, prompt, reply FROM turn WHERE reason IS NOT NULL AND reply <> ''"
-    )
-    # detail=none: which turns hold a trigram and not where, a fifth of the size; the text itself is looked at anyway.
-    connection.execute(
-        """CREATE VIRTUAL TABLE trigram USING fts5 (prompt, reply, content='turn_indexed', content_rowid='id',
-            tokenize='trigram', detail=none, columnsize=0)"""
-    )
-    insert = "INSERT INTO trigram (rowid, prompt, reply) VALUES (new.id, new.prompt, new.reply)"
-    delete = "INSERT INTO trigram (trigram, rowid, prompt, reply) VALUES ('delete', old.id, old.prompt, old.reply)"
-    for name, when, row, statement in (
-        ("turn_in", "AFTER INSERT", "new", insert),
-        ("turn_changes", "BEFORE UPDATE", "old", delete),
-        ("turn_changed", "AFTER UPDATE", "new", insert),
-        ("turn_out", "BEFORE DELETE", "old", delete),
-    ):
-        connection.execute(
-            f"""CREATE TRIGGER {name} {when} ON turn WHEN {row}.reason IS NOT NULL AND {row}.reply <> ''
-            BEGIN {statement}; END"""
-        )
-
-
-def make_branches(connection: sqlite3.Connection) -> None:
-    connection.execute("ALTER TABLE conversation ADD COLUMN title TEXT")
-    connection.execute("ALTER TABLE conversation ADD COLUMN branch_of INTEGER")
-
-
-# One statement for each part: together they touch every table and index from its root to a leaf.
-PROBES = (
-    "SELECT id, model, system, created, used, title, branch_of FROM conversation LIMIT 1",
-    "SELECT seq FROM sqlite_sequence LIMIT 1",
-    "SELECT id, conversation, prompt, reply, reason, figures, asked FROM turn ORDER BY id DESC LIMIT 1",
-    "SELECT conversation FROM turn INDEXED BY turn_by_conversation WHERE conversation = 1 LIMIT 1",
-    "SELECT id FROM turn INDEXED BY turn_not_indexed WHERE reason IS NULL OR reply = '' LIMIT 1",
-    "SELECT block FROM trigram_data ORDER BY id DESC LIMIT 1",
-    "SELECT v FROM trigram_config",
-    "SELECT rowid FROM trigram WHERE trigram MATCH '\"...\"' LIMIT 1",
-)
-
 # Ids and not times put them in order: a clock that was set back must not hide the newest one.
-INFOS = """SELECT id, (SELECT substr(prompt, 1, 1000) FROM turn WHERE conversation = owner ORDER BY id LIMIT 1),
-    title, model, created, used, turns, branch_of FROM conversation
-    JOIN (SELECT conversation AS owner, count(*) AS turns, max(id) AS newest FROM turn {where} GROUP BY conversation)
-    ON owner = id ORDER BY newest DESC LIMIT ?"""
-ALL_INFOS, ONE_INFO = INFOS.format(where=""), INFOS.format(where="WHERE conversation = ?")
-# One statement, so that what another process deletes meanwhile is there altogether or not at all.
-WHOLE = """SELECT turn.id, prompt, reply, reason, figures, asked, model, system, created, used, title, branch_of
-    FROM turn JOIN conversation ON conversation.id = conversation WHERE conversation = ? ORDER BY turn.id"""
-TAKE_BACK = "DELETE FROM turn WHERE id = ? AND conversation = ? AND reply = ''"
-CANDIDATES = """SELECT id, conversation, prompt, reply FROM turn WHERE id IN
-    (SELECT rowid FROM trigram WHERE trigram MATCH ?
-    UNION ALL SELECT id FROM turn WHERE reason IS NULL OR reply = '') ORDER BY id DESC"""
-EVERY_TURN = "SELECT id, conversation, prompt, reply FROM turn ORDER BY id DESC"
+NEWEST_FIRST = "SELECT id, volume FROM conversation ORDER BY newest DESC"
+INFO = """SELECT id,
+    (SELECT substr(prompt, 1, 1000) FROM turn{volume} WHERE conversation = owner.id ORDER BY id LIMIT 1),
+    (SELECT title FROM about{volume} WHERE conversation = owner.id), model, created, used,
+    (SELECT count(*) FROM turn{volume} WHERE conversation = owner.id), branch_of
+    FROM conversation AS owner WHERE id = ?"""
+WHOLE = """SELECT turn.id, prompt, reply, reason, figures, asked, reasoning,
+    model, about.system, created, used, about.title, branch_of
+    FROM turn{volume} AS turn JOIN conversation ON conversation.id = turn.conversation
+    LEFT JOIN about{volume} AS about ON about.conversation = turn.conversation
+    WHERE turn.conversation = ? ORDER BY turn.id"""
+ABOUT = """INSERT INTO about{volume} (conversation, {column}) VALUES (?, ?)
+    ON CONFLICT (conversation) DO UPDATE SET {column} = excluded.{column}"""
+TAKE_BACK = "DELETE FROM turn{volume} WHERE id = ? AND conversation = ? AND reply = '' AND reasoning = ''"
+CANDIDATES = """SELECT id, conversation, prompt, reply FROM turn{volume} WHERE id IN
+    (SELECT rowid FROM trigram{volume} WHERE trigram{volume} MATCH ?
+    UNION ALL SELECT id FROM turn{volume} WHERE reason IS NULL OR reply = '') ORDER BY id DESC"""
+EVERY_TURN = "SELECT id, conversation, prompt, reply FROM turn{volume} ORDER BY id DESC"
+EVERY_PROMPT = "SELECT id, prompt, figures FROM turn{volume} ORDER BY id DESC"
 
 
 class WentOn(LocalspecError):
@@ -156,9 +59,14 @@ class History:
         self._database = database
 
     @property
+    def lasts(self) -> bool:
+        """Whether what is kept here outlives the process: it does not in memory, where no file could be used."""
+        return self._database.path is not None
+
+    @property
     def ever_kept(self) -> bool:
         """Whether a conversation was ever kept in this file, also one that has been deleted since."""
-        query = "SELECT count(*) FROM sqlite_sequence WHERE name = 'conversation'"
+        query = "SELECT count(*) FROM sqlite_sequence WHERE name = 'conversation' AND seq > 0"
         return bool(self._database.read(lambda connection: connection.execute(query).fetchone()[0]))
 
     def say(
@@ -179,23 +87,29 @@ class History:
         conversation.
         """
         now = time.time()
-        about = (_storable(model), None if system is None else _storable(system), now)
+        about, used = None if system is None else _storable(system), (_storable(model), now)
         first = (_storable(prompt), now)
 
         def write(connection: sqlite3.Connection) -> tuple[int, int]:
-            if newest is not None:
-                query = "SELECT max(id) FROM turn WHERE conversation = ?"
-                if connection.execute(query, (conversation,)).fetchone()[0] not in (None, newest):
-                    raise WentOn(f"Conversation {conversation} has gone on elsewhere.")
-            update = "UPDATE conversation SET model = ?, system = ?, used = ? WHERE id = ?"
-            if conversation is not None and connection.execute(update, (*about, conversation)).rowcount:
-                number = conversation
-                connection.execute(TAKE_BACK, (instead, number))
+            place = volumes.of_conversation(connection, conversation)
+            if conversation is None or place is None:
+                place = volumes.with_room(connection)
+                insert = "INSERT INTO conversation (model, used, created, volume) VALUES (?, ?, ?, ?)"
+                number = _made(connection.execute(insert, (*used, now, place)))
+                volume = volumes.suffix(place)
             else:
-                insert = "INSERT INTO conversation (model, system, used, created) VALUES (?, ?, ?, ?)"
-                number = _made(connection.execute(insert, (*about, now)))
-            insert = "INSERT INTO turn (conversation, prompt, asked, reply, figures) VALUES (?, ?, ?, '', '{}')"
-            return number, _made(connection.execute(insert, (number, *first)))
+                number, volume = conversation, volumes.suffix(place)
+                query = f"SELECT max(id) FROM turn{volume} WHERE conversation = ?"
+                if newest is not None and connection.execute(query, (number,)).fetchone()[0] not in (None, newest):
+                    raise WentOn(f"Conversation {number} has gone on elsewhere.")
+                connection.execute("UPDATE conversation SET model = ?, used = ? WHERE id = ?", (*used, number))
+                connection.execute(TAKE_BACK.format(volume=volume), (instead, number))
+            connection.execute(ABOUT.format(volume=volume, column="system"), (number, about))
+            turn = volumes.new_turn_id(connection)
+            columns = "(id, conversation, prompt, asked, reply, figures)"
+            insert = f"INSERT INTO turn{volume} {columns} VALUES (?, ?, ?, ?, '', '{{}}')"
+            connection.execute(insert, (turn, number, *first))
+            return number, turn
 
         return self._database.save(write)
 
@@ -206,49 +120,91 @@ class History:
         """
         now = time.time()
         rows = [
-            (_storable(turn.prompt), _storable(turn.reply), turn.reason, json.dumps(dict(turn.figures)), turn.asked)
+            (
+                _storable(turn.prompt),
+                _storable(turn.reply),
+                turn.reason,
+                json.dumps(dict(turn.figures)),
+                turn.asked,
+                _storable(turn.reasoning),
+            )
             for turn in turns
         ]
 
         def copy(connection: sqlite3.Connection) -> tuple[int, list[int]]:
-            if connection.execute("SELECT id FROM conversation WHERE id = ?", (origin,)).fetchone() is None:
+            source = volumes.of_conversation(connection, origin)
+            if source is None:
                 return 0, []
+            place = volumes.with_room(connection)
+            insert = "INSERT INTO conversation (model, used, created, volume, branch_of) VALUES (?, ?, ?, ?, ?)"
+            number = _made(connection.execute(insert, (_storable(model), now, now, place, origin)))
             # The title that a person gave goes along; the conversations are told apart by what was said last.
-            insert = """INSERT INTO conversation (model, system, used, created, title, branch_of)
-                SELECT ?, ?, ?, ?, title, id FROM conversation WHERE id = ?"""
-            about = (_storable(model), None if system is None else _storable(system), now, now, origin)
-            number = _made(connection.execute(insert, about))
-            insert = "INSERT INTO turn (conversation, prompt, reply, reason, figures, asked) VALUES (?, ?, ?, ?, ?, ?)"
-            return number, [_made(connection.execute(insert, (number, *row))) for row in rows]
+            title = f"SELECT title FROM about{volumes.suffix(source)} WHERE conversation = ?"
+            insert = f"INSERT INTO about{volumes.suffix(place)} VALUES (?, ({title}), ?)"
+            connection.execute(insert, (number, origin, None if system is None else _storable(system)))
+            insert = f"""INSERT INTO turn{volumes.suffix(place)}
+                (id, conversation, prompt, reply, reason, figures, asked, reasoning) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
+            ids = [volumes.new_turn_id(connection) for _ in rows]
+            connection.executemany(insert, ((turn, number, *row) for turn, row in zip(ids, rows, strict=True)))
+            return number, ids
 
         return self._database.save(copy)
 
     def rename(self, conversation: int, title: str) -> bool:
         """Gives it a title; an empty one gives back that of its first prompt. False where there is none of that id."""
-        row = (_storable(title).strip() or None, conversation)
+        row = (conversation, _storable(title).strip() or None)
 
         def update(connection: sqlite3.Connection) -> bool:
-            return connection.execute("UPDATE conversation SET title = ? WHERE id = ?", row).rowcount == 1
+            place = volumes.of_conversation(connection, conversation)
+            if place is not None:
+                connection.execute(ABOUT.format(volume=volumes.suffix(place), column="title"), row)
+            return place is not None
 
         return self._database.save(update)
 
-    def write(self, turn: int, reply: str, reason: str | None = None, figures: Mapping[str, Any] | None = None) -> bool:
+    def write(
+        self,
+        turn: int,
+        reply: str,
+        reason: str | None = None,
+        figures: Mapping[str, Any] | None = None,
+        reasoning: str = "",
+    ) -> bool:
         """Keeps the reply so far, and with a `reason` the whole of it. False where the turn is gone."""
-        row = (_storable(reply), reason, json.dumps(dict(figures or {})), turn)
+        row = (_storable(reply), reason, json.dumps(dict(figures or {})), _storable(reasoning), turn)
 
         def update(connection: sqlite3.Connection) -> bool:
-            found = connection.execute("UPDATE turn SET reply = ?, reason = ?, figures = ? WHERE id = ?", row).rowcount
+            place = volumes.of_turn(connection, turn)
+            if place is None:
+                return False
+            table = f"turn{volumes.suffix(place)}"
+            connection.execute(
+                f"UPDATE {table} SET reply = ?, reason = ?, figures = ?, reasoning = ? WHERE id = ?", row
+            )
             if reason is not None:
-                query = "UPDATE conversation SET used = ? WHERE id = (SELECT conversation FROM turn WHERE id = ?)"
+                query = f"UPDATE conversation SET used = ? WHERE id = (SELECT conversation FROM {table} WHERE id = ?)"
                 connection.execute(query, (time.time(), turn))
-            return found == 1
+            return True
 
         return self._database.save(update)
 
     def conversations(self, limit: int | None = None) -> list[ConversationInfo]:
         """The most recently used first."""
-        bound = -1 if limit is None else min(limit, 2**63 - 1)  # SQLite takes no larger number
-        return self._database.read(lambda connection: [_info(row) for row in connection.execute(ALL_INFOS, (bound,))])
+
+        def find(connection: sqlite3.Connection) -> list[ConversationInfo]:
+            with closing(connection.execute(NEWEST_FIRST)) as places:
+                infos = (info for place in places if (info := _info_of(connection, *place)) is not None)
+                return list(islice(infos, None if limit is None else min(limit, sys.maxsize)))
+
+        return self._database.at_once(find)
+
+    def unused_since(self, seconds: float) -> list[ConversationInfo]:
+        """Those used last before a time in seconds since 1970; one without a time is not known to be old."""
+        return [info for info in self.conversations() if 0 < info.used < seconds]
+
+    def info(self, conversation: int) -> ConversationInfo | None:
+        """What is said of one conversation in a list, or None where there is none of that id."""
+        return self._database.at_once(lambda connection: _info_of(connection, conversation))
 
     def latest(self) -> int | None:
         """The conversation used most recently."""
@@ -257,16 +213,22 @@ class History:
 
     def read(self, conversation: int) -> Saved | None:
         """All of a conversation, or None where there is none of that id."""
-
         if not 0 < conversation < 2**63:  # SQLite takes no larger number
             return None
-        rows = self._database.read(lambda connection: connection.execute(WHOLE, (conversation,)).fetchall())
+
+        def find(connection: sqlite3.Connection) -> list[Any]:
+            place = volumes.of_conversation(connection, conversation)
+            if place is None:
+                return []
+            return connection.execute(WHOLE.format(volume=volumes.suffix(place)), (conversation,)).fetchall()
+
+        rows = self._database.at_once(find)
         if not rows:
             return None
-        model, system, created, used, title, branch_of = rows[0][6:]
+        model, system, created, used, title, branch_of = rows[0][7:]
         turns = tuple(
-            Turn(number, text(prompt), text(reply), _reason(reason), _figures(figures), moment(asked))
-            for number, prompt, reply, reason, figures, asked, *_ in rows
+            Turn(number, text(prompt), text(reply), _reason(reason), _figures(figures), moment(asked), text(reasoning))
+            for number, prompt, reply, reason, figures, asked, reasoning, *_ in rows
         )
         system = None if system is None else text(system)
         given = (title, model, created, used, len(turns), branch_of)
@@ -279,59 +241,52 @@ class History:
         Words are parts of text between white space, whatever characters they are made of; case does not count.
         """
         wanted = [re.compile(re.escape(word), re.IGNORECASE) for word in _storable(words).split()]
-        match = _match(_storable(words).split())
+        match = trigram_query(_storable(words).split())
         query, values = (CANDIDATES, (match,)) if match else (EVERY_TURN, ())
 
         def find(connection: sqlite3.Connection) -> list[Found]:
             found: dict[int, Found] = {}
-            for turn, conversation, prompt, reply in connection.execute(query, values):
-                if len(found) >= limit:
-                    break
-                prompt, reply = text(prompt), text(reply)
-                if conversation not in found and all(word.search(prompt) or word.search(reply) for word in wanted):
-                    for row in connection.execute(ONE_INFO, (conversation, 1)):
-                        found[conversation] = Found(_info(row), turn, _excerpt(wanted[0], prompt, reply))
+            with closing(volumes.newest_first(connection, query, values)) as turns:
+                for turn, conversation, prompt, reply in turns if limit > 0 else ():
+                    prompt, reply = text(prompt), text(reply)
+                    if conversation not in found and all(word.search(prompt) or word.search(reply) for word in wanted):
+                        info = _info_of(connection, conversation)
+                        if info is not None:
+                            found[conversation] = Found(info, turn, excerpt(wanted[0], prompt, reply))
+                    if len(found) >= limit:
+                        break
             return list(found.values())
 
-        return self._database.read(find) if wanted else []
+        return self._database.at_once(find) if wanted else []
 
     def prompts(self, limit: int) -> list[str]:
-        """The newest distinct prompts, newest first."""
+        """The newest distinct prompts as they were typed, newest first."""
 
         def find(connection: sqlite3.Connection) -> list[str]:
             found: dict[str, None] = {}
-            for (prompt,) in connection.execute("SELECT prompt FROM turn ORDER BY id DESC"):
-                if len(found) >= limit:
-                    break
-                found[text(prompt)] = None
+            with closing(volumes.newest_first(connection, EVERY_PROMPT)) as turns:
+                for _, prompt, figures in turns:
+                    if len(found) >= limit:
+                        break
+                    found[Turn(0, text(prompt), "", None, _figures(figures)).typed] = None
             return list(found)
 
-        return self._database.read(find)
+        return self._database.at_once(find)
 
     def remove(self, conversations: Sequence[int]) -> int:
         """Deletes these conversations, so that their bytes are gone from the files too; returns how many there were.
 
         Raises StoreTrouble; its sentence says what was done and what is left to do.
         """
-        chosen = [(conversation,) for conversation in conversations]
+        return removal.remove(self._database, conversations)
 
-        def delete(connection: sqlite3.Connection) -> int:
-            connection.executemany("DELETE FROM turn WHERE conversation = ?", chosen)
-            removed = connection.executemany("DELETE FROM conversation WHERE id = ?", chosen).rowcount
-            # Deleting a row only adds a note to the index that its trigrams no longer count.
-            connection.execute("INSERT INTO trigram (trigram) VALUES ('rebuild')")
-            return removed
+    def takes_long_to_remove(self, conversations: Sequence[int]) -> bool:
+        """Whether they lie where an earlier localspec kept all in one piece, which the next deletion divides."""
+        return removal.takes_long(self._database, conversations)
 
-        path = self._database.path
-        removed = self._database.save(delete)
-        if self._database.path != path:
-            raise StoreTrouble(f"Nothing was removed, because {path} is broken: delete what it was set aside as.")
-        if problem := self._database.scrub():
-            raise StoreTrouble(
-                f"{removed} conversation{'' if removed == 1 else 's'} removed, but their bytes may still be in {path}"
-                f" and its -wal file ({problem}) until every other localspec session is closed."
-            )
-        return removed
+    def finish_removal(self) -> None:
+        """Overwrites what a deletion that was stopped has left, if that is quick; else the next deletion will."""
+        removal.finish_stopped(self._database)
 
 
 def _storable(text: str) -> str:
@@ -343,6 +298,15 @@ def _made(cursor: sqlite3.Cursor) -> int:
     number = cursor.lastrowid
     assert number is not None
     return number
+
+
+def _info_of(connection: sqlite3.Connection, conversation: int, place: int | None = None) -> ConversationInfo | None:
+    """None where there is none of that id, or nothing was said in it."""
+    place = volumes.of_conversation(connection, conversation) if place is None else place
+    if place is None:
+        return None
+    row = connection.execute(INFO.format(volume=volumes.suffix(place)), (conversation,)).fetchone()
+    return _info(row) if row is not None and row[6] else None
 
 
 def _info(row: tuple[Any, ...]) -> ConversationInfo:
@@ -362,18 +326,3 @@ def _figures(stored: str) -> Mapping[str, Any]:
     except (ValueError, TypeError):
         return {}
     return figures if isinstance(figures, dict) else {}
-
-
-def _match(words: Sequence[str]) -> str:
-    """The query for turns that hold the trigrams of these words; empty where none is long enough to have one."""
-    # Quoted, so that nothing in them is syntax; bounded, since a query may not grow without end.
-    trigrams = dict.fromkeys(word[start : start + 3] for word in words for start in range(len(word) - 2))
-    return " ".join('"' + trigram.replace('"', '""') + '"' for trigram in list(trigrams)[:TRIGRAMS])
-
-
-def _excerpt(word: re.Pattern[str], prompt: str, reply: str) -> str:
-    """One line of text around the word."""
-    text, hit = next(((text, hit) for text in (prompt, reply) if (hit := word.search(text))), (prompt, None))
-    start = max(0, hit.start() - BEFORE_HIT) if hit else 0
-    excerpt = one_line(text[start : start + EXCERPT])
-    return f"{'…' if start else ''}{excerpt}{'…' if start + EXCERPT < len(text) else ''}"

@@ -8,22 +8,29 @@ import sqlite3
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from localspec.store.database import Database, StoreTrouble
 from localspec.store.values import count, moment, text
 
 PER_KEY = 16
+MOST_AT_ONCE = 2000  # phrases beyond the limit that one reply deletes: a million would take it half a minute
 EXPORT_PAGE = 1000
 
 
 class Phrase(NamedTuple):
-    """Tokens that followed a context: `key` packs the two tokens before them, `before` up to six earlier ones."""
+    """Tokens that followed a context: `key` packs the two tokens before them, `before` up to six earlier ones.
+
+    It was said `uses` times, last in `conversation` (None: in one that is not kept), and guessed right in `served`
+    replies. `look_up` leaves these two out.
+    """
 
     key: int
     before: bytes
     after: bytes
     uses: int
+    served: int = 0
+    conversation: int | None = None
 
 
 class PoolInfo(NamedTuple):
@@ -86,6 +93,12 @@ def make_pools(connection: sqlite3.Connection) -> None:
     )
 
 
+def tell_where_from(connection: sqlite3.Connection) -> None:
+    """How often a phrase was of use, and in which conversation it was said last."""
+    connection.execute("ALTER TABLE phrase ADD COLUMN served INTEGER NOT NULL DEFAULT 0")
+    connection.execute("ALTER TABLE phrase ADD COLUMN conversation INTEGER")
+
+
 # One statement for each part: together they touch every table and index from its root to a leaf.
 PROBES = (
     "SELECT id, model, tokenizer, path, created, used, tick, phrases FROM pool ORDER BY id LIMIT 1",
@@ -93,10 +106,12 @@ PROBES = (
     "SELECT key, before, after, uses, used FROM phrase LIMIT 1",
     "SELECT used FROM phrase INDEXED BY phrase_by_use WHERE pool = 1 ORDER BY used DESC LIMIT 1",
 )
+PROBE_OF_ORIGIN = "SELECT served, conversation FROM phrase LIMIT 1"
 
-REMEMBER = """INSERT INTO phrase (pool, key, before, after, uses, used) VALUES (?, ?, ?, ?, 1, ?)
-    ON CONFLICT (pool, key, before, after) DO UPDATE SET uses = uses + 1, used = excluded.used"""
-TOUCH = "UPDATE phrase SET used = ? WHERE pool = ? AND key = ? AND before = ? AND after = ?"
+REMEMBER = """INSERT INTO phrase (pool, key, before, after, uses, used, conversation) VALUES (?, ?, ?, ?, 1, ?, ?)
+    ON CONFLICT (pool, key, before, after) DO UPDATE SET uses = uses + 1, used = excluded.used,
+    conversation = coalesce(excluded.conversation, conversation)"""
+TOUCH = "UPDATE phrase SET used = ?, served = served + 1 WHERE pool = ? AND key = ? AND before = ? AND after = ?"
 # `+used`: the few rows of a key are sorted; without it the index by use might be walked from end to end.
 BOUND_KEY = f"""DELETE FROM phrase WHERE pool = ?1 AND key = ?2 AND +used <
     (SELECT used FROM phrase WHERE pool = ?1 AND key = ?2 ORDER BY +used DESC LIMIT 1 OFFSET {PER_KEY - 1})"""
@@ -172,21 +187,23 @@ class Phrases:
                     " so this session drafts without."
                 )
             return []
-        return [Phrase._make(row) for row in rows if _is_sound(row)]
+        return [Phrase(*row) for row in rows if _is_sound(row)]
 
     def learn(
         self,
         pool: int,
         phrases: Sequence[tuple[int, bytes, bytes]],
         used: Sequence[tuple[int, bytes, bytes]] = (),
+        conversation: int | None = None,
     ) -> None:
         """Keeps the phrases (key, before, after) of one reply, all or none, the oldest first, and counts known ones.
 
-        The `used` ones count as just used. Then at most 16 a key and `limit` in all stay; those used least recently
-        go first. Raises StoreTrouble where nothing could be saved; the store stays usable.
+        The `used` ones count as just used, and as of use once more. `conversation` is where it was said. Then at most
+        16 a key and `limit` in all stay; those used least recently go first. Raises StoreTrouble where nothing could be
+        saved; the store stays usable.
         """
         if phrases or used:
-            self._database.save(lambda connection: _learn(connection, pool, phrases, used, self.limit))
+            self._database.save(lambda connection: _learn(connection, pool, phrases, used, conversation, self.limit))
 
     def pools(self) -> list[PoolInfo]:
         """Every pool, the most recently used first. Raises StoreTrouble."""
@@ -201,32 +218,58 @@ class Phrases:
             for pool, model, tokenizer, path, n, size, used in rows
         ]
 
+    def any_kept(self) -> bool:
+        """Whether there is a phrase in any pool. Raises StoreTrouble."""
+        query = "SELECT EXISTS (SELECT 1 FROM phrase)"
+        return bool(self._database.read(lambda connection: connection.execute(query).fetchone()[0]))
+
     def export(self, pool: int) -> Iterator[Phrase]:
         """The phrases of a pool, most recently used first. Raises StoreTrouble."""
-        query = f"""SELECT used, key, before, after, uses FROM phrase WHERE pool = ? AND used < ?
+        query = f"""SELECT used, key, before, after, uses, served, conversation FROM phrase WHERE pool = ? AND used < ?
             ORDER BY used DESC LIMIT {EXPORT_PAGE}"""
 
         # Page by page: an open cursor would keep other processes from emptying the write-ahead log.
-        def page(connection: sqlite3.Connection) -> list[tuple[int, int, bytes, bytes, int]]:
+        def page(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
             return connection.execute(query, (pool, last)).fetchall()
 
         last = 2**63 - 1
         while rows := self._database.read(page):
             for row in rows:
-                if _is_sound(row[1:]):
-                    yield Phrase._make(row[1:])
+                _, key, before, after, uses, served, conversation = row
+                if _is_sound((key, before, after, uses)):
+                    known = conversation if isinstance(conversation, int) else None
+                    yield Phrase(key, before, after, uses, served if isinstance(served, int) else 0, known)
             last = rows[-1][0]
 
-    def forget(self, pool: int | None = None) -> int:
-        """Deletes the phrases of a pool, or of all, so that their bytes are gone from the files too.
+    def count(self, pool: int, conversation: int | None = None) -> int:
+        """How many there are in a pool; only those that were said last in a conversation, if one is given."""
+        if conversation is not None and not 0 < conversation < 2**63:  # SQLite takes no larger number
+            return 0
+        query = "SELECT count(*) FROM phrase WHERE pool = ?1 AND (?2 IS NULL OR conversation = ?2)"
+        found = self._database.read(lambda connection: connection.execute(query, (pool, conversation)).fetchone())
+        return int(found[0])
+
+    def forget(
+        self,
+        pool: int | None = None,
+        *,
+        conversation: int | None = None,
+        phrases: Sequence[tuple[int, bytes, bytes]] | None = None,
+    ) -> int:
+        """Deletes phrases so that their bytes are gone from the files too: of a pool, or of all; of those only what was
+        said last in a `conversation`, or only these (key, before, after).
 
         Returns how many were removed. Raises StoreTrouble; then its sentence says what is left to do.
         """
+        conditions = {"pool = ?": pool, "conversation = ?": conversation}
+        given = {condition: value for condition, value in conditions.items() if value is not None}
+        where = " AND ".join(given) or "true"
 
         def remove(connection: sqlite3.Connection) -> int:
-            if pool is None:
-                return connection.execute("DELETE FROM phrase").rowcount
-            return connection.execute("DELETE FROM phrase WHERE pool = ?", (pool,)).rowcount
+            if phrases is None:
+                return connection.execute(f"DELETE FROM phrase WHERE {where}", (*given.values(),)).rowcount
+            one = f"DELETE FROM phrase WHERE {where} AND key = ? AND before = ? AND after = ?"
+            return connection.executemany(one, ((*given.values(), *phrase) for phrase in phrases)).rowcount
 
         path = self._database.path
         removed = self._database.save(remove)
@@ -245,6 +288,7 @@ def _learn(
     pool: int,
     phrases: Sequence[tuple[int, bytes, bytes]],
     used: Sequence[tuple[int, bytes, bytes]],
+    conversation: int | None,
     limit: int,
 ) -> None:
     # Every phrase has a tick of its own, so "least recently used" never ties, also between processes.
@@ -256,13 +300,13 @@ def _learn(
         raise ValueError(f"there is no pool {pool} in this store")
     end = connection.execute("SELECT CAST(tick AS INTEGER) FROM pool WHERE id = ?", (pool,)).fetchone()[0]
     tick = end - len(phrases) - len(used)
-    connection.executemany(REMEMBER, ((pool, *phrase, tick + n) for n, phrase in enumerate(phrases, 1)))
+    connection.executemany(REMEMBER, ((pool, *phrase, tick + n, conversation) for n, phrase in enumerate(phrases, 1)))
     tick += len(phrases)
     connection.executemany(TOUCH, ((tick + n, pool, *phrase) for n, phrase in enumerate(used, 1)))
     connection.executemany(BOUND_KEY, ((pool, key) for key in {phrase[0] for phrase in phrases}))
     kept = connection.execute("SELECT CAST(phrases AS INTEGER) FROM pool WHERE id = ?", (pool,)).fetchone()[0]
     if kept > limit:
-        connection.execute(BOUND_POOL, (pool, kept - limit - 1))
+        connection.execute(BOUND_POOL, (pool, min(kept - limit, MOST_AT_ONCE + len(phrases)) - 1))
 
 
 def _is_sound(row: tuple[object, ...]) -> bool:

@@ -9,7 +9,7 @@ from typing import Self
 
 from localspec.config import home
 from localspec.paths import Paths
-from localspec.store import drafts, history, measurements, phrases
+from localspec.store import drafts, history, history_tables, measurements, phrases
 from localspec.store.database import Database
 from localspec.store.phrases import PoolNames
 
@@ -17,11 +17,14 @@ from localspec.store.phrases import PoolNames
 MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
     phrases.make_pools,
     measurements.make_measurements,
-    history.make_conversations,
-    history.make_branches,
+    history_tables.make_conversations,
+    history_tables.make_branches,
     drafts.make_drafts,
+    phrases.tell_where_from,
+    history_tables.make_reasoning,
+    history_tables.make_volumes,
 ]
-PROBES = (*phrases.PROBES, *measurements.PROBES, *history.PROBES, *drafts.PROBES)
+PROBES = (*phrases.PROBES, *measurements.PROBES, *history_tables.PROBES, *drafts.PROBES, phrases.PROBE_OF_ORIGIN)
 
 
 class Store:
@@ -60,7 +63,9 @@ class Store:
                 ((pool, *names) for pool, names in known.items()),
             )
 
-        return cls(Database.open(path, notice, MIGRATIONS, PROBES, refill), notice, limit, known)
+        store = cls(Database.open(path, notice, MIGRATIONS, PROBES, refill), notice, limit, known)
+        store.history.finish_removal()
+        return store
 
     def __enter__(self) -> Self:
         return self

@@ -7,9 +7,64 @@ from localspec.text import one_line
 LONGEST = 60
 SHORTEST = 3  # letters that must be left: "please" alone is a title, too
 
+# Where nothing but these is left, the prompt is better known by all its words.
+_EMPTY = frozenset(
+    [
+        "a",
+        "again",
+        "all",
+        "an",
+        "and",
+        "any",
+        "are",
+        "be",
+        "can",
+        "do",
+        "everybody",
+        "everyone",
+        "for",
+        "friend",
+        "friends",
+        "guys",
+        "here",
+        "i",
+        "in",
+        "is",
+        "it",
+        "lot",
+        "me",
+        "much",
+        "my",
+        "of",
+        "on",
+        "or",
+        "please",
+        "so",
+        "some",
+        "that",
+        "the",
+        "them",
+        "then",
+        "there",
+        "these",
+        "this",
+        "those",
+        "to",
+        "today",
+        "up",
+        "very",
+        "was",
+        "we",
+        "what",
+        "with",
+        "you",
+        "your",
+    ]
+)
 # What prompts begin with, whatever they are about; each of them may follow another.
 _FILLER = re.compile(
-    r"""(hi|hello|hey|please|ok|okay|so|now|well|thanks|thank\ you)\b[\s,.!?:]*
+    r"""(hi|hello|hey)(\ (there|again|all|everyone|everybody|folks|guys|you))?\b[\s,.!?:]*
+    | (please|ok|okay|so|now|well|thanks|thank\ you)\b[\s,.!?:]*
     | (can|could|would|will)\ you\b[\s,]*
     | i(\ would|'d|\ )?\ ?(like|want|need)\ (you\ )?to\ (know\ )?
     | (help|show|tell|give|teach|explain\ to)\ me\b\ *(with|about|how\ to|to|on)?\ +
@@ -27,6 +82,8 @@ def title_of(prompt: str) -> str:
         title = title[found.end() :]
         if len(title) < SHORTEST:
             return cut(whole)
+    if _EMPTY.issuperset(re.findall(r"[\w']+", title.lower())):
+        return cut(whole)
     return cut(title[:1].upper() + title[1:]) if title != whole else cut(whole)
 
 

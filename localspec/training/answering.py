@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from localspec.checkpoint import revision
 from localspec.config import Settings
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits
 from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.engine import Engine
 from localspec.engine.measurement_cache import MeasurementCache

@@ -6,21 +6,18 @@ of which course it came and, once that is known, what the bench found.
 """
 
 import gc
-import json
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from localspec.bench.prompts import Prompt
-from localspec.checkpoint import read_json
 from localspec.config import Settings
-from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
+from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.models import registry
 from localspec.models.messages import Message
@@ -29,6 +26,7 @@ from localspec.paths import private_directory
 from localspec.store.store import Store
 from localspec.training import checkpoint, estimate
 from localspec.training.answering import BATCH, Answerer, Way, answerer, answering_choice, can_batch
+from localspec.training.course_state import Plan, State, drafter_json, read, refuse_foreign
 from localspec.training.directory import ANSWERS, PLAN, Lock, begun
 from localspec.training.distill import Distiller, append, written
 from localspec.training.examples import Question, read_examples
@@ -66,48 +64,12 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a course should take, told before it begins: tokens of text, hours of its parts, bytes."""
-
-    conversations: int  # of the user
-    prompts: int
-    tokens: int
-    answering: float
-    training: float
-    bench: float
-    limit: float
-    memory: int
-    files: int
-
-    def as_json(self) -> dict[str, Any]:
-        """What `train --json` prints of it."""
-        return {
-            "conversations": self.conversations, "prompts": self.prompts, "tokens": self.tokens,
-            "answer_hours": round(self.answering, 4), "train_hours": round(self.training, 4),
-            "bench_hours": round(self.bench, 4), "limit_hours": self.limit, "memory_bytes": self.memory,
-            "disk_bytes": self.files,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True)
 class Answered:
     """So many answers there are, of so many tokens of text in all; `done` is the share of what is wanted."""
 
     replies: int
     tokens: int
     done: float
-
-
-@dataclass
-class _State:
-    """plan.json: which course it is, what it should take, the seconds it has answered, how it trains once it does."""
-
-    id: str
-    asked: Mapping[str, Any]
-    token_seconds: float  # of training, for each token
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    spent: float = 0.0
-    training: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Course:
@@ -129,7 +91,7 @@ class Course:
         self._choice = answering_choice(request.card, settings, None, store, reporter)
         self._past = self._read_past()
         self._lock.take()  # if the directory is there
-        found = None if request.force else _read(self.directory)
+        found = None if request.force else read(self.directory)
         self._state = self._begun() if found is None else self._resumed(found)
 
     # -- before anything is computed ----------------------------------------------------------------------------------
@@ -145,17 +107,17 @@ class Course:
             )
         return past
 
-    def _begun(self) -> _State:
+    def _begun(self) -> State:
         """Returns a new course. Raises UsageMistake where the directory holds something else."""
         if not self.request.force:
-            _refuse_foreign(self.directory)
+            refuse_foreign(self.directory)
         recomputed = self._job.fitting().recomputed
         seconds = estimate.hours(self._job.shadow, self._product_seconds(), 1, recomputed) * 3600
-        self._state = _State(secrets.token_hex(8), self._identity(), seconds)
+        self._state = State(secrets.token_hex(8), self._identity(), seconds)
         self._state.plan = asdict(self._planned())
         return self._state
 
-    def _resumed(self, found: _State) -> _State:
+    def _resumed(self, found: State) -> State:
         """Returns the course that was stopped. Raises UsageMistake where it is another one."""
         asked = self._identity()
         if other := [name for name, value in asked.items() if found.asked.get(name) != value]:
@@ -255,7 +217,7 @@ class Course:
         if not begun(self.directory) or self.request.force:  # what is there is of an earlier one
             self._answers.unlink(missing_ok=True)
             shutil.rmtree(self.directory / "checkpoint", ignore_errors=True)
-        self._save()
+        self._state.save(self.directory)
         began, before, file = time.monotonic(), self._state.spent, self._answers
         self._reporter.progress(f"loading {self.request.card.name}")
         model = answerer(self.request.card, self._settings, None, self._store, self._reporter)
@@ -271,7 +233,7 @@ class Course:
             for batch in Distiller(questions, file, model, way).run():
                 replies, tokens = replies + len(batch.new), tokens + sum(map(len, map(model.encode, batch.new)))
                 self._state.spent = before + time.monotonic() - began
-                self._save()
+                self._state.save(self.directory)
                 yield Answered(replies, tokens, self._share(replies, tokens))
                 if self._enough(replies, tokens):
                     break
@@ -320,7 +282,7 @@ class Course:
         examples = read_examples([self._answers])
         if not self._state.training:
             self._state.training = self._decided()
-            self._save()
+            self._state.save(self.directory)
         chosen = self._state.training
         request = replace(
             self._sized(chosen["batch"]), rate=chosen["rate"], examples=examples, hours=chosen["hours"],
@@ -349,14 +311,14 @@ class Course:
     @property
     def _trained(self) -> bool:
         """Whether the drafter of this course is written, which is the last of a training."""
-        return _drafter_json(self.directory).get("course") == self._state.id
+        return drafter_json(self.directory).get("course") == self._state.id
 
     # -- bench --------------------------------------------------------------------------------------------------------
 
     def judge(self) -> tuple[dict[str, Any], Verdict]:
         """Benches the drafter unless that was done, clears up, and returns the report of it all, and the verdict."""
         _free()
-        report, card = report_of(self.directory), _drafter_json(self.directory)
+        report, card = report_of(self.directory), drafter_json(self.directory)
         if "bench" in card:
             verdict = Verdict.read(card)
         else:
@@ -373,52 +335,6 @@ class Course:
             **report, "answers": answers, "answer_seconds": round(self._state.spent, 2), "plan": self.plan.as_json(),
             "kept": verdict.kept, "bench": verdict.as_json(),
         }, verdict  # fmt: skip
-
-    # -- what is kept of it -------------------------------------------------------------------------------------------
-
-    def _save(self) -> None:
-        """Writes plan.json; no reader sees half of it. Raises DoesNotFit."""
-        content = json.dumps(vars(self._state), indent=2) + "\n"
-        try:
-            (new := self.directory / f"{PLAN}.new").write_text(content, "utf-8")
-            new.replace(self.directory / PLAN)
-            self._answers.touch(mode=0o600)
-        except OSError as error:
-            raise DoesNotFit(
-                f"{self.directory} cannot be written ({error.strerror}); make room, and give the same command again."
-            ) from error
-
-
-def _read(directory: Path) -> _State | None:
-    """Returns where a course is; None where none was begun. Raises LocalspecError where that cannot be read."""
-    if not begun(directory):
-        return None
-    with suppress(TypeError):
-        state = _State(**dict(_object(directory / PLAN)))
-        Plan(**state.plan)
-        if isinstance(state.asked, dict) and isinstance(state.training, dict) and isinstance(state.spent, int | float):
-            return state
-    raise LocalspecError(f"{directory / PLAN} is damaged; give --force to begin anew.")
-
-
-def _drafter_json(directory: Path) -> Mapping[str, Any]:
-    file = directory / "drafter" / "drafter.json"
-    return _object(file) if file.exists() else {}
-
-
-def _object(file: Path) -> Mapping[str, Any]:
-    content = read_json(file, "give --force to begin anew")
-    return content if isinstance(content, dict) else {}
-
-
-def _refuse_foreign(directory: Path) -> None:
-    """Raises UsageMistake where a directory holds another training, or answers of unknown origin."""
-    for name in ("checkpoint", "drafter", "target", ANSWERS):
-        if (directory / name).exists():
-            raise UsageMistake(
-                f"{directory / name} is there already, from an earlier training; give another -o, or --force to "
-                "replace it."
-            )
 
 
 def _as_line(name: str, messages: Sequence[Message]) -> dict[str, Any]:

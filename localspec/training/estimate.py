@@ -22,7 +22,7 @@ from localspec.nn.target import Target
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.prediction import unpacked
 from localspec.policy.selection import Choice, choose
-from localspec.training.train import has_small_moments, trainable_groups
+from localspec.training.optimizers import has_small_moments, trainable_groups
 from localspec.training.trainable import TrainableDrafter, make_drafter
 
 LENGTH = 1024  # tokens of a row by default, or the model's context
@@ -149,6 +149,14 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
         trainable=sum(parameter.numel() for parameter in parameters),
         recomputed=recomputed,
     )
+
+
+def divided(needed: Needs, drafter: TrainableDrafter, processes: int) -> Needs:
+    """Returns what one of so many processes needs that share the target's layers: its part, and two that are whole."""
+    transformer = drafter.target.transformer
+    layer = sum(parameter.nbytes for parameter in transformer.layers[0].parameters())
+    layers = layer * len(transformer.layers)
+    return replace(needed, fixed=needed.fixed - layers + layers // processes + 2 * layer)
 
 
 def _learning(parameter: torch.nn.Parameter, loaded: bool, small: bool) -> int:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from localspec.bench.prompts import Prompt
 from localspec.models.messages import Message
-from localspec.store.history import History, Saved, Turn
+from localspec.store.conversations import Saved, Turn
+from localspec.store.history import History
 from localspec.training.examples import Question
 
 HELD_OUT = 0.125  # of the conversations, by the digests of how they began: the same ones when others have come

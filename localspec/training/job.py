@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from localspec.checkpoint import originals, revision
@@ -22,7 +21,7 @@ from localspec.models.drafter_cards import trained_drafters
 from localspec.models.registry import TargetCard
 from localspec.nn.target import Target
 from localspec.policy.selection import Choice, choose
-from localspec.training import checkpoint, estimate
+from localspec.training import checkpoint, estimate, processes
 from localspec.training.corpus import Corpus
 from localspec.training.directory import Lock
 from localspec.training.examples import Example
@@ -87,11 +86,14 @@ class Job:
     ) -> None:
         self.request, self._say, self._progress = request, say, progress
         self.own = revision(request.card.path)
+        self.divided = processes.divides()
         self.choice, self.shadow = self._choose(settings)
         self.changes_target = self.shadow.changes_target
         self.length = self._length(self.shadow.target)
         written = originals(request.card.path).bytes if self.changes_target else 0
         self.needed = estimate.needs(self.shadow, self.choice, self.length, written)
+        if self.divided:
+            self.needed = estimate.divided(self.needed, self.shadow, processes.count())
 
     def fitting(self, begun: int | None = None) -> estimate.Fit:
         """Returns how it fits in memory, with so many tokens of a forward as it has begun with.
@@ -108,12 +110,13 @@ class Job:
         """Makes it ready to run, or to go on; takes `lock`, that of its directory."""
         request, progress = self.request, self._progress
         AcceleratorState._reset_state(reset_partial_state=True)  # an earlier one's
-        self.processes = processes(self.choice)
+        self.processes = processes.begin(self.choice)
         self.main = bool(self.processes.is_main_process)
         if self.main:
             lock.take()
         asked = request.identity(self.choice, self.own)
         resumed = _resumed(request, asked)
+        processes.agree(self.processes, {**asked, "step": resumed.get("step", 0)})
         fit = self.fitting(resumed.get("at_once"))
         at_once = fit.at_once
         if self.processes.num_processes > 1 and self.choice.device != "cpu":
@@ -132,7 +135,11 @@ class Job:
             )
         progress(f"loading {request.card.name}")
         torch.manual_seed(request.seed)
-        target = load_target(self.choice, Reporter(self._tell, progress))
+        reporter = Reporter(self._tell, progress)
+        if self.divided:
+            target = load_target(self.choice, reporter, processes.layer_divider(self.processes))
+        else:
+            target = load_target(self.choice, reporter)
         options = resumed.get("options") or self._options(target)
         torch.manual_seed(request.seed)
         self.drafter = make_drafter(request.kind, target, options).to(target.device)
@@ -151,7 +158,7 @@ class Job:
         self.processes.wait_for_everyone()
         # All of them, for what is left out may mean something else in a later version.
         identity = {"asked": asked, "options": asdict(drafter_class(request.kind).parse_options(options))}
-        self.training = Training(self.drafter, corpus, plan, request.directory, self.processes, identity)
+        self.training = Training(self.drafter, corpus, plan, request.directory, self.processes, identity, self.divided)
         if corpus.refused:
             self._tell(
                 f"{len(corpus.refused)} of the conversations that were looked at are left out, for the model's "
@@ -173,8 +180,12 @@ class Job:
         """
         request, plain = self.request, replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False)
         machine = this_machine().as_torch_has_it()
+        if self.divided:
+            plain, machine = processes.for_divided(plain, machine)
         choice = _densely(request.card, plain, machine)
         shadow = estimate.shadow(request.kind, request.card, request.options, choice)
+        if self.divided:
+            processes.check_divided(shadow)
         return self._choose_to_change(choice, settings, plain, machine) if shadow.changes_target else (choice, shadow)
 
     def _choose_to_change(
@@ -258,10 +269,11 @@ class Job:
             **({"perplexity": rounded(self.perplexity)} if self.changes_target else {}),
         }
         generated: dict[str, Any] = {}
-        if self.main:
+        if self.main and not self.divided:  # one process alone cannot decode with a target that all share
             decoding = decoding_target(self.choice, self.drafter.target)
             found = measure_generated(decoding, self.drafter.drafter(decoding), training.corpus.held_out)
             generated = {} if found is None else {"acceptance": found.as_json()}
+        if self.main:
             origin = Origin(request.name, request.card.path, self.own)
             Result(self.drafter, origin, self.changes_target, self._record(accuracy, figures) | generated).write(
                 request.directory
@@ -347,13 +359,6 @@ def _densely(card: TargetCard, settings: Settings, machine: Machine) -> Choice:
     return choice
 
 
-def processes(choice: Choice) -> Accelerator:
-    """Returns the processes of `accelerate launch`, or this one; the drafter computes in the target's precision."""
-    dense = choice.quantize == "none"
-    precision = choice.dtype if dense and choice.dtype != "fp32" else "no"
-    return Accelerator(cpu=choice.device == "cpu", mixed_precision=precision)
-
-
 def _resumed(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns what a stopped training in this directory had chosen; empty without one, or where it is to be replaced.
 
@@ -372,7 +377,7 @@ def _resumed(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
                 "the same command to go on, another -o, or --force to begin anew."
             )
         options = {**drafter_class(request.kind).BEFORE, **found["asked"]["options"]}
-        return {"at_once": found["at_once"], "options": options}
+        return {"at_once": found["at_once"], "options": options, "step": found["step"]}
     for name in ("drafter", "target"):
         if (path / name).exists():
             raise UsageMistake(

@@ -1,11 +1,13 @@
 """The target of a training, which torch computes: gradients go through it. Few bits on a CPU are our library's own."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from localspec.decoding.compute import DraftableModel
 from localspec.errors import DoesNotFit
@@ -20,14 +22,17 @@ from localspec.nn.transformer import RotaryEmbedding, Transformer
 from localspec.policy.selection import LoadSpec
 
 
-def load_target(choice: LoadSpec, reporter: Reporter) -> Target:
-    """Loads the model of a choice that torch computes. Raises DoesNotFit, and what loading a model raises."""
+def load_target(choice: LoadSpec, reporter: Reporter, each: Callable[[nn.Module], None] = lambda layer: None) -> Target:
+    """Loads the model of a choice that torch computes; `each` is called with every layer that is dense.
+
+    Raises DoesNotFit, and what loading a model raises.
+    """
     path = choice.target.path
     try:
         if choice.device == "cpu" and choice.quantize != "none":
             packed = NativeTarget.open(path, quantize=choice.quantize, name=choice.target.name, reporter=reporter)
             return torch_target(packed)
-        return Target.load(path, device=choice.device, dtype=DTYPES[choice.dtype], quantize=choice.quantize)
+        return Target.load(path, device=choice.device, dtype=DTYPES[choice.dtype], quantize=choice.quantize, each=each)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise

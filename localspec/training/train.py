@@ -8,9 +8,8 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from localspec.nn.losses import cross_entropy
 from localspec.nn.target import Target
 from localspec.training import checkpoint
 from localspec.training.corpus import Corpus, Cursor, PaddedRows, Row, split_rows
+from localspec.training.optimizers import ADAMW, optimizer_class, rounded_by_chance, trainable_groups
 from localspec.training.trainable import Batch, TrainableDrafter
 
 WARM_UP = 0.03  # of the training: in it the learning rate rises
@@ -32,7 +32,6 @@ LOWEST = 0.05  # of the highest learning rate: the last one
 CLIP = 1.0  # the gradient's largest norm
 WEIGHT_DECAY = 0.01  # of matrices alone
 BETAS = (0.9, 0.95)
-ADAMW = "AdamW"  # the optimiser of checkpoints that do not name one
 EVALUATIONS = 10  # on held-out text, while a training lasts
 APART = 10  # steps between two of them, at least
 EVALUATED = 4096  # tokens of held-out text in one of them
@@ -103,9 +102,11 @@ class Training:
         directory: Path,
         processes: Accelerator,
         asked: dict[str, Any],
+        divided: bool = False,
     ) -> None:
+        """`divided`: the processes share the target's layers, and all of them must read texts equally often."""
         self.drafter, self.target, self.corpus, self.plan = drafter, drafter.target, corpus, plan
-        self.directory, self._asked, self._processes = directory, asked, processes
+        self.directory, self._asked, self._processes, self._divided = directory, asked, processes, divided
         self.state, self.stopped = State(), False
         drafter.begin_training(corpus.frequencies().to(self.target.device))
         groups = trainable_groups(drafter)
@@ -172,7 +173,9 @@ class Training:
         ours, worth = self._processes.process_index, sum(row.worth for row in rows)
         total = torch.zeros(1, dtype=torch.float64)
         own = rows[ours :: self._processes.num_processes]
-        for index, some in enumerate(split_rows(own, self.plan.at_once)):
+        groups = list(split_rows(own, self.plan.at_once))
+        most = self._most(len(groups))
+        for index, some in enumerate(groups):
             share = sum(row.worth for row in some) / worth
             try:
                 batch = self._batch(some, f"{self.plan.seed} {self.state.step} {ours} {index}")
@@ -187,6 +190,7 @@ class Training:
                     "give a smaller --at-once."
                 ) from error
             total += loss.detach().double().cpu() * share
+        self._read_along(most - len(groups), rows)
         self._share_gradients()
         mean = float(self._sum(total))
         if not math.isfinite(mean):
@@ -249,12 +253,15 @@ class Training:
         some = [row for row in rows if tokens is None or (taken := taken + len(row.tokens)) <= tokens] or rows[:1]
         ours = some[self._processes.process_index :: self._processes.num_processes]
         found = torch.zeros(self.drafter.depth, RANKS + 1, dtype=torch.float64)
-        for index, group in enumerate(split_rows(ours, self.plan.at_once)):
+        groups = list(split_rows(ours, self.plan.at_once))
+        most = self._most(len(groups))
+        for index, group in enumerate(groups):
             with torch.no_grad(), self._processes.autocast():
                 output = self.drafter.loss(self._batch(group, f"held out {index}"))
             for depth, one in enumerate(output.depth_losses):
                 found[depth, :-1] += one.hits.cpu()
                 found[depth, -1] += one.count
+        self._read_along(most - len(groups), some)
         found = self._sum(found)
         shares = (found[:, :-1] / found[:, -1:].clamp_min(1)).tolist()
         accuracy = [[round(share, 4) for share in line] for line in shares]
@@ -336,6 +343,15 @@ class Training:
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             parameter.grad = self._sum(gradient)
 
+    def _most(self, reads: int) -> int:
+        """Returns how often the target is read by the process that reads it most often, where all share its layers."""
+        return int(self._maxima(float(reads))[0]) if self._divided else reads
+
+    def _read_along(self, times: int, rows: list[Row]) -> None:
+        """Reads a text so many times for others, who need this process's part of the layers."""
+        for _ in range(times):
+            self._batch(rows[:1], "along")
+
     def _sum(self, value: torch.Tensor) -> torch.Tensor:
         summed: torch.Tensor = self._processes.reduce(value.to(self._processes.device), "sum").to(value.device)
         return summed
@@ -344,39 +360,6 @@ class Training:
         together = torch.tensor([values], dtype=torch.float64, device=self._processes.device)
         maxima: list[float] = self._processes.gather(together).amax(0).tolist()
         return maxima
-
-
-def rounded_by_chance(x: torch.Tensor, seed: str) -> torch.Tensor:
-    """Returns fp32 numbers in bf16: each becomes one of its two neighbours, the nearer one the more often."""
-    number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
-    generator = torch.Generator(x.device).manual_seed(number)
-    chance = torch.randint(0, 2**16, x.shape, dtype=torch.int32, device=x.device, generator=generator)
-    bits = (x.view(torch.int32) + chance) & -(2**16)  # what bf16 has no room for
-    return bits.view(torch.float32).to(torch.bfloat16)
-
-
-def optimizer_class(device: str, resumed: Mapping[str, Any] | None = None) -> Callable[..., torch.optim.Optimizer]:
-    """AdamW; on CUDA with moments in eight bits, as Medusa was trained, where bitsandbytes is there.
-
-    A training that goes on keeps what it began with, in `resumed`, the state of its checkpoint.
-    """
-    if has_small_moments(device) if resumed is None else resumed.get("optimizer", ADAMW) != ADAMW:
-        from localspec.nn.linear_bitsandbytes import adamw_8bit  # on a Mac there is none
-
-        found: Callable[..., torch.optim.Optimizer] = adamw_8bit()
-        return found
-    return torch.optim.AdamW
-
-
-def has_small_moments(device: str) -> bool:
-    """Whether a training on this device keeps its moments in eight bits."""
-    return torch.device(device).type == "cuda" and find_spec("bitsandbytes") is not None
-
-
-def trainable_groups(drafter: TrainableDrafter) -> list[tuple[list[torch.nn.Parameter], float]]:
-    """Returns (parameters, multiple of the learning rate) of what is trained."""
-    groups = drafter.parameter_groups()
-    return [([p for p in group["params"] if p.requires_grad], group["lr_scale"]) for group in groups]
 
 
 def batch_tokens(rows: list[Row]) -> int:

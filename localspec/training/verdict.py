@@ -13,7 +13,7 @@ from localspec.bench.comparison import run_rows
 from localspec.bench.peers import message
 from localspec.bench.prompts import Prompt
 from localspec.config import Settings
-from localspec.decoding.session import Limits
+from localspec.decoding.limits import Limits
 from localspec.drafters.saved import CARD
 from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.engine import Engine

@@ -60,7 +60,7 @@ def trained(data: Path, stage: str, number: int, words: list[Path]) -> list[Exam
     found: list[Example] = []
 
     def add(example: Example, views: int = 1) -> None:
-        asked = own.plain(example["messages"][-2]["content"]) if "messages" in example else ""
+        asked = own.plain(example["messages"][-2]["content"]) if "messages" in example else None
         if asked not in taken or example["source"] == "help":
             found.extend([example] * views)
 

@@ -4,6 +4,7 @@ from reply_statistics import said
 from localspec import Done, Prefill, Text
 from localspec.bench import race as module
 from localspec.bench.race import Lane, Moment, race, result
+from localspec.bench.racers import sentences
 
 
 class Clock:
@@ -37,6 +38,13 @@ def stream(clock: Clock, first: float, step: float, steps: int, tokens: int, clo
         closed.append("closed")
 
 
+def test_a_lane_shows_what_was_thought_before_the_answer():
+    lane = Lane("plain")
+    for reasoning, text in (("so", ""), (" it is", ""), ("", ""), ("", "Yes"), ("", "."), ("hm", "No")):
+        lane.add(Text(text, (1,), ("target",), 0.0, 0, (), reasoning))
+    assert lane.until() == ("so it is\n\nYes.hm\n\nNo", 6)
+
+
 def test_the_lane_whose_clock_is_behind_works(clock):
     closed: list[str] = []
     lanes = [Lane("plain"), Lane("fast")]
@@ -62,6 +70,17 @@ def test_where_texts_part(one, other, parted):
     lanes = [Lane("", moments, 2.0, said(ids)) for ids in (one, other)]
     found = result(*lanes)
     assert found.parted == parted and found.same is (parted is None) and found.speedup == 1.0
+
+
+@pytest.mark.parametrize("fast", [0.5, 2.0])
+def test_where_drafts_do_not_pay_it_is_said_in_plain_words(fast):
+    lanes = [
+        Lane(name, [Moment(0.0, "a", 1), Moment(seconds, "b", 1)], seconds, said((1, 2)))
+        for name, seconds in (("plain decoding", 1.0), ("with phrases", 1 / fast))
+    ]
+    told = list(sentences(lanes, result(*lanes)))
+    assert told[0].startswith(f"× {fast:.2f} with phrases (") and told[-1] == "✓ both texts are the same"
+    assert any("do not pay here" in sentence for sentence in told) is (fast < 1)
 
 
 def test_a_reply_of_one_token_has_no_speedup():

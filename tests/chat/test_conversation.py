@@ -233,3 +233,17 @@ def test_a_conversation_that_is_deleted_meanwhile_is_told(store):
             store.history.remove([2])
     assert told[1:] == ["This turn was deleted while it was said, so it is not kept."]
     assert [turn.reply for turn in conversation.turns] == ["a", "b", "c"]
+
+
+def test_how_many_tokens_it_was_is_known_of_the_model_that_counted_them(store):
+    conversation = Conversation(store.history, "demo")
+    assert conversation.tokens == 0
+    talk(conversation, Engine("yes", "."), "one?")
+    known = conversation.tokens
+    figures = last(store).figures
+    assert known == figures["prompt_tokens"] + figures["completion_tokens"] > 0
+    saved = saved_conversation(store.history, "last")
+    assert Conversation.resume(store.history, saved, "demo").tokens == conversation.branch(1).tokens == known
+    assert Conversation.resume(store.history, saved, "another").tokens == conversation.branch(0).tokens == 0
+    store.history.write(saved.turns[0].id, "yes.", "stop", {"prompt_tokens": "many", "completion_tokens": True})
+    assert Conversation.resume(store.history, saved_conversation(store.history, "last"), "demo").tokens == 0

@@ -1,64 +1,110 @@
-"""The live line: figures of the reply under way, from nothing but its events."""
+"""The figures of the reply under way: what events tell, and what the engine tells between them."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from scripted_conversation import statistics
 
+from localspec.chat import live_stats
+from localspec.chat.figures import ENOUGH, TOKENS, Figures
 from localspec.chat.live_stats import LiveStats
 from localspec.decoding.exactness import Exactness
-from localspec.events import Done, Prefill, Text
+from localspec.events import Memory, Prefill, Statistics, Text
 
 
-def engine(**choice: str) -> Any:
+@pytest.fixture(autouse=True)
+def _free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_stats, "free_memory", lambda device: 7)
+
+
+def engine(so_far: Statistics | None = None, **choice: str) -> Any:
     return SimpleNamespace(
-        choice=SimpleNamespace(**{"dtype": "fp32", "quantize": "none", **choice}),
+        choice=SimpleNamespace(**{"dtype": "fp32", "quantize": "none", "device": "cpu", "nodes": 4, **choice}),
         exactness=Exactness(choice.get("quantize") == "int8", 2),
         context=4096,
-        peak_bytes=lambda: 3 * 2**29,
+        session=SimpleNamespace(so_far=so_far, memory=Memory(1, 2, 3, 4)),
     )
 
 
-def live(*events: Any, **choice: str) -> list[str]:
-    line = LiveStats(engine(**choice))
+def after(*events: Any, so_far: Statistics | None = None) -> Figures:
+    live = LiveStats(engine(so_far))
     for event in events:
-        line.take(event)
-    return line.parts()
+        live.take(event)
+    return live.figures()
 
 
-def test_before_anything_was_said():
-    assert live() == ["1.50 GiB", "fp32, numerical"]  # how much was read is not known yet
-    assert live(quantize="int8")[-1] == "int8, bitwise"
+FIRST = Text("a", (1,), ("target",), 2.0, 0)
+SECOND = Text("bcd", (2, 3, 4), ("phrases", "phrases", "target"), 2.5, 2)
 
 
-def test_while_text_comes():
-    """The first token belongs to prefill: three more in two steps and half a second."""
-    first, second = (
-        Text("a", (1,), ("target",), 2.0, 0),
-        Text("bcd", (2, 3, 4), ("phrases", "phrases", "target"), 2.5, 2),
-    )
-    assert live(Prefill(0, 1200), Prefill(1200, 1200), first)[:2] == ["1,201 of 4,096 tokens", "the model 100%"]
-    assert live(Prefill(1200, 1200), first, second)[:4] == [
-        "6.0 tokens/s", "1.50 tokens a step", "1,204 of 4,096 tokens", "the model 50%, seen before 50%"
-    ]  # fmt: skip
+def test_before_anything_was_said_there_is_the_model():
+    found = after(so_far=statistics())  # of the reply before
+    assert (found.tokens, found.tokens_per_second, found.acceptance_length, found.used) == (0, None, None, 0)
+    assert (found.context, found.precision, found.exactness) == (4096, "fp32", "numerical")
+    assert found.memory == live_stats.HeldMemory(1, 2, 3, 4, 7)
+    packed = LiveStats(engine(quantize="int8")).figures()
+    assert (packed.precision, packed.exactness) == ("int8", "bitwise")
 
 
-def test_at_the_end_the_figures_are_the_engine_s_own():
-    text = Text("a", (1, 2), ("target", "target"), 0.5, 1)
-    ended = Done("stop", statistics())
-    assert live(Prefill(5, 5), text, ended)[:2] == ["4.0 tokens/s", "1.00 tokens a step"]
+def test_while_the_prompt_is_read():
+    assert after(Prefill(5, 12)).reading == (5, 12)
+    assert after(Prefill(5, 12), Prefill(12, 12)).reading is None
 
 
-def test_why_speculation_is_off_is_said():
-    done = Done("stop", SimpleNamespace(tokens_per_second=4.0, acceptance_length=1.0, off_reason="it does not pay"))  # type: ignore[arg-type]
-    assert live(Prefill(5, 5), done)[3] == "speculation off: it does not pay"
+def test_tokens_are_counted_as_they_come():
+    found = after(Prefill(1200, 1200), FIRST, SECOND, so_far=statistics())
+    assert (found.tokens, found.used, found.seconds) == (4, 1204, 2.5)
+    assert found.sources == {"target": 2, "phrases": 2}
+    assert (found.tokens_per_second, found.acceptance_length) == (4.0, 1.0)  # as the engine counts them
+
+
+def test_tokens_before_the_answer_are_counted_by_themselves():
+    thought = Text("b", (2, 3, 4), ("target",) * 3, 2.5, 2, (), "hm", 2)
+    found = after(FIRST, thought, so_far=replace(statistics(), reasoning_seconds=1.5))
+    assert (found.tokens, found.reasoning_tokens, found.reasoning_seconds) == (4, 2, 1.5)
+    assert after(FIRST, thought, Prefill(5, 5)).reasoning_tokens == 0
 
 
 def test_a_reply_begins_afresh():
-    text = Text("abc", (1, 2, 3), ("phrases",) * 3, 0.5, 1)
-    assert live(Prefill(5, 5), text, Prefill(0, 9), Prefill(9, 9))[0] == "9 of 4,096 tokens"
+    found = after(Prefill(5, 5), SECOND, Prefill(0, 9), Prefill(9, 9), so_far=statistics())
+    assert (found.tokens, found.used, found.sources, found.tokens_per_second) == (0, 9, {}, None)
+
+
+def test_a_speedup_is_what_plain_decoding_would_have_taken():
+    """Steps of 0.45 s altogether."""
+    known = replace(statistics(TOKENS), steps=ENOUGH, plain_seconds=0.9)
+    found = after(Prefill(5, 5), SECOND, so_far=known)
+    assert found.speedup == pytest.approx(2.0) and found.saved_seconds == pytest.approx(0.45)
+    slower = after(Prefill(5, 5), SECOND, so_far=replace(known, plain_seconds=0.36))
+    assert slower.speedup == pytest.approx(0.8) and slower.saved_seconds == pytest.approx(-0.09)
+
+
+@pytest.mark.parametrize(
+    "unknown", [{"plain_seconds": None}, {"steps": ENOUGH - 1}, {"token_ids": (0,) * (TOKENS - 1)}]
+)
+def test_a_speedup_that_is_not_known_is_none(unknown):
+    known = replace(statistics(TOKENS), steps=ENOUGH, plain_seconds=0.9)
+    found = after(Prefill(5, 5), SECOND, so_far=replace(known, **unknown))
+    assert (found.speedup, found.saved_seconds) == (None, None)
+
+
+def test_why_speculation_is_off_is_said():
+    assert after(Prefill(5, 5), SECOND, so_far=replace(statistics(), off_reason="it does not pay")).off_reason
+
+
+def test_free_memory_is_looked_at_once_in_a_while(monkeypatch):
+    now, looks = [50.0], []
+    monkeypatch.setattr(live_stats.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(live_stats, "free_memory", looks.append)
+    live = LiveStats(engine())
+    for passed in (0.0, 0.5, 0.6, 0.7):
+        now[0] += passed
+        live.figures()
+    assert looks == ["cpu", "cpu"]
 
 
 def test_a_rule_that_does_not_keep_the_text_says_so():
-    assert LiveStats(engine(quantize="int8"), "typical").parts()[-1] == "int8, not lossless"
-    assert LiveStats(engine(quantize="int8"), "rejection").parts()[-1] == "int8, same distribution"
+    assert LiveStats(engine(quantize="int8"), "typical").figures().exactness == "not lossless"
+    assert LiveStats(engine(quantize="int8"), "rejection").figures().exactness == "same distribution"

@@ -135,8 +135,8 @@ def test_the_model_is_chosen_for_the_device_that_was_named(begin, other, monkeyp
         seen.append([device.name for device in where.devices])
         return []
 
-    monkeypatch.setattr(start, "this_machine", lambda *_: machine(gpu(24), cpu(8)))
-    monkeypatch.setattr(start, "recommendations", recommendations)
+    monkeypatch.setattr("localspec.machine.machine.this_machine", lambda *_: machine(gpu(24), cpu(8)))
+    monkeypatch.setattr("localspec.policy.survey.recommendations", recommendations)
     monkeypatch.setattr(start.registry, "known", lambda: {"own": replace(unfetched(BILLION), path=other)})
     for device in ("auto", "cpu", "cuda", "mps"):
         begin(device=device)

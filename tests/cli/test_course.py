@@ -132,6 +132,7 @@ def test_what_does_not_pay_is_taken_only_where_its_directory_is_named(train, pla
     assert code == 0, errors
     assert "not kept: on 2 prompts that it has not seen, medusa is 1.14 times as fast as plain decoding" in text
     assert "1.02 times as fast as phrases" in text and text.rstrip().endswith(f"--drafter {place}")
+    assert "use it:" not in text
     target = TargetCard("tiny", model, None, "")
     with pytest.raises(NotHere, match="found that it does not pay; name that directory"):
         find_drafter("medusa", target, Paths(tmp_path / "home"))
@@ -150,7 +151,9 @@ def test_beside_plain_decoding_alone_the_better_form_counts(train, place, speeds
     monkeypatch.setattr(verdict, "choose", choose)
     code, text, errors = train()
     assert code == 0, errors
-    assert text.rstrip().endswith("medusa+phrases is 1.25 times as fast as plain decoding; auto knows it from now on")
+    verdict_told, used = text.rstrip().splitlines()[-2:]
+    assert verdict_told.endswith("medusa+phrases is 1.25 times as fast as plain decoding; auto knows it from now on")
+    assert used.startswith("use it: ") and used.endswith(f"--drafter {place}")
 
 
 class Killed(BaseException):
@@ -384,7 +387,7 @@ def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path):
         "train",
         "s3d",
         "--hours",
-        "0.02",
+        "0.005",
         "--steps",
         "4",
         "--batch",
@@ -407,7 +410,7 @@ def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path):
             if (place / seen).exists() and (place / seen).stat().st_size:
                 running.kill()
                 break
-            time.sleep(0.005)
+            time.sleep(0.02)
         running.communicate(timeout=PATIENCE)
         if running.returncode == -signal.SIGKILL:
             stages.add(seen)

@@ -310,7 +310,8 @@ def test_what_this_machine_has_and_what_fits(doctor, invented):
     code, out, err = doctor()
     assert (code, err) == (0, "") and "\x1b" not in out and "\x07" not in out
     take, fetch, until, empty, *lines = out.splitlines()
-    best = take.split(":")[0].removeprefix("Take ")
+    best = re.split("[,:]", take)[0].removeprefix("Take ")
+    assert f", license {registry.known()[best].license}: " in take
     assert fetch == f"Fetch it with: localspec pull {best}" and re.search(
         r" tokens/s; \d+\.\d GiB to download\.$", take
     )
@@ -345,11 +346,35 @@ def test_a_gated_model_is_not_recommended_in_silence(doctor, invented, monkeypat
 
     monkeypatch.setattr("localspec.cli.doctor.preferred", preferred)
     take, fetch, warning, without, *_ = doctor()[1].splitlines()
-    model = take.split(":")[0].removeprefix("Take ")
+    model = re.split("[,:]", take)[0].removeprefix("Take ")
     assert registry.known()[model].entry.gated and fetch == f"Fetch it with: localspec pull {model}"
     assert "It is gated" in warning and "terms must be accepted" in warning
-    other = without.split(":")[0].removeprefix("Without that, take ")
+    other = re.split(",? license|:", without)[0].removeprefix("Without that, take ")
     assert not registry.known()[other].entry.gated
+    said = json.loads(doctor("--json")[1])
+    assert (said["recommended"]["model"], said["recommended"]["gated"]) == (model, True)
+    assert (said["recommended_open"]["model"], said["recommended_open"]["gated"]) == (other, False)
+    marked = {one["model"] for one in said["choices"] if one["gated"]}
+    assert model in marked and {name for name, card in registry.known().items() if card.entry.gated} == marked
+    assert f"\nRecommended: {model}, gated: " in doctor("--verbose")[1]
+
+    monkeypatch.setattr(
+        "localspec.cli.doctor.preferred", lambda every, prefer=None: next((one for one in every if one.gated), None)
+    )
+    assert "No model that fits here is without such terms." in doctor()[1]
+    assert json.loads(doctor("--json")[1])["recommended_open"] is None
+
+
+def test_of_the_registered_models_none_is_recommended_that_is_gated_without_an_open_one_beside_it(doctor, monkeypatch):
+    """On every machine from 4 to 24 GB: what is first in the registry decides it, and that may change."""
+    measurements = SimpleNamespace(of=Told().of, rates=Told().rates, bandwidth=lambda device: None)
+    monkeypatch.setattr("localspec.cli.doctor.DeviceProfiler", lambda *_: measurements)
+    gated = {name for name, card in registry.known().items() if card.entry.gated}
+    for gib, prefer in ((4, "quality"), (6, "speed"), (12, "memory"), (24, None)):
+        monkeypatch.setattr("localspec.cli.doctor.this_machine", lambda bandwidth, gib=gib: machine(cpu(gib)))
+        said = json.loads(doctor("--json", *(("--prefer", prefer) if prefer else ()))[1])
+        assert said["recommended_open"] and said["recommended_open"]["model"] not in gated
+        assert said["recommended"]["gated"] == (said["recommended"]["model"] in gated)
 
 
 def test_where_the_best_is_here_nothing_is_to_be_fetched(doctor, invented, monkeypatch):
@@ -372,6 +397,7 @@ def test_what_this_machine_has_as_json(doctor, invented):
     assert (code, err) == (0, "") and out.count("\n") == 1
     assert found.keys() == {
         "processor", "cores", "capabilities", "torch_trouble", "packed", "devices", "choices", "chosen", "recommended",
+        "recommended_open",
     }  # fmt: skip
     mac, cpu = found["devices"]
     assert (mac["device"], mac["free_bytes"], mac["title"]) == ("mps", 12 * GIB, "Apple\x1b[31m")

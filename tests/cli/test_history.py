@@ -18,7 +18,9 @@ from localspec.cli import history as history_module
 from localspec.cli.main import main
 from localspec.errors import UsageMistake
 from localspec.paths import Paths
+from localspec.store import volumes
 from localspec.store.database import StoreTrouble
+from localspec.store.removal import DIVIDED
 from localspec.store.store import Store
 
 EVIL = "evil\x1b[2J \x9b31m\u202e\nline\r <b>"
@@ -97,6 +99,19 @@ def test_list_tells_every_conversation_the_last_used_first(database: Path) -> No
     assert run("list", "--limit", "9" * 23).splitlines() == lines
 
 
+def test_the_list_of_very_many(database: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    for number in range(3):
+        keep(database, (f"prompt {number}", "reply", "stop"))
+    assert len(run("list").splitlines()) == 3
+    monkeypatch.setattr(history_module, "SHOWN", 2)
+    capsys.readouterr()
+    assert main(["history", "list", "--json"]) == 0
+    out, told = capsys.readouterr()
+    assert [entry["id"] for entry in json.loads(out)] == [3, 2]
+    assert "before the newest 2 are left out; --limit N" in told and told.count("\n") == 1
+    assert len(run("list", "--limit", "3").splitlines()) == 3
+
+
 def test_at_a_terminal_the_list_is_a_table(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, *_ = keep(database, ("first", "reply", "stop"), ("more", "reply", "stop"))
     second, *_ = keep(database, (EVIL + "word " * 60, "reply", "stop"), model=f"/models/{EVIL}/Qwen3")
@@ -167,6 +182,7 @@ def test_json_has_everything_as_it_was_said(database: Path) -> None:
     asked = shown["turns"][0].pop("asked")
     assert abs(asked - time.time()) < 60
     turn = {"id": first, "prompt": EVIL, "reply": f"half {EVIL}", "reason": "interrupted", "figures": {"seed": 1}}
+    turn["reasoning"] = ""
     assert shown == {**listed[one], "turns": [turn], "system": EVIL}
     exported = json.loads(run("export", "--json"))
     assert [conversation["id"] for conversation in exported] == [one, two]
@@ -241,12 +257,83 @@ def test_rm_without_a_terminal_names_yes(database: Path) -> None:
     assert len(kept(database)) == 2
 
 
-@pytest.mark.parametrize("arguments", [("rm",), ("rm", "--yes"), ("rm", "1", "--all", "--yes")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("rm",),
+        ("rm", "--yes"),
+        ("rm", "1", "--all", "--yes"),
+        ("rm", "1", "--older-than", "1d"),
+        ("rm", "--all", "--older-than", "1d"),
+    ],
+)
 def test_rm_deletes_only_what_was_said_clearly(database: Path, arguments: tuple[str, ...]) -> None:
     keep(database, ("one", "reply", "stop"))
-    with pytest.raises(UsageMistake, match="either their IDs, which `list` shows, or --all"):
+    with pytest.raises(UsageMistake, match="their IDs, which `list` shows, or --older-than 30d, or --all"):
         run(*arguments)
     assert kept(database) == ["one"]
+
+
+def used(database: Path, conversation: int, days: float) -> None:
+    """Lets a conversation have been used last so many days ago."""
+    with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
+        update = "UPDATE conversation SET used = ? WHERE id = ?"
+        moment = time.time() - 86400 * days
+        store._database.save(lambda connection: connection.execute(update, (moment, conversation)))
+
+
+def test_rm_of_what_is_older_leaves_what_is_not(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, days in (("old", 40), ("a month", 31), ("of late", 29)):
+        used(database, keep(database, (name, "zebras", "stop"))[0], days)
+    keep(database, ("now", "reply", "stop"))
+    monkeypatch.setattr(console, "at_a_terminal", lambda: True)
+    output = run("rm", "--older-than", "30d", answer="n\n")
+    assert re.search(r"Delete 2 conversations last used before \d{4}-\d\d-\d\d\?", output)
+    assert run("rm", "--older-than", "30d", "--yes") == "Deleted 2 conversations.\n"
+    assert kept(database) == ["now", "of late"]
+    assert run("rm", "--older-than", "5 weeks", "--yes").startswith("There are no conversations to delete that were")
+    with pytest.raises(UsageMistake, match="'soon' is not a length of time"):
+        run("rm", "--older-than", "soon", "--yes")
+    used(database, 3, 30_000)  # before 1970: nobody knows when
+    assert "no conversations" in run("rm", "--older-than", "4w", "-y")
+
+
+def test_rm_says_so_where_a_history_has_to_be_divided_first(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(database, ("one", "reply", "stop"))
+    keep(database, ("two", "reply", "stop"))
+    monkeypatch.setattr(volumes, "ONE_BY_ONE", 5)
+    result = CliRunner().invoke(history_module.app, ["rm", "1", "--yes"], catch_exceptions=False)
+    assert (result.stdout, result.stderr) == ("Deleted 1 conversation.\n", f"localspec: {DIVIDED}\n")
+    assert kept(database) == ["two"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+def test_rm_of_everything_deletes_what_was_typed_and_never_sent(database: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from localspec.store.store import Store\n"
+        "Store.open(Path(sys.argv[1]), print).drafts.keep('zanzibar'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    one, *_ = keep(database, ("one", "reply", "stop"))
+    keep(database, ("two", "reply", "stop"))
+    subprocess.run([sys.executable, "-c", code, str(database)], check=False)
+    with pytest.raises(UsageMistake, match="2 conversations and 1 unsent draft would be deleted"):
+        run("rm", "--all")
+    assert run("rm", str(one), "--yes") == "Deleted 1 conversation.\n"
+    assert run("rm", "--all", "--yes") == "Deleted 1 conversation and 1 unsent draft.\n"
+    assert b"zanzibar" not in b"".join(file.read_bytes() for file in database.parent.iterdir())
+    subprocess.run([sys.executable, "-c", code, str(database)], check=False)
+    assert run("rm", "--all", "--yes") == "Deleted 1 unsent draft.\n"
+    assert run("rm", "--all", "--yes") == "There are no conversations to delete.\n"
+
+
+def test_a_branch_says_of_what(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *_ = keep(database, ("first", "reply", "stop"))
+    with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
+        found = store.history.read(first)
+        assert found is not None
+        store.history.branch(first, found.turns, model="demo", system=None)
+    monkeypatch.setattr(history_module, "seen", lambda: True)
+    assert run("list").splitlines()[1].endswith("first (branch of 1)")
 
 
 @pytest.mark.parametrize("number", ["7", "0", str(10**30)])

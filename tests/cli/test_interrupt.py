@@ -11,7 +11,9 @@ import pytest
 from clocks import PATIENCE, until
 from command import environment
 
+from localspec import __main__ as program
 from localspec.cli import interrupt as module
+from localspec.cli import main
 from localspec.cli.interrupt import Interrupt, interrupt, postponed
 
 posix = pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX")
@@ -93,6 +95,29 @@ def test_after_the_program_has_ended(tmp_path):
     code = "import atexit, signal, sys\natexit.register(signal.raise_signal, signal.SIGINT)\nfrom localspec.__main__ import run\nsys.argv[1:] = ['path']\nsys.exit(run())"
     result = ended(tmp_path, code)
     assert (result.returncode, result.stderr) == (130, "") and result.stdout.count("\n") >= 7
+
+
+@pytest.mark.parametrize("moment", ["_say", "_flushed"])
+def test_while_the_end_is_told(monkeypatch, capfd, moment):
+    """Also the one that was put off during an import may come then: it is told of twice."""
+
+    def pressed(*_):
+        raise KeyboardInterrupt
+
+    class Left(Exception):
+        pass
+
+    def leave():
+        raise Left
+
+    monkeypatch.setattr(main, moment, pressed)
+    monkeypatch.setattr(program, "end_at_once", leave)
+    monkeypatch.setattr(sys, "argv", ["localspec", "nosuch"])
+    if moment == "_say":
+        assert main.main(["nosuch"]) == 130
+    else:
+        with pytest.raises(Left):
+            program.run()
 
 
 def frame(name, back=None):

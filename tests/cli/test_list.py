@@ -20,7 +20,8 @@ def test_json(tmp_path):
     assert result.returncode == 0 and result.stderr == ""
     size = (model / "model.safetensors").stat().st_size
     assert first == {
-        "name": "demo", "parameters": 44, "bytes": size, "packed": {}, "license": "mit", "path": str(model), "description": "",
+        "name": "demo", "parameters": 44, "bytes": size, "packed": {}, "draft": None, "license": "mit", "path": str(model),
+        "description": "",
     }  # fmt: skip
     assert second["name"] == "other" and second["license"] is None
 
@@ -29,7 +30,7 @@ def test_table(tmp_path):
     model = write_checkpoint(tmp_path / "model")
     register(tmp_path, f'[demo]\npath = "{model}"\n')
     lines = called(tmp_path, "list").stdout.splitlines()
-    assert lines[0].split() == ["NAME", "PARAMETERS", "BYTES", "PACKED", "LICENSE", "PATH"]
+    assert lines[0].split() == ["NAME", "PARAMETERS", "BYTES", "PACKED", "DRAFT", "LICENSE", "PATH"]
     assert lines[1].split()[:2] == ["demo", "44"] and lines[1].endswith(str(model)) and "unknown" in lines[1]
 
 
@@ -62,6 +63,6 @@ def test_at_a_terminal_sizes_are_those_of_a_person(tmp_path, monkeypatch):
     piped = called(tmp_path, "list").stdout.splitlines()[1].split()
     monkeypatch.setattr("localspec.cli.list.seen", lambda: True)
     lines = called(tmp_path, "list").stdout.splitlines()
-    assert re.fullmatch(r"demo +\d+\.\d+ M +\d+\.\d MiB +no +Apache-2\.0 +/.*", lines[1])
+    assert re.fullmatch(r"demo +\d+\.\d+ M +\d+\.\d MiB +no +demo-draft +Apache-2\.0 +/.*", lines[1])
     assert piped[0] == "demo" and all(figure.replace(",", "").isdecimal() for figure in piped[1:3])
     assert json.loads(called(tmp_path, "list", "--json").stdout)[0]["bytes"] > 1_000_000

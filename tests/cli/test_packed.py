@@ -13,7 +13,6 @@ from hub_server import Hub, Repository, model_repository, served
 from slow_cases import cases
 
 from localspec.checkpoint import inspect, revision
-from localspec.cli.console import size
 from localspec.errors import NotHere
 from localspec.events import Reporter
 from localspec.hub.cache import find_snapshot
@@ -26,6 +25,7 @@ from localspec.native.packed_cache import load
 from localspec.native.target import NativeTarget
 from localspec.packed_file import read
 from localspec.paths import Paths
+from localspec.quantities import size
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
 
@@ -49,7 +49,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def used_by(monkeypatch: pytest.MonkeyPatch, engine: str, quantize: str) -> None:
     """The policy would load any model so."""
     monkeypatch.setattr(
-        "localspec.pulling.packing.choices", lambda *_: [SimpleNamespace(engine=engine, quantize=quantize)]
+        "localspec.policy.kept_packing.choices", lambda *_: [SimpleNamespace(engine=engine, quantize=quantize)]
     )
 
 

@@ -10,11 +10,17 @@ from safetensors.numpy import load_file, save_file
 from scripted_models import random_model
 
 from localspec.config import Settings
+from localspec.decoding.exactness import Exactness
 from localspec.drafters.ingredients import Hyperparameters
 from localspec.engine import assemble
+from localspec.engine import engine as module
 from localspec.engine.engine import Engine
-from localspec.models.registry import resolve
+from localspec.engine.measurement_cache import MeasurementCache
+from localspec.engine.model_profile import EXACTNESS, ModelProfile
+from localspec.engine.recalled_measurements import COSTS
+from localspec.models.registry import TargetCard, resolve
 from localspec.paths import Paths
+from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.selection import choose
 from localspec.store.store import Store
 
@@ -73,6 +79,68 @@ def test_the_draft_model_of_an_entry_needs_no_name(home, model, small):
         assert found["drafter"] == kind.partition(":")[0] and found["token_ids"] == plain["token_ids"]
     shown = json.loads(called(home, "show", "mine", "--json").stdout)["drafters"]
     assert shown == ["none", "phrases", "lookahead", "layers", "draft_model:little", "ouroboros:little"]
+
+
+@pytest.fixture
+def beside(home, model, small, tmp_path):
+    """The model with the small one in its directory `draft`, and forwards of which a draft's cost next to nothing."""
+    path = shutil.copytree(model, tmp_path / "beside")
+    shutil.copytree(small, path / "draft")
+    told(home, path)
+    return path
+
+
+def told(home, path):
+    """Measures the two anew: a forward of the target takes a second, with any number of rows."""
+    with Store.open(Paths(home).database, pytest.fail) as store:
+        for one, seconds in ((path, 1.0), (path / "draft", 1e-3)):
+            profile = ModelProfile.of(
+                choose(TargetCard(str(one), one, None, ""), Settings(drafter="none")), MeasurementCache(store)
+            )
+            profile.remember(EXACTNESS, Exactness(False, 99))
+            profile.remember(COSTS, ForwardCosts((1, 64), (256,), ((seconds, 1.1 * seconds),)))
+
+
+def test_auto_drafts_with_a_small_model_in_the_targets_directory(home, beside, monkeypatch):
+    monkeypatch.setattr(assemble, "search", lambda build, workload, names: Hyperparameters())  # which takes seconds
+    plain = reply(home, beside, "--no-spec")
+    found = reply(home, beside)
+    assert found["drafter"] in ("draft_model+phrases", "ouroboros") and found["token_ids"] == plain["token_ids"]
+    assert found["speculation"]["draft_n"] > 0
+    assert reply(home, beside, "--drafter", "draft_model")["token_ids"] == plain["token_ids"], "the same without a name"
+
+
+@pytest.mark.parametrize("damage", ["weights", "tokens", "config", "later"])
+def test_a_small_model_that_nobody_named_costs_no_reply(home, beside, damage, monkeypatch):
+    """What its files tell is seen before it is chosen, all else when it is loaded; the target answers either way."""
+    plain, draft = reply(home, beside, "--no-spec"), beside / "draft"
+    if damage == "tokens":
+        words = json.loads((draft / "tokenizer.json").read_text())
+        words["model"]["vocab"] = {token: (index + 1) % 256 for token, index in words["model"]["vocab"].items()}
+        (draft / "tokenizer.json").write_text(json.dumps(words))
+    elif damage == "config":
+        (draft / "config.json").write_text("[1]")
+    else:
+        weights = load_file(draft / "model.safetensors")
+        weights["model.norm.weight"] = weights["model.norm.weight"] * float("nan")
+        save_file(weights, draft / "model.safetensors", {"format": "pt"})
+        told(home, beside)
+    if damage == "later":  # it is chosen once the forwards of the target, which answers already, were timed
+        options, asked = module.choices, []
+
+        def choices(*arguments, **more):
+            asked.append(options(*arguments, **more))
+            return asked[-1][len(asked) == 1 :]
+
+        monkeypatch.setattr(module, "choices", choices)
+        always = property(lambda cache: True, lambda cache, value: None)
+        monkeypatch.setattr(MeasurementCache, "measured", always, raising=False)
+    result = called(home, "run", "-m", str(beside), *ASK, "hello", "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["token_ids"] == plain["token_ids"] and found["drafter"] in ("phrases", "none")
+    assert len(result.stderr.strip().splitlines()) == 1 and str(draft) in result.stderr, result.stderr
+    assert ("Until then" in result.stderr) == (damage == "later")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ def test_json_and_lines(tmp_path):
         "pulled": str(paths.pulled),
         "packed": str(paths.packed),
         "logs": str(paths.logs),
+        "socket": str(paths.socket),
+        "key": str(paths.serving_key),
     }
     assert json.loads(called(tmp_path, "path", "--json").stdout) == wanted
     assert dict(line.split(maxsplit=1) for line in called(tmp_path, "path").stdout.splitlines()) == wanted

@@ -21,7 +21,9 @@ import pytest
 from clocks import PATIENCE
 from command import environment, what_is_kept
 from hostile_text import NAME, commands
+from machines import cpu, machine
 from scripted_models import Script, scripted_model
+from thinking_templates import switched_model
 
 from localspec.chat.commands import COMMANDS
 from localspec.chat.conversation import saved_conversation
@@ -30,7 +32,7 @@ from localspec.cli.interrupt import interrupt
 from localspec.cli.main import main
 from localspec.paths import Paths
 from localspec.policy.forward_costs import ForwardCosts
-from localspec.store.history import Saved
+from localspec.store.conversations import Saved
 from localspec.store.store import Store
 
 pty = pytest.importorskip("pty")
@@ -38,7 +40,9 @@ fcntl = pytest.importorskip("fcntl")
 termios = pytest.importorskip("termios")
 
 Messages = list[list[tuple[str, str]]]
-FIGURES = re.compile(r"\(.*\b\d[\d,]* of [\d,]+ tokens · (?:.* · )?\d+\.\d\d GiB · int8, (bitwise|numerical)\)")
+FIGURES = re.compile(
+    r"\(.*\b\d[\d,]* of [\d,]+ tokens · same text(?: ✓| but for rounding) · (?:.* · )?\d+\.\d\d GiB · int8\)"
+)
 
 
 class Result(NamedTuple):
@@ -151,6 +155,31 @@ def interrupting(original: Callable[..., Any], call: int, times: int = 1) -> Cal
 # -- prompts and answers -----------------------------------------------------------------------------------------------
 
 
+def test_what_is_thought_is_told_switched_and_shown_when_it_is_asked_for(talk, home, tmp_path):
+    model = switched_model(tmp_path / "thinker")
+    result = talk("/think show", "one", "/think show", "/think", "/think off", "two", "/think show", model=model.path)
+    assert (result.code, result.out) == (0, "Yes.\nYes.\n")
+    first, *lines = told(result, model)
+    assert first == "Nothing was thought yet." and re.search(
+        r" thought for (0\.\d|under 0\.1) s", result.err.split("\n")[2]
+    )
+    thinks, answers = "The model thinks before it answers", "The model answers without thinking"
+    assert lines == [
+        "(figures)", "so it is.", f"{thinks} (/think auto); there are /think on and /think off.",
+        f"{answers} (/think off); there are /think on and /think auto.", "(figures)", "so it is.",
+    ]  # fmt: skip
+    assert [turn.reasoning for turn in kept(home)[0].turns] == ["so it is.", ""]
+    again = talk("/think perhaps", arguments=["-c"], model=model.path)
+    assert again.code == 2 and "/think takes on, off, auto or show" in again.err
+
+
+def test_a_model_that_cannot_be_told_says_so(talk, hello):
+    assert told(talk("/think"), hello) == ["The chat template of this model has no switch for thinking."]
+    refused = talk("/think on", "one")
+    assert (refused.code, refused.out) == (2, "") and "/think on has no effect" in refused.err
+    assert "/think auto takes it back" in refused.err
+
+
 def test_each_line_is_answered_in_turn(talk, home, hello, messages):
     result = talk("one", "", " \t ", " two ")
     assert (result.code, result.out) == (0, "Hello!\nHello!\n")
@@ -182,6 +211,12 @@ def test_what_a_prompt_is(talk, hello, messages, typed, found, terminal):
     result = talk(typed, end=b"", terminal=terminal)
     assert (result.code, result.out) == (0, "Hello!\n" * len(found))
     assert prompts(messages) == found and told(result, hello) == ["(figures)"] * len(found)
+
+
+def test_lines_that_go_on_without_end(talk, messages, monkeypatch):
+    monkeypatch.setattr(plain, "LONGEST", 5)
+    result = talk("on\\", "and\\", "on")
+    assert result.code == 2 and "longer than 64 MiB" in result.err and not messages
 
 
 def test_input_that_is_no_utf_8_terminal(talk, messages, monkeypatch):
@@ -306,6 +341,25 @@ def test_text_of_files_goes_before_the_first_prompt_only(talk, hello, tmp_path, 
     assert prompts(messages) == ["some notes\n\none", "two"]
 
 
+def test_files_that_a_prompt_names(talk, home, hello, tmp_path, messages, monkeypatch):
+    (tmp_path / "notes").write_text("some notes\n")
+    (tmp_path / "null").write_bytes(b"\0")
+    monkeypatch.chdir(tmp_path)
+    result = talk("one @notes", "me@notes", "/again", "see @null", "/edit two @notes", terminal=True)
+    lines = [line for line in told(result, hello) if "answer" not in line]
+    assert lines == [
+        "+ notes (11 bytes, 11 tokens)", "(figures)", "(figures)", "(figures)",
+        "localspec: @null is not UTF-8 text; name a text file, or write \\@.",
+        "+ notes (11 bytes, 11 tokens)", "(figures)",
+    ]  # fmt: skip
+    framed = "some notes\n\n{}"
+    assert prompts(messages) == [framed.format("one @notes"), "me@notes", "me@notes", framed.format("two @notes")]
+    [*_, oldest] = kept(home)
+    assert oldest.info.title == "one @notes" and oldest.turns[0].typed == "one @notes"
+    recalled = told(talk(arguments=["--conversation", kept(home)[0].info.id]), hello)
+    assert recalled[1:4] == ["+ notes (11 bytes)", "> two @notes", "Hello!"]
+
+
 def test_files_that_were_not_read_go_before_the_next_prompt(talk, models, home, tmp_path, messages, monkeypatch):
     from localspec.decoding import session
 
@@ -397,9 +451,12 @@ def test_another_answer_and_another_prompt_leave_what_was_said(talk, home, hello
     result = talk("one", "two", "/again", "/edit  three", "/title Named", "four")
     assert result.out == "Hello!\n" * 5
     _, second, first = (conversation.info.id for conversation in kept(home))
+    same = "At temperature 0 the same prompt has the same answer; /set temperature 0.7 lets it differ."
     stays = "The answer before stays in conversation {0}: /resume {0} goes back to it."
     assert told(result, hello) == [
-        *["(figures)"] * 3,
+        *["(figures)"] * 2,
+        same,
+        "(figures)",
         stays.format(first),
         "(figures)",
         stays.format(second),
@@ -418,6 +475,8 @@ def test_another_answer_and_another_prompt_leave_what_was_said(talk, home, hello
     ("line", "sentence"),
     [
         ("/again", "There is no reply yet; say something first."),
+        ("/race", "A race is to be watched, and this is a chat line by line; `localspec race` tells its result."),
+        ("/xray", "There is no reply of this session yet; say something first."),
         ("/edit more", "There is no reply yet; say something first."),
         ("/edit", "/edit takes what is to be said instead of the last prompt; write it behind /edit."),
         ("/title Named", "This conversation is not kept (yet), so it has no title; say something first."),
@@ -426,6 +485,64 @@ def test_another_answer_and_another_prompt_leave_what_was_said(talk, home, hello
 def test_what_cannot_be_done_yet_is_told(talk, hello, line, sentence):
     result = talk(line, terminal=True)
     assert told(result, hello) == [f"localspec: {sentence}"]
+
+
+def test_sampling_is_changed(talk, home, hello, messages):
+    result = talk("one", "/set temperature 0.5", "/set max-tokens 2", "two", "/set max-tokens default", "/set", "three")
+    assert result.out == "Hello!\nHello\nHello!\n"
+    assert told(result, hello) == [
+        "(figures)",
+        "temperature  0.5         /set",
+        "max-tokens   2           /set",
+        "(cut off at the limit of tokens)",
+        "(figures)",
+        "max-tokens   no limit    but that of the context",
+        "temperature  0.5         /set",
+        "top-p        1           the model's own",
+        "top-k        0           the model's own",
+        "min-p        0           the model's own",
+        "max-tokens   no limit    but that of the context",
+        "seed         new         for each reply",
+        "(figures)",
+    ]
+    figures = [turn.figures for turn in kept(home)[0].turns]
+    assert [one["temperature"] for one in figures] == [0.0, 0.5, 0.5]
+    assert ["top_k" in one for one in figures] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("/set top-k 5", "/set top-k 5 has no effect at temperature 0; "),
+        ("/set tempratur 1", "There is no setting 'tempratur' (did you mean 'temperature'?); "),
+        ("/set model", "model is decided when the chat begins; "),
+    ],
+)
+def test_sampling_that_cannot_be_is_refused(talk, hello, line, sentence):
+    [mistake] = told(talk(line, terminal=True), hello)
+    assert mistake.startswith(f"localspec: {sentence}")
+
+
+def test_what_another_model_contradicts_is_taken_back(talk, hello, models, endless):
+    warm = scripted_model(models / "warm", [b"x"], generation={"do_sample": True, "temperature": 0.9})
+    result = talk("/set top-k 5", f"/model {hello.path}", "/set top-k", "hi", model=warm.path)
+    assert "/set top-k 5 has no effect at temperature 0" in result.err
+    assert "top-k        0           the model's own" in result.err and result.out == "Hello!\n"
+
+
+def test_who_proposed_the_last_reply(talk, hello):
+    lines = told(talk("one", "/xray"), hello)
+    assert lines[1].startswith("3 tokens in ") and "the model" in lines[1]
+    assert lines[2].startswith('0: "Hel" the model')
+    assert any('"!"' in line or '!"' in line for line in lines[3:])
+
+
+def test_the_phrases_that_are_kept(talk, home, hello):
+    assert told(talk("/phrases"), hello) == ["No phrases are kept for this model yet."]
+    talk("one")
+    lines = told(talk("/phrases", "/phrases nowhere"), hello)
+    assert all(" → " in line and "(said once, last in “one”)" in line for line in lines[:-1]) and len(lines) > 1
+    assert lines[-1] == "No phrase holds that."
 
 
 def test_a_new_conversation(talk, home, hello, messages):
@@ -493,12 +610,17 @@ def named(home: Path, hello: Script, endless: Script) -> Path:
 
 
 @pytest.mark.slow
-def test_another_model(talk, home, hello, named, endless, messages):
+def test_another_model(talk, home, hello, named, endless, messages, monkeypatch):
+    monkeypatch.setattr("localspec.chat.model_list.this_machine", lambda bandwidth: machine(cpu()))
     result = talk("one", "/model", "/model talker", "two", "/model greeter", "three", arguments=["-n", "3"])
     assert result.out == "Hello!\nand so on \nHello!\n"
     *listed, switch, cut, _, back, again, _ = told(result, hello)
-    assert {"greeter: Says hello.", "talker: Never ends."} < set(listed)
+    for name, about in (("greeter", "Says hello"), ("talker", "Never ends")):
+        assert any(re.fullmatch(rf"{name}: .* parameters · .* tokens/s · (.* · )?{about}", line) for line in listed)
     assert "lost: There is no directory /nowhere/at/all; give one in the Hugging Face layout." in listed
+    assert any(line.startswith(f"{hello.path} (answers now): ") for line in listed)
+    assert "These fit this machine and are not here; `localspec pull NAME` fetches one:" in listed
+    assert any(line.startswith("qwen3-0.6b: 609.8 MiB download · ") for line in listed)
     assert (switch, back) == ("talker answers from here on.", "greeter answers from here on.")
     assert cut == again == "(cut off at the limit of tokens)"
     assert [text for _, text in messages[-1]] == ["one", "Hello!", "two", "and so on ", "three"]
@@ -665,7 +787,7 @@ def test_an_interrupt_at_the_prompt_ends_nothing(talk, hello, messages, monkeypa
     """What was typed of a prompt so far is forgotten."""
     lines = iter(["one\\\n", KeyboardInterrupt, "two\n", KeyboardInterrupt, ""])
 
-    def readline(_: Terminal) -> str:
+    def readline(_: Terminal, limit: int = -1) -> str:
         line = next(lines)
         if not isinstance(line, str):
             raise line
@@ -847,7 +969,9 @@ def test_somebody_types(somebody, home, endless):
     somebody.type("\x03")
     somebody.wait_for("(stopped)")
     somebody.wait_for("> ")
-    somebody.type("/qiut\r")
+    somebody.type("/tit\t")
+    somebody.wait_for("/title ")
+    somebody.type("\x15/qiut\r")
     somebody.wait_for("did you mean '/quit'?")
     somebody.wait_for("> ")
     somebody.type("no")

@@ -1,6 +1,7 @@
 """`localspec pool` shows what is kept as text, deletes only what it was told to, and makes nothing by looking."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -82,11 +83,11 @@ def test_list_tells_every_pool(database: Path, model_directory: Path) -> None:
 def test_show_prints_safe_text(database: Path, model_directory: Path) -> None:
     learn(database, "demo", model_directory, phrase([0], (1, 2), [3, 4]), phrase([], (0, 6), [5, 8, 7]))
     assert run("show", "demo").splitlines() == [
-        "demo: 2 phrases",
-        "  the⏎ → ␛[2J straße  (1)",
-        "  the quick brown →  fox jumps  (1)",
+        "demo: 2 phrases, those said or used last:",
+        "  the⏎ → ␛[2J straße  (said once)",
+        "  the quick brown →  fox jumps  (said once)",
     ]
-    assert run("show", "--limit", "1").splitlines()[1:] == ["  the⏎ → ␛[2J straße  (1)"]
+    assert run("show", "--limit", "1").splitlines()[1:] == ["  the⏎ → ␛[2J straße  (said once)"]
     output = run("show", "demo", "--limit", "1", "--json")
     assert output.isascii()
     assert json.loads(output) == [
@@ -97,17 +98,29 @@ def test_show_prints_safe_text(database: Path, model_directory: Path) -> None:
             "after": [5, 8, 7],
             "text": "the\n\x1b[2J\u202e straße",
             "uses": 1,
+            "served": 0,
+            "conversation": None,
         }
     ]
 
 
-@pytest.mark.parametrize("tokenizer", ["no directory", "no file", "damaged"])
-def test_without_a_tokenizer_token_ids_are_shown(database: Path, tmp_path: Path, tokenizer: str) -> None:
+@pytest.mark.parametrize("tokenizer", ["no directory", "no file", "no name", "damaged", "panics", "a pipe"])
+def test_without_a_tokenizer_token_ids_are_shown(
+    database: Path, tmp_path: Path, model_directory: Path, tokenizer: str
+) -> None:
+    panics = {"type": "Precompiled", "precompiled_charsmap": "BAAAAAEAAAA="}
+    file = model_directory / "tokenizer.json"
     if tokenizer == "damaged":
-        (tmp_path / "tokenizer.json").write_text("{")
-    directory = {"no directory": None, "no file": tmp_path / "gone", "damaged": tmp_path}[tokenizer]
+        file.write_text("{")
+    elif tokenizer == "panics":
+        file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": panics}))
+    elif tokenizer == "a pipe":
+        file.unlink()
+        getattr(os, "mkfifo", Path.touch)(file)
+    absent = {"no directory": None, "no file": tmp_path / "gone", "no name": Path("9" * 400)}
+    directory = absent.get(tokenizer, model_directory)
     learn(database, "demo", directory, phrase([10], (1, 2), [3, 4]))
-    assert run("show").splitlines()[1] == "  10 1 2 → 3 4  (1)"
+    assert run("show").splitlines()[1] == "  10 1 2 → 3 4  (said once)"
     assert json.loads(run("show", "--json"))[0]["text"] is None
 
 
@@ -115,7 +128,9 @@ def test_export_is_one_line_a_phrase(database: Path, model_directory: Path) -> N
     learn(database, "demo", model_directory, *(phrase([n], (0, 6), [3]) for n in range(5)))
     learn(database, "other", None, phrase([9], (1, 2), [3]))
     lines = [json.loads(line) for line in run("export").splitlines()]
-    assert {tuple(line) for line in lines} == {("model", "before", "key", "after", "text", "uses")}
+    assert {tuple(line) for line in lines} == {
+        ("model", "before", "key", "after", "text", "uses", "served", "conversation")
+    }
     assert sorted((line["model"], line["before"][0]) for line in lines) == [
         *(("demo", n) for n in range(5)),
         ("other", 9),
@@ -130,6 +145,36 @@ def test_clear_of_one_model_leaves_the_others(database: Path) -> None:
     assert phrases_kept(database) == {"demo": 0, "other": 1}
     assert run("clear", "--yes") == "Deleted 1 phrase of all models.\n"
     assert phrases_kept(database) == {"demo": 0, "other": 0}
+
+
+def test_numbers_that_no_database_takes(database: Path) -> None:
+    learn(database, "demo", None, phrase([1], (1, 2), [3]))
+    assert len(run("show", "--limit", "9" * 23).splitlines()) == 2
+    assert "There are no phrases to delete." in run("clear", "--conversation", "9" * 23, "--yes")
+    assert phrases_kept(database) == {"demo": 1}
+
+
+def test_the_story_of_a_phrase_and_the_end_of_what_a_chat_taught(database: Path, model_directory: Path) -> None:
+    fox, street = phrase([0], (1, 2), [3, 4]), phrase([], (0, 6), [7])
+    with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
+        pool = store.phrases.pool("demo", "hash", model_directory)
+        assert pool is not None
+        number, _ = store.history.say(None, "A [fox]?\x1b[2J", model="demo", system=None)
+        store.phrases.learn(pool, [fox, street], conversation=number + 1)
+        store.phrases.learn(pool, [fox], [street], conversation=number)
+        store.phrases.learn(pool, [], [street])
+        store.phrases.learn(pool, [fox])  # where nothing is kept
+    assert run("show", "demo").splitlines()[1:] == [
+        "  the quick brown →  fox jumps  (said 3 times, last in “A [fox]?␛[2J”)",
+        f"  the⏎ →  straße  (said once, last in conversation {number + 1}, which is gone, guessed right in 2 replies)",
+    ]
+    assert [(one["served"], one["conversation"]) for one in json.loads(run("show", "--json"))] == [
+        (0, number), (2, number + 1)
+    ]  # fmt: skip
+    assert "There are no phrases to delete." in run("clear", "--conversation", "99", "--yes")
+    told = run("clear", "demo", "--conversation", str(number), "--yes")
+    assert told == f"Deleted 1 phrase of demo, said last in conversation {number}.\n"
+    assert "fox" not in run("show") and "straße" in run("show")
 
 
 def test_clear_asks_at_a_terminal(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:

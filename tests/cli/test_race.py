@@ -11,7 +11,7 @@ from pathlib import Path
 import pyte
 import pytest
 from clocks import PATIENCE
-from command import called, environment, sentence
+from command import called, environment, light_help, sentence
 from scripted_models import scripted_model
 
 from localspec.cli import race as module
@@ -29,6 +29,9 @@ def words(tmp_path_factory) -> Path:
     return scripted_model(tmp_path_factory.mktemp("race") / "words", pieces, again=0, context=2000).path
 
 
+DOES_NOT_PAY = "Drafts do not pay here: checking them took longer than they saved."
+
+
 def race(home: Path, words: Path, *arguments: object):
     return called(home, "race", "Count!", "-m", str(words), "-n", "24", "--drafter", "phrases", *map(str, arguments))
 
@@ -37,8 +40,9 @@ def race(home: Path, words: Path, *arguments: object):
 def test_without_a_terminal_the_result_is_printed(tmp_path, words):
     done = race(tmp_path, words, "--draft-max", 4)
     assert done.returncode == 0 and done.stderr == ""
-    first, second = done.stdout.splitlines()
-    assert first.startswith("× ") and " with phrases (" in first and second == "✓ both texts are the same"
+    first, *why, last = done.stdout.splitlines()
+    assert first.startswith("× ") and " with phrases (" in first and last == "✓ both texts are the same"
+    assert why in ([], [DOES_NOT_PAY])  # which of both is a matter of the machine
     assert not (tmp_path / "data").exists(), "a race keeps nothing"
 
 
@@ -108,7 +112,8 @@ def test_an_empty_prompt_is_none(tmp_path):
 
 
 @pytest.mark.slow
-def test_where_drafting_does_not_pay_there_is_no_race(tmp_path, words, monkeypatch):
+def test_where_drafting_does_not_pay_phrases_race(tmp_path, words, monkeypatch):
+    """And so one sees that it does not."""
     from localspec import Engine
 
     honest = Engine.open.__func__
@@ -117,17 +122,14 @@ def test_where_drafting_does_not_pay_there_is_no_race(tmp_path, words, monkeypat
         return honest(cls, module.replace(settings, drafter="none"), card, **named)
 
     monkeypatch.setattr(Engine, "open", classmethod(without))
-    done = called(tmp_path, "race", "Hello", "-m", str(words))
-    assert done.returncode == 1 and "nothing to race" in sentence(done)
+    done = called(tmp_path, "race", "Count!", "-m", str(words), "-n", "24", "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == 0 and told["drafter"] == "phrases" and told["identical"] is True
+    assert told["speculative"]["acceptance_length"] >= 1.0 == told["plain"]["acceptance_length"]
 
 
 def test_help_loads_nothing_heavy(tmp_path):
-    code = (
-        "import sys; from localspec.cli.main import main; code = main(['race', '--help']); "
-        "assert code == 0 and not {'torch', 'transformers'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True)
-    assert done.returncode == 0 and "--cast" in done.stdout, done.stderr
+    assert "--cast" in light_help(tmp_path, "race")
 
 
 @pytest.mark.slow
@@ -137,11 +139,11 @@ def test_on_a_terminal_it_is_seen_live_and_again(tmp_path, words, columns, lines
     assert code == 0
     assert sent.index(module.LIVE) < sent.index(module.REPLAY), "first as it happens, then at true speed"
     assert sent.index("\x1b[?25l") < sent.index("\x1b[?25h") and sent.rindex("\x1b[?25h") > sent.rindex(module.REPLAY)
-    screen = pyte.Screen(columns, lines)
+    screen = pyte.Screen(columns, lines + 4)  # long figures may take the last sentences another line, and scroll
     pyte.Stream(screen).feed(sent)
     shown = [line.rstrip() for line in screen.display if line.strip()]
     assert shown[0] == module.REPLAY and shown[1].split(" │ ")[1].strip() == "with phrases"
-    assert shown[-1] == "✓ both texts are the same" and shown[-2].startswith("× ")
+    assert shown[-1] == "✓ both texts are the same" and [line for line in shown[-4:] if line.startswith("× ")]
     left, right = zip(*(line.split("│") for line in shown if line.count("│") == 1), strict=True)
     assert " ".join(left).count("one two three") == " ".join(right).count("one two three") > 0
 

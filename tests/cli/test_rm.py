@@ -1,7 +1,10 @@
 """`rm` deletes one revision, says what else is touched, and asks."""
 
+import errno
 import json
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,10 +12,10 @@ from cli.hub_commands import WEIGHTS, at, common_cache, home_with_cache, reposit
 from command import sentence
 from hub_server import Hub, Repository, served
 
-from localspec.cli.console import size
 from localspec.hub.cache import find_snapshot
 from localspec.hub.sources import Source
 from localspec.paths import Paths
+from localspec.quantities import size
 
 
 @pytest.fixture
@@ -189,3 +192,29 @@ def test_what_an_interrupted_pull_left_can_be_deleted(home, hub: Hub, repo):
     assert found(home) is None
     result = at(home, hub, "rm", f"org/name@{repo.revisions['main']}", "--yes")
     assert result.returncode == 0 and not (common_cache(home) / "models--org--name").exists()
+
+
+@pytest.mark.parametrize("left", ["blobs", "records"])
+def test_a_deletion_that_was_stopped_is_ended_by_the_next(home, hub: Hub, monkeypatch, left):
+    at(home, hub, "pull", "org/name")
+    repository, record = common_cache(home) / "models--org--name", home / "data/pulled/models--org--name.json"
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "x")
+
+    with monkeypatch.context() as broken:
+        if left == "blobs":
+            broken.setattr("huggingface_hub.utils._cache_manager.shutil.rmtree", stopped_at(repository, full))
+        else:
+            broken.setattr("localspec.hub.cache.forget", full)
+        assert at(home, hub, "rm", "org/name", "--yes").returncode == 1
+    assert record.exists() and repository.exists() == (left == "blobs")
+    again = at(home, hub, "rm", "org/name", "--yes")
+    assert again.returncode == (0 if left == "blobs" else 3), again.stderr
+    assert not record.exists() and not repository.exists()
+
+
+def stopped_at(place: Path, fails: Callable[..., None]) -> Callable[..., None]:
+    """shutil.rmtree, which deletes that directory not."""
+    real = shutil.rmtree
+    return lambda path, *more, **options: fails() if Path(path) == place else real(path, *more, **options)

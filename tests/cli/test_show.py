@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 from checkpoints import write_checkpoint
@@ -17,6 +18,9 @@ KEYS = {
     "context",
     "license",
     "drafters",
+    "draft",
+    "draft_origin",
+    "passed_over",
     "revision",
 }
 
@@ -36,6 +40,8 @@ def test_json(tmp_path):
         "context": 512,
         "license": None,
         "drafters": ["none", "phrases", "lookahead", "layers"],
+        "draft": None,
+        "passed_over": None,
         "revision": revision(model),
     }
 
@@ -47,7 +53,24 @@ def test_lines(tmp_path):
         shown["parameters"] == "44"
         and shown["license"] == "unknown"
         and shown["drafters"] == "none, phrases, lookahead, layers"
+        and "draft" not in shown
     )
+
+
+def test_a_small_model_in_the_directory_drafts_or_is_passed_over_with_a_reason(tmp_path):
+    model = write_checkpoint(tmp_path / "model")
+    draft = write_checkpoint(model / "draft")
+    shown = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", str(model)).stdout.splitlines())
+    assert (shown["draft"], shown["draft_origin"]) == (str(draft), "in the model's directory draft")
+    assert shown["drafters"].endswith(f"draft_model:{draft}, ouroboros:{draft}") and "passed_over" not in shown
+    register = tmp_path / "config" / "models.toml"
+    register.parent.mkdir()
+    register.write_text(f'[mine]\npath = "{model}"\n')
+    assert json.loads(called(tmp_path, "list", "--json").stdout)[-1]["draft"] == f"draft{os.sep}"
+    (draft / "model.safetensors").unlink()
+    shown = json.loads(called(tmp_path, "show", str(model), "--json").stdout)
+    assert shown["draft"] is None and shown["draft_origin"] is None and "holds no weights" in shown["passed_over"]
+    assert json.loads(called(tmp_path, "list", "--json").stdout)[-1]["draft"] is None
 
 
 def test_the_demo(tmp_path):

@@ -190,7 +190,7 @@ from localspec.decoding.tree import DraftTree
 class Repeat:
     """Proposes the last token again."""
 
-    nbytes = 0
+    nbytes, target_layers = 0, ()
 
     def observe(self, step):
         pass

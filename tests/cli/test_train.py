@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from clocks import PATIENCE
-from command import called, environment, sentence
+from command import called, environment, light_help, sentence
 
 from localspec.checkpoint import revision
 from localspec.cli.main import main
@@ -482,15 +482,22 @@ def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(tmp_path, model, data, 
     assert losses(out) == whole
 
 
+LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1",
+          "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]  # fmt: skip
+
+
+def launched(home: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """`accelerate launch` with two processes on this machine."""
+    return subprocess.run(
+        [*LAUNCH, *map(str, words)], cwd=home, env=environment(home, OMP_NUM_THREADS="1"), capture_output=True,
+        text=True, timeout=250,
+    )  # fmt: skip
+
+
 @pytest.mark.slow
 def test_two_processes_learn_what_one_learns(tmp_path, model, data, whole):
     out = tmp_path / "out"
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
-              "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]  # fmt: skip
-    words = [*launch, "-m", "localspec", "train", *map(str, asked(model, data, out, "--device", "cpu"))]
-    result = subprocess.run(
-        words, cwd=tmp_path, env=environment(tmp_path, OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=250
-    )
+    result = launched(tmp_path, "--multi_gpu", "-m", "localspec", "train", *asked(model, data, out, "--device", "cpu"))
     assert result.returncode == 0, result.stderr
     card = json.loads((out / "drafter" / "drafter.json").read_text())
     assert card["trained"]["processes"] == 2
@@ -500,13 +507,66 @@ def test_two_processes_learn_what_one_learns(tmp_path, model, data, whole):
     assert [line["step"] for line in losses(out)] == [line["step"] for line in whole]
 
 
+DIVIDED = """
+import sys
+from localspec.cli.main import main
+from localspec.nn.target import Target
+from localspec.training import job
+
+def load_target(*given):
+    read.append(own(*given))
+    return read[-1]
+
+read, own = [], job.load_target
+job.load_target = load_target
+code = main(sys.argv[1:])
+layers = [weight for layer in read[0].transformer.layers for weight in layer.parameters()]
+held = sum(weight.to_local().numel() for weight in layers)
+print(f"[holds {held} of {sum(weight.numel() for weight in layers)}]", flush=True)
+sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_share_the_model_learn_what_one_learns(tmp_path):
+    """Of the demo model each holds a half of the layers, before and after they were used; steps give them unequal work."""
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("".join(json.dumps({"text": f"{'one two three ' * n} and {n}"}) + "\n" for n in range(1, 40)))
+    asked = ["train", "parallelspec", "-m", "demo", "--data", chats, "--steps", 3, "--batch", 192, "--length", 96,
+             "--at-once", 96, "--device", "cpu", "--dtype", "fp32", "-O", "form=medusa"]  # fmt: skip
+    alone = called(tmp_path, *map(str, asked), "-o", "alone")
+    assert alone.returncode == 0, alone.stderr
+    (tmp_path / "divided.py").write_text(DIVIDED)
+    result = launched(tmp_path, "--use_fsdp", "divided.py", *asked, "-o", tmp_path / "shared")
+    assert result.returncode == 0, result.stderr
+    shares = [tuple(map(int, found)) for found in re.findall(r"\[holds (\d+) of (\d+)\]", result.stdout)]
+    assert len(shares) == 2 and all(0.49 < held / of < 0.51 for held, of in shares)
+    one, two = ([line["loss"] for line in losses(tmp_path / out) if "loss" in line] for out in ("alone", "shared"))
+    assert len(two) == 3 and two == pytest.approx(one, rel=1e-3)
+    card = json.loads((tmp_path / "shared" / "drafter" / "drafter.json").read_text())
+    assert card["trained"]["processes"] == 2 and "acceptance" not in card
+    again = called(tmp_path, "run", "-n", "4", "--drafter", str(tmp_path / "shared"), "one two", "--draft-max", "4")
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["s3d"], "cannot be divided"),
+        (["medusa", "-O", "joint=true"], "cannot be divided"),
+        (["medusa", "--quantize", "int8"], "int8 cannot be divided"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(tmp_path, model, data, words, told):
+    result = called(
+        tmp_path, "train", *words, "-m", str(model), "--data", str(data), "-o", "out", "--device", "cpu",
+        WORLD_SIZE="2", ACCELERATE_USE_FSDP="true",
+    )  # fmt: skip
+    assert result.returncode == 2 and told in sentence(result) and not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_help_loads_nothing_heavy(tmp_path):
-    code = (
-        "import sys; from localspec.cli.main import main; code = main(['train', '--help']) or main(['distill', '--help']); "
-        "assert code == 0 and not {'torch', 'transformers', 'numpy', 'accelerate'} & set(sys.modules)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert all(flag in result.stdout for flag in ("--data", "--option", "--steps", "--hours", "--epochs", "--prompts"))
-    assert os.sep not in result.stdout.partition("Options")[0]
+    told = light_help(tmp_path, "train", "distill")
+    assert all(flag in told for flag in ("--data", "--option", "--steps", "--hours", "--epochs", "--prompts"))
+    assert os.sep not in told.partition("Options")[0]

@@ -107,7 +107,8 @@ def test_what_the_budget_leaves_of_a_draft_is_verified_and_both_observe_it(tiny:
     assert list(step.committed) == coming[:3], "two of the nodes, and the token after them"
     assert step.tree is not None
     assert step.tree.size == len(step.greedy_picks) == 3
-    assert drafter.steps[-1] is budget.observed[-1] is step
+    assert drafter.steps[-1] is budget.observed[-1]
+    assert drafter.steps[-1].tree is step.tree
 
 
 def test_no_node_that_was_sampled_is_left_out_by_the_rule_rejection(tiny: Make) -> None:
@@ -150,6 +151,7 @@ def test_drafting_and_verification_are_timed_apart(tiny: Make, monkeypatch: pyte
     assert (step.draft_seconds, step.verify_seconds) == (0.0, 0.0)
     drafter.next = DraftTree.chain([step.committed[-1], 5])
     step = decode_step(target, cache, drafter, step.committed, budget, Sampling())
+    assert step.learn_seconds == 10100.0
     assert (step.draft_seconds, step.verify_seconds) == (1005.0, 7.0), "to choose what is verified belongs to the draft"
 
 

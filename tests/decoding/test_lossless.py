@@ -252,7 +252,7 @@ def test_three_tokens_have_the_stock_models_joint_distribution_however_they_are_
     }
     prompt = [1, 4, 4, 0]
     chances = joint(letters.stock, prompt, Sampling(**SHAPES[shape]))
-    assert_drawn_from(chances, draw_counts(letters, drafters[drafter], prompt, SHAPES[shape], draws=2500))
+    assert_drawn_from(chances, draw_counts(letters, drafters[drafter], prompt, SHAPES[shape], draws=1200))
 
 
 @pytest.mark.slow
@@ -260,7 +260,7 @@ def test_the_chi_square_sees_a_distribution_that_is_a_little_off(letters: Tiny) 
     """The test above can fail: draws at temperature 1.25 are not taken for draws at 1."""
     chances = joint(letters.stock, [0, 3, 1, 5, 2], Sampling(1.0))
     drafter = RandomBranches(seed=1, vocabulary=LETTERS)
-    counts = draw_counts(letters, drafter, [0, 3, 1, 5, 2], {"temperature": 1.25}, draws=1500)
+    counts = draw_counts(letters, drafter, [0, 3, 1, 5, 2], {"temperature": 1.25}, draws=1200)
     with pytest.raises(AssertionError):
         assert_drawn_from(chances, counts)
 

@@ -74,7 +74,7 @@ def said(model: TableModel, drafter: Drafter, sampling: Sampling, count: int) ->
 class Sampled:
     """Draws trees for the rule `rejection` from chances of its own, the same at every depth."""
 
-    nbytes = 0
+    nbytes, target_layers = 0, ()
 
     def __init__(self, vocab_size: int) -> None:
         self.logits = NumpyLogits(np.random.default_rng(9).normal(0, 1, (2, vocab_size)))

@@ -203,6 +203,27 @@ def test_sources_and_counts_add_up(speller: Tiny) -> None:
     assert numbers.off_reason is None
 
 
+def test_every_token_is_told_by_the_draft_of_its_step(speller: Tiny) -> None:
+    """One token of prefill, then each step's accepted nodes and the bonus token, and who proposed them."""
+    target, prompt = speller.target, list(range(9))
+    ids = stock_reply(speller.stock, prompt, 30)
+    for drafter in drafters(target, prompt + ids):
+        session = Session(target, drafter, Budget(NODES))
+        told: list[tuple[int | None, str]] = [(None, "target")]
+        said: list[tuple[int, str]] = []
+        for event in session.generate(prompt, GREEDY, Limits(max_tokens=30, stop=("zz",))):
+            if isinstance(event, Text):
+                said += zip(event.tokens, event.sources, strict=True)
+                for draft in event.drafts:
+                    named = draft.sources or ["drafter"] * len(draft.tokens)
+                    told += ((draft.tokens[node], named[node]) for node in draft.path[1:])
+                    told.append((None, "target"))
+                assert len(said) <= len(told), "a token comes with the draft of its step, or after it"
+        assert [token for token, _ in said] == ids
+        for (token, source), (drafted, proposer) in zip(said, told, strict=False):
+            assert source == proposer and drafted in (None, token)
+
+
 def test_the_weights_that_are_counted_are_the_stock_models(speller: Tiny) -> None:
     assert speller.target.nbytes == sum(weights.numel() * 4 for weights in speller.stock.parameters())
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,29 @@ def test_a_draft_is_a_chain_of_as_many_tokens_as_there_are_nodes_or_of_its_own_l
         assert tree.source is not None and set(tree.source[1:]) == {SOURCE}
         assert not tree.probe
     assert drafter.draft(context(drafter, text, 0)).size == 1
+
+
+class SecondEach:
+    """Costs of a small model of which each forward takes a second."""
+
+    def at(self, rows: int, context: int) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("token_seconds", "covered", "forwards"),
+    [(None, 0.0, 5), (1e9, 0.0, 5), (1.5, 0.0, 1), (1.4, 0.0, 0), (1.5, 0.1, 0), (1e9, 1.0, 0), (3.0, 0.5, 1)],
+)
+def test_a_forward_that_costs_more_than_it_should_save_is_left_out(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch, token_seconds: float | None, covered: float, forwards: int
+) -> None:
+    """The chance of what was drafted, less what phrases cover, times the prior of 0.7, against a second."""
+    small = tiny("qwen2-one-key-head").target
+    drafter = DraftModel(small, VOCABULARY, Autoregressive(), Budget(0), costs=SecondEach())
+    monkeypatch.setattr(drafter.calibration, "chances", lambda level, *_: [(token, 0.5) for token, _ in level])
+    asked = replace(context(drafter, prompt_ids(9, seed=2), 5), token_seconds=token_seconds, covered=covered)
+    tree = drafter.draft(asked)
+    assert sum(drafter.forwards.values()) == forwards and (tree.size > 1) == (forwards > 0)
 
 
 def test_a_stop_token_ends_a_draft(tiny: Make) -> None:

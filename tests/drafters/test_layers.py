@@ -208,6 +208,28 @@ def test_a_draft_goes_on_only_as_long_as_another_forward_pays(tiny: Make) -> Non
         assert max(drafter.draft(Context(text, kept, 8, GREEDY)).depth) == forwards
 
 
+def test_what_is_learned_is_what_its_own_confidence_was_worth(tiny: Make) -> None:
+    """Not the chance that was made of it, and in its own order: else a calibration would be learned of itself."""
+    target, text = tiny(LLAMA).target, prompt_ids(9)
+    drafter, kept = layers(target), prefilled(target, text)
+    said = drafter._next(Context(text, kept, 8, GREEDY), text[-1], 0)
+    kept.truncate(len(text) - 1)
+    (_, sure), (second, less) = said[:2]
+    chances = dict.fromkeys((token for token, _ in said), 0.01) | {second: 0.9}
+    drafter.calibration.chances = lambda found, *_: sorted(  # type: ignore[method-assign]
+        ((token, chances.get(token, 0.5)) for token, _ in found), key=lambda one: -one[1]
+    )
+    judged: list[tuple[float, int, int, bool]] = []
+    drafter.calibration.judge = lambda *judgement: judged.append((*judgement[:3], judgement[4]))  # type: ignore[method-assign]
+    tree = drafter.draft(Context(text, kept, 8, GREEDY))
+    assert tree.tokens[1] == second and tree.chance is not None and tree.chance[1] == 0.9
+    before = drafter._agreement
+    drafter.observe(Step([second, END], NumpyHidden(torch.zeros(2, 4).numpy()), tree, [0], [1], 0.1, 1.0))
+    assert judged[:2] == [(sure, 1, 0, False), (less, 1, 1, True)]
+    assert {depth for _, depth, _, _ in judged} == {1, 2}, "its chain went on from the token that was likeliest"
+    assert drafter._agreement != before and not drafter._levels and not drafter._chain
+
+
 def test_the_price_of_a_forward_follows_the_seconds_it_sees(tiny: Make) -> None:
     target, text = tiny(LLAMA).target, prompt_ids(9)
     drafter, kept = layers(target, fixed=False), prefilled(target, text)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import add_changes, after_training, drafting, hidden_for, session_of, torch_form
 from quantized_layers import packed_target
-from slow_cases import cases
+from slow_cases import covering
 from tiny_models import (
     END,
     Tiny,
@@ -356,8 +356,7 @@ def forget(drafter: Trainable) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", cases(FORMS, ["shared"]))
-@pytest.mark.parametrize("name", cases(MODELS, MODELS[2:]))
+@pytest.mark.parametrize(("form", "name"), covering(FORMS, MODELS))
 def test_greedy_text_is_that_of_the_stock_model(tiny: Make, name: str, form: str) -> None:
     model, prompt = tiny(name), prompt_ids(23, seed=23)
     text = stock_reply(model.stock, prompt, 40)

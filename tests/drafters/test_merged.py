@@ -141,7 +141,7 @@ class Noted:
     """A drafter that is asked as usual; its trees are kept by the length of the text."""
 
     def __init__(self, inner: Drafter) -> None:
-        self.inner, self.nbytes, self.trees = inner, inner.nbytes, {}
+        self.inner, self.nbytes, self.target_layers, self.trees = inner, inner.nbytes, inner.target_layers, {}
 
     def observe(self, step: Step) -> None:
         self.inner.observe(step)
@@ -175,7 +175,7 @@ def test_each_drafts_what_it_would_draft_alone(tiny: Make, monkeypatch: pytest.M
 class Says:
     """Proposes the same tree each time, and takes a while."""
 
-    nbytes = 7
+    nbytes, target_layers = 7, ()
 
     def __init__(self, tree: DraftTree) -> None:
         self.tree, self.asked, self.observed, self.length = tree, [], 0, -1

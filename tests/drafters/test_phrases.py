@@ -77,6 +77,22 @@ def test_what_followed_the_last_two_tokens_before_is_proposed() -> None:
     assert set(tree.source[1:]) == {"prompt"}
 
 
+@pytest.mark.parametrize("anywhere", [False, True])
+@pytest.mark.parametrize("text", [[1, 2, 3, 4, 5, 6, 9, 1, 2], [1, 2, 3, 4]])
+def test_what_may_follow_the_root_is_looked_up_once(anywhere: bool, text: list[int], monkeypatch) -> None:
+    drafter = WithPhrases(Autoregressive(), PhrasePool(()), anywhere=anywhere)
+    drafter.pool.extend(text)
+    asked: list[list[int]] = []
+    look_up = drafter.pool.continuations
+    monkeypatch.setattr(
+        drafter.pool, "continuations", lambda tail, ahead: asked.append(list(tail)) or look_up(tail, ahead)
+    )
+    drafter.draft(context(text, 4))
+    assert asked == [text[-MATCH_LENGTH:]]
+    drafter.draft(context(text, 0))
+    assert len(asked) == 1, "without nodes there is no work"
+
+
 def test_nothing_is_proposed_where_nothing_was_seen_before() -> None:
     text = [1, 2, 3, 4]
     tree = phrases(text).draft(context(text, 8))
@@ -517,6 +533,25 @@ def test_a_leaf_that_only_probes_hang_on_is_lengthened_even_by_what_they_probe()
     tree = phrases(text, inner=inner).draft(context(text, 6))
     assert {((3, 50, 51), True), ((3, 50, 51), False)} <= edges(tree)
     assert tree.children[list(tree.tokens).index(50)] != {}
+
+
+def test_the_inner_drafter_is_told_how_likely_phrases_hold_the_next_token() -> None:
+    """A small model drafts only what is worth it beside them, so who is told 0 drafts for nothing."""
+    told: list[float] = []
+
+    class Told(Autoregressive):
+        def draft(self, context: Context) -> DraftTree:
+            told.append(context.covered)
+            return super().draft(context)
+
+    seen, unseen = [5, 6, 7, 8, 5, 6], [5, 6, 7, 8]
+    for text, anywhere in ((seen, True), (unseen, True), (seen, False)):
+        drafter = WithPhrases(Told(), PhrasePool(()), anywhere=anywhere)
+        drafter.observe(observed(text))
+        tree = drafter.draft(context(text, 4))
+        assert (tree.size > 1) == (text is seen)
+    likely, unknown, below_leaves = told[0], told[1], told[-1]
+    assert 0.2 < likely <= 1.0 and unknown == below_leaves == 0.0
 
 
 def test_an_inner_tree_with_nothing_to_add_is_handed_on_as_it_is() -> None:

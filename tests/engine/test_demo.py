@@ -1,6 +1,7 @@
 """The demo model itself: the stock model's ids, whatever is drafted, on the prompts a person would try first."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ from localspec.training.trainable import make_drafter
 PROMPTS = ["Who are you?", "Tell me a short story about a fox.", "What is 2 + 3?"]
 COUNT = 48
 
+StockAnswer = Callable[[str], tuple[list[int], int]]
+
 
 @pytest.fixture(scope="module")
 def demo_path() -> Path:
@@ -50,7 +53,13 @@ def demo(demo_path: Path) -> Tiny:
     return read(demo_path)
 
 
-def stock_answer(demo: Tiny, prompt: list[int], count: int) -> tuple[list[int], int]:
+@pytest.fixture(scope="module")
+def stock(demo: Tiny) -> StockAnswer:
+    """stock(question): its answer, computed once."""
+    return cache(lambda question: stock_answer(demo, demo.target.encode([{"role": "user", "content": question}])))
+
+
+def stock_answer(demo: Tiny, prompt: list[int], count: int = COUNT) -> tuple[list[int], int]:
     """Greedy ids of a plain loop over the stock model, and how many of them come before the first near-tie."""
     tokens = list(prompt)
     clear = None
@@ -82,7 +91,7 @@ def test_the_logits_of_a_prompt_are_the_stock_models(demo: Tiny) -> None:
 def test_its_bytes_are_known_before_it_is_loaded(demo_path: Path, dtype: str, quantize: str) -> None:
     """To the byte by our library, and by torch where that computes on a processor: packed weights to train on."""
     card = TargetCard("demo", demo_path, None, "")
-    settings = Settings(device="cpu", dtype=dtype, quantize=quantize)
+    settings = Settings(device="cpu", dtype=dtype, quantize=quantize, drafter="phrases")
     choice = choose(card, settings)
     assert choice.engine == "native" and load_target(choice, Reporter()).nbytes == choice.loaded_bytes
     trained_on = choose(card, settings, this_machine().as_torch_has_it())
@@ -94,9 +103,11 @@ def test_its_bytes_are_known_before_it_is_loaded(demo_path: Path, dtype: str, qu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("question", PROMPTS)
-def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(demo: Tiny, question: str) -> None:
+def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(
+    demo: Tiny, stock: StockAnswer, question: str
+) -> None:
     prompt = demo.target.encode([{"role": "user", "content": question}])
-    text, clear = stock_answer(demo, prompt, COUNT)
+    text, clear = stock(question)
     assert len(text) > 3, "the demo model says something"
     # Behind a near-tie two right computations may part; none of these prompts should come near one.
     assert clear == len(text)
@@ -147,23 +158,24 @@ def test_its_drafters_are_saved_under_the_names_they_were_read_by(demo: Tiny, de
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", kinds("weights"))
-def test_its_trained_drafters_help_and_change_nothing(demo: Tiny, demo_path: Path, kind: str) -> None:
+def test_its_trained_drafters_help_and_change_nothing(
+    demo: Tiny, demo_path: Path, stock: StockAnswer, kind: str
+) -> None:
     """A drafter that was trained as it is not used would still be lossless, but guess no better than chance."""
     drafter = load_drafter(read_drafter(demo_path / "drafters" / kind), demo.target)
     pool = PhrasePool(demo.target.special_tokens)
     tokens = steps = 0
     for question in PROMPTS:
-        text, _ = stock_answer(demo, demo.target.encode([{"role": "user", "content": question}]), COUNT)
+        text, _ = stock(question)
         for one in (drafter, WithPhrases(drafter, pool, anywhere=True)):
             ids, statistics = answer(demo.target, one, question, Sampling())
             assert ids == text
             if one is drafter:
                 tokens, steps = tokens + len(ids), steps + statistics.steps
-        for seed in range(2):
-            warm = Sampling(0.8, top_p=0.95, seed=seed)
-            plain, _ = answer(demo.target, Autoregressive(), question, warm)
-            assert answer(demo.target, drafter, question, warm)[0] == plain
-            assert answer(demo.target, WithPhrases(drafter, pool, anywhere=True), question, warm)[0] == plain
+        warm = Sampling(0.8, top_p=0.95, seed=1)
+        plain, _ = answer(demo.target, Autoregressive(), question, warm)
+        assert answer(demo.target, drafter, question, warm)[0] == plain
+        assert answer(demo.target, WithPhrases(drafter, pool, anywhere=True), question, warm)[0] == plain
     assert tokens / steps > 1.5
 
 
@@ -178,11 +190,11 @@ def bitwise(request: pytest.FixtureRequest, demo_path: Path) -> Callable[[str], 
 @pytest.mark.slow
 def test_its_trained_drafters_change_no_bit(demo_path: Path, bitwise: Callable[..., Any]) -> None:
     target = bitwise()
-    for sampling in (Sampling(), Sampling(0.8, top_p=0.95, seed=3)):
-        plain, _ = answer(target, Autoregressive(), PROMPTS[1], sampling)
-        for kind in kinds("weights"):
-            drafter = load_drafter(read_drafter(demo_path / "drafters" / kind), target)
-            assert answer(target, drafter, PROMPTS[1], sampling)[0] == plain, kind
+    sampling = Sampling(0.8, top_p=0.95, seed=3)
+    plain, _ = answer(target, Autoregressive(), PROMPTS[1], sampling)
+    for kind in kinds("weights"):
+        drafter = load_drafter(read_drafter(demo_path / "drafters" / kind), target)
+        assert answer(target, drafter, PROMPTS[1], sampling)[0] == plain, kind
 
 
 def paired(target: Any, small: Any) -> dict[str, Drafter]:
@@ -200,11 +212,11 @@ def paired(target: Any, small: Any) -> dict[str, Drafter]:
 
 
 @pytest.mark.slow
-def test_its_draft_model_helps_and_changes_nothing(demo: Tiny, demo_path: Path) -> None:
+def test_its_draft_model_helps_and_changes_nothing(demo: Tiny, demo_path: Path, stock: StockAnswer) -> None:
     """It says what the demo says more often than not; one that was not trained towards it would do so hardly ever."""
     small, counts = Target.load(demo_path / "draft"), {name: [0, 0] for name in paired(demo.target, demo.target)}
     for question in PROMPTS:
-        text, _ = stock_answer(demo, demo.target.encode([{"role": "user", "content": question}]), COUNT)
+        text, _ = stock(question)
         warm = Sampling(0.8, top_p=0.95, seed=1)
         plain, _ = answer(demo.target, Autoregressive(), question, warm)
         for name in counts:
@@ -222,10 +234,10 @@ def test_its_draft_model_helps_and_changes_nothing(demo: Tiny, demo_path: Path) 
 @pytest.mark.slow
 def test_its_draft_model_changes_no_bit(bitwise: Callable[..., Any]) -> None:
     target, small = bitwise(), bitwise("draft")
-    for sampling in (Sampling(), Sampling(0.8, seed=3)):
-        plain, _ = answer(target, Autoregressive(), PROMPTS[1], sampling)
-        for name, drafter in paired(target, small).items():
-            assert answer(target, drafter, PROMPTS[1], sampling)[0] == plain, name
+    sampling = Sampling(0.8, seed=3)
+    plain, _ = answer(target, Autoregressive(), PROMPTS[1], sampling)
+    for name, drafter in paired(target, small).items():
+        assert answer(target, drafter, PROMPTS[1], sampling)[0] == plain, name
 
 
 def test_it_stops_by_itself(demo: Tiny) -> None:

@@ -54,7 +54,7 @@ def store(tmp_path):
 
 
 def choice(**settings) -> Choice:
-    return choose(CARD, Settings(**settings))
+    return choose(CARD, Settings(**{"drafter": "phrases"} | settings))
 
 
 def test_what_was_measured_once_is_not_measured_again(measured, store):

@@ -57,7 +57,7 @@ def test_turns_that_cannot_fit_are_not_tokenized_to_know_it(target, monkeypatch)
     read: list[int] = []
     encode = target.encode
     monkeypatch.setattr(
-        target, "encode", lambda messages: read.append(len(messages)) or encode(messages), raising=False
+        target, "encode", lambda messages, _: read.append(len(messages)) or encode(messages), raising=False
     )
     system, *said = turns(1)
     prompt, dropped, _ = fit_conversation(target, [system, *huge, *huge, *said], Limits(), target.context)

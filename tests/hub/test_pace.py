@@ -1,16 +1,18 @@
 """A server is waited for, not for ever: what trickles is given up, and a wait that is asked for is told or refused."""
 
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from checkpoints import CONFIG, safetensors
+from clocks import PATIENCE
 from hub_server import Hub, Repository, served
 
 from localspec.errors import LocalspecError
 from localspec.hub import pace
-from localspec.hub.fetch import fetch
+from localspec.hub.fetch import Interrupted, fetch
 from localspec.hub.plan import plan
 from localspec.hub.sources import Source
 from localspec.paths import Paths
@@ -111,3 +113,40 @@ def test_waits_add_up(hub: Hub, tmp_path, naps):
     with pytest.raises(LocalspecError, match="asks to wait 50 seconds before it is asked again"):
         fetch(found, paths=Paths(tmp_path), notice=told.append)
     assert len(told) == 3 and sum(naps) <= pace.ALL_WAITS + 3
+
+
+def test_who_no_longer_wants_an_answer_does_not_wait_for_it(hub: Hub, tmp_path):
+    """The server says nothing for as long as a connection lasts; what came so far is not kept."""
+    found, wanted = plan([SOURCE]), threading.Event()
+    wanted.set()
+    hub.hold = 1000
+    stopped: list[BaseException] = []
+
+    def pulled() -> None:
+        try:
+            with pace.given_up_unless(wanted.is_set):
+                fetch(found, paths=Paths(tmp_path))
+        except BaseException as error:  # it is looked at below
+            stopped.append(error)
+
+    thread = threading.Thread(target=pulled)
+    thread.start()
+    assert hub.waiting.wait(PATIENCE)
+    wanted.clear()
+    thread.join(PATIENCE)
+    assert isinstance(stopped[0], Interrupted) and not hub.go.is_set()
+    assert "are kept; model.safetensors is fetched again" in str(stopped[0])
+    assert not list((tmp_path / "hf").rglob("*.incomplete"))
+    hub.go.set()
+    assert fetch(found, paths=Paths(tmp_path)) == [], "others are not asked any more whether they want it"
+
+
+def test_a_server_that_is_silent_for_too_long_is_given_up_all_the_same(hub: Hub, monkeypatch, naps):
+    monkeypatch.setattr("localspec.hub.plan.PATIENCE", 0.3)
+
+    def silent(path: str) -> None:
+        hub.go.wait(PATIENCE)
+
+    hub.answer = silent
+    with pace.given_up_unless(lambda: True), pytest.raises(LocalspecError, match="did not answer in time"):
+        plan([SOURCE])

@@ -1,16 +1,19 @@
 """What a pull would fetch, of repositories as they are, as they should not be, and of servers that mean harm."""
 
 import json
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
 
+import httpx2
 import pytest
 from checkpoints import CONFIG, safetensors
 from hub_server import Hub, Repository, git_sha1, served
 
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.hub.cache import find_snapshot
+from localspec.hub.client import localspec_errors
 from localspec.hub.fetch import fetch
 from localspec.hub.plan import Part, plan
 from localspec.hub.sources import Source
@@ -350,3 +353,16 @@ def test_a_file_of_another_length_does_not_count_as_cached(hub, tmp_path):
     (path / "model.safetensors").resolve().write_bytes(WEIGHTS[:-1])
     made = plan([SOURCE])
     assert made.parts[0].here == set(MODEL) - {"model.safetensors"} and made.fetch_bytes == len(WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), r"cannot be found; see whether this machine is online"),
+        (ConnectionRefusedError(111, "Connection refused"), r"cannot be reached \(Connection refused\)"),
+    ],
+)
+def test_no_number_of_an_error_is_shown(cause, said):
+    with pytest.raises(LocalspecError, match=said) as told, localspec_errors(Source("org/name")):
+        raise httpx2.ConnectError(str(cause)) from cause
+    assert "Errno" not in str(told.value)

@@ -22,7 +22,14 @@ from localspec.paths import Paths
 posix = pytest.mark.skipif(os.name != "posix", reason="clocks of computing as on POSIX")
 ASKED = [{"role": "user", "content": "Hi"}]
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-WORKS = {"template": "{{ messages[0].content }}", "messages": ASKED, "waits": True, "tokens": {}, "most": 99}
+WORKS = {
+    "template": "{{ messages[0].content }}",
+    "messages": ASKED,
+    "waits": True,
+    "tokens": {},
+    "switches": {},
+    "most": 99,
+}
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 
 from localspec.errors import NotHere, UsageMistake
 from localspec.hub.sources import Source
-from localspec.models.drafter_kinds import kinds
-from localspec.models.entries import PACKAGE, Entry, PublishedDrafter, PublishedLength, read_entries
+from localspec.models.drafter_kinds import kind_of, kinds
+from localspec.models.entries import PACKAGE, Entry, Form, PublishedDrafter, PublishedLength, read_entries
 from localspec.models.registry import cards, installed, named_card, resolve
 from localspec.models.shape import Shape
 from localspec.paths import Paths
@@ -24,6 +24,8 @@ quality = 40
 draft = "small"
 gated = true
 verified = true
+architecture = "Qwen3ForCausalLM"
+thinking = "switch"
 shape = {SHAPE[:-2]}, tied = true }}
 [[all.drafters]]
 kind = "medusa"
@@ -36,6 +38,15 @@ lossless = false
 accepted = {{ length = 2.5, depth = 4, source = "a paper" }}
 [[all.drafters]]
 kind = "s3d"
+[[all.forms]]
+repo = "org/name-GGUF"
+revision = "v2"
+gguf = "q8_0"
+license = "MIT"
+publisher = "Somebody"
+bytes = 1000
+[[all.forms]]
+repo = "other/copy"
 """
 
 
@@ -65,15 +76,18 @@ def test_everything_that_an_entry_can_say(file: Path) -> None:
     )
     assert entry == Entry(
         name="all", source=Source("org/name", "v1.0"), license="MIT", description="Everything.", draft="small",
-        publisher="Somebody", quality=40, gated=True, verified=True, shape=Shape(2, 8, 16, 4, 2, 2, 32, 64, tied=True),
-        drafters=(heads, PublishedDrafter("s3d")),
+        publisher="Somebody", quality=40, gated=True, verified=True, architecture="Qwen3ForCausalLM", thinking="switch",
+        shape=Shape(2, 8, 16, 4, 2, 2, 32, 64, tied=True), drafters=(heads, PublishedDrafter("s3d")),
+        forms=(Form(Source("org/name-GGUF", "v2", "Q8_0"), "Somebody", "MIT", 1000), Form(Source("other/copy"))),
     )  # fmt: skip
+    assert list(map(str, entry.sources)) == ["org/name@v1.0", "org/name-GGUF@v2:Q8_0", "other/copy"]
 
 
 def test_what_is_left_out_has_a_value_that_promises_nothing(file: Path) -> None:
     (entry,) = read(file, '[m]\nrepo = "org/name"\n')
     assert entry == Entry("m", source=Source("org/name", "main"))
     assert (entry.gated, entry.verified, entry.quality, entry.shape, entry.drafters) == (False, False, 0, None, ())
+    assert (entry.architecture, entry.thinking, entry.forms) == (None, None, ())
     drafter = PublishedDrafter("s3d")
     assert (drafter.source, drafter.parameters, drafter.accepted, drafter.lossless) == (None, None, None, True)
 
@@ -140,6 +154,17 @@ D = M + '[[m.drafters]]\nkind = "medusa"\n'
         ('[m]\npath = "x"\nrevision = "v1"\n', "revision = 'v1' of model 'm' in {file} has no effect without a repo"),
         (D + 'revision = "v1"\n', "revision = 'v1' of a drafter of model 'm' in {file} has no effect without a repo"),
         (D + 'repo = "heads"\n', "repo = 'heads' of a drafter of model 'm' in {file} names no repository"),
+        # forms
+        (M + "forms = 3\n", "forms = 3 of .* must be tables"),
+        (M + '[[m.forms]]\ngguf = "Q8_0"\n', "A form of model 'm' in {file} has no repo; add the repository"),
+        (M + '[[m.forms]]\nrepo = "a/b"\ngguf = "Q8 0"\n', "gguf = 'Q8 0' of a form of .* names no type of GGUF"),
+        (M + '[[m.forms]]\nrepo = "b"\ngguf = "Q8_0"\n', "repo = 'b' of a form of .* names no repository"),
+        (M + '[[m.forms]]\nrepo = "a/b"\nkind = "Q8_0"\n', "Unknown key 'kind' of a form of model 'm'"),
+        ('[m]\npath = "x"\n[[m.forms]]\nrepo = "a/b"\n', "Model 'm' in {file} has forms and no repo that"),
+        # what it is
+        (M + 'architecture = "GPT2LMHeadModel"\n', "architecture = 'GPT2LMHeadModel' of .* must be one of LlamaForC"),
+        (M + 'architecture = ["x"]\n', "architecture = .* must be one of"),
+        (M + 'thinking = "yes"\n', "thinking = 'yes' of .* must be one of no, always, switch"),
         # drafters
         (M + '[[m.drafters]]\nkind = "medusaa"\n', "kind = 'medusaa' of a drafter of .*(did you mean 'medusa'?)"),
         (M + '[[m.drafters]]\nrepo = "org/heads"\n', "kind = None of a drafter of .*; use one of draft_model, medusa"),
@@ -216,6 +241,30 @@ def test_every_shipped_entry_says_what_a_user_wants_to_know(shipped: dict[str, E
         assert not entry.verified or entry.source is None, "nobody has fetched it yet"
 
 
+def test_every_shipped_entry_tells_architecture_thinking_and_its_other_forms(shipped: dict[str, Entry]) -> None:
+    for name, entry in shipped.items():
+        assert entry.thinking, name
+        assert (entry.architecture is None) == (entry.source is None), name
+        for form in entry.forms:
+            assert form.publisher and form.license == entry.license, name
+            assert form.source.gguf in ("", "Q8_0"), "of others it is not known that they lose nothing"
+            assert not form.bytes or form.bytes < 1.5 * entry.shape.parameters, name
+            heads = [one for one in entry.drafters if one.source and not kind_of(one.kind).mask_key]
+            assert not (form.source.gguf and heads), "heads are converted with the model's own weights"
+    thinks = {name: entry.thinking for name, entry in shipped.items() if entry.thinking != "no"}
+    assert thinks.pop("deepseek-r1-qwen-7b") == "always" and {*thinks.values()} == {"switch"}
+    assert {*thinks} == {"qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b"}
+
+
+def test_docs_registry_has_a_row_for_every_entry_form_and_drafter_and_none_that_is_not(shipped) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "registry.md").read_text("utf-8")
+    rows = [line.split("|")[1].strip().strip("`") for line in page.splitlines() if line.startswith("| `")]
+    models = {name for name, entry in shipped.items() if entry.source}
+    forms = {str(form.source) for entry in shipped.values() for form in entry.forms}
+    drafters = {str(one.source) for entry in shipped.values() for one in entry.drafters if one.source}
+    assert sorted(rows) == sorted(models | forms | drafters)
+
+
 def test_every_draft_is_registered_and_smaller_with_the_same_vocabulary(shipped: dict[str, Entry]) -> None:
     for name, entry in shipped.items():
         if entry.draft:
@@ -244,8 +293,11 @@ def test_no_two_different_models_are_of_the_same_quality(shipped: dict[str, Entr
     assert shipped["demo"].quality < min(entry.quality for entry in shipped.values() if entry.source)
     families = [
         ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b"],
-        ["qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b"],
-        ["llama3.2-1b", "llama3.2-3b"],
+        ["qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b"],
+        ["qwen2.5-coder-1.5b", "qwen2.5-coder-7b"],
+        ["llama3.2-1b", "llama3.2-3b", "llama3.1-8b"],
+        ["smollm2-360m", "smollm2-1.7b"],
+        ["phi4-mini", "phi4"],
     ]
     for family in families:
         ordered = [shipped[name].quality for name in family]
@@ -253,12 +305,14 @@ def test_no_two_different_models_are_of_the_same_quality(shipped: dict[str, Entr
 
 
 def test_gated_models_are_those_whose_terms_must_be_accepted(shipped: dict[str, Entry]) -> None:
-    assert {name for name, entry in shipped.items() if entry.gated} == {"llama3.2-1b", "llama3.2-3b", "mistral-7b"}
+    gated = {"llama3.2-1b", "llama3.2-3b", "llama3.1-8b", "mistral-7b", "mistral-7b-medusa"}
+    assert {name for name, entry in shipped.items() if entry.gated} == gated
 
 
 def test_the_models_of_the_issue_are_registered(shipped: dict[str, Entry]) -> None:
     for name in ("phi3-s3d", "phi3-medusa"):
         assert shipped[name].source == Source("microsoft/Phi-3-mini-4k-instruct")
         assert [drafter.kind for drafter in shipped[name].drafters] == [name.removeprefix("phi3-")]
-    heads = shipped["vicuna-7b-medusa"].drafters[0]
-    assert heads.kind == "medusa" and heads.source == Source("FasterDecoding/medusa-vicuna-7b-v1.3")
+    heads = shipped["mistral-7b-medusa"].drafters[0]
+    assert heads.kind == "medusa"
+    assert heads.source == Source("text-generation-inference/Mistral-7B-Instruct-v0.2-medusa")

@@ -122,10 +122,10 @@ def test_what_was_not_measured_stays_as_it_was() -> None:
 def test_prediction_and_measurement_stand_side_by_side() -> None:
     text = beside(PAPER, Acceptance(0.5, [0.8, 0.5]), Timing(0.5, 0.6, 1.4, 1.0))
     assert text == (
-        "Acceptance by depth was predicted as 0.91 0.71 and measured as 0.80 0.50; tokens an iteration as 2.55 and "
-        "2.20; the speedup as 1.66 and 1.10."
+        "By the paper's constants acceptance by depth is 0.91 0.71, and measured 0.80 0.50; tokens an iteration 2.55, "
+        "and measured 2.20; the speedup 1.66, and measured 1.10."
     )
-    assert beside(PAPER, Acceptance(0.5, [0.8, 0.5])).endswith("2.55 and 2.20.")
+    assert beside(PAPER, Acceptance(0.5, [0.8, 0.5])).endswith("2.55, and measured 2.20.")
 
 
 def test_where_acceptance_was_measured_the_proposal_goes_by_it_and_by_the_tree() -> None:

@@ -19,7 +19,11 @@ LLAMA = {
 # What the hub's pages, papers and safetensors headers give.
 PUBLISHED = {
     "phi3-s3d": 3_821_079_552, "phi3-medusa": 3_821_079_552, "llama3.2-1b": 1_235_814_400,
-    "llama3.2-3b": 3_212_749_824, "mistral-7b": 7_248_023_552, "vicuna-7b-medusa": 6_738_415_616,
+    "llama3.2-3b": 3_212_749_824, "mistral-7b": 7_248_023_552, "mistral-7b-medusa": 7_241_732_096,
+    "llama3.1-8b": 8_030_261_248, "phi4-mini": 3_836_021_760, "phi4": 14_659_507_200,
+    "smollm2-360m": 361_821_120, "smollm2-1.7b": 1_711_376_384, "deepseek-r1-qwen-7b": 7_615_616_512,
+    "qwen2.5-coder-1.5b": 1_543_714_304, "qwen2.5-coder-7b": 7_615_616_512, "qwen3-4b-2507": 4_022_468_096,
+    "qwen3-14b": 14_768_307_200,
     "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "qwen2.5-3b": 3_085_938_688,
     "qwen2.5-7b": 7_615_616_512, "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096,
     "qwen3-8b": 8_190_735_360,
@@ -96,5 +100,5 @@ def test_registered_sizes_are_the_published_ones(tmp_path: Any) -> None:
     found = {name: shape.parameters for name, shape in shapes.items() if shape}
     assert found.keys() == PUBLISHED.keys()
     for name, parameters in found.items():
-        within = 1e-4 if name.startswith("qwen") else 0  # which have biases, or norms inside of attention
+        within = 1e-4 if name.startswith(("qwen", "deepseek")) else 0  # which have biases, or norms inside of attention
         assert parameters == pytest.approx(PUBLISHED[name], rel=within, abs=0), name

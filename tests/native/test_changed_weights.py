@@ -11,11 +11,11 @@ from localspec.checkpoint import revision, tensor_start
 from localspec.errors import LocalspecError
 from localspec.events import Reporter
 from localspec.models import weight_digests as module
-from localspec.models.packed_files import forms, packed_files
+from localspec.models.packed_files import packed_files
 from localspec.models.weight_digests import changed_unseen, weight_digests
 from localspec.native import packed_cache
 from localspec.native.packed_cache import load
-from localspec.packed_file import Origin
+from localspec.packed_file import Origin, forms
 from localspec.paths import Paths
 
 

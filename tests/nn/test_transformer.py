@@ -241,9 +241,9 @@ def test_rows_that_fill_up_a_forward_change_none_of_the_others(
     widths: list[int] = []
     padded, transform = filled(plain, multiple), plain.transformer.forward
 
-    def watched(tokens: torch.Tensor, *more: object) -> torch.Tensor:
+    def watched(tokens: torch.Tensor, *more: object, **named: object) -> torch.Tensor:
         widths.append(tokens.shape[1])
-        return transform(tokens, *more)
+        return transform(tokens, *more, **named)
 
     padded.transformer = copy.copy(plain.transformer)
     padded.transformer.forward = watched

@@ -13,6 +13,7 @@ from localspec.models.drafter_kinds import DRAFT_TOKENS, FORWARDS_A_DRAFT
 from localspec.models.entries import PublishedDrafter, PublishedLength
 from localspec.models.s3d_prediction import Constants, propose, share
 from localspec.policy.candidates import (
+    PAIR,
     PHRASES,
     CostInputs,
     DrafterCandidate,
@@ -100,6 +101,16 @@ def test_a_pair_needs_a_small_model() -> None:
     assert found(pair, small=SMALL, small_here=True)["draft_model:small"].here
 
 
+def test_figures_of_a_published_pair_are_not_those_of_another_small_model() -> None:
+    pair = PublishedDrafter("ouroboros", accepted=SAID)
+    named, other = (found(pair, small=replace(SMALL, named=one), small_here=True) for one in (True, False))
+    assert [*named] == ["phrases", "ouroboros:small", *(f"draft_model:small{end}" for end in ("", "+phrases"))]
+    assert {*other} == {*named}
+    origins = [both["ouroboros:small"].acceptance.origin for both in (named, other)]  # type: ignore[union-attr]
+    assert "a paper" in origins[0] and "a paper" not in origins[1] and "Spec-Bench" in origins[1]
+    assert found(pair, small=replace(SMALL, named=False)).keys() == {"phrases"}, "nobody fetches one for a guess"
+
+
 # -- what they bring -------------------------------------------------------------------------------------------------------
 
 
@@ -128,7 +139,10 @@ def test_what_was_measured_after_its_training_scales_the_whole_tree() -> None:
 
 @pytest.mark.parametrize("kind", ["s3d", "semi", "parallelspec", "medusa"])
 def test_the_demos_drafters_are_foreseen_as_they_were_measured(kind: str) -> None:
-    """docs/drafter-table.md has what fixed trees of them brought on 100 prompts, greedily."""
+    """docs/drafter-table.md has what fixed trees of them brought on 100 prompts, greedily.
+
+    Those are public ones, mostly beyond this model: there drafters bring up to a third less than on its own text.
+    """
     own = found(here=(read_drafter(DEMO / "drafters" / kind),))[kind].acceptance
     greedy = (DOCS / "drafter-table.md").read_text("utf-8").partition("Acceptance length")[2]
     sizes, measured = (
@@ -137,7 +151,7 @@ def test_the_demos_drafters_are_foreseen_as_they_were_measured(kind: str) -> Non
         if line.startswith((f"| {kind} |", "| drafter |"))
     )
     assert own is not None and len(sizes) == 5
-    assert [own.length(int(nodes)) for nodes in sizes] == pytest.approx(measured, rel=0.1)
+    assert [own.length(int(nodes)) for nodes in sizes] == pytest.approx(measured, rel=1 / 3)
 
 
 def test_without_that_the_figure_of_its_publisher_and_without_any_nobody_knows() -> None:
@@ -148,6 +162,16 @@ def test_without_that_the_figure_of_its_publisher_and_without_any_nobody_knows()
     )
     assert found(here=(heads,))["medusa"].acceptance is None is found(here=(heads,))["medusa+phrases"].acceptance
     assert found(PublishedDrafter("medusa"))["medusa"].acceptance is None
+
+
+def test_a_small_model_that_is_here_is_tried_for_what_such_pairs_are_published_to_bring() -> None:
+    alone, both = (found(small=SMALL, small_here=True)[f"draft_model:small{end}"] for end in ("", "+phrases"))
+    assert alone.acceptance is PAIR and PAIR.length(99) == pytest.approx(2.28)
+    assert both.acceptance is not None and both.acceptance.length(99) > 2.28
+    assert found(PublishedDrafter("draft_model"), small=SMALL)["draft_model:small"].acceptance is None, "not here"
+    replies = {reply_key("draft_model", (), SMALL.card): ReplyStats(1.1, 2.0, 0.1)}
+    corrected = found(small=SMALL, small_here=True, at=replace(AT, replies=replies))["draft_model:small"]
+    assert corrected.acceptance is not None and corrected.acceptance.length(99) == pytest.approx(1.1)
 
 
 def test_what_was_measured_here_comes_before_all_figures() -> None:
@@ -207,6 +231,12 @@ def test_bytes_are_those_of_its_own_weights() -> None:
     assert found(PublishedDrafter("parallelspec"))["parallelspec"].bytes == 2 * SEVEN.layer + layer_cache
     assert found(PublishedDrafter("s3d"))["s3d"].bytes == 2 * (SEVEN.matrices // 20)
     assert found(PublishedDrafter("draft_model"), small=SMALL)["draft_model:small"].bytes == 10**7
+
+
+def test_states_of_inner_layers_take_room_in_a_forward() -> None:
+    plain = replace(trained("parallelspec", 10**9, 0.8), inner=0)
+    more = drafter_bytes(replace(plain, inner=3 * 4096), SEVEN, "bf16", (1.0, 4), 4096)
+    assert more - drafter_bytes(plain, SEVEN, "bf16", (1.0, 4), 4096) == 512 * 3 * 4096 * 4
 
 
 def test_a_draft_of_s3d_reads_the_layers_that_are_proposed_and_the_head() -> None:

@@ -356,6 +356,8 @@ def test_a_reason_tells_precision_speed_m_and_what_they_rest_on() -> None:
     assert explained(plan("none", 1.0, measured=True), [plan("none", 1.0)]) == (
         "plain decoding in bf16: 10 tokens/s, M 1.00 (measured here)"
     )
+    fast = plan("none", 857.0, measured=True)
+    assert explained(fast, [fast]).startswith("plain decoding in bf16: 8,570 tokens/s, M")
     ranked = [plan("phrases", 1.4), plan("none", 1.0)]
     assert explained(ranked[0], ranked) == (
         "phrases in bf16: 14 tokens/s, M 1.40 (predicted; 1.50 tokens/step by guess)"

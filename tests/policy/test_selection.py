@@ -1,7 +1,7 @@
 """What is loaded for what was asked, and what is refused, on machines that nobody has."""
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -326,7 +326,7 @@ def test_what_does_not_fit_names_what_is_missing_and_what_would_fit(fresh_home: 
 
 def test_it_never_offers_the_very_model_that_does_not_fit() -> None:
     named = unfetched(SEVEN, name="qwen3-8b")
-    with pytest.raises(DoesNotFit, match=r"choose qwen2\.5-7b"):
+    with pytest.raises(DoesNotFit, match=r"choose qwen3-4b-2507"):
         choose(named, Settings(), machine(cpu(6)))
 
 
@@ -534,6 +534,46 @@ def test_a_model_without_a_small_one_says_how_to_name_it() -> None:
         with pytest.raises(NotHere, match=r"draft = 'gone' of big in models\.toml cannot be used"):
             choose(unfetched(SEVEN, draft="gone"), Settings(drafter=kind), HERE)
     assert choose(unfetched(SEVEN, draft="gone"), Settings(), HERE).drafter == "phrases"
+
+
+def test_auto_takes_a_small_model_in_the_targets_directory_where_it_should_pay_and_no_more_once_it_did_not(
+    tmp_path,
+) -> None:
+    """A target of a billion numbers whose rows are nearly free, and a twentieth of it below `draft`."""
+
+    def config(layers: int) -> dict[str, object]:
+        return {**CONFIG, "vocab_size": 8192, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
+                "num_hidden_layers": layers, "max_position_embeddings": 4096}  # fmt: skip
+
+    path = write_checkpoint(tmp_path / "model", config(24))
+    draft = write_checkpoint(path / "draft", config(1))
+    for one in (path, draft):
+        (one / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    card = TargetCard("own", path, None, "")
+    replies: dict[str, ReplyStats] = {}
+
+    @dataclass(frozen=True)
+    class Timed(Told):
+        def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
+            whole = card.path == path
+            return ModelMeasurements(flat(0.05 if whole else 0.003, slope=0.01), replies if whole else {})
+
+    taken = choose(card, Settings(), HERE, Timed())
+    assert (taken.drafter, taken.quantize) == ("draft_model+phrases", "int8") and taken.draft is not None
+    assert taken.draft.target.path == draft and taken.draft.loaded_bytes < 0.2 * taken.loaded_bytes
+    assert str(draft) in taken.reason and "Spec-Bench" in taken.reason
+    named = choose(card, Settings(drafter="draft_model+phrases"), HERE, Timed())
+    assert named.draft == taken.draft and named.tokens_per_second == taken.tokens_per_second
+    for drafter in ("draft_model", "draft_model+phrases", "ouroboros"):
+        replies[f"{drafter} of {draft}"] = ReplyStats(1.2, 4, 0.2)
+    assert choose(card, Settings(), HERE, Timed()).drafter == "phrases", "replies told"
+    replies.clear()
+    (draft / "tokenizer.json").write_text('{"model": {"vocab": {"b": 0}}}')
+    assert choose(card, Settings(), HERE, Timed()).drafter == "phrases"
+    with pytest.raises(
+        LocalspecError, match="its token 0 is 'b', .* Correct that, or name another: --drafter ouroboros:"
+    ):
+        choose(card, Settings(drafter="ouroboros"), HERE, Timed())
 
 
 # -- this machine ------------------------------------------------------------------------------------------------------------

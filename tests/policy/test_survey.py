@@ -2,16 +2,22 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from machines import BILLION, GIB, LITTLE, PHI, SEVEN, cpu, gpu, machine, unfetched
 
+from localspec.config import Settings
+from localspec.errors import DoesNotFit
 from localspec.models.entries import PACKAGE, Entry
+from localspec.models.model import Model
 from localspec.models.registry import NOWHERE, TargetCard
 from localspec.models.shape import Shape
 from localspec.policy import survey
+from localspec.policy.drafter_spec import DrafterSpec
 from localspec.policy.measurements import NoMeasurements
 from localspec.policy.ranking import QUICK
+from localspec.policy.selection import choices
 from localspec.policy.survey import Recommendation, preferred, recommendations
 
 TOY = TargetCard("toy", PACKAGE / "demo", None, "", "", Entry("toy", path=PACKAGE / "demo", quality=99))
@@ -123,3 +129,30 @@ def test_the_speedup_is_over_plain_decoding_in_the_same_precision(registry) -> N
     assert [found.speedup] == [pytest.approx(plan.speed / one.speed) for one in alone]
     (none,) = recommendations(machine(cpu(4)), NoMeasurements(), here=False)
     assert none.speedup is None and not none.gated
+
+
+def test_what_has_a_gated_small_model_to_fetch_needs_its_terms_too(monkeypatch) -> None:
+    small = unfetched(LITTLE, "small")
+    assert small.entry is not None
+    small = replace(small, entry=replace(small.entry, gated=True))
+    card = unfetched(SEVEN, draft="small")
+    plan = SimpleNamespace(candidate=SimpleNamespace(small=small))
+    assert Recommendation(card, plan, "").gated and not Recommendation(card, None, "").gated
+    plan = SimpleNamespace(candidate=SimpleNamespace(small=None))
+    assert not Recommendation(card, plan, "").gated
+
+
+def test_where_a_model_does_not_fit_another_is_named_that_anybody_can_fetch(registry, monkeypatch) -> None:
+    """Unless there is only one whose terms must be accepted, which is said."""
+    cards = {"toy": TOY}
+    for name, shape, quality, gated in (("closed", BILLION, 30, True), ("open", LITTLE, 10, False)):
+        card = unfetched(shape, name)
+        assert card.entry is not None
+        cards[name] = replace(card, entry=replace(card.entry, quality=quality, gated=gated))
+    monkeypatch.setattr(survey, "known", lambda: cards)
+    small = machine(cpu(4))
+    with pytest.raises(DoesNotFit, match=r"or choose open \(`localspec pull open`\)"):
+        choices(Model(unfetched(SEVEN), SEVEN, SEVEN.parameters), DrafterSpec("none"), Settings(), small)
+    del cards["open"]
+    with pytest.raises(DoesNotFit, match=r"\(`localspec pull closed`, gated: its terms must be accepted first\)"):
+        choices(Model(unfetched(SEVEN), SEVEN, SEVEN.parameters), DrafterSpec("none"), Settings(), small)

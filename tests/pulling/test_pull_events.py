@@ -105,3 +105,19 @@ def test_what_is_here_or_cannot_be_meant_is_not_looked_for(home):
     with pytest.raises(NotHere, match="dmeo"):
         next(events("dmeo"))
     assert not common_cache(home).exists()
+
+
+def test_beside_a_chat_nothing_is_measured_or_packed(home, monkeypatch):
+    """A model that would be packed otherwise; what its entry says of drafters would be a reason to measure."""
+    (home / "config").mkdir(mode=0o700)
+    (home / "config" / "models.toml").write_text('[mine]\nrepo = "org/name"\ndrafters = [{ kind = "medusa" }]\n')
+    for measured in ("_measure_rates", "memory_bandwidth"):
+        monkeypatch.setattr(f"localspec.engine.device_profile.{measured}", lambda *_: pytest.fail("it was measured"))
+    with served(org__name=model_repository(resolve("demo").path)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        stages: list[str] = []
+        reporter = Reporter(pytest.fail, stages.append)
+        found = list(pull("mine", Wishes(quiet=True), reporter, lambda done, total: None))
+    assert kinds(found) == [Planned, AboutToFetch, Fetched, Installed] and found[0].packing is None
+    assert not [stage for stage in stages if "packing" in stage or "training" in stage]
+    assert not (home / "cache" / "packed").exists() and resolve("mine").here

@@ -206,12 +206,12 @@ def test_a_run_that_is_killed_goes_on_and_a_second_one_is_refused(small, tmp_pat
     """In processes of their own, at the true size but for the batch."""
     data, work = small
     (work / "long").mkdir(parents=True)
-    texts = [part for path in own.documents(passes.ROOT) for part in path.read_text("utf-8").split("\n\n")]
-    tokenizer = train_tokenizer(texts, work / "tokenizer")
+    demo = passes.ROOT / "localspec" / "demo"
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(demo)
     examples = list(own.texts(own.documents(passes.ROOT)))
     Corpus.encode(20 * examples, tokenizer).save(work / "long" / "pass-0.npz")
     words = [sys.executable, str(SCRIPT), "long", "--data", str(data), "--work", str(work), "--device", "cpu"]
-    words += ["--batch", "512", "--micro", "512", "--saved", "0", "--float32"]
+    words += ["--begin", str(demo), "--batch", "512", "--micro", "512", "--saved", "0", "--float32"]
     checkpoint = work / "long" / "checkpoint.pt"
 
     def until_saved(process: subprocess.Popen, after: float) -> None:

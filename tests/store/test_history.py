@@ -7,6 +7,7 @@ import select
 import shutil
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import threading
@@ -18,19 +19,17 @@ from typing import Any
 import pytest
 from clocks import PATIENCE
 from database_files import damage_root, in_a_child, integrity, only_readable, open_directory
+from deleted_text import MARKER, bytes_on_disk, index_is_whole, talk, traces
 
 from localspec.store import database as database_module
-from localspec.store import drafts as drafts_module
 from localspec.store import history as history_module
+from localspec.store import shrinking
 from localspec.store import store as store_module
+from localspec.store.conversations import Found, Turn
 from localspec.store.database import StoreTrouble
-from localspec.store.history import CANDIDATES, Found, History, Turn
+from localspec.store.history import CANDIDATES, INFO, NEWEST_FIRST, WHOLE, History
 from localspec.store.store import Store
 
-# Each character of its own beginning in UTF-8, so that no trigram can hide behind a prefix it shares with another; of
-# one case, which is how the index has them too.
-# Of three bytes and more: two bytes of a character come up by chance in the checksums of the log.
-MARKER = "ⴰក漢ก한ठ𐎀ᚠ℥ꀀ"
 HOSTILE = (
     "\x1b[2J\x1b]52;c;aGk=\x07 \x9b31m \u202egnp.exe\u2066 [red]x[/] <b>&#27;</b> \ufeff \U0010ffff \r\n\t e\u0301"
 )
@@ -87,18 +86,6 @@ def raw(store: Store, query: str, *values: Any) -> list[Any]:
     return store._database._connection.execute(query, values).fetchall()
 
 
-def index_is_whole(store: Store) -> bool:
-    """Whether the index is what it would be if it were made anew."""
-    raw(store, "CREATE VIRTUAL TABLE IF NOT EXISTS temp.entry USING fts5vocab (main, trigram, instance)")
-    entries = "SELECT term, doc FROM temp.entry ORDER BY term, doc"
-    now = raw(store, entries)
-    raw(store, "BEGIN")
-    raw(store, "INSERT INTO trigram (trigram) VALUES ('rebuild')")
-    anew = raw(store, entries)
-    raw(store, "ROLLBACK")
-    return now == anew
-
-
 # -- what goes in comes out --
 
 
@@ -128,7 +115,7 @@ def test_a_conversation_comes_out_as_it_was_said(path: Path, notices: list[str])
         Turn(first + 1, "And?", "And so", "length", {}, saved.turns[1].asked),
     )
     info = saved.info
-    assert info[:3] == (number, "You", "other") and info.turns == 2
+    assert info[:3] == (number, "Hello? You", "other") and info.turns == 2
     assert start <= info.created <= saved.turns[0].asked <= saved.turns[1].asked <= end <= info.used <= time.time()
     assert notices == []
 
@@ -415,8 +402,32 @@ def test_searching_agrees_with_looking_at_everything(store: Store, history: Hist
     assert hits > 1000 and index_is_whole(store)
 
 
+def test_no_conversation_is_looked_at_that_is_not_asked_for(store: Store, history: History) -> None:
+    """What a start reads: of 100,000 conversations it took three seconds."""
+    for query, values in ((NEWEST_FIRST, ()), (INFO, (1,)), (WHOLE, (1,))):
+        plan = "; ".join(row[3] for row in raw(store, f"EXPLAIN QUERY PLAN {query.format(volume='')}", *values))
+        # Where its index begins is the conversation said last, and nobody reads on; nothing is read to be sorted.
+        looked_through = plan.replace("SCAN conversation USING INDEX conversation_by_newest", "")
+        assert "SCAN" not in looked_through and "TEMP B-TREE" not in plan, plan
+        assert query == NEWEST_FIRST or "conversation=?" in plan, plan
+
+
+def test_the_newest_are_the_first_of_all(history: History) -> None:
+    for number in range(6):
+        said(history, f"prompt {number}", "reply")
+    _, turn = history.say(2, "more", model="demo", system=None)
+    history.write(turn, "reply", "stop")
+    history.say(4, "unanswered", model="demo", system=None)
+    history.remove([6])
+    everything = history.conversations()
+    assert [info.id for info in everything] == [4, 2, 5, 3, 1] and [info.turns for info in everything[:2]] == [2, 2]
+    for limit in range(1, 8):
+        assert history.conversations(limit) == everything[:limit]
+    assert history.latest() == 4
+
+
 def test_the_index_is_used_and_unfinished_turns_are_not_in_it(store: Store, history: History) -> None:
-    plan = "; ".join(row[3] for row in raw(store, f"EXPLAIN QUERY PLAN {CANDIDATES}", '"abc"'))
+    plan = "; ".join(row[3] for row in raw(store, f"EXPLAIN QUERY PLAN {CANDIDATES.format(volume='')}", '"abc"'))
     assert "trigram VIRTUAL TABLE" in plan and "turn_not_indexed" in plan and "SCAN turn;" not in f"{plan};"
     said(history, "before", "finished")
     before = raw(store, "SELECT * FROM trigram_data")
@@ -465,30 +476,6 @@ def test_the_index_follows_what_another_program_does_to_the_turns(store: Store, 
 
 
 # -- deleting --
-
-
-def bytes_on_disk(path: Path) -> bytes:
-    return b"".join(file.read_bytes() for file in path.parent.iterdir())
-
-
-def traces(path: Path, text: str = MARKER) -> set[str]:
-    """Which characters of the text stand in any file of the directory."""
-    content = bytes_on_disk(path)
-    return {character for character in set(text) if character.encode() in content}
-
-
-def talk(history: History, chance: random.Random, conversation: int | None = None) -> int:
-    """Much said with MARKER, shuffled, in every way that leaves copies behind; returns the conversation."""
-    for _ in range(20):
-        words = ["".join(chance.sample(MARKER, len(MARKER))) for _ in range(200)]
-        conversation, _ = history.say(conversation, f"taken back {words[0]}", model="demo", system=MARKER)
-        _, turn = history.say(conversation, " ".join(words[:20]), model="demo", system=MARKER)
-        for end in (30, 60, 100):
-            history.write(turn, " ".join(words[:end]))
-        history.write(turn, " ".join(words), chance.choice(["stop", None, "interrupted"]), {"seed": MARKER})
-    history.say(conversation, f"unanswered {MARKER}", model="demo", system=MARKER)
-    assert conversation is not None
-    return conversation
 
 
 ANOTHER_PROCESS = """
@@ -570,6 +557,21 @@ def test_removing_gives_the_space_back(path: Path, store: Store) -> None:
     size = path.stat().st_size
     assert store.history.remove(numbers[1:]) == 2
     assert path.stat().st_size < size / 2
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_a_large_database_is_shrunk_without_memory_for_all_of_it(path, store, monkeypatch, large):
+    """What SQLite puts aside meanwhile lies in a file in the private directory, and nowhere else."""
+    monkeypatch.setattr(shrinking, "MOST_IN_MEMORY", 0 if large else 2**30)
+    gone = talk(store.history, random.Random(9))
+    asked: list[str] = []
+    store._database._connection.set_trace_callback(asked.append)
+    assert store.history.remove([gone]) == 1
+    store._database._connection.set_trace_callback(None)
+    around = "; ".join(asked[asked.index("VACUUM") - 3 : asked.index("VACUUM") + 3])
+    assert (f"temp_store_directory = '{path.parent}'" in around and "temp_store = FILE; VACUUM" in around) == large
+    assert raw(store, "PRAGMA temp_store") == [(2,)] and not any(raw(store, "PRAGMA temp_store_directory"))
+    assert traces(path) == set()
 
 
 def test_removing_counts_what_was_there_and_leaves_the_rest(store: Store, history: History) -> None:
@@ -730,20 +732,55 @@ def test_threads_may_share_a_history(store: Store, history: History) -> None:
 # -- old, broken and read-only files --
 
 
-def test_conversations_from_before_branches_are_there_and_go_on(
-    path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("known", [3, 6], ids=["before branches", "before what was thought was kept"])
+def test_conversations_of_earlier_versions_are_there_and_go_on(
+    path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch, known: int
 ) -> None:
     with monkeypatch.context() as earlier:
-        earlier.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:3])
+        earlier.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:known])
         earlier.setattr(store_module, "PROBES", ())
-        with Store.open(path, notices.append) as old:
-            number, _ = said(old.history, "prompt", "reply")
+        with Store.open(path, notices.append) as old, old._database._connection as connection:
+            connection.execute(
+                "INSERT INTO conversation (model, system, created, used) VALUES ('demo', 'Be brief.', 1, 1)"
+            )
+            insert = (
+                "INSERT INTO turn (conversation, prompt, reply, reason, figures, asked) VALUES (1, ?, ?, ?, '{}', 1)"
+            )
+            connection.executemany(insert, [("prompt", "", None), ("gone", "", None)])
+            connection.execute("UPDATE turn SET reply = 'reply', reason = 'stop' WHERE id = 1")
+            connection.execute("DELETE FROM turn WHERE id = 2")
+    number = 1
     with Store.open(path, notices.append) as store:
         assert texts(store.history, number) == [("prompt", "reply", "stop")]
         [info] = store.history.conversations()
         assert (info.title, info.branch_of) == ("prompt", None)
+        was = store.history.read(number)
+        assert was is not None and was.system == "Be brief."
         assert store.history.rename(number, "named") and store.history.conversations()[0].title == "named"
-    assert notices == []
+        saved = store.history.read(number)
+        assert saved is not None and [one.reasoning for one in saved.turns] == [""]
+        _, second = store.history.say(number, "again", model="demo", system=None)
+        assert second == 3, "an id never means something else"
+        assert store.history.write(second, "yes", "stop", reasoning="so it is")
+        assert store.history.search("yes")[0].turn == second
+    assert notices == [] and integrity(path) == "ok"
+
+
+def test_what_was_thought_is_kept_with_its_turn_and_goes_with_a_branch(store: Store) -> None:
+    history = store.history
+    number, turn = history.say(None, "prompt", model="demo", system=None)
+    assert history.write(turn, "", reasoning="half a tho")
+    assert history.write(turn, "", "interrupted", reasoning="half a thought\0")
+    saved = history.read(number)
+    assert saved is not None and saved.turns[0].reasoning == "half a thought\N{SYMBOL FOR NULL}"
+    assert not saved.turns[0].unanswered
+    # A turn of which nothing but a thought came is no prompt without an answer: it is not taken back.
+    number, _ = history.say(number, "next", instead=turn, newest=turn, model="demo", system=None)
+    assert texts(history, number) == [("prompt", "", "interrupted"), ("next", "", None)]
+    other, _ = history.branch(number, saved.turns, model="demo", system=None)
+    branched = history.read(other)
+    assert branched is not None and branched.turns[0].reasoning == saved.turns[0].reasoning
+    assert history.remove([number, other]) == 2
 
 
 def test_a_database_from_before_conversations_keeps_what_it_has(
@@ -751,15 +788,15 @@ def test_a_database_from_before_conversations_keeps_what_it_has(
 ) -> None:
     with monkeypatch.context() as earlier:
         earlier.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:2])
-        earlier.setattr(
-            store_module, "PROBES", store_module.PROBES[: -len(history_module.PROBES) - len(drafts_module.PROBES)]
-        )
+        earlier.setattr(store_module, "PROBES", ())
         with Store.open(path, notices.append) as old:
             pool = old.phrases.pool("demo", "hash")
             assert pool is not None
-            old.phrases.learn(pool, [(1, b"", b"1234")])
             old.measurements.remember("costs", "demo", [1])
     with contextlib.closing(sqlite3.connect(path)) as connection:
+        row = (pool, 1, b"", b"1234", 1, 1)
+        connection.execute("INSERT INTO phrase (pool, key, before, after, uses, used) VALUES (?, ?, ?, ?, ?, ?)", row)
+        connection.commit()
         assert connection.execute("PRAGMA user_version").fetchone() == (2,)
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     assert tables == {"pool", "phrase", "measurement"}
@@ -820,9 +857,14 @@ def damage_tables(path: Path) -> bytes:
     """Takes from every leaf of the tables with text what tells that it is one; returns the bytes of the file."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         size = connection.execute("PRAGMA page_size").fetchone()[0]
+        unclean = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'unclean'").fetchone()[0]
     content = bytearray(path.read_bytes())
+    # What opening looks at: the schema, whose root has other pages below it, and what a stopped deletion left.
+    cells = (struct.unpack_from(">H", content, 112 + 2 * n)[0] for n in range(int.from_bytes(content[103:105], "big")))
+    below = (struct.unpack_from(">I", content, place)[0] for place in (108, *cells))
+    spared = {unclean, *(below if content[100] == 5 else ())}
     for start in range(size, len(content), size):
-        if content[start] == 13:
+        if content[start] == 13 and start // size + 1 not in spared:
             content[start] = 0xFF
     path.write_bytes(content)
     return bytes(content)

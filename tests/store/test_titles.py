@@ -19,7 +19,13 @@ from localspec.store.titles import LONGEST, title_of
         ("", ""),
         ("two\nlines\tof \x1b[31mred", "two lines of ␛[31mred"),
         ("thinking", "thinking"),  # no word is cut in two
-        ("So what?", "What?"),
+        ("So what?", "So what?"),
+        ("Hi there", "Hi there"),
+        ("Hello again, everyone!", "Hello again, everyone!"),
+        ("Hey you, explain tides", "Tides"),
+        ("What is this?", "What is this?"),
+        ("Hi there, write about tides", "Write about tides"),
+        ("Hi therapist", "Therapist"),
     ],
 )
 def test_the_first_words_without_filler(prompt, title):

@@ -93,7 +93,8 @@ def assert_each_layer_agrees(native: NativeTarget, tokens: list[int]) -> None:
             states = theirs
         errors.append(row_errors(model.head(states.numpy()), target.head(states)))
     for of_layer in errors:
-        assert_the_same_but_for_roundings(of_layer)
+        assert_the_same_but_for_roundings(of_layer, share=0.25)  # later rows attend to one that was rounded otherwise
+    assert_the_same_but_for_roundings(np.concatenate(errors))
 
 
 @packings

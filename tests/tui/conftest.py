@@ -1,14 +1,25 @@
 """Fixtures of the terminal interface: an application over a scripted engine, with a store of its own."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import monotonic, process_time
 from typing import Any
 
 import pyperclip
 import pytest
-from tui.scripted_engine import ScriptedChat
+from machines import cpu, machine
+from tui.scripted_engine import ScriptedChat, card
+
+from localspec.chat import model_list
+from localspec.checkpoint import Checkpoint
+from localspec.errors import LocalspecError
+from localspec.models import registry
+from localspec.models.registry import TargetCard
+from localspec.policy import survey
 
 HERE = Path(__file__).parent
+LOOK_SECONDS = 0.005
 
 
 @pytest.fixture
@@ -16,11 +27,47 @@ def chat(tmp_path, monkeypatch) -> Callable[..., ScriptedChat]:
     """chat(script, script, …): the application, whose engine answers with these."""
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("COLORFGBG", raising=False)
 
     def make(*scripts: Any, **about: Any) -> ScriptedChat:
         return ScriptedChat(tmp_path, *scripts, **about)
 
     return make
+
+
+@pytest.fixture
+def models(monkeypatch) -> Callable[..., None]:
+    """models(name, …, broken, elsewhere): what is here, some of it broken, and what is registered and is not.
+
+    They are on an invented machine with 6 GiB of memory.
+    """
+
+    def show(*names: str, broken: Sequence[str] = (), elsewhere: Sequence[TargetCard] = ()) -> None:
+        found = Checkpoint(card("x").path, {}, "LlamaForCausalLM", (), 8_000_000, 16_000_000)
+        here = [(card(name), LocalspecError("It is [damaged].") if name in broken else found) for name in names]
+        monkeypatch.setattr(registry, "installed", lambda: iter(here))
+        monkeypatch.setattr(survey, "known", lambda: {one.name: one for one in elsewhere})
+        monkeypatch.setattr(model_list, "this_machine", lambda bandwidth: machine(cpu(6)))
+
+    return show
+
+
+async def idle(min_sleep: float = LOOK_SECONDS, max_sleep: float = 0.25) -> None:
+    """As Textual's own, which looks every 20 ms, and waits a second for a screen that always has something to do."""
+    began = monotonic()
+    while True:
+        computed = process_time()
+        await asyncio.sleep(LOOK_SECONDS)
+        elapsed = monotonic() - began
+        if elapsed >= max_sleep or (elapsed > min_sleep and process_time() - computed < LOOK_SECONDS / 5):
+            return
+
+
+@pytest.fixture(autouse=True)
+def quick_pilot(monkeypatch) -> None:
+    """Keys follow each other as soon as the one before has been taken in."""
+    monkeypatch.setattr("textual.pilot.wait_for_idle", idle)
+    monkeypatch.setattr("textual.app.wait_for_idle", idle)
 
 
 @pytest.fixture(autouse=True)

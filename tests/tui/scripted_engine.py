@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,19 +16,28 @@ from localspec.chat.conversation import Conversation
 from localspec.chat.start import StartedChat
 from localspec.config import Settings
 from localspec.decoding.exactness import Exactness
+from localspec.engine.asked_sampling import asked_sampling
+from localspec.errors import UsageMistake
 from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
 from localspec.models.registry import TargetCard
 from localspec.store.store import Store
 from localspec_tui.app import ChatApp
 from localspec_tui.engine_thread import EngineThread
+from localspec_tui.screens.chat import ChatScreen
+from localspec_tui.widgets.live_line import LiveLine
 from localspec_tui.widgets.message_view import PromptView
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.reply_view import ReplyView
-from localspec_tui.widgets.status_line import LiveLine
 
 NAMES = {"\n": "ctrl+j"}
 
 Step = str | Event | threading.Event | Exception
+
+
+class Thought(str):
+    """A step of which the text is thought, and not said."""
+
+    __slots__ = ()
 
 
 def statistics(tokens: int = 3, off_reason: str | None = None) -> Statistics:
@@ -39,6 +49,12 @@ def statistics(tokens: int = 3, off_reason: str | None = None) -> Statistics:
     )  # fmt: skip
 
 
+def so_far(tokens: int) -> Statistics:
+    """The figures of a reply under way, of so many steps of a token and a tenth of a second each."""
+    speed, length = (10.0, 1.0) if tokens > 1 else (0.0, 0.0)
+    return replace(statistics(tokens), tokens_per_second=speed, steps=tokens - 1, acceptance_length=length)
+
+
 class ScriptedEngine:
     """Answers each prompt with the next script: strings are spoken, events given out, gates waited for, errors raised.
 
@@ -46,22 +62,56 @@ class ScriptedEngine:
     """
 
     context = 1024
+    generation: Mapping[str, Any] = {}  # greedy
 
     def __init__(self, *scripts: Sequence[Step], device: str = "cpu") -> None:
         self.scripts = list(scripts)
         self.asked: list[list[Mapping[str, str]]] = []
-        self.choice = SimpleNamespace(dtype="fp32", quantize="none", device=device, drafter="phrases")
+        self.asked_with: list[tuple[Any, Any]] = []  # sampling and limits
+        self.thought: list[bool | None] = []  # whether it was told to think
+        self.switch: bool | None = None  # whether it thinks by itself; None where it cannot be told
+        self.choice = SimpleNamespace(
+            engine="native", dtype="fp32", quantize="none", device=device, drafter="phrases", nodes=8
+        )
+        self.costs, self.parameters = None, 7_606_528
         self.exactness = Exactness(True, 2)
-        self.session = SimpleNamespace(statistics=None)
+        memory = Memory(2**28, 2**26, 2**20, 2**29)
+        self.session = SimpleNamespace(statistics=None, so_far=None, memory=memory)
+        self.said: list[bytes] = []  # by token id
 
-    def peak_bytes(self) -> int:
-        return 2**29
+    def ids(self, *pieces: str | bytes) -> tuple[int, ...]:
+        """Tokens for these pieces of text, which may be halves of characters."""
+        self.said += (piece.encode() if isinstance(piece, str) else piece for piece in pieces)
+        return tuple(range(len(self.said) - len(pieces), len(self.said)))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self.said[one] for one in ids).decode(errors="replace")
+
+    def count_tokens(self, text: str) -> int:
+        return len(text)
+
+    @property
+    def held(self) -> tuple[str, int]:
+        return "cpu", 0
 
     def sampling(self, settings: Settings) -> Any:
-        return SimpleNamespace(seed=7)
+        return asked_sampling(replace(settings, seed=7 if settings.seed is None else settings.seed), self.generation)
 
-    def chat(self, messages: Sequence[Mapping[str, str]], sampling: Any, limits: Any = None) -> Generator[Event]:
+    def thinking(self, settings: Settings, system: str | None = None) -> bool | None:
+        """As if the chat template had a switch, unless `switch` is None."""
+        if self.switch is None and settings.think is not None:
+            raise UsageMistake("The chat template of scripted has no switch for thinking.")
+        return settings.think
+
+    def thinks_by_itself(self, system: str | None = None) -> bool | None:
+        return self.switch
+
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], sampling: Any, limits: Any = None, think: bool | None = None
+    ) -> Generator[Event]:
         self.asked.append(list(messages))
+        self.thought.append(think)
+        self.asked_with.append((sampling, limits))
         script = self.scripts.pop(0) if self.scripts else ["Well."]
         if script and isinstance(script[0], Exception):  # refused before anything happens, as a prompt too long is
             raise script[0]
@@ -69,21 +119,34 @@ class ScriptedEngine:
 
     def _events(self, script: Sequence[Step]) -> Generator[Event]:
         self.session.statistics = statistics()
+        self.session.so_far = None
         yield Prefill(5, 5)
-        said = 0
+        said = thought = 0
+
+        def so(now: Statistics) -> Statistics:
+            return replace(now, reasoning_tokens=thought, reasoning_seconds=0.1 * thought)
+
         for step in script:
             match step:
                 case str():
-                    said += 1
-                    yield Text(step, (said,), ("target",), 0.1 * said, said - 1)
+                    thinks = isinstance(step, Thought)
+                    said, thought = said + 1, thought + thinks
+                    self.session.so_far = so(so_far(said))
+                    self.said.append(step.encode(errors="replace"))
+                    text, reasoning = ("", str(step)) if thinks else (str(step), "")
+                    ids, seconds = (len(self.said) - 1,), 0.1 * said
+                    yield Text(text, ids, ("target",), seconds, said - 1, (), reasoning, int(thinks))
                 case threading.Event():
                     assert step.wait(PATIENCE), "nobody opened the gate"
                 case Exception():
                     raise step
                 case _:
+                    if isinstance(step, Done):
+                        self.session.so_far = step.statistics
                     yield step
         if not (script and isinstance(script[-1], Done)):
-            yield Done("stop", statistics(said))
+            self.session.so_far = so(statistics(said))
+            yield Done("stop", self.session.so_far)
 
 
 class ScriptedChat:
@@ -100,7 +163,8 @@ class ScriptedChat:
         self.resumed: int | None = None
         self.conversation: Conversation
         self.thread = EngineThread(self.settings, self._open, self._load)
-        self.app = ChatApp(self.thread, kept=self.settings.log, **about)
+        self.app = ChatApp(self.thread, self.settings, **about)
+        self.app.animation_level = "none"  # what scrolls is there at once, however busy the machine is
 
     def _open(self, at_the_end: ExitStack, notice: Callable[[str], None]) -> StartedChat:
         if self.opening_error:
@@ -128,7 +192,7 @@ class ScriptedChat:
             elif callable(step):
                 step(notice, progress)
             else:
-                return step, None
+                return step
         raise AssertionError("a model's script ends in an engine or an error")
 
     def play(
@@ -160,7 +224,7 @@ class ScriptedChat:
     def idle(self) -> bool:
         """Whether a model is loaded, and nothing is being answered or waits."""
         screen = self.app._chat
-        return bool(screen._model) and screen._asked is None and not screen._waiting
+        return bool(screen._model) and screen._outbox.empty
 
     def prompts(self) -> list[str]:
         return [view.source for view in self.app._chat.query(PromptView)]
@@ -194,9 +258,21 @@ def card(name: str) -> TargetCard:
     return TargetCard(name, Path("/models") / name, None, f"the {name} one")
 
 
+def back(talk: ScriptedChat) -> Callable[[], bool]:
+    """Whether the chat's own screen is in front again."""
+    return lambda: isinstance(talk.app.screen, ChatScreen)
+
+
 async def say(pilot: Pilot[None], prompt: str) -> None:
     """Types it and presses Enter."""
     await pilot.press(*(NAMES.get(character, character) for character in prompt), "enter")
+
+
+async def talked(talk: ScriptedChat, pilot: Pilot[None], *prompts: str) -> None:
+    """Says them one after the other, each when the one before is answered."""
+    for prompt in prompts:
+        await say(pilot, prompt)
+        await until(pilot, talk.idle)
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:

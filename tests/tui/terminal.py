@@ -21,6 +21,7 @@ from clocks import PATIENCE
 from command import environment
 from wcwidth import wcwidth
 
+FAREWELL = r"“[^\x00-\x1f]*” is kept; to go on: localspec chat --conversation \d+"
 LEAVE = "\x1b[?1049l"  # back to the screen of the shell
 RUN = "import sys; from localspec.cli.main import main; sys.exit(main())"
 
@@ -31,7 +32,10 @@ USUAL = {7, 25}  # lines wrap, the cursor is shown
 
 
 # All that Textual sends: what it asks for at the beginning and takes back at the end, and how it draws in between.
-MODES = r"\x1b\[\?(?:7|25|1000|1003|1004|1006|1015|1049|2004)[hl]|\x1b\[(?:>25|<)u|\x1b\[\?(?:2026|2048)\$p"
+BACKGROUND = r"\x1b\]11;\?\x1b\\"  # asked once
+MODES = (
+    BACKGROUND + r"|\x1b\[\?(?:7|25|1000|1003|1004|1006|1015|1049|2004)[hl]|\x1b\[(?:>25|<)u|\x1b\[\?(?:2026|2048)\$p"
+)
 COLOUR = r"[34]8;2;\d{1,3};\d{1,3};\d{1,3}"
 STYLE = rf"\x1b\[(?:0|(?:[123479]|{COLOUR})(?:;(?:[123479]|{COLOUR}))*)m"
 PLACE = r"\x1b\[(\d+);(\d+)H"
@@ -219,10 +223,10 @@ def scripted_chat(home: Path, scripts: str, *arguments: str, before: str = "", *
     prepared = f"""
 import sys, threading
 sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
-from localspec_tui import engine_thread
+from localspec_tui import loading
 from tui.scripted_engine import ScriptedEngine
 closed = threading.Event()
-engine_thread.load = lambda *_, **__: (ScriptedEngine(*{scripts}), None)
+loading.load = lambda *_, **__: ScriptedEngine(*{scripts})
 {before}
 """
     return chat(home, *arguments, before=prepared, **options)

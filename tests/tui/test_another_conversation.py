@@ -2,8 +2,9 @@
 
 import threading
 
+import pytest
 from textual import events
-from tui.scripted_engine import say, until
+from tui.scripted_engine import card, say, talked, until
 
 
 def burst(pilot, keys: str) -> None:
@@ -56,7 +57,7 @@ def test_figures_of_the_one_before_are_gone(chat):
         await until(pilot, lambda: "tokens/s" in talk.live and talk.idle())
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [] and "tokens" not in talk.live)
-        assert "bitwise" in talk.live
+        assert "same text" in talk.live
 
     talk.play(story)
 
@@ -87,3 +88,52 @@ def test_a_low_window_shows_where_one_types(chat):
     talk.play(story, size=(40, 6))
     talk = chat()
     talk.play(story, size=(80, 10))
+
+
+@pytest.mark.parametrize("way", ["new", "resume", "model"])
+def test_what_cuts_a_reply_short_says_so(chat, models, way):
+    models("scripted")
+    gate = threading.Event()
+    talk = chat(["Before."], ["Half a reply", gate, "."])
+
+    def toasts():
+        return [notification.message for notification in talk.app._notifications]
+
+    async def story(pilot):
+        await talked(talk, pilot, "Before?")
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: talk.prompts() == [])
+        assert not toasts()
+        await say(pilot, "Go")
+        await until(pilot, lambda: talk.replies() == ["Half a reply"])
+        if way == "new":
+            await pilot.press("ctrl+n")
+        elif way == "resume":
+            talk.app._chat.resume(1)
+        else:
+            talk.app._chat.switch(card("scripted"))
+        await until(pilot, lambda: toasts() == ["The reply under way was stopped. What it said stays."])
+        gate.set()
+        await until(pilot, lambda: talk.idle() and not talk.app._chat._to_be_shown)
+
+    talk.play(story)
+    assert [(prompt, reason) for prompt, _, reason in talk.kept()] == [("Go", "interrupted")] or way == "resume"
+
+
+def test_of_a_conversation_that_is_deleted_nothing_is_said_to_stay(chat):
+    gate = threading.Event()
+    talk = chat(["Half a reply", gate, "."])
+
+    async def story(pilot):
+        await say(pilot, "Go")
+        await until(pilot, lambda: talk.replies() == ["Half a reply"])
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: "(open)" in talk.screen_text())
+        await pilot.press("ctrl+d")
+        await until(pilot, lambda: "another one begins" in " ".join(talk.screen_text().split()))
+        await pilot.press("y")
+        gate.set()
+        await until(pilot, lambda: "Deleted 1 conversation" in talk.screen_text())
+        assert not [notification for notification in talk.app._notifications if "stays" in notification.message]
+
+    talk.play(story)

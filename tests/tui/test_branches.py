@@ -3,9 +3,10 @@
 import threading
 
 import pytest
-from tui.scripted_engine import say, until
+from tui.scripted_engine import say, talked, until
 
 from localspec.store.store import Store
+from localspec_tui.widgets.prompt import Prompt
 
 
 def conversations(talk):
@@ -20,15 +21,13 @@ def test_another_answer_takes_the_place_of_the_last_which_stays(chat, how):
     talk = chat(["First."], ["Second."], ["Third."], ["After."])
 
     async def story(pilot):
-        for prompt in ("one", "two"):
-            await say(pilot, prompt)
-            await until(pilot, talk.idle)
+        await talked(talk, pilot, "one", "two")
         if how == "f5":
             await pilot.press("f5")
         else:
             await say(pilot, how)
         await until(pilot, lambda: talk.replies() == ["First.", "Third."])
-        assert "stays in conversation 1" in " ".join(talk.screen_text().split())
+        await until(pilot, lambda: "stays in conversation 1" in " ".join(talk.screen_text().split()))
         await until(pilot, talk.idle)
         assert talk.prompts() == ["one", "two"]
         await say(pilot, "three")
@@ -69,14 +68,15 @@ def test_escape_leaves_an_earlier_prompt_as_it_was(chat):
     talk = chat(["First."], ["Second."])
 
     async def story(pilot):
-        await say(pilot, "one")
-        await until(pilot, talk.idle)
-        await pilot.press("f2", "x", "escape")
+        await talked(talk, pilot, "one")
+        await pilot.press("f2", "x")
+        assert talk.live == "enter says this instead · esc leaves all as it is"
+        await pilot.press("escape")
         assert talk.typed == ""
         await say(pilot, "two")
         await until(pilot, lambda: talk.replies() == ["First.", "Second."])
 
-    talk.play(story)
+    talk.play(story, size=(60, 20))
     assert list(conversations(talk)) == [1]
 
 
@@ -84,8 +84,7 @@ def test_edit_with_a_text_says_it_instead(chat):
     talk = chat(["First."], ["Second."])
 
     async def story(pilot):
-        await say(pilot, "one")
-        await until(pilot, talk.idle)
+        await talked(talk, pilot, "one")
         await say(pilot, "/edit another one")
         await until(pilot, lambda: talk.replies() == ["Second."])
         assert talk.prompts() == ["another one"]
@@ -109,5 +108,22 @@ def test_during_a_reply_and_before_the_first_it_is_refused(chat, key):
         gate.set()
         await until(pilot, talk.idle)
         assert talk.replies() == ["Half."]
+
+    talk.play(story)
+
+
+def test_another_answer_is_asked_for_behind_a_prompt_that_is_on_its_way(chat):
+    """It would take away what was just asked."""
+    gate = threading.Event()
+    talk = chat(["One."], [gate, "Two."])
+
+    async def story(pilot):
+        await talked(talk, pilot, "first")
+        talk.app._chat.post_message(Prompt.Sent("second"))
+        await talk.app.run_action("again", talk.app._chat)
+        await until(pilot, lambda: any("under way" in toast.message for toast in talk.app._notifications))
+        gate.set()
+        await until(pilot, lambda: talk.replies() == ["One.", "Two."] and talk.idle())
+        assert talk.prompts() == ["first", "second"]
 
     talk.play(story)

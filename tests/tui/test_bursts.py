@@ -1,14 +1,18 @@
 """Keys that come faster than the lists they are meant for are drawn."""
 
+import asyncio
 import threading
 
+import pytest
 from clocks import PATIENCE
-from textual.events import Key
-from textual.widgets import OptionList
-from tui.scripted_engine import say, until
+from textual.events import Key, MouseDown
+from textual.widgets import Input, OptionList
+from tui.scripted_engine import talked, until
 
 from localspec_tui.screens import conversations
 from localspec_tui.screens.conversations import ConversationsScreen
+from localspec_tui.screens.palette import Palette
+from localspec_tui.widgets.message_view import NoticeView
 
 
 def test_down_and_enter_choose_the_next_model(chat):
@@ -17,7 +21,7 @@ def test_down_and_enter_choose_the_next_model(chat):
 
     async def story(pilot):
         await pilot.press("ctrl+o")
-        await until(pilot, lambda: [lines.option_count for lines in talk.app.screen.query(OptionList)] == [3])
+        await until(pilot, lambda: "demo-draft" in talk.screen_text())
         talk.app.simulate_key("down")  # from the one that answers now, which is the first
         talk.app.simulate_key("enter")
         await until(pilot, lambda: "demo" in talk.loaded)
@@ -40,8 +44,7 @@ def test_enter_right_behind_the_last_letter_resumes_what_was_looked_for(chat, mo
 
     async def story(pilot):
         for prompt in ("Geography", "Write"):
-            await say(pilot, prompt)
-            await until(pilot, talk.idle)
+            await talked(talk, pilot, prompt)
             await pilot.press("ctrl+n")
             await until(pilot, lambda: talk.prompts() == [])
         await pilot.press("ctrl+r")
@@ -50,5 +53,122 @@ def test_enter_right_behind_the_last_letter_resumes_what_was_looked_for(chat, mo
             talk.app.post_message(Key(letter, letter))
         talk.app.simulate_key("enter")
         await until(pilot, lambda: talk.prompts() == ["Geography"])
+
+    talk.play(story)
+
+
+def test_a_key_twice_opens_one_list_and_enter_right_behind_it_sends_nothing(chat):
+    talk = chat(["A reply."])
+
+    async def story(pilot):
+        await talked(talk, pilot, "Geography")
+        await pilot.press(*"half")
+        for key in ("ctrl+r", "ctrl+r", "enter"):
+            talk.app.post_message(Key(key, None))
+        await until(pilot, lambda: "Search in what was said" in talk.screen_text())
+        await pilot.pause()
+        assert [type(screen) for screen in talk.app.screen_stack].count(ConversationsScreen) == 1
+        assert talk.prompts() == ["Geography"] and talk.typed == "half"
+
+    talk.play(story)
+
+
+def test_the_palette_is_not_opened_again_below_something_else(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("ctrl+p")
+        talk.app._chat.action_system()
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: "System prompt" in talk.screen_text())
+        assert [type(screen) for screen in talk.app.screen_stack].count(Palette) == 1
+
+    talk.play(story)
+
+
+@pytest.mark.parametrize("opening", ["ctrl+r", "ctrl+o"])
+def test_enter_twice_chooses_once(chat, opening):
+    """The second would close the chat itself."""
+    talk = chat(["A reply."])
+
+    async def story(pilot):
+        await talked(talk, pilot, "Geography")
+        await pilot.press(opening)
+        await until(pilot, lambda: "Geography" in talk.screen_text() and talk.app.screen is not talk.app._chat)
+        await until(pilot, lambda: talk.app.screen.query_one(OptionList).option_count)
+        for _ in range(2):
+            talk.app.post_message(Key("enter", None))
+        await until(pilot, lambda: talk.app.screen is talk.app._chat)
+        await until(pilot, talk.idle)
+
+    talk.play(story)
+
+
+def test_the_palette_takes_keys_before_it_is_drawn(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("ctrl+p", *"new conv")
+        options = talk.app.screen.query_one(OptionList)
+        await until(pilot, lambda: options.option_count == 1 and "Begin a new conversation" in talk.screen_text())
+        options.highlighted = 0
+        options._index_to_line.clear()  # as before it is laid out
+        await pilot.press("pageup")
+        for _ in range(2):
+            talk.app.post_message(Key("enter", None))
+        await until(pilot, lambda: talk.app.screen is talk.app._chat)
+
+    talk.play(story)
+
+
+def test_letters_that_arrive_when_the_palette_is_closed_begin_no_search(chat, monkeypatch):
+    """It would show what it finds in a list that is going, and end the chat."""
+    talk = chat()
+    searched: list[str] = []
+
+    async def story(pilot):
+        await pilot.press("ctrl+p")
+        palette = talk.app.screen
+        await until(pilot, lambda: palette.query_one(OptionList).option_count)
+        monkeypatch.setattr(Palette, "_gather_commands", lambda _, words: searched.append(words))
+        palette.dismiss()
+        palette.post_message(Input.Changed(palette.query_one(Input), "cop"))
+        await until(pilot, lambda: not palette.is_attached)
+
+    talk.play(story)
+    assert not searched
+
+
+def test_a_click_on_what_has_just_gone_is_none(chat, monkeypatch):
+    talk = chat()
+
+    async def story(pilot):
+        screen = talk.app._chat
+        await screen._conversation.tell("Something of no importance.")
+        await until(pilot, lambda: "no importance" in talk.screen_text())
+        notice = screen.query_one(NoticeView)
+        x, y = notice.region.offset
+        with monkeypatch.context() as removed:
+            removed.setattr(notice, "_parent", None)  # as it is then; the layout comes later
+            screen._forward_event(MouseDown(None, x + 1, y, 0, 0, 1, False, False, False))
+        await pilot.pause()
+        assert screen.selections == {}
+
+    talk.play(story)
+
+
+def test_the_palette_is_closed_before_it_is_there(chat, monkeypatch):
+    talk, compose = chat(), Palette._compose
+
+    async def slowly(palette):
+        await asyncio.sleep(0.05)
+        await compose(palette)
+
+    async def story(pilot):
+        monkeypatch.setattr(Palette, "_compose", slowly)
+        talk.app.action_command_palette()
+        talk.app.screen.dismiss()
+        await until(pilot, lambda: talk.app.screen is talk.app._chat)
+        await asyncio.sleep(0.1)
 
     talk.play(story)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pyperclip
 import pytest
+from tui.scripted_engine import until
 
 from localspec_tui import clipboard
 
@@ -79,3 +80,14 @@ def test_else_a_file_for_its_owner_alone(no_desktop, tmp_path):
 def test_a_file_that_cannot_be_written_is_not_named(no_desktop, tmp_path):
     (tmp_path / "file").touch()
     assert str(tmp_path) not in clipboard.copied("x", tmp_path / "file" / "below")
+
+
+def test_where_nothing_is_selected_nothing_takes_the_place_of_what_was_copied(chat, clipboard):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("ctrl+r", "ctrl+x", *"found", "shift+home", "ctrl+x")
+        await until(pilot, lambda: clipboard)
+        assert clipboard == ["found"]
+
+    talk.play(story)

@@ -89,7 +89,7 @@ def test_a_signal_loses_nothing(tmp_path, number):
     from tui.terminal import scripted_chat
 
     terminal = scripted_chat(tmp_path, '[["Half", closed]]')
-    terminal.shows("bitwise")
+    terminal.shows("same text")
     terminal.send("asked\r")
     terminal.shows("Half")
     terminal.send("waits\rhalf typed")
@@ -103,3 +103,14 @@ def test_a_signal_loses_nothing(tmp_path, number):
     again.shows("waits", "half typed", "is back in the prompt")
     again.send("\x11")
     again.ends()
+
+
+def test_what_an_earlier_chat_left_is_kept_where_one_leaves_before_it_is_shown(chat):
+    talk = chat()
+
+    async def story(pilot):
+        talk.app._chat._left = "as it was"
+        await pilot.press("ctrl+q")
+
+    talk.play(story, then=talk.app.keep_unsent)
+    assert kept(talk) == ["as it was"]

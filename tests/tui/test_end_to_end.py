@@ -14,17 +14,17 @@ if sys.platform == "win32":
     pytest.skip("no pseudo-terminals", allow_module_level=True)
 
 from command import localspec
-from tui.terminal import LEAVE, Terminal, chat, scripted_chat
+from tui.terminal import FAREWELL, LEAVE, Terminal, chat, scripted_chat
 
 from localspec.chat.conversation import saved_conversation
 from localspec.paths import Paths
-from localspec.store.history import Turn
+from localspec.store.conversations import Turn
 from localspec.store.store import Store
 from localspec.store.titles import title_of
 
 pytestmark = pytest.mark.slow
 
-ESCAPE, CTRL_C, CTRL_D, CTRL_N, CTRL_Q, CTRL_R = "\x1b", "\x03", "\x04", "\x0e", "\x11", "\x12"
+ESCAPE, CTRL_C, CTRL_D, CTRL_N, CTRL_Q, CTRL_R, CTRL_T = "\x1b", "\x03", "\x04", "\x0e", "\x11", "\x12", "\x14"
 SECRET = "quetzalcoatl"  # what nobody but the store may keep
 
 # The import of torch waits until somebody makes the file `torch`, and a file tells which thread wanted it.
@@ -88,6 +88,9 @@ def said(home: Path) -> Sequence[Turn]:
         return () if latest is None else saved_conversation(store.history, latest).turns
 
 
+TOOK = re.compile(r"(\d+\.\d|\d+|\d+ min \d+)\s+s\s+·\s+[\d,]+\s+tokens?(\s+·\s+×[\d.]+(\s+slower)?)?")
+
+
 def letters(text: str) -> str:
     """Without what only lays it out or marks it up."""
     return re.sub(r"\W+", "", text)
@@ -106,14 +109,15 @@ def allow(home: Path, tokens: int) -> None:
 
 
 def reply_on(terminal: Terminal, prompt: str) -> str:
-    """The letters that stand between the last `prompt` and the live line."""
-    _, found, reply = letters("".join(terminal.screen.display[1:-3])).rpartition(letters(prompt))
+    """The letters that stand between the last `prompt` and the live line, without what the reply took."""
+    said = TOOK.sub("", "".join(terminal.screen.display[1:-3]))
+    _, found, reply = letters(said).rpartition(letters(prompt))
     return reply if found else ""
 
 
 def leaves_cleanly(terminal: Terminal, code: int = 0) -> None:
     assert terminal.ends() == code
-    assert terminal.afterwards.strip() == ""
+    assert re.fullmatch(f"({FAREWELL})?", terminal.afterwards.strip())
     terminal.check_that_it_is_whole()
 
 
@@ -127,7 +131,7 @@ def test_a_conversation_from_the_first_paint_to_the_last_key(home):
     allow(home, 3)
     with chat(home, "-m", "demo", "--temp", "0", "-n", "60", before=gate + brake, size=(90, 40)) as terminal:
         # It is there before the engine, says what is kept, and one can type.
-        terminal.shows("❯", "loading demo", "what is said is kept in", "--no-log")
+        terminal.shows("❯", "loading demo", "Kept on this machine alone", "--no-log")
         terminal.until((home / "asked by engine").exists)
         terminal.send("Tell me a story")
         terminal.shows("❯ Tell me a story")
@@ -159,7 +163,7 @@ def test_a_conversation_from_the_first_paint_to_the_last_key(home):
             some = reply_on(terminal, cat)
             terminal.resize(*size)
             terminal.until(lambda some=some: reply_on(terminal, cat) == some)
-            terminal.shows("❯ Say something", "localspec · demo", "of 1,024 tokens")
+            terminal.shows("❯ Say something", "localspec · demo", "/1k")
             allow(home, tokens)
             terminal.until(lambda some=some: len(reply_on(terminal, cat)) > len(some))
         allow(home, ALL)
@@ -180,7 +184,7 @@ def test_a_conversation_from_the_first_paint_to_the_last_key(home):
         terminal.until(lambda: sea not in terminal.text.partition("Search")[2])
         terminal.send("\r")
         terminal.until(lambda: letters(told.reply) in reply_on(terminal, cat))
-        assert letters(stopped.reply + "stopped") in letters(terminal.text)
+        terminal.until(lambda: letters(stopped.reply + "stopped") in letters(terminal.text))  # the list is gone
 
         # Ctrl+Q in the middle of a reply.
         allow(home, 1)
@@ -207,6 +211,33 @@ def test_a_conversation_from_the_first_paint_to_the_last_key(home):
             assert letters(turn.prompt + turn.reply) in letters(terminal.text)
         terminal.send(CTRL_Q)
         leaves_cleanly(terminal)
+
+
+def test_one_sees_speculation_at_work(home):
+    drafting = ("--drafter", "phrases", "--draft-max", "8")
+    with chat(home, "-m", "demo", "--temp", "0", "-n", "40", *drafting, size=(110, 36)) as terminal:
+        for number in (1, 2):  # the second reply is drafted from the first
+            terminal.shows("demo", "❯")
+            terminal.send("What is speculative decoding?\r")
+            terminal.until(lambda number=number: len(said(home)) == number and said(home)[-1].reason is not None)
+        terminal.shows("who proposed it", "this chat")
+        terminal.send(CTRL_T)
+        terminal.shows("reply 2 of 2", "this chat", "token 1 of")
+        terminal.send("\t")
+        terminal.shows("step 1 brought")
+        terminal.send(ESCAPE)
+        terminal.until(lambda: "step 1 brought" not in terminal.text)
+        terminal.send("/phrases\r")
+        terminal.shows("phrases of past replies", "last in “Speculative decoding?”")
+        terminal.send(ESCAPE)
+        terminal.until(lambda: "phrases of past replies" not in terminal.text)
+        terminal.send("/race Tell me about the sea.\r")
+        terminal.shows("Race: Tell me about the sea.", "both texts are the same")
+        terminal.send(ESCAPE)
+        terminal.shows("Say something")
+        terminal.send(CTRL_Q)
+        leaves_cleanly(terminal)
+    assert len(said(home)) == 2
 
 
 def test_leaving_while_the_model_loads(home):
@@ -292,7 +323,7 @@ ChatScreen.on_prompt_sent = on_prompt_sent
     "timer": """
 from localspec_tui.screens.chat import ChatScreen
 async def follow(screen):
-    words = screen._asked
+    words = screen._outbox
     raise OverflowError(WORD)
 ChatScreen._follow = follow
 """,
@@ -344,3 +375,39 @@ def test_a_fault_leaves_the_terminal_whole_and_tells_nobody_what_was_said(tmp_pa
         assert "OverflowError" in sentence and "OverflowError" in trace.read_text()
     if kept and fault in ("timer", "drawing"):  # the engine had it by then
         assert [turn.prompt for turn in said(tmp_path)] == [prompt]
+
+
+# -- an editor of one's own, and the last line ---------------------------------------------------------------------------
+
+EDITOR = """
+import sys, tty
+from pathlib import Path
+print("\\x1b[2Jthe editor has the terminal")
+answer = sys.stdin.readline().strip()
+assert sys.stdout.isatty() and sys.stderr.isatty()
+file = Path(sys.argv[-1])
+file.write_text(file.read_text() + " " + answer)
+sys.exit(3 if answer == "fail" else 0)
+"""
+
+
+def test_an_editor_has_the_terminal_and_gives_it_back(tmp_path):
+    (tmp_path / "editor.py").write_text(EDITOR)
+    named = f"{sys.executable} {tmp_path / 'editor.py'}"
+    with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo", EDITOR=named, VISUAL="") as terminal:
+        terminal.shows("❯ Say something", "same text")
+        terminal.send("hello\x07")
+        terminal.shows("the editor has the terminal")
+        terminal.send("\x03")  # Ctrl+C ends an editor that does not see to it itself, and nothing else
+        terminal.shows("❯ hello", "was ended by signal 2")
+        terminal.send("\x07")
+        terminal.shows("the editor has the terminal")
+        terminal.send("world\n")
+        terminal.shows("❯ hello world")
+        terminal.send("!\r")
+        terminal.shows("Well said.", "❯ Say something")
+        terminal.send(CTRL_Q)
+        assert terminal.ends() == 0
+        assert terminal.afterwards.strip() == "“World!” is kept; to go on: localspec chat --conversation 1"
+        terminal.check_that_it_is_whole()
+    assert [turn.prompt for turn in said(tmp_path / "home")] == ["hello world!"]

@@ -1,11 +1,13 @@
 """The engine's thread by itself: how it ends, whatever it is doing, and whoever still listens."""
 
+import asyncio
 import threading
 
 import pytest
 from clocks import PATIENCE
-from tui.scripted_engine import ScriptedChat
+from tui.scripted_engine import ScriptedChat, talked, until
 
+from localspec.chat.attachments import Written
 from localspec.errors import LocalspecError
 from localspec_tui import messages
 
@@ -79,7 +81,7 @@ def test_jobs_behind_the_end_are_not_done(talk):
 
     talk.models["scripted"] = [load, talk.engine]
     talk.thread.begin(told.append)
-    talk.thread.ask("never")
+    talk.thread.ask(Written("never"))
     assert not talk.thread.close(0)
     gate.set()
     assert talk.thread.close(PATIENCE)
@@ -96,7 +98,44 @@ def test_a_prompt_without_a_model_is_given_back(talk):
 
     talk.models["scripted"] = [LocalspecError("It does not load.")]
     talk.thread.begin(post)
-    talk.thread.ask("Anybody?")
+    talk.thread.ask(Written("Anybody?"))
     assert ended.wait(PATIENCE)
     assert (got[0].prompt, got[0].turn, got[0].trouble) == ("Anybody?", None, None)
     assert talk.thread.close(PATIENCE)
+
+
+def test_what_keys_ask_for_before_the_chat_is_open_waits_for_it(chat):
+    talk = chat(["Well."])
+    talk.thread.new_conversation()
+    talk.app._chat._to_be_shown += 1
+
+    async def story(pilot):
+        await talked(talk, pilot, "Hi")
+        assert talk.replies() == ["Well."]
+
+    talk.play(story)
+
+
+def test_nothing_is_done_where_the_chat_cannot_be_opened(chat):
+    talk = chat()
+    talk.opening_error = LocalspecError("It is broken.")
+    talk.thread.new_conversation()
+
+    async def story(pilot):
+        await until(pilot, lambda: talk.app.failure is not None)
+
+    talk.play(story, ready=False)
+    assert str(talk.app.failure) == "It is broken."
+
+
+def test_what_is_told_while_one_leaves_is_no_failure(chat):
+    """It finds no place any more."""
+    talk = chat()
+
+    async def story(pilot):
+        talk.app.exit()
+        talk.app._chat.post_message(messages.Noticed("Too late."))
+        await asyncio.sleep(0.05)
+
+    talk.play(story)
+    assert talk.app.failure is None

@@ -3,35 +3,43 @@
 import re
 import stat
 import threading
+from importlib import import_module
+from inspect import isclass
+from pkgutil import iter_modules
 
 import pytest
 from textual.binding import Binding
 from textual.events import Paste
+from textual.screen import Screen
 from tui.scripted_engine import say, until
 
 from localspec.config import Settings
 from localspec.paths import Paths
 from localspec.store.store import Store
+from localspec_tui import screens
 from localspec_tui.app import ChatApp
 from localspec_tui.screens.chat import ChatScreen
-from localspec_tui.screens.conversations import ConversationsScreen
-from localspec_tui.screens.models import ModelsScreen
-from localspec_tui.screens.system_prompt import SystemPromptScreen
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.message_view import MessageView, PromptView
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.reply_view import ReplyView
+from localspec_tui.widgets.xray_view import XRayView
 
 LONG = "\n\n".join(f"Paragraph {number}." for number in range(60))
 
 
-def test_every_binding_has_an_id_of_its_own():
-    owners = [ChatApp, ChatScreen, Prompt, MessageView, ConversationsScreen, ModelsScreen, SystemPromptScreen]
-    bindings = [binding for owner in owners for binding in owner.BINDINGS]
+def test_all_that_has_a_key_has_a_name_of_its_own():
+    modules = [import_module(f"{screens.__name__}.{found.name}") for found in iter_modules(screens.__path__)]
+    every = {one for module in modules for one in vars(module).values() if isclass(one) and issubclass(one, Screen)}
+    own = sorted((one for one in every if one.__module__.startswith(screens.__name__)), key=lambda one: one.__name__)
+    assert {ChatScreen} < {*own}
+    owners = [ChatApp, Prompt, MessageView, XRayView, *own]
+    bindings = [binding for owner in owners for binding in vars(owner).get("BINDINGS", ())]
     assert all(isinstance(binding, Binding) for binding in bindings)
-    ids = [binding.id for binding in bindings]
+    named = {(binding.id, binding.action.removeprefix("app.")) for binding in bindings}
+    ids = [name for name, _ in named]
     assert None not in ids
-    assert sorted(set(ids)) == sorted(ids)
+    assert sorted(set(ids)) == sorted(ids), "what is done in two places has one name, and a name means one thing"
 
 
 # -- the prompt --------------------------------------------------------------------------------------------------------
@@ -386,27 +394,6 @@ def test_ctrl_c_copies_what_is_selected_in_a_reply(chat):
 
 
 # -- help and commands -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [(100, 40), (80, 24), (44, 20)])
-def test_f1_shows_and_hides_the_keys_those_of_the_chat_first(chat, size):
-    talk = chat()
-
-    async def story(pilot):
-        await pilot.press("f1")
-        await until(pilot, lambda: "Begin a new" in talk.screen_text())
-        assert talk.app.query_one(Prompt).region.width > 25
-        assert "Stop the reply" in talk.screen_text()
-        await pilot.press(*"still")
-        assert talk.typed == "still"
-        await pilot.press("f1")
-        await until(pilot, lambda: "Begin a new" not in talk.screen_text())
-        await pilot.press("f1")
-        await until(pilot, lambda: "Begin a new" in talk.screen_text())
-        await pilot.press("escape")
-        await until(pilot, lambda: "Begin a new" not in talk.screen_text())
-
-    talk.play(story, size=size)
 
 
 @pytest.mark.parametrize("width", [44, 60, 80, 100])

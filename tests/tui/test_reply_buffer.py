@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from localspec.chat.figures import Figures
 from localspec.events import Prefill, Text
 from localspec_tui.reply_buffer import FIGURES_SECONDS, ReplyBuffer
 
@@ -15,9 +16,9 @@ class Counting:
     def __init__(self) -> None:
         self.asked = 0
 
-    def parts(self) -> list[str]:
+    def figures(self) -> Figures:
         self.asked += 1
-        return [f"{self.asked}."]
+        return Figures(tokens=self.asked)
 
 
 def text(said: str) -> Text:
@@ -34,21 +35,32 @@ def test_text_is_taken_once_and_in_order():
     assert buffer.take() == "c"
 
 
+def test_what_was_thought_is_taken_apart():
+    buffer, live = ReplyBuffer(), Counting()
+    for said, reasoning in (("", "so"), ("", " it is"), ("Yes", "")):
+        buffer.put(Text(said, (1,), ("target",), 0.1, 1, (), reasoning, len(reasoning) > 0), live)
+    assert (buffer.take_thoughts(), buffer.take()) == ("so it is", "Yes")
+    assert (buffer.take_thoughts(), buffer.take()) == ("", "")
+    buffer.put(Text("", (1,), ("target",), 0.1, 1, (), "left"), live)
+    buffer.begin()
+    assert buffer.take_thoughts() == ""
+
+
 def test_figures_are_made_as_often_as_they_are_looked_at(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     buffer, live = ReplyBuffer(), Counting()
     for _ in range(50):
         buffer.put(text("x"), live)
-    assert (live.asked, buffer.figures) == (1, ("1.",))
+    assert (live.asked, buffer.figures) == (1, Figures(tokens=1))
     now[0] += 1.5 * FIGURES_SECONDS
     buffer.put(text("x"), live)
-    assert buffer.figures == ("2.",)
+    assert buffer.figures == Figures(tokens=2)
     buffer.end(live)
-    assert buffer.figures == ("3.",)
+    assert buffer.figures == Figures(tokens=3)
 
 
-@pytest.mark.parametrize(("done", "figures"), [(512, ("reading 512 of 2,048 tokens",)), (2048, ())])
+@pytest.mark.parametrize(("done", "figures"), [(512, Figures(tokens=1)), (2048, None)])
 def test_only_what_is_still_being_read_is_told(done, figures):
     buffer = ReplyBuffer()
     buffer.put(Prefill(done, 2048), Counting())
@@ -59,7 +71,7 @@ def test_a_new_reply_begins_with_nothing():
     buffer, live = ReplyBuffer(), Counting()
     buffer.put(text("left"), live)
     buffer.begin()
-    assert (buffer.take(), buffer.figures) == ("", ())
+    assert (buffer.take(), buffer.figures) == ("", None)
 
 
 def test_nothing_is_lost_between_two_threads():

@@ -35,7 +35,7 @@ def test_a_reply_is_seen_while_it_comes_and_its_figures_too(chat):
         await say(pilot, "Go")
         await until(pilot, lambda: talk.replies() == ["Half of it"])
         assert "Half of it" in talk.screen_text()
-        await until(pilot, lambda: "of 1,024 tokens" in talk.live)
+        await until(pilot, lambda: "/1k" in talk.live)
         gate.set()
         await until(pilot, lambda: talk.replies() == ["Half of it, whole."])
 
@@ -50,6 +50,22 @@ def test_what_is_read_is_told(chat):
         await say(pilot, "A long one")
         await until(pilot, lambda: "reading 512 of 2,048 tokens" in talk.live)
         gate.set()
+        await until(pilot, talk.idle)
+
+    talk.play(story)
+
+
+def test_a_reply_that_goes_round_is_pointed_out_with_the_key_that_stops_it(chat):
+    gates = threading.Event(), threading.Event()
+    circles = ["The same thing over and over again. " * 12, gates[0], "At last, another one.", gates[1]]
+    talk = chat(circles, settings=Settings(keymap={"chat.stop": "f12"}))
+
+    async def story(pilot):
+        await say(pilot, "Tell me")
+        await until(pilot, lambda: talk.live.startswith("it repeats itself: f12 stops it · "))
+        gates[0].set()
+        await until(pilot, lambda: "At last" in talk.replies()[0] and "repeats" not in talk.live)
+        gates[1].set()
         await until(pilot, talk.idle)
 
     talk.play(story)
@@ -72,7 +88,7 @@ def test_why_speculation_is_off_is_told(chat):
     async def story(pilot):
         await say(pilot, "Hi")
         await until(pilot, talk.idle)
-        assert "speculation off: drafts cost more than they save" in talk.live
+        assert "no drafts now: drafts cost more than they save" in talk.live
 
     talk.play(story, size=(140, 30))
 
@@ -131,18 +147,18 @@ def test_prompts_that_wait_are_asked_in_turn(chat):
     talk = chat(["One", gate, "."], ["Two."], ["Three."])
 
     async def story(pilot):
-        await say(pilot, "1")
+        await say(pilot, "a")
         await until(pilot, lambda: talk.replies() == ["One"])
-        await say(pilot, "2")
-        await say(pilot, "3")
-        await until(pilot, lambda: "2 wait (esc takes back): 2 · 3" in talk.screen_text())
+        await say(pilot, "b")
+        await say(pilot, "c")
+        await until(pilot, lambda: "2 wait (esc takes back): b · c" in talk.screen_text())
         gate.set()
         await until(pilot, talk.idle)
-        assert talk.prompts() == ["1", "2", "3"]
+        assert talk.prompts() == ["a", "b", "c"]
         assert talk.replies() == ["One.", "Two.", "Three."]
 
     talk.play(story)
-    assert [asked[-1]["content"] for asked in talk.engine.asked] == ["1", "2", "3"]
+    assert [asked[-1]["content"] for asked in talk.engine.asked] == ["a", "b", "c"]
 
 
 def test_what_waits_is_not_lost_where_something_else_is_typed(chat):
@@ -212,16 +228,16 @@ def test_the_conversation_goes_on_after_a_stop(chat):
     talk = chat(["Part", gate, "never"], ["Whole."])
 
     async def story(pilot):
-        await say(pilot, "1")
+        await say(pilot, "one")
         await until(pilot, lambda: talk.replies() == ["Part"])
         await pilot.press("escape")
         gate.set()
         await until(pilot, talk.idle)
-        await say(pilot, "2")
+        await say(pilot, "two")
         await until(pilot, lambda: talk.replies()[1:] == ["Whole."])
 
     talk.play(story)
-    assert [turn[0] for turn in talk.kept()] == ["1", "2"]
+    assert [turn[0] for turn in talk.kept()] == ["one", "two"]
     assert talk.engine.asked[1][1]["role"] == "assistant"
 
 
@@ -273,7 +289,7 @@ def test_ctrl_c_without_a_reply_says_how_to_quit(chat):
 
     async def story(pilot):
         await pilot.press("ctrl+c")
-        await until(pilot, lambda: "Ctrl+Q quits." in talk.screen_text())
+        await until(pilot, lambda: "q quits." in talk.screen_text())
 
     talk.play(story)
 
@@ -371,7 +387,8 @@ def test_a_first_prompt_is_asked_at_once_behind_the_files(chat):
 
     async def story(pilot):
         await until(pilot, lambda: talk.replies() == ["Read."])
-        assert talk.prompts() == ["contents\n\nWhat is this?"]
+        assert talk.prompts() == ["What is this?"] and "+ the files of --file" in talk.screen_text()
+        assert talk.engine.asked[0][-1]["content"] == "contents\n\nWhat is this?"
         await say(pilot, "And now?")
         await until(pilot, lambda: talk.prompts()[1:] == ["And now?"])
         await until(pilot, talk.idle)
@@ -397,10 +414,11 @@ def test_files_without_a_prompt_wait_for_one(chat):
     async def story(pilot):
         await until(pilot, lambda: "The text of the files goes before the next prompt." in talk.screen_text())
         await say(pilot, "What is this?")
-        await until(pilot, lambda: talk.prompts() == ["contents\n\nWhat is this?"])
+        await until(pilot, lambda: talk.prompts() == ["What is this?"])
         await until(pilot, talk.idle)
 
     talk.play(story)
+    assert talk.engine.asked[0][-1]["content"] == "contents\n\nWhat is this?"
 
 
 def test_files_before_a_refused_prompt_are_not_lost(chat):
@@ -411,10 +429,11 @@ def test_files_before_a_refused_prompt_are_not_lost(chat):
         await until(pilot, talk.idle)
         assert talk.typed == "Hi"
         await pilot.press("enter")
-        await until(pilot, lambda: talk.prompts() == ["contents\n\nHi"])
+        await until(pilot, lambda: talk.prompts() == ["Hi"])
         await until(pilot, talk.idle)
 
     talk.play(story)
+    assert [asked[-1]["content"] for asked in talk.engine.asked] == ["contents\n\nHi"] * 2
 
 
 @pytest.mark.parametrize("log", [True, False])

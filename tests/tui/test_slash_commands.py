@@ -1,14 +1,17 @@
 """Slash commands typed in the prompt: the same as in the line-by-line chat, and none of them reaches the model."""
 
 import pytest
-from tui.scripted_engine import ScriptedEngine, card, say, until
+from tui.scripted_engine import ScriptedEngine, card, say, talked, until
 
 from localspec.chat.commands import COMMANDS
 from localspec.models import registry
 from localspec.store.store import Store
+from localspec_tui import slash_commands
 from localspec_tui.screens.conversations import ConversationsScreen
 from localspec_tui.screens.models import ModelsScreen
 from localspec_tui.screens.system_prompt import SystemPromptScreen
+from localspec_tui.widgets.message_view import NoticeView
+from localspec_tui.widgets.prompt import Prompt
 
 
 @pytest.mark.parametrize(
@@ -25,12 +28,15 @@ def test_a_command_alone_opens_its_screen(chat, line, screen):
     assert talk.engine.asked == []
 
 
+def test_every_listed_command_does_something():
+    assert list(slash_commands.COMMANDS) == [command.name for command in COMMANDS]
+
+
 def test_new_and_resume(chat):
     talk = chat(["One."], ["Two."])
 
     async def story(pilot):
-        await say(pilot, "first")
-        await until(pilot, talk.idle)
+        await talked(talk, pilot, "first")
         await say(pilot, "/new")
         await until(pilot, lambda: talk.prompts() == [])
         await say(pilot, "/resume 1")
@@ -45,7 +51,7 @@ def test_new_and_resume(chat):
 def test_system_model_and_title(chat, monkeypatch):
     talk = chat(["One."], ["Two."])
     talk.models["other"] = other = ScriptedEngine(["Other."])
-    monkeypatch.setattr(registry, "resolve", lambda name: card(name))
+    monkeypatch.setattr(registry, "named_card", card)
 
     async def story(pilot):
         await say(pilot, "/system Be [kind].")
@@ -85,6 +91,10 @@ def test_a_command_that_is_none_is_told_and_given_back(chat):
         await until(pilot, lambda: "There is no command '/nwe' (did you mean '/new'?)" in talk.screen_text())
         assert talk.typed == "/nwe"
         await pilot.press(*["backspace"] * 4)
+        await say(pilot, "/resume 99")
+        await until(pilot, lambda: "There is no conversation 99; ctrl+r lists them." in talk.screen_text())
+        assert talk.typed == "/resume 99"
+        await pilot.press(*["backspace"] * 10)
         await say(pilot, "//etc")
         await until(pilot, lambda: talk.prompts() == ["/etc"] and talk.idle())
 
@@ -98,5 +108,22 @@ def test_a_title_for_what_is_not_kept_is_refused(chat):
     async def story(pilot):
         await say(pilot, "/title none")
         await until(pilot, lambda: "This conversation is not kept" in talk.screen_text())
+
+    talk.play(story)
+
+
+def test_a_refusal_stands_once_however_often_it_is_asked_for_and_quotes_little(chat):
+    talk = chat(["Well."])
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        screen = talk.app._chat
+        for _ in range(3):
+            screen.post_message(Prompt.Sent("/nonsense" + "x" * 500))
+        screen.post_message(Prompt.Sent("/new " + "y" * 500))
+        await until(pilot, lambda: "takes nothing" in talk.screen_text())
+        first, second = screen.query(NoticeView)
+        assert "There is no command '/nonsensexxx" in first.sentence and len(first.sentence) < 150
+        assert len(second.sentence) < 150
 
     talk.play(story)

@@ -2,12 +2,31 @@
 
 import re
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from textual.widgets import TextArea
-from tui.scripted_engine import say, until
+from machines import BILLION, LITTLE, PHI, SEVEN, unfetched
+from reply_statistics import said
+from textual.widgets import Input, Static, TextArea
+from tui.drafted_replies import drafted_reply
+from tui.scripted_engine import Thought, say, talked, until
+from tui.test_conversations import keep, open_list
 
+from localspec.bench.race import Lane, Moment, result
+from localspec.bench.racers import sentences
+from localspec.chat import live_stats
+from localspec.config import Settings
 from localspec.errors import DoesNotFit
+from localspec.hub.plan import Part, Plan
+from localspec.hub.records import ExpectedFile
+from localspec.hub.sources import Source
+from localspec.pulling.pull import Planned
+from localspec.store.phrases import pack_key, pack_tokens
+from localspec.store.store import Store
+from localspec_tui import messages, race_job
+from localspec_tui.widgets.attached_line import AttachedLine
+from localspec_tui.widgets.first_screen import FirstScreen
 
 REPLY = """## Sorting
 
@@ -38,6 +57,10 @@ def quicksort(items):
 def looks_as_before(snap_compare, monkeypatch):
     """looks_as_before(talk, story, size): whether the screen after the story is the one that was kept."""
     monkeypatch.setattr(TextArea, "_draw_cursor", False)  # it blinks
+    monkeypatch.setattr(Input, "cursor_blink", False)
+    monkeypatch.setattr(live_stats, "free_memory", lambda _: 6 * 2**30)
+    keeps = FirstScreen.keeps
+    monkeypatch.setattr(FirstScreen, "keeps", lambda first, place: keeps(first, place and Path("~/localspec.db")))
 
     def compare(talk, story, size) -> bool:
         async def before(pilot) -> None:
@@ -58,10 +81,41 @@ def test_main_screen(chat, looks_as_before, size):
 
     async def story(pilot):
         await until(pilot, talk.idle)
-        for prompt in ("Who are you?", "Write a quicksort in Python\nand explain it."):
-            await say(pilot, prompt)
-            await until(pilot, talk.idle)
+        await talked(talk, pilot, "Who are you?", "Write a quicksort in Python\nand explain it.")
         await pilot.press(*"The next prompt,", "ctrl+j", *"of two lines")
+
+    assert looks_as_before(talk, story, size)
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 20)], ids=["wide", "usual", "small"])
+@pytest.mark.parametrize("key", ["", "ctrl+d", "f2"], ids=["list", "delete", "rename"])
+def test_conversations(chat, looks_as_before, size, key):
+    talk = chat()
+    keep(
+        talk,
+        "Write a quicksort in Python",
+        "please tell me about the sea",
+        "[red]What[/red] is " + "long " * 40,
+        days=12,
+    )
+    keep(talk, *(f"Question {n}" for n in range(9)), days=3)
+    with Store.open(talk.database, print) as store:
+        store.history.rename(1, "Sorting")
+    talk.resumed = 11
+
+    async def story(pilot):
+        await open_list(pilot, talk, first="Question 8")
+        await pilot.press(*["down"] * 5, *filter(None, [key]))
+
+    assert looks_as_before(talk, story, size)
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 20)], ids=["wide", "usual", "small"])
+def test_first_screen(chat, looks_as_before, size):
+    talk = chat(settings=Settings(log=False))
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
 
     assert looks_as_before(talk, story, size)
 
@@ -92,11 +146,81 @@ def test_stopped_and_refused(chat, looks_as_before):
         await pilot.press("escape")
         gate.set()
         await until(pilot, talk.idle)
-        await say(pilot, "Go on")
-        await until(pilot, talk.idle)
+        await talked(talk, pilot, "Go on")
         await pilot.press("alt+up")
 
     assert looks_as_before(talk, story, (80, 24))
+
+
+def test_thinking(chat, looks_as_before):
+    """Above, what was thought is folded; below it is open."""
+    thought = Thought("The list is short.\n\nSo any sort will do: sorted() is there already.")
+    talk = chat([thought, "Use `sorted`."], [thought, "Still `sorted`."])
+
+    async def story(pilot):
+        await talked(talk, pilot, "How do I sort?", "Really?")
+        await pilot.press("alt+t")
+        await until(pilot, lambda: "The list is short." in talk.screen_text())
+
+    assert looks_as_before(talk, story, (96, 30))
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 20)], ids=["wide", "80", "60"])
+def test_sampling(chat, looks_as_before, size):
+    talk = chat()
+    talk.engine.generation = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        await pilot.press("f3", *"0.5", "down", *"2", "ctrl+s")
+        await until(pilot, lambda: "must be" in talk.screen_text())
+
+    assert looks_as_before(talk, story, size)
+
+
+@pytest.mark.parametrize("size", [(120, 36), (80, 24), (60, 20)], ids=["wide", "usual", "small"])
+def test_xray(chat, looks_as_before, size):
+    talk = chat()
+    talk.engine.scripts = [drafted_reply(talk.engine)]
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        await talked(talk, pilot, "Say something about snow, in a few words")
+        await pilot.press("ctrl+t")
+        await until(pilot, lambda: "token 1 of 9" in talk.screen_text())
+        await pilot.press("right", "right", "right")
+        await until(pilot, lambda: "token 4 of 9" in talk.screen_text())
+
+    assert looks_as_before(talk, story, size)
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 20)], ids=["wide", "80", "60"])
+def test_commands(chat, looks_as_before, size):
+    talk = chat(["Hello. I am a model."])
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        await talked(talk, pilot, "Who are you?")
+        await pilot.press("/", "s", "down")
+
+    assert looks_as_before(talk, story, size)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 20)], ids=["80", "60"])
+def test_attached(chat, looks_as_before, size, tmp_path, monkeypatch):
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place" / "notes.txt").write_text("one line\n" * 9)
+    monkeypatch.chdir(tmp_path / "place")
+    talk = chat(["They are all the same."])
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        await say(pilot, "Sort the lines of @notes.txt, please")
+        await until(pilot, talk.idle)
+        await pilot.press(*"And those of @notes.txt ")
+        await until(pilot, lambda: talk.app.query_one(AttachedLine).display)
+
+    assert looks_as_before(talk, story, size)
 
 
 def test_without_colours(chat, monkeypatch):
@@ -104,8 +228,7 @@ def test_without_colours(chat, monkeypatch):
     talk = chat([REPLY])
 
     async def story(pilot):
-        await say(pilot, "Write a quicksort")
-        await until(pilot, talk.idle)
+        await talked(talk, pilot, "Write a quicksort")
         await pilot.press("alt+up")
         picture = talk.app.export_screenshot()
         text = picture[picture.index("-matrix") :]
@@ -115,3 +238,164 @@ def test_without_colours(chat, monkeypatch):
         assert len(colours) > 5
 
     talk.play(story)
+
+
+class ScriptedFetch:
+    """A thread that fetches nothing: what it says of a model, and that a third of it is here."""
+
+    given_up, stage = False, ""
+
+    def __init__(self, model, settings, post):
+        self.model, self._post, self.bytes = model, post, None
+
+    def start(self):
+        files = (ExpectedFile("model.safetensors", 3_440_000_000, "0" * 64),)
+        part = Part(Source("Org/Model-1.7B"), "0" * 40, files, frozenset(), {}, license="Own Terms", gated=True)
+        memory = "1.9 GiB in int8 on cpu, of 5.4 GiB that may be taken; the best of 4 plans"
+        planned = Planned(Plan((part,), 48_000_000_000), True, memory, "")
+        self._post(messages.FetchPlanned(self.model, planned))
+
+    def agree(self):
+        self.bytes = 1_200_000_000, 3_440_000_000
+
+    def give_up(self):
+        self.given_up = True
+
+    def join(self, seconds):
+        pass
+
+
+MODELS = {
+    "qwen-large": SEVEN, "phi-mini": PHI, "llama-1b": BILLION, "small-one": LITTLE,
+    **{f"too-large-{n}": replace(SEVEN, num_layers=40 * n) for n in (1, 2, 3)},
+}  # fmt: skip
+
+
+def registered():
+    for name, shape in MODELS.items():
+        about = replace(unfetched(shape, name), license="Apache-2.0", description=f"What {name} is for.")
+        yield replace(about, entry=replace(about.entry, gated=name.startswith("llama")))
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 20)], ids=["wide", "usual", "small"])
+def test_models(chat, models, looks_as_before, monkeypatch, size):
+    """And the download of one of them is under way."""
+    monkeypatch.setattr("localspec_tui.fetch_thread.FetchThread", ScriptedFetch)
+    talk = chat()
+    models("scripted", "broken", "other", broken=["broken"], elsewhere=list(registered()))
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        talk.app._chat.download.offer("llama-1b")
+        await until(pilot, lambda: "Org/Model-1.7B" in talk.screen_text())
+        await pilot.press("enter", "ctrl+o")
+        await until(pilot, lambda: "can be downloaded" in talk.screen_text() and "Stop" in talk.screen_text())
+        told = talk.app.screen.query_one("#download", Static)  # the chat below has such a line, too
+        await until(pilot, lambda: "1.1 GiB of 3.2 GiB" in str(told.content))
+        await pilot.press("down", "down")
+
+    assert looks_as_before(talk, story, size)
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 20)], ids=["wide", "usual", "small"])
+def test_keys(chat, looks_as_before, size):
+    """And a toast is shown."""
+    talk = chat(["A reply.\n\n" * 30])
+
+    async def story(pilot):
+        await talked(talk, pilot, "Hi")
+        await pilot.press("f1")
+        await until(pilot, lambda: "Begin a new" in talk.screen_text())
+        talk.app.notify("It holds from the next reply on.", markup=False)
+        await until(pilot, lambda: "It holds" in talk.screen_text())
+
+    assert looks_as_before(talk, story, size)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 20)], ids=["usual", "small"])
+def test_download(chat, looks_as_before, monkeypatch, size):
+    monkeypatch.setattr("localspec_tui.fetch_thread.FetchThread", ScriptedFetch)
+    talk = chat()
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        talk.app._chat.download.offer("llama-1b")
+        await until(pilot, lambda: "Org/Model-1.7B" in talk.screen_text())
+
+    assert looks_as_before(talk, story, size)
+
+
+def test_chatting_while_a_model_comes(chat, looks_as_before, monkeypatch):
+    monkeypatch.setattr("localspec_tui.fetch_thread.FetchThread", ScriptedFetch)
+    talk = chat(["Hello. I am a model."])
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        talk.app._chat.download.offer("llama-1b")
+        await until(pilot, lambda: "Org/Model-1.7B" in talk.screen_text())
+        await pilot.press("enter")
+        await say(pilot, "Who are you?")
+        await until(pilot, lambda: talk.idle() and "1.1 GiB of 3.2 GiB" in talk.screen_text())
+
+    assert looks_as_before(talk, story, (80, 24))
+
+
+@pytest.mark.parametrize("size", [(120, 36), (60, 20)], ids=["wide", "small"])
+def test_phrases(chat, looks_as_before, size, tmp_path):
+    talk = chat()
+    with Store.open(talk.database, pytest.fail) as store:
+        number, _ = store.history.say(None, "Sorting in Python", model="scripted", system=None)
+        pool = store.phrases.pool("scripted", "hash", tmp_path)
+        phrases = [(pack_key(n, n + 1), b"", pack_tokens([n + 2, n + 3])) for n in range(4)]
+        store.phrases.learn(pool, phrases, conversation=number)
+        store.phrases.learn(pool, phrases[:1], phrases[2:])
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        await pilot.press("f8")
+        await until(pilot, lambda: "4 phrases" in talk.screen_text() and "esc Back  ^d Delete" in talk.screen_text())
+
+    assert looks_as_before(talk, story, size)
+
+
+@pytest.mark.parametrize("size", [(120, 36), (60, 20)], ids=["wide", "small"])
+def test_race(chat, looks_as_before, size, monkeypatch):
+    talk = chat()
+    words = [
+        "Snow",
+        "falls",
+        "on",
+        "the",
+        "hill,",
+        "and",
+        "nobody",
+        "sees",
+        "it",
+        "fall",
+        "but",
+        "the",
+        "fox,",
+        "who",
+        "waits",
+        "below",
+        "the",
+        "old",
+        "oak.",
+    ]
+    lanes = [Lane("plain decoding"), Lane("with phrases")]
+    for lane, step in zip(lanes, (0.02, 0.01), strict=True):
+        lane.moments = [Moment(step * at, f"{word} ", 1) for at, word in enumerate(words, 1)]
+        lane.seconds, lane.statistics = step * len(words), said(range(len(words)))
+
+    def run(engine, asked, settings, stop, post):
+        post(messages.RaceBegun(lanes))
+        post(messages.RaceEnded([*sentences(lanes, result(*lanes))], True))
+
+    monkeypatch.setattr(race_job, "run", run)
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        await say(pilot, "/race Tell me of snow")
+        await until(pilot, lambda: "both texts are the same" in talk.screen_text())
+
+    assert looks_as_before(talk, story, size)

@@ -4,6 +4,7 @@ import pytest
 from rich.cells import cell_len
 from tui.scripted_engine import say, until
 
+from localspec.config import Settings
 from localspec_tui.widgets.status_line import cut, fitting
 
 PARTS = ["61.3 tokens/s", "3.10 tokens/step", "phrases 71%, target 29%", "fp32"]
@@ -42,5 +43,25 @@ def test_a_title_of_hostile_text_stays_one_safe_line(chat):
         await until(pilot, talk.idle)
         top = talk.screen_text().splitlines()[0]
         assert "two lines [red] xxx" in top and top.rstrip().endswith("…")
+
+    talk.play(story)
+
+
+def test_a_system_prompt_and_sampling_that_were_set_stand_at_the_top(chat):
+    talk = chat(settings=Settings(system="Be [brief].", temperature=0.5))
+
+    def top():
+        return talk.screen_text().splitlines()[0]
+
+    async def story(pilot):
+        assert "localspec · scripted · system prompt · temperature 0.5 · fp32 · cpu" in top()
+        await say(pilot, "/set seed 7")
+        await until(pilot, lambda: "temperature 0.5 · seed 7 · fp32" in top())
+        await say(pilot, "/set seed default")
+        await until(pilot, lambda: "temperature 0.5 · fp32" in top())
+        await pilot.press("ctrl+s", *["backspace"] * 20, "ctrl+s")
+        await until(pilot, lambda: "scripted · temperature 0.5 · fp32" in top())
+        await pilot.resize_terminal(44, 20)
+        await until(pilot, lambda: top().rstrip().endswith("localspec · scripted · temperature 0.5"))
 
     talk.play(story)

@@ -8,8 +8,10 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from time import monotonic, sleep
 
 import pytest
+from clocks import PATIENCE
 from textual._xterm_parser import XTermParser
 
 import localspec_tui
@@ -143,11 +145,17 @@ def test_a_log_that_cannot_be_written_stops_no_chat(tmp_path):
 # -- signals and keys --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)],
+)
 def test_a_signal_leaves_the_chat_with_its_code(number, code):
     left, before = [], signal.getsignal(number)
     with terminal.signals(left.append):
         os.kill(os.getpid(), number)
+        until = monotonic() + PATIENCE
+        while not left and monotonic() < until:  # another thread may be told of it first
+            sleep(0.01)
     assert left == [code]
     assert signal.getsignal(number) == before
 
@@ -247,6 +255,16 @@ def test_what_failed_is_raised_when_the_terminal_is_whole(ending, failure, capfd
         ending(run)
     assert raised.value is failure
     assert capfd.readouterr().err == "whole\n"
+
+
+def test_notices_of_a_chat_that_could_not_begin_are_told(ending, capfd):
+    def run(app):
+        app._chat._engine._notice("localspec.db is broken\x1b[2J and was set aside.")
+        app.failure = UsageMistake("There is no conversation to continue here.")
+
+    with pytest.raises(UsageMistake):
+        ending(run)
+    assert capfd.readouterr().err == "localspec: localspec.db is broken␛[2J and was set aside.\nwhole\n"
 
 
 def test_a_failure_with_an_engine_that_still_works_ends_with_1(ending):

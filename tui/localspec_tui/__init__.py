@@ -5,15 +5,20 @@ import gc
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
-from typing import TYPE_CHECKING, Literal
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from localspec import config
 from localspec.config import Settings
+from localspec.marks import drawable
 from localspec.paths import Paths
+from localspec.text import one_line
+from localspec_tui import background
 
 if TYPE_CHECKING:
+    from localspec.chat.answerer import Answerer
     from localspec.chat.start import StartedChat
+    from localspec.serving.behind import Behind
 
 CLOSE_SECONDS = 2.0  # for the step under way and the store
 SWITCH_SECONDS = 0.0005
@@ -23,27 +28,46 @@ def chat(settings: Settings, prompt: str | None, files: str, resume: int | Liter
     """Runs the full-screen chat until it is left; returns its exit code.
 
     `files` is text that goes before the first prompt. Raises what opening the conversation or loading its model raises
-    as a mistake of the command line, and what went wrong inside, when the terminal is whole again and what was said is
-    kept.
+    as a mistake of the command line, what is wrong with the colours and keys of the settings, and what went wrong
+    inside, when the terminal is whole again and what was said is kept.
     """
     gc.disable()  # until the first paint, which would come a tenth later
-    from localspec_tui import terminal
+    with background.asked(settings.theme) as answer:
+        return _chat(settings, prompt, files, resume, answer)
+
+
+def _chat(
+    settings: Settings, prompt: str | None, files: str, resume: int | Literal["last"] | None, answer: background.Answer
+) -> int:
+    from localspec_tui import loading, messages, terminal
     from localspec_tui.app import ChatApp
-    from localspec_tui.engine_thread import EngineThread, load
+    from localspec_tui.engine_thread import EngineThread
 
     def opening(at_the_end: ExitStack, notice: Callable[[str], None]) -> "StartedChat":
         gc.freeze()  # what is there by now stays to the end, and need not be looked through again
         gc.enable()
+        if settings.elsewhere is not None:
+            return behind().start(resume, at_the_end, notice, tell_what_is_kept=False)
         from localspec.chat.start import start_chat  # on the engine's thread: the first paint does not wait for it
 
-        return start_chat(settings, resume, at_the_end, notice)
+        return start_chat(settings, resume, at_the_end, notice, tell_what_is_kept=False)
 
-    terminal.prepare()
+    @cache
+    def behind() -> "Behind":
+        from localspec.serving.behind import Behind  # what opens connections
+
+        return Behind(settings)
+
+    def load(*asked: Any, **how: Any) -> "Answerer":
+        return loading.load(*asked, **how) if settings.elsewhere is None else behind().load(*asked, **how)
+
+    terminal.prepare(answer.without)
     # A step is hundreds of short operations, and after each one the engine's thread asks for the interpreter again:
     # while the screen draws, it would wait 5 ms each time.
     sys.setswitchinterval(SWITCH_SECONDS)
     engine = EngineThread(settings, opening, load)
-    app = ChatApp(engine, first=prompt, files=files, kept=settings.log)
+    app = ChatApp(engine, settings, first=prompt, files=files)
+    answer.tell = lambda light: app.post_message(messages.BackgroundKnown(light))
     log, gone = Paths(config.home()).logs / "native.log", partial(app.leave, terminal.HANGUP)
     with terminal.guarded(log, gone), terminal.signals(app.leave):
         try:
@@ -52,9 +76,14 @@ def chat(settings: Settings, prompt: str | None, files: str, resume: int | Liter
             gc.enable()
             app.keep_unsent()
             ended = engine.close(CLOSE_SECONDS)
+            app.end_download(CLOSE_SECONDS)
     code = 1 if app.failure else app.return_code or 0
     if not ended:
         atexit.register(terminal.end_without_waiting, code)
     if app.failure:
+        for sentence in engine.untold:  # what was found broken may be why
+            print(drawable(f"localspec: {one_line(sentence)}", sys.stderr), file=sys.stderr)
         raise app.failure
+    if ended and engine.farewell and code != terminal.HANGUP:
+        print(drawable(engine.farewell, sys.stderr), file=sys.stderr)
     return code

@@ -1,5 +1,6 @@
 """The application around the chat screen: leaving, failing, copying, the palette."""
 
+import asyncio
 import re
 import threading
 from collections.abc import Iterable
@@ -9,18 +10,22 @@ from pathlib import Path
 from typing import ClassVar
 
 from rich.console import RenderableType
-from textual import events
+from textual import events, work
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
+from textual.widget import MountError
 from textual.widgets import Input
+from textual.worker import WorkerFailed
 
 from localspec import config
+from localspec.config import Settings
 from localspec.paths import Paths
 from localspec.text import one_line, safe
-from localspec_tui import clipboard, messages, terminal
+from localspec_tui import clipboard, keymap, messages, terminal, themes
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.screens.chat import ChatScreen
+from localspec_tui.screens.palette import Palette
 
 
 class ChatApp(App[None]):
@@ -35,10 +40,17 @@ class ChatApp(App[None]):
         Binding("ctrl+c", "interrupt", "Copy what is selected, or stop", id="app.interrupt", show=False),
     ]
 
-    def __init__(self, engine: EngineThread, *, first: str | None = None, files: str = "", kept: bool = True) -> None:
+    def __init__(self, engine: EngineThread, settings: Settings, *, first: str | None = None, files: str = "") -> None:
+        """Raises UsageMistake where the settings name no theme, or keys that cannot be."""
+        themes.check(settings)
+        keys = keymap.effective(settings)
         super().__init__()
-        self._chat = ChatScreen(engine, first, files, kept)
-        self._kept = kept
+        self.set_keymap(keys)
+        self._chat = ChatScreen(engine, first, files, settings.log)
+        self._kept = settings.log
+        self._theme, self._theme_origin = settings.theme, settings.origins.get("theme", "default")
+        self._light = config.light_background()
+        self.theme = themes.shown(self._theme, self._light)
         self.failure: Exception | None = None
         self._left: int | None = None  # the exit code, once a signal came
 
@@ -62,6 +74,11 @@ class ChatApp(App[None]):
         """When it has ended, however it did: what was typed and not sent is kept for the next chat."""
         self._chat.keep_unsent()
 
+    def end_download(self, seconds: float) -> None:
+        """When it has ended: waits so long for what was being fetched to be put away."""
+        self._chat.download.give_up()
+        self._chat.download.wait(seconds)
+
     def on_mount(self) -> None:
         self._leave_now()
 
@@ -73,7 +90,12 @@ class ChatApp(App[None]):
         raise failed.error
 
     def _handle_exception(self, error: Exception) -> None:
-        """Textual would print the values of all variables, prompts among them."""
+        """Textual would print the values of all variables, prompts among them.
+
+        What comes while one leaves finds no place any more, which is no failure.
+        """
+        if self._exit and isinstance(error.error if isinstance(error, WorkerFailed) else error, MountError):
+            return
         self._return_code = 1
         self.failure = self.failure or error
         if self._exception is None:
@@ -93,12 +115,19 @@ class ChatApp(App[None]):
     def action_interrupt(self) -> None:
         """Where something is selected, the screen has copied it before this."""
         if not self._chat.stop_reply():
-            self.notify("Ctrl+Q quits.", markup=False)
+            self.notify(f"{keymap.key(self, 'app.quit')} quits.", markup=False)
+
+    def action_command_palette(self) -> None:
+        """Opens it, but not a second time: Textual knows only of one that nothing lies above."""
+        if not any(isinstance(screen, Palette) for screen in self.screen_stack):
+            self.push_screen(Palette(id="--command-palette"))
 
     async def on_event(self, event: events.Event) -> None:
         """What is pasted commands nothing, whatever field it goes to; what is typed in the chat is for the prompt."""
         if isinstance(event, events.Paste):
             event.text = safe(re.sub("\r\n?", "\n", event.text))
+        if isinstance(event, events.Key) and event.key.startswith("alt+") and event.key in self.screen.active_bindings:
+            event.character = None  # most terminals send Escape and the letter, which Textual gives as a letter as well
         typed = isinstance(event, events.Paste) or (isinstance(event, events.Key) and event.is_printable)
         if typed and self.screen is self._chat:
             self._chat.type_here()
@@ -109,24 +138,53 @@ class ChatApp(App[None]):
         """What was copied here, for ctrl+v."""
         return one_line(self._clipboard) if isinstance(self.focused, Input) else safe(self._clipboard)
 
-    def copy_to_clipboard(self, text: str) -> None:
-        """To the terminal, and wherever else it may arrive; a toast says where it did."""
+    def copy_to_clipboard(self, text: str, what: str = "") -> None:
+        """To the terminal, and wherever else it may arrive; a toast says where it did, and `what` it was.
+
+        Where nothing is selected there is nothing to copy: it would take away what the clipboard holds.
+        """
+        if not text:
+            return
         super().copy_to_clipboard(text)
         file = Paths(config.home()).copied if self._kept else None
-        threading.Thread(target=self._copy, args=(text, file), name="clipboard", daemon=True).start()
+        threading.Thread(target=self._copy, args=(text, file, what), name="clipboard", daemon=True).start()
 
-    def _copy(self, text: str, file: Path | None) -> None:
+    def _copy(self, text: str, file: Path | None, what: str) -> None:
         """On a thread of its own: what owns a clipboard may take its time."""
         sentence = clipboard.copied(text, file)
         with suppress(RuntimeError):  # the application has ended
-            self.post_message(messages.Copied(sentence))
+            self.post_message(messages.Copied(sentence, what))
 
     def on_copied(self, copied: messages.Copied) -> None:
-        self.notify(copied.sentence, markup=False, timeout=3)
+        self.notify(copied.sentence, title=copied.what, markup=False, timeout=3)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether a signal came, also where nothing could be done about it yet."""
+        return self._left is not None
+
+    # -- colours ------------------------------------------------------------------------------------------------------
+
+    def on_background_known(self, known: messages.BackgroundKnown) -> None:
+        self._light = known.light
+        self.theme = themes.shown(self._theme, self._light)
+
+    def search_themes(self) -> None:
+        """The palette's list of themes."""
+        self.push_screen(Palette(providers=[themes.Themes], placeholder="Search for colours"))
+
+    @work(exclusive=True, group="theme")
+    async def choose_theme(self, theme: str) -> None:
+        """Shows it, and keeps it for the next time."""
+        self._theme = theme
+        self.theme = themes.shown(theme, self._light)
+        self.notify(await asyncio.to_thread(themes.keep, theme, self._theme_origin), markup=False)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: what the chat's own keys do, and the colours."""
         for binding in ChatScreen.BINDINGS:
             if isinstance(binding, Binding) and binding.tooltip:
-                yield SystemCommand(binding.tooltip, binding.key, partial(self.run_action, binding.action, self._chat))
+                keys = keymap.shown(self, binding)
+                yield SystemCommand(binding.tooltip, keys, partial(self.run_action, binding.action, self._chat))
+        yield SystemCommand("Let the model think before it answers, or not", "/think", self._chat.action_think)
         yield SystemCommand("Choose other colours", "", self.action_change_theme)

@@ -2,70 +2,35 @@
 
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from textual.message import Message
 
+from localspec.chat.attachments import Written, measured
+from localspec.chat.sampling import ChatSettings
+from localspec.chat.thinking import State, only_thinking, state
+from localspec.chat.trace import Trace
 from localspec.config import Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Prefill
-from localspec_tui import messages, preload_torch
+from localspec_tui import messages
+from localspec_tui.loading import Loading, Opening
 from localspec_tui.reply_buffer import ReplyBuffer
 
 if TYPE_CHECKING:  # what only this thread needs it imports itself: the first paint waits for nothing of it
-    from localspec import Engine, Limits
+    from localspec.chat.answerer import Answerer
     from localspec.chat.conversation import Conversation
     from localspec.chat.live_stats import LiveStats
-    from localspec.chat.start import StartedChat
+    from localspec.chat.sampling import Line
     from localspec.models.registry import TargetCard
+    from localspec.store.conversations import ConversationInfo, Turn
     from localspec.store.store import Store
 
 PROMPTS = 500  # for the arrow keys
-
-
-class Opening(Protocol):
-    """Opens the store, which the ExitStack closes, and finds the conversation and its model. Raises LocalspecError."""
-
-    def __call__(self, at_the_end: ExitStack, notice: Callable[[str], None], /) -> "StartedChat": ...
-
-
-class Loading(Protocol):
-    """Loads a model. Raises LocalspecError."""
-
-    def __call__(
-        self,
-        settings: Settings,
-        card: "TargetCard",
-        *,
-        store: "Store | None",
-        notice: Callable[[str], None],
-        progress: Callable[[str], None],
-    ) -> "tuple[Engine, Limits]": ...
-
-
-def load(
-    settings: Settings,
-    card: "TargetCard",
-    *,
-    store: "Store | None",
-    notice: Callable[[str], None],
-    progress: Callable[[str], None],
-) -> "tuple[Engine, Limits]":
-    """The engine that the settings ask for, and where its replies end. Imports torch where a GPU may want it."""
-    from localspec.machine.hardware import gpu_expected
-
-    if gpu_expected():
-        progress("importing torch")
-        preload_torch.load()
-    from localspec import Engine, Limits
-
-    progress(f"loading {card.name}")
-    engine = Engine.open(settings, card, store=store, notice=notice, progress=progress)
-    return engine, Limits(settings.max_tokens, settings.stop)
 
 
 class _Left(BaseException):
@@ -73,43 +38,66 @@ class _Left(BaseException):
 
 
 class EngineThread(threading.Thread):
-    """Every public method may be called from the screen's thread and returns at once, but for `close`."""
+    """Every public method may be called from the screen's thread; but for those that wait, they return at once."""
 
     def __init__(self, settings: Settings, opening: Opening, loading: Loading) -> None:
         super().__init__(name="engine", daemon=True)  # torch cannot be interrupted: `close` may have to leave it behind
         self.buffer = ReplyBuffer()
-        self._settings, self._opening, self._loading = settings, opening, loading
+        self.farewell: str | None = None  # how to go on with the conversation; once it has ended
+        self.traces: list[Trace] = []  # of all replies of this session, the newest last
+        self._settings, self._opening, self._loading = ChatSettings(settings), opening, loading
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._leaving = threading.Event()
         self._stop_asked = threading.Event()  # of the newest reply
         self._post_message: Callable[[Message], object] = lambda _: None
         self._held: list[str] | None = []  # notices, until there is a conversation to show them in
         self._at_the_end = ExitStack()
+        self._answered: Mapping[str, Any] = {}  # the figures of the reply that the next one is asked for instead of
         self._card: TargetCard
         self._conversation: Conversation
         self._store: Store | None = None
-        self._engine: Engine | None = None
-        self._limits: Limits | None = None
+        self._engine: Answerer | None = None
         self._live: LiveStats | None = None
 
     # -- what the screen asks for -------------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> Settings:
+        """Those that models are loaded with."""
+        return self._settings.first
+
+    @property
+    def untold(self) -> tuple[str, ...]:
+        """Notices that no screen has shown, because the chat could not begin."""
+        return tuple(self._held or ())
+
+    @property
+    def held(self) -> tuple[str, int]:
+        """The device of the model that answers, and the bytes of its memory that go with it if another one comes."""
+        engine = self._engine
+        return ("cpu", 0) if engine is None else engine.held
 
     def begin(self, post: Callable[[Message], object]) -> None:
         """Opens the conversation, loads its model and tells `post`, which may be called from any thread."""
         if not self._leaving.is_set():
             self._post_message = post
-            self._jobs.put(self._open)
             self.start()
 
-    def ask(self, prompt: str) -> None:
+    def ask(self, written: Written) -> None:
         """Asks the model; its reply comes through `buffer`, and ReplyEnded after it."""
         self._stop_asked = threading.Event()
         self.buffer.begin()
-        self._jobs.put(partial(self._answer, prompt, self._stop_asked))
+        self.traces.append(Trace(written.typed))
+        self._jobs.put(partial(self._answer, written, self._stop_asked, self.traces[-1]))
 
     def stop_reply(self) -> None:
         """Stops the reply under way; what was said stays."""
         self._stop_asked.set()
+
+    def race(self, prompt: str, post: Callable[[Message], object]) -> None:
+        """Answers a prompt plainly and speculatively, beside the conversation; tells `post`. `stop_reply` stops it."""
+        self._stop_asked = threading.Event()
+        self._jobs.put(partial(self._race, prompt, post, self._stop_asked))
 
     def switch_model(self, card: "TargetCard") -> None:
         """The conversation goes on with another model, or with the one before where that cannot be loaded."""
@@ -119,9 +107,55 @@ class EngineThread(threading.Thread):
         """From the next reply on."""
         self._jobs.put(partial(self._set_system, system))
 
-    def branch(self, turns: int) -> None:
-        """Goes on after the first `turns` that were answered; the conversation so far stays as it is."""
-        self._jobs.put(partial(self._branch, turns))
+    def set_sampling(self, values: Mapping[str, str]) -> None:
+        """How replies are sampled from the next one on, by keys. Raises UsageMistake."""
+        self._settings.change(values, self._engine)
+
+    def sampling(self, key: str = "") -> "list[Line]":
+        """How they are sampled now. Raises UsageMistake for a key that is none."""
+        return self._settings.lines(self._engine, key)
+
+    @property
+    def sampling_typed(self) -> Mapping[str, str]:
+        """What was changed of that since the chat began, by keys."""
+        return self._settings.typed
+
+    @property
+    def sampling_chosen(self) -> list[str]:
+        """What of it is not the model's own, in words."""
+        return self._settings.chosen
+
+    def files_in(self, text: str) -> list[str]:
+        """What is to be said of the files that a prompt names. It reads them, and counts their tokens."""
+        engine = self._engine
+        if engine is None:
+            return measured(text, None, 0)
+        try:
+            return measured(text, engine.count_tokens, engine.context)
+        except LocalspecError as error:  # a tokenizer that cannot read this text
+            return [str(error)]
+
+    def thinking(self) -> State:
+        """Whether the model thinks before it answers, and what changes that. Raises UsageMistake."""
+        if self._engine is None:
+            raise UsageMistake("No model is loaded now.")
+        return state(self._settings.now, self._engine, self._conversation.system)
+
+    def only_thinking(self, turn: "Turn") -> str | None:
+        """The sentence for a reply that ended in thought."""
+        system = self._conversation.system
+        return only_thinking(turn, self._settings.now, self._engine, system) if self._engine is not None else None
+
+    def why_the_same(self) -> str | None:
+        """Why another answer to the last prompt would be the same text; None where it need not be."""
+        return self._settings.why_the_same(self._engine) if self._engine is not None else None
+
+    def branch(self, turns: int, *, again: bool = False) -> None:
+        """Goes on after the first `turns` that were answered; the conversation so far stays as it is.
+
+        `again`: with another answer to the prompt that comes next there.
+        """
+        self._jobs.put(partial(self._branch, turns, again))
 
     def rename(self, title: str) -> None:
         """Gives the conversation a title."""
@@ -134,6 +168,19 @@ class EngineThread(threading.Thread):
     def resume(self, conversation: int) -> None:
         """Goes on with a conversation of the history."""
         self._jobs.put(partial(self._resume, conversation))
+
+    def conversation_id(self) -> int | None:
+        """The conversation that goes on now, once something of it is kept."""
+        return self._conversation.id
+
+    @property
+    def store(self) -> "Store | None":
+        """What is kept, once it is open; None where nothing is."""
+        return self._store
+
+    def phrases_are_kept(self) -> bool:
+        """Whether there are any of earlier replies. Waits for the disk. Raises StoreTrouble."""
+        return self._store is not None and self._store.phrases.any_kept()
 
     def close(self, seconds: float) -> bool:
         """Ends the reply under way, so that it is kept, and closes the store. Waits so long; False: it still works."""
@@ -150,6 +197,7 @@ class EngineThread(threading.Thread):
     def run(self) -> None:
         try:
             with suppress(_Left), self._at_the_end:
+                self._open()  # before what keys have asked for since the first paint
                 while not self._leaving.is_set():
                     self._jobs.get()()
         except Exception as error:  # noqa: BLE001  # the application ends with it
@@ -165,6 +213,11 @@ class EngineThread(threading.Thread):
         else:
             self._held.append(sentence)
 
+    def _say_farewell(self) -> None:
+        from localspec.chat.farewell import farewell
+
+        self.farewell = farewell(self._conversation)
+
     def _progress(self, stage: str) -> None:
         if self._leaving.is_set():
             raise _Left
@@ -175,9 +228,11 @@ class EngineThread(threading.Thread):
             self._card, self._store, self._conversation = self._opening(self._at_the_end, self._notice)
         except LocalspecError as error:
             self._post(messages.StartFailed(error))
+            self._leaving.set()
             return
+        self._at_the_end.callback(self._say_farewell)  # while the store is open
         history = self._store.history if self._store else None
-        kept = self._store is not None and self._settings.log and not self._store.read_only
+        kept = self._store is not None and self._settings.first.log and not self._store.read_only
         drafts = self._store.drafts if self._store and kept else None
         prompts: list[str] = []
         left: list[str] = []
@@ -186,7 +241,8 @@ class EngineThread(threading.Thread):
             left = drafts.take_left() if drafts else []
         except LocalspecError as error:
             self._notice(str(error))
-        self._post(messages.ChatOpened(history, prompts, drafts, left))
+        place = self._store.path if self._store and kept else None
+        self._post(messages.ChatOpened(history, prompts, drafts, left, place))
         self._show_conversation()
         held, self._held = self._held or [], None
         for sentence in held:
@@ -199,23 +255,23 @@ class EngineThread(threading.Thread):
             self._post(messages.ModelFailed(str(error)))
 
     def _load(self, card: "TargetCard") -> None:
+        from localspec.chat.introduction import introduction
         from localspec.models import registry
 
-        engine, limits = self._loading(
-            self._settings, card, store=self._store, notice=self._notice, progress=self._progress
+        engine = self._loading(
+            self._settings.first, card, store=self._store, notice=self._notice, progress=self._progress
         )
-        engine.sampling(self._settings)  # refuses flags that contradict the model
-        self._card, self._engine, self._limits = card, engine, limits
+        if taken_back := self._settings.fit(engine):  # refuses flags that contradict the model
+            self._notice(taken_back)
+        self._card, self._engine = card, engine
         self._conversation.model = registry.reference(card)
         self._begin_figures(engine)
-        choice = engine.choice
-        precision = choice.dtype if choice.quantize == "none" else choice.quantize
-        self._post(messages.ModelLoaded(card, precision, choice.device))
+        self._post(messages.ModelLoaded(card, introduction(engine, card)))
 
-    def _begin_figures(self, engine: "Engine") -> None:
+    def _begin_figures(self, engine: "Answerer") -> None:
         from localspec.chat.live_stats import LiveStats
 
-        self._live = LiveStats(engine, self._settings.accept)
+        self._live = LiveStats(engine, self._settings.first.accept, self._conversation.tokens)
         self.buffer.end(self._live)
 
     def _switch(self, card: "TargetCard") -> None:
@@ -228,7 +284,7 @@ class EngineThread(threading.Thread):
 
     def _loaded_instead(self, card: "TargetCard") -> str | None:
         """Loads a model in the place of the one before, which goes first: two may not fit. Else says why not."""
-        self._engine = self._limits = self._live = None
+        self._engine = self._live = None
         gc.collect()
         try:
             self._load(card)
@@ -239,8 +295,9 @@ class EngineThread(threading.Thread):
     def _set_system(self, system: str | None) -> None:
         self._conversation.system = system
 
-    def _branch(self, turns: int) -> None:
+    def _branch(self, turns: int, again: bool) -> None:
         before = self._conversation
+        self._answered = before.turns[turns].figures if again else {}
         self._conversation = before.branch(turns)
         if before.id is not None:
             self._post(messages.Branched(before.id))
@@ -250,6 +307,7 @@ class EngineThread(threading.Thread):
             self._conversation.rename(title)
         except LocalspecError as error:
             self._post(messages.JobRefused(str(error)))
+        self._post(messages.Titled(self._conversation.title))
 
     def _renew(self) -> None:
         self._conversation = self._conversation.start_new()
@@ -271,27 +329,50 @@ class EngineThread(threading.Thread):
         now = self._conversation
         if self._engine is not None:
             self._begin_figures(self._engine)
-        self._post(messages.ConversationShown(tuple(now.turns), now.unanswered, now.system))
+        last = None if now.turns else self._latest()
+        self._post(messages.ConversationShown(tuple(now.turns), now.unanswered, now.system, now.title, last))
 
-    def _answer(self, prompt: str, stop: threading.Event) -> None:
+    def _latest(self) -> "ConversationInfo | None":
+        """The conversation that was used last, if one is kept."""
+        with suppress(LocalspecError):  # nobody asked for it
+            return next(iter(self._store.history.conversations(1)), None) if self._store else None
+        return None
+
+    def _race(self, prompt: str, post: Callable[[Message], object], stop: threading.Event) -> None:
+        from localspec_tui import race_job
+
+        asked = [{"role": "system", "content": self._conversation.system}] if self._conversation.system else []
+        asked.append({"role": "user", "content": prompt})
+        race_job.run(self._engine, asked, self._settings.now, stop, post)
+
+    def _answer(self, written: Written, stop: threading.Event, trace: Trace) -> None:
+        from localspec import Limits
         from localspec.chat.conversation import dropped_turns_notice
 
-        engine, live = self._engine, self._live
+        engine, live, talk = self._engine, self._live, self._conversation
+        settings, self._answered = self._settings.another(self._answered), {}
         begun, trouble = False, None
         if engine is not None and live is not None and not stop.is_set():
+            trace.untold = engine.decode is None
+            trace.decode = engine.decode or trace.decode  # the model may be gone when somebody looks
+            engine.wanted = lambda: not stop.is_set()
             try:
-                events = self._conversation.ask(engine, prompt, engine.sampling(self._settings), self._limits)
+                limits, think = Limits(settings.max_tokens, settings.stop), engine.thinking(settings, talk.system)
+                events = talk.ask(engine, written.prompt, engine.sampling(settings), limits, written.figures, think)
                 with closing(events):
                     for event in events:
                         if isinstance(event, Prefill) and event.done == event.total and event.dropped:
                             self._notice(dropped_turns_notice(event.dropped))
                         begun = True
                         live.take(event)
+                        if not trace.untold:
+                            trace.take(event)
                         self.buffer.put(event, live)
                         if stop.is_set():
                             break
             except LocalspecError as error:
                 trouble = str(error)
             self.buffer.end(live)
-        turn = self._conversation.turns[-1] if begun else None
-        self._post(messages.ReplyEnded(prompt, turn, trouble))
+        turn = talk.turns[-1] if begun else None
+        trace.turn, trace.ended = turn.id if turn is not None else 0, True
+        self._post(messages.ReplyEnded(written.prompt, turn, trouble))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from textual.message import Message
@@ -9,9 +10,13 @@ from textual.message import Message
 from localspec.errors import LocalspecError
 
 if TYPE_CHECKING:
+    from localspec.bench.race import Lane
+    from localspec.chat.introduction import Introduction
     from localspec.models.registry import TargetCard
+    from localspec.pulling.pull import Planned
+    from localspec.store.conversations import ConversationInfo, Turn
     from localspec.store.drafts import Drafts
-    from localspec.store.history import History, Turn
+    from localspec.store.history import History
 
 
 @dataclass
@@ -22,6 +27,7 @@ class ChatOpened(Message):
     prompts: Sequence[str]  # entered earlier, the newest first
     drafts: "Drafts | None"  # None where nothing is kept
     left: Sequence[str]  # what earlier chats did not come to send
+    place: Path | None  # where what is said is kept; None where it is not
 
 
 @dataclass
@@ -31,6 +37,8 @@ class ConversationShown(Message):
     turns: "Sequence[Turn]"
     unanswered: str | None
     system: str | None
+    title: str
+    last: "ConversationInfo | None" = None  # the one used before, where this one is new
 
 
 @dataclass
@@ -45,8 +53,7 @@ class ModelLoaded(Message):
     """This model answers from here on."""
 
     card: "TargetCard"
-    precision: str
-    device: str
+    introduction: "Introduction"
 
 
 @dataclass
@@ -73,10 +80,32 @@ class ReplyEnded(Message):
 
 
 @dataclass
+class RaceBegun(Message):
+    """A race is on; its lanes grow."""
+
+    lanes: "Sequence[Lane]"
+
+
+@dataclass
+class RaceEnded(Message):
+    """What came of a race, in sentences; `over`: it was not stopped, and did not fail."""
+
+    sentences: Sequence[str]
+    over: bool
+
+
+@dataclass
 class Noticed(Message):
     """A sentence that a person should know, and that costs no text."""
 
     sentence: str
+
+
+@dataclass
+class Titled(Message):
+    """This is what the conversation is called."""
+
+    title: str
 
 
 @dataclass
@@ -95,9 +124,34 @@ class JobRefused(Message):
 
 @dataclass
 class Copied(Message):
-    """What became of a text that was copied."""
+    """What became of a text that was copied, and which text it was where that is not plain."""
 
     sentence: str
+    what: str = ""
+
+
+@dataclass
+class FetchPlanned(Message):
+    """This would be fetched for a model, if somebody agrees."""
+
+    model: str
+    planned: "Planned"
+
+
+@dataclass
+class FetchEnded(Message):
+    """A model is here now, or its download was stopped or failed."""
+
+    model: str
+    sentence: str
+    trouble: bool
+
+
+@dataclass
+class BackgroundKnown(Message):
+    """The terminal has said which one it has."""
+
+    light: bool
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """What is pasted is text: Textual takes what follows an ESC in it for keys, Enter and Ctrl+Q among them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
 from textual.message import Message
@@ -36,12 +36,12 @@ class PasteFilter:
 _feed = XTermParser.feed
 
 
-def _feed_shown(parser: XTermParser, data: str) -> Iterable[Message]:
-    pasted: PasteFilter = parser.__dict__.setdefault("_localspec_pasted", PasteFilter())
-    shown = pasted.shown(data)
-    return _feed(parser, shown) if shown or not data else ()  # an empty piece would mean the end
+def install(meant: Callable[[str], str] = lambda typed: typed) -> None:
+    """From here on Textual reads what a terminal sends in this way, and of what is not pasted only what is `meant`."""
 
+    def feed(parser: XTermParser, data: str) -> Iterable[Message]:
+        pasted: PasteFilter = parser.__dict__.setdefault("_localspec_pasted", PasteFilter())
+        shown = meant(pasted.shown(data))
+        return _feed(parser, shown) if shown or not data else ()  # an empty piece would mean the end
 
-def install() -> None:
-    """From here on Textual reads what a terminal sends in this way."""
-    XTermParser.feed = _feed_shown  # type: ignore[method-assign, assignment]
+    XTermParser.feed = feed  # type: ignore[method-assign, assignment]

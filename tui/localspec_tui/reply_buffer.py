@@ -4,6 +4,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from localspec.chat.figures import Figures
 from localspec.events import Event, Prefill, Text
 
 if TYPE_CHECKING:
@@ -17,31 +18,43 @@ class ReplyBuffer:
 
     def __init__(self) -> None:
         self._texts: deque[str] = deque()
+        self._thoughts: deque[str] = deque()
         self._figured_at = 0.0
-        self.figures: tuple[str, ...] = ()  # the most important first
+        self.figures: Figures | None = None  # None while nothing is known of the reply
         self.begun = False  # whether the engine has taken the prompt
 
     def begin(self) -> None:
         """Forgets what the reply before left. Only while nothing is put."""
         self._texts.clear()
-        self.figures, self.begun = (), False
+        self._thoughts.clear()
+        self.figures, self.begun = None, False
 
     def put(self, event: Event, live: "LiveStats") -> None:
         """One event, which `live` has counted."""
         self.begun = True
         match event:
             case Prefill(done, total, _) if done < total:
-                self.figures = (f"reading {done:,} of {total:,} tokens",)
+                self.figures = live.figures()
             case Text(text):
+                if event.reasoning:
+                    self._thoughts.append(event.reasoning)
                 self._texts.append(text)
                 now = time.monotonic()
                 if now - self._figured_at >= FIGURES_SECONDS:
-                    self.figures, self._figured_at = tuple(live.parts()), now
+                    self.figures, self._figured_at = live.figures(), now
 
     def end(self, live: "LiveStats") -> None:
         """The figures that stay."""
-        self.figures, self._figured_at = tuple(live.parts()), 0.0
+        self.figures, self._figured_at = live.figures(), 0.0
 
     def take(self) -> str:
         """The text since the last call."""
-        return "".join(self._texts.popleft() for _ in range(len(self._texts)))
+        return _all_of(self._texts)
+
+    def take_thoughts(self) -> str:
+        """What was thought since the last call. Before the text: that comes after it."""
+        return _all_of(self._thoughts)
+
+
+def _all_of(parts: deque[str]) -> str:
+    return "".join(parts.popleft() for _ in range(len(parts)))

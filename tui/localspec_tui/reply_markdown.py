@@ -1,6 +1,8 @@
 """Markdown as a model writes it: nothing of it is obeyed, fetched or opened, and HTML is shown as it is."""
 
 from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote
 
 from markdown_it import MarkdownIt
@@ -9,11 +11,24 @@ from markdown_it.rules_core import StateCore
 from markdown_it.token import Token
 from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
-from textual.widgets import Markdown
-from textual.widgets._markdown import MarkdownBlock, MarkdownTable, MarkdownTableCellContents, MarkdownTableContent
+from textual.content import Content
+from textual.widgets import Markdown, Static
+from textual.widgets._markdown import (
+    MarkdownBlock,
+    MarkdownFence,
+    MarkdownTable,
+    MarkdownTableCellContents,
+    MarkdownTableContent,
+)
 
 from localspec.text import one_line, safe
+from localspec_tui import keymap
+from localspec_tui.code_wrap import WrappedCode
 
+if TYPE_CHECKING:
+    from localspec_tui.app import ChatApp
+
+AROUND = 3  # columns beside what a cell holds: a blank on each side, a line
 DEEPEST = 12  # quotes, or twice the lists, one within the other: an indent of 24 columns
 
 
@@ -68,13 +83,50 @@ class _TableContent(MarkdownTableContent):
 class _Table(MarkdownTable):
     def compose(self) -> ComposeResult:
         self._headers, self._rows = self._get_headers_and_rows()
+        self._fit()
         yield _TableContent(self._headers, self._rows)
+
+    def _fit(self) -> None:
+        """As wide as what it holds, where there is room: else it would be stretched over the whole line."""
+        columns = zip_longest(self._headers, *self._rows, fillvalue=Content(""))
+        widest = [
+            max(line.cell_length for cell in column for line in cell.split(allow_blank=True)) for column in columns
+        ]
+        self.styles.max_width = sum(width + AROUND for width in widest) + 1
 
     async def _update_from_block(self, block: MarkdownBlock) -> None:
         if isinstance(block, _Table) and len(block._get_headers_and_rows()[1]) >= max(len(self._rows), 1):
             await super()._update_from_block(block)
+            self._fit()
         else:  # a line that was a row until more of it came; Textual counts on rows that only grow
             await MarkdownBlock._update_from_block(self, block)
+
+
+class CopyLine(Static):
+    """Above code: a click on its word copies that; a selection leaves it out."""
+
+    ALLOW_SELECT = False
+
+    def __init__(self) -> None:
+        super().__init__(Content.from_markup("[@click=copy]copy[/]"))
+
+    def on_mount(self) -> None:
+        self.tooltip = Content(f"{keymap.key(self.app, 'chat.code')} copies code as well, the last of a reply first")
+
+    def action_copy(self) -> None:
+        fence = self.parent
+        assert isinstance(fence, MarkdownFence)
+        cast("ChatApp", self.app).copy_to_clipboard(fence.code, fence.lexer or "code")
+
+
+class _Fence(MarkdownFence):
+    def compose(self) -> ComposeResult:
+        yield CopyLine()
+        yield from super().compose()
+
+    @classmethod
+    def highlight(cls, code: str, language: str, ansi: bool = False, dark: bool = False) -> Content:
+        return WrappedCode.of(super().highlight(code, language, ansi, dark))
 
 
 class ReplyMarkdown(Markdown):
@@ -90,7 +142,8 @@ class ReplyMarkdown(Markdown):
         return super().append(safe(markdown))
 
     def get_block_class(self, block_name: str) -> type[MarkdownBlock]:
-        return _Table if block_name == "table_open" else super().get_block_class(block_name)
+        own: dict[str, type[MarkdownBlock]] = {"table_open": _Table, "fence": _Fence, "code_block": _Fence}
+        return own.get(block_name) or super().get_block_class(block_name)
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
         """Shows where a link leads: following it could carry away what its address holds."""

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
 from pathlib import Path
+from typing import TextIO
 
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 
+from localspec import marks
 from localspec.paths import private_directory
 from localspec_tui import paste
 
@@ -27,10 +29,10 @@ class _Key(Enum):
 SEQUENCES = {"\x1b\r": (_Key.ALT_ENTER,), "\x1b\n": (_Key.ALT_ENTER,)}
 
 
-def prepare() -> None:
-    """What has to happen before Textual takes the place of standard error."""
+def prepare(meant: Callable[[str], str] = lambda typed: typed) -> None:
+    """What has to happen before Textual takes the place of standard error; of what is typed it sees what is `meant`."""
     ANSI_SEQUENCES_KEYS.update(SEQUENCES)  # type: ignore[attr-defined]  # a dict, declared as less
-    paste.install()
+    paste.install(meant)
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if os.name == "posix":
@@ -43,13 +45,13 @@ def prepare() -> None:
 class _Terminal(io.TextIOWrapper):
     """The terminal, which may be closed at any time: Textual would wait for ever for a thread that failed to write."""
 
-    def __init__(self, descriptor: int, encoding: str, gone: Callable[[], None]) -> None:
-        super().__init__(os.fdopen(descriptor, "wb"), encoding=encoding, errors="replace", newline="")
-        self._gone = gone
+    def __init__(self, descriptor: int, real: TextIO, gone: Callable[[], None]) -> None:
+        super().__init__(os.fdopen(descriptor, "wb"), encoding=real.encoding, errors="replace", newline="")
+        self._gone, self._ascii = gone, marks.ascii_only(real)
 
     def write(self, text: str) -> int:
         try:
-            return super().write(text)
+            return super().write(marks.in_ascii(text) if self._ascii else text)
         except OSError:
             self._gone()
             return len(text)
@@ -82,7 +84,7 @@ def guarded(log: Path, gone: Callable[[], None]) -> Iterator[None]:
             afterwards.callback(os.dup2, kept, number)
             afterwards.callback(stream.flush)  # what was written meanwhile belongs to the log
             real = getattr(sys, f"__{name}__")
-            terminal = _Terminal(os.dup(kept), real.encoding, gone)
+            terminal = _Terminal(os.dup(kept), real, gone)
             setattr(sys, f"__{name}__", terminal)
             afterwards.callback(terminal.close)
             afterwards.callback(setattr, sys, f"__{name}__", real)
@@ -116,7 +118,7 @@ def is_there() -> bool:
 def signals(leave: Callable[[int], None]) -> Iterator[None]:
     """A signal that would end the process ends the chat as a key does, with the exit code that shells expect."""
     with ExitStack() as afterwards:
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"):
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
                 before = signal.signal(number, lambda signum, _: leave(128 + signum))

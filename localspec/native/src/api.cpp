@@ -120,6 +120,15 @@ int check_adapters(const ls_model_config& c, const ls_request& q) {
     return LS_OK;
 }
 
+int check_inner(const ls_model_config& c, const ls_request& q) {
+    LS_CHECK(q.num_inner >= 0 && q.num_inner <= 1024, "States at %d places were asked for; give 0 to 1024.", q.num_inner);
+    LS_CHECK(q.num_inner == 0 || (q.inner_at && q.inner && q.hidden), "States of inner layers need their places, room, and room for those after the norm.");
+    LS_CHECK(q.num_inner == 0 || !q.layers, "States of inner layers are those of all layers together; leave out one of the two.");
+    for (int i = 0; i < q.num_inner; i++)
+        LS_CHECK(q.inner_at[i] >= 0 && q.inner_at[i] <= c.num_layers, "There are no states at %d; give 0 to %d.", q.inner_at[i], c.num_layers);
+    return LS_OK;
+}
+
 int check_request(const ls_model* model, const ls_cache* cache, const ls_pool* pool, const ls_request* request) {
     LS_CHECK(model && cache && pool && request, "A forward needs a model, a cache, a pool and a request.");
     const ls_model_config& c = model->config;
@@ -134,6 +143,7 @@ int check_request(const ls_model* model, const ls_cache* cache, const ls_pool* p
     LS_CHECK(!(q.logits || q.argmax) || c.lm_head.data, "The model has no lm_head, so it gives no logits; ask for hidden states.");
     LS_CHECK(q.logits_from >= 0 && q.logits_from <= q.rows, "Logits from row %d on were asked for, and there are %d rows.", q.logits_from, q.rows);
     LS_TRY(check_adapters(c, q));
+    LS_TRY(check_inner(c, q));
     return check_rows(c, *cache, q);
 }
 

@@ -84,10 +84,23 @@ class Forward {
         // Rows whose states nobody asks for give keys and values only, and need no more of the last layer.
         const bool heads = q_.logits || q_.argmax;
         const int head_from = heads ? larger(0, smaller(rows_, q_.logits_from - first_)) : rows_;
-        const int wanted = q_.hidden ? 0 : head_from;
-        for (int i = 0; i < layer_count(); i++) layer(q_.layers ? q_.layers[i] : i, i + 1 == layer_count() ? wanted : 0);
+        const int wanted = q_.hidden || q_.num_inner ? 0 : head_from;
+        for (int i = 0; i < layer_count(); i++) {
+            give_inner(i, x_);
+            layer(q_.layers ? q_.layers[i] : i, i + 1 == layer_count() ? wanted : 0);
+        }
         if (wanted == rows_) return;
         finish(wanted, head_from);
+    }
+
+    // States [rows, hidden_size] of the batch to wherever they were asked for by this number.
+    void give_inner(int number, const float* x) {
+        const size_t size = (size_t)c_.hidden_size;
+        for (int place = 0; place < q_.num_inner; place++) {
+            if (q_.inner_at[place] != number) continue;
+            float* to = q_.inner + ((size_t)first_ * q_.num_inner + place) * size;
+            for (int r = 0; r < rows_; r++) memcpy(to + (size_t)r * q_.num_inner * size, x + r * size, size * sizeof(float));
+        }
     }
 
     void layer(int number, int from) {  // rows before `from` give keys and values only
@@ -181,6 +194,7 @@ class Forward {
                 else memcpy(hidden + r * size, x + r * size, size * sizeof(float));
             }
             x = hidden, norm = nullptr;
+            give_inner(c_.num_layers, hidden);
         }
         const int rows = rows_ - head_from, at = first_ + head_from - q_.logits_from;
         if (rows <= 0) return;

@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-enum { LS_ABI = 1 };                                  /* changes with anything in this file */
+enum { LS_ABI = 2 };                                  /* changes with anything in this file */
 enum { LS_OK = 0, LS_WRONG = 1, LS_NO_MEMORY = 2 };   /* codes */
 enum { LS_FP32 = 0, LS_BF16 = 1, LS_INT8 = 2, LS_INT4 = 3, LS_FP16 = 4 }; /* formats; of weights the first four */
 enum { LS_C = 0, LS_NEON = 1, LS_AVX2 = 2, LS_AVX_VNNI = 3, LS_AVX512_VNNI = 4 }; /* instruction sets */
@@ -122,6 +122,9 @@ typedef struct {
     float* logits;             /* -> [rows - logits_from, vocab_size], or NULL */
     int32_t* argmax;           /* -> [rows - logits_from], the first of equals, -1 where a logit is NaN; or NULL */
     int32_t logits_from;
+    const int32_t* inner_at;   /* [num_inner]: i is the states before layer i, num_layers those after the final norm */
+    int32_t num_inner;
+    float* inner;              /* -> [rows, num_inner * hidden_size], side by side in that order; with all layers alone */
 } ls_request;
 
 /* Any number of rows. Keys and values lie behind the committed tokens until the next forward; ls_cache_keep keeps them. */

@@ -16,7 +16,7 @@ from scripted_models import FRAME
 
 from localspec.chat.conversation import saved_conversation
 from localspec.paths import Paths
-from localspec.store.history import Saved
+from localspec.store.conversations import Saved
 from localspec.store.phrases import unpack_key, unpack_tokens
 from localspec.store.store import Store
 from localspec.text import safe
@@ -100,10 +100,12 @@ NUMBER = (int, float)
 
 
 SHAPE: dict[str, Any] = {
-    "text": str, "token_ids": [int], "model": str, "revision": str, "drafter": str, "device": str, "engine": str, "dtype": str,
+    "text": str, "reasoning": str, "token_ids": [int], "model": str, "revision": str, "drafter": str, "device": str, "engine": str, "dtype": str,
     "quantize": str, "exactness": str, "accept": str, "lossless": bool, "finish_reason": str, "seed": int,
-    "prompt_tokens": int, "completion_tokens": int,
-    "timings": dict.fromkeys(["load_s", "prefill_s", "first_token_s", "decode_s", "tokens_per_second"], NUMBER),
+    "prompt_tokens": int, "completion_tokens": int, "reasoning_tokens": int,
+    "timings": dict.fromkeys(
+        ["load_s", "prefill_s", "first_token_s", "decode_s", "reasoning_s", "tokens_per_second"], NUMBER
+    ),
     "speculation": {
         "steps": int, "acceptance_length": NUMBER, "acceptance_by_depth": [NUMBER], "draft_n": int,
         "draft_n_accepted": int, "sources": dict, "speedup": None, "M": None, "off_reason": (str, type(None)),

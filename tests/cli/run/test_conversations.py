@@ -202,11 +202,11 @@ def test_no_log_reads_the_conversation_and_keeps_nothing_new(run, home, hello, l
     assert files_with(home, b"QZJX", b"QZJV", long.text[:12].encode(), pack_tokens(long.ids[10:13])) == []
 
 
-@pytest.mark.parametrize("place", ["decode_step", "text"])
+@pytest.mark.parametrize("place", ["decode_step", "step"])
 def test_an_interrupted_reply_is_kept_and_gone_on_with(run, home, endless, monkeypatch, messages, place):
     from localspec.decoding import session
 
-    owner: Any = run_module._Output if place == "text" else session
+    owner: Any = run_module._Output if place == "step" else session
     monkeypatch.setattr(owner, place, interrupting(getattr(owner, place), 5))
     reply = run("-m", endless.path, "hi", "--json").json
     [turn] = kept(home)[0].turns

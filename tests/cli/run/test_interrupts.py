@@ -39,12 +39,12 @@ def test_interrupted_in_mid_reply(home, endless):
 
 
 @pytest.mark.parametrize("call", [3, 4])
-@pytest.mark.parametrize("place", ["decode_step", "step_sources", "safe", "text"])
+@pytest.mark.parametrize("place", ["decode_step", "step_sources", "safe", "step"])
 def test_an_interrupted_object_agrees_with_itself(run, endless, monkeypatch, place, call):
     """Whether the signal comes while a step is made or while it is told."""
     from localspec.decoding import session
 
-    owner: Any = run_module._Output if place == "text" else session
+    owner: Any = run_module._Output if place == "step" else session
     monkeypatch.setattr(owner, place, interrupting(getattr(owner, place), call))
     result = run("-m", endless.path, "hi", "--json")
     reply = result.json
@@ -56,7 +56,7 @@ def test_an_interrupted_object_agrees_with_itself(run, endless, monkeypatch, pla
 
 
 def test_an_interrupted_stream_ends_in_an_object(run, endless, monkeypatch):
-    monkeypatch.setattr(run_module._Stream, "text", interrupting(run_module._Stream.text, 5))
+    monkeypatch.setattr(run_module._Stream, "step", interrupting(run_module._Stream.step, 5))
     result = run("-m", endless.path, "hi", "--stream-json")
     start, *told, end = (json.loads(line) for line in result.out.splitlines())
     assert (result.code, start["event"], end["event"], len(told)) == (130, "start", "end", 5)

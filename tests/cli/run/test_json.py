@@ -38,7 +38,7 @@ def test_the_stream(run, long, arguments):
     assert_consistent(end)
     assert start.items() <= end.items()
     for step in steps:
-        assert_shape(step, {"text": str, "token_ids": [int], "sources": [str]})
+        assert_shape(step, {"text": str, "reasoning": str, "token_ids": [int], "sources": [str]})
         assert len(step["token_ids"]) == len(step["sources"])
     assert "".join(step["text"] for step in steps) == end["text"] == decoded(long.path, end["token_ids"])
     assert [token for step in steps for token in step["token_ids"]] == end["token_ids"]

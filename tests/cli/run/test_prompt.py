@@ -11,8 +11,9 @@ import pytest
 from cli.run.run_command import process, refused, tokens_of
 from scripted_models import FRAME
 
+from localspec.chat.attachments import joined
 from localspec.cli import run as run_module
-from localspec.cli.texts import joined, read_file
+from localspec.cli.texts import read_file
 
 
 def test_where_the_prompt_comes_from(run, tmp_path, hello):

@@ -172,6 +172,14 @@ def test_whatever_temperature_and_top_p_are_accepted_something_is_said(run, home
     assert (again.code, again.out) == (0, result.out)
 
 
+@pytest.mark.parametrize("cold", ["1e-20", "1e-38", "5e-324"])
+@pytest.mark.parametrize("more", [(), ("--top-p", "0.9"), ("--top-k", "3")], ids=" ".join)
+def test_the_coldest_temperatures_say_what_is_likeliest(run, noise, cold, more):
+    """fp32 makes an infinite score of every logit where it divides by them, and the noise alone would pick."""
+    likeliest = run("-m", noise, "hi", "-n", "5", "--temp", "0", "--no-log").out
+    assert run("-m", noise, "hi", "-n", "5", "--seed", "1", "--no-log", "--temp", cold, *more).out == likeliest
+
+
 def test_temperatures_that_nothing_can_be_divided_by(run, noise, tmp_path):
     for hot in ("1e30", "1e299"):
         result = run("-m", noise, "hi", "--temp", hot)

@@ -1,24 +1,34 @@
-"""Earlier conversations: search, and go on with one."""
+"""Earlier conversations: search, go on with one, rename, export and delete them."""
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from textual import work
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
-from textual.widgets import Footer, Input, OptionList, Static
+from textual.timer import Timer
+from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
-from localspec.errors import LocalspecError
-from localspec.store.history import ConversationInfo, History
+from localspec.chat.conversation import saved_conversation
+from localspec.chat.export import as_markdown, proposed_file, write_new
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.quantities import ago, counted, day, seconds_of
+from localspec.store.conversations import ConversationInfo
+from localspec.store.history import History
+from localspec.store.removal import DIVIDED
 from localspec.text import one_line
+from localspec_tui import keymap
+from localspec_tui.screens.searched import AskingScreen
 
 LISTED = 100
+PATIENCE = 0.5  # seconds without a word
+RETRY = 1.0  # seconds after a look that failed
+OLD = "30d"  # proposed
 
 
 class _Entry(NamedTuple):
@@ -26,33 +36,45 @@ class _Entry(NamedTuple):
     excerpt: str  # what was found in it; empty where nothing was looked for
 
 
+@dataclass(frozen=True)
+class OpenConversation:
+    """What the list asks of the chat below it."""
+
+    number: Callable[[], int | None]
+    begin_another: Callable[[], None]
+    call: Callable[[str], None]
+    phrases_are_kept: Callable[[], bool]  # may wait for the disk
+    nothing: str  # what is said where none is kept
+
+
 class _Search(Input):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "submit", "Resume", id="conversations.choose")]
 
 
-class ConversationsScreen(ModalScreen[int | None]):
+class ConversationsScreen(AskingScreen[int | None]):
     """Gives the id of the chosen conversation, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "Back", id="conversations.back"),
+        Binding("f2", "rename", "Rename", id="conversations.rename"),
+        Binding("ctrl+d", "delete", "Delete", id="conversations.delete", priority=True),
+        Binding("ctrl+s", "export", "Export", id="conversations.export", priority=True),
+        Binding("f8", "delete_older", "Delete older", id="conversations.delete_older"),
         Binding("down", "move(1)", "Next", id="conversations.next", show=False, priority=True),
         Binding("up", "move(-1)", "Previous", id="conversations.previous", show=False, priority=True),
     ]
 
-    def __init__(self, history: History) -> None:
-        super().__init__()
-        self._history = history
-        self._listed = ""  # what was looked for
+    def __init__(self, history: History, chat: OpenConversation) -> None:
+        super().__init__(_Search(placeholder="Search in what was said", compact=True))
+        self._history, self._chat = history, chat
+        self._entries: list[_Entry] = []
+        self._listed: str | None = None  # what was looked for
+        self._later: Timer | None = None
 
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="panel"):
-            yield _Search(placeholder="Search in what was said", compact=True)
-            yield OptionList()
-            yield Static("", id="nothing", markup=False)
-        yield Footer(show_command_palette=False)
+    # -- the list -----------------------------------------------------------------------------------------------------
 
-    async def on_mount(self) -> None:
-        await self._list("")
+    def on_mount(self) -> None:
+        self._look_for("")
 
     def on_input_changed(self, changed: Input.Changed) -> None:
         self._look_for(changed.value)
@@ -64,41 +86,164 @@ class ConversationsScreen(ModalScreen[int | None]):
     async def _list(self, words: str) -> None:
         entries: Sequence[_Entry] = ()
         trouble = ""
+        self._do_later(PATIENCE, lambda: self._tell("Looking …"))
         try:
             entries = await asyncio.to_thread(_entries, self._history, words)
-        except LocalspecError as error:
-            trouble = str(error)
+        except LocalspecError as error:  # another process may hold the database
+            trouble = f"{error} Trying again …"
+            self._do_later(RETRY, lambda: self._look_for(self._search.value))
+        else:
+            self._do_later(None)
         if self not in self.app.screen_stack:  # it was left meanwhile
             return
-        options = self.query_one(OptionList)
-        self._listed = words
+        options = self._options
+        self._listed, self._entries = words, list(entries)
         options.clear_options()
-        options.add_options(Option(_line(entry), id=str(entry.info.id)) for entry in entries)
+        options.add_options(Option(self._line(entry), id=str(entry.info.id)) for entry in entries)
         options.highlighted = 0 if entries else None
-        nothing = "Nothing was found." if words.strip() else "No conversation is kept here yet."
-        self._tell("" if entries else trouble or nothing)
+        nothing = "Nothing was found." if words.strip() else self._chat.nothing
+        more = "Older ones are found by searching." if len(entries) == LISTED and not words.strip() else ""
+        self._tell(more if entries else trouble or nothing)
 
-    def _tell(self, sentence: str) -> None:
-        nothing = self.query_one("#nothing", Static)
-        nothing.update(one_line(sentence))
-        nothing.display = bool(sentence)
+    def _do_later(self, seconds: float | None, what: Callable[[], object] = lambda: None) -> None:
+        """Instead of what was to be done before; None: nothing is."""
+        if self._later is not None:
+            self._later.stop()
+        self._later = self.set_timer(seconds, what) if seconds is not None else None
 
-    def action_move(self, step: int) -> None:
-        options = self.query_one(OptionList)
-        if step > 0:
-            options.action_cursor_down()
-        else:
-            options.action_cursor_up()
+    def _line(self, entry: _Entry) -> Content:
+        info = entry.info
+        title = f"{info.title} (open)" if info.id == self._chat.number() else info.title
+        facts = [str(info.id), ago(info.used, time.time()), counted(info.turns, "turn"), info.model_name]
+        if entry.excerpt:
+            facts[2:] = [entry.excerpt]
+        elif info.branch_of is not None:
+            facts.append(f"branch of {info.branch_of}")
+        return Content.assemble(one_line(title), "\n", (one_line(" · ".join(facts)), "dim"))
 
     async def on_input_submitted(self, submitted: Input.Submitted) -> None:
+        if self._asking.asking:
+            return
         if submitted.value != self._listed:  # the last letters came right before
             await self._list(submitted.value)
-        option = self.query_one(OptionList).highlighted_option
-        if option is not None and option.id is not None:
-            self.dismiss(int(option.id))
+        if (entry := self._highlighted()) is not None:
+            self.dismiss(entry.info.id)
 
     def on_option_list_option_selected(self, selected: OptionList.OptionSelected) -> None:
-        self.dismiss(int(selected.option_id or 0))
+        if not self._asking.asking:
+            self.dismiss(int(selected.option_id or 0))
+
+    def _chosen(self) -> _Entry | None:
+        """The one that something is to be done with; what was told before is no longer of interest."""
+        self._tell("")
+        return self._highlighted()
+
+    def _highlighted(self) -> _Entry | None:
+        at = self._options.highlighted
+        return self._entries[at] if at is not None and at < len(self._entries) else None
+
+    def _replace(self, entry: _Entry, info: ConversationInfo) -> None:
+        """The list stays where it was."""
+        if entry in self._entries:
+            at = self._entries.index(entry)
+            self._entries[at] = entry._replace(info=info)
+            self._options.replace_option_prompt_at_index(at, self._line(self._entries[at]))
+
+    def _drop(self, gone: Collection[int]) -> None:
+        """What comes after the one that was highlighted takes its place."""
+        options = self._options
+        highlighted = options.highlighted or 0
+        above = sum(entry.info.id in gone for entry in self._entries[:highlighted])
+        for entry in self._entries:
+            if entry.info.id in gone:
+                options.remove_option(str(entry.info.id))
+        self._entries = [entry for entry in self._entries if entry.info.id not in gone]
+        options.highlighted = min(highlighted - above, len(self._entries) - 1) if self._entries else None
+
+    # -- what is asked ------------------------------------------------------------------------------------------------
+
+    @work(exclusive=True, group="asking")
+    async def action_rename(self) -> None:
+        if (entry := self._chosen()) is None:
+            return
+        title = await self._asking.text("What shall it be called? Nothing: by its first prompt.", entry.info.title)
+        if title is None:
+            return
+        try:
+            info = await asyncio.to_thread(_renamed, self._history, entry.info, title)
+        except LocalspecError as error:
+            self._tell(str(error))
+            return
+        self._replace(entry, info)
+        if info.id == self._chat.number():
+            self._chat.call(info.title)
+        self._tell(f"It is called “{info.title}”.")
+
+    @work(exclusive=True, group="asking")
+    async def action_export(self) -> None:
+        if (entry := self._chosen()) is None:
+            return
+        question = "Export as Markdown to which file?"
+        name: str | None = await asyncio.to_thread(proposed_file, entry.info.title, Path())
+        while (name := await self._asking.text(question, name or "")) is not None:
+            try:
+                path = await asyncio.to_thread(_exported, self._history, entry.info.id, name)
+            except UsageMistake as mistake:
+                question = str(mistake)
+            except LocalspecError as error:
+                self._tell(str(error))
+                return
+            else:
+                self._tell(f"It is in {path}.")
+                return
+
+    @work(exclusive=True, group="asking")
+    async def action_delete(self) -> None:
+        if (entry := self._chosen()) is None:
+            return
+        opened = " It is open: another one begins." if entry.info.id == self._chat.number() else ""
+        if await self._asking.decision(f"Delete “{entry.info.title}” for good?{opened}"):
+            await self._delete([entry.info.id])
+
+    @work(exclusive=True, group="asking")
+    async def action_delete_older(self) -> None:
+        self._tell("")
+        question, age = "Delete what was not used for so long (12h, 30d, 4w, 1y):", OLD
+        while (typed := await self._asking.text(question, age)) is not None:
+            try:
+                before, age = time.time() - seconds_of(typed), typed
+                infos = await asyncio.to_thread(self._history.unused_since, before)
+            except UsageMistake as mistake:
+                question, age = str(mistake), typed
+                continue
+            except LocalspecError as error:
+                self._tell(str(error))
+                return
+            old = [info.id for info in infos if info.id != self._chat.number()]  # what is open is in use
+            what = f"{counted(len(old), 'conversation')} last used before {day(before)}"
+            if not old:
+                self._tell(f"No conversation was last used before {day(before)}.")
+            elif await self._asking.decision(f"Delete {what} for good?"):
+                await self._delete(old)
+            return
+
+    async def _delete(self, conversations: Sequence[int]) -> None:
+        """By the thread that waits for the disk and not by the engine's, which may be busy with a reply."""
+        if self._chat.number() in conversations:
+            self._chat.begin_another()
+        try:
+            if await asyncio.to_thread(self._history.takes_long_to_remove, conversations):
+                self._tell(f"{DIVIDED[0].upper()}{DIVIDED[1:]}")
+            removed = await asyncio.to_thread(self._history.remove, conversations)
+            stay = await asyncio.to_thread(self._chat.phrases_are_kept)
+        except LocalspecError as error:
+            self._drop(await asyncio.to_thread(_gone, self._history, conversations))
+            self._tell(str(error))
+            return
+        self._drop(set(conversations))
+        key = keymap.key(self.app, "chat.phrases")
+        phrases = f" Phrases that were learned from replies stay; {key} in the chat deletes them." if stay else ""
+        self._tell(f"Deleted {counted(removed, 'conversation')}.{phrases}")
 
 
 def _entries(history: History, words: str) -> Sequence[_Entry]:
@@ -107,9 +252,21 @@ def _entries(history: History, words: str) -> Sequence[_Entry]:
     return [_Entry(info, "") for info in history.conversations(LISTED)]
 
 
-def _line(entry: _Entry) -> Content:
-    info = entry.info
-    turns = "1 turn" if info.turns == 1 else f"{info.turns} turns"
-    used = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.used))
-    about = entry.excerpt or f"{used} · {turns} · {info.model}"
-    return Content.assemble(one_line(info.title), "\n", (one_line(about), "dim"))
+def _renamed(history: History, info: ConversationInfo, title: str) -> ConversationInfo:
+    """What the conversation is now. Raises UsageMistake where it is gone, StoreTrouble."""
+    if title == info.title:
+        return info
+    history.rename(info.id, title)
+    return saved_conversation(history, info.id).info
+
+
+def _exported(history: History, conversation: int, name: str) -> Path:
+    return write_new(f"{as_markdown(saved_conversation(history, conversation))}\n", name)
+
+
+def _gone(history: History, conversations: Sequence[int]) -> set[int]:
+    """Those that are not there any more, as far as can be told."""
+    try:
+        return {number for number in conversations if history.info(number) is None}
+    except LocalspecError:
+        return set()

@@ -1,71 +1,236 @@
-"""The models that are installed here: let another one answer."""
+"""The models: let another one answer, or fetch one that is not here."""
 
 import asyncio
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from textual.app import ComposeResult
+from textual import events, work
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
-from textual.widgets import Footer, OptionList, Static
+from textual.widget import Widget
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from localspec.checkpoint import Checkpoint
 from localspec.errors import LocalspecError
-from localspec.models import registry
-from localspec.models.registry import TargetCard
 from localspec.text import one_line
+from localspec_tui.screens.searched import SearchedScreen
+from localspec_tui.widgets.download_line import DownloadLine
+from localspec_tui.widgets.status_line import fitting
+
+if TYPE_CHECKING:  # looked for on another thread, which imports it
+    from localspec.chat.model_list import Choosable
+    from localspec.models.registry import TargetCard
+
+HEADINGS = {
+    "here": "Here",
+    "elsewhere": "Fits this machine, and can be downloaded",
+    "too large": "Does not fit this machine",
+}
+UNMEASURED = "These speeds are estimates: localspec doctor measures this machine."
+AROUND = 10  # lines of the dialog that are none of the list's
+LOOK_SECONDS = 0.5  # between two looks at a download
 
 
-class _Models(OptionList):
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select", "Choose", id="models.choose")]
+class Chosen(NamedTuple):
+    """A model, and whether it or its drafter is to be fetched first."""
+
+    card: "TargetCard"
+    fetch: bool
 
 
-class ModelsScreen(ModalScreen[TargetCard | None]):
-    """Gives the chosen model, or None."""
+class _Search(Input):
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "submit", "Choose", id="models.choose")]
+
+
+class ModelsScreen(SearchedScreen[Chosen | None]):
+    """Gives what was chosen, or None. `held`: the device that the model which answers is on, and its bytes there."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "Back", id="models.back"),
+        Binding("ctrl+x", "give_up", "Stop the download", id="models.stop", priority=True),
+        Binding("down", "move(1)", "Next", id="models.next", show=False, priority=True),
+        Binding("up", "move(-1)", "Previous", id="models.previous", show=False, priority=True),
+        Binding("pagedown", "page(1)", "Page down", id="models.page_down", show=False, priority=True),
+        Binding("pageup", "page(-1)", "Page up", id="models.page_up", show=False, priority=True),
     ]
 
-    def __init__(self, current: TargetCard | None) -> None:
-        super().__init__()
-        self._current = current  # the one that answers, if one does
-        self._cards: list[TargetCard] = []
+    def __init__(self, current: "TargetCard | None", held: tuple[str, int], download: DownloadLine) -> None:
+        super().__init__(_Search(placeholder="Which model answers? Type to search", compact=True))
+        self._current, self._held = current, held  # the one that answers, if one does
+        self._download, self._line = download, Static("", id="download", markup=False)
+        self._seen = download.ended
+        self._models: Sequence[Choosable] = ()
+        self._known = False  # all of them
+        self._listed: Sequence[Choosable | None] = ()  # what stands in each line; None is a heading
 
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="panel"):
-            yield Static("Which model answers from here on?", markup=False)
-            yield _Models(markup=False)
-        yield Footer(show_command_palette=False)
+    def _below(self) -> Iterable[Widget]:
+        return (self._line,)
 
-    async def on_mount(self) -> None:
-        options = self.query_one(OptionList)
+    def on_mount(self) -> None:
+        self._tell("Looking at what fits this machine …")
+        self._options.can_focus = False  # one types in the search
+        self._follow()
+        self.set_interval(LOOK_SECONDS, self._follow)
+        self._look()
+
+    @work(exclusive=True)
+    async def _look(self) -> None:
+        """What is here can be chosen at once; what fits takes a moment longer."""
+        note = ""
         try:
-            found = await asyncio.to_thread(lambda: list(registry.installed()))
+            self._models = await asyncio.to_thread(_here, self._current)
+            self._list()
+            self._models, measured = await asyncio.to_thread(_all, self._current, self._held)
+            note = "" if measured else UNMEASURED
         except LocalspecError as error:
-            options.add_option(Option(one_line(str(error)), disabled=True))
+            note = str(error)
+        self._list()
+        self._tell(note)
+        self._known = True
+        self.call_after_refresh(self._fit)
+
+    # -- the list -----------------------------------------------------------------------------------------------------
+
+    def on_input_changed(self, _: Input.Changed) -> None:
+        self._list()
+
+    def on_resize(self, _: events.Resize) -> None:
+        self.call_after_refresh(self._list)  # as much of a line as there is room for
+        self.call_after_refresh(self._fit)
+
+    def _list(self) -> None:
+        words, options = self._search.value, self._options
+        before = self._at(options.highlighted)
+        found = [one for one in self._models if one.matches(words)]
+        if self._models and not found and (asked := _repository(words)):
+            found = [asked]
+        listed: list[Choosable | None] = []
+        for place in HEADINGS:
+            if of_it := [one for one in found if one.place == place]:
+                listed += [None, *of_it]
+        self._listed = listed
+        width = options.scrollable_content_region.width
+        options.clear_options()
+        options.add_options(self._option(at, width) for at in range(len(listed)))
+        usable = [at for at, one in enumerate(listed) if one is not None and one.usable]
+        same = (at for at in usable if before is not None and self._is(at, before))
+        answers = (at for at in usable if self._answers(listed[at]))
+        options.highlighted = next(same, next(answers, next(iter(usable), None)))
+        if not found and self._models:
+            options.add_option(Option("Nothing was found; org/name looks one up at the hub.", disabled=True))
+        self.call_after_refresh(self._place_bar)
+
+    def _place_bar(self) -> None:
+        """Textual does not tell a scroll bar of a move that came while all was in sight, and it had none."""
+        self._options.vertical_scrollbar.position = self._options.scroll_y
+
+    def _fit(self) -> None:
+        """As high as the whole list, if there is room; and so high while one searches: it would jump."""
+        most = max(self.size.height * 9 // 10 - AROUND, 3)
+        if self.has_class("-narrow"):
+            self._options.styles.height = None
+        elif not self._known:
+            self._options.styles.height = most
+        elif not self._search.value:
+            self._options.styles.height = min(self._options.virtual_size.height, most)
+
+    def _at(self, line: int | None) -> "Choosable | None":
+        return self._listed[line] if line is not None and line < len(self._listed) else None
+
+    def _is(self, line: int, model: "Choosable") -> bool:
+        one = self._listed[line]
+        return one is not None and (one.title, one.place) == (model.title, model.place)
+
+    def _answers(self, one: "Choosable | None") -> bool:
+        return one is not None and one.place == "here" and one.card == self._current
+
+    def _option(self, line: int, width: int) -> Option:
+        one = self._listed[line]
+        if one is None:
+            below = self._listed[line + 1]
+            assert below is not None
+            space = "\n" if line else ""
+            return Option(Content.assemble(space, (HEADINGS[below.place], "bold")), disabled=True)
+        state = " (answers now)" if self._answers(one) else ""
+        about = one_line(one.about[0]) if not one.usable else fitting([*map(one_line, one.about)], width)
+        return Option(Content.assemble(one_line(one.heading) + state, "\n", (about, "dim")), disabled=not one.usable)
+
+    # -- keys ---------------------------------------------------------------------------------------------------------
+
+    def action_move(self, step: int) -> None:
+        if not self._see_the_rest(step):
+            super().action_move(step)
+
+    def action_page(self, step: int) -> None:
+        if self._see_the_rest(step):
             return
-        self._cards = [card for card, _ in found]
-        lines = [(_line(card, what, card == self._current), isinstance(what, LocalspecError)) for card, what in found]
-        if self._current is not None and self._current not in self._cards:  # a directory, given by -m
-            self._cards.insert(0, self._current)
-            lines.insert(0, (_entry(self._current, str(self._current.path), True), False))
-        options.add_options(Option(line, disabled=disabled) for line, disabled in lines)
-        options.highlighted = next((n for n, card in enumerate(self._cards) if card == self._current), 0)
-        options.focus()
+        options = self._options
+        if step > 0:
+            options.action_page_down()  # type: ignore[no-untyped-call]
+        else:
+            options.action_page_up()  # type: ignore[no-untyped-call]
+        if options.highlighted is None:  # there was no other one in this direction
+            (options.action_last if step > 0 else options.action_first)()
+
+    def _see_the_rest(self, step: int) -> bool:
+        """From the last that can be chosen one looks at those that cannot, before one goes round."""
+        options = self._options
+        usable = [at for at, one in enumerate(self._listed) if one is not None and one.usable]
+        if step > 0 and usable and options.highlighted == usable[-1] and options.scroll_offset.y < options.max_scroll_y:
+            options.scroll_end(animate=False)
+            return True
+        if step < 0 and usable and options.highlighted == usable[0] and options.scroll_offset.y > 0:
+            options.scroll_home(animate=False)
+            return True
+        return False
+
+    def on_input_submitted(self, submitted: Input.Submitted) -> None:
+        self._list()  # the last letters came right before
+        self._choose(self._at(self._options.highlighted))
 
     def on_option_list_option_selected(self, selected: OptionList.OptionSelected) -> None:
-        self.dismiss(self._cards[selected.option_index])
+        self._choose(self._at(selected.option_index))
+
+    def _choose(self, one: "Choosable | None") -> None:
+        if one is not None and one.usable:
+            self.dismiss(Chosen(one.card, fetch=one.place != "here"))
+
+    # -- a download ---------------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        line, model = self._line, self._download.model
+        if line.display != bool(model):
+            line.display = bool(model)
+            self.refresh_bindings()
+        if model:
+            room = self._search.outer_size.width  # of the line itself only once it is shown
+            line.update(fitting((f"↓ {one_line(model)}", *self._download.parts), room))
+        if self._seen != self._download.ended:
+            self._seen = self._download.ended
+            self._look()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """A key that would do nothing now is not offered."""
+        return action != "give_up" or bool(self._download.model)
+
+    def action_give_up(self) -> None:
+        self._download.give_up()
+        self._follow()
 
 
-def _line(card: TargetCard, found: Checkpoint | LocalspecError, current: bool) -> Content:
-    if isinstance(found, LocalspecError):
-        return _entry(card, str(found), current)
-    return _entry(card, f"{found.parameters / 1e6:,.0f} million parameters · {card.description}", current)
+def _here(current: "TargetCard | None") -> "Sequence[Choosable]":
+    from localspec.chat.model_list import models_here
+
+    return models_here(current)
 
 
-def _entry(card: TargetCard, about: str, current: bool) -> Content:
-    name = f"{card.name} (answers now)" if current else card.name
-    return Content.assemble(one_line(name), "\n", (one_line(about), "dim"))
+def _all(current: "TargetCard | None", held: tuple[str, int]) -> "tuple[Sequence[Choosable], bool]":
+    from localspec.chat.model_list import all_models
+
+    return all_models(current, held)
+
+
+def _repository(name: str) -> "Choosable | None":
+    from localspec.chat.model_list import repository  # which is there by now
+
+    return repository(name)

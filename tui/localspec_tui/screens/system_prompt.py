@@ -8,10 +8,11 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Static
 
+from localspec_tui.screens.closing import ClosesOnce
 from localspec_tui.widgets.typed_text import TypedText
 
 
-class SystemPromptScreen(ModalScreen[str | None]):
+class SystemPromptScreen(ClosesOnce, ModalScreen[str | None]):
     """Gives the new text, or None where it shall stay as it was."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -1,16 +1,21 @@
 """The conversation so far: owns the messages, decides how many of them are mounted, and lets the last one grow."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+from textual import work
 from textual.containers import VerticalScroll
 from textual.widget import Widget
 
+from localspec.chat.attachments import Written, written_in
 from localspec_tui.widgets.message_view import MessageView, NoticeView, PromptView
 
 if TYPE_CHECKING:
-    from localspec.store.history import Turn
+    from localspec.chat.trace import Trace
+    from localspec.store.conversations import Turn
     from localspec_tui.widgets.reply_view import ReplyView
 
 MOUNTED = 10  # turns; each mounted one makes every later frame cost more
@@ -21,18 +26,26 @@ BATCH = 5  # turns more, whenever one scrolls beyond the first
 class _Exchange:
     """A prompt and its reply, and their widgets while they are mounted."""
 
-    prompt: str
+    written: Written
     reply: str = ""
+    reasoning: str = ""
     reason: str | None = "stop"
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    trace: "Trace | None" = None  # of replies of this session
     views: list[Widget] = field(default_factory=list)
 
     def mountable(self) -> list[Widget]:
-        self.views = [PromptView(self.prompt)]
-        if self.reply:
+        self.views = [PromptView(self.written)]
+        if self.reply or self.reasoning:
             from localspec_tui.widgets.reply_view import ReplyView
 
-            self.views.append(ReplyView(self.reply, self.reason))
+            self.views.append(ReplyView(self.reply, self.reason, self.figures, self.reasoning))
         return self.views
+
+
+async def import_replies() -> None:
+    """What shows replies takes a while to import. Not before it is needed: it would hold up keys, and the model."""
+    await asyncio.to_thread(import_module, "localspec_tui.widgets.reply_view")
 
 
 class ConversationView(VerticalScroll, can_focus=False):
@@ -44,41 +57,63 @@ class ConversationView(VerticalScroll, can_focus=False):
         self._exchanges: list[_Exchange] = []  # mounted
         self._growing: ReplyView | None = None
         self._fetching = False
+        self.tell_below: Callable[[int], None] = lambda _: None  # how many lines came while one reads above
+        self._left_at: int | None = None  # the height when one left the end
+
+    @property
+    def growing(self) -> str:
+        """The source of the reply under way, as far as it is shown."""
+        return self._growing.source if self._growing is not None else ""
 
     @property
     def last_reply(self) -> str | None:
         """The source of the newest reply, also while it grows."""
-        if self._growing is not None and self._growing.source:
-            return self._growing.source
+        if self.growing:
+            return self.growing
         return next((one.reply for one in reversed([*self._older, *self._exchanges]) if one.reply), None)
 
-    def turn_of(self, view: Widget | None) -> tuple[int, str] | None:
+    def turn_of(self, view: Widget | None) -> tuple[int, Written] | None:
         """The number and the prompt of the turn that a message belongs to, else of the last one; None where none is."""
         exchanges = [*self._older, *self._exchanges]
         found = [at for at, one in enumerate(exchanges) if view in one.views] or [len(exchanges) - 1]
-        return (found[0], exchanges[found[0]].prompt) if exchanges else None
+        return (found[0], exchanges[found[0]].written) if exchanges else None
+
+    def trace_of(self, view: Widget | None) -> "Trace | None":
+        """Of the turn that a message belongs to, else of the last one; None where none is kept."""
+        exchanges = [*self._older, *self._exchanges]
+        found = next((one for one in exchanges if view in one.views), exchanges[-1] if exchanges else None)
+        return found.trace if found else None
 
     # -- whole conversations ------------------------------------------------------------------------------------------
 
-    async def show(self, turns: "Sequence[Turn]") -> None:
-        """Replaces everything."""
-        self._older = [_Exchange(turn.prompt, turn.reply, turn.reason) for turn in turns]
+    async def show(self, turns: "Sequence[Turn]", traces: "Sequence[Trace]") -> None:
+        """Replaces everything. `traces` are those of this session."""
+        if turns:
+            await import_replies()
+        known = {trace.turn: trace for trace in traces if trace.turn}
+        self._older = [
+            _Exchange(written_in(turn), turn.reply, turn.reasoning, turn.reason, turn.figures, known.get(turn.id))
+            for turn in turns
+        ]
         self._exchanges, self._growing = [], None
         await self.remove_children()
         self.anchor()
         while self._older and len(self._exchanges) < MOUNTED:
             await self._mount_older(1)  # one at a time, the newest first: typing goes on meanwhile
 
+    @work
     async def fetch_older(self) -> None:
         """Mounts some more above the first, and keeps the place that is being read."""
         if not self._older or self._fetching:
             return
-        self._fetching = True
+        self._fetching, height = True, self.virtual_size.height
         first = self.children[0] if self.children else None
         below = first.virtual_region.y - self.scroll_y if first else 0
         await self._mount_older(BATCH)
 
         def restore() -> None:
+            if self._left_at is not None:
+                self._left_at += self.virtual_size.height - height
             if first is not None and first.is_mounted:
                 self.scroll_to(y=first.virtual_region.y - below, animate=False, force=True)
             self._fetching = False
@@ -101,14 +136,32 @@ class ConversationView(VerticalScroll, can_focus=False):
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
+        self._look_below()
         if new_value <= 0 < old_value:
-            self.run_worker(self.fetch_older())
+            self.fetch_older()
+
+    def watch_virtual_size(self) -> None:
+        self._look_below()
+
+    def _look_below(self) -> None:
+        """Whoever follows is at the end, or will be with the next frame."""
+        following = self._anchored and not self._anchor_released
+        if following or self.is_vertical_scroll_end:
+            self._left_at = None
+        elif self._left_at is None:
+            self._left_at = self.virtual_size.height
+        self.tell_below(0 if self._left_at is None else max(0, self.virtual_size.height - self._left_at))
+
+    def follow(self) -> None:
+        """Goes to the end, and stays there."""
+        self._anchor_released = False
+        self.anchor()
 
     # -- the turn under way -------------------------------------------------------------------------------------------
 
-    async def add_prompt(self, prompt: str) -> None:
+    async def add_prompt(self, written: Written, trace: "Trace") -> None:
         """A turn begins."""
-        exchange = _Exchange(prompt)
+        exchange = _Exchange(written, trace=trace)
         self._exchanges.append(exchange)
         await self.mount_all(exchange.mountable())
         self.anchor()
@@ -116,21 +169,33 @@ class ConversationView(VerticalScroll, can_focus=False):
 
     async def grow(self, text: str) -> None:
         """The reply to the last prompt begins, or goes on."""
+        await (await self._begun()).grow(text)
+
+    async def think(self, reasoning: str) -> None:
+        """What is thought before that reply goes on."""
+        await (await self._begun()).think(reasoning)
+
+    def tell_thought(self, words: str) -> None:
+        """How long it was thought so far."""
+        if self._growing is not None:
+            self._growing.tell_thought(words)
+
+    async def _begun(self) -> "ReplyView":
+        """The reply under way."""
         if self._growing is None:
+            await import_replies()
             from localspec_tui.widgets.reply_view import ReplyView
 
             self._growing = ReplyView()
             self._exchanges[-1].views.append(self._growing)
             await self.mount(self._growing)
-        await self._growing.grow(text)
+        return self._growing
 
-    async def finish(self, reply: str, reason: str | None) -> None:
+    async def finish(self, turn: "Turn") -> None:
         """The reply under way has ended, and this is all of it."""
-        if self._growing is None:
-            await self.grow("")
-        assert self._growing is not None
-        await self._growing.finish(reply, reason)
-        self._exchanges[-1].reply, self._exchanges[-1].reason = reply, reason
+        await (await self._begun()).finish(turn.reply, turn.reason, turn.figures, turn.reasoning)
+        last = self._exchanges[-1]
+        last.reply, last.reasoning, last.reason, last.figures = turn.reply, turn.reasoning, turn.reason, turn.figures
         self._growing = None
 
     async def take_back(self) -> None:
@@ -150,11 +215,20 @@ class ConversationView(VerticalScroll, can_focus=False):
     # -- beside the messages ------------------------------------------------------------------------------------------
 
     async def tell(self, sentence: str, *, trouble: bool = False) -> None:
-        """A sentence of localspec's own."""
+        """A sentence of localspec's own, once where it would stand below itself."""
+        if self.children and isinstance(last := self.children[-1], NoticeView) and last.sentence == sentence:
+            return
         view = NoticeView(sentence, trouble=trouble)
         if self._exchanges:
             self._exchanges[-1].views.append(view)
         await self.mount(view)
+
+    def toggle_thoughts(self, view: Widget | None) -> bool:
+        """Opens or folds what was thought before the reply in focus, else before the last that was thought about."""
+        from localspec_tui.widgets.reply_view import ReplyView
+
+        chosen = [view] if isinstance(view, ReplyView) else reversed(self.query(ReplyView))
+        return any(reply.toggle_thoughts() for reply in chosen)
 
     def walk(self, step: int) -> bool:
         """The focus goes to the message above (-1) or below (1); False where there is none."""
@@ -162,7 +236,7 @@ class ConversationView(VerticalScroll, can_focus=False):
         focused = self.screen.focused
         at = messages.index(focused) if isinstance(focused, MessageView) else len(messages)
         if at + step < 0:
-            self.run_worker(self.fetch_older())
+            self.fetch_older()
             return True
         if at + step >= len(messages):
             return False
@@ -174,6 +248,6 @@ class ConversationView(VerticalScroll, can_focus=False):
         if step > 0:
             self.scroll_page_down(animate=False)
         elif self.scroll_y <= 0:
-            self.run_worker(self.fetch_older())
+            self.fetch_older()
         else:
             self.scroll_page_up(animate=False)

@@ -1,16 +1,20 @@
 """The keys and commands of the chat, beside or below the conversation: those of the chat itself come first."""
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-SHORT = {"escape": "esc", "pageup": "pgup", "pagedown": "pgdn"}
+from localspec.chat.commands import COMMANDS
+from localspec_tui import keymap
+from localspec_tui.widgets.prompt import Prompt
+
+NAMES = 18  # columns of the longest word of a command
 
 
 class Line(NamedTuple):
@@ -20,16 +24,25 @@ class Line(NamedTuple):
     does: str
 
 
-def lines_of(bindings: Iterable[object]) -> Iterator[Line]:
+def lines_of(app: App[Any], bindings: Iterable[object]) -> Iterator[Line]:
     """A line for each binding."""
     for binding in bindings:
         if isinstance(binding, Binding):
-            yield Line(_shown(binding.key), binding.tooltip or binding.description)
+            yield Line(keymap.shown(app, binding), binding.tooltip or binding.description)
 
 
-def _shown(keys: str) -> str:
-    names = ("+".join(SHORT.get(part, part) for part in key.split("+")) for key in keys.split(","))
-    return ", ".join(names)
+def of_the_chat(app: App[Any], bindings: Iterable[object]) -> "KeysPanel":
+    """`bindings`: those of the chat's screen."""
+    offered = [one for one in bindings if isinstance(one, Binding) and one.action != "back"]
+    palette = Line(keymap.shown(app, Binding(app.COMMAND_PALETTE_BINDING, "")), "Every command, to search in")
+    scroll = f"{keymap.key(app, 'chat.page_up')} and {keymap.key(app, 'chat.page_down')} scroll"
+    commands = (Line(f"/{one.name} {one.argument}".strip(), one.does) for one in COMMANDS)
+    return KeysPanel(
+        (f"The chat · {scroll}", [*lines_of(app, (one for one in offered if one.show)), palette]),
+        ("Typed in the prompt", commands),
+        ("Where one types", lines_of(app, (one for one in Prompt.OWN if not one.action.startswith("screen.")))),
+        ("The conversation", lines_of(app, (one for one in offered if not one.show))),
+    )
 
 
 class KeysPanel(VerticalScroll, can_focus=False):
@@ -39,10 +52,20 @@ class KeysPanel(VerticalScroll, can_focus=False):
         super().__init__()
         self._sections = [(heading, list(lines)) for heading, lines in sections]
 
+    def on_mount(self) -> None:
+        self.screen.add_class("-keys")  # the side panel makes room
+
+    def on_unmount(self) -> None:
+        self.screen.remove_class("-keys")
+
     def compose(self) -> ComposeResult:
         for heading, lines in self._sections:
             yield Static(heading, markup=False, classes="heading")
-            table = Table.grid(padding=(0, 2, 0, 0))
+            table = Table.grid(Column(max_width=NAMES), Column(ratio=1), padding=(0, 2, 0, 0), expand=True)
             for name, does in lines:
-                table.add_row(Text(name, "bold", no_wrap=True), Text(does))
+                table.add_row(Text(name, "bold"), Text(does))
             yield Static(table, classes="lines")
+
+    def page(self, step: int) -> None:
+        """Scrolls by a page; -1 is up."""
+        self.scroll_relative(y=step * max(self.size.height - 1, 1), animate=False)

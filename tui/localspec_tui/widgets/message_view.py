@@ -4,6 +4,7 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Static
 
+from localspec.chat.attachments import Written
 from localspec.text import safe
 
 
@@ -18,9 +19,15 @@ class MessageView(Vertical, can_focus=True):
 
 
 class PromptView(MessageView):
-    """A prompt, as it was typed."""
+    """A prompt, as it was typed; the files before it are a line each."""
+
+    def __init__(self, written: Written) -> None:
+        super().__init__(written.typed)
+        self._files = written.files
 
     def compose(self) -> ComposeResult:
+        if self._files:
+            yield Static("\n".join(f"+ {safe(name)}" for name in self._files), markup=False, classes="files")
         yield Static(safe(self.source), markup=False)
 
 
@@ -28,5 +35,6 @@ class NoticeView(Static):
     """A sentence of localspec's own between the messages."""
 
     def __init__(self, sentence: str, *, trouble: bool = False) -> None:
+        self.sentence = sentence
         mark = "✗" if trouble else "·"
         super().__init__(f"{mark} {safe(sentence)}", markup=False, classes="trouble" if trouble else "")

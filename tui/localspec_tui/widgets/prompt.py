@@ -1,7 +1,7 @@
 """Where one types."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -10,6 +10,8 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import TextArea
 
+from localspec.chat.completion import is_whole
+from localspec_tui.widgets.suggestions import Suggestions
 from localspec_tui.widgets.typed_text import TypedText
 
 # What everybody expects of a field for text is no help, and would hide what is.
@@ -39,6 +41,9 @@ class Prompt(TypedText, inherit_bindings=False):
         Binding("ctrl+j,alt+enter,shift+enter", "break_line", "Break the line", id="prompt.newline", show=False),
         Binding("up", "up", "Line up, or earlier prompt", id="prompt.earlier", show=False),
         Binding("down", "down", "Line down, or later prompt", id="prompt.later", show=False),
+        Binding("end", "end", "End of the line, then of the conversation", id="prompt.to_end", show=False),
+        Binding("tab", "complete", "Complete the command or the path", id="prompt.complete", show=False),
+        Binding("escape", "close_list", "Close the list of commands", id="prompt.close", show=False),
         Binding("ctrl+d", "delete_or_quit", "Quit, on an empty prompt", id="prompt.end", show=False),
         Binding("pageup", "screen.page(-1)", "Scroll up", id="prompt.page_up", show=False),
         Binding("pagedown", "screen.page(1)", "Scroll down", id="prompt.page_down", show=False),
@@ -52,8 +57,11 @@ class Prompt(TypedText, inherit_bindings=False):
             super().__init__()
             self.text = text
 
-    def __init__(self) -> None:
+    def __init__(self, suggestions: Suggestions, starter: Callable[[str], str | None]) -> None:
+        """`starter` gives the prompt that a key stands for where nothing was said yet."""
         super().__init__(placeholder="Say something", compact=True, highlight_cursor_line=False)
+        self._suggestions, self._starter = suggestions, starter
+        self._chosen: tuple[str, str] | None = None  # a key, and the prompt that has just taken its place
         self._said: list[str] = []  # the oldest first
         self._at: int | None = None  # which of them is shown; None is what is being written
         self._draft = ""
@@ -64,17 +72,72 @@ class Prompt(TypedText, inherit_bindings=False):
 
     async def _on_key(self, event: events.Key) -> None:
         """Bindings act at once: on their way up to the application the letters typed after them would overtake them."""
+        if self._choose(event):
+            event.stop()
+            event.prevent_default()
+            return
         active = self.screen.active_bindings.get(event.key)
         if active is None or (active.node is not self and event.is_printable):
             return
-        if await self.app.run_action(active.binding.action, active.node):
+        # Keys that come faster than the screen changes: another is open by now, and its own keys are others.
+        if self.app.screen is not self.screen or await self.app.run_action(active.binding.action, active.node):
             event.stop()
             event.prevent_default()
+
+    def _choose(self, event: events.Key) -> bool:
+        """A key chooses a prompt where nothing was typed; what is typed right after it shows that it was no choice."""
+        chosen, self._chosen = self._chosen, None
+        if chosen and event.is_printable and self.text == chosen[1]:
+            self.put(chosen[0])
+        elif not self.text and (prompt := self._starter(event.key)):
+            self.put(prompt)
+            self._chosen = event.key, prompt
+            return True
+        return False
+
+    # -- completion ---------------------------------------------------------------------------------------------------
+
+    @property
+    def before(self) -> str:
+        """What stands before the cursor, as far as it can be completed: a command only at its end."""
+        before = self.get_text_range((0, 0), self.cursor_location)
+        return "" if before.startswith("/") and before != self.text else before
+
+    def on_text_area_changed(self) -> None:
+        self._suggestions.typed(self.before)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Tab and Escape mean something else where there is nothing to complete."""
+        if action in ("complete", "close_list"):
+            self._suggestions.typed(self.before)  # the news of the last letters may still be on their way
+            return self._suggestions.is_open if action == "close_list" else self._suggestions.line is not None
+        return True
+
+    def action_complete(self) -> None:
+        if (line := self._suggestions.line) is not None:
+            self._suggestions.open()
+            self.complete(line)
+
+    def complete(self, line: str) -> None:
+        """This stands before the cursor from here on."""
+        self.replace(line, (0, 0), self.cursor_location)
+        self._suggestions.typed(self.before)
+
+    def action_close_list(self) -> None:
+        self._suggestions.close()
+
+    def put(self, text: str) -> None:
+        super().put(text)
+        self._suggestions.typed(self.before, by_hand=False)
 
     # -- keys ---------------------------------------------------------------------------------------------------------
 
     def action_send(self) -> None:
         if not self.text.strip():
+            return
+        self._suggestions.typed(self.before)
+        if self._suggestions.is_open and (self._suggestions.at is not None or not is_whole(self.before)):
+            self.action_complete()
             return
         self.post_message(self.Sent(self.text))
         if self.text in self._said:
@@ -82,6 +145,13 @@ class Prompt(TypedText, inherit_bindings=False):
         self._said.append(self.text)
         self._at, self._draft = None, ""
         self.put("")
+
+    async def action_end(self) -> None:
+        """A key that would do nothing here is for the conversation."""
+        if self.cursor_at_end_of_line:
+            await self.run_action("screen.end")
+        else:
+            self.action_cursor_line_end()
 
     def action_break_line(self) -> None:
         self._replace_via_keyboard("\n", *self.selection)
@@ -93,13 +163,17 @@ class Prompt(TypedText, inherit_bindings=False):
             self.app.exit()
 
     def action_up(self) -> None:
-        if self.navigator.is_first_wrapped_line(self.cursor_location):
+        if self._suggestions.is_open:
+            self._suggestions.move(-1)
+        elif self.navigator.is_first_wrapped_line(self.cursor_location):
             self._walk(-1)
         else:
             self.action_cursor_up()
 
     def action_down(self) -> None:
-        if self.navigator.is_last_wrapped_line(self.cursor_location):
+        if self._suggestions.is_open:
+            self._suggestions.move(1)
+        elif self.navigator.is_last_wrapped_line(self.cursor_location):
             self._walk(1)
         else:
             self.action_cursor_down()

@@ -1,10 +1,15 @@
 """A reply, whole or growing."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from textual.app import ComposeResult
 from textual.widgets import Static
 
+from localspec.chat.wording import kept_thought, summary
 from localspec_tui.reply_markdown import ReplyMarkdown
 from localspec_tui.widgets.message_view import MessageView
+from localspec_tui.widgets.thought_view import ThoughtView
 
 ENDINGS = {
     "interrupted": "(stopped)",
@@ -14,30 +19,67 @@ ENDINGS = {
 
 
 class ReplyView(MessageView):
-    """A reply, whole or growing."""
+    """A reply, whole or growing; what was thought before it is folded above."""
 
-    def __init__(self, source: str = "", reason: str | None = "stop") -> None:
+    def __init__(
+        self,
+        source: str = "",
+        reason: str | None = "stop",
+        figures: Mapping[str, Any] | None = None,
+        reasoning: str = "",
+    ) -> None:
         super().__init__(source)
-        self._reason = reason
+        self._below = _below(reason, figures or {})
         self._markdown = ReplyMarkdown(source)
+        self._thoughts = ThoughtView(reasoning, kept_thought(figures or {})) if reasoning else None
 
     def compose(self) -> ComposeResult:
+        if self._thoughts is not None:
+            yield self._thoughts
         yield self._markdown
-        if self._reason != "stop":
-            yield self._ending(self._reason)
+        if self._below:
+            yield _line(self._below)
 
     async def grow(self, text: str) -> None:
         """Adds what came. The reply must be mounted."""
         self.source += text
         await self._markdown.append(text)
 
-    async def finish(self, source: str, reason: str | None) -> None:
+    async def think(self, reasoning: str) -> None:
+        """Adds what was thought. The reply must be mounted."""
+        if self._thoughts is None:
+            self._thoughts = ThoughtView()
+            await self.mount(self._thoughts, before=0)
+        self._thoughts.grow(reasoning)
+
+    def tell_thought(self, words: str) -> None:
+        """How long it was thought so far."""
+        if self._thoughts is not None:
+            self._thoughts.tell(words)
+
+    def toggle_thoughts(self) -> bool:
+        """Opens or folds what was thought; False where nothing was."""
+        if self._thoughts is None:
+            return False
+        self._thoughts.toggle()
+        return True
+
+    async def finish(self, source: str, reason: str | None, figures: Mapping[str, Any], reasoning: str = "") -> None:
         """Shows the whole reply once more: a last line may have changed how the first one is read."""
+        if reasoning:
+            await self.think("")
+            assert self._thoughts is not None
+            self._thoughts.finish(reasoning, kept_thought(figures))
         self.source = source
         await self._markdown.update(source)
-        if reason != "stop":
-            await self.mount(self._ending(reason))
+        if below := _below(reason, figures):
+            await self.mount(_line(below))
 
-    @staticmethod
-    def _ending(reason: str | None) -> Static:
-        return Static(ENDINGS.get(reason, ""), markup=False, classes="ending")
+
+def _below(reason: str | None, figures: Mapping[str, Any]) -> str:
+    """How it ended, where that is worth a word, and what it took."""
+    return " · ".join(filter(None, (ENDINGS.get(reason, ""), summary(figures))))
+
+
+def _line(text: str) -> Static:
+    return Static(text, markup=False, classes="ending")

@@ -6,7 +6,9 @@ from rich.cells import cell_len, set_cell_size
 from textual.content import Content
 from textual.widget import Widget
 
+from localspec.store.titles import title_of
 from localspec.text import one_line
+from localspec_tui import keymap
 
 BETWEEN = " · "
 
@@ -28,24 +30,6 @@ def fitting(parts: Sequence[str], width: int) -> str:
     return line
 
 
-class LiveLine(Widget):
-    """How the reply goes, or what is being waited for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._parts: tuple[str, ...] = ()
-
-    def show(self, *parts: str) -> None:
-        """The most important first."""
-        parts = tuple(map(one_line, parts))
-        if parts != self._parts:
-            self._parts = parts
-            self.refresh()
-
-    def render(self) -> Content:
-        return Content(fitting(self._parts, self.size.width))
-
-
 class WaitingLine(Widget):
     """The prompts that wait for their turn; it takes no room where none does."""
 
@@ -61,33 +45,49 @@ class WaitingLine(Widget):
 
     def render(self) -> Content:
         count = f"{len(self._prompts)} wait" if len(self._prompts) > 1 else "waits"
-        return Content(cut(f"{count} (esc takes back): {' · '.join(self._prompts)}", self.size.width))
+        key = keymap.key(self.app, "chat.stop")
+        return Content(cut(f"{count} ({key} takes back): {' · '.join(self._prompts)}", self.size.width))
 
 
 class TopLine(Widget):
-    """Which model answers, and what the conversation is about."""
+    """Which model answers, what was set for it, and what the conversation is about."""
 
     def __init__(self, kept: bool) -> None:
         super().__init__()
         self._kept = kept
         self._model: tuple[str, ...] = ()
+        self._badges: tuple[str, ...] = ()
         self._title = ""
 
     def show_model(self, *facts: str) -> None:
         """Its name first."""
-        self._model = tuple(map(one_line, facts))
+        self._model = tuple(map(one_line, filter(None, facts)))
         self.refresh()
 
-    def begin(self, prompt: str, *, anew: bool = False) -> None:
-        """The first prompt is the title; `anew`: of another conversation."""
-        if anew or not self._title:
-            self._title = one_line(prompt)
-            self.refresh()
+    def show_set(self, *badges: str) -> None:
+        """This is not as it would be if nobody had set it."""
+        self._badges = tuple(map(one_line, badges))
+        self.refresh()
+
+    def call(self, title: str) -> None:
+        """This is what the conversation is called."""
+        self._title = one_line(title)
+        self.refresh()
+
+    def begin(self, prompt: str) -> None:
+        """The first prompt is the title where there is no other."""
+        if not self._title:
+            self.call(title_of(prompt))
 
     def render(self) -> Content:
         width = self.size.width
         kept = () if self._kept else ("nothing is kept",)
-        left = fitting(("localspec", *self._model[:1], *kept, *self._model[1:]), width)
-        right = cut(self._title, max(width - cell_len(left) - 2, 0))
-        gap = " " * max(width - cell_len(left) - cell_len(right), 0)
-        return Content.assemble((left, "bold"), gap, (right, "dim"))
+        facts = (*self._model[:1], *kept), self._badges, self._model[1:]
+        left = Content.styled(cut("localspec", width), "bold")
+        for style, parts in zip(("bold", "bold $text-accent", "bold"), facts, strict=True):
+            for part in parts:
+                if left.cell_length + cell_len(BETWEEN + part) <= width:
+                    left += Content.assemble((BETWEEN, "bold"), (part, style))
+        right = cut(self._title, max(width - left.cell_length - 2, 0))
+        gap = " " * max(width - left.cell_length - cell_len(right), 0)
+        return Content.assemble(left, gap, (right, "dim"))

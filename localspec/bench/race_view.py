@@ -1,0 +1,125 @@
+"""How a race looks: two columns of text that grow, drawn into a terminal or into a recording."""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TypedDict
+
+from rich.cells import cell_len, chop_cells, set_cell_size
+
+from localspec.bench.race import Lane
+from localspec.charts import bar
+from localspec.quantities import counted
+
+LEAST_COLUMNS, MOST_COLUMNS, AROUND = 24, 160, 10  # and lines around the text: six, and what is said at the end
+TEXT_LINES = 16  # of a reply, at most; the last ones are seen
+PAUSE = 1 / 20  # seconds between two pictures
+LINGER = 2.0  # seconds that the last picture of a recording stays
+
+
+class Size(TypedDict):
+    """Of a terminal, in characters."""
+
+    columns: int
+    lines: int
+
+
+def fits(size: Size) -> bool:
+    """Whether a picture has room in such a terminal."""
+    return size["columns"] >= LEAST_COLUMNS and size["lines"] > AROUND
+
+
+def frame(lanes: Sequence[Lane], size: Size, caption: str, seconds: float | None = None) -> list[str]:
+    """The lines of one picture: how it stands now, or stood after so many seconds of each lane's own clock."""
+    width = (max(LEAST_COLUMNS, min(MOST_COLUMNS, size["columns"])) - 4) // 2
+    height = max(1, min(TEXT_LINES, size["lines"] - AROUND))  # it may have shrunk
+    columns_of_lines = [_column(lane, width, height, seconds) for lane in lanes]
+    rule = "─" * width + "─┼─" + "─" * width
+    rows = [" │ ".join(set_cell_size(cell, width) for cell in cells) for cells in zip(*columns_of_lines, strict=True)]
+    return [
+        set_cell_size(caption, 2 * width + 3).rstrip(),
+        rows[0],
+        rule,
+        *rows[1 : height + 1],
+        rule,
+        *rows[height + 1 :],
+    ]
+
+
+def _column(lane: Lane, width: int, height: int, seconds: float | None) -> list[str]:
+    """A name, `height` lines of text, and two of figures."""
+    text, tokens = lane.until(seconds)
+    passed = lane.seconds if seconds is None else min(seconds, lane.seconds)
+    over = lane.statistics is not None and passed >= lane.seconds
+    whole = max(1, len(lane.statistics.token_ids)) if lane.statistics else None
+    drawn = bar(tokens / whole, width) if whole else ""
+    lines = wrapped(text, width)[-height:]
+    return [
+        lane.name,
+        *lines,
+        *[""] * (height - len(lines)),
+        drawn,
+        f"{counted(tokens, 'token')}, {_seconds(passed)}"
+        + (f", {lane.tokens_per_second:.1f} tokens/s" if over and width >= 36 else ""),
+    ]
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.0f} ms"
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most so many columns, broken between words where there are any."""
+    lines: list[str] = []
+    for paragraph in text.expandtabs(4).split("\n"):
+        line = ""
+        for word in paragraph.split(" "):
+            longer = f"{line} {word}" if line else word
+            if cell_len(longer) <= width:
+                line = longer
+                continue
+            if line:
+                lines.append(line)
+            *full, line = chop_cells(word, width) or [""]
+            lines += full
+        lines.append(line)
+    return lines
+
+
+def moments(lanes: Sequence[Lane]) -> Iterator[float]:
+    """When the race is to be drawn again, to be seen at true speed, both lanes at once: seconds since its start."""
+    ends = max(lane.seconds for lane in lanes)
+    times = {0.0, *(moment.seconds for lane in lanes for moment in lane.moments), *(lane.seconds for lane in lanes)}
+    shown = -PAUSE
+    for now, later in pairwise([*sorted(times), ends + PAUSE]):
+        if now - shown >= PAUSE or later > now + PAUSE or now == ends:  # what comes sooner is in the next one
+            shown = now
+            yield now
+
+
+def redrawn(lines: Sequence[str], before: int) -> str:
+    """What puts a picture in the place of one that had so many lines."""
+    up = f"\x1b[{before}A" if before else ""
+    return up + "".join(f"\r\x1b[K{line}\n" for line in lines)
+
+
+def recording(
+    lanes: Sequence[Lane], size: Size, caption: str, end: Sequence[str], title: str, made: int
+) -> Iterator[str]:
+    """The lines of a file in asciinema's format, version 2: the replay at true speed, and how it ended.
+
+    `made` is in seconds since 1970. https://docs.asciinema.org/manual/asciicast/v2/
+    """
+    head = {"version": 2, "width": size["columns"], "height": size["lines"], "timestamp": made, "title": title}
+    yield json.dumps(head) + "\n"
+    before, seconds = 0, 0.0
+    for seconds in moments(lanes):
+        lines = frame(lanes, size, caption, seconds)
+        yield _output(seconds, redrawn(lines, before))
+        before = len(lines)
+    yield _output(seconds, "".join(f"{line}\n" for line in end))
+    yield _output(seconds + LINGER, "")
+
+
+def _output(seconds: float, text: str) -> str:
+    return json.dumps([round(seconds, 6), "o", text.replace("\n", "\r\n")]) + "\n"

@@ -1,0 +1,69 @@
+"""Who races: one model answering plainly, and the same with its drafter; and what is said when they are there."""
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from localspec.bench.race import Lane, Result
+from localspec.text import one_line
+
+if TYPE_CHECKING:
+    from localspec import Engine, Event, Limits, Sampling
+    from localspec.models.messages import Message
+    from localspec.policy.selection import Choice
+
+LIVE = "race: a step each in turns"
+REPLAY = "replay at true speed"
+LONGEST = 256  # tokens of a reply, where no number is given
+
+
+def that_drafts(choice: "Choice") -> "Choice":
+    """This choice, or one with phrases where it drafts nothing: whether that pays is for the race to show."""
+    from localspec.policy.ranking import AUTO_NODES
+
+    return choice if choice.nodes else replace(choice, drafter="phrases", nodes=AUTO_NODES)
+
+
+def racers(
+    drafting: "Engine",
+    messages: "Sequence[Message]",
+    sampling: "Sampling",
+    limits: "Limits",
+    think: bool | None = None,
+) -> "tuple[list[Lane], list[Generator[Event, None, None]]]":
+    """Two lanes and their replies, about to begin on one target, which is warmed up.
+
+    `drafting` has seen nothing, and its choice is one `that_drafts`.
+    """
+    from localspec import Engine, Limits
+
+    alone = replace(drafting.choice, drafter="none", nodes=0, trained=(), draft=None)
+    tokens = drafting.target.encode(messages, think)
+    engines = [Engine(alone, phrases="off", beside=drafting), drafting]
+    for _ in engines[0].session.generate(tokens, sampling, Limits(2)):  # the target's weights come from disk
+        pass
+    engines[0].session.rewind(0)
+    lanes = [Lane("plain decoding"), Lane(f"with {one_line(drafting.choice.drafter)}")]
+    return lanes, [engine.session.generate(tokens, sampling, limits) for engine in engines]
+
+
+def sentences(lanes: Sequence[Lane], found: Result) -> Iterator[str]:
+    """What came of it."""
+    plain, fast = lanes
+    speeds = f"{fast.tokens_per_second:.1f} tokens/s, and {plain.tokens_per_second:.1f} without"
+    if found.speedup is None:
+        yield "The reply is too short to tell a speed; ask for something longer."
+    else:
+        yield f"× {found.speedup:.2f} {fast.name} ({speeds})"
+        if found.speedup < 1:
+            yield "Drafts do not pay here: checking them took longer than they saved."
+    if found.same:
+        yield "✓ both texts are the same"
+    else:
+        yield (
+            f"the texts part at token {found.parted}: forwards of several rows round differently here; --exact makes "
+            "them the same, where the machine can"
+        )
+    assert fast.statistics is not None
+    if fast.statistics.off_reason:
+        yield f"drafting was switched off: {one_line(fast.statistics.off_reason)}"

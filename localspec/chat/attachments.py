@@ -1,0 +1,142 @@
+"""Text files that go before what is typed: `@path` in a prompt, and `--file`."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from localspec.errors import UsageMistake
+from localspec.outside_files import MIB, read_bytes
+from localspec.quantities import size
+from localspec.store.conversations import Turn
+from localspec.text import one_line
+
+LONGEST = 4 * MIB  # bytes of one file: more than any context
+PIECE = 20_000  # characters that are counted at a time: others want the interpreter meanwhile
+# Behind a letter it is an e-mail address.
+_MENTION = re.compile(r'(?<![\w@])(\\?)@(?:"([^"\n]+)"|([^\s"]+))')
+_CLOSING = ".,;:!?)]}'"
+# Written like this it is meant as a file, also where none is there.
+_PATH = re.compile(
+    r"(?:~|\.\.?)?/.*|[\w./~-]+\."
+    r"(?:c|cpp|css|csv|go|h|html|ini|java|js|json|log|md|py|rs|rst|sh|sql|tex|toml|ts|txt|xml|yaml|yml)"
+)
+
+
+def joined(*parts: str) -> str:
+    """Texts with blank lines between; those without any character are left out."""
+    return "\n\n".join(text for part in parts if (text := part.strip("\r\n")).strip())
+
+
+class Written(NamedTuple):
+    """A prompt: what was typed, the text of files before it with a blank line at its end, and their names and sizes."""
+
+    typed: str
+    before: str = ""
+    files: tuple[str, ...] = ()
+
+    @property
+    def prompt(self) -> str:
+        """What the model reads."""
+        return self.before + self.typed
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What the history keeps of it beside the prompt, so that it can be told apart again."""
+        return {"typed_from": len(self.before), "files": list(self.files)} if self.before else {}
+
+    def behind(self, text: str, *names: str) -> "Written":
+        """The same behind more text of files."""
+        ahead = joined(text)
+        return Written(self.typed, f"{ahead}\n\n{self.before}", (*names, *self.files)) if ahead else self
+
+
+def written_in(turn: Turn) -> Written:
+    """The prompt of a turn."""
+    return Written(turn.typed, turn.prompt[: turn.typed_from], turn.files)
+
+
+class _Mention(NamedTuple):
+    start: int
+    end: int
+    escaped: bool
+    name: str
+
+
+def written(text: str) -> Written:
+    r"""What was typed with the files that it names: `@path`, `@"path with spaces"`; `\@path` names none.
+
+    It reads the disk. What names no file and looks like none is text. Raises UsageMistake for a file that is not there,
+    that cannot be read, or is no text.
+    """
+    found = list(_mentions(text))
+    texts = {one.name: _read(one.name) for one in found if not one.escaped}
+    for one in reversed(found):
+        if one.escaped:
+            text = text[: one.start] + text[one.start + 1 :]
+    names = tuple(_label(name, content) for name, content in texts.items())
+    return Written(text).behind(joined(*texts.values()), *names)
+
+
+def measured(text: str, count: Callable[[str], int] | None, context: int) -> list[str]:
+    """What is to be said of the files that a text names, before it is sent: names, sizes, tokens, or what is wrong.
+
+    It reads the disk. Without a `count` of tokens there is no model yet, and nothing is said of `context`.
+    """
+    said, tokens = [], 0
+    found = [one for one in _mentions(text) if not one.escaped]
+    if found and found[-1].end == len(text) and not _is_there(found[-1].name):
+        found.pop()  # it is still being typed
+    names = dict.fromkeys(one.name for one in found)
+    for name in names:
+        try:
+            content = _read(name)
+        except UsageMistake as mistake:
+            said.append(str(mistake))
+            continue
+        own = None if count is None else counted_tokens(content, count)
+        tokens += own or 0
+        said.append(_label(name, content, own))
+    if tokens and count is not None and (whole := tokens + counted_tokens(text, count)) > context:
+        said.insert(0, f"too long: {whole:,} tokens, and the model reads {context:,}")
+    return said
+
+
+def counted_tokens(text: str, count: Callable[[str], int]) -> int:
+    """The tokens of a text, piece by piece; a token or so more than all at once."""
+    return sum(count(text[start : start + PIECE]) for start in range(0, len(text), PIECE))
+
+
+def _mentions(text: str) -> Iterator[_Mention]:
+    for found in _MENTION.finditer(text):
+        escaped, quoted, bare = found[1] == "\\", found[2], found[3]
+        names = [quoted] if quoted else [bare, bare.rstrip(_CLOSING)]
+        name = next((name for name in names if name and _is_there(name)), None)
+        # In a line of a program it stands behind a quote or a bracket.
+        if name is None and not text[: found.start()][-1:].strip() and (quoted or _PATH.fullmatch(names[-1])):
+            name = names[-1]
+        if name is not None:
+            yield _Mention(found.start(), found.end(), escaped, name)
+
+
+def _is_there(name: str) -> bool:
+    path = os.path.expanduser(name)
+    return os.path.exists(path) and not os.path.isdir(path)
+
+
+def _read(name: str) -> str:
+    try:
+        content = read_bytes(Path(os.path.expanduser(name)), LONGEST).decode("utf-8")
+    except OSError as error:
+        raise UsageMistake(f"@{name} cannot be read ({error.strerror}); \\@ says that it is no file.") from None
+    except UnicodeDecodeError:
+        content = "\0"
+    if "\0" in content:
+        raise UsageMistake(f"@{name} is not UTF-8 text; name a text file, or write \\@.")
+    return content
+
+
+def _label(name: str, content: str, tokens: int | None = None) -> str:
+    counted = "" if tokens is None else f", {tokens:,} tokens"
+    return one_line(f"{name} ({size(len(content.encode()))}{counted})")

@@ -1,0 +1,75 @@
+"""A conversation as a Markdown document, and a file of its own for it."""
+
+import os
+import re
+from pathlib import Path
+
+from localspec.errors import UsageMistake
+from localspec.store.conversations import Saved
+from localspec.text import one_line, safe
+
+_ENDS = {"stop": "", "length": "\n\n*(cut off at the limit)*"}
+_INTERRUPTED, _UNANSWERED = "\n\n*(stopped)*", "*(no reply)*"
+_FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
+_LONGEST_NAME = 60
+
+
+def as_markdown(found: Saved) -> str:
+    """All of a conversation, safe for a terminal."""
+    parts = [f"# {found.info.title}"]
+    if found.system:
+        parts.append(f"## System\n\n{_with_closed_fence(found.system)}")
+    for turn in found.turns:
+        parts.append(f"## You\n\n{_with_closed_fence(turn.prompt)}")
+        said = [_quoted(turn.reasoning)] if turn.reasoning else []
+        said += [_with_closed_fence(turn.reply)] if turn.reply else []
+        reply = "\n\n".join(said) + _ENDS.get(turn.reason or "", _INTERRUPTED) if said else _UNANSWERED
+        parts.append(f"## localspec ({one_line(found.info.model)})\n\n{reply}")
+    return "\n\n".join(parts)
+
+
+def _quoted(reasoning: str) -> str:
+    """What was thought, as a quotation: no mark in it reaches beyond."""
+    return "\n".join(f"> {line}".rstrip() for line in ["*Thought:*", "", *safe(reasoning).split("\n")])
+
+
+def _with_closed_fence(text: str) -> str:
+    """`text` made safe; where it breaks off in a code block, that is ended, so that what follows is not code too."""
+    text, fence = safe(text), ""
+    for line in text.split("\n"):
+        found = _FENCE.match(line)
+        if found and not fence:
+            fence = found[1]
+        elif found and found[1].startswith(fence) and line.strip() == found[1]:
+            fence = ""
+    return f"{text}\n{fence}" if fence else text
+
+
+def proposed_file(title: str, directory: Path) -> str:
+    """A file name made of the title that nothing in the directory has yet."""
+    words = re.sub(r"[^\w]+", "-", title.lower()).strip("-_")[:_LONGEST_NAME].rstrip("-_") or "conversation"
+    names = (f"{words}{number}.md" for number in ("", *(f"-{at}" for at in range(2, 1000))))
+    return next((name for name in names if not os.path.lexists(directory / name)), f"{words}.md")
+
+
+def write_new(text: str, name: str) -> Path:
+    """Writes a text to a file that is not there yet, readable for its owner alone; returns its path.
+
+    Raises UsageMistake where it cannot, above all where there is something of that name.
+    """
+    if not name.strip() or "\0" in name:
+        raise UsageMistake("A file needs a name; give one.")
+    path = Path(os.path.expanduser(name.strip())).absolute()
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise UsageMistake(f"{path} is there already, and nothing is overwritten; give another name.") from None
+    except OSError as error:
+        raise UsageMistake(f"{path} cannot be written ({error.strerror}); give another name.") from None
+    try:
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise UsageMistake(f"{path} cannot be written ({error.strerror}); make room, or give another name.") from None
+    return path

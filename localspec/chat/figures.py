@@ -1,0 +1,54 @@
+"""The figures of a reply, as facts: whoever shows them finds the words."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from localspec.events import Statistics
+
+ENOUGH, TOKENS = 8, 16  # steps, and tokens of a reply, before which a speedup would be chance
+
+
+def known_speedup(statistics: Statistics) -> float | None:
+    """How many times as fast as plain decoding a reply came; None where too little of it was seen."""
+    enough = statistics.steps >= ENOUGH and len(statistics.token_ids) >= TOKENS
+    return statistics.speedup if enough else None
+
+
+@dataclass(frozen=True)
+class HeldMemory:
+    """Bytes on the device that answers: what is held for which purpose, the most ever held, and what is left."""
+
+    target: int = 0
+    drafter: int = 0
+    cache: int = 0
+    peak: int = 0
+    free: int | None = None  # None where nobody knows
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is known of the reply under way, or of the last one. None is what is not known (yet), and never zero.
+
+    Before anything was said, there are the model's alone: `context`, `exactness`, `precision` and `memory`.
+    """
+
+    reading: tuple[int, int] | None = None  # tokens of the prompt that were read, of so many, while they are read
+    tokens: int = 0  # of the reply
+    reasoning_tokens: int = 0  # of those, the ones before the answer
+    reasoning_seconds: float = 0.0  # in which they came
+    seconds: float = 0.0  # since it was asked for
+    tokens_per_second: float | None = None  # of decoding alone, from the first token on
+    speedup: float | None = (
+        None  # over plain decoding, as timed in passing; below 1 where drafts cost more than they save
+    )
+    saved_seconds: float | None = None  # against plain decoding; below 0 where drafts cost more than they save
+    acceptance_length: float | None = None  # tokens a step of the model
+    acceptance_by_depth: tuple[float, ...] = ()  # chance that a token drafted at depth 1, 2, … is right
+    used: int = 0  # tokens of the context, prompt and reply
+    context: int = 0  # tokens that it holds; 0 where a server does not tell
+    drafts: bool = True  # whether anything may be drafted at all
+    off_reason: str | None = None  # why nothing is drafted any more, a sentence
+    sources: Mapping[str, int] = field(default_factory=dict)  # tokens of the reply by who proposed them
+    exactness: str = ""  # `Exactness.label` of the rule: "bitwise", "numerical", "same distribution", "not lossless"
+    precision: str = ""  # of the weights: "int8", "nf4", "bf16" …
+    memory: HeldMemory = HeldMemory()

@@ -1,0 +1,76 @@
+"""Which model answers, how well it can be expected to, and what one may begin with."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from localspec.models.registry import TargetCard
+from localspec.quantities import parameters_words
+
+if TYPE_CHECKING:
+    from localspec.chat.answerer import Answerer
+
+STARTERS = (
+    "Explain recursion with a small example in Python.",
+    "Write one short paragraph three times, word for word.",
+    "Make this more polite: send me the report today.",
+)
+ELSEWHERE = "It answers from a server, to which all that is said here goes; what is kept is kept here."
+LENGTH = 256  # of a text, whose speed is told
+# What models of up to so many parameters are good for, as a rule.
+EXPECTATIONS = (
+    (100e6, "A tiny model: it speaks, and is wrong most of the time."),
+    (1e9, "A very small model: fluent, often wrong; check what it says."),
+    (4e9, "A small model: short texts and simple questions; check facts and figures."),
+    (15e9, "A mid-sized model: good for most everyday tasks; check facts and figures."),
+    (float("inf"), "A large model: good for most tasks; check facts and figures."),
+)
+TOY = "A toy that comes along to show localspec, which it knows a little about; rely on nothing it says."
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a person should know of a model before the first prompt."""
+
+    name: str
+    parameters: int  # 0 of a model that is elsewhere
+    precision: str
+    device: str
+    plain_speed: float | None  # tokens/s without drafts, as measured here
+    toy: bool
+    starters: tuple[str, ...]
+
+    @property
+    def facts(self) -> str:
+        """Size, precision, device, speed."""
+        if not self.parameters:
+            return self.device
+        facts = [f"{parameters_words(self.parameters)} parameters", self.precision, self.device]
+        if self.plain_speed:
+            facts.append(f"some {_rounded(self.plain_speed)} tokens/s without drafts")
+        return " · ".join(facts)
+
+    @property
+    def expectation(self) -> str:
+        """A sentence on how well it answers."""
+        if not self.parameters:
+            return ELSEWHERE
+        return TOY if self.toy else next(words for most, words in EXPECTATIONS if self.parameters <= most)
+
+
+def introduction(engine: "Answerer", card: TargetCard) -> Introduction:
+    """Introduces the model of an engine; its speed was measured when it was loaded, or before."""
+    choice, entry = engine.choice, card.entry
+    return Introduction(
+        name=card.name,
+        parameters=engine.parameters,
+        precision=choice.dtype if choice.quantize == "none" else choice.quantize,
+        device=choice.device,
+        plain_speed=None if engine.costs is None else 1 / engine.costs.at(1, LENGTH),
+        toy=entry is not None and entry.toy,
+        starters=(entry.starters if entry else ()) or STARTERS,
+    )
+
+
+def _rounded(speed: float) -> str:
+    """To two digits: it will be another one in a minute."""
+    return f"{float(f'{speed:.2g}'):,.0f}" if speed >= 10 else f"{speed:.1f}"

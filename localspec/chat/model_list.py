@@ -1,0 +1,189 @@
+"""The models one can choose from in a chat: those that are here, those that could be fetched, those that do not fit."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from localspec.checkpoint import Checkpoint
+from localspec.engine.measurement_cache import MeasurementCache
+from localspec.engine.recalled_measurements import RecalledMeasurements
+from localspec.errors import LocalspecError, NotHere
+from localspec.hub.sources import Source
+from localspec.machine.machine import Machine, this_machine
+from localspec.models import registry
+from localspec.models.entries import Entry
+from localspec.models.model import model_of
+from localspec.models.registry import NOWHERE, TargetCard
+from localspec.policy.measurements import MeasurementSource
+from localspec.policy.survey import Recommendation, all_ways, recommend, recommendations
+from localspec.quantities import amount, size
+from localspec.store.store import user_store
+
+Place = Literal["here", "elsewhere", "too large"]
+
+
+@dataclass(frozen=True)
+class Choosable:
+    """A model of the list: its `title`, and what is to be known about it, the most important first.
+
+    `usable`: it can be chosen, which fetches it if it is elsewhere. `gated`: its terms must be accepted at the hub
+    first.
+    """
+
+    card: TargetCard
+    place: Place
+    title: str
+    about: tuple[str, ...]
+    usable: bool = True
+    gated: bool = False
+
+    @property
+    def heading(self) -> str:
+        """The title, and that it is gated, which nobody shall overlook."""
+        return f"{self.title} (gated: its terms must be accepted first)" if self.gated else self.title
+
+    def matches(self, words: str) -> bool:
+        """Whether all of these words are in what is said of it."""
+        said = " ".join((self.heading, *self.about, self.card.entry.publisher if self.card.entry else "")).casefold()
+        return all(word in said for word in words.casefold().split())
+
+
+def models_here(current: TargetCard | None) -> list[Choosable]:
+    """What is on this machine, the directory of `-m` first, without a word about how fast it is.
+
+    Raises LocalspecError where models.toml cannot be read.
+    """
+    return list(_here(current, {}))
+
+
+def all_models(current: TargetCard | None, held: tuple[str, int] = ("cpu", 0)) -> tuple[list[Choosable], bool]:
+    """The models here, then those that fit this machine and could be fetched, then those that do not fit.
+
+    And whether it was ever measured how fast this machine is.
+
+    As `localspec doctor` sees them, but that nothing is measured: what was measured before must do, for a reply may be
+    under way. `current` is the model that answers, which holds `held` bytes of a device's memory; they are free for
+    another. Raises LocalspecError where models.toml cannot be read.
+    """
+    with user_store(lambda _: None, create=False) as store:
+        measurements = RecalledMeasurements(MeasurementCache(store))
+        machine = _without(this_machine(measurements.bandwidth), *held)
+        here = recommendations(machine, measurements, here=True)
+        ways = {one.card.name: one for one in here}
+        if current is not None and current.name not in ways and (own := _as_it_is(current, machine, measurements)):
+            ways[current.name] = own
+        more = all_ways(here, recommendations(machine, measurements, here=False))[len(here) :]
+    others = sorted(filter(None, map(_elsewhere, more)), key=lambda one: one.place == "too large")
+    return [*_here(current, ways), *others], any(device.bandwidth for device in machine.devices)
+
+
+def repository(name: str) -> Choosable | None:
+    """A repository of the hub as one that could be fetched, if that is what the name stands for."""
+    try:
+        source = Source.parse(name.strip())
+    except LocalspecError:
+        return None
+    card = TargetCard(str(source), NOWHERE / str(source), None, "", entry=Entry(str(source), source=source))
+    return Choosable(card, "elsewhere", card.name, ("not in the registry: what it holds is asked of the hub",))
+
+
+def named(name: str) -> TargetCard:
+    """The model of this name, which may have to be fetched. Raises what `registry.resolve` raises of any other."""
+    try:
+        return registry.named_card(name)
+    except NotHere:
+        if (found := repository(name)) is None:
+            raise
+        return found.card
+
+
+def named_there(name: str, where: str = "") -> TargetCard:
+    """A model of a server, as those of this machine are described; the server says whether it has it."""
+    return TargetCard(name, NOWHERE, None, where, entry=Entry(name))
+
+
+def in_lines(models: Sequence[Choosable], current: TargetCard) -> Iterator[str]:
+    """The list as it is read out line by line, with the command that fetches what is not here."""
+    by_place = {place: [one for one in models if one.place == place] for place in ("here", "elsewhere", "too large")}
+    for one in by_place["here"]:
+        answers = " (answers now)" if one.card == current else ""
+        yield f"{one.heading}{answers}: {' · '.join(one.about)}"
+    if by_place["elsewhere"]:
+        yield "These fit this machine and are not here; `localspec pull NAME` fetches one:"
+        yield from (f"{one.heading}: {' · '.join(one.about)}" for one in by_place["elsewhere"])
+    if by_place["too large"]:
+        yield f"These do not fit this machine: {', '.join(one.title for one in by_place['too large'])}."
+
+
+def _without(machine: Machine, name: str, held: int) -> Machine:
+    """The machine as it is once the model that answers has made room."""
+    devices = (replace(one, free=one.free + held) if one.name == name else one for one in machine.devices)
+    return replace(machine, devices=tuple(devices))
+
+
+def _as_it_is(card: TargetCard, machine: Machine, measurements: MeasurementSource) -> Recommendation | None:
+    try:
+        return recommend(model_of(card), machine, measurements, here=True)
+    except LocalspecError:
+        return None
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+def _here(current: TargetCard | None, ways: dict[str, Recommendation]) -> Iterator[Choosable]:
+    found = list(registry.installed())
+    if current is not None and current not in (card for card, _ in found):  # a directory, given by -m
+        path = str(current.path)
+        yield Choosable(current, "here", current.name, (*_pace(ways.get(current.name), True), path))
+    for card, what in found:
+        if isinstance(what, LocalspecError):
+            yield Choosable(card, "here", card.name, (str(what),), usable=False)
+        else:
+            pace = _pace(ways.get(card.name), card == current)
+            yield Choosable(card, "here", card.name, (*_parts(what), *pace, *_said(card.description)))
+
+
+def _parts(what: Checkpoint) -> tuple[str]:
+    return (f"{amount(what.parameters)} parameters",)
+
+
+def _pace(one: Recommendation | None, answers: bool) -> tuple[str, ...]:
+    """Tokens a second and the part that speculation has in it; of one that does not fit, why."""
+    if one is None or one.plan is None:
+        return ()
+    if not one.fits:
+        return () if answers else (f"does not fit now: {_too_large(one)}",)
+    about = "" if one.plan.measured else "about "
+    speed = one.plan.speed
+    said = f"{about}{speed:,.0f} tokens/s" if speed >= 100 else f"{about}{speed:.1f} tokens/s"
+    return (said, f"×{one.speedup:.1f} by speculation") if one.drafts else (said,)
+
+
+def _too_large(one: Recommendation) -> str:
+    assert one.plan is not None
+    device = one.plan.precision.device
+    on = "" if device.name == "cpu" else f" on {device.name}"
+    return f"needs {size(one.plan.bytes)}{on}, and {size(device.usable)} may be used"
+
+
+def _elsewhere(one: Recommendation) -> Choosable | None:
+    """What could be fetched: a model, or a drafter for one that is here."""
+    card, needed = one.card, one.to_fetch
+    if card.here:
+        if not one.fits or not (needed.bytes or needed.drafter):
+            return None
+        title, download = f"{card.name} with {one.drafter}", "only its drafter to download"
+    else:
+        title = card.name
+        weights = "size not known" if needed.bytes is None else f"{size(needed.bytes)} download"
+        download = weights + " with its drafter" * needed.drafter
+    if one.plan is not None and not one.fits:
+        return Choosable(card, "too large", title, (_too_large(one),), usable=False, gated=one.gated)
+    fits = () if one.plan is not None else ("whether it fits is not known",)
+    about = (download, *fits, *_pace(one, False), *_said(card.license), *_said(card.description))
+    return Choosable(card, "elsewhere", title, about, gated=one.gated)
+
+
+def _said(*texts: str | None) -> Iterable[str]:
+    return (text.rstrip(".") for text in texts if text)

@@ -1,0 +1,154 @@
+"""How replies are sampled, changed while one chats: `/set`; and whether the model thinks first: `/think`."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from localspec import config
+from localspec.config import SAMPLING, TYPED, Settings, nearest
+from localspec.errors import UsageMistake
+from localspec.text import one_line
+
+if TYPE_CHECKING:
+    from localspec.chat.answerer import Sampled
+
+KEYS = tuple(name.replace("_", "-") for name in SAMPLING)
+THINK = "think"  # changed in the same way, and no matter of sampling
+DEFAULT = "default"  # typed as a value, it takes a change back
+TRIES = 1000  # seeds above the one that was set, which count as those of other answers
+
+
+class Sampler(Protocol):
+    """A loaded model."""
+
+    def sampling(self, settings: Settings, /) -> "Sampled":
+        """How it is sampled with these settings. Raises UsageMistake where they contradict the model."""
+        ...
+
+    def thinking(self, settings: Settings, /) -> bool | None:
+        """Whether it is told to think with them. Raises UsageMistake where it would not heed it."""
+        ...
+
+
+class Line(NamedTuple):
+    """One setting: its key, what holds now, and since when."""
+
+    key: str
+    value: str
+    origin: str
+
+
+class ChatSettings:
+    """The settings of a chat: those that it began with, and what was typed since. It may be used from any thread."""
+
+    def __init__(self, first: Settings) -> None:
+        self.first = self.now = first
+        self.typed: Mapping[str, str] = {}  # by key
+
+    def change(self, values: Mapping[str, str], model: Sampler | None) -> None:
+        """Takes all of the values by their keys, or none. Raises UsageMistake.
+
+        An empty one, and `default`, is that of the beginning. What contradicts a model that is not loaded yet is found
+        by `fit`.
+        """
+        typed = {**self.typed, **{_key(key): value.strip() for key, value in values.items()}}
+        typed = {key: value for key, value in typed.items() if value not in ("", DEFAULT)}
+        now = self.first
+        for key, value in typed.items():
+            now = config.changed(now, _name(key), value)
+        if model is not None:
+            _try(model, now)
+        self.now, self.typed = now, typed
+
+    def fit(self, model: Sampler) -> str | None:
+        """Takes back what was typed where another model contradicts it, and says so.
+
+        Raises UsageMistake where what the chat began with does.
+        """
+        try:
+            _try(model, self.now)
+        except UsageMistake as mistake:
+            _try(model, self.first)
+            self.now, self.typed = self.first, {}
+            return f"{mistake} Sampling is what it was at the beginning."
+        return None
+
+    def lines(self, model: Sampler | None, key: str | None = None) -> list[Line]:
+        """What holds now: of every setting, or of one. Raises UsageMistake for one that is none."""
+        sampling = model.sampling(self.now) if model is not None else None
+        return [_line(one, self.now, sampling) for one in ([_key(key)] if key else KEYS)]
+
+    @property
+    def chosen(self) -> list[str]:
+        """What somebody has set, on the command line, in a file or here: `temperature 0.5`, `no thinking`."""
+        values = ((key, getattr(self.now, _name(key))) for key in KEYS)
+        think = [] if self.now.think is None else ["thinking" if self.now.think else "no thinking"]
+        return [*think, *(f"{key} {_shown(value)}" for key, value in values if value is not None)]
+
+    def why_the_same(self, model: Sampler) -> str | None:
+        """Why another answer to the same prompt would be the same text, and what changes that; None where it varies."""
+        if model.sampling(self.now).greedy:
+            return f"At temperature 0 the same prompt has the same answer; {TYPED} temperature 0.7 lets it differ."
+        return None
+
+    def another(self, figures: Mapping[str, Any]) -> Settings:
+        """What holds for another answer to a prompt, by the figures of the one before; none: it is the first.
+
+        A seed that was set goes up by one for each, so that they differ and can be had once more.
+        """
+        seed, used = self.now.seed, figures.get("seed")
+        if seed is None or not isinstance(used, int) or not 0 <= used - seed < TRIES:
+            return self.now
+        return replace(self.now, seed=used + 1)
+
+
+def split(rest: str) -> tuple[str, str]:
+    """What stands behind `/set`: the key and the value, each of them empty where there is none."""
+    key, _, value = rest.strip().partition(" ")
+    return key, value.strip()
+
+
+def listed(lines: Iterable[Line]) -> str:
+    """A line of text for each."""
+    return "\n".join(f"{key:13}{value:12}{origin}" for key, value, origin in lines)
+
+
+def _try(model: Sampler, settings: Settings) -> None:
+    model.sampling(settings)
+    model.thinking(settings)
+
+
+def _key(typed: str) -> str:
+    """The key that was meant. Raises UsageMistake."""
+    key = typed.strip().lower().replace("_", "-")
+    if key == "temp":
+        return "temperature"
+    if key in (*KEYS, THINK):
+        return key
+    if _name(key) in config.NAMES:
+        raise UsageMistake(f"{key} is decided when the chat begins; {TYPED} alone shows what can be changed.")
+    raise UsageMistake(f"There is no setting {typed!r}{nearest(typed, KEYS)}; {TYPED} alone shows those there are.")
+
+
+def _name(key: str) -> str:
+    return key.replace("-", "_")
+
+
+def _line(key: str, settings: Settings, sampling: "Sampled | None") -> Line:
+    name = _name(key)
+    value = getattr(settings, name)
+    if key == THINK:
+        origin = settings.origins.get(name, DEFAULT) if value is not None else "as the chat template has it"
+        return Line(key, {True: "on", False: "off", None: "auto"}[value], one_line(origin))
+    if value is not None:
+        return Line(key, _shown(value), one_line(settings.origins.get(name, DEFAULT)))
+    if name == "max_tokens":
+        return Line(key, "no limit", "but that of the context")
+    if name == "seed":
+        return Line(key, "new", "for each reply")
+    own = None if sampling is None else getattr(sampling, name)
+    return Line(key, "?" if own is None else _shown(own), "the model's own")
+
+
+def _shown(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:.15g}"

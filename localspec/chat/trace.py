@@ -1,0 +1,211 @@
+"""Who proposed each token of a reply, and what was drafted beside it: kept small, read only when somebody looks."""
+
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from localspec.events import Draft, Event, Text
+from localspec.models.detokenize import Detokenizer
+
+Decode = Callable[[Sequence[int]], str]
+CONTEXT = 4  # tokens before a draft that are decoded with it: some tokenizers drop the blank before a first word
+
+
+class Piece(NamedTuple):
+    """Tokens that make text together: nearly always one; where one ends within a character, it and those after it."""
+
+    first: int  # token of the reply
+    after: int
+    text: str
+
+
+class Refused(NamedTuple):
+    """One way to go on that was drafted and refused: its likeliest chain, and how many tokens were drafted in all."""
+
+    tokens: tuple[int, ...]
+    sources: tuple[str, ...]
+    drafted: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """One token of a reply. The step that brought it, from 1 (0: the reading of the prompt), has `first` to `after`."""
+
+    token: int
+    source: str
+    step: int
+    first: int
+    after: int
+    drafted: int  # tokens that the step had drafted
+    refused: tuple[Refused, ...]  # at this place
+
+
+class Trace:
+    """One reply. One thread takes its events; any thread may read what there is."""
+
+    def __init__(self, prompt: str = "", decode: Decode = lambda _: "") -> None:
+        self.prompt, self.decode = prompt, decode
+        self.turn = 0  # its id in the history, if it is kept
+        self.ended = self.untold = False  # untold: a server answered, and does not tell what this is about
+        self.tokens = array("I")
+        self._sources = array("H")  # by token: numbers in `_names`
+        self._names: list[str] = []
+        self._known: dict[str, int] = {}  # by name: its number
+        self._ends = array("I", [1])  # by step: how many tokens there are after it; that of the prompt brings one
+        # Of all steps, one after the other: nodes of the trees, and nodes on the accepted paths.
+        self._nodes, self._parents, self._proposers = array("I"), array("H"), array("H")
+        self._paths = array("H")
+        self._corrected = bytearray()  # by step: whether something else was drafted where its last token stands
+        self._node_ends, self._path_ends = array("I", [0]), array("I", [0])
+
+    def take(self, event: Event) -> None:
+        """Adds what an event brings."""
+        if isinstance(event, Text):
+            for draft in event.drafts:
+                self._add(draft)
+            self._sources.extend(self._numbers(event.sources))
+            self.tokens.extend(event.tokens)
+
+    def _add(self, draft: Draft) -> None:
+        names = draft.sources or ["drafter"] * len(draft.tokens)
+        numbers = [0, *(number + 1 for number in self._numbers(names[1:]))]  # 0: the root, and what proposes nothing
+        last = draft.path[-1]
+        corrected = last in draft.parents
+        if draft.probe:
+            numbers = [0 if probe else number for probe, number in zip(draft.probe, numbers, strict=True)]
+            corrected = any(number and parent == last for number, parent in zip(numbers, draft.parents, strict=True))
+        self._corrected.append(corrected)
+        self._nodes.extend(draft.tokens)
+        self._parents.extend([0, *draft.parents[1:]])
+        self._proposers.extend(numbers)
+        self._paths.extend(draft.path)
+        self._node_ends.append(len(self._nodes))
+        self._path_ends.append(len(self._paths))
+        self._ends.append(self._ends[-1] + len(draft.path))
+
+    def _numbers(self, names: Sequence[str]) -> list[int]:
+        try:
+            return [self._known[name] for name in names]
+        except KeyError:
+            for name in names:
+                if name not in self._known:
+                    self._known[name] = len(self._names)
+                    self._names.append(name)
+            return [self._known[name] for name in names]
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """The steps after the reading of the prompt."""
+        return len(self._ends) - 1
+
+    def counts(self) -> dict[str, int]:
+        """Tokens by who proposed them, most first."""
+        counted = Counter(self._sources[: len(self.tokens)]).most_common()
+        return {self._names[number]: count for number, count in counted}
+
+    def source(self, token: int) -> str:
+        """Who proposed a token."""
+        return self._names[self._sources[token]]
+
+    def corrected(self, token: int) -> bool:
+        """Whether the model itself said this token where another had been drafted."""
+        step = bisect_right(self._ends, token)
+        return 0 < step < len(self._ends) and token == self._ends[step] - 1 and bool(self._corrected[step - 1])
+
+    @property
+    def corrections(self) -> int:
+        """How many tokens the model itself said where another had been drafted."""
+        return sum(self._corrected[: max(bisect_right(self._ends, len(self.tokens)) - 1, 0)])
+
+    def place(self, token: int) -> Place:
+        """All about one token."""
+        step = bisect_right(self._ends, token)
+        first = self._ends[step - 1] if step else 0
+        if step == len(self._ends):  # a reply from elsewhere, which says nothing of its drafts
+            return Place(token, self.source(token), step, token, token + 1, 0, ())
+        after = min(self._ends[step], len(self.tokens))
+        if not step:
+            return Place(token, self.source(token), 0, 0, after, 0, ())
+        start, end = self._node_ends[step - 1], self._node_ends[step]
+        proposers = self._proposers[start:end]
+        drafted = len(proposers) - proposers.count(0)
+        return Place(token, self.source(token), step, first, after, drafted, tuple(self._refused(step, token - first)))
+
+    def _refused(self, step: int, depth: int) -> Iterator[Refused]:
+        """What was drafted after the accepted node at `depth` of this step's path, without what was accepted."""
+        start, end = self._node_ends[step - 1], self._node_ends[step]
+        tokens, parents = self._nodes[start:end], self._parents[start:end]
+        proposers, names = self._proposers[start:end], ["", *self._names]
+        path = self._paths[self._path_ends[step - 1] : self._path_ends[step]]
+        below: list[list[int]] = [[] for _ in tokens]
+        for node in range(1, len(tokens)):
+            if proposers[node]:
+                below[parents[node]].append(node)
+        said = tokens[path[depth + 1]] if depth + 1 < len(path) else None
+        for node in below[path[depth]]:
+            if node in path or tokens[node] == said:
+                continue
+            chain, size, heap = [node], 0, [node]
+            while below[chain[-1]]:
+                chain.append(below[chain[-1]][0])
+            while heap:
+                size += 1
+                heap += below[heap.pop()]
+            yield Refused(tuple(tokens[one] for one in chain), tuple(names[proposers[one]] for one in chain), size)
+
+    def texts(self, before: int, tokens: Sequence[int]) -> list[str]:
+        """The text of each of some tokens, were they to follow the first `before` of the reply."""
+        pieces = Detokenizer(self.decode)
+        for token in self.tokens[max(before - CONTEXT, 0) : before]:
+            pieces.add(token)
+        pieces.flush()
+        texts = [pieces.add(token) for token in tokens]
+        if texts:
+            texts[-1] += pieces.flush()
+        return texts
+
+
+class Pieces:
+    """The text of a reply by token, as far as there is one: `grow` adds what came since."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace, self._detokenizer = trace, Detokenizer(self._decode)
+        self._taken = 0  # tokens
+        self._first, self._text = 0, ""  # of those that do not end with a character yet
+        self.all: list[Piece] = []
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return self._trace.decode(tokens)  # it may be told later on
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is more than was taken."""
+        open_end = self._trace.ended and self._first < self._taken
+        return self._taken < len(self._trace.tokens) or open_end
+
+    def grow(self) -> int:
+        """Returns how many pieces came. One thread at a time."""
+        before, trace = len(self.all), self._trace
+        ended, end = trace.ended, len(trace.tokens)  # in this order
+        for token in trace.tokens[self._taken : end]:
+            self._taken += 1
+            self._text += self._detokenizer.add(token)
+            if self._text and not self._detokenizer.pending:
+                self._close()
+        if ended and self._first < self._taken:
+            self._text += self._detokenizer.flush()
+            self._close()
+        return len(self.all) - before
+
+    def at(self, token: int) -> int:
+        """The piece that a token is part of, or the last one."""
+        return bisect_right(self.all, token, key=lambda piece: piece.first) - 1
+
+    def _close(self) -> None:
+        self.all.append(Piece(self._first, self._taken, self._text))
+        self._first, self._text = self._taken, ""

@@ -1,0 +1,102 @@
+"""What `run` and `chat --plain` begin with: who answers, here or at a server, and the conversation."""
+
+import os
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from localspec import config
+from localspec.chat.answerer import Answerer
+from localspec.chat.start import StartedChat, start_chat
+from localspec.cli.left_behind import leave_behind
+from localspec.cli.progress import Progress
+from localspec.config import Settings
+from localspec.errors import UsageMistake
+from localspec.events import Statistics
+from localspec.models.registry import TargetCard
+from localspec.paths import Paths
+
+if TYPE_CHECKING:
+    from localspec.engine.engine import Engine
+    from localspec.serving.behind import Behind
+
+
+class Report(Protocol):
+    """The JSON object of one reply."""
+
+    @property
+    def start(self) -> dict[str, Any]: ...
+    @property
+    def exactness(self) -> str: ...
+    def of(self, text: str, reasoning: str, reason: str, statistics: Statistics) -> dict[str, Any]: ...
+
+
+class Begun(NamedTuple):
+    """A chat that was started, and the server behind it, if one was named."""
+
+    chat: StartedChat
+    server: "Behind | None"
+    progress: Progress
+
+    def load(self, settings: Settings, card: TargetCard) -> Answerer:
+        """Who answers as this model. Raises what `Engine.open` and `Behind.load` raise."""
+        if self.server is not None:
+            notice, progress = self.progress.notice, self.progress.show
+            return self.server.load(settings, card, store=self.chat.store, notice=notice, progress=progress)
+        return self._here(settings, card)
+
+    def warm(self, settings: Settings, card: TargetCard, keep: int | None = None) -> Answerer:
+        """The same; where a server of this user has this model loaded so already, that answers.
+
+        It stays for `keep` seconds, and is started where there is none. Raises UsageMistake where one is in the way.
+        """
+        place = Paths(config.home()).socket
+        if self.server is not None or settings.server is not None or not (keep or os.path.exists(place)):
+            return self.load(settings, card)
+        from localspec.serving.warm import Gone, NotThisOne, WarmEngine
+
+        system, reporter = self.chat.conversation.system, self.progress.reporter
+        here = partial(self._here, settings, card)
+        try:
+            with suppress(Gone):
+                return WarmEngine.open(place, card, settings, system, reporter, here, keep)
+            if keep:
+                leave_behind(settings, card, keep, reporter)  # unless another process was quicker
+                with suppress(Gone):
+                    return WarmEngine.open(place, card, settings, system, reporter, here, keep)
+        except NotThisOne as why:
+            if keep:
+                raise UsageMistake(f"--keep has no effect: {why} Stop that server, or leave --keep out.") from None
+        return here()
+
+    def _here(self, settings: Settings, card: TargetCard) -> "Engine":
+        from localspec import Engine  # torch, perhaps: a second
+
+        notice, progress = self.progress.notice, self.progress.show
+        return Engine.open(settings, card, store=self.chat.store, notice=notice, progress=progress)
+
+
+def report_of(answerer: Any, sampling: Any, load_seconds: float) -> Report:
+    """What is told of a reply of theirs."""
+    match type(answerer).__name__:  # whose modules are loaded if they are theirs, and else need not be
+        case "ServerEngine":
+            from localspec.serving.server_report import ServerReport
+
+            return ServerReport(answerer, sampling, load_seconds)
+        case "WarmEngine":
+            from localspec.serving.warm import WarmReport
+
+            return WarmReport(answerer, sampling)
+    from localspec.engine.report import Report as EngineReport
+
+    return EngineReport(answerer, sampling, load_seconds)
+
+
+def begin(settings: Settings, resume: int | Literal["last"] | None, at_the_end: ExitStack, progress: Progress) -> Begun:
+    """Starts a chat with whom the settings name. Raises what `start_chat` and `Behind.start` raise."""
+    if settings.elsewhere is None:
+        return Begun(start_chat(settings, resume, at_the_end, progress.notice, progress.show), None, progress)
+    from localspec.serving.behind import Behind  # what opens connections
+
+    server = Behind(settings)
+    return Begun(server.start(resume, at_the_end, progress.notice, progress.show), server, progress)

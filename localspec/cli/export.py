@@ -1,0 +1,49 @@
+"""localspec export ENGINE DRAFTER"""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from localspec.cli.console import print_json
+from localspec.cli.interrupt import cleared_up_when_ended
+from localspec.cli.options import Model
+from localspec.exporting.engines import engine_named
+from localspec.quantities import size
+from localspec.text import one_line
+
+app = typer.Typer()
+
+
+@app.command()
+def export(
+    engine: Annotated[str, typer.Argument(help="vllm or sglang.")],
+    drafter: Annotated[str, typer.Argument(help="A directory of train, or a name as --drafter takes it.")],
+    out: Annotated[Path, typer.Option("--out", help="Where to write it: a directory that is new or empty.")],
+    model: Model = None,
+    tensor_parallel: Annotated[
+        int, typer.Option("--tensor-parallel", min=1, metavar="N", help="Cards that the command shall use together.")
+    ] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of lines.")] = False,
+) -> None:
+    """A drafter in the layout of another engine, with the command that serves it."""
+    engine_named(engine)
+    from localspec.exporting.export import export as write
+
+    with cleared_up_when_ended():
+        done = write(engine, drafter, model, out, tensor_parallel)
+    if as_json:
+        print_json(
+            {
+                "engine": done.engine, "form": done.form, "model": done.model, "directory": str(done.directory),
+                "files": done.files, "bytes": done.bytes, "tokens": done.tokens, "notes": done.notes,
+                "command": done.command,
+            }
+        )  # fmt: skip
+        return
+    label = engine_named(engine).label
+    typer.echo(one_line(f"{drafter} for {label}: {done.form}, {size(done.bytes)}, in {done.directory}"))
+    for note in done.notes:
+        typer.echo(one_line(note))
+    typer.echo(one_line(shlex.join(done.command)))

@@ -1,0 +1,48 @@
+"""localspec import FILE.gguf"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from localspec import config
+from localspec.cli.console import print_json
+from localspec.cli.interrupt import cleared_up_when_ended
+from localspec.cli.progress import Progress
+from localspec.engine.importing import import_gguf
+from localspec.quantities import amount, duration, size
+from localspec.text import one_line
+
+app = typer.Typer()
+
+
+@app.command("import")
+def import_file(
+    file: Annotated[Path, typer.Argument(help="A GGUF file; of several parts any one.")],
+    quantize: Annotated[
+        str | None,
+        typer.Option("--quantize", help="How the CPU engine packs it: int8, int4, or auto, as it would be loaded."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of a line.")] = False,
+) -> None:
+    """Make a model in a GGUF file ready for this engine, once; the file may be deleted afterwards."""
+    progress = Progress()
+    try:
+        with cleared_up_when_ended():
+            done = import_gguf(file, config.load(flags={"quantize": quantize}), progress.reporter)
+    finally:
+        progress.clear()
+    if as_json:
+        print_json(
+            {
+                "name": done.name, "path": str(done.path), "packing": done.packing, "parameters": done.parameters,
+                "bytes": done.bytes, "license": done.license, "file_bytes": done.file_bytes, "types": done.types,
+                "new": done.new, "seconds": round(done.seconds, 3),
+            }
+        )  # fmt: skip
+        return
+    what = f"{amount(done.parameters)} parameters, {size(done.bytes)} in {done.packing}"
+    of = f"{size(done.file_bytes)} in {', '.join(done.types)}"
+    took = f", in {duration(done.seconds)}" if done.new else ", imported before"
+    typer.echo(one_line(f"{done.name}: {what}, from {of}{took}: {done.path}"))
+    typer.echo(one_line(f"Chat with it: localspec chat -m {done.name}. {file} is not needed any more and stays."))

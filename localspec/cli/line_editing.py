@@ -1,0 +1,65 @@
+"""A line typed at a terminal: edited, brought back by the arrow keys, completed by Tab; elsewhere just read."""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from localspec.chat.completion import Choice, Entry, choices, needed
+from localspec.cli.progress import tell
+from localspec.cli.texts import LONGEST
+from localspec.errors import UsageMistake
+from localspec.outside_files import MIB
+from localspec.text import one_line
+
+TOO_LONG = f"A prompt is longer than {LONGEST // MIB} MiB, more than any model reads; pipe less."
+
+LookUp = Callable[[str], Sequence[Entry]]
+
+
+def read_line(mark: str, look_up: LookUp) -> str:
+    """One line, without its end. Raises EOFError, UsageMistake."""
+    if sys.stdin is None:
+        raise EOFError
+    if sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty():
+        with suppress(ImportError):  # Windows edits lines by itself
+            _complete_with(look_up, mark)
+        return input(mark)
+    try:
+        line = sys.stdin.readline(LONGEST + 1)
+    except OSError as error:
+        raise UsageMistake(f"Standard input cannot be read ({error.strerror}); pipe text in, or </dev/null.") from None
+    if not line:
+        raise EOFError
+    if len(line) > LONGEST:
+        raise UsageMistake(TOO_LONG)
+    return line.rstrip("\n")
+
+
+class Completer:
+    """As readline asks: for one match after the other of the same line."""
+
+    def __init__(self, look_up: LookUp) -> None:
+        self._look_up = look_up
+        self.found: list[Choice] = []
+
+    def __call__(self, line: str, number: int) -> str | None:
+        if number == 0:
+            need = needed(line)
+            self.found = choices(line, {} if need is None else {need: self._look_up(need)})
+        return self.found[number].line if number < len(self.found) else None
+
+
+def _complete_with(look_up: LookUp, mark: str) -> None:
+    """Raises ImportError where there is no readline."""
+    import readline  # input() uses it once it is imported
+
+    completer = Completer(look_up)
+
+    def show(*_: object) -> None:
+        tell("\n" + "\n".join(one_line(f"{shown}  {does}") for _, shown, does in completer.found))
+        print(mark + readline.get_line_buffer(), end="", flush=True)
+
+    readline.set_completer(completer)
+    readline.set_completer_delims("")  # the whole line is completed, not its last word
+    readline.set_completion_display_matches_hook(show)
+    readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")

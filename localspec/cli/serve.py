@@ -1,0 +1,120 @@
+"""localspec serve"""
+
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localspec import config
+from localspec.cli.options import (
+    Accept,
+    Context,
+    Device,
+    Drafter,
+    DraftMax,
+    Dtype,
+    Exact,
+    Model,
+    Pool,
+    Quantize,
+    number,
+)
+from localspec.cli.progress import Progress
+from localspec.config import home
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.paths import Paths
+from localspec.quantities import short_seconds_of
+
+if TYPE_CHECKING:
+    from localspec.serving.loaded import LoadedModels
+
+app = typer.Typer()
+
+
+@app.command()
+def serve(
+    model: Model = None,
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="N", help="Listen on this port of this machine, too; 0: a free one.")
+    ] = None,
+    keep_alive: Annotated[
+        str, typer.Option("--keep-alive", metavar="TIME", help="Models that rest for so long are let go: 30s, 10m, 2h.")
+    ] = "10m",
+    idle: Annotated[
+        str | None, typer.Option("--idle", metavar="TIME", help="End where nobody has asked for so long; else never.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, number("--max-tokens", "-n", help="The longest reply where a request does not say.")
+    ] = None,
+    context: Context = None,
+    drafter: Drafter = None,
+    draft_max: DraftMax = None,
+    accept: Accept = None,
+    exact: Exact = False,
+    pool: Pool = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    quantize: Quantize = None,
+    no_log: Annotated[bool, typer.Option("--no-log", help="Keep no phrases; requests are never kept.")] = False,
+) -> int:
+    """The API that OpenAI's clients speak, on this machine alone; models stay loaded.
+
+    It listens on a socket of your own, and with --port on 127.0.0.1, where every request must bring the key.
+    """
+    settings = config.load(
+        flags={
+            "model": model, "max_tokens": max_tokens, "context": context, "drafter": drafter, "draft_max": draft_max,
+            "accept": accept, "exact": exact or None, "pool": pool, "device": device, "dtype": dtype,
+            "quantize": quantize, "log": False if no_log else None,
+        }
+    )  # fmt: skip
+    if port is not None and not 0 <= port < 2**16:
+        raise UsageMistake(f"--port {port} is none; give 1 to 65535, or 0 for a free one.")
+    alive, rests = short_seconds_of(keep_alive), None if idle is None else short_seconds_of(idle)
+    if sys.platform == "win32":
+        raise LocalspecError("`localspec serve` needs sockets with a mode, which Windows lacks; use WSL.")
+    progress = Progress()
+
+    # From here on an engine is needed, and what speaks HTTP.
+    from localspec.chat.start import chosen_model
+    from localspec.serving.app import Serving
+    from localspec.serving.guard import Guard
+    from localspec.serving.key import serving_key
+    from localspec.serving.listen import HOST, own_socket, port_of_this_machine, serve
+    from localspec.serving.loaded import LoadedModels
+    from localspec.serving.room import EngineRoom
+    from localspec.store.store import user_store
+
+    paths = Paths(home())
+    with ExitStack() as at_the_end:
+        sockets = [at_the_end.enter_context(own_socket(paths.socket))]
+        if port is not None:
+            sockets.append(at_the_end.enter_context(port_of_this_machine(port)))
+        key = serving_key(paths.serving_key)
+        store = at_the_end.enter_context(user_store(progress.notice, create=settings.log))
+        card = chosen_model(settings, store, progress.reporter)
+
+        def opening(_: ExitStack) -> "LoadedModels":
+            return LoadedModels(settings, card, store, alive, progress.reporter)
+
+        def end() -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        room = EngineRoom(settings, opening, rests, end)
+        room.start()
+
+        def started() -> None:
+            progress.clear()
+            print(f"{card.name} answers at {paths.socket}", flush=True)
+            if port is not None:
+                where = f"${config.SERVE_KEY}" if config.serve_key() else paths.serving_key
+                print(f"http://{HOST}:{sockets[1].getsockname()[1]}/v1 (the key is in {where})", flush=True)
+
+        try:
+            serve(Guard(Serving(room, card.name).app, key), sockets, started)
+        finally:
+            room.close()
+    return 0

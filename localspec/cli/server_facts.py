@@ -1,0 +1,49 @@
+"""localspec doctor --server URL: what the server is that answers there."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from localspec import config
+from localspec.cli.console import print_json
+from localspec.errors import UsageMistake
+from localspec.marks import drawable
+from localspec.quantities import counted
+from localspec.text import one_line
+
+if TYPE_CHECKING:
+    from localspec.serving.server import Server
+
+
+def tell_server(url: str, others: Mapping[str, object], as_json: bool) -> int:
+    """Asks it for its models, and prints what that says. Raises what `Server.open` does, UsageMistake for `others`."""
+    for name in others:
+        flag = "--" + name.replace("_", "-")
+        raise UsageMistake(f"{flag} has no effect with --server, which is about another machine; leave {flag} out.")
+    address = config.load(flags={"server": url}).elsewhere
+    if address is None:
+        raise UsageMistake("--server off is none that could be told of; give its address, or leave --server out.")
+    from localspec.serving.server import Server  # what opens connections
+
+    found = Server.open(address)
+    if as_json:
+        print_json(_report(found))
+    else:
+        print(drawable("\n".join(map(one_line, _page(found))), sys.stdout))
+    return 0
+
+
+def _report(server: "Server") -> dict[str, Any]:
+    models = [{"model": name, "context": one.context or None} for name, one in server.models.items()]
+    return {"server": server.address.url, "program": server.program or None, "models": models}
+
+
+def _page(server: "Server") -> Iterator[str]:
+    program = server.program or "an OpenAI-compatible server"
+    yield f"{server.address.url} is {program}, with {counted(len(server.models), 'model')}."
+    for name, one in server.models.items():
+        yield f"{name}, which reads {one.context:,} tokens" if one.context else name
+    if server.key and server.address.crosses_a_network_in_the_clear:
+        yield "The key and what is said go there for all on the way to read; give https:// where it can."
+    if server.models:
+        yield f"Begin with: localspec chat --server {server.address.url} -m {next(iter(server.models))}"

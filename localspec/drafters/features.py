@@ -1,0 +1,84 @@
+"""What a drafter that reads along keeps of the target's states: a row a token, as they are or mapped to its width."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from localspec.decoding.compute import Compute, DraftableModel, Rows
+from localspec.decoding.drafter import Step
+from localspec.drafters.tensors import StoredTensors
+from localspec.models.target_map import BIAS, WEIGHT, TargetMap
+
+
+class Features:
+    """The target's state after the final norm, by the token that it read (EAGLE).
+
+    A token's feature is the state one position before it, which predicted it; the first token has zeros.
+    """
+
+    layers: Sequence[int] = ()  # whose states are read beside the last, as `Drafter.target_layers` says
+
+    def __init__(self, compute: Compute) -> None:
+        self._compute, self._rows = compute, list[Rows]()
+        self._first = self.zeros(1)  # of the first token
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is kept."""
+        return sum(int(row.nbytes) for row in self._rows)
+
+    def observe(self, step: Step) -> None:
+        """Keeps the states at the rows that are now in the target's cache."""
+        rows = self.of(step)
+        self._rows += [rows[row : row + 1] for row in range(len(rows))]
+
+    def of(self, step: Step) -> Rows:
+        """Returns what is kept of a step, [rows, channels]."""
+        return step.hidden.rows
+
+    def truncate(self, length: int) -> None:
+        """Forgets those of the tokens after the first `length`."""
+        del self._rows[length:]
+
+    def of_tokens(self, start: int, count: int) -> Rows:
+        """Returns the features of the tokens [start, start + count), [count, channels]."""
+        first = [self._first] if start == 0 else []
+        return self._compute.concat([*first, *self._rows[max(start - 1, 0) : start + count - 1]])
+
+    def zeros(self, rows: int) -> Rows:
+        """Returns features of zeros, [rows, channels]."""
+        return self._compute.rows(np.zeros((rows, self._compute.target.sizes.hidden_size), np.float32))
+
+
+class MappedFeatures(Features):
+    """States of some layers, mapped to the width of a small model by a matrix that is a part of it (PARD-2).
+
+    They are kept mapped, which takes a row of the small model's width in place of several of the target's.
+    """
+
+    def __init__(self, target: DraftableModel[Any], described: TargetMap) -> None:
+        """Raises UsageMistake where the map is of another target, LocalspecError for a file that is damaged."""
+        sizes, compute = target.compute.target.sizes, target.compute
+        self.layers = described.for_target(sizes.num_layers, sizes.hidden_size)
+        tensors, scale = StoredTensors(described.file), np.float32(described.scale)
+        bias = tensors[BIAS] * scale if described.has_bias else None
+        self._map, self._states = compute.linear(tensors[WEIGHT] * scale, bias), described.states
+        super().__init__(compute)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix, and of what is kept."""
+        return self._map.nbytes + super().nbytes
+
+    def of(self, step: Step) -> Rows:
+        """Returns the mapped states of a step, [rows, the small model's channels]."""
+        assert step.inner is not None
+        return self._map(step.inner.rows)
+
+    def zeros(self, rows: int) -> Rows:
+        """Returns what zeros are mapped to: the bias, if there is one."""
+        return self._map(self._compute.rows(np.zeros((rows, self._states), np.float32)))

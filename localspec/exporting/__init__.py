@@ -1,0 +1,1 @@
+"""Drafters of ours in the layouts that inference engines read."""

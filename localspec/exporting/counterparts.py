@@ -1,0 +1,225 @@
+"""What a drafter of ours becomes for an engine: Medusa heads, or a small model that drafts, in parallel or not."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from localspec.checkpoint import Checkpoint, originals
+from localspec.drafters.medusa import MedusaOptions
+from localspec.drafters.parallelspec import MODEL_MASKS, ParallelSpecOptions, layers_of
+from localspec.drafters.saved import WEIGHTS, drafter_class
+from localspec.drafters.tensors import StoredTensors, check_tensors
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.exporting.engines import Engine, Form, no_counterpart
+from localspec.exporting.layouts import write_heads, write_model
+from localspec.models.architecture import TransformerConfig, weight_map
+from localspec.models.drafter_cards import DrafterCard
+from localspec.models.model_config import ModelConfig, read_config
+from localspec.models.registry import TargetCard
+from localspec.models.small_model import MaskedModel, mask_token
+from localspec.models.stored_names import stored_name
+from localspec.models.stored_tokens import compare_stored
+from localspec.models.stored_weights import stored_sizes, stored_tensors
+from localspec.models.target_map import target_map
+from localspec.models.tokenizer import Tokenizer
+from localspec.nn.target import Target
+from localspec.nn.weights import TYPES, Weights
+from localspec.outside_files import parse_json
+from localspec.policy.drafter_spec import named_drafter
+
+LICENCES = ("LICENSE*", "NOTICE*")  # go where the weights go
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """What an engine reads in place of a drafter, and how it is written into an empty directory."""
+
+    form: Form
+    tokens: int  # of a draft; 0: as many as the engine likes
+    write: Callable[[Path], None]
+    heads: tuple[tuple[int, int], ...] = ()  # of its attention, which cards share, and their key heads
+    notes: tuple[str, ...] = ()  # what a user should know, in sentences
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A language model's weights by our names, in the precision of its files; none is read before it is asked for."""
+
+    config: ModelConfig
+    sizes: TransformerConfig
+    dtype: torch.dtype
+    weights: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> "_Model":
+        config = read_config(checkpoint)
+        sizes = stored_sizes(checkpoint, config)
+        dtype = TYPES[stored_tensors(checkpoint, sizes)["model.embed_tokens.weight"].dtype]
+        return cls(config, sizes, dtype, Weights(checkpoint, sizes, dtype, "cpu"))
+
+
+def counterpart(engine: Engine, drafter: str, card: TargetCard, checkpoint: Checkpoint) -> Counterpart:
+    """Returns what a drafter becomes. Raises UsageMistake where the engine has nothing like it.
+
+    `checkpoint` is the target's own files. Raises what `named_drafter` does, and LocalspecError for damaged files.
+    """
+    spec, target = named_drafter(drafter, card), _Model.of(checkpoint)
+    if spec.small is not None and spec.drafter == "draft_model":
+        return _small_model(engine, originals(spec.small.card.path), checkpoint, target, parallel=False)
+    trained = spec.trained[0] if len(spec.trained) == 1 and spec.drafter == spec.trained[0].kind else None
+    if trained is not None and trained.kind == "medusa" and "medusa heads" in engine.forms:
+        return _heads(trained, checkpoint, target)
+    if trained is not None and trained.kind == "parallelspec":
+        if os.path.isfile(trained.path / "config.json"):
+            return _small_model(engine, originals(trained.path), checkpoint, target, parallel=True)
+        return _parallelspec(engine, trained, checkpoint, target)
+    raise no_counterpart(engine, spec.drafter if spec.small is None else drafter)
+
+
+def _heads(trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
+    options: MedusaOptions = _options(trained, checkpoint)
+    head = "embed_tokens" if target.sizes.tied else "lm_head.weight"
+    notes = ["vLLM 0.32 is the last that reads Medusa heads; it takes the likeliest token of each, and builds no tree."]
+    if options.rank_of_own:
+        notes.append("Every head has a whole vocabulary matrix now: vLLM knows none that several heads share in part.")
+
+    def write(directory: Path) -> None:
+        write_heads(trained.path / WEIGHTS, options, target.weights[head], directory)
+        _copy_licences(checkpoint.path, directory)
+
+    return Counterpart("medusa heads", options.heads, write, notes=tuple(notes))
+
+
+def _parallelspec(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
+    """A small model that was trained here drafts in parallel; layers on the target's embedding become one that cannot.
+
+    Engines have one mask token for all depths, and the layers' masks differ.
+    """
+    options: ParallelSpecOptions = _options(trained, checkpoint)
+    if options.form == "eagle":
+        raise UsageMistake(
+            f"The drafter in {trained.path} is of the form 'eagle', which reads states in a way that {engine.label} "
+            f"does not; nearest are the forms 'model' and 'medusa': `localspec train parallelspec -O form=medusa`."
+        )
+    vocab_size, tokens = target.sizes.vocab_size, 0
+    content: dict[str, Any]
+    if options.form == "model":
+        described = MaskedModel.of(options.config, target.config.max_position_embeddings)
+        sizes, content = described.sizes, parse_json(options.config)
+        form, notes = _parallel(engine, trained.path, described.mask, vocab_size)
+        tokens = options.masks + 1 if form == "parallel draft model" else 0
+    else:
+        sizes = replace(layers_of(target.sizes, options), vocab_size=vocab_size, tied=target.sizes.tied)
+        form, content = "draft model", {**target.config.content, **_layers(sizes, target.config.content)}
+        notes = (
+            f"Its masks differ from depth to depth, which no engine knows: {engine.label} drafts token by token with "
+            "its layers, beside a copy of the model's embedding and head.",
+        )
+
+    def write(directory: Path) -> None:
+        stored, weights = load_file(trained.path / WEIGHTS), {}
+        for name in weight_map(sizes):
+            own = stored.get(f"model.{stored_name(name)}")
+            weights[name] = target.weights[name] if own is None else own.to(target.dtype)
+        if options.form == "model":  # the mask has a row of its own beside the embedding
+            weights["embed_tokens"][content["pard_token"]] = stored["masks"][0].to(target.dtype)
+        _write_model(directory, sizes, weights, {**content, "dtype": _name(target.dtype)}, checkpoint, vocab_size)
+        if options.form != "model":
+            _copy_licences(checkpoint.path, directory)
+
+    return Counterpart(form, tokens, write, ((sizes.num_heads, sizes.num_kv_heads),), notes)
+
+
+def _small_model(
+    engine: Engine, small: Checkpoint, checkpoint: Checkpoint, target: _Model, parallel: bool
+) -> Counterpart:
+    """A small model as it was published or trained by others; `parallel`: with a mask token."""
+    own, vocab_size, tokens = _Model.of(small), target.sizes.vocab_size, 0
+    compare_stored(small.path, own.sizes.vocab_size, checkpoint.path, vocab_size)
+    form: Form = "draft model"
+    notes: tuple[str, ...] = ()
+    if parallel:
+        if target_map(own.config.content, small.path) is not None:
+            raise UsageMistake(
+                f"The small model in {small.path} reads the target's states (PARD-2), which {engine.label} does not "
+                "give it; nearest is one that does not, or draft_model:MODEL."
+            )
+        form, notes = _parallel(engine, small.path, mask_token(own.config, small.path), vocab_size)
+        tokens = MODEL_MASKS + 1 if form == "parallel draft model" else 0
+    if own.sizes.vocab_size != vocab_size:
+        notes += (
+            f"Its embedding has {vocab_size} rows now where it had {own.sizes.vocab_size}, for {engine.label} wants as "
+            "many as the model has.",
+        )
+
+    def write(directory: Path) -> None:
+        content = {**own.config.content, "dtype": _name(own.dtype)}
+        _write_model(directory, own.sizes, own.weights, content, checkpoint, vocab_size)
+        _copy_licences(small.path, directory)
+
+    return Counterpart(form, tokens, write, ((own.sizes.num_heads, own.sizes.num_kv_heads),), notes)
+
+
+def _parallel(engine: Engine, path: Path, mask: int, vocab_size: int) -> tuple[Form, tuple[str, ...]]:
+    """The form that a small model with a mask token gets, and what is lost with it."""
+    if mask >= vocab_size:
+        raise UsageMistake(
+            f"The mask token {mask} of the small model in {path} is none of the model's {vocab_size} ids, as "
+            f"{engine.label} wants it; nearest is draft_model:MODEL."
+        )
+    if "parallel draft model" in engine.forms:
+        return "parallel draft model", ()
+    return "draft model", (f"{engine.label} drafts token by token with it; its mask token is of no use there.",)
+
+
+def _write_model(
+    directory: Path,
+    sizes: TransformerConfig,
+    weights: Mapping[str, torch.Tensor],
+    content: Mapping[str, Any],
+    checkpoint: Checkpoint,
+    vocab_size: int,
+) -> None:
+    """With the target's tokenizer, whose tokens are the same: SGLang compares the two whole."""
+    write_model(sizes, weights, content, vocab_size, directory)
+    Tokenizer.open(checkpoint.path).save(directory)
+
+
+def _copy_licences(model: Path, directory: Path) -> None:
+    for pattern in LICENCES:
+        for file in model.glob(pattern):
+            shutil.copyfile(file, directory / file.name)
+
+
+def _options(trained: DrafterCard, checkpoint: Checkpoint) -> Any:
+    """The options of a drafter whose file holds what they promise. Raises LocalspecError for any other."""
+    class_, file = drafter_class(trained.kind), trained.path / WEIGHTS
+    try:
+        options = class_.parse_options({**class_.BEFORE, **trained.options})
+        target = Target.load(checkpoint.path, device="meta")
+        check_tensors(class_.tensor_specs(target, options), StoredTensors(file).specs())
+    except LocalspecError as error:
+        raise LocalspecError(f"{file} does not fit: {error}") from None
+    return options
+
+
+def _layers(sizes: TransformerConfig, content: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json says of so many layers, all of which see as far."""
+    count, window = sizes.num_layers, sizes.sliding_windows[0]
+    said: dict[str, Any] = {"num_hidden_layers": count, "sliding_window": window}
+    others = {
+        "layer_types": ["full_attention" if window is None else "sliding_attention"] * count,
+        "use_sliding_window": window is not None,
+        "max_window_layers": count if window is None else 0,
+    }
+    return said | {name: value for name, value in others.items() if name in content}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,130 @@
+"""What inference engines read as a drafter, which command serves it, and what is nearest to a drafter that they lack.
+
+As of vLLM 0.33.0 and SGLang 0.5.23, whose sources were read.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from localspec.config import nearest
+from localspec.errors import UsageMistake
+from localspec.models.drafter_kinds import kind_of
+from localspec.text import one_line
+
+Form = Literal["medusa heads", "parallel draft model", "draft model"]
+
+NGRAM = 4  # tokens at most that an engine looks for in the text before
+_MISREAD = ("eagle-", "eagle3", "dflash", "dspark")  # in a path, by which vLLM takes any model for another method's
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine by the name of its command line; `forms` are the drafters that it reads, the first choice first."""
+
+    name: str
+    label: str
+    forms: tuple[Form, ...]
+    tokens: int  # of a draft of a draft model, which could make as many as one likes
+
+
+ENGINES = {
+    "vllm": Engine("vllm", "vLLM", ("medusa heads", "parallel draft model", "draft model"), 5),
+    "sglang": Engine("sglang", "SGLang", ("draft model",), 3),
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a command serves: a model, by its repository with a `revision` or its directory, and what drafts for it."""
+
+    model: str
+    revision: str
+    drafter: Path
+    form: Form
+    tokens: int  # of a draft
+    tensor_parallel: int
+
+
+def engine_named(name: str) -> Engine:
+    """Raises UsageMistake for an engine whose layouts are not known."""
+    if name not in ENGINES:
+        raise UsageMistake(f"There is no engine {name!r}{nearest(name, ENGINES)}; give one of {', '.join(ENGINES)}.")
+    return ENGINES[name]
+
+
+def command(engine: Engine, served: Served) -> list[str]:
+    """Returns the words of the command that serves a model with its drafter."""
+    parallel, revision = served.tensor_parallel, ["--revision", served.revision] if served.revision else []
+    if engine.name == "sglang":
+        words = ["python", "-m", "sglang.launch_server", "--model-path", served.model, *revision]
+        words += ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", str(served.drafter)]
+        words += ["--speculative-num-steps", str(served.tokens), "--speculative-eagle-topk", "1"]
+        words += ["--speculative-num-draft-tokens", str(served.tokens + 1)]  # the one before them included
+        return words + (["--tp-size", str(parallel)] if parallel > 1 else [])
+    method = "medusa" if served.form == "medusa heads" else "draft_model"
+    config: dict[str, Any] = {"method": method, "model": str(served.drafter), "num_speculative_tokens": served.tokens}
+    if served.form == "parallel draft model":
+        config["parallel_drafting"] = True
+    words = ["vllm", "serve", served.model, *revision]
+    if parallel > 1:
+        words += ["--tensor-parallel-size", str(parallel)]
+        config["draft_tensor_parallel_size"] = parallel  # vLLM refuses a draft model with another
+    return [*words, "--speculative-config", json.dumps(config)]
+
+
+def check_path(engine: Engine, path: Path) -> None:
+    """Raises UsageMistake for a directory that an engine would misread by its name, or that no command could name."""
+    if one_line(str(path)) != str(path):
+        raise UsageMistake(f"{path} has characters in its name that no command line shows; give another --out.")
+    misread = [word for word in _MISREAD if word in str(path).lower()]
+    if engine.name == "vllm" and misread:
+        raise UsageMistake(
+            f"vLLM takes whatever lies in a path with '{misread[0]}' for a drafter of that name, and {path} is one; "
+            "give another --out."
+        )
+
+
+def check_heads(heads: int, kv_heads: int, tensor_parallel: int) -> None:
+    """Raises UsageMistake where so many cards cannot share the attention heads of a model.
+
+    Key heads are copied where there are more cards than heads.
+    """
+    if heads % tensor_parallel or (kv_heads % tensor_parallel and tensor_parallel % kv_heads):
+        raise UsageMistake(
+            f"--tensor-parallel {tensor_parallel} does not share {heads} attention heads with {kv_heads} key heads "
+            "evenly; give a number that does."
+        )
+
+
+def no_counterpart(engine: Engine, drafter: str) -> UsageMistake:
+    """Returns why an engine has nothing that a drafter could become, and what is nearest to it there."""
+    if drafter == "auto":
+        return UsageMistake("auto names no drafter, and which one to export has to be said; name one.")
+    if drafter.endswith("+phrases") or "+" in drafter:
+        return UsageMistake(
+            f"{engine.label} drafts with one drafter at a time, and '{drafter}' are several; name one of them."
+        )
+    kind = kind_of(drafter)
+    if kind.name == "none":
+        return UsageMistake("'none' is plain decoding, for which an engine needs no drafter; name another.")
+    if kind.name in ("phrases", "lookahead"):
+        config = {"method": "ngram", "num_speculative_tokens": engine.tokens, "prompt_lookup_max": NGRAM}
+        flags = {
+            "vllm": f"vllm serve MODEL --speculative-config '{json.dumps(config)}'",
+            "sglang": "python -m sglang.launch_server --model-path MODEL --speculative-algorithm NGRAM",
+        }
+        return UsageMistake(
+            f"'{kind.name}' has no files that {engine.label} reads, which looks for phrases in the text itself; "
+            f"nearest is {flags[engine.name]}"
+        )
+    if kind.takes == "draft model":  # ouroboros
+        nearest_one = f"its small model alone, draft_model{drafter.removeprefix(kind.name)}"
+    elif "medusa heads" in engine.forms and kind.name != "medusa":
+        nearest_one = "heads, which `localspec train medusa` makes, or a small model, draft_model:MODEL"
+    else:
+        nearest_one = "a small model, draft_model:MODEL"
+    return UsageMistake(
+        f"{engine.label} has nothing that drafts like '{kind.name}' ({kind.label}); nearest is {nearest_one}."
+    )

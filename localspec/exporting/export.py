@@ -1,0 +1,115 @@
+"""Writes a drafter for an engine: whole, or not at all."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from localspec.checkpoint import originals
+from localspec.config import home
+from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake, first_line
+from localspec.exporting.counterparts import counterpart
+from localspec.exporting.engines import Form, Served, check_heads, check_path, command, engine_named
+from localspec.hub.cache import find_snapshot
+from localspec.models.drafter_cards import read_drafter
+from localspec.models.model_config import read_config
+from localspec.models.registry import TargetCard, resolve
+from localspec.paths import Paths, private_files
+from localspec.training.checkpoint import full
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A drafter as it was written: its directory, of so many `bytes`, and the words of the command that serves it."""
+
+    engine: str
+    form: Form
+    model: str  # the target's name
+    directory: Path
+    files: tuple[str, ...]
+    bytes: int
+    tokens: int  # of a draft
+    command: tuple[str, ...]
+    notes: tuple[str, ...]  # what a user should know, in sentences
+
+
+def export(engine: str, drafter: str, model: str | None, out: Path, tensor_parallel: int = 1) -> Exported:
+    """Writes what `drafter` names, for a model or the one it was trained for, to a directory that is new or empty.
+
+    Raises UsageMistake for what has no counterpart in that engine, and for a directory that holds something; NotHere
+    and LocalspecError for models and drafters that are missing or damaged, and DoesNotFit where the disk is full.
+    """
+    named = engine_named(engine)
+    out = Path(os.path.abspath(os.path.expanduser(out)))
+    check_path(named, out)
+    if os.path.lexists(out) and not (out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
+        raise UsageMistake(f"{out} is there already, and nothing is overwritten; give another --out.")
+    card = _target_of(drafter, model)
+    checkpoint = originals(card.path)
+    found = counterpart(named, drafter, card, checkpoint)
+    config = read_config(checkpoint)
+    for heads, kv_heads in ((config.num_attention_heads, config.num_key_value_heads), *found.heads):
+        check_heads(heads, kv_heads, tensor_parallel)
+    with _whole(out) as directory:
+        found.write(directory)
+    repository, revision = _served_as(card)
+    tokens = found.tokens or named.tokens
+    words = command(named, Served(repository, revision, out, found.form, tokens, tensor_parallel))
+    sizes = {file.name: file.stat().st_size for file in sorted(out.iterdir())}
+    return Exported(
+        engine, found.form, card.name, out, tuple(sizes), sum(sizes.values()), tokens, tuple(words), found.notes
+    )
+
+
+def _target_of(drafter: str, model: str | None) -> TargetCard:
+    """The model that was named, else the one that a directory of `train` says it belongs to."""
+    if model is not None:
+        return resolve(model)
+    path = Path(os.path.expanduser(drafter))
+    if not path.is_dir():
+        raise UsageMistake(f"Which model '{drafter}' drafts for has to be said; give -m MODEL.")
+    if (path / "target" / "config.json").is_file():  # it was changed with the drafter
+        return resolve(str(path))
+    trained = read_drafter(path)
+    if not trained.target:
+        raise UsageMistake(f"The small model in {path} drafts for several models; give -m MODEL for the one it shall.")
+    try:
+        return resolve(trained.target)
+    except NotHere as missing:
+        raise NotHere(f"{missing} Or give -m MODEL for the model that {path} was trained for.") from None
+
+
+def _served_as(card: TargetCard) -> tuple[str, str]:
+    """(a repository and its revision, or a directory and nothing): where an engine finds the target."""
+    source = card.entry.source if card.entry else None
+    if source is not None and not source.gguf and find_snapshot(source, Paths(home())) == card.path:
+        return source.repo, "" if source.revision == "main" else source.revision
+    return str(card.path), ""
+
+
+@contextmanager
+def _whole(out: Path) -> Iterator[Path]:
+    """Gives a directory beside `out` that takes its place once it is written; whatever happens, nothing else stays.
+
+    For its owner alone, as trained drafters are: what they learnt from may be private.
+    """
+    new: Path | None = None
+    try:
+        with private_files():
+            out.parent.mkdir(parents=True, exist_ok=True)
+            new = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".new", dir=out.parent))
+            yield new
+            if out.is_dir():
+                out.rmdir()  # which it was looked at for: it is empty
+            new.rename(out)
+    except (OSError, SafetensorError) as error:
+        error_type, remedy = (DoesNotFit, "make room") if full(error) else (LocalspecError, "correct that")
+        raise error_type(f"The drafter cannot be written to {out} ({first_line(error)}); {remedy}.") from error
+    finally:
+        if new is not None:
+            shutil.rmtree(new, ignore_errors=True)

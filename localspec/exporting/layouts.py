@@ -1,0 +1,126 @@
+"""Writes Medusa heads and small language models as inference engines read them.
+
+heads   blocks.{head}.layers.{block}.{weight,bias}   lm_heads.{head}.weight, or lm_head.weight that all share
+model   the Hugging Face layout
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from localspec.drafters.medusa import MedusaOptions
+from localspec.errors import LocalspecError
+from localspec.models.architecture import TransformerConfig, weight_map
+
+SHARD = 2**31  # bytes of a file, about: what is held in memory at a time
+_INDEX = "model.safetensors.index.json"
+_OF_VOCABULARY = ("embed_tokens", "lm_head.weight")
+
+Named = tuple[str, torch.Tensor]
+
+
+def write_heads(drafter: Path, options: MedusaOptions, vocabulary: torch.Tensor, directory: Path) -> None:
+    """Writes the Medusa heads in a drafter's file; `vocabulary` [vocab_size, hidden_size] is the target's matrix.
+
+    They get the precision of that matrix. Heads that change it have one of their own each, for no engine knows changes.
+    """
+    vocab_size, hidden_size = vocabulary.shape
+    shared = not options.private and not options.rank_of_own
+    with safe_open(drafter, framework="pt") as opened:
+        _write(directory, _heads(opened, options, vocabulary, shared))
+    _write_config(
+        directory,
+        {
+            "architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": hidden_size,
+            "vocab_size": vocab_size, "truncated_vocab_size": vocab_size, "num_heads": options.heads,
+            "num_hidden_layers": options.layers, "medusa_fc_bias": True, "original_lm_head": shared,
+            "dtype": str(vocabulary.dtype).removeprefix("torch."),
+        },
+    )  # fmt: skip
+
+
+def _heads(opened: Any, options: MedusaOptions, vocabulary: torch.Tensor, shared: bool) -> Iterator[Named]:
+    if shared:
+        yield "lm_head.weight", vocabulary
+
+    def of_head(name: str, head: int) -> torch.Tensor:
+        tensor: torch.Tensor = opened.get_slice(name)[head : head + 1][0]
+        return tensor.float()
+
+    for head in range(options.heads):
+        for layer in range(options.layers):
+            for part in ("weight", "bias"):
+                own = of_head(f"blocks.{layer}.{part}", head)
+                yield f"blocks.{head}.layers.{layer}.{part}", own.to(vocabulary.dtype)
+        if options.private:
+            yield f"lm_heads.{head}.weight", of_head("linears", head).to(vocabulary.dtype)
+        elif options.rank_of_own:
+            own = torch.addmm(vocabulary.float(), of_head("own.up", head), of_head("own.down", head))
+            yield f"lm_heads.{head}.weight", own.to(vocabulary.dtype)
+
+
+def write_model(
+    sizes: TransformerConfig,
+    weights: Mapping[str, torch.Tensor],
+    config: Mapping[str, Any],
+    vocab_size: int,
+    directory: Path,
+) -> None:
+    """Writes a language model of these sizes with its `weights` by our names, in their precision.
+
+    `config` is what its config.json says. It gets as many ids as its target has, which engines insist on: ids that it
+    lacks, or has too many, are those that fill up vocabularies. Tokenizer files are not written.
+    """
+    _write(directory, _model(sizes, weights, vocab_size))
+    _write_config(directory, {**config, "vocab_size": vocab_size, "tie_word_embeddings": sizes.tied})
+
+
+def _model(sizes: TransformerConfig, weights: Mapping[str, torch.Tensor], vocab_size: int) -> Iterator[Named]:
+    for name, made_of in weight_map(replace(sizes, vocab_size=vocab_size)).items():
+        tensor = weights[name]
+        if name in _OF_VOCABULARY and len(tensor) != vocab_size:
+            fitted = tensor.new_zeros(vocab_size, tensor.shape[1])
+            fitted[: len(tensor)] = tensor[:vocab_size]
+            tensor = fitted
+        yield from zip((part for part, _ in made_of), torch.split(tensor, [rows for _, rows in made_of]), strict=True)
+
+
+def _write(directory: Path, tensors: Iterator[Named]) -> None:
+    """Writes tensors to files of some size, with an index where there are several.
+
+    Raises LocalspecError for NaN and inf, before a server does.
+    """
+    held: dict[str, torch.Tensor] = {}
+    table: dict[str, str] = {}
+
+    def flush() -> None:
+        file = f"model-{len({*table.values()}) + 1:05}.safetensors"
+        save_file(held, directory / file, metadata={"format": "pt"})
+        table.update(dict.fromkeys(held, file))
+        held.clear()
+
+    size = total = 0
+    for name, tensor in tensors:
+        if not tensor.isfinite().all():
+            raise LocalspecError(f"'{name}' would hold NaN or inf; train the drafter again, or fetch it again.")
+        if held and size + tensor.nbytes > SHARD:
+            flush()
+            size = 0
+        held[name] = tensor.detach().clone(memory_format=torch.contiguous_format)  # a file holds no views
+        size, total = size + tensor.nbytes, total + tensor.nbytes
+    flush()
+    if len({*table.values()}) == 1:
+        (directory / "model-00001.safetensors").replace(directory / "model.safetensors")
+    else:
+        index = {"metadata": {"total_size": total}, "weight_map": table}
+        (directory / _INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+
+
+def _write_config(directory: Path, config: Mapping[str, Any]) -> None:
+    (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")

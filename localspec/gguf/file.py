@@ -1,0 +1,182 @@
+"""The header of a GGUF file: its metadata, and where each tensor lies. Nothing that it says of itself is believed.
+
+    "GGUF" │ version, 4 bytes │ tensors, 8 bytes │ keys, 8 bytes │ keys and values │ tensors │ padding │ their bytes
+
+Every length is compared with what is left of the file before anything of that length is made, and nothing is mapped: a
+mapped file that somebody cuts short ends the process. (llama.cpp's docs/gguf.md, versions 2 and 3.)
+"""
+
+import os
+import stat
+import struct
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.errors import LocalspecError
+from localspec.gguf.blocks import BLOCKS, NAMES, Block
+from localspec.outside_files import MIB
+
+Value = str | int | float | bool | list[str] | npt.NDArray[Any]
+_HEADER_LIMIT = 128 * MIB  # bytes; the largest vocabularies take 20 MiB
+_MOST_TENSORS = _MOST_KEYS = 2**16
+_MOST_TEXTS = 2**21  # of an array
+_LONGEST_NAME = 2**8  # bytes of a key or a tensor's name
+_DIMENSIONS = 4
+_NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
+_TEXT, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies: its first byte, its shape as matrices have it (rows first), and how its rows are stored."""
+
+    start: int
+    shape: tuple[int, ...]
+    block: Block
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) // self.block.weights * self.block.bytes
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """One file: metadata by key, tensors by their names in it."""
+
+    path: Path
+    metadata: dict[str, Value]
+    tensors: dict[str, Place]
+    bytes: int
+
+
+def read(path: Path) -> GgufFile:
+    """Reads a header. Raises LocalspecError for a file that cannot be read, is no GGUF, or contradicts itself."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe is to wait for a writer
+            raise LocalspecError(f"{path} cannot be read, for it is not a file.")
+        with path.open("rb") as stream:
+            return _Reader(path, stream).file()
+    except OSError as error:
+        raise LocalspecError(f"{path} cannot be read ({error.strerror}); correct that.") from None
+    except ValueError as error:  # what is no UTF-8, too
+        raise damaged(path, str(error)[:200]) from None
+
+
+def damaged(path: Path, what: str) -> LocalspecError:
+    return LocalspecError(f"{path} is no GGUF file that can be read ({what}); fetch it again, or choose another.")
+
+
+class _Reader:
+    """Reads one header from its beginning. Raises ValueError, with a clause, for what cannot be."""
+
+    def __init__(self, path: Path, stream: BinaryIO) -> None:
+        self._path, self._stream = path, stream
+        self._size = os.fstat(stream.fileno()).st_size
+        self._left = min(self._size, _HEADER_LIMIT)
+
+    def file(self) -> GgufFile:
+        if self._bytes(4) != b"GGUF":
+            raise ValueError("it does not begin as such a file does")
+        version = self._number("<I")
+        if version not in (2, 3):
+            big = version in (2 << 24, 3 << 24)
+            raise ValueError("it is of a machine that writes numbers the other way" if big else f"version {version}")
+        count, keys = self._number("<Q"), self._number("<Q")
+        if count > _MOST_TENSORS or keys > _MOST_KEYS:
+            raise ValueError(f"it promises {count} tensors and {keys} keys")
+        metadata: dict[str, Value] = {}
+        for _ in range(keys):
+            key = self._text(_LONGEST_NAME)
+            if key in metadata:
+                raise ValueError(f"{key!r} is there twice")
+            metadata[key] = self._value()
+        found: dict[str, tuple[int, tuple[int, ...], Block]] = {}
+        for _ in range(count):
+            name = self._text(_LONGEST_NAME)
+            if name in found:
+                raise ValueError(f"the tensor {name!r} is there twice")
+            found[name] = self._tensor(name)
+        return GgufFile(self._path, metadata, self._placed(found, metadata), self._size)
+
+    def _placed(
+        self, found: dict[str, tuple[int, tuple[int, ...], Block]], metadata: dict[str, Value]
+    ) -> dict[str, Place]:
+        """Tensors lie after the header, aligned, one after another, and within the file."""
+        step = metadata.get("general.alignment", 32)
+        if type(step) is not int or not 8 <= step <= 2**20 or step & (step - 1):
+            raise ValueError(f"an alignment of {str(step)[:40]} bytes")
+        header = self._stream.tell()
+        start = -(-header // step) * step
+        places = {name: Place(start + offset, shape, block) for name, (offset, shape, block) in found.items()}
+        for name, place in places.items():
+            if (place.start - start) % step or place.start + place.bytes > self._size:
+                raise ValueError(f"the tensor {name!r} is to lie where the file, of {self._size} bytes, has no room")
+        for one, other in pairwise(sorted(places.values(), key=lambda place: place.start)):
+            if one.start + one.bytes > other.start:
+                raise ValueError("two of its tensors lie in the same place")
+        return places
+
+    def _tensor(self, name: str) -> tuple[int, tuple[int, ...], Block]:
+        dimensions = self._number("<I")
+        if not 1 <= dimensions <= _DIMENSIONS:
+            raise ValueError(f"the tensor {name!r} has {dimensions} dimensions")
+        sizes = [self._number("<Q") for _ in range(dimensions)]
+        kind, offset = self._number("<I"), self._number("<Q")
+        if (block := BLOCKS.get(kind)) is None:
+            known = ", ".join(one.name for one in BLOCKS.values())
+            raise LocalspecError(
+                f"The tensor {name!r} in {self._path} is of the type {NAMES.get(kind, kind)}, which localspec does not "
+                f"read; choose a file in one of {known}."
+            )
+        if not all(1 <= size <= self._size * block.weights for size in sizes) or sizes[0] % block.weights:
+            raise ValueError(f"the tensor {name!r} has the sizes {sizes} in {block.name}")
+        return offset, tuple(reversed(sizes)), block  # the first of a file varies fastest
+
+    def _value(self) -> Value:
+        kind = self._number("<I")
+        if kind == _TEXT:
+            return self._text()
+        if kind == _ARRAY:
+            return self._array()
+        number: Value = self._numbers(kind, 1)[0].item()
+        return number
+
+    def _array(self) -> Value:
+        kind, count = self._number("<I"), self._number("<Q")
+        if kind == _TEXT:
+            if count > min(self._left // 8, _MOST_TEXTS):
+                raise ValueError(f"an array of {count} texts")
+            return [self._text() for _ in range(count)]
+        return self._numbers(kind, count)
+
+    def _numbers(self, kind: int, count: int) -> npt.NDArray[Any]:
+        if kind not in _NUMBERS:
+            raise ValueError("an array of arrays" if kind == _ARRAY else f"a value of the type {kind}")
+        dtype = np.dtype(_NUMBERS[kind])
+        content = self._bytes(count * dtype.itemsize)
+        return np.frombuffer(content, "u1").astype(bool) if kind == 7 else np.frombuffer(content, dtype)
+
+    def _text(self, longest: int = _HEADER_LIMIT) -> str:
+        length = self._number("<Q")
+        if length > longest:
+            raise ValueError(f"a name of {length} bytes")
+        return self._bytes(length).decode()
+
+    def _number(self, form: str) -> int:
+        number: int = struct.unpack(form, self._bytes(struct.calcsize(form)))[0]
+        return number
+
+    def _bytes(self, count: int) -> bytes:
+        if count > self._left:
+            raise ValueError(f"{count} bytes are to follow where {self._left} are left, or may be")
+        self._left -= count
+        content = self._stream.read(count)
+        if len(content) != count:
+            raise ValueError("it became shorter while it was read")
+        return content

@@ -1,0 +1,219 @@
+"""A model in GGUF files: its parts, the texts that a directory in the Hugging Face layout would have, its tensors."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.errors import LocalspecError, NotHere
+from localspec.gguf.blocks import Block, floats
+from localspec.gguf.config import Metadata, architecture, config, differences, generation_config
+from localspec.gguf.file import GgufFile, Place, damaged, read
+from localspec.gguf.tokens import tokenizer_files
+from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.models.imported import parts_of
+from localspec.models.model_config import ModelConfig
+from localspec.models.stored_weights import StoredTensor
+from localspec.outside_files import parse_json
+from localspec.text import LONGEST_LICENSE, one_line
+
+_PIECE = 2**20  # weights that are unpacked at a time
+_NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+_BESIDE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # part of the configuration
+
+
+@dataclass(frozen=True)
+class GgufTensor(StoredTensor):
+    """A tensor in blocks. Where it has `head_rows`, those of each head are stored in pairs of neighbouring channels.
+
+    Of no type that the packer reads as it is stored, so that it asks for `floats`.
+    """
+
+    block: Block
+    head_rows: int = 0
+
+    def floats(self, first: int, count: int) -> npt.NDArray[np.float32]:
+        """Returns the `count` weights of whole rows from the `first` on, in the order of the Hugging Face layout."""
+        columns = prod(self.shape[1:])
+        row, end = first // columns, (first + count) // columns
+        found = np.empty((end - row, columns), np.float32)
+        step, filled = self.head_rows or max(1, _PIECE // columns), 0
+        while row < end:
+            start = row // step * step if self.head_rows else row
+            rows = self._rows(start, min(start + step, self.shape[0]), columns)
+            if self.head_rows:
+                rows = rows.reshape(-1, 2, columns).swapaxes(0, 1).reshape(-1, columns)
+            taken = rows[row - start : end - start]
+            found[filled : filled + len(taken)] = taken
+            filled, row = filled + len(taken), row + len(taken)
+        return found.reshape(-1)
+
+    def _rows(self, start: int, end: int, columns: int) -> npt.NDArray[np.float32]:
+        size = columns // self.block.weights * self.block.bytes
+        stored = np.empty((end - start) * size, np.uint8)
+        self.read(stored.data, start * size)
+        return floats(self.block, stored.data).reshape(-1, columns)
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """Every part of a model; the first one has the metadata of all.
+
+    `given` are the texts of the same model as its publisher has them, in place of those that the metadata make.
+    """
+
+    parts: tuple[GgufFile, ...]
+    given: Mapping[str, bytes] | None = None
+
+    @classmethod
+    def open(cls, path: Path, given: Mapping[str, bytes] | None = None) -> "GgufModel":
+        """Reads the headers of a file and of its other parts. Raises LocalspecError, NotHere for a missing part."""
+        files = parts_of(path)
+        if missing := next((file for file in files if not file.is_file()), None):
+            raise NotHere(f"{missing} is not here, which is a part of this model; put it beside the others.")
+        parts = tuple(read(file) for file in files)
+        said = parts[0].metadata.get("split.count", 1)
+        if said not in (0, len(parts)):
+            raise damaged(path, f"it is one of {str(said)[:20]} parts, and its name does not tell which")
+        found = cls(parts, given)
+        if len(found.places) != sum(len(part.tensors) for part in parts):
+            raise damaged(path, "two of its parts have the same tensor")
+        return found
+
+    @property
+    def path(self) -> Path:
+        return self.parts[0].path
+
+    @cached_property
+    def metadata(self) -> Metadata:
+        return Metadata(self.parts[0].metadata, self.path.name)
+
+    @cached_property
+    def places(self) -> dict[str, tuple[Path, Place]]:
+        return {name: (part.path, place) for part in self.parts for name, place in part.tensors.items()}
+
+    @property
+    def parameters(self) -> int:
+        return sum(prod(place.shape) for name, (_, place) in self.places.items() if name not in _BESIDE)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """How its weights are stored, each type once; vectors are not counted."""
+        return tuple(sorted({place.block.name for _, place in self.places.values() if len(place.shape) > 1}))
+
+    @cached_property
+    def texts(self) -> dict[str, bytes]:
+        """What a directory of this model would hold beside its weights, by name.
+
+        Raises LocalspecError for a model that localspec does not compute, metadata that cannot be meant, and texts that
+        were given and are of another model.
+        """
+        shapes = {name: place.shape for name, (_, place) in self.places.items()}
+        try:
+            content = config(self.metadata, shapes, self._factors)
+            if self.given is not None:
+                return self._given(self.given, content)
+            files = {
+                "config.json": content,
+                "generation_config.json": generation_config(self.metadata),
+                **tokenizer_files(self.metadata, content["vocab_size"]),
+            }
+        except ValueError as error:
+            raise damaged(self.path, str(error)[:200]) from None
+        return {
+            name: (one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)).encode()
+            for name, one in files.items()
+        }
+
+    def _given(self, texts: Mapping[str, bytes], own: Mapping[str, Any]) -> dict[str, bytes]:
+        """The texts that were given, but that a head of its own is where the file has one. Raises ValueError."""
+        said, tied = parse_json(texts["config.json"]), own["tie_word_embeddings"]
+        theirs = ModelConfig.of(said)
+        if other := differences(ModelConfig.of(own), theirs):
+            raise ValueError(f"it is of another model than the texts beside it: {other}")
+        if theirs.tie_word_embeddings == tied:
+            return {**texts}
+        return {**texts, "config.json": json.dumps({**said, "tie_word_embeddings": tied}).encode()}
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        """Raises LocalspecError where `texts` does, and for sizes that are not possible."""
+        try:
+            return ModelConfig.of(json.loads(self.texts["config.json"]))
+        except ValueError as error:
+            raise damaged(self.path, str(error)[:200]) from None
+
+    def license(self) -> str | None:
+        try:
+            said = self.metadata.text("general.license")
+        except ValueError:
+            return None
+        return one_line(said)[:LONGEST_LICENSE] if said else None
+
+    def tensors(self, sizes: TransformerConfig) -> dict[str, StoredTensor]:
+        """Every tensor that the model is made of, by its name in the Hugging Face layout.
+
+        Raises LocalspecError for one that is missing, of another shape than promised, or that nothing here computes.
+        """
+        found: dict[str, StoredTensor] = {}
+        taken = set(_BESIDE)
+        for name, parts in weight_map(sizes).items():
+            columns = in_features(name, sizes)
+            for part, rows in parts:
+                theirs = _name(part)
+                taken.add(theirs)
+                shape = (rows,) if columns is None else (rows, columns)
+                found[part] = self._tensor(theirs, shape, self._head_rows(part, sizes))
+        if unknown := sorted(self.places.keys() - taken):
+            raise LocalspecError(
+                f"{self.path} holds a tensor {unknown[0]!r}, which no {sizes.family} has that localspec computes; "
+                "choose another."
+            )
+        return found
+
+    def _tensor(self, name: str, shape: tuple[int, ...], head_rows: int) -> GgufTensor:
+        if name not in self.places:
+            raise damaged(self.path, f"it lacks {name!r}")
+        file, place = self.places[name]
+        if place.shape != shape:
+            raise damaged(self.path, f"{name!r} has the shape {[*place.shape]} where {[*shape]} is promised")
+        if len(shape) == 1 and place.block.weights > 1:
+            raise damaged(self.path, f"{name!r} is a vector in {place.block.name}")
+        return GgufTensor(file, place.start, shape, "", place.bytes, place.block, head_rows)
+
+    def _head_rows(self, name: str, sizes: TransformerConfig) -> int:
+        """llama.cpp's llama rotates channels that are neighbours, and the Hugging Face code two halves of a head."""
+        pairs = architecture(self.metadata) == "llama" and re.search(r"\.[qk]_proj\.", name)
+        return sizes.head_dim if pairs else 0
+
+    def _factors(self, name: str) -> list[float]:
+        size = self.places[name][1].shape[0]
+        numbers: list[float] = self._tensor(name, (size,), 0).floats(0, size).tolist()
+        return numbers
+
+
+def _name(theirs: str) -> str:
+    """The name in GGUF of a tensor of the Hugging Face layout."""
+    name, end = theirs.rsplit(".", 1)
+    if layer := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name):
+        return f"blk.{layer[1]}.{_NAMES[layer[2]]}.{end}"
+    return f"{_NAMES[name]}.{end}"

@@ -1,0 +1,142 @@
+"""Turns token ids into text as they come: never half a character, never a piece of a stop string."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from localspec.models.thinking import Parting, possible
+
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoded from bytes that are not a character, or not yet
+_MOST_TORN, _LAST = 7, 3  # bytes of two characters less one, and of one character less one
+_WINDOW = 16  # tokens that are decoded again for each new one at the most, unless no character ends among them
+
+
+class Detokenizer:
+    """Gives text in pieces that never split a character.
+
+    It decodes the last few tokens with and without the new ones and gives the difference, because a sentencepiece
+    tokenizer drops the blank before a first word, and a byte-level one splits a character over tokens.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._context: list[int] = []  # tokens whose text was given
+        self._held: list[int] = []  # tokens after them
+        self._given = 0  # characters of their text that were given
+        self.pending = False  # whether the last token ends within a character
+
+    def add(self, token: int) -> str:
+        """Returns the text that this token completes: often all of its own, sometimes none."""
+        self._held.append(token)
+        return self._give(final=False)
+
+    def flush(self) -> str:
+        """Returns what is still held, with the replacement character for bytes that never became a character."""
+        return self._give(final=True) if self._held else ""
+
+    def _give(self, final: bool) -> str:
+        before = len(self._decode(self._context))
+        text = self._decode([*self._context, *self._held])[before:]
+        torn = 0 if final else len(text) - len(text.rstrip(_UNFINISHED))
+        # Some decoders show a whole run of bytes as torn until its last one is there; a longer run is no text.
+        held = torn if torn <= _MOST_TORN else _LAST
+        self.pending = held > 0
+        whole = len(text) - held
+        new, self._given = text[self._given : whole], max(self._given, whole)
+        if text and not self.pending:
+            self._context, self._held, self._given = self._held, [], 0
+        elif len(self._held) >= _WINDOW:
+            self._shorten(text, before)
+        return new
+
+    def _shorten(self, text: str, before: int) -> None:
+        """Moves the start of the window to a later place where no character is torn."""
+        for place in range(len(self._held) - 1, 0, -1):
+            head = self._decode([*self._context, *self._held[:place]])[before:]
+            if len(head) <= self._given and head + self._decode(self._held[place:]) == text:
+                self._context, self._held = self._held[:place], self._held[place:]
+                self._given -= len(head)
+                return
+
+
+class Released(NamedTuple):
+    """What is certain and new of a reply: what was answered and thought; and the tokens released so far in all."""
+
+    text: str
+    tokens: int
+    reasoning: str
+    reasoning_tokens: int  # of the tokens, those before the answer; 0 where nothing was thought
+
+
+class Transcript:
+    """The text of one reply with its tokens, parted into thinking and answer, cut where a stop string begins.
+
+    Text that may yet turn out to be the beginning of a stop string, or of a mark of thinking, is held back, and its
+    tokens with it. Stop strings are those of the answer.
+    """
+
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = (), parting: Parting | None = None
+    ) -> None:
+        self._detokenizer = Detokenizer(decode)
+        self._stops = stops
+        self._parting = parting or Parting()
+        self._given = 0  # characters that were released
+        self._sought = 0  # no stop string begins before
+        self.tokens = 0  # of the reply; those after a cut do not count
+        # Places where a token ends and no character is torn: characters, and tokens, up to there.
+        self._ends: list[int] = [0]
+        self._counts: list[int] = [0]
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the answer is still being thought about."""
+        return self._parting.thinking
+
+    def add(self, token: int) -> bool:
+        """Takes one more token. Returns whether the text now holds a stop string and was cut before it."""
+        self.tokens += 1
+        return self._take(self._detokenizer.add(token))
+
+    def finish(self) -> bool:
+        """Takes what was held back, for no more tokens come. Returns what `add` does."""
+        return self._take(self._detokenizer.flush(), whole=True)
+
+    def release(self, final: bool = False) -> Released:
+        """Returns the text that is certain and new, and how many tokens of the reply are released with it in all."""
+        parting = self._parting
+        certain = parting.settled
+        if not final and parting.answer is not None:
+            certain = min(certain, len(parting.text) - possible(parting.text, self._stops, parting.answer))
+        reasoning, text = parting.between(self._given, certain)
+        self._given = certain
+        tokens = self._count_tokens(certain)
+        before = tokens if parting.answer is None else min(tokens, self._count_tokens(parting.answer))
+        return Released(text, tokens, reasoning, before if parting.thinks else 0)
+
+    def _take(self, added: str, whole: bool = False) -> bool:
+        parting = self._parting
+        parting.add(added)
+        if not self._detokenizer.pending:
+            self._ends.append(len(parting.text))
+            self._counts.append(self.tokens)
+        if whole:
+            parting.finish()
+        return self._cut_at_stop()
+
+    def _count_tokens(self, length: int) -> int:
+        """Counts the tokens whose text lies within the first `length` characters."""
+        return self._counts[bisect_right(self._ends, length) - 1]
+
+    def _cut_at_stop(self) -> bool:
+        parting = self._parting
+        if not self._stops or parting.answer is None:
+            return False
+        first = max(parting.answer, self._sought)
+        found = [at for stop in self._stops if (at := parting.text.find(stop, first)) >= 0]
+        if not found:
+            self._sought = len(parting.text) - max(len(stop) for stop in self._stops) + 1
+            return False
+        parting.cut(min(found))
+        self.tokens = self._count_tokens(len(parting.text))
+        return True

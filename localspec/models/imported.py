@@ -1,0 +1,95 @@
+"""GGUF files that were imported: packed models without a repository, known by the files that they were made of."""
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from localspec.models.packed_files import packed_files
+from localspec.models.weight_digests import weight_digests
+from localspec.packed_file import PackedFile, Progress
+from localspec.paths import Paths
+
+_SUFFIX = ".gguf"
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+_MOST_PARTS = 1000
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file is called like a GGUF file."""
+    return path.suffix.lower() == _SUFFIX and path.is_file()
+
+
+def begins_as_gguf(path: Path) -> bool:
+    """Whether a file, whatever it is called, begins as a GGUF file does."""
+    try:
+        if path.is_file():  # to open a pipe is to wait for a writer
+            with path.open("rb") as stream:
+                return stream.read(4) == b"GGUF"
+    except OSError:
+        pass
+    return False
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The files of a model, by the name of one of them: NAME-00001-of-00003.gguf; a file alone is all there is."""
+    numbered = _PART.fullmatch(path.name)
+    if not numbered or not 1 <= int(numbered[2]) <= int(numbered[3]) <= _MOST_PARTS:
+        return [path]
+    count = int(numbered[3])
+    return [path.with_name(f"{numbered[1]}-{part:05}-of-{count:05}{path.suffix}") for part in range(1, count + 1)]
+
+
+def imports(paths: Paths) -> dict[str, PackedFile]:
+    """The packed models that were imported, by name; of several the one that was made last."""
+    return {one.header.origin.name: one for one in sorted(_imported(paths), key=lambda one: one.path.stat().st_mtime)}
+
+
+def import_of(
+    path: Path, paths: Paths, packing: str | None = None, progress: Progress = lambda done, total: None
+) -> PackedFile | None:
+    """What was imported from a file as it is now, wherever it lay then; None where nothing was, or in another packing.
+
+    Raises LocalspecError for a file that cannot be read.
+    """
+    files = parts_of(path)
+    if not all(file.is_file() for file in files):
+        return None
+    sizes = sorted(file.stat().st_size for file in files)
+    of_size = [
+        one
+        for one in _imported(paths)
+        if sizes == sorted(size for size, _ in one.header.origin.files.values())
+        and packing in (None, one.header.packing)
+    ]
+    if not of_size:  # most files are told apart without reading them
+        return None
+    digests = sorted(weight_digests(files, paths, progress=progress).values())
+    same = [one for one in of_size if digests == sorted(digest for _, digest in one.header.origin.files.values())]
+    return max(same, key=lambda one: one.path.stat().st_mtime, default=None)
+
+
+def former_imports(files: Mapping[str, tuple[int, str]], paths: Paths) -> list[PackedFile]:
+    """What was imported from these files, by their whole paths, when they held something else."""
+    return [
+        one
+        for one in _imported(paths)
+        if one.header.origin.files.keys() == files.keys() and one.header.origin.files != files
+    ]
+
+
+def new_name(path: Path, digest: str, taken: Collection[str], paths: Paths) -> str:
+    """What a file will be called here: by its name, and by its digest too where another model is called so.
+
+    `taken` are the names of models that were not imported. A file that changed keeps its name.
+    """
+    numbered = _PART.fullmatch(path.name)
+    plain = re.sub(r"[^\w.-]+", "-", numbered[1] if numbered else path.stem).strip("-.") or "model"
+    others = {
+        name for name, one in imports(paths).items() if one.header.origin.files.keys() != {*map(str, parts_of(path))}
+    }
+    return plain if plain not in {*taken, *others} else f"{plain}-{digest[:8]}"
+
+
+def _imported(paths: Paths) -> list[PackedFile]:
+    found = (one for one in packed_files(paths) if not one.header.origin.repo and one.header.origin.files)
+    return [one for one in found if all(name.lower().endswith(_SUFFIX) for name in one.header.origin.files)]

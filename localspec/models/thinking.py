@@ -1,0 +1,223 @@
+"""Tells what a model thinks from what it answers, by the marks that its family sets, while the text grows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+WhenItThinks = Literal["no", "always", "switch"]  # before it answers: never, in any case, or as `--think` asks
+Decode = Callable[[Sequence[int]], str]
+
+_LEAD = 16  # characters of white space that may stand before the mark
+_TAIL = 64  # tokens at the end of a prompt, among which the template may have set the mark
+
+
+class Marks(NamedTuple):
+    """What stands before and after the thinking; `around` is what some families put around the answer as well."""
+
+    opening: str
+    closing: str
+    around: tuple[str, str] | None = None
+
+
+# In the order in which they are looked for; what a template names, or what is a token of its own, is what a model uses.
+KNOWN = (
+    Marks("<think>", "</think>"),
+    Marks("[THINK]", "[/THINK]"),
+    Marks("Here is my thought process:", "Here is my response:"),  # Granite 3.2
+)
+_AROUND = ("<response>", "</response>")  # Granite 3.3
+
+
+def marks_of(template: str, tokens: Sequence[str]) -> Marks | None:
+    """The marks of the model with this template and these added tokens; None for one that knows none."""
+    for marks in KNOWN:
+        if any(mark in template or mark in tokens for mark in marks[:2]):
+            return marks._replace(around=_AROUND if all(mark in template for mark in _AROUND) else None)
+    return None
+
+
+class Parting:
+    """A text that grows, parted into thinking and answer: the same way in whatever pieces it comes.
+
+    Thinking stands at the beginning or nowhere; where the prompt has begun it, without a mark. White space beside the
+    marks belongs to neither part. Places are those of the whole `text`, marks included.
+    """
+
+    def __init__(self, marks: Marks | None = None, begun: bool = False) -> None:
+        self.text = ""
+        self.settled = 0  # up to here it is known which part each character belongs to, or that it belongs to none
+        self.answer: int | None = None  # where the answer begins
+        self.thinks = marks is not None and begun  # whether there is any thinking, be it over or not
+        self._marks = marks
+        self._parts: list[tuple[bool, int, int | None]] = []  # whether it is thinking, its first place, the one after
+        self._at = self._sought = 0  # what stands before needs no further look
+        self._again = begun  # some models set the mark once more
+        self._wrapped, self._whole = False, False
+        self._step: Callable[[Marks], bool] = self._enter if begun else self._open
+
+    @property
+    def thinking(self) -> bool:
+        """Whether it still thinks: no answer has begun."""
+        return self.thinks and self.answer is None
+
+    def add(self, text: str) -> None:
+        """More of the text."""
+        self.text += text
+        self._look()
+
+    def finish(self) -> None:
+        """No more comes: what could have become a mark is none."""
+        self._whole = True
+        self._look()
+
+    def cut(self, place: int) -> None:
+        """The text ends here, in the answer."""
+        self.text = self.text[:place]
+        self.settled = place
+
+    def between(self, start: int, end: int) -> tuple[str, str]:
+        """What was thought and what was answered between two places."""
+        found: list[list[str]] = [[], []]
+        for thinks, first, after in self._parts:
+            found[not thinks].append(self.text[max(first, start) : end if after is None else min(after, end)])
+        return "".join(found[0]), "".join(found[1])
+
+    # -- one state after the other: each returns whether the next may go on at once ---------------------------------
+
+    def _look(self) -> None:
+        if self._marks is None:
+            if self.answer is None:
+                self._begin_answer(0)
+            self.settled = len(self.text)
+            return
+        while self._step(self._marks):
+            pass
+        if self._whole:
+            self.settled = len(self.text)
+
+    def _open(self, marks: Marks) -> bool:
+        """Nothing but white space came so far."""
+        start = self._skipped(self._at)
+        near = start - self._at <= _LEAD
+        if near and self.text.startswith(marks.opening, start):
+            self.thinks, self._at, self._step = True, start + len(marks.opening), self._enter
+        elif near and self._may_become(marks.opening, start):
+            return False
+        else:
+            self._begin_answer(self._at)
+        return True
+
+    def _enter(self, marks: Marks) -> bool:
+        """White space before what is thought."""
+        self._at = self.settled = self._skipped(self._at)
+        if self._again and self.text.startswith(marks.opening, self._at):
+            self._at, self._again = self._at + len(marks.opening), False
+            return True
+        if self._at == len(self.text) or (self._again and self._may_become(marks.opening, self._at)):
+            return False
+        self._parts.append((True, self._at, None))
+        self._sought, self._step = self._at, self._think
+        return True
+
+    def _think(self, marks: Marks) -> bool:
+        found = self.text.find(marks.closing, self._sought)
+        if found < 0:
+            end = len(self.text) - (0 if self._whole else possible(self.text, (marks.closing,)))
+            self._sought = max(self._at, len(self.text) - len(marks.closing) + 1)
+            self.settled = self._stripped(end)
+            if self._whole:
+                self._parts[-1] = (True, self._at, self.settled)
+            return False
+        self._parts[-1] = (True, self._at, self._stripped(found))
+        self._at = self.settled = found + len(marks.closing)
+        self._step = self._leave
+        return True
+
+    def _leave(self, marks: Marks) -> bool:
+        """White space, and perhaps another mark, before the answer."""
+        self._at = self.settled = self._skipped(self._at)
+        mark = marks.around[0] if marks.around and not self._wrapped else ""
+        if mark and self.text.startswith(mark, self._at):
+            self._at, self._wrapped = self._at + len(mark), True
+            return True
+        if self._at == len(self.text) or (mark and self._may_become(mark, self._at)):
+            return False
+        self._begin_answer(self._at)
+        return True
+
+    def _reply(self, marks: Marks) -> bool:
+        if not (self._wrapped and marks.around):
+            self.settled = len(self.text)
+            return False
+        found = self.text.find(marks.around[1], self._sought)
+        if found < 0:
+            self._sought = max(self._at, len(self.text) - len(marks.around[1]) + 1)
+            self.settled = self._stripped(len(self.text) - possible(self.text, marks.around[1:]))
+            return False
+        self._parts[-1] = (False, self._at, self._stripped(found))
+        self._at = self.settled = found + len(marks.around[1])
+        self._wrapped, self._step = False, self._append
+        return True
+
+    def _append(self, _: Marks) -> bool:
+        """What comes behind the mark that ends an answer is more of it, if it is more than white space."""
+        if self._skipped(self._at) == len(self.text):
+            return False
+        self._begin_answer(self._at)
+        return True
+
+    def _begin_answer(self, place: int) -> None:
+        self.answer = place if self.answer is None else self.answer
+        self._parts.append((False, place, None))
+        self._at = self._sought = place
+        self._step = self._reply
+
+    # -- looking at the text ----------------------------------------------------------------------------------------
+
+    def _may_become(self, mark: str, place: int) -> bool:
+        return not self._whole and mark.startswith(self.text[place : place + len(mark)])
+
+    def _skipped(self, place: int) -> int:
+        """The first place from here on without white space."""
+        while place < len(self.text) and self.text[place].isspace():
+            place += 1
+        return place
+
+    def _stripped(self, end: int) -> int:
+        """The end of what stands before this place, without white space behind it."""
+        while end > self._at and self.text[end - 1].isspace():
+            end -= 1
+        return end
+
+
+def possible(text: str, words: Sequence[str], start: int = 0) -> int:
+    """The length of the longest end of a text, from `start` on, with which one of the words may begin."""
+    longest = max((len(word) for word in words), default=1) - 1
+    for length in range(min(longest, len(text) - start), 0, -1):
+        if any(word.startswith(text[-length:]) for word in words):
+            return length
+    return 0
+
+
+class Thinking:
+    """How one model thinks: with which marks, and how its tokens are read so that they can be seen."""
+
+    def __init__(self, marks: Marks, decode: Decode, spell: Decode, special: Mapping[int, str]) -> None:
+        """`decode` leaves special tokens out and `spell` does not; `special` are the marks among them, by id."""
+        self.marks = marks
+        self._decode, self._spell, self._special = decode, spell, special
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, those marks included that are special tokens."""
+        if not self._special or self._special.keys().isdisjoint(tokens):
+            return self._decode(tokens)
+        found, run = "", list[int]()
+        for token in tokens:
+            if token in self._special:
+                found, run = found + self._decode(run) + self._special[token], []
+            else:
+                run.append(token)
+        return found + self._decode(run)
+
+    def parting(self, prompt: Sequence[int]) -> Parting:
+        """For the reply to this prompt, which some templates let end in the mark."""
+        return Parting(self.marks, self._spell(prompt[-_TAIL:]).rstrip().endswith(self.marks.opening))

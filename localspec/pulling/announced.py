@@ -1,0 +1,138 @@
+"""What the registry knows of a pull, without a network: the plan of `localspec pull NAME --dry-run`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from localspec.events import Reporter
+from localspec.hub.cache import find_snapshot
+from localspec.hub.plan import free_disk_bytes
+from localspec.hub.sources import Source
+from localspec.machine.machine import Machine, this_machine
+from localspec.models.entries import Entry, Form
+from localspec.models.registry import TargetCard, cards, source_here
+from localspec.policy.forms import form_bytes, original_bytes, suited_form
+from localspec.policy.kept_packing import LOSSLESS, kept_packing
+from localspec.policy.measurements import MeasurementSource
+from localspec.policy.pull_set import fit, pull_set
+from localspec.pulling.pull import NothingToFetch, Wishes, measured, nothing_to_fetch
+from localspec.pulling.smaller import Instead
+
+
+@dataclass(frozen=True)
+class Download:
+    """What the registry says of one repository. `bytes` is about what is to come, None where nobody says it."""
+
+    source: Source
+    publisher: str
+    license: str | None
+    gated: bool
+    bytes: int | None
+    here: bool
+
+
+@dataclass(frozen=True)
+class Announced:
+    """A pull as the registry has it: nobody was asked. `forms` are others of the model; the rest as of `Planned`."""
+
+    downloads: tuple[Download, ...]
+    forms: tuple[Form, ...]
+    disk_free: int
+    fits: bool | None
+    memory: str
+    drafter: str
+    instead: Instead | None = None
+
+    @property
+    def bytes(self) -> int | None:
+        """Of all of it; None where the size of one is not known."""
+        return _sum(self.downloads)
+
+    @property
+    def cached_bytes(self) -> int | None:
+        return _sum([one for one in self.downloads if one.here])
+
+    @property
+    def fetch_bytes(self) -> int | None:
+        return _sum([one for one in self.downloads if not one.here])
+
+    @property
+    def fits_on_disk(self) -> bool:
+        return (self.fetch_bytes or 0) <= self.disk_free
+
+
+def announced(card: TargetCard, wishes: Wishes, reporter: Reporter) -> Announced | NothingToFetch:
+    """What a pull of a registered model would fetch, by its entry and those of its drafters; the hub is not asked.
+
+    Raises UsageMistake for wishes that cannot be meant, as the pull itself does.
+    """
+    if nothing := nothing_to_fetch(card.name, wishes):
+        return nothing
+    reporter.progress("looking at this machine")
+    machine, entry = this_machine(), card.entry
+    assert entry is not None
+    with measured(card, wishes, reporter) as measurements:
+        chosen = pull_set(card, wishes.drafter, machine, measurements)
+        if not chosen.sources:
+            return NothingToFetch(f"drafter: {chosen.why}")
+        downloads = [_download(source, card) for source in chosen.sources]
+        fits, memory = _memory(card, downloads, wishes, machine, measurements)
+        instead = None if wishes.original else _instead(card, wishes, machine, measurements)
+    if instead:
+        downloads[0] = _of_form(instead.form, entry)
+    forms = tuple(one for one in entry.forms if one.source != downloads[0].source)
+    return Announced(tuple(downloads), forms, free_disk_bytes(), fits, memory, chosen.why, instead)
+
+
+def _instead(card: TargetCard, wishes: Wishes, machine: Machine, measurements: MeasurementSource) -> Instead | None:
+    """What would come in place of the publisher's own weights, by the sizes in the registry."""
+    entry = card.entry
+    if entry is None or entry.source is None or entry.shape is None or source_here(entry) == entry.source:
+        return None
+    packing = kept_packing(card.name, entry.license, entry.shape, wishes.settings, machine, measurements)
+    packing = packing or (LOSSLESS if wishes.packed_only else None)
+    form, whole = suited_form(entry, packing), original_bytes(entry)
+    if form is None or packing is None or (form_bytes(form, entry) or 0) >= (whole or 0):
+        return None
+    return Instead(form, entry.source, whole, packing)
+
+
+def _of_form(form: Form, entry: Entry) -> Download:
+    """A form as the registry has it; it is here if the model is here from it."""
+    here = source_here(entry) == form.source
+    return Download(form.source, form.publisher, form.license, False, form_bytes(form, entry), here)
+
+
+def _download(source: Source, card: TargetCard) -> Download:
+    """A source as the entry of this model, or that of its small model, describes it."""
+    assert card.entry is not None
+    for entry in (card.entry, *(other.entry for other in cards().values() if other.entry)):
+        if entry.source == source:
+            return Download(
+                source, entry.publisher, entry.license, entry.gated, original_bytes(entry), source_here(entry) == source
+            )
+    drafter = next(one for one in card.entry.drafters if one.source == source)
+    size = 2 * drafter.parameters if drafter.parameters else None
+    return Download(source, drafter.publisher, drafter.license, False, size, find_snapshot(source) is not None)
+
+
+def _memory(
+    card: TargetCard,
+    downloads: Sequence[Download],
+    wishes: Wishes,
+    machine: Machine,
+    measurements: MeasurementSource,
+) -> tuple[bool | None, str]:
+    """Whether the model fits into memory by the sizes in its entry, and a sentence about it."""
+    entry = card.entry
+    if entry is None or entry.source is None:
+        return None, "not known for a drafter alone"
+    if entry.shape is None:
+        return None, "whether it fits cannot be told, for its entry gives no sizes"
+    beside = (_sum(downloads[1:]) or 0) if wishes.drafter is not None else 0
+    config, weights = entry.shape.config, 2 * entry.shape.parameters
+    return fit(card.name, config, weights, machine, measurements, beside, wishes.settings)
+
+
+def _sum(downloads: Sequence[Download]) -> int | None:
+    sizes = [one.bytes for one in downloads]
+    return None if None in sizes else sum(size for size in sizes if size is not None)

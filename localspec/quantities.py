@@ -1,0 +1,93 @@
+"""Sizes, counts and times as a person reads them, and a length of time as a person writes it."""
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+
+from localspec.errors import UsageMistake
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+_DAY = 86400
+_LENGTHS = {"h": 3600, "hour": 3600, "d": _DAY, "day": _DAY, "w": 7 * _DAY, "week": 7 * _DAY}
+_LENGTHS |= {"y": 365 * _DAY, "year": 365 * _DAY}
+_SHORT = {"s": 1, "second": 1, "m": 60, "minute": 60, "h": 3600, "hour": 3600}
+
+
+def size(count: float) -> str:
+    """Bytes as a person reads them."""
+    power = 0
+    while count >= 1024 and power < len(_UNITS) - 1:
+        count, power = count / 1024, power + 1
+    return f"{count:,.1f} {_UNITS[power]}" if power else "1 byte" if count == 1 else f"{count:,.0f} bytes"
+
+
+def amount(count: int) -> str:
+    """Parameters as a person reads them: `1.7 B`, `494 M`."""
+    for unit, name in ((1e9, "B"), (1e6, "M")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count:,}"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 phrase`, `1,234 phrases`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def tokens_a_second(speed: float) -> str:
+    """`61.3 tokens/s`, or `2,437 tokens/s`."""
+    return f"{speed:,.1f} tokens/s" if speed < 100 else f"{speed:,.0f} tokens/s"
+
+
+def parameters_words(count: int) -> str:
+    """`7.6 million`, `1.7 billion`."""
+    for unit, name in ((10**9, "billion"), (10**6, "million")):
+        if count >= 0.95 * unit:
+            return f"{count / unit:.{0 if count >= 100 * unit else 1}f} {name}"
+    return f"{count:,}"
+
+
+def moment(seconds: float) -> str:
+    """A time in seconds since 1970, to the minute, in this machine's time zone."""
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+
+
+def day(seconds: float) -> str:
+    """The same to the day."""
+    return moment(seconds)[:10]
+
+
+def ago(seconds: float, now: float) -> str:
+    """How long before `now` that was, both in seconds since 1970; the day where it is more than a month."""
+    passed = now - seconds
+    for unit, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if passed >= 31 * 86400:
+            break
+        if passed >= unit:
+            return f"{counted(int(passed // unit), name)} ago"
+    return day(seconds) if passed >= 31 * 86400 else "just now"
+
+
+def duration(seconds: float) -> str:
+    """How long something takes: `12 s`, `3 min`, `1 h 20 min`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds / 60 + 0.5)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def seconds_of(length: str) -> int:
+    """The seconds of `12h`, `30d`, `4w`, `1y`, also in words: `30 days`. Raises UsageMistake."""
+    return _seconds(length, _LENGTHS, "12h, 30d, 4w or 1y")
+
+
+def short_seconds_of(length: str) -> int:
+    """The seconds of `30s`, `10m`, `2h`, also in words: `10 minutes`. Raises UsageMistake."""
+    return _seconds(length, _SHORT, "30s, 10m or 2h")
+
+
+def _seconds(length: str, units: Mapping[str, int], such: str) -> int:
+    found = re.fullmatch(rf"\s*([0-9]{{1,5}})\s*({'|'.join(units)})s?\s*", length, re.IGNORECASE)
+    if found is None or int(found[1]) == 0:
+        raise UsageMistake(f"{length[:80]!r} is not a length of time; give one such as {such}.")
+    return int(found[1]) * units[found[2].lower()]

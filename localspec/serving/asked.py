@@ -1,0 +1,267 @@
+"""What a client asks for, out of the JSON of its request. Whatever cannot be done is refused, and nothing ignored."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from localspec.config import nearest
+from localspec.errors import UsageMistake
+from localspec.models.messages import Message
+
+MOST_STOPS = 16
+MOST_MESSAGES = 10_000
+
+
+class Refused(UsageMistake):
+    """A request that says what cannot be done. `field` is the key that does."""
+
+    def __init__(self, sentence: str, field: str | None = None) -> None:
+        super().__init__(sentence)
+        self.field = field
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request. `messages` of a conversation, or a `text` to go on with; `sampling` holds what was set of it."""
+
+    model: str | None
+    messages: Sequence[Message] | None
+    text: str | None
+    sampling: Mapping[str, Any]
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    think: bool | None = None
+    stream: bool = False
+    usage_in_stream: bool = False
+    client: str | None = None
+
+
+@dataclass
+class _Fields:
+    """The keys of a request that were not looked at yet."""
+
+    left: dict[str, Any]
+    known: set[str] = field(default_factory=set)
+
+    def take(self, name: str, read: Callable[[str, Any], Any], default: Any = None) -> Any:
+        self.known.add(name)
+        value = self.left.pop(name, None)
+        return default if value is None else read(name, value)
+
+    def only(self, name: str, *values: Any, why: str) -> None:
+        """Of what is not served, the value that asks for nothing is taken. Raises Refused for any other."""
+        self.known.add(name)
+        value = self.left.pop(name, None)
+        if value is not None and not any(value == one and type(value) is type(one) for one in values):
+            raise Refused(f"'{name}' is not served here ({why}); leave it out.", name)
+
+    def none_left(self) -> None:
+        for name in self.left:
+            raise Refused(f"There is no '{name[:100]}' here{nearest(name, self.known)}; leave it out.", name[:100])
+
+
+def chat_request(body: object) -> Asked:
+    """What `POST /v1/chat/completions` asks for. Raises Refused."""
+    fields = _fields(body)
+    messages = fields.take("messages", _messages)
+    if messages is None:
+        raise Refused("'messages' is missing; give the conversation as a list of messages.", "messages")
+    think = fields.take("reasoning_effort", _effort)
+    template = fields.take("chat_template_kwargs", _template_switch)
+    if think is not None and template is not None and think != template:
+        raise Refused("'reasoning_effort' and 'chat_template_kwargs' contradict each other.", "reasoning_effort")
+    longest = fields.take("max_completion_tokens", _count)
+    for name in ("tools", "functions"):
+        fields.only(name, [], why="models are given no tools")
+    for name, off in (("tool_choice", ("none", "auto")), ("function_call", ("none", "auto"))):
+        fields.only(name, *off, why="models are given no tools")
+    fields.only("parallel_tool_calls", True, False, why="models are given no tools")
+    fields.only("response_format", {"type": "text"}, why="picks are not bound to a grammar")
+    fields.only("logprobs", False, why="chances are not told")
+    fields.only("top_logprobs", 0, why="chances are not told")
+    fields.only("modalities", ["text"], why="models read and write text")
+    fields.only("prediction", why="drafts come from what the engine itself has seen")
+    return _shared(fields, messages, None, template if think is None else think, longest)
+
+
+def text_request(body: object) -> Asked:
+    """What `POST /v1/completions` asks for. Raises Refused."""
+    fields = _fields(body)
+    text = fields.take("prompt", _prompt)
+    if text is None:
+        raise Refused("'prompt' is missing; give the text to go on with.", "prompt")
+    fields.only("suffix", "", why="text is written from left to right")
+    fields.only("echo", False, why="a reply is what is new")
+    fields.only("best_of", 1, why="one reply is written")
+    fields.only("logprobs", why="chances are not told")
+    return _shared(fields, None, text, None, None)
+
+
+def _fields(body: object) -> _Fields:
+    if not isinstance(body, dict):
+        raise Refused("The body is not a JSON object; send one.")
+    return _Fields(dict(body))
+
+
+def _shared(
+    fields: _Fields, messages: Sequence[Message] | None, text: str | None, think: bool | None, longest: int | None
+) -> Asked:
+    max_tokens = fields.take("max_tokens", _count)
+    if longest is not None and max_tokens is not None and longest != max_tokens:
+        raise Refused("'max_tokens' and 'max_completion_tokens' contradict each other; give one of them.", "max_tokens")
+    sampling = {
+        "temperature": fields.take("temperature", _number),
+        "top_p": fields.take("top_p", _number),
+        "top_k": fields.take("top_k", _whole),
+        "min_p": fields.take("min_p", _number),
+        "seed": fields.take("seed", _whole),
+    }
+    stream = fields.take("stream", _flag, False)
+    usage = fields.take("stream_options", _stream_options)
+    if usage is not None and not stream:
+        raise Refused("'stream_options' has no effect without 'stream'; leave it out.", "stream_options")
+    fields.only("n", 1, why="one reply is written")
+    for name in ("presence_penalty", "frequency_penalty"):
+        fields.only(name, 0, 0.0, why="a reply is the model's own")
+    fields.only("logit_bias", {}, why="a reply is the model's own")
+    fields.only("store", False, why="what is asked over HTTP is not kept")
+    fields.only("metadata", {}, why="what is asked over HTTP is not kept")
+    fields.only("service_tier", "auto", "default", why="there is one")
+    asked = Asked(
+        model=fields.take("model", _text),
+        messages=messages,
+        text=text,
+        sampling={name: value for name, value in sampling.items() if value is not None},
+        max_tokens=longest if max_tokens is None else max_tokens,
+        stop=fields.take("stop", _stops, ()),
+        think=think,
+        stream=stream,
+        usage_in_stream=bool(usage),
+        client=fields.take("user", _text),
+    )
+    fields.none_left()
+    return asked
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise Refused(f"'{name}' must be a text, and not {_shown(value)}.", name)
+    return value
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise Refused(f"'{name}' must be true or false, and not {_shown(value)}.", name)
+    return value
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise Refused(f"'{name}' must be a number, and not {_shown(value)}.", name)
+    return float(value)
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise Refused(f"'{name}' must be a whole number of 0 or more, and not {_shown(value)}.", name)
+    return value
+
+
+def _count(name: str, value: object) -> int:
+    if _whole(name, value) == 0:
+        raise Refused(f"'{name}' is 0, and a reply of no tokens is none; ask for 1 or more.", name)
+    return _whole(name, value)
+
+
+def _stops(name: str, value: object) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or len(texts) > MOST_STOPS or not all(isinstance(x, str) and x for x in texts):
+        raise Refused(f"'{name}' must be a text or a list of at most {MOST_STOPS}, none of them empty.", name)
+    return tuple(texts)
+
+
+def _stream_options(name: str, value: object) -> bool:
+    """Whether the last piece tells the usage."""
+    options = _Fields(dict(value)) if isinstance(value, dict) else None
+    if options is None:
+        raise Refused(f"'{name}' must be an object, and not {_shown(value)}.", name)
+    usage = options.take("include_usage", _flag, False)
+    options.only("include_obfuscation", False, why="nothing hides the length of a piece")
+    options.none_left()
+    return bool(usage)
+
+
+def _effort(name: str, value: object) -> bool:
+    """Whether the model is told to think; how much cannot be told it."""
+    if value not in ("none", "minimal", "low", "medium", "high"):
+        raise Refused(f"'{name}' must be none, minimal, low, medium or high, and not {_shown(value)}.", name)
+    return value not in ("none", "minimal")
+
+
+def _template_switch(name: str, value: object) -> bool | None:
+    switches = _Fields(dict(value)) if isinstance(value, dict) else None
+    if switches is None:
+        raise Refused(f"'{name}' must be an object, and not {_shown(value)}.", name)
+    found: bool | None = switches.take("enable_thinking", _flag)
+    switches.none_left()
+    return found
+
+
+def _prompt(name: str, value: object) -> str:
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, str) or not value:
+        raise Refused(f"'{name}' must be one text; several, and token ids, are not served here.", name)
+    return value
+
+
+def _messages(name: str, value: object) -> list[Message]:
+    if not isinstance(value, list) or not value or len(value) > MOST_MESSAGES:
+        raise Refused(f"'{name}' must be a list of 1 to {MOST_MESSAGES:,} messages.", name)
+    messages = [_message(f"{name}[{place}]", one) for place, one in enumerate(value)]
+    for place, message in enumerate(messages):
+        if message["role"] == "system" and place > 0:
+            raise Refused(f"'{name}[{place}]' is a system message, and only the first one may be.", name)
+    if messages[-1]["role"] != "user":
+        raise Refused(f"The last of '{name}' is not the user's, so there is nothing to answer.", name)
+    return messages
+
+
+def _message(place: str, value: object) -> Message:
+    if not isinstance(value, dict):
+        raise Refused(f"'{place}' must be an object, and not {_shown(value)}.", place)
+    fields = _Fields(dict(value))
+    role = fields.take("role", _text)
+    if role not in ("system", "developer", "user", "assistant"):
+        raise Refused(f"'{place}.role' must be system, developer, user or assistant, and not {_shown(role)}.", place)
+    content = fields.take("content", lambda _, given: _content(place, given))
+    fields.only("refusal", why="nothing is refused here")
+    fields.only("tool_calls", [], why="models are given no tools")
+    message = {"role": "system" if role == "developer" else role}
+    if role == "assistant" and (reasoning := fields.take("reasoning_content", _text)):
+        message["reasoning_content"] = reasoning
+    if content is None:
+        raise Refused(f"'{place}.content' is missing.", place)
+    fields.none_left()
+    return {**message, "content": content}
+
+
+def _content(place: str, value: object) -> str:
+    """A text, or parts of one, which belong together."""
+    if isinstance(value, str):
+        return value
+    parts = []
+    for part in value if isinstance(value, list) else [value]:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise Refused(f"'{place}.content' must be text; pictures, sounds and files are not read here.", place)
+        parts.append(part["text"])
+    return "".join(parts)
+
+
+def _shown(value: object) -> str:
+    words = repr(value)
+    return words if len(words) <= 60 else f"{words[:57]}…"

@@ -1,0 +1,114 @@
+"""Who is let in: with the key, from this machine, and by no page of a browser that was not meant."""
+
+import asyncio
+import hmac
+import json
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from localspec.serving.replies import error
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+LONGEST_BODY = 8 * 2**20  # bytes
+BODY_SECONDS = 30.0
+
+
+class Guard:
+    """Stands before an ASGI application. What comes through the user's own socket needs no key: its mode is one.
+
+    A page of a browser can send requests to this machine, and a name that its owner lets point here makes them look
+    like its own (DNS rebinding): so `Host` must be a name of this machine, and so must `Origin`, which browsers send.
+    """
+
+    def __init__(self, app: ASGIApp, key: str, hosts: Sequence[str] = LOCAL) -> None:
+        self._app, self._key, self._hosts = app, key.encode(), hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # nothing else is served
+            return
+        refused = self._refused(scope)
+        if refused:
+            await _answer(send, *refused)
+            return
+        await self._app(scope, _Reader(receive), send)
+
+    def _refused(self, scope: Scope) -> tuple[int, str, str] | None:
+        headers: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.lower(), []).append(value)
+        hosts, origins = headers.get(b"host", []), headers.get(b"origin", [])
+        own = is_socket(scope)
+        if not own and (len(hosts) != 1 or _host(hosts[0]) not in self._hosts):
+            return 403, "'Host' names another machine; use localhost.", "invalid_request_error"
+        if any(_origin(one) not in self._hosts for one in origins):
+            return 403, "'Origin' is a page of another site, which may not ask here.", "invalid_request_error"
+        keys = headers.get(b"authorization", [])
+        if not own and (len(keys) != 1 or not hmac.compare_digest(_bearer(keys[0]), self._key)):
+            told = "is missing" if not keys else "is another one"
+            return 401, f"The key {told}; send 'Authorization: Bearer KEY'.", "authentication_error"
+        return None
+
+
+class BadBody(HTTPException):
+    """A body that is too long or too slow; `detail` is a sentence."""
+
+
+class _Reader:
+    """Receives a body, as long as it is neither too long nor too slow."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self._left, self._open = receive, LONGEST_BODY, True
+        self._until = asyncio.get_running_loop().time() + BODY_SECONDS
+
+    async def __call__(self) -> Message:
+        if not self._open:
+            return await self._receive()  # which tells when the client goes
+        try:
+            async with asyncio.timeout_at(self._until):
+                message = await self._receive()
+        except TimeoutError:
+            raise BadBody(408, f"The body did not come within {BODY_SECONDS:.0f} seconds.") from None
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            self._open = False
+            raise BadBody(413, f"The body is longer than {LONGEST_BODY // 2**20} MiB.")
+        self._open = bool(message.get("more_body", False))
+        return message
+
+
+def is_socket(scope: Scope) -> bool:
+    """Whether the request came through the user's own socket."""
+    server = scope.get("server")
+    return server is not None and server[1] is None
+
+
+def _host(value: bytes) -> str:
+    try:
+        return urlsplit(f"//{value.decode('ascii')}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _origin(value: bytes) -> str:
+    try:
+        parts = urlsplit(value.decode("ascii"))
+        return (parts.hostname or "") if parts.scheme in ("http", "https") else ""
+    except ValueError:
+        return ""
+
+
+def _bearer(value: bytes) -> bytes:
+    scheme, _, key = value.partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else b""
+
+
+async def _answer(send: Send, status: int, sentence: str, kind: str) -> None:
+    body = json.dumps(error(sentence, kind)).encode()
+    headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers.append((b"connection", b"close"))  # what is left of the body is not read
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

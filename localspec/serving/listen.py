@@ -1,0 +1,96 @@
+"""Where a server listens: a socket of its user's own, and a port of this machine where one was asked for."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import uvicorn
+from filelock import FileLock, Timeout
+from starlette.types import ASGIApp
+
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.paths import private_directory
+
+HOST = "127.0.0.1"
+LONGEST_PATH = 100  # bytes of a socket's: the system's own limit is 104 to 108
+GRACE_SECONDS = 3  # for replies under way, when the server is stopped
+BACKLOG = 512
+
+
+@contextmanager
+def own_socket(path: Path) -> Iterator[socket.socket]:
+    """A socket that its user alone can connect to; one server at a time has it. Raises LocalspecError."""
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        raise LocalspecError(f"{path} is too long for the name of a socket; set LOCALSPEC_HOME to a shorter one.")
+    with ExitStack() as at_the_end:
+        try:
+            private_directory(path.parent)
+            lock = FileLock(f"{path}.lock", mode=0o600)
+            at_the_end.enter_context(lock.acquire(timeout=0))
+            path.unlink(missing_ok=True)  # of a server that was killed
+            listening = at_the_end.enter_context(socket.socket(socket.AF_UNIX))
+            before = os.umask(0o177)
+            try:
+                listening.bind(os.fspath(path))
+            finally:
+                os.umask(before)
+            listening.listen(BACKLOG)
+        except Timeout:
+            raise LocalspecError("A server of yours is running already; stop that one first.") from None
+        except OSError as error:
+            raise LocalspecError(f"{path} cannot be listened to ({error.strerror or error}).") from error
+        try:
+            yield listening
+        finally:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def port_of_this_machine(port: int) -> socket.socket:
+    """A socket that this machine alone can reach. Raises UsageMistake where the port is taken."""
+    listening = socket.socket(socket.AF_INET)
+    try:
+        if sys.platform != "win32":
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not a port that a server just left
+        listening.bind((HOST, port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise UsageMistake(f"Port {port} cannot be used ({error.strerror or error}); give another one.") from error
+    return listening
+
+
+def serve(app: ASGIApp, sockets: Sequence[socket.socket], started: Callable[[], None]) -> None:
+    """Answers until SIGINT or SIGTERM; calls `started` when it listens."""
+    config = uvicorn.Config(
+        app, lifespan="off", http="h11", ws="none", log_config=None, log_level="critical", access_log=False,
+        server_header=False, proxy_headers=False, timeout_graceful_shutdown=GRACE_SECONDS, timeout_keep_alive=30,
+    )  # fmt: skip
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            started()
+
+    with _ended_in_peace():
+        asyncio.run(Server(config).serve([*sockets]))
+
+
+@contextmanager
+def _ended_in_peace() -> Iterator[None]:
+    """SIGTERM and a terminal that is closed end the server as they should, and nothing is left undone.
+
+    When uvicorn has ended, it sends the process once more what ended it.
+    """
+    quiet = {signal.SIGTERM: lambda *_: None, signal.SIGHUP: lambda *_: signal.raise_signal(signal.SIGTERM)}
+    before = {number: signal.signal(number, handler) for number, handler in quiet.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,112 @@
+"""The models that are loaded: by name, the one used last at the end; let go after a time, or for another one's sake."""
+
+import gc
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from localspec import Engine
+from localspec.config import Settings
+from localspec.errors import DoesNotFit, LocalspecError, NotHere
+from localspec.events import Reporter
+from localspec.machine.memory import give_back
+from localspec.models import registry
+from localspec.models.registry import TargetCard
+from localspec.store.store import Store
+
+
+@dataclass
+class Loaded:
+    """One engine, and when it was last used."""
+
+    engine: Engine
+    load_seconds: float
+    used: float
+    notices: list[str] = field(default_factory=list)  # what was said when it was loaded
+
+    def touch(self) -> None:
+        """It was used until now."""
+        self.used = time.monotonic()
+
+
+class LoadedModels:
+    """Use it from one thread: that of the engines."""
+
+    def __init__(
+        self, settings: Settings, first: TargetCard, store: Store | None, keep_alive: float, reporter: Reporter,
+        open_engine: Callable[..., Engine] = Engine.open,
+    ) -> None:  # fmt: skip
+        self._settings, self._first, self._store, self._reporter = settings, first, store, reporter
+        self.keep_alive, self._open = keep_alive, open_engine
+        self._loaded: OrderedDict[str, Loaded] = OrderedDict()
+
+    @property
+    def names(self) -> list[str]:
+        """Of those that are loaded."""
+        return list(self._loaded)
+
+    def card(self, name: str | None) -> TargetCard:
+        """The model of this name, the server's own where none is given. Raises NotHere.
+
+        A client names what is installed, and no directory of this machine.
+        """
+        if name in (None, self._first.name):
+            return self._first
+        here = {card.name: card for card, found in registry.installed() if not isinstance(found, LocalspecError)}
+        if name not in here:
+            raise NotHere(f"There is no model {name!r} here; there are: {', '.join(here)}.")
+        return here[name]
+
+    def get(self, name: str | None) -> Loaded:
+        """The engine of this model, which is loaded where it is not; others go where there is no room beside them.
+
+        Raises NotHere, and what `Engine.open` raises.
+        """
+        return self._of(self.card(name))
+
+    def exactly(self, name: str, path: str) -> tuple[Loaded, float]:
+        """The engine of the model that one of the user's own commands means, and the seconds that its loading took.
+
+        Raises what `get` raises, and NotHere where that name means another directory here.
+        """
+        card = self.card(name)
+        if str(card.path) != path:
+            raise NotHere(f"{name} is another model here.")
+        began = time.monotonic()
+        found = self._of(card)
+        return found, time.monotonic() - began
+
+    def _of(self, card: TargetCard) -> Loaded:
+        while card.name not in self._loaded:
+            try:
+                began, notices = time.monotonic(), list[str]()
+
+                def notice(sentence: str, heard: list[str] = notices) -> None:
+                    heard.append(sentence)
+                    self._reporter.notice(sentence)
+
+                engine = self._open(
+                    self._settings, card, store=self._store, notice=notice, progress=self._reporter.progress
+                )
+                self._loaded[card.name] = Loaded(engine, time.monotonic() - began, time.monotonic(), notices)
+            except DoesNotFit:
+                if not self._loaded:
+                    raise
+                self._let_go(next(iter(self._loaded)))
+        self._loaded.move_to_end(card.name)
+        return self._loaded[card.name]
+
+    def rest(self) -> float | None:
+        """Lets go of what was not used for long; returns the seconds until the next one goes, if there is one."""
+        now = time.monotonic()
+        for name, one in [*self._loaded.items()]:
+            if now - one.used >= self.keep_alive:
+                self._let_go(name)
+        oldest = min((one.used for one in self._loaded.values()), default=None)
+        return None if oldest is None else max(0.0, oldest + self.keep_alive - now)
+
+    def _let_go(self, name: str) -> None:
+        device = self._loaded.pop(name).engine.choice.device
+        gc.collect()  # an engine and its session name each other
+        give_back(device)

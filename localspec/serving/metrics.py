@@ -1,0 +1,64 @@
+"""Figures of all replies so far, as Prometheus reads them."""
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+
+from localspec.events import Statistics
+
+_HELP = {
+    "localspec_requests_total": ("counter", "Requests by status."),
+    "localspec_prompt_tokens_total": ("counter", "Tokens of prompts, those in the cache included."),
+    "localspec_reused_tokens_total": ("counter", "Tokens of prompts that were in the cache already."),
+    "localspec_completion_tokens_total": ("counter", "Tokens of replies."),
+    "localspec_steps_total": ("counter", "Forwards of the target after the prompt."),
+    "localspec_drafted_tokens_total": ("counter", "Tokens that drafters proposed."),
+    "localspec_accepted_tokens_total": ("counter", "Those of them that the target took."),
+    "localspec_prefill_seconds_total": ("counter", "Seconds in which prompts were read."),
+    "localspec_decode_seconds_total": ("counter", "Seconds in which replies were written."),
+    "localspec_waiting_requests": ("gauge", "Requests whose turn has not come."),
+    "localspec_loaded_models": ("gauge", "Models that are loaded."),
+}
+
+
+class Metrics:
+    """It may be used from any thread."""
+
+    def __init__(self) -> None:
+        self.models: Sequence[str] = ()
+        self._lock, self._counts, self._statuses = threading.Lock(), Counter[str](), Counter[int]()
+
+    def answered(self, status: int) -> None:
+        """One request was answered with this status."""
+        with self._lock:
+            self._statuses[status] += 1
+
+    def count(self, reply: Statistics) -> None:
+        """One reply is over."""
+        found = {
+            "prompt_tokens": reply.prompt_tokens,
+            "reused_tokens": reply.reused_tokens,
+            "completion_tokens": len(reply.token_ids),
+            "steps": reply.steps,
+            "drafted_tokens": reply.drafted,
+            "accepted_tokens": reply.accepted,
+            "prefill_seconds": reply.prefill_seconds,
+            "decode_seconds": reply.decode_seconds,
+        }
+        with self._lock:
+            for name, value in found.items():
+                self._counts[f"localspec_{name}_total"] += value  # type: ignore[assignment]
+
+    def text(self, waiting: int) -> str:
+        """All of them, in the text format of Prometheus."""
+        with self._lock:
+            values = {name: {"": self._counts[name]} for name, (kind, _) in _HELP.items() if kind == "counter"}
+            values["localspec_requests_total"] = {f'{{status="{at}"}}': n for at, n in sorted(self._statuses.items())}
+            values["localspec_waiting_requests"] = {"": waiting}
+            values["localspec_loaded_models"] = {"": len(self.models)}
+        lines = []
+        for name, (kind, about) in _HELP.items():
+            lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+            lines += [f"{name}{label} {value:g}" if isinstance(value, float) else f"{name}{label} {value}"
+                      for label, value in values[name].items()]  # fmt: skip
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,119 @@
+"""What a server sends of a reply, read as hostile as it may be: pieces of text, who proposed them, figures."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from localspec.errors import LocalspecError
+from localspec.events import Reason
+from localspec.outside_files import parse_json
+from localspec.text import one_line, safe
+
+LONGEST_WORDS = 300  # characters of a server's own sentence
+MOST_SOURCES = 100  # names of who proposed tokens
+_REASONS: Mapping[object, Reason] = {"length": "length", "max_tokens": "length"}
+END = b"[DONE]"
+
+
+class Broken(LocalspecError):
+    """What a server sends is none of what such a server sends."""
+
+
+class Piece(NamedTuple):
+    """What one message of a server adds."""
+
+    text: str = ""
+    reasoning: str = ""
+    reason: Reason | None = None  # why the reply is over
+    usage: Mapping[str, Any] = {}
+    own: Mapping[str, Any] = {}  # what only localspec tells
+    timings: Mapping[str, Any] = {}  # what only llama-server does
+
+
+def read_piece(content: bytes) -> Piece:
+    """Reads one message, of a stream or all of a reply. Raises Broken, LocalspecError for what the server refuses."""
+    try:
+        value = parse_json(content)
+    except ValueError:
+        raise Broken(f"what should be JSON is {shown(content)}") from None
+    if not isinstance(value, dict):
+        raise Broken(f"what should be an object is {shown(content)}")
+    if value.get("error"):
+        raise LocalspecError(words_of(value) or "something went wrong there")
+    choices = value.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else {}
+    if not isinstance(first, dict) or not (choices is None or isinstance(choices, list)):
+        raise Broken(f"what should be a piece of a reply is {shown(content)}")
+    said = _object(first.get("delta")) or _object(first.get("message"))
+    reason = first.get("finish_reason")
+    return Piece(
+        _text(said.get("content")),
+        _text(said.get("reasoning_content")) or _text(said.get("reasoning")),
+        None if reason is None else _REASONS.get(reason if isinstance(reason, str) else "", "stop"),
+        _object(value.get("usage")),
+        _object(value.get("localspec")),
+        _object(value.get("timings")),
+    )
+
+
+def messages(lines: Iterable[bytes | None]) -> Iterator[bytes | None]:
+    """The messages of a stream of server-sent events; None where nothing came for a while."""
+    gathered: list[bytes] = []
+    for line in lines:
+        if line is None:
+            yield None
+        elif line.startswith(b"data:"):
+            gathered.append(line[5:].removeprefix(b" "))
+        elif not line and gathered:
+            yield b"\n".join(gathered)
+            gathered.clear()
+    if gathered:
+        yield b"\n".join(gathered)
+
+
+def words_of(value: object) -> str:
+    """What a server says is wrong, as one line of limited length; nothing where it says nothing."""
+    error = value.get("error") if isinstance(value, dict) else None
+    found = error.get("message") if isinstance(error, dict) else error
+    if found is None and isinstance(value, dict):
+        found = value.get("message") or value.get("detail")
+    return _short(one_line(found)) if isinstance(found, str) else ""
+
+
+def shown(content: bytes) -> str:
+    """As much of it as tells what it is, safe."""
+    return repr(_short(one_line(content[:LONGEST_WORDS].decode("utf-8", "replace")), 60))
+
+
+def count(value: object) -> int | None:
+    """A number of tokens or bytes; None for what cannot be one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
+
+
+def number(value: object) -> float | None:
+    """A figure; None for what cannot be one."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12
+    return float(value) if is_number else None  # type: ignore[arg-type]
+
+
+def proposed(own: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The tokens of a piece and who proposed each; none where that is not told as it should be."""
+    tokens, sources = own.get("token_ids"), own.get("token_sources")
+    if not isinstance(tokens, list) or not isinstance(sources, list) or len(tokens) != len(sources):
+        return (), ()
+    if not all(type(token) is int and 0 <= token < 2**31 for token in tokens):
+        return (), ()
+    if not all(isinstance(source, str) and len(source) <= 100 for source in sources):
+        return (), ()
+    return tuple(tokens), tuple(map(one_line, sources))
+
+
+def _text(value: object) -> str:
+    return safe(value) if isinstance(value, str) else ""
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _short(words: str, most: int = LONGEST_WORDS) -> str:
+    return words if len(words) <= most else f"{words[: most - 1]}…"

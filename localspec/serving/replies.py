@@ -1,0 +1,105 @@
+"""Replies as OpenAI's clients read them; what only this engine knows stands under `localspec`."""
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from localspec.events import Done, Reason, Text
+
+_FINISHED: Mapping[Reason, str] = {"stop": "stop", "length": "length", "interrupted": "stop"}
+
+
+def error(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """What a client gets in place of a reply."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class Shape:
+    """The form of one reply: of a conversation, or of a text that goes on."""
+
+    def __init__(self, chat: bool, model: str, version: str, start: Mapping[str, Any]) -> None:
+        self._chat = chat
+        prefix, self._object = ("chatcmpl", "chat.completion") if chat else ("cmpl", "text_completion")
+        self._start = start
+        self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._fingerprint = {"system_fingerprint": f"localspec-{version}-{str(start.get('revision'))[:12]}"}
+
+    # -- all at once --------------------------------------------------------------------------------------------------
+
+    def whole(self, texts: Sequence[Text], done: Done, figures: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply as one object."""
+        text = "".join(one.text for one in texts)
+        reasoning = "".join(one.reasoning for one in texts)
+        said: dict[str, Any] = {"text": reasoning + text}
+        if self._chat:
+            said = {"message": {"role": "assistant", "content": text, "refusal": None}}
+            if reasoning:
+                said["message"]["reasoning_content"] = reasoning
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": _FINISHED[done.reason]}
+        own = {**self._start, "token_ids": done.statistics.token_ids, **figures}
+        own["token_sources"] = [source for one in texts for source in one.sources]
+        return {
+            **self._head, "object": self._object, "choices": [choice], "usage": usage(done), **self._fingerprint,
+            "localspec": own,
+        }  # fmt: skip
+
+    # -- piece by piece -----------------------------------------------------------------------------------------------
+
+    def first(self, with_usage: bool) -> bytes | None:
+        """The piece before any text; a text that goes on has none."""
+        if not self._chat:
+            return None
+        return self._piece({"delta": {"role": "assistant", "content": ""}}, with_usage, {"localspec": self._start})
+
+    def step(self, text: Text, with_usage: bool) -> bytes:
+        """What one decode step added."""
+        said: dict[str, Any] = {"text": text.reasoning + text.text}
+        if self._chat:
+            said = {"delta": {"content": text.text}}
+            if text.reasoning:
+                said["delta"] = {"reasoning_content": text.reasoning, **({"content": text.text} if text.text else {})}
+        return self._piece(said, with_usage, {"localspec": {"token_ids": text.tokens, "token_sources": text.sources}})
+
+    def last(self, done: Done, figures: Mapping[str, Any], with_usage: bool) -> bytes:
+        """Why it ended, its figures, and the usage where it was asked for."""
+        said: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
+        own = {"localspec": {**self._start, **figures}}
+        pieces = self._piece({**said, "finish_reason": _FINISHED[done.reason]}, with_usage, own)
+        if with_usage:
+            pieces += _event(
+                {**self._head, "object": self._pieces, **self._fingerprint, "choices": [], "usage": usage(done)}
+            )
+        return pieces + b"data: [DONE]\n\n"
+
+    @property
+    def _pieces(self) -> str:
+        return "chat.completion.chunk" if self._chat else self._object
+
+    def _piece(self, said: Mapping[str, Any], with_usage: bool, own: Mapping[str, Any]) -> bytes:
+        choice = {"index": 0, "logprobs": None, "finish_reason": None, **said}
+        told = {"usage": None} if with_usage else {}
+        return _event({**self._head, "object": self._pieces, **self._fingerprint, "choices": [choice], **told, **own})
+
+
+def broken_off(sentence: str) -> bytes:
+    """The end of a reply that went wrong after it had begun."""
+    return _event(error(sentence, "server_error")) + b"data: [DONE]\n\n"
+
+
+def usage(done: Done) -> dict[str, Any]:
+    """How many tokens were read and written."""
+    found = done.statistics
+    written = len(found.token_ids)
+    return {
+        "prompt_tokens": found.prompt_tokens,
+        "completion_tokens": written,
+        "total_tokens": found.prompt_tokens + written,
+        "prompt_tokens_details": {"cached_tokens": found.reused_tokens},
+        "completion_tokens_details": {"reasoning_tokens": found.reasoning_tokens},
+    }
+
+
+def _event(value: Mapping[str, Any]) -> bytes:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode("utf-8", "replace")

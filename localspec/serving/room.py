@@ -1,0 +1,204 @@
+"""The one thread that uses the engines: it takes requests in turn, and hands what comes of them to who asked."""
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict, dataclass, field, replace
+from queue import Empty, Queue
+from typing import Any
+
+from localspec import Limits
+from localspec.config import Settings
+from localspec.engine.report import Report
+from localspec.errors import LocalspecError
+from localspec.events import Done, Prefill, Text
+from localspec.serving.asked import Asked, Refused
+from localspec.serving.loaded import LoadedModels
+from localspec.serving.metrics import Metrics
+from localspec.serving.own import NAMED_SECONDS, Asking, Opened, told
+from localspec.serving.turns import Turns
+
+WAITING, WAITING_BYTES = 1000, 256 * 2**20  # of requests at most
+CLOSE_SECONDS = 5.0
+
+
+class TooLong(Refused):
+    """A conversation that the model's context has no room for; a server leaves nothing out in silence."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The prompt is being read; by whom the reply will be written."""
+
+    model: str
+    start: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The reply is over, with its figures."""
+
+    done: Done
+    figures: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line for one of the user's own commands."""
+
+    value: Mapping[str, Any]
+
+
+Answer = Begun | Text | Ended | Line | Exception
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """One request that waits or is answered. `deliver` is called on the engines' thread, and must not wait."""
+
+    asked: Asked | Opened | Asking
+    client: str
+    size: int  # bytes
+    deliver: Callable[[Answer], None]
+    gone: threading.Event = field(default_factory=threading.Event)  # set by who asked and left
+    named: "Queue[int | None]" = field(default_factory=Queue)  # in which conversation a reply is kept
+    stopped: threading.Event = field(default_factory=threading.Event)  # no more of it is wanted but its figures
+
+
+class EngineRoom(threading.Thread):
+    """`opening` opens what the engines need, and is called on this thread; what it enters is closed at the end.
+
+    Where nobody has asked for `idle` seconds, `end` is called, once.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        opening: Callable[[ExitStack], LoadedModels],
+        idle: float | None = None,
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(name="engines", daemon=True)  # torch cannot be interrupted
+        self.metrics = Metrics()
+        self._settings, self._opening, self._idle, self._end = settings, opening, idle, end
+        self._turns: Turns[Ticket] = Turns(WAITING, WAITING_BYTES)
+        self._leaving = threading.Event()
+
+    @property
+    def waiting(self) -> int:
+        """Requests whose turn has not come."""
+        return len(self._turns)
+
+    def ask(self, ticket: Ticket) -> None:
+        """Puts a request in the queue. Raises TooMany."""
+        self._turns.put(ticket.client, ticket, ticket.size)
+
+    def close(self) -> bool:
+        """Stops the reply under way and answers nobody any more; returns whether the thread has ended."""
+        self._leaving.set()
+        for ticket in self._turns.close():
+            ticket.deliver(LocalspecError("The server is being stopped."))
+        self.join(CLOSE_SECONDS)
+        return not self.is_alive()
+
+    def run(self) -> None:
+        with ExitStack() as at_the_end:
+            models = self._opening(at_the_end)
+            asked = time.monotonic()
+            while not self._turns.closed:
+                seconds = models.rest()
+                self.metrics.models = models.names
+                if self._idle is not None:
+                    left = asked + self._idle - time.monotonic()
+                    if left <= 0:
+                        self._idle = None
+                        self._end()
+                        continue
+                    seconds = left if seconds is None else min(seconds, left)
+                ticket = self._turns.next(seconds)
+                if ticket is not None and not ticket.gone.is_set():
+                    self._answer(models, ticket)
+                if ticket is not None:
+                    asked = time.monotonic()
+
+    def _answer(self, models: LoadedModels, ticket: Ticket) -> None:
+        try:
+            match ticket.asked:
+                case Opened() as asked:
+                    if self._idle is not None:
+                        self._idle = max(self._idle, asked.keep or 0.0)
+                    ticket.deliver(Line(asked.answer(models, self._settings)))
+                case Asking() as asked:
+                    self._reply_to_own(models, ticket, asked)
+                case asked:
+                    self._reply(models, ticket, asked)
+        except LocalspecError as error:
+            ticket.deliver(error)
+        except Exception as error:  # noqa: BLE001  # one request must not end all others
+            traceback.print_exc()
+            ticket.deliver(error)
+
+    def _reply_to_own(self, models: LoadedModels, ticket: Ticket, asked: Asking) -> None:
+        """What the engine says, event by event; when all of it is kept, `kept` with its figures."""
+        loaded, _ = models.exactly(asked.model, asked.path)
+        engine = loaded.engine
+        engine.conversation = None
+        try:
+            with closing(asked.events(engine)) as events:
+                for event in events:
+                    if ticket.gone.is_set() or ticket.stopped.is_set():
+                        break
+                    if self._leaving.is_set():
+                        raise LocalspecError("The server is being stopped.")
+                    ticket.deliver(Line(told(event)))
+                    if isinstance(event, Done):
+                        self.metrics.count(event.statistics)
+                        break
+                if asked.kept:  # before the phrases of the reply are
+                    with suppress(Empty):
+                        engine.conversation = ticket.named.get(timeout=0 if ticket.gone.is_set() else NAMED_SECONDS)
+        finally:
+            engine.conversation = None
+        loaded.touch()
+        found = engine.session.statistics
+        ticket.deliver(Line({"kept": None if found is None else asdict(found)}))
+
+    def _reply(self, models: LoadedModels, ticket: Ticket, asked: Asked) -> None:
+        loaded = models.get(asked.model)
+        engine = loaded.engine
+        settings = replace(self._settings, origins={}, **asked.sampling)  # flags were meant for all requests
+        sampling = engine.sampling(settings)
+        limits = Limits(asked.max_tokens or settings.max_tokens, asked.stop or settings.stop)
+        report = Report(engine, sampling, loaded.load_seconds)
+        if asked.messages is None:
+            assert asked.text is not None
+            events = engine.complete(asked.text, sampling, limits)
+        else:
+            messages = list(asked.messages)
+            if settings.system and messages[0]["role"] != "system":
+                messages.insert(0, {"role": "system", "content": settings.system})
+            system = messages[0]["content"] if messages[0]["role"] == "system" else None
+            if asked.think is not None and not engine.target.chat.heeds_switch(system):
+                raise Refused("The model's chat template has no switch for thinking; leave it out.", "reasoning_effort")
+            think = engine.thinking(settings, system) if asked.think is None else asked.think
+            events = engine.chat(messages, sampling, limits, think)
+        begun = False
+        with closing(events):
+            for event in events:
+                if ticket.gone.is_set():
+                    break
+                if self._leaving.is_set():
+                    raise LocalspecError("The server is being stopped.")
+                if isinstance(event, Prefill) and event.dropped:
+                    raise TooLong("The conversation is longer than the model's context; send less of it.", "messages")
+                if not begun:
+                    ticket.deliver(Begun(engine.choice.target.name, report.start))
+                    begun = True
+                if isinstance(event, Text):
+                    ticket.deliver(event)
+                elif isinstance(event, Done):
+                    self.metrics.count(event.statistics)
+                    ticket.deliver(Ended(event, report.figures(event.statistics)))
+        loaded.touch()

@@ -1,0 +1,158 @@
+"""A server that was asked for: what it is, which models it has, and what its refusals mean here."""
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from localspec.config import nearest
+from localspec.errors import LocalspecError, NotAllowed, NotHere, UsageMistake
+from localspec.outside_files import parse_json
+from localspec.serving.address import ServerAddress, key_for
+from localspec.serving.link import Head, Link
+from localspec.serving.pieces import count, shown, words_of
+from localspec.text import one_line
+
+OK = 200
+ASK_SECONDS = 30.0  # until a server has told its models
+MOST_MODELS = 1000
+LISTED = 10  # models that a sentence names
+# By what they say owns their models.
+_PROGRAMS = {
+    "localspec": "localspec",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "llamacpp": "llama-server",
+    "library": "Ollama",
+}
+_OVERFLOWS = ("context_length_exceeded", "exceed_context_size", "context length", "context size", "context window")
+
+
+class Served(NamedTuple):
+    """A model of a server: who owns it, by its own word, and the tokens it reads; 0 where it does not say."""
+
+    owner: str
+    context: int
+
+
+class TooLong(LocalspecError):
+    """The server has no room for so long a conversation."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """It answers at this address, as of a moment ago."""
+
+    address: ServerAddress
+    key: str | None
+    models: Mapping[str, Served]
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """Asks it for its models; one that has no list of them has none here. Raises LocalspecError, NotAllowed."""
+        address = ServerAddress.of(url)
+        key = key_for(address)
+        with Link(address, f"{address.base}/models", headers=_headers(key)) as link:
+            head, content = _whole(address, link)
+        if head.status in (404, 405, 501):
+            return cls(address, key, {})
+        if head.status != OK:
+            raise refusal(address.url, "", head, content, key)
+        return cls(address, key, _models(address, content))
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is localspec, which tells more than others."""
+        return self.program == "localspec"
+
+    @property
+    def program(self) -> str:
+        """What it is, as far as its list of models tells; an empty text where it does not."""
+        owners = {one.owner for one in self.models.values()}
+        return _PROGRAMS.get(owners.pop(), "") if len(owners) == 1 else ""
+
+    def model(self, named: str | None, *, insist: bool) -> str:
+        """The model that answers: the one that is named, or unless that is insisted on the server's first one.
+
+        Raises NotHere, UsageMistake where it has none that could be taken.
+        """
+        if named is not None and (named in self.models or (insist and not self.models)):
+            return named
+        if named is not None and insist:
+            listed = ", ".join([*self.models][:LISTED])
+            raise NotHere(f"{self.address.url} has no model {named!r}{nearest(named, self.models)}; it has: {listed}.")
+        if not self.models:
+            raise UsageMistake(f"{self.address.url} does not say which models it has; name one with -m.")
+        return next(iter(self.models))
+
+    def post(self, path: str, body: bytes) -> Link:
+        """Sends a request; what comes of it is read from the link."""
+        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        return Link(self.address, f"{self.address.base}/{path}", body, {**headers, **_headers(self.key)})
+
+
+def refusal(url: str, model: str, head: Head, content: bytes, key: str | None) -> LocalspecError:
+    """What a status that is no reply means, with the server's own words."""
+    value: Any = None
+    with suppress(ValueError):
+        value = parse_json(content)
+    words, status = words_of(value), head.status
+    said = f": {words.rstrip('.')}" if words else ""
+    if 300 <= status < 400:
+        return LocalspecError(
+            f"{url} sends to {one_line(head.place)[:200] or 'another place'}, which is not followed; give that address."
+        )
+    if status in (401, 403):
+        wanted = "another key than it was told" if key else "a key, and none is set"
+        return NotAllowed(f"{url} wants {wanted}{said}; put the right one into LOCALSPEC_SERVER_KEY.")
+    error = value.get("error") if isinstance(value, dict) else None
+    told = f"{error if isinstance(error, dict) else ''} {words}".lower()
+    if status in (400, 413, 422, 500) and any(sign in told for sign in _OVERFLOWS):
+        return TooLong(f"{url} has no room for so long a prompt{said}; shorten it.")
+    if status == 404 and model:
+        return NotHere(f"{url} has no chat with {model!r}{said}; correct the address or -m.")
+    if status in (400, 413, 422):
+        return UsageMistake(f"{url} refuses that{said or f' with status {status}'}.")
+    if status in (429, 503):
+        return LocalspecError(f"{url} has no room for another request now{said}; try again later.")
+    return LocalspecError(f"{url} answers with status {status}{said}.")
+
+
+def _headers(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+def _whole(address: ServerAddress, link: Link) -> tuple[Head, bytes]:
+    """An answer that is no stream."""
+    began, head, lines = time.monotonic(), None, []
+    for one in link.arrivals():
+        if isinstance(one, Head):
+            head = one
+        elif one is not None:
+            lines.append(one)
+        if time.monotonic() - began > ASK_SECONDS:
+            raise LocalspecError(f"{address.url} has not told its models in {ASK_SECONDS:.0f} s; try again.")
+    assert head is not None
+    return head, b"\n".join(lines)
+
+
+def _models(address: ServerAddress, content: bytes) -> dict[str, Served]:
+    try:
+        value = parse_json(content)
+    except ValueError:
+        value = None
+    listed = value.get("data") if isinstance(value, dict) else None
+    if not isinstance(listed, list):
+        raise LocalspecError(
+            f"{address.url} lists no models but {shown(content)}, so it is no OpenAI-compatible server; correct the "
+            "address, which ends in /v1 mostly."
+        )
+    found: dict[str, Served] = {}
+    for one in listed[:MOST_MODELS]:
+        name = one.get("id") if isinstance(one, dict) else None
+        if isinstance(name, str) and 0 < len(name) <= 500 and one_line(name) == name:
+            own = one.get("meta") if isinstance(one.get("meta"), dict) else {}
+            context = count(one.get("max_model_len")) or count(own.get("n_ctx")) or 0
+            found[name] = Served(str(one.get("owned_by"))[:100], context)
+    return found

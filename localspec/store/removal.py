@@ -1,0 +1,125 @@
+"""Conversations are deleted to the last byte; what a stopped deletion left, the next start or deletion finishes."""
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Sequence
+
+from localspec.store import volumes
+from localspec.store.database import Database, StoreTrouble
+
+PAUSE = 0.11  # seconds between transactions: who waits for the file looks every 0.1 s whether it is free
+
+# What is said where it takes long.
+DIVIDED = (
+    "an earlier version kept the history in one piece; to delete from it, it is divided once, which takes two to three"
+    " minutes a gigabyte. After that a deletion takes a second."
+)
+
+
+def remove(database: Database, conversations: Sequence[int]) -> int:
+    """Deletes these conversations, so that their bytes are gone from the files too; returns how many there were.
+
+    Raises StoreTrouble; its sentence says what was done and what is left to do.
+    """
+    path, removed = database.path, 0
+    try:
+        # Again where one was moved meanwhile, by another process that divides a volume.
+        while chosen := database.at_once(lambda connection: _by_volume(connection, conversations)):
+            for place, ids in chosen.items():
+                removed += database.save(lambda connection, place=place, ids=ids: _delete(connection, place, ids))  # type: ignore[misc]
+    except StoreTrouble as trouble:
+        if not removed:
+            raise
+        raise StoreTrouble(f"{_counted(removed)} removed, and then no more: {trouble}") from trouble
+    if database.path != path:
+        raise StoreTrouble(f"Nothing was removed, because {path} is broken: delete what it was set aside as.")
+    done = f"{_counted(removed)} removed, but their bytes may still be in {path}"
+    try:
+        marks = _clean(database)
+    except StoreTrouble as trouble:
+        raise StoreTrouble(f"{done} until the next start or deletion ({trouble.__cause__ or trouble}).") from trouble
+    database.give_back()
+    if problem := database.empty_log():
+        raise StoreTrouble(f"{done} and its -wal file ({problem}) until every other localspec session is closed.")
+    _forget(database, marks)
+    return removed
+
+
+def takes_long(database: Database, conversations: Sequence[int]) -> bool:
+    """Whether a volume has to be divided for it: those of earlier versions have any size. Raises StoreTrouble."""
+
+    def look(connection: sqlite3.Connection) -> bool:
+        chosen = _by_volume(connection, conversations)
+        large = {
+            place
+            for place in (*chosen, *(volume for _, volume in _marks(connection)))
+            if volumes.is_large(connection, place)
+        }
+        query = "SELECT count(*) FROM conversation WHERE volume = ?"
+        return any(connection.execute(query, (place,)).fetchone()[0] > len(chosen.get(place, ())) for place in large)
+
+    return database.at_once(look)
+
+
+def finish_stopped(database: Database) -> None:
+    """Overwrites what a deletion that was stopped has left, if that is quick and nobody is in the way."""
+    if database.read_only:
+        return
+    with contextlib.suppress(StoreTrouble):
+        if database.read(_marks) and not takes_long(database, ()):
+            marks = _clean(database)
+            if not database.empty_log(wait=False):
+                _forget(database, marks)
+
+
+def _by_volume(connection: sqlite3.Connection, conversations: Sequence[int]) -> dict[int, list[int]]:
+    """Those that there are."""
+    found: dict[int, list[int]] = {}
+    for conversation in dict.fromkeys(conversations):
+        place = volumes.of_conversation(connection, conversation)
+        if place is not None:
+            found.setdefault(place, []).append(conversation)
+    return found
+
+
+def _delete(connection: sqlite3.Connection, place: int, conversations: Sequence[int]) -> int:
+    """Deletes those that are in this volume, and marks it."""
+    if place not in volumes.every(connection):  # divided meanwhile
+        return 0
+    rows = [(conversation, place) for conversation in conversations]
+    removed = connection.executemany("DELETE FROM conversation WHERE id = ? AND volume = ?", rows).rowcount
+    if connection.execute("SELECT id FROM conversation WHERE volume = ? LIMIT 1", (place,)).fetchone() is None:
+        volumes.empty(connection, place)
+    else:
+        ids = [(conversation,) for conversation in conversations]
+        for table in ("turn", "about"):
+            connection.executemany(f"DELETE FROM {table}{volumes.suffix(place)} WHERE conversation = ?", ids)
+    # Until its pages are clean and the log is empty, which may be after this process.
+    connection.execute("INSERT INTO unclean (volume) VALUES (?)", (place,))
+    return removed
+
+
+def _marks(connection: sqlite3.Connection) -> list[tuple[int, int]]:
+    return connection.execute("SELECT mark, volume FROM unclean").fetchall()
+
+
+def _clean(database: Database) -> list[int]:
+    """Writes anew what was deleted from, also by deletions that were stopped; returns the marks that say so."""
+    marks = database.read(_marks)
+    if marks:  # when it was, and with which model
+        database.save(lambda connection: volumes.write_anew(connection, "conversation"))
+    for place in {volume for _, volume in marks}:
+        while not database.save(lambda connection, place=place: volumes.clean(connection, place)):  # type: ignore[misc]
+            time.sleep(PAUSE)
+    return [mark for mark, _ in marks]
+
+
+def _forget(database: Database, marks: Sequence[int]) -> None:
+    if marks:
+        forget = "DELETE FROM unclean WHERE mark = ?"
+        database.save(lambda connection: connection.executemany(forget, ((mark,) for mark in marks)).rowcount)
+
+
+def _counted(removed: int) -> str:
+    return f"{removed} conversation{'' if removed == 1 else 's'}"

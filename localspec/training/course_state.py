@@ -1,0 +1,93 @@
+"""Where a course is, in files of its directory: its plan, what it has done, whether its drafter is written."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from localspec.checkpoint import read_json
+from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
+from localspec.training.directory import ANSWERS, PLAN, begun
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a course should take, told before it begins: tokens of text, hours of its parts, bytes."""
+
+    conversations: int  # of the user
+    prompts: int
+    tokens: int
+    answering: float
+    training: float
+    bench: float
+    limit: float
+    memory: int
+    files: int
+
+    def as_json(self) -> dict[str, Any]:
+        """What `train --json` prints of it."""
+        return {
+            "conversations": self.conversations, "prompts": self.prompts, "tokens": self.tokens,
+            "answer_hours": round(self.answering, 4), "train_hours": round(self.training, 4),
+            "bench_hours": round(self.bench, 4), "limit_hours": self.limit, "memory_bytes": self.memory,
+            "disk_bytes": self.files,
+        }  # fmt: skip
+
+
+@dataclass
+class State:
+    """plan.json: which course it is, what it should take, the seconds it has answered, how it trains once it does."""
+
+    id: str
+    asked: Mapping[str, Any]
+    token_seconds: float  # of training, for each token
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    spent: float = 0.0
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+    def save(self, directory: Path) -> None:
+        """Writes plan.json; no reader sees half of it. Raises DoesNotFit."""
+        content = json.dumps(vars(self), indent=2) + "\n"
+        try:
+            (new := directory / f"{PLAN}.new").write_text(content, "utf-8")
+            new.replace(directory / PLAN)
+            (directory / ANSWERS).touch(mode=0o600)
+        except OSError as error:
+            raise DoesNotFit(
+                f"{directory} cannot be written ({error.strerror}); make room, and give the same command again."
+            ) from error
+
+
+def read(directory: Path) -> State | None:
+    """Returns where a course is; None where none was begun. Raises LocalspecError where that cannot be read."""
+    if not begun(directory):
+        return None
+    with suppress(TypeError):
+        state = State(**dict(_object(directory / PLAN)))
+        Plan(**state.plan)
+        if isinstance(state.asked, dict) and isinstance(state.training, dict) and isinstance(state.spent, int | float):
+            return state
+    raise LocalspecError(f"{directory / PLAN} is damaged; give --force to begin anew.")
+
+
+def drafter_json(directory: Path) -> Mapping[str, Any]:
+    """What is written beside the trained drafter; empty before."""
+    file = directory / "drafter" / "drafter.json"
+    return _object(file) if file.exists() else {}
+
+
+def refuse_foreign(directory: Path) -> None:
+    """Raises UsageMistake where a directory holds another training, or answers of unknown origin."""
+    for name in ("checkpoint", "drafter", "target", ANSWERS):
+        if (directory / name).exists():
+            raise UsageMistake(
+                f"{directory / name} is there already, from an earlier training; give another -o, or --force to "
+                "replace it."
+            )
+
+
+def _object(file: Path) -> Mapping[str, Any]:
+    content = read_json(file, "give --force to begin anew")
+    return content if isinstance(content, dict) else {}

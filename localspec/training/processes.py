@@ -1,0 +1,108 @@
+"""The processes that `accelerate launch` began, on one machine or several: what they agree on, and a target they share.
+
+With its flag --use_fsdp each holds a part of every layer of the target, and gets the rest of a layer while it
+computes with it. The drafter, the embedding and the head are whole in each of them.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import nn
+
+from localspec.config import Settings
+from localspec.errors import UsageMistake
+from localspec.machine.machine import Machine
+from localspec.policy.selection import Choice
+from localspec.training.trainable import TrainableDrafter
+
+FSDP = "ACCELERATE_USE_FSDP"
+
+
+def count() -> int:
+    """How many processes were begun."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def divides() -> bool:
+    """Whether they share the target's layers among them."""
+    return count() > 1 and os.environ.get(FSDP, "").lower() == "true"
+
+
+def begin(choice: Choice) -> Accelerator:
+    """Returns the processes of `accelerate launch`, or this one; the drafter computes in the target's precision."""
+    dense = choice.quantize == "none"
+    precision = choice.dtype if dense and choice.dtype != "fp32" else "no"
+    with _unset(FSDP):  # it would have accelerate divide what is trained, which is small, and not the target
+        return Accelerator(cpu=choice.device == "cpu", mixed_precision=precision)
+
+
+@contextmanager
+def _unset(variable: str) -> Iterator[None]:
+    before = os.environ.pop(variable, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[variable] = before
+
+
+def agree(processes: Accelerator, found: Mapping[str, Any]) -> None:
+    """Raises UsageMistake, in all processes, where what they found for themselves differs."""
+    if processes.num_processes == 1:
+        return
+    everywhere = gather_object([dict(found)])
+    for name in found:
+        first, *others = (one[name] for one in everywhere)
+        if different := [value for value in others if value != first]:
+            raise UsageMistake(
+                f"The processes differ in {name}, {first!r} and {different[0]!r}; start the same command on every "
+                "machine, with the same files, and with an -o that all of them share."
+            )
+
+
+def layer_divider(processes: Accelerator) -> Callable[[nn.Module], None]:
+    """Returns what divides a layer, once it is read, among all processes."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(processes.device.type, (processes.num_processes,))
+
+    def give_back(layer: Any, *_: Any) -> None:
+        layer.reshard()  # torch itself would keep a layer whole that is in no other divided module
+
+    def divide(layer: nn.Module) -> None:
+        fully_shard(layer, mesh=mesh)
+        layer.register_forward_hook(give_back)
+
+    return divide
+
+
+def for_divided(settings: Settings, machine: Machine) -> tuple[Settings, Machine]:
+    """Returns settings and machine by which a divided target is chosen: whole weights, and the memory of all cards.
+
+    Raises UsageMistake for weights in few bits.
+    """
+    if settings.quantize not in ("auto", "none"):
+        raise UsageMistake(
+            f"A model in {settings.quantize} cannot be divided among processes; leave --quantize out, or --use_fsdp of "
+            "accelerate."
+        )
+    cards = (
+        replace(one, free=count() * one.free, total=count() * one.total) if one.type == "cuda" else one
+        for one in machine.devices
+    )
+    return replace(settings, quantize="none"), replace(machine, devices=tuple(cards))
+
+
+def check_divided(drafter: TrainableDrafter) -> None:
+    """Raises UsageMistake for a form that computes with the target's layers while it learns."""
+    if drafter.changes_target or drafter.reads_layers:
+        raise UsageMistake(
+            f"This form of {drafter.kind} learns through the model's own layers, which cannot be divided then; leave "
+            "--use_fsdp of accelerate out, or train medusa, parallelspec or semi."
+        )

@@ -1,0 +1,54 @@
+"""What is said of a model before the first prompt."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from localspec.chat.introduction import EXPECTATIONS, STARTERS, TOY, introduction
+from localspec.models import registry
+from localspec.models.entries import Entry
+from localspec.models.registry import TargetCard
+from localspec.quantities import parameters_words
+
+
+def engine(parameters: int, seconds: float | None = None, **choice: Any) -> Any:
+    costs = None if seconds is None else SimpleNamespace(at=lambda rows, context: seconds)
+    choice = {"dtype": "bf16", "quantize": "none", "device": "cuda:0"} | choice
+    return SimpleNamespace(parameters=parameters, costs=costs, choice=SimpleNamespace(**choice))
+
+
+def card(entry: Entry | None = None) -> TargetCard:
+    return TargetCard("a-model", Path("/models/a-model"), None, "", entry=entry)
+
+
+def test_facts_are_size_precision_device_and_speed_where_it_was_measured():
+    assert introduction(engine(1_720_000_000), card()).facts == "1.7 billion parameters · bf16 · cuda:0"
+    packed = introduction(engine(7_606_528, 1 / 2437, quantize="int8", device="cpu"), card())
+    assert packed.facts == "7.6 million parameters · int8 · cpu · some 2,400 tokens/s without drafts"
+    assert "some 3.1 tokens/s" in introduction(engine(10**9, 1 / 3.12), card()).facts
+
+
+def test_what_may_be_expected_grows_with_the_model():
+    sizes = (50e6, 0.6e9, 3.8e9, 8e9, 70e9)
+    told = [introduction(engine(int(size)), card()).expectation for size in sizes]
+    assert told == [words for _, words in EXPECTATIONS]
+
+
+def test_a_model_s_own_prompts_come_before_general_ones():
+    assert introduction(engine(1), card()).starters == STARTERS == introduction(engine(1), card(Entry("x"))).starters
+    assert introduction(engine(1), card(Entry("x", starters=("One?",)))).starters == ("One?",)
+
+
+def test_the_demo_model_is_a_toy_with_prompts_of_its_own():
+    demo = introduction(engine(7_606_528), registry.resolve("demo"))
+    assert demo.expectation == TOY and len(demo.starters) == 3 and demo.starters != STARTERS
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(999, "999"), (7_606_528, "7.6 million"), (371e6, "371 million"), (999e6, "1.0 billion"), (70e9, "70.0 billion")],
+)
+def test_parameters_are_told_in_words(count, words):
+    assert parameters_words(int(count)) == words

@@ -1,0 +1,132 @@
+"""The models of a chat: here, elsewhere and too large, as `doctor` sees them, and nothing is measured for it."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from machines import BILLION, LITTLE, PHI, SEVEN, cpu, gpu, machine, unfetched
+
+from localspec.chat import model_list
+from localspec.chat.model_list import all_models, in_lines, models_here, named, repository
+from localspec.errors import NotHere
+from localspec.hub.sources import Source
+from localspec.machine.machine import Machine
+from localspec.models.entries import PublishedDrafter, PublishedLength
+from localspec.models.model import model_of
+from localspec.models.registry import TargetCard, resolve
+from localspec.policy import survey
+from localspec.policy.measurements import NoMeasurements
+from localspec.policy.survey import recommend
+
+NINE = machine(cpu(9))  # GiB
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """registered(card, …, on=machine): beside the demo model; whoever measures fails."""
+
+    def show(*cards: TargetCard, on: Machine = NINE) -> None:
+        for place in ("engine.device_profile._measure_rates", "engine.device_profile.memory_bandwidth"):
+            monkeypatch.setattr(f"localspec.{place}", lambda *_: pytest.fail("it was measured"))
+        known = {one.name: one for one in (resolve("demo"), *cards)}
+        monkeypatch.setattr(survey, "known", lambda: known)
+        monkeypatch.setattr(model_list, "this_machine", lambda bandwidth: on)
+        monkeypatch.setattr("localspec.engine.recalled_measurements.versions", lambda device: device)
+
+    return show
+
+
+def gated(card: TargetCard) -> TargetCard:
+    assert card.entry is not None
+    return replace(card, license="Own terms", entry=replace(card.entry, gated=True, publisher="Somebody"))
+
+
+def test_here_then_what_fits_then_what_does_not(registered):
+    huge = replace(SEVEN, num_layers=320)
+    registered(unfetched(huge, "huge"), unfetched(BILLION, "billion"), gated(unfetched(SEVEN, "seven")))
+    models, measured = all_models(None)
+    assert measured and models[:2] == [one for one in models if one.place == "here"]
+    places = [one.place for one in models]
+    assert places == ["here"] * 2 + ["elsewhere"] * 2 + ["too large"]
+    demo, _, seven, billion, large = models
+    assert demo.title == "demo" and demo.about[0] == "7.61 M parameters" and "tokens/s" in demo.about[1]
+    assert (seven.heading, billion.heading) == ("seven (gated: its terms must be accepted first)", "billion")
+    assert (
+        seven.about[0] == "12.6 GiB download"
+        and seven.about[-1] == "Own terms"
+        and billion.about[0] == "2.3 GiB download"
+    )
+    assert re.fullmatch(r"about [\d.]+ tokens/s", billion.about[1])
+    assert re.fullmatch(r"×1\.\d by speculation", billion.about[2])
+    assert not large.usable and re.fullmatch(r"needs [\d.]+ GiB, and 8\.1 GiB may be used", *large.about)
+
+
+def test_the_better_a_model_the_earlier_it_is_listed(registered):
+    registered(unfetched(LITTLE, "little"), unfetched(PHI, "phi"), unfetched(BILLION, "billion"))
+    titles = [one.title for one in all_models(None)[0] if one.place == "elsewhere"]
+    assert titles == ["phi", "billion", "little"]
+
+
+def test_a_drafter_that_somebody_publishes_for_what_is_here_can_be_fetched(registered, monkeypatch):
+    heads = PublishedDrafter("medusa", Source("org/heads"), accepted=PublishedLength(3.5, 4, "its authors"))
+    away = unfetched(PHI, "phi", drafters=(heads,))
+    found = recommend(model_of(away), NINE, NoMeasurements(), here=False)
+    assert found.drafter == "medusa+phrases"
+    here = replace(resolve("demo"), name="phi")
+    known = [replace(found, card=here)]
+    registered()
+    monkeypatch.setattr(model_list, "recommendations", lambda machine, measurements, here: [] if here else known)
+    (one,) = [one for one in all_models(None)[0] if one.place == "elsewhere"]
+    assert (one.title, one.about[0], one.card) == ("phi with medusa+phrases", "only its drafter to download", here)
+
+
+def test_the_memory_of_the_model_that_answers_is_free_for_another(registered):
+    registered(unfetched(PHI, "phi"), on=machine(gpu(24, free=4), cpu(2)))
+    assert next(one for one in all_models(None)[0] if one.title == "phi").place == "too large"
+    models, _ = all_models(resolve("demo"), ("cuda:0", 18 * 2**30))
+    assert next(one for one in models if one.title == "phi").place == "elsewhere"
+
+
+def test_what_was_measured_before_is_used_and_that_nothing_was_is_told(registered):
+    registered(unfetched(PHI, "phi"), on=machine(cpu(24, bandwidth=None)))
+    assert all_models(None)[1] is False
+
+
+def test_the_directory_that_answers_stands_first_and_is_never_too_large(registered, tmp_path):
+    registered(on=machine(cpu(0.01)))
+    own = replace(resolve("demo"), name="./own", entry=None)
+    first, demo = all_models(own)[0][:2]
+    assert (first.title, first.place, first.about[-1]) == ("./own", "here", str(own.path))
+    assert not [part for part in first.about if "fit" in part]
+    assert demo.about[1].startswith("does not fit now: needs ") and demo.usable
+    assert [one.title for one in models_here(own)][:2] == ["./own", "demo"]
+
+
+def test_a_name_stands_for_what_is_registered_or_a_repository():
+    assert not named("qwen3-1.7b").here and named("demo").here
+    assert named("org/name@v1").entry.source == Source("org/name", "v1") and not named("org/name").here
+    with pytest.raises(NotHere, match="dmeo"):
+        named("dmeo")
+    assert repository("no repository") is None and repository(" org/name ").card.name == "org/name"
+
+
+def test_the_list_line_by_line(registered):
+    registered(unfetched(PHI, "phi"), unfetched(replace(SEVEN, num_layers=320), "huge"))
+    demo, draft, heading, phi, large = in_lines(all_models(None)[0], resolve("demo"))
+    assert demo.startswith("demo (answers now): 7.61 M parameters · ") and draft.startswith("demo-draft: 1.44 M ")
+    assert "`localspec pull NAME`" in heading and phi.startswith("phi: 7.1 GiB download · about ")
+    assert large == "These do not fit this machine: huge."
+
+
+def test_a_search_looks_at_all_that_is_said(registered):
+    registered(gated(unfetched(SEVEN, "seven")))
+    models, _ = all_models(None)
+    found = [one.title for one in models if one.matches("somebody GATED  tokens/s")]
+    assert found == ["seven"] and not [one for one in models if one.matches("seven eight")]

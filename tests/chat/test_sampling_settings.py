@@ -1,0 +1,138 @@
+"""`/set`: what can be changed while one chats, what is refused, and what holds."""
+
+import pytest
+
+from localspec import config
+from localspec.chat.sampling import KEYS, ChatSettings, Line, listed, split
+from localspec.config import Settings
+from localspec.engine.asked_sampling import asked_sampling
+from localspec.errors import UsageMistake
+from localspec.paths import Paths
+
+
+class Model:
+    """A loaded model with this generation_config."""
+
+    def __init__(self, *, thinks=True, **generation):
+        self.generation, self.thinks = generation, thinks
+
+    def sampling(self, settings):
+        return asked_sampling(settings, self.generation)
+
+    def thinking(self, settings):
+        if settings.think is not None and not self.thinks:
+            raise UsageMistake("/think has no effect.")
+        return settings.think
+
+
+GREEDY, WARM = Model(), Model(do_sample=True, temperature=0.8, top_p=0.95)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "name", "taken"),
+    [
+        ("temperature", "0.5", "temperature", 0.5), ("temp", "1", "temperature", 1.0),
+        ("Top-P", "0.9", "top_p", 0.9), ("top_k", "40", "top_k", 40), ("min-p", "0.05", "min_p", 0.05),
+        ("max-tokens", "200", "max_tokens", 200), ("seed", "9223372036854775807", "seed", 2**63 - 1),
+    ],
+)  # fmt: skip
+def test_a_value_is_taken_and_shown_with_its_origin(key, value, name, taken):
+    settings = ChatSettings(Settings())
+    settings.change({key: value}, WARM)
+    assert getattr(settings.now, name) == taken
+    [line] = settings.lines(WARM, key)
+    assert (line.key, line.origin) == (name.replace("_", "-"), "/set")
+    assert float(line.value) == float(value)
+
+
+@pytest.mark.parametrize("back", ["default", "", "  "])
+def test_default_takes_back_to_what_the_chat_began_with(tmp_path, back):
+    settings = ChatSettings(config.load(Paths(tmp_path), {}, {"top_p": 0.5}))
+    settings.change({"top-p": "0.9", "seed": "3"}, WARM)
+    settings.change({"top-p": back}, WARM)
+    assert (settings.now.top_p, settings.now.origins["top_p"], settings.now.seed) == (0.5, "--top-p", 3)
+    assert settings.typed == {"seed": "3"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("tempreature", "1", "There is no setting 'tempreature' (did you mean 'temperature'?); /set alone shows those"),
+        ("wings", "1", "There is no setting 'wings'; /set alone"),
+        ("drafter", "none", "drafter is decided when the chat begins; /set alone"),
+        ("top-p", "2", "/set top-p 2 must be a number above 0 and at most 1; give another value."),
+        ("temperature", "hot", "/set temperature 'hot' must be a number from 0 up, less than 1e30; give another"),
+        ("temperature", "nan", "/set temperature nan must be a number"),
+        ("top-k", "1.5", "/set top-k 1.5 must be a whole number from 0 up"),
+        ("max-tokens", "0", "/set max-tokens 0 must be a whole number from 1 up"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_and_changes_nothing(key, value, sentence):
+    settings = ChatSettings(Settings())
+    with pytest.raises(UsageMistake) as mistake:
+        settings.change({"seed": "1", key: value}, WARM)
+    assert str(mistake.value).startswith(sentence)
+    assert settings.now is settings.first and settings.typed == {}
+
+
+def test_what_contradicts_the_model_is_refused():
+    settings = ChatSettings(Settings())
+    with pytest.raises(UsageMistake, match=r"^/set top-k 5 has no effect at temperature 0; /set temperature 0\.7 lets"):
+        settings.change({"top-k": "5"}, GREEDY)
+    settings.change({"temperature": "0.7"}, GREEDY)
+    settings.change({"top-k": "5"}, GREEDY)
+    with pytest.raises(UsageMistake, match="/set top-k default takes it back"):
+        settings.change({"temperature": "default"}, GREEDY)
+    settings.change({"temperature": "default", "top-k": "default"}, GREEDY)
+
+
+def test_what_contradicts_another_model_is_taken_back_and_told():
+    settings = ChatSettings(Settings())
+    settings.change({"top-k": "5"}, WARM)
+    assert settings.fit(WARM) is None
+    told = settings.fit(GREEDY)
+    assert told is not None and told.startswith("/set top-k 5 has no effect at temperature 0")
+    assert settings.now == Settings() and settings.typed == {} and settings.fit(GREEDY) is None
+
+
+def test_flags_that_contradict_a_model_are_still_refused(tmp_path):
+    settings = ChatSettings(config.load(Paths(tmp_path), {}, {"top_k": 5}))
+    with pytest.raises(UsageMistake, match=r"^--top-k has no effect at temperature 0"):
+        settings.fit(GREEDY)
+
+
+def test_all_are_listed(tmp_path):
+    settings = ChatSettings(config.load(Paths(tmp_path), {"LOCALSPEC_MAX_TOKENS": "50"}, {}))
+    assert settings.lines(WARM) == [
+        Line("temperature", "0.8", "the model's own"), Line("top-p", "0.95", "the model's own"),
+        Line("top-k", "0", "the model's own"), Line("min-p", "0", "the model's own"),
+        Line("max-tokens", "50", "LOCALSPEC_MAX_TOKENS"), Line("seed", "new", "for each reply"),
+    ]  # fmt: skip
+    assert [line.key for line in settings.lines(None)] == list(KEYS)
+    assert settings.lines(None)[0].value == "?"
+    assert listed(settings.lines(WARM, "temp")) == "temperature  0.8         the model's own"
+
+
+def test_why_another_answer_would_be_the_same():
+    settings = ChatSettings(Settings())
+    assert "At temperature 0" in str(settings.why_the_same(GREEDY))
+    assert settings.why_the_same(WARM) is None
+    settings.change({"seed": "4"}, WARM)
+    assert settings.why_the_same(WARM) is None, "another answer takes another seed"
+
+
+@pytest.mark.parametrize(
+    ("seed", "used", "next_one"),
+    [(None, 8, None), (4, None, 4), (4, 4, 5), (4, 5, 6), (4, 3, 4), (4, 10**9, 4), (4, "4", 4)],
+)
+def test_another_answer_has_the_seed_after_that_of_the_one_before(seed, used, next_one):
+    settings = ChatSettings(Settings(seed=seed))
+    assert settings.another({"seed": used}).seed == next_one and settings.another({}).seed == seed
+    assert settings.now.seed == seed
+
+
+@pytest.mark.parametrize(
+    ("rest", "parts"), [("", ("", "")), ("seed", ("seed", "")), (" seed  5 ", ("seed", "5")), ("a b c", ("a", "b c"))]
+)
+def test_a_key_and_its_value(rest, parts):
+    assert split(rest) == parts

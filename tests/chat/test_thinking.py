@@ -1,0 +1,82 @@
+"""What is said of thinking, and how `/think` is read."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from localspec.chat.export import as_markdown
+from localspec.chat.thinking import asked, only_thinking, state
+from localspec.chat.wording import kept_thought, thought
+from localspec.config import Settings
+from localspec.errors import UsageMistake
+from localspec.store.conversations import ConversationInfo, Saved, Turn
+
+
+class Model:
+    """A loaded model that thinks by itself, or not, or cannot be told."""
+
+    def __init__(self, by_itself):
+        self.by_itself = by_itself
+        self.choice = SimpleNamespace(engine="native")
+
+    def thinking(self, settings, system=None):
+        return settings.think
+
+    def thinks_by_itself(self, system=None):
+        return self.by_itself
+
+
+@pytest.mark.parametrize(
+    ("by_itself", "told", "sentence", "other"),
+    [
+        (True, None, "The model thinks before it answers (/think auto); there are /think on and /think off.", "off"),
+        (True, False, "The model answers without thinking (/think off); there are /think on and /think auto.", "on"),
+        (False, None, "The model answers without thinking (/think auto); there are /think on and /think off.", "on"),
+        (False, True, "The model thinks before it answers (/think on); there are /think off and /think auto.", "off"),
+        (None, None, "The chat template of this model has no switch for thinking.", "on"),
+    ],
+)
+def test_how_it_is_now_and_the_other_way(by_itself, told, sentence, other):
+    assert state(Settings(think=told), Model(by_itself), None) == (sentence, other)
+
+
+def test_what_stands_behind_the_command():
+    assert [asked(rest) for rest in ("", " on", "OFF ", "auto", "show")] == ["", "on", "off", "auto", "show"]
+    with pytest.raises(UsageMistake, match=r"^/think takes on, off, auto or show, and 'of' was given"):
+        asked("of")
+
+
+def turn(reply="", reasoning="", reason="stop", **figures):
+    return Turn(1, "Why?", reply, reason, figures, reasoning=reasoning)
+
+
+def test_a_reply_that_ended_in_thought_is_told():
+    def said(ended, limit=None, by_itself=True):
+        return only_thinking(ended, Settings(max_tokens=limit), Model(by_itself), None)
+
+    other = ", or let it answer without thinking"
+    cut, mark = (turn(reasoning=text, reason="length", completion_tokens=1, reasoning_tokens=1) for text in ("hm", ""))
+    took = "The thinking took the whole limit of 1 token, so there is no answer; allow it more tokens"
+    assert said(cut, 1) == said(mark, 1) == f"{took}{other}." and said(cut, 1, None) == f"{took}."
+    for limit in (None, 2):
+        assert said(cut, limit).startswith("The thinking filled the context, so there is no answer; ")
+    assert said(turn(reasoning="hm")) == f"The model thought and ended there, so there is no answer; ask again{other}."
+    for whole in (turn(), turn("Yes.", "hm"), turn("Yes.", "hm", "length"), turn("", "hm", "interrupted")):
+        assert said(whole) is None
+
+
+def test_how_long_was_thought():
+    assert thought(214, 3.14) == "thought for 3.1 s, 214 tokens"
+    assert thought(1, 70, still=True) == "thinking for 70 s, 1 token"
+    assert kept_thought({"reasoning_tokens": 3, "reasoning_s": 0.2}) == "thought for 0.2 s, 3 tokens"
+    for broken in ({}, {"reasoning_tokens": 3}, {"reasoning_tokens": "x", "reasoning_s": 1}):
+        assert kept_thought(broken) == "thought"
+
+
+def test_an_export_quotes_what_was_thought_so_that_nothing_in_it_reaches_beyond():
+    info = ConversationInfo(1, "Why?", "demo", 0.0, 0.0, 3)
+    turns = (turn("Yes.", "one\n\n```\n\x1b[2J"), turn("", "half", "interrupted"), turn("No."))
+    document = as_markdown(Saved(info, None, turns))
+    assert "> *Thought:*\n>\n> one\n>\n> ```\n> \u241b[2J\n\nYes." in document
+    assert "> *Thought:*\n>\n> half\n\n*(stopped)*" in document and document.endswith("\n\nNo.")
+    assert document.count("Thought") == 2

@@ -1,0 +1,265 @@
+"""localspec import, and GGUF files wherever a model is named: from the file to a reply."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+from command import called, localspec, sentence
+from filelock import FileLock
+from gguf_files import write_model
+from transformers import LlamaConfig
+
+from localspec.native.pack import Source
+from localspec.paths import Paths
+
+SHAPE = {**tiny_models._SHAPE, "hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny") / "model"
+    return tiny_models.write(path, LlamaConfig(**SHAPE), tiny_models.byte_tokenizer(), 0)
+
+
+@pytest.fixture
+def gguf(directory: Path, tmp_path: Path) -> Path:
+    return write_model(tmp_path / "Tiny Chat.Q8_0.gguf", directory, "Q8_0")
+
+
+def imported(home: Path, file: Path, *flags: str) -> dict[str, object]:
+    result = called(home, "import", str(file), *flags, "--json")
+    assert result.returncode == 0, result.stderr
+    found: dict[str, object] = json.loads(result.stdout)
+    return found
+
+
+def listed(home: Path) -> dict[str, dict[str, object]]:
+    return {row["name"]: row for row in json.loads(called(home, "list", "--json").stdout)}
+
+
+def test_what_processes_left_that_were_killed_goes_and_what_one_writes_stays(tmp_path: Path, gguf: Path) -> None:
+    packed = Paths(tmp_path).packed
+    packed.mkdir(parents=True, mode=0o700)
+    for command in (["import", str(gguf)], ["doctor", "--json"], ["rm", "nosuch"]):
+        for name in ("left", "held"):
+            (packed / f"{name}.packed.partial").write_bytes(b"x" * 1000)
+        with FileLock(packed / "held.lock"):
+            called(tmp_path, *command)
+        assert [file.name for file in sorted(packed.glob("*.partial"))] == ["held.packed.partial"], command
+        assert not (packed / "left.lock").exists()
+
+
+def test_a_failed_import_leaves_nothing(tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("usage", (), {"free": 1000})
+    monkeypatch.setattr("localspec.native.packed_cache.shutil.disk_usage", lambda path: usage)
+    assert called(tmp_path, "import", str(gguf)).returncode == 4
+    assert list(Paths(tmp_path).packed.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has no such signals")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_what_a_signal_ends_is_cleared_up(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gguf: Path
+) -> None:
+    before = signal.getsignal(number := getattr(signal, name))
+    filled = Source.filler
+
+    def ending(self: Source, known: Any) -> Any:
+        os.kill(os.getpid(), number)
+        return filled(self, known)
+
+    raised: list[int] = []
+    monkeypatch.setattr(Source, "filler", ending)
+    monkeypatch.setattr("localspec.cli.interrupt.signal.raise_signal", raised.append)
+    with pytest.raises(SystemExit) as ended:
+        called(tmp_path, "import", str(gguf))
+    assert ended.value.code == 128 + number and raised == [number] and list(Paths(tmp_path).packed.iterdir()) == []
+    assert signal.getsignal(number) == before
+
+
+def test_a_file_becomes_a_model_that_needs_it_no_more(tmp_path: Path, gguf: Path) -> None:
+    first = imported(tmp_path, gguf)
+    assert first["name"] == "Tiny-Chat.Q8_0"
+    assert first["new"] is True and first["packing"] == "int8" and first["types"] == ["Q8_0"]
+    assert first["file_bytes"] == gguf.stat().st_size
+    again = imported(tmp_path, gguf)
+    assert again["new"] is False and again["path"] == first["path"]
+    gguf.unlink()
+    row = listed(tmp_path)["Tiny-Chat.Q8_0"]
+    assert row["path"] == first["path"] and row["license"] == "apache-2.0" and list(row["packed"]) == ["int8"]
+    shown = json.loads(called(tmp_path, "show", "Tiny-Chat.Q8_0", "--json").stdout)
+    assert shown["installed"] and shown["architecture"] == "LlamaForCausalLM"
+    assert shown["source"] == str(gguf) and shown["thinking"] == "no"
+    assert "every weight agrees" in called(tmp_path, "verify", "Tiny-Chat.Q8_0").stdout
+    reply = called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "-n", "8", "--json", "Hi")
+    assert json.loads(reply.stdout)["quantize"] == "int8"
+    removed = called(tmp_path, "rm", "Tiny-Chat.Q8_0", "--yes")
+    assert removed.returncode == 0, removed.stderr
+    assert "Tiny-Chat.Q8_0" not in listed(tmp_path) and not Path(str(first["path"])).exists()
+
+
+def test_a_person_reads_what_was_made_of_what(tmp_path: Path, gguf: Path) -> None:
+    result = localspec(tmp_path, "import", gguf.name)
+    assert result.returncode == 0 and result.stderr == ""
+    assert result.stdout.startswith("Tiny-Chat.Q8_0: ") and " in int8, from " in result.stdout
+    assert "Chat with it: localspec chat -m Tiny-Chat.Q8_0." in result.stdout
+    assert "imported before" in called(tmp_path, "import", gguf.name).stdout
+
+
+def test_a_file_that_is_named_is_imported_when_it_is_first_used(tmp_path: Path, gguf: Path) -> None:
+    first = called(tmp_path, "run", "-m", gguf.name, "-n", "8", "--no-log", "Hi")
+    assert first.returncode == 0 and "was imported as Tiny-Chat.Q8_0" in first.stderr
+    again = called(tmp_path, "run", "-m", gguf.name, "-n", "8", "--no-log", "Hi")
+    assert again.stdout == first.stdout and again.stderr == ""
+    by_name = called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "-n", "8", "--no-log", "Hi")
+    assert by_name.stdout == first.stdout
+    shutil.move(gguf, tmp_path / "elsewhere.gguf")
+    moved = called(tmp_path, "run", "-m", "elsewhere.gguf", "-n", "8", "--no-log", "Hi")
+    assert (moved.stdout, moved.stderr) == (first.stdout, "")
+    in_few_bits = called(tmp_path, "run", "-m", "elsewhere.gguf", "-n", "8", "--quantize", "int4", "--no-log", "Hi")
+    assert in_few_bits.returncode == 0, in_few_bits.stderr
+    assert called(tmp_path, "verify", "Tiny-Chat.Q8_0").stdout.count("every weight agrees") == 2
+    assert called(tmp_path, "rm", "elsewhere.gguf", "--yes").returncode == 0
+    assert list(tmp_path.rglob("*.packed")) == [] and (tmp_path / "elsewhere.gguf").exists()
+
+
+def test_a_file_that_changed_is_imported_again_and_what_it_was_goes(
+    tmp_path: Path, gguf: Path, directory: Path
+) -> None:
+    before = imported(tmp_path, gguf)
+    write_model(gguf, directory, "F16")
+    assert sentence(called(tmp_path, "show", gguf.name)).endswith(f"`localspec import {gguf.name}`.\n")
+    assert called(tmp_path, "run", "-m", gguf.name, "-n", "1", "--no-log", "Hi").returncode == 0
+    after = imported(tmp_path, gguf)
+    assert after["new"] is False and after["name"] == before["name"] and after["types"] == ["F16"]
+    assert not Path(str(before["path"])).exists() and Path(str(after["path"])).exists()
+
+
+def test_two_files_of_one_name_are_two_models(tmp_path: Path, gguf: Path, directory: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = write_model(tmp_path / "other" / gguf.name, directory, "F16")
+    first, second = imported(tmp_path, gguf), imported(tmp_path, other)
+    assert second["name"] != first["name"] and str(second["name"]).startswith("Tiny-Chat.Q8_0-")
+    named_demo = write_model(tmp_path / "demo.gguf", directory, "F32")
+    assert str(imported(tmp_path, named_demo)["name"]).startswith("demo-")
+    assert set(listed(tmp_path)) >= {str(first["name"]), str(second["name"]), "demo"}
+
+
+@pytest.mark.parametrize("drafter", ["phrases", "lookahead", "layers"])
+def test_drafts_change_no_token(tmp_path: Path, gguf: Path, drafter: str) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    asked = ("-n", "60", "--temp", "0", "--no-log", "--json", "the cat sat on the mat and the cat")
+
+    def ids(*flags: str) -> list[int]:
+        result = called(home, "run", "-m", str(gguf), *flags, *asked)
+        assert result.returncode == 0, result.stderr
+        found: list[int] = json.loads(result.stdout)["token_ids"]
+        return found
+
+    assert ids("--drafter", drafter, "--draft-max", "6") == ids("--drafter", "none")
+
+
+def test_what_a_file_cannot_be_is_said(tmp_path: Path, gguf: Path, directory: Path) -> None:
+    def refused(code: int, *arguments: str) -> str:
+        result = called(tmp_path, *arguments)
+        assert result.returncode == code, result.stderr
+        return sentence(result)
+
+    assert "nothing.gguf" in refused(3, "import", "nothing.gguf")
+    assert "localspec import" in refused(3, "show", gguf.name)
+    assert "cuda" in refused(2, "run", "-m", gguf.name, "--device", "cuda", "Hi")
+    assert "nf4" in refused(2, "import", gguf.name, "--quantize", "nf4")
+    assert "bf16" in refused(2, "run", "-m", gguf.name, "--dtype", "bf16", "Hi")
+    (tmp_path / "a.gguf").write_bytes(gguf.read_bytes()[:-1])
+    assert "a.gguf" in refused(1, "import", "a.gguf")
+    write_model(tmp_path / "gemma.gguf", directory, "Q8_0", general__architecture="gemma3")
+    assert "GGUF file gemma.gguf is of the architecture 'gemma3'" in refused(1, "run", "-m", "gemma.gguf", "Hi")
+    imported(tmp_path, gguf)
+    (tmp_path / "texts.txt").write_text("one two three\n" * 100)
+    assert "is a GGUF file, and a drafter" in refused(3, "train", "medusa", "-m", gguf.name, "--data", "texts.txt")
+    name = str(imported(tmp_path, gguf)["name"])
+    assert "imported from GGUF" in refused(3, "train", "medusa", "-m", name, "--data", "texts.txt")
+    assert f"`localspec chat -m {gguf.name}`" in refused(2, "pull", gguf.name)
+    assert called(tmp_path, "rm", gguf.name, "--yes").returncode == 0
+    assert "of which nothing is kept here" in refused(3, "rm", gguf.name, "--yes") and gguf.exists()
+
+
+def test_a_file_that_is_named_otherwise_or_is_not_there_is_told_as_what_it_is(tmp_path: Path, gguf: Path) -> None:
+    shutil.copy(gguf, tmp_path / "noext")
+    user = tmp_path / "config" / "models.toml"
+    user.parent.mkdir()
+    user.write_text(f"[mine]\npath = '{gguf}'\n")
+    for name, said in (
+        ("noext", "noext is a GGUF file by another name; `localspec import noext`"),
+        ("nosuch.gguf", "There is no file 'nosuch.gguf'"),
+        ("mine", f"a GGUF file is imported first: `localspec import {gguf}`"),
+    ):
+        result = called(tmp_path, "run", "-m", name, "Hi")
+        assert result.returncode == 3 and said in sentence(result)
+        assert "qwen3" not in result.stderr
+
+
+def test_all_packings_that_are_here_are_named(tmp_path: Path, gguf: Path) -> None:
+    for packing in ("int8", "int4"):
+        imported(tmp_path, gguf, "--quantize", packing)
+    refused = called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "--dtype", "fp32", "--no-log", "Hi")
+    assert refused.returncode == 3 and "from GGUF in int4 and int8 alone" in sentence(refused)
+
+
+def test_a_license_without_end_is_cut(tmp_path: Path, directory: Path) -> None:
+    file = write_model(tmp_path / "a.gguf", directory, "Q8_0", general__license="a\nb" + "c" * 100_000)
+    assert imported(tmp_path, file)["license"] == "a b" + "c" * 97
+    assert len(called(tmp_path, "list").stdout) < 20_000
+
+
+@pytest.mark.parametrize("command", [("run",), ("chat", "--plain")], ids=" ".join)
+def test_a_file_in_place_of_a_question_is_told_to_be_given_as_a_model(tmp_path: Path, gguf: Path, command: Any) -> None:
+    result = called(tmp_path, *command, gguf.name)
+    assert result.returncode == 2 and f"-m {gguf.name}" in sentence(result)
+    assert "no question" not in called(tmp_path, *command, "nothing.gguf", "--no-log", "-n", "1", "-m", "demo").stderr
+
+
+def test_every_command_that_lets_a_model_speak_imports_a_file_first(tmp_path: Path, gguf: Path) -> None:
+    """Each with nothing imported yet, so that none asks for another command."""
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hi"}\n')
+    commands = {
+        "bench": ("--drafter", "phrases", "--nodes", "2", "--limit", "1", "--max-tokens", "2"),
+        "race": ("Hi", "-n", "2", "--drafter", "phrases"),
+        "distill": ("--prompts", "prompts.jsonl", "-o", "own.jsonl", "--max-tokens", "2"),
+        "doctor": ("--limit", "1", "-n", "2"),
+    }
+    for command, flags in commands.items():
+        named = ("--prove", gguf.name) if command == "doctor" else ("-m", gguf.name)
+        result = called(tmp_path, command, *named, *flags)
+        assert result.returncode == 0 and "was imported as Tiny-Chat.Q8_0" in result.stderr, result.stderr
+        assert called(tmp_path, "rm", gguf.name, "--yes").returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path, gguf: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.gguf"))
+    shutil.copy(gguf, odd)
+    assert "rename it" in called(tmp_path, "import", str(odd)).stderr
+
+
+@pytest.mark.slow
+def test_doctor_knows_what_was_imported(tmp_path: Path, gguf: Path) -> None:
+    imported(tmp_path, gguf)
+    said = json.loads(called(tmp_path, "doctor", "--json").stdout)
+    own = [one for one in said["choices"] if one["model"] == "Tiny-Chat.Q8_0"]
+    assert own and all(one["installed"] for one in own)
+
+
+@pytest.mark.slow
+def test_a_template_that_computes_without_end_is_ended(tmp_path: Path, directory: Path) -> None:
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    file = write_model(tmp_path / "a.gguf", directory, "Q8_0", tokenizer__chat_template=endless)
+    result = called(tmp_path, "run", "-m", file.name, "-n", "1", "--no-log", "Hi")
+    assert result.returncode == 1 and "chat template" in result.stderr

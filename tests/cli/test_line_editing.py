@@ -1,0 +1,34 @@
+"""A line of `chat --plain`: Tab in it, and its longest."""
+
+import io
+import sys
+
+import pytest
+
+from localspec.chat.completion import Entry
+from localspec.cli import line_editing
+from localspec.cli.line_editing import Completer, read_line
+from localspec.errors import UsageMistake
+
+
+def test_matches_are_given_one_after_the_other():
+    asked = []
+
+    def look_up(need):
+        asked.append(need)
+        return [Entry("demo", "the demo"), Entry("dream", "another")]
+
+    completer = Completer(look_up)
+    assert [completer("/model d", number) for number in range(3)] == ["/model demo", "/model dream", None]
+    assert [completer("/ti", number) for number in range(2)] == ["/title ", None]
+    assert completer("hello", 0) is None
+    assert asked == ["model"]
+
+
+def test_a_line_without_end(monkeypatch):
+    """Else a pipe of zeros would be read until memory ends."""
+    monkeypatch.setattr(line_editing, "LONGEST", 10)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("012345678\n" + "x" * 11))
+    assert read_line("> ", lambda need: []) == "012345678"
+    with pytest.raises(UsageMistake, match="longer than 64 MiB"):
+        read_line("> ", lambda need: [])

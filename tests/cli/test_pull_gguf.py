@@ -1,0 +1,223 @@
+"""localspec pull org/repo-GGUF:TYPE: one type is fetched, imported under that name, and nothing else of it is kept."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny_models
+from cli.hub_commands import at, blobs, common_cache, home_with_cache
+from command import sentence
+from gguf_files import metadata_of, tensors_of, write_model, written
+from hub_server import Repository, served
+from transformers import Qwen3Config
+
+from localspec.errors import LocalspecError
+from localspec.hub.gguf_files import of_type, types_listed
+from localspec.hub.records import ExpectedFile
+from localspec.hub.sources import Source
+from localspec.machine.machine import Device, Machine
+
+SHAPE = {**tiny_models._SHAPE, "hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 32}
+NAME = "org/tiny-GGUF:Q8_0"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny") / "model"
+    return tiny_models.write(path, Qwen3Config(**SHAPE), tiny_models.byte_tokenizer(), 0)
+
+
+@pytest.fixture(scope="module")
+def files(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A repository as they are: types in several spellings, one in two parts, and what is no model."""
+    folder = tmp_path_factory.mktemp("gguf")
+    kinds = {"tiny-Q8_0.gguf": "Q8_0", "tiny-F16.gguf": "F16", "tiny.q5_1.gguf": "Q5_1"}
+    found = {name: write_model(folder / name, directory, kind).read_bytes() for name, kind in kinds.items()}
+    metadata, tensors = metadata_of(directory, "gpt-2"), tensors_of(directory, "BF16")
+    names = sorted(tensors)
+    for number, part in enumerate((names[:5], names[5:])):
+        said = {"split.no": number, "split.count": 2}
+        said = {**(metadata if number == 0 else {}), **said}
+        content = written(said, {name: tensors[name] for name in part})
+        found[f"tiny-BF16-{number + 1:05}-of-00002.gguf"] = content
+    return {**found, "mmproj-F16.gguf": b"x" * 20000, "README.md": b"# tiny"}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return home_with_cache(tmp_path, monkeypatch)
+
+
+def test_one_type_is_fetched_and_kept_packed_alone(home: Path, files: dict[str, bytes]) -> None:
+    with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
+        plan = json.loads(at(home, hub, "pull", NAME, "--dry-run", "--json").stdout)
+        assert [file["name"] for file in plan["sources"][0]["files"]] == ["tiny-Q8_0.gguf"]
+        assert plan["fetch_bytes"] == len(files["tiny-Q8_0.gguf"]) and blobs(home) == {}
+        result = at(home, hub, "pull", NAME, "--yes")
+        assert result.returncode == 0, result.stderr
+        assert f"{NAME} is packed" in result.stdout and "is deleted" in result.stderr
+        assert {request.split("/")[-1] for request in hub.requests if "/resolve/" in request} == {"tiny-Q8_0.gguf"}
+        assert blobs(home) == {}
+        sent = hub.sent_bytes
+        again = at(home, hub, "pull", NAME, "--yes")
+        assert again.returncode == 0 and hub.sent_bytes == sent and f"{NAME} is packed" in again.stdout
+    rows = {row["name"]: row for row in json.loads(at(home, hub, "list", "--json").stdout)}
+    assert list(rows[NAME]["packed"]) == ["int8"] and rows[NAME]["license"] == "apache-2.0"
+    for name in (NAME, "org/tiny-GGUF:q8_0"):
+        reply = at(home, hub, "run", "-m", name, "-n", "8", "--no-log", "--json", "Hi")
+        assert reply.returncode == 0 and json.loads(reply.stdout)["model"] == NAME
+    assert "every weight agrees" in at(home, hub, "verify", NAME).stdout
+    assert json.loads(at(home, hub, "show", NAME, "--json").stdout)["source"] == NAME
+    assert at(home, hub, "rm", NAME, "--yes").returncode == 0
+    assert NAME not in {row["name"] for row in json.loads(at(home, hub, "list", "--json").stdout)}
+    assert "localspec pull" in sentence(at(home, hub, "run", "-m", NAME, "Hi"))
+
+
+def test_parts_are_fetched_together_and_types_in_any_spelling(home: Path, files: dict[str, bytes]) -> None:
+    with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
+        for kind, count in (("bf16", 2), ("Q5_1", 1)):
+            result = at(home, hub, "pull", f"org/tiny-GGUF:{kind}", "--yes")
+            assert result.returncode == 0, result.stderr
+            assert (
+                sum(kind.lower() in line.lower() and ".gguf " in line for line in result.stdout.splitlines()) >= count
+            )
+            name = f"org/tiny-GGUF:{kind.upper()}"
+            assert at(home, hub, "run", "-m", name, "-n", "1", "--no-log", "Hi").returncode == 0
+
+
+def test_files_in_folders_are_found_by_their_names_or_the_folders_and_leave_nothing(
+    home: Path, files: dict[str, bytes]
+) -> None:
+    """As repositories of large models are: a folder a type, with the parts in it."""
+    inside = {
+        **{f"BF16/{name}": content for name, content in files.items() if "BF16" in name},
+        "gguf/Q8_0/model.gguf": files["tiny-Q8_0.gguf"],
+        "tiny-F16.gguf": files["tiny-F16.gguf"],
+        "old/tiny-F16.gguf": b"x" * 20000,
+        "old/mmproj-Q4_0.gguf": b"x",
+    }
+    with served(**{"org__tiny-GGUF": Repository(inside)}) as hub:
+        said = sentence(at(home, hub, "pull", "org/tiny-GGUF"))
+        assert [said.count(f"{kind} (") for kind in ("BF16", "Q8_0", "Q4_0")] == [1, 1, 0]
+        for kind in ("BF16", "Q8_0", "F16"):
+            result = at(home, hub, "pull", f"org/tiny-GGUF:{kind}", "--yes")
+            assert result.returncode == 0 and "is packed" in result.stdout, result.stderr
+            left = [path for path in common_cache(home).glob("models--*/**/*") if path.is_file() or path.is_symlink()]
+            assert left == [] and not list(common_cache(home).glob("models--*/snapshots/*"))
+            reply = at(home, hub, "run", "-m", f"org/tiny-GGUF:{kind}", "-n", "1", "--no-log", "Hi")
+            assert reply.returncode == 0, reply.stderr
+        assert not any("old/" in request for request in hub.requests)
+    twice = {f"{folder}/tiny-Q8_0.gguf": files["tiny-Q8_0.gguf"] for folder in ("a", "b")}
+    with served(**{"org__tiny-GGUF": Repository(twice)}) as hub:
+        assert "no parts of one model" in sentence(at(home, hub, "pull", NAME))
+
+
+@pytest.mark.parametrize("name", ["../a-Q8_0.gguf", "/a-Q8_0.gguf", "a/../b-Q8_0.gguf", ".a/b-Q8_0.gguf", "a//b-Q8_0.gguf",
+                                  "a/b/c/d/e-Q8_0.gguf", "a\\b-Q8_0.gguf", "a/\x1b[2J-Q8_0.gguf", "a/b-Q8_0.gguf\n"])  # fmt: skip
+def test_a_place_that_leads_elsewhere_is_none(home: Path, name: str) -> None:
+    with served(**{"org__tiny-GGUF": Repository({name: b"x" * 20000})}) as hub:
+        assert "no GGUF file of the type Q8_0" in sentence(at(home, hub, "pull", NAME))
+        assert not any("/resolve/" in request for request in hub.requests)
+
+
+def test_without_a_type_or_with_an_unknown_one_the_types_are_listed(home: Path, files: dict[str, bytes]) -> None:
+    with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
+        for name in ("org/tiny-GGUF", "org/tiny-GGUF:Q4_K_M"):
+            said = sentence(at(home, hub, "pull", name))
+            assert "Q8_0 (" in said and "F16 (" in said and "BF16 (" in said and "Q5_1 (" in said
+            assert "`localspec pull org/tiny-GGUF:Q8_0`" in said
+    only = {name: content for name, content in files.items() if "BF16-00001" in name}
+    with served(**{"org__tiny-GGUF": Repository(only)}) as hub:
+        assert "no parts of one model" in sentence(at(home, hub, "pull", "org/tiny-GGUF:BF16"))
+
+
+def test_what_cannot_fit_is_refused_before_it_is_fetched(
+    home: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the size and the type of the file: into memory, and on the disk beside its packed form."""
+    length = len(files["tiny-Q8_0.gguf"])
+    with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
+        usage = type("usage", (), {"free": length * 5 // 4})
+        with monkeypatch.context() as patch:
+            patch.setattr("localspec.hub.plan.shutil.disk_usage", lambda path: usage)
+            result = at(home, hub, "pull", NAME, "--yes")
+            assert result.returncode == 4 and "packed from them" in result.stderr and "--force" in result.stderr
+            assert json.loads(at(home, hub, "pull", NAME, "--dry-run", "--json").stdout)["fits"] is False
+        small = Machine((Device("cpu", "a processor", 10**9, 600 * 10**6 + 1000, ("fp32",)),), 1)
+        with monkeypatch.context() as patch:
+            patch.setattr("localspec.pulling.pull.this_machine", lambda: small)
+            result = at(home, hub, "pull", NAME, "--yes")
+            assert result.returncode == 4 and "in int4, of 1,000 bytes" in result.stderr and "--force" in result.stderr
+            assert json.loads(at(home, hub, "pull", NAME, "--dry-run", "--json").stdout)["fits"] is False
+            assert blobs(home) == {}
+            assert at(home, hub, "pull", NAME, "--yes", "--force").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "read"),
+    [("a-IQ2_M.gguf", "IQ2_M", False), ("a-Q3_K_S.gguf", "Q3_K_S", False), ("a-Q4_0_4_4.gguf", "Q4_0_4_4", False),
+     ("a-UD-Q4_K_XL.gguf", "UD-Q4_K_XL", True), ("a-UD-Q4_K_XL.gguf", "Q4_K_XL", True),
+     ("UD-Q5_K_XL/a.gguf", "UD-Q5_K_XL", True), ("a-UD-IQ1_S.gguf", "UD-IQ1_S", False)],
+)  # fmt: skip
+def test_types_that_nothing_here_reads_are_refused_by_their_names(name: str, kind: str, read: bool) -> None:
+    known = [ExpectedFile(one, 10, "a" * 64) for one in (name, "a-Q8_0.gguf")]
+    source = Source("org/a-GGUF", "main", kind)
+    if read:
+        assert [file.name for file in of_type(source, known)] == [name]
+        return
+    assert (listed := types_listed(source, known)).endswith(f"out of Q8_0 (10 bytes); it does not read {kind}.")
+    with pytest.raises(LocalspecError, match="does not read; choose a type") as error:
+        of_type(source, known)
+    assert listed.partition("; ")[2] in str(error.value)
+
+
+def test_what_is_no_model_stays_and_is_said(home: Path, files: dict[str, bytes]) -> None:
+    broken = {"tiny-Q8_0.gguf": files["tiny-Q8_0.gguf"][:-40000] + bytes(100)}
+    with served(**{"org__tiny-GGUF": Repository(broken)}) as hub:
+        result = at(home, hub, "pull", NAME, "--yes")
+        assert result.returncode == 1 and "what was fetched stays" in result.stderr
+        assert "tiny-Q8_0.gguf" in result.stderr and len(blobs(home)) == 1
+        assert f"until `localspec rm {NAME}`" in result.stderr and "fetch it again" not in result.stderr
+        found = at(home, hub, "list", "--json")
+        assert NAME not in found.stdout and f"`localspec rm {NAME}` deletes it" in found.stderr
+        for name in (NAME, "org/tiny-GGUF"):
+            removed = at(home, hub, "rm", name, "--yes")
+            assert removed.returncode == 0 and "tiny-Q8_0.gguf" in removed.stdout, removed.stderr
+            assert blobs(home) == {} and not list(common_cache(home).glob("models--*"))
+            at(home, hub, "pull", NAME, "--yes")
+
+
+def about(architecture: str, files: dict[str, bytes]) -> tuple[int, dict[str, str], bytes]:
+    """What the hub says of a repository of GGUF files of this architecture."""
+    repository = Repository(files)
+    said = {"id": "org/tiny-GGUF", "sha": repository.revisions["main"], "siblings": repository.entries(), "tags": []}
+    more = {"private": False, "gated": False, "cardData": {}, "gguf": {"architecture": architecture, "total": 1}}
+    return 200, {"Content-Type": "application/json"}, json.dumps({**said, **more}).encode()
+
+
+def test_what_cannot_be_meant_is_refused(home: Path, files: dict[str, bytes]) -> None:
+    with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
+        assert "--packed-only" in sentence(at(home, hub, "pull", NAME, "--packed-only"))
+        assert "nf4" in sentence(at(home, hub, "pull", NAME, "--yes", "--quantize", "nf4"))
+        assert "cuda" in sentence(at(home, hub, "pull", NAME, "--yes", LOCALSPEC_DEVICE="cuda"))
+        assert blobs(home) == {}
+        hub.answer = lambda path: about("gemma3", files) if path.startswith("/api/") else None
+        assert "'gemma3'" in sentence(at(home, hub, "pull", NAME, "--yes"))
+        hub.answer = lambda path: None
+        assert "org/repo:TYPE" in sentence(at(home, hub, "pull", "org/tiny-GGUF:"))
+        assert "org/repo:TYPE" in sentence(at(home, hub, "pull", "org/tiny-GGUF:../x"))
+        assert "nothing is removed" in sentence(at(home, hub, "rm", NAME, "--yes"))
+        assert "is not here" in sentence(at(home, hub, "verify", NAME))
+
+
+def test_a_newer_commit_takes_the_place_of_the_one_before(
+    home: Path, files: dict[str, bytes], directory: Path, tmp_path: Path
+):
+    with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
+        at(home, hub, "pull", NAME, "--yes")
+        changed = write_model(tmp_path / "b.gguf", directory, "Q8_0", general__license="mit").read_bytes()
+        hub.repositories["org/tiny-GGUF"] = Repository({**files, "tiny-Q8_0.gguf": changed})
+        assert at(home, hub, "pull", NAME, "--yes").returncode == 0
+    rows = [row for row in json.loads(at(home, hub, "list", "--json").stdout) if row["name"] == NAME]
+    assert [row["license"] for row in rows] == ["mit"]
+    assert len(list(home.rglob("*.packed"))) == 1

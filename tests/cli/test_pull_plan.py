@@ -1,0 +1,136 @@
+"""`pull NAME --dry-run` of a registered model: what the registry knows, without a network."""
+
+import json
+from pathlib import Path
+
+import pytest
+from cli.hub_commands import at, common_cache, home_with_cache, repository
+from command import sentence
+from hub_server import Hub, served
+
+from localspec.machine.machine import Device, Machine
+
+SHAPE = (
+    "layers = 2, width = 64, inner = 128, heads = 4, key_heads = 2, head_width = 16, vocabulary = 1000, context = 128"
+)
+PARAMETERS = 2 * (64 * 16 * 12 + 3 * 64 * 128) + 2 * 64 * 1000 + 5 * 64
+ENTRIES = f"""
+[mine]
+repo = "org/name"
+revision = "v1"
+license = "Apache-2.0"
+publisher = "Somebody"
+gated = true
+draft = "small"
+shape = {{ {SHAPE} }}
+[[mine.drafters]]
+kind = "medusa"
+repo = "org/heads"
+license = "MIT"
+publisher = "Another"
+parameters = 1000
+[[mine.drafters]]
+kind = "draft_model"
+[[mine.forms]]
+repo = "org/name-GGUF"
+gguf = "Q8_0"
+publisher = "Somebody"
+license = "Apache-2.0"
+bytes = 123456789
+
+[small]
+repo = "org/small"
+license = "Apache-2.0"
+
+[here]
+repo = "org/here"
+shape = {{ {SHAPE} }}
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = home_with_cache(tmp_path, monkeypatch)
+    (home / "config").mkdir(mode=0o700)
+    (home / "config" / "models.toml").write_text(ENTRIES)
+    return home
+
+
+NOBODY = Hub(endpoint="http://127.0.0.1:9")
+
+
+def announced(home: Path, *arguments: str, **more: str) -> dict:
+    result = at(home, NOBODY, "pull", *arguments, "--dry-run", "--json", **more)
+    assert (result.returncode, result.stderr, result.stdout.count("\n")) == (0, "", 1)
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("offline", ["", "1"])
+def test_a_registered_model_is_told_of_without_a_network(home, offline):
+    said = announced(home, "mine", "--drafter", "medusa", HF_HUB_OFFLINE=offline)
+    assert said["asked"] == "registry" and said["name"] == "mine" and said["fits"] is True
+    nobody_says = {"commit": None, "files": [], "gguf": None}
+    assert said["sources"] == [
+        {"repo": "org/name", "revision": "v1", "bytes": 2 * PARAMETERS, "license": "Apache-2.0", "gated": True, **nobody_says},
+        {"repo": "org/heads", "revision": "main", "bytes": 2000, "license": "MIT", "gated": False, **nobody_says},
+    ]  # fmt: skip
+    total = 2 * PARAMETERS + 2000
+    assert (said["bytes"], said["fetch_bytes"], said["cached_bytes"]) == (total, total, 0)
+    assert said["forms"] == [
+        {"repo": "org/name-GGUF", "revision": "main", "gguf": "Q8_0", "publisher": "Somebody", "license": "Apache-2.0",
+         "bytes": 123456789}
+    ]  # fmt: skip
+    assert not common_cache(home).exists() and not (home / "data").exists()
+
+
+def test_as_text_it_says_that_nobody_was_asked(home):
+    result = at(home, NOBODY, "pull", "mine", "--dry-run", "--drafter", "draft_model")
+    assert result.returncode == 0 and result.stderr == ""
+    first, own, small, form, total, memory, drafter, asks = result.stdout.splitlines()
+    assert first == "mine, from the registry; the hub was not asked"
+    assert own.startswith("org/name@v1, by Somebody, license Apache-2.0, gated: its terms must be accepted")
+    assert small == "org/small, by unknown, license Apache-2.0, size unknown"
+    assert form == "  other form: org/name-GGUF:Q8_0, by Somebody, license Apache-2.0, 117.7 MiB"
+    assert total.startswith("size unknown to fetch; ") and memory.startswith("memory: ") and "as asked" in drafter
+    assert "`localspec pull org/name@v1 --dry-run` asks the hub" in asks
+    assert announced(home, "mine", "--drafter", "draft_model")["bytes"] is None
+
+
+def test_what_is_not_registered_is_asked_for_and_offline_that_is_said(home, tmp_path):
+    with served(org__name=repository(tmp_path / "model", 900)) as hub:
+        result = at(home, hub, "pull", "org/name", "--dry-run", "--json")
+        assert json.loads(result.stdout)["asked"] == "hub" and hub.requests
+        hub.requests.clear()
+        refused = at(home, hub, "pull", "org/name", "--dry-run", HF_HUB_OFFLINE="1")
+        assert refused.returncode == 3 and "HF_HUB_OFFLINE" in sentence(refused) and hub.requests == []
+        refused = at(home, hub, "pull", "mine", HF_HUB_OFFLINE="1")
+        assert refused.returncode == 3 and "told by `localspec pull mine --dry-run`" in sentence(refused)
+        assert at(home, hub, "pull", "mien", "--dry-run").returncode == 3 and hub.requests == []
+
+
+def test_what_is_here_is_not_fetched_again(home, tmp_path):
+    with served(org__here=repository(tmp_path / "model", 900)) as hub:
+        assert at(home, hub, "pull", "here", "--yes", "--force").returncode == 0
+    said = announced(home, "here")
+    assert said["cached_bytes"] == said["bytes"] == 2 * PARAMETERS and said["fetch_bytes"] == 0
+    assert "  here\n" in at(home, NOBODY, "pull", "here", "--dry-run").stdout
+    assert announced(home, "demo")["sources"] == []
+
+
+def test_mistakes_and_what_does_not_fit_are_the_same_as_of_a_pull(home, monkeypatch):
+    refused = at(home, NOBODY, "pull", "mine", "--drafter", "medus", "--dry-run")
+    assert refused.returncode == 2 and "did you mean 'medusa'?" in sentence(refused)
+    small = Machine((Device("cpu", "a CPU", 10**9, 600 * 10**6 + 1000, ("fp32",)),), 1)
+    monkeypatch.setattr("localspec.pulling.announced.this_machine", lambda: small)
+    said = announced(home, "mine", "--drafter", "none")
+    assert said["fits"] is False and "does not fit" in said["memory"]
+
+
+def test_whoever_reads_it_is_told_how_to_chat_with_what_came(home, tmp_path, monkeypatch):
+    with served(org__here=repository(tmp_path / "model", 900)) as hub:
+        assert "Chat with it" not in at(home, hub, "pull", "here", "--yes", "--force").stdout, "scripts read paths"
+        monkeypatch.setattr("localspec.cli.pull.seen", lambda: True)
+        for name in ("here", "demo"):
+            result = at(home, hub, "pull", name, "--yes", "--force")
+            assert result.stdout.splitlines()[-1] == f"Chat with it: localspec chat -m {name}"
+        assert "Chat with it" not in at(home, hub, "pull", "here", "--dry-run").stdout

@@ -1,0 +1,242 @@
+"""`pull NAME` takes a Q8_0 file of the publisher's where int8 or int4 would be kept: plan, download, and what is lost."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from cli.hub_commands import at, blobs, home_with_cache
+from command import sentence
+from gguf_files import metadata_of, tensors_of, written
+from hub_server import Hub, Repository, model_repository, served
+from machines import gpu, machine
+
+from localspec import Done, Engine, Limits, Sampling
+from localspec.config import Settings
+from localspec.errors import NotHere
+from localspec.models.packed_files import packed_files
+from localspec.models.registry import resolve
+from localspec.paths import Paths
+from localspec.policy.measurements import NoMeasurements
+from localspec.policy.selection import choose
+
+FORM = "org/name-GGUF:Q8_0"
+ENTRY = """
+[mine]
+repo = "org/name"
+license = "Apache-2.0"
+publisher = "Somebody"
+draft = "small"
+shape = {{ layers = 6, width = 256, inner = 896, heads = 4, key_heads = 4, head_width = 64, vocabulary = 4096, context = 1024 }}
+drafters = [{{ kind = "draft_model" }}]
+[[mine.forms]]
+repo = "org/name-GGUF"
+gguf = "Q8_0"
+publisher = "{publisher}"
+license = "Apache-2.0"
+[small]
+repo = "org/small"
+"""
+TEXTS = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+
+
+@pytest.fixture(scope="module")
+def whole() -> Repository:
+    return model_repository(resolve("demo").path)
+
+
+@pytest.fixture(scope="module")
+def gguf() -> bytes:
+    demo = resolve("demo").path
+    return written(metadata_of(demo, "smollm"), tensors_of(demo, "Q8_0", faithful=True))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = home_with_cache(tmp_path, monkeypatch)
+    (home / "config").mkdir(mode=0o700)
+    (home / "config" / "models.toml").write_text(ENTRY.format(publisher="Somebody"))
+    return home
+
+
+@pytest.fixture
+def hub(whole: Repository, gguf: bytes):
+    files = {"name-q8_0.gguf": gguf, "README.md": b"# name"}
+    small = model_repository(resolve("demo").path / "draft")
+    with served(
+        **{"org__name": Repository({**whole.files}), "org__name-GGUF": Repository(files)}, org__small=small
+    ) as hub:
+        yield hub
+
+
+def pull(home: Path, hub: Hub, *flags: str, drafter: str = "none", quantize: str = "int8"):
+    return at(home, hub, "pull", "mine", "--yes", "--drafter", drafter, "--quantize", quantize, *flags)
+
+
+def fetched(hub: Hub) -> set[str]:
+    return {request.split("/")[-1] for request in hub.requests if "/resolve/" in request}
+
+
+def reply(home: Path, hub: Hub, *flags: str) -> dict:
+    result = at(home, hub, "run", "-m", "mine", "Who are you?", "--temp", "0", "-n", "8", "--no-log", "--json", *flags)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_the_smaller_download_with_the_publishers_own_texts(home, hub, whole, gguf, quantize):
+    result = pull(home, hub, quantize=quantize)
+    assert result.returncode == 0, result.stderr
+    assert "form: in place of org/name (" in result.stdout and f": {quantize} is what would be kept" in result.stdout
+    assert "--original fetches" in result.stdout and f"{FORM} is packed" in result.stdout
+    assert fetched(hub) == {"name-q8_0.gguf", *(TEXTS & whole.files.keys())} and blobs(home) == {}
+    (packed,) = packed_files(Paths(home))
+    assert packed.header.packing == quantize
+    for name in TEXTS & whole.files.keys():
+        assert packed.text(name) == whole.files[name], name
+    assert reply(home, hub)["text"].startswith("I'm localspec")
+    shown = json.loads(at(home, hub, "show", "mine", "--json").stdout)
+    assert shown["installed"] and shown["source"] == FORM
+    assert shown["verified"] is True and len(shown["commit"]) == 40
+
+    hub.requests.clear()
+    again = pull(home, hub, quantize=quantize)
+    assert again.returncode == 0 and f"{FORM} is packed" in again.stdout and "0 bytes to fetch" in again.stdout
+    assert fetched(hub) <= {"config.json"}, "that is read for the plan"
+    assert at(home, hub, "verify", "mine").returncode == 0
+    assert at(home, hub, "rm", "mine", "--yes").returncode == 0 and packed_files(Paths(home)) == []
+
+
+def test_the_dry_run_knows_it_without_a_network(home):
+    result = at(home, Hub(endpoint="http://127.0.0.1:9"), "pull", "mine", "--dry-run", "--json", "--quantize", "int8")
+    said = json.loads(result.stdout)
+    (source,) = said["sources"][:1]
+    assert (source["repo"], source["gguf"]) == ("org/name-GGUF", "Q8_0") and said["forms"] == []
+    of = said["instead_of"]
+    assert (of["repo"], of["quantize"]) == ("org/name", "int8") and source["bytes"] == of["bytes"] * 17 // 32
+    flags = ("--dry-run", "--json", "--quantize", "int8", "--original")
+    said = json.loads(at(home, Hub(endpoint="http://127.0.0.1:9"), "pull", "mine", *flags).stdout)
+    assert said["sources"][0]["repo"] == "org/name" and said["instead_of"] is None
+
+
+def test_the_original_is_fetched_where_it_is_asked_for_and_then_kept_up_to_date(home, hub):
+    assert pull(home, hub, "--original").returncode == 0 and "model.safetensors" in fetched(hub)
+    assert "name-q8_0.gguf" not in fetched(hub)
+    result = pull(home, hub)
+    assert result.returncode == 0 and "form:" not in result.stdout and "name-q8_0.gguf" not in fetched(hub)
+    refused = at(home, hub, "pull", "org/name", "--original")
+    assert refused.returncode == 2 and "--original has no effect" in sentence(refused)
+
+
+@pytest.mark.parametrize("quantize", ["none", "nf4"])
+def test_where_something_else_would_be_kept_the_original_comes(home, hub, quantize):
+    result = pull(home, hub, quantize=quantize)
+    assert result.returncode == 0 and fetched(hub) >= {"model.safetensors"} and "form:" not in result.stdout
+
+
+def test_on_a_gpu_the_original_comes_and_a_gguf_file_says_that_it_is_for_the_cpu(home, hub, monkeypatch):
+    """On a machine with a card that is not there: only what a pull decides by it; so tiny a model has to be told."""
+    for place in ("pulling.pull", "pulling.announced"):
+        monkeypatch.setattr(f"localspec.{place}.this_machine", lambda: machine(gpu(24)))
+    for profiler in ("BandwidthProfiler", "DeviceProfiler"):  # there is nothing to ask its driver
+        monkeypatch.setattr(f"localspec.pulling.pull.{profiler}", lambda cache: NoMeasurements())
+    said = json.loads(at(home, hub, "pull", "mine", "--dry-run", "--json", LOCALSPEC_DEVICE="cuda:0").stdout)
+    assert said["instead_of"] is None and said["sources"][0]["repo"] == "org/name"
+    planned = at(home, hub, "pull", "mine", "--drafter", "none", "--yes", LOCALSPEC_DEVICE="cuda:0")
+    assert planned.returncode == 0 and "model.safetensors" in fetched(hub) and "name-q8_0.gguf" not in fetched(hub)
+    planned = at(home, hub, "pull", FORM, "--dry-run")
+    assert "it serves the CPU alone, and cuda:0 the model's own weights" in planned.stdout
+
+
+def test_beside_a_gpu_what_was_packed_is_chosen_for_the_cpu_and_computes_there(home, hub, monkeypatch):
+    assert pull(home, hub).returncode == 0
+    with patch.dict(os.environ, {"LOCALSPEC_HOME": str(home)}):
+        card, there = resolve("mine"), machine(gpu(24))
+        choice = choose(card, Settings(), there)
+        assert (choice.device, choice.engine, choice.quantize) == ("cpu", "native", "int8")
+        with pytest.raises(NotHere, match=r"serves the CPU engine.*--original"):
+            choose(card, Settings(device="cuda:0"), there)
+        (reply,) = [
+            one
+            for one in Engine(choice).chat(
+                [{"role": "user", "content": "Who are you?"}], Sampling(0.0), Limits(max_tokens=4)
+            )
+            if isinstance(one, Done)
+        ]
+    assert len(reply.statistics.token_ids) == 4
+
+
+def test_a_copy_by_somebody_else_is_never_preferred(home, hub):
+    (home / "config" / "models.toml").write_text(ENTRY.format(publisher="Somebody else"))
+    assert pull(home, hub).returncode == 0 and "name-q8_0.gguf" not in fetched(hub)
+
+
+def test_a_form_that_the_hub_does_not_have_is_told_and_the_original_comes(home, hub):
+    del hub.repositories["org/name-GGUF"]
+    result = pull(home, hub)
+    assert result.returncode == 0 and "model.safetensors" in fetched(hub)
+    assert "There is no model 'org/name-GGUF'" in result.stderr and "so org/name is fetched" in result.stderr
+
+
+def test_a_form_that_turns_out_gated_is_told_and_the_original_comes(home, hub):
+    hub.repositories["org/name-GGUF"].gated = "manual"
+    result = pull(home, hub)
+    assert result.returncode == 0 and "model.safetensors" in fetched(hub) and "name-q8_0.gguf" not in fetched(hub)
+    assert f"{FORM} is gated" in result.stderr and "so org/name is fetched" in result.stderr
+
+
+def test_the_original_that_was_here_stays_beside_what_is_to_be_alone_and_that_is_said(home, hub):
+    assert pull(home, hub, "--original").returncode == 0
+    result = pull(home, hub, "--original", "--packed-only")
+    assert (
+        result.returncode == 0 and "that were here before" in result.stderr and "`localspec rm mine`" in result.stderr
+    )
+    assert at(home, hub, "rm", "mine", "--yes").returncode == 0
+    again = pull(home, hub, "--original", "--packed-only")
+    assert again.returncode == 0 and "were here before" not in again.stderr and blobs(home) == {}
+
+
+def test_its_small_model_comes_along_and_drafts_with_it(home, hub):
+    result = pull(home, hub, drafter="draft_model")
+    assert result.returncode == 0 and "org/small is here" in result.stdout, result.stderr
+    plain, drafted = reply(home, hub, "--no-spec"), reply(home, hub, "--drafter", "draft_model")
+    assert plain["text"] == drafted["text"] and drafted["drafter"] == "draft_model"
+
+
+def test_what_its_publisher_changes_in_a_text_comes_with_the_next_pull(home, hub, whole):
+    assert pull(home, hub).returncode == 0
+    template = whole.files["chat_template.jinja"] + b"{# changed #}"
+    hub.repositories["org/name"] = Repository({**whole.files, "chat_template.jinja": template})
+    assert pull(home, hub).returncode == 0
+    (packed,) = packed_files(Paths(home))
+    assert packed.text("chat_template.jinja") == template
+
+
+def test_what_was_in_the_cache_before_stays_there(home, hub):
+    """Texts of the original that another program has fetched."""
+    assert pull(home, hub, "--original").returncode == 0
+    for kept in (home / "data" / "pulled", home / "cache" / "packed"):
+        shutil.rmtree(kept)
+    link = next((home / "hf").rglob("model.safetensors"))
+    for file in (link.resolve(), link):
+        file.unlink()
+    before = blobs(home)
+    assert pull(home, hub).returncode == 0 and "name-q8_0.gguf" in fetched(hub)
+    assert blobs(home) == before and len(before) > 4
+
+
+@pytest.mark.parametrize(
+    ("unlike", "said"),
+    [({"phi3.rope.freq_base": 500.0}, "rope_theta"), ({"kind": "Q4_0"}, "Q4_0")],
+    ids=["another model", "fewer bits"],
+)
+def test_a_file_that_is_not_what_it_should_be_is_refused_with_the_original(home, hub, unlike, said):
+    demo = resolve("demo").path
+    metadata = {**metadata_of(demo, "smollm"), **{key: one for key, one in unlike.items() if key != "kind"}}
+    content = written(metadata, tensors_of(demo, unlike.get("kind", "Q8_0")))
+    hub.repositories["org/name-GGUF"] = Repository({"name-q8_0.gguf": content})
+    result = pull(home, hub)
+    assert result.returncode == 1 and said in result.stderr and "--original, from org/name" in result.stderr
+    assert packed_files(Paths(home)) == [] and at(home, hub, "run", "-m", "mine", "Hi").returncode == 3

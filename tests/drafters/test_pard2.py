@@ -1,0 +1,288 @@
+"""PARD-2: a small model that reads what some layers of its target say; every draft is that of a plain loop over both."""
+
+import json
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributions import assert_drawn_from
+from drafting import session_of
+from safetensors.torch import save_file
+from session_replies import reply
+from slow_cases import cases
+from tiny_models import (
+    FAMILIES,
+    VOCABULARY,
+    Tiny,
+    byte_tokenizer,
+    prompt_ids,
+    read,
+    stock_distribution,
+    stock_logits,
+    stock_reply,
+    word_tokenizer,
+    write,
+)
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Session
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.layers import Layers
+from localspec.drafters.merged import Merged
+from localspec.drafters.parallelspec import Drafter
+from localspec.drafters.phrases import WithPhrases
+from localspec.drafters.pool import PhrasePool
+from localspec.errors import LocalspecError
+from localspec.models.drafter_cards import read_drafter
+from localspec.models.s3d_prediction import KeptLayers
+
+Make = Callable[[str], Tiny]
+MASK, SCALE, GREEDY = 317, 0.5, Sampling()
+PLACES = [1, 3, -2]  # of four: before layer 1, after the final norm, before layer 2
+
+
+def pair(path: Path, target: Tiny, bias: bool = False, tokenizer: Any = None, **config: Any) -> Path:
+    """A small model for this target, with a map of random numbers that says much."""
+    channels = len(config.get("pard2_target_layers", PLACES)) * target.stock.config.hidden_size
+    described = LlamaConfig(**{
+        "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "vocab_size": VOCABULARY, "max_position_embeddings": 512, "bos_token_id": None,
+        "eos_token_id": None, "pad_token_id": 0, "pard_token": MASK, "pard2": True, "pard2_scale": SCALE,
+        "pard2_target_layers": PLACES, "pard2_target_dim": channels, "pard2_proj_bias": bias, **config,
+    })  # fmt: skip
+    write(path, described, tokenizer or byte_tokenizer(), seed=2)
+    chance = torch.Generator().manual_seed(1)
+    tensors = {"target_proj.weight": torch.randn(32, channels, generator=chance) * 0.2}
+    if bias:
+        tensors["target_proj.bias"] = torch.randn(32, generator=chance)
+    save_file(tensors, path / "warp_model.safetensors")
+    return path
+
+
+def changed(path: Path, **config: Any) -> Path:
+    """The same with other words in its config.json."""
+    content = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**content, **config}))
+    return path
+
+
+def plain_loop(target: Tiny, path: Path, text: Sequence[int], masks: int) -> torch.Tensor:
+    """Logits [1 + masks, vocabulary] behind a text: AMD's arithmetic, written out over both stock models."""
+    small = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+    config, proj = small.config, torch.nn.functional.linear
+    from safetensors.torch import load_file
+
+    tensors = load_file(path / "warp_model.safetensors")
+    with torch.inference_mode():
+        hidden = target.stock(torch.tensor([list(text)]), output_hidden_states=True).hidden_states
+        states = torch.cat([hidden[place][0] for place in config.pard2_target_layers], -1)
+        features = torch.cat([states[:1] * 0, states[:-1]])  # one position before each token
+        features = torch.cat([features, features[-1:].expand(masks, -1)])  # and the root's at the masks
+        embeddings = small.get_input_embeddings()(torch.tensor([*text, *[MASK] * masks]))
+        added = proj(features, tensors["target_proj.weight"], tensors.get("target_proj.bias")) * config.pard2_scale
+        return small(inputs_embeds=(embeddings + added)[None]).logits[0, len(text) - 1 :]
+
+
+def watched(drafter: Drafter) -> list[tuple[list[int], torch.Tensor]]:
+    """What it drafts from now on: the text, and the logits of the draft."""
+    seen: list[tuple[list[int], torch.Tensor]] = []
+    predict = drafter._predict
+
+    def watch(committed: Sequence[int], masks: int) -> Any:
+        states = predict(committed, masks)
+        seen.append((list(committed), torch.as_tensor(drafter._logits(states)).clone()))
+        return states
+
+    drafter._predict = watch  # type: ignore[method-assign]
+    return seen
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", cases(FAMILIES, [FAMILIES[0]]))
+def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(
+    tiny: Make, tmp_path: Path, name: str, bias: bool
+) -> None:
+    """In two turns, of which the second begins in the middle of the first one's reply."""
+    model, prompt = tiny(name), prompt_ids(17, seed=23)
+    path = pair(tmp_path, model, bias)
+    drafter = Drafter.from_model(path, model.target, depth=5)
+    seen, session = watched(drafter), session_of(model.target, drafter, Budget(6))
+    text = stock_reply(model.stock, prompt, 20)
+    ids, statistics = reply(session, prompt, 20)
+    assert ids == text and statistics.drafted > 0
+    again = [*prompt, *text[:7], *prompt_ids(5, seed=2)]
+    assert reply(session, again, 10)[0] == stock_reply(model.stock, again, 10)
+    known = slice(0, 300)  # of the rest the tokenizer knows none
+    for committed, logits in [*seen[:4], *seen[-3:]]:
+        expected = plain_loop(model, path, committed, len(logits) - 1)
+        torch.testing.assert_close(logits[:, known], expected[:, known], atol=3e-4, rtol=1e-3)
+    committed, logits = seen[3]
+    without = stock_logits(read(path).stock, [*committed, *[MASK] * (len(logits) - 1)])[len(committed) - 1 :]
+    assert (logits - without)[:, known].abs().max() > 0.1, "what the target says matters"
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.8, top_p=0.95, seed=3), Sampling(1.0, seed=2**63 + 5)])
+def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, tmp_path: Path, sampling: Sampling) -> None:
+    model, prompt = tiny(FAMILIES[0]), prompt_ids(10, seed=4)
+    drafter = Drafter.from_model(pair(tmp_path, model), model.target)
+    plain, _ = reply(session_of(model.target, Autoregressive(), Budget(0)), prompt, 16, sampling)
+    assert reply(session_of(model.target, drafter, Budget(8)), prompt, 16, sampling)[0] == plain
+
+
+@pytest.mark.slow
+def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path: Path, own_read: Any) -> None:
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=6, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    tokenizer = word_tokenizer(list("abcdef"))
+    letters = own_read(write(tmp_path / "letters", config, tokenizer, seed=3, spread=0.6))
+    small = pair(tmp_path / "small", letters, tokenizer=tokenizer, vocab_size=7, pard_token=6, pad_token_id=None)
+    drafter, prompt, shape = Drafter.from_model(small, letters.target, depth=3), [0, 3, 1, 5, 2], {"temperature": 1.0}
+    chances, counts = torch.zeros(6, 6, 6, dtype=torch.double), torch.zeros(6, 6, 6)
+
+    def following(text: list[int]) -> torch.Tensor:
+        return stock_distribution(stock_logits(letters.stock, text)[-1].double(), Sampling(**shape)).double()
+
+    for a, first in enumerate(following(prompt)):
+        for b, second in enumerate(following([*prompt, a])):
+            chances[a, b] = first * second * following([*prompt, a, b])
+    session, steps, draws = Session(letters.target, drafter, Budget(5)), 0, 500
+    for seed in range(draws):
+        ids, statistics = reply(session, prompt, 3, Sampling(**shape, seed=seed, rule="rejection"))
+        counts[tuple(ids)] += 1
+        steps += statistics.steps
+    assert_drawn_from(chances, counts)
+    assert steps < 2 * draws, "some drafts are accepted"
+
+
+@pytest.fixture
+def own_read() -> Any:
+    """How a target is read: in torch here, by the CPU engine in tests/native."""
+    return read
+
+
+def test_beside_others_each_gets_the_states_that_it_asked_for(tiny: Make, tmp_path: Path) -> None:
+    """Phrases hand on what they are given; of two that read layers each gets its own, whatever the order."""
+    model, prompt = tiny(FAMILIES[0]), prompt_ids(15, seed=6)
+    text = stock_reply(model.stock, prompt, 16)
+    paths = [pair(tmp_path / "one", model), pair(tmp_path / "two", model, pard2_target_layers=[2])]
+    first, second = (Drafter.from_model(path, model.target, depth=3) for path in paths)
+    for inner in (Merged([first, Layers(model.target, KeptLayers((0, 2), (0.5,))), second]), Merged([second, first])):
+        drafter = WithPhrases(inner, PhrasePool(model.target.special_tokens), anywhere=True)
+        assert [*drafter.target_layers] == [place for one in inner.drafters for place in one.target_layers]
+        seen = [watched(one) for one in (first, second)]
+        assert reply(session_of(model.target, drafter, Budget(6)), prompt, 16)[0] == text
+        for path, (committed, logits) in zip(paths, (one[-1] for one in seen), strict=True):
+            expected = plain_loop(model, path, committed, len(logits) - 1)
+            torch.testing.assert_close(logits[:, :300], expected[:, :300], atol=3e-4, rtol=1e-3)
+
+
+def test_only_a_drafter_that_reads_layers_asks_for_their_states(
+    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, prompt, asked = tiny(FAMILIES[0]), prompt_ids(9), list[tuple[int, ...]]()
+    forward, path = model.target.forward, pair(tmp_path / "two", model)
+    monkeypatch.setattr(
+        model.target,
+        "forward",
+        lambda *given, **more: (asked.append(tuple(more.get("inner", ()))), forward(*given, **more))[1],
+    )
+    one = changed(pair(tmp_path / "one", model), pard2=False)  # the same small model drafts without its target, too
+    for place, wanted in ((one, ()), (path, (1, 3, 2))):
+        asked.clear()
+        drafter = Drafter.from_model(place, model.target, depth=3)
+        assert reply(session_of(model.target, drafter, Budget(4)), prompt, 8)[0] == stock_reply(model.stock, prompt, 8)
+        assert {*asked} == {wanted} and tuple(drafter.target_layers) == wanted
+
+
+def test_its_numbers_count_and_what_it_keeps_grows_with_the_text(tiny: Make, tmp_path: Path) -> None:
+    model = tiny(FAMILIES[0])
+    path = pair(tmp_path, model, bias=True)
+    own, without = read_drafter(path), read_drafter(changed(pair(tmp_path / "plain", model), pard2=False))
+    width = model.stock.config.hidden_size
+    assert own.parameters == without.parameters + 32 * 3 * width + 32
+    assert (own.inner, without.inner) == (3 * width, 0)
+    assert own.bytes == without.bytes + (path / "warp_model.safetensors").stat().st_size
+    drafter = Drafter.from_model(path, model.target, depth=3)
+    session = session_of(model.target, drafter, Budget(4))
+    reply(session, prompt_ids(20), 4)
+    kept, weights = drafter._features.nbytes, drafter._features._map.nbytes
+    assert weights >= 32 * 3 * width and kept == weights + (len(session.tokens) - 1) * 32 * 4
+    session.rewind(10)
+    assert len(drafter._features) == 10
+
+
+def test_files_of_another_target_are_refused(tiny: Make, tmp_path: Path) -> None:
+    model = tiny(FAMILIES[0])
+    for name, config in (
+        ("deep", {"pard2_target_layers": [1, 2, 4]}), ("few", {"pard2_target_layers": [1, 2]}),
+        ("negative", {"pard2_target_layers": [1, 2, -5]}),
+    ):  # fmt: skip
+        path = changed(pair(tmp_path / name, model), **config)
+        with pytest.raises(
+            LocalspecError, match=r"and this one has 3 layers of 48 channels; name the model"
+        ) as refused:
+            Drafter.from_model(path, model.target)
+        assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"pard2_target_layers": None}, "pard2_target_layers = None"), ({"pard2_target_layers": []}, "pard2_target_layers"),
+        ({"pard2_target_layers": [1.5]}, "pard2_target_layers"), ({"pard2_target_layers": [True]}, "pard2_target_layers"),
+        ({"pard2_target_layers": list(range(99))}, "pard2_target_layers"), ({"pard2_scale": "x"}, "pard2_scale = x"),
+        ({"pard2_scale": 0}, "pard2_scale = 0"), ({"pard2_scale": 1e99}, "pard2_scale"),
+        ({"pard2_target_dim": 5}, "does not fit its config.json"), ({"hidden_size": 33}, "does not fit its config.json"),
+    ],
+)  # fmt: skip
+def test_a_config_that_cannot_be_meant_is_refused(
+    tiny: Make, tmp_path: Path, config: dict[str, Any], said: str
+) -> None:
+    path = changed(pair(tmp_path, tiny(FAMILIES[0])), **config)
+    with pytest.raises(LocalspecError, match=said) as refused:
+        read_drafter(path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"other": torch.zeros(32, 144)}, "does not fit"), ({"target_proj.weight": torch.zeros(144)}, "does not fit"),
+        ({"target_proj.weight": torch.zeros(32, 144, dtype=torch.int64)}, "I64"),
+        ({"target_proj.weight": torch.zeros(32, 144), "target_proj.bias": torch.zeros(31)}, "does not fit"),
+    ],
+)  # fmt: skip
+def test_a_map_that_is_none_is_refused(tiny: Make, tmp_path: Path, tensors: dict[str, torch.Tensor], said: str) -> None:
+    path = pair(tmp_path, tiny(FAMILIES[0]))
+    save_file(tensors, path / "warp_model.safetensors")
+    with pytest.raises(LocalspecError, match=said):
+        read_drafter(path)
+
+
+def test_a_map_that_is_damaged_or_a_pickle_is_refused(tiny: Make, tmp_path: Path) -> None:
+    """A pickle is not read, for it may run code; the sentence says how to make what is read."""
+    model = tiny(FAMILIES[0])
+    path = pair(tmp_path, model)
+    file = path / "warp_model.safetensors"
+    save_file({"target_proj.weight": torch.full((32, 144), float("nan"))}, file)
+    with pytest.raises(LocalspecError, match="'target_proj.weight' holds NaN or inf"):
+        Drafter.from_model(path, model.target)
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(LocalspecError, match=r"warp_model\.safetensors"):
+        read_drafter(path)
+    file.unlink()
+    with pytest.raises(LocalspecError, match=r"lacks warp_model\.safetensors, .*states; fetch it again\.$"):
+        read_drafter(path)
+    (path / "warp_model.bin").write_bytes(pickle.dumps({"target_proj.weight": None}))
+    with pytest.raises(
+        LocalspecError, match=r"warp_model\.bin is a pickle, .*In that directory make it with python -c"
+    ) as refused:
+        read_drafter(path)
+    assert refused.value.exit_code == 3

@@ -1,0 +1,104 @@
+"""Beside llama.cpp itself, where that is installed: the same ids of the same texts, and logits of the same model."""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_models
+from chat_templates import CHATML, LLAMA3, METASPACE, PHI3, write_tokenizer
+from gguf_files import metadata_of, tokenizer_of, write_model, written
+from gguf_models.test_model import SHAPE, packed
+from gguf_models.test_tokens import DEMO, TEXTS, converted, pieces
+from transformers import LlamaConfig, Phi3Config, Qwen3Config
+
+from localspec.gguf.model import GgufModel
+from localspec.models.rope import Rope
+from localspec.native.cache import cache_format
+from localspec.native.gguf_pack import gguf_recipe, gguf_source
+from localspec.native.model import NativeModel
+from localspec.native.threads import Threads
+
+llama_cpp = pytest.importorskip("llama_cpp", reason="needs the extra 'peers'")
+
+
+def their_ids(file: Path, texts: list[str]) -> list[list[int]]:
+    from localspec.bench.llama_cpp import library
+
+    settings = library().llama_model_default_params()
+    settings.vocab_only = True
+    model = library().llama_model_load_from_file(str(file).encode(), settings)
+    assert model
+    vocabulary, found = library().llama_model_get_vocab(model), []
+    for text in texts:
+        ids = (ctypes.c_int32 * (len(text.encode()) + 16))()
+        count = library().llama_tokenize(vocabulary, text.encode(), len(text.encode()), ids, len(ids), True, True)
+        found.append(ids[:count])
+    library().llama_model_free(model)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "pre"), [(LLAMA3, "llama-bpe"), (CHATML, "qwen2"), ("demo", "smollm"), (PHI3, ""), (METASPACE, "")]
+)
+def test_texts_have_the_ids_that_llama_cpp_gives_them(tmp_path: Path, name: str, pre: str) -> None:
+    path = DEMO if name == "demo" else write_tokenizer(tmp_path, name)
+    said = tokenizer_of(path, pre) if pre else pieces(path)
+    ours = converted(
+        {key: np.array(one) if key.endswith(("_type", "scores")) else one for key, one in said.items()}, path
+    )
+    plain = {key: one.tolist() if isinstance(one, np.ndarray) else one for key, one in said.items()}
+    shape = {"context_length": 64, "embedding_length": 64, "block_count": 1, "feed_forward_length": 64}
+    plain |= {"general.architecture": "llama", "llama.attention.head_count": 4}
+    plain |= {f"llama.{key}": one for key, one in shape.items()} | {"llama.attention.layer_norm_rms_epsilon": 1e-5}
+    (tmp_path / "a.gguf").write_bytes(written(plain, {}))
+    # It neither composes characters nor knows those of newer Unicode, and it reads C strings.
+    texts = [text for text in TEXTS if text and "\0" not in text and "e\u0301" not in text and "½" not in text]
+    for text, ids in zip(texts, their_ids(tmp_path / "a.gguf", texts), strict=True):
+        assert ours.encode(text, True) == ids, repr(text)
+
+
+CONFIGS: dict[str, Any] = {
+    "llama": (LlamaConfig, {"rope_parameters": tiny_models._LLAMA3}),
+    "qwen3": (Qwen3Config, {"head_dim": 32, "tie_word_embeddings": True}),
+    "phi3": (Phi3Config, {"sliding_window": None}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_those_of_llama_cpp(tmp_path: Path, name: str) -> None:
+    """Random models feel every rounded bit: a fifth of the largest logit is far below what an exchanged weight costs."""
+    from localspec.bench.llama_cpp import Gguf
+
+    kind, unlike = CONFIGS[name]
+    path = tmp_path / "model"
+    tiny_models.write(path, kind(**{**SHAPE, **unlike}), tiny_models.byte_tokenizer(), 0, spread=0.08)
+    tokens = tiny_models.prompt_ids(100)
+    for form, packing, allowed in (("F16", "fp32", 0.02), ("Q8_0", "int8", 0.2), ("Q6_K", "int8", 0.2)):
+        file = write_model(tmp_path / f"{form}.gguf", path, form)
+        model = GgufModel.open(file)
+        source = gguf_source(model)
+        held = packed(source, packing, gguf_recipe(source, packing))
+        engine = NativeModel(held.sizes, Rope.of(source.config, 128), held.tensors, Threads(1), cache_format(packing))
+        ours = engine.forward(tokens, None, engine.cache(128))[0].numpy()
+        peer = Gguf(file, source.config.vocab_size, 128)
+        theirs = np.array(peer.logits(tokens, 0))
+        peer.close()
+        assert abs(ours - theirs).max() < allowed * abs(theirs).max(), form
+
+
+def test_metadata_that_the_tests_write_is_what_llama_cpp_reads(tmp_path: Path) -> None:
+    """Else the tests would prove that we read what we write."""
+    path = tmp_path / "model"
+    tiny_models.write(path, LlamaConfig(**SHAPE), tiny_models.byte_tokenizer(), 0)
+    from localspec.bench.llama_cpp import library
+
+    model = library().llama_model_load_from_file(
+        str(write_model(tmp_path / "a.gguf", path, "Q4_K")).encode(), library().llama_model_default_params()
+    )
+    said = metadata_of(path, "gpt-2")
+    assert model and library().llama_model_n_embd(model) == said["llama.embedding_length"]
+    assert library().llama_model_n_head_kv(model) == said["llama.attention.head_count_kv"]
+    library().llama_model_free(model)

@@ -1,0 +1,200 @@
+"""Which small model drafts for a target where nobody names one, and what is passed over with a sentence."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from checkpoints import CONFIG, write_checkpoint
+
+from localspec.checkpoint import inspect
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.models import own_draft as module
+from localspec.models.model import model_of
+from localspec.models.own_draft import own_draft
+from localspec.models.registry import TargetCard, resolve
+from localspec.models.stored_tokens import compare_stored
+from localspec.paths import Paths
+
+WORDS = {"a": 0, "b": 1, "c": 2}
+TARGET = {"w": [400]}  # numbers of a target, and of small models
+THIRD, TENTH = {"w": [133]}, {"w": [40]}
+
+
+def write(path: Path, shapes: dict, vocabulary: dict | list = WORDS, added: tuple = (), **config) -> Path:
+    write_checkpoint(path, {**CONFIG, **config}, shapes)
+    told = {"added_tokens": [{"id": index, "content": token} for token, index in added]}
+    (path / "tokenizer.json").write_text(json.dumps({**told, "model": {"vocab": vocabulary}}))
+    return path
+
+
+@pytest.fixture
+def target(tmp_path) -> Path:
+    return write(tmp_path / "target", TARGET)
+
+
+def register(home: Path, **paths: Path) -> Paths:
+    (home / "config").mkdir(exist_ok=True)
+    (home / "config" / "models.toml").write_text("".join(f'[{name}]\npath = "{at}"\n' for name, at in paths.items()))
+    return Paths(home)
+
+
+def found(card: TargetCard, home: Path) -> tuple[str, str] | None:
+    own, passed_over = own_draft(card, Paths(home))
+    assert passed_over == ""
+    return own and (own.card.name, own.origin)
+
+
+def passed_over(target: Path, home: Path) -> str:
+    own, said = own_draft(resolve(str(target), Paths(home)), Paths(home))
+    assert own is None
+    return said
+
+
+def test_most_models_have_none(target, tmp_path):
+    assert found(resolve(str(target)), tmp_path) is None
+    (target / "draft").mkdir()
+    assert found(resolve(str(target)), tmp_path) is None, "an empty directory is nobody's mistake"
+
+
+def test_one_in_the_targets_directory_is_its_own(target, tmp_path):
+    draft = write(target / "draft", TENTH)
+    card = resolve(str(target))
+    assert found(card, tmp_path) == (str(draft), "in the model's directory draft")
+    model = model_of(card)
+    assert model.small is not None and model.small.card == resolve(str(draft)), "as --drafter draft_model:DIR finds it"
+    assert (model.small_here, model.small_named, model.small.small) == (True, False, None)
+
+
+def test_of_those_installed_the_smallest_that_is_much_smaller(target, tmp_path):
+    home, card = register(tmp_path, third=write(tmp_path / "third", THIRD), own=target), resolve(str(target))
+    assert found(card, tmp_path) == ("third", "installed, of the same tokenizer")
+    register(tmp_path, third=tmp_path / "third", tenth=write(tmp_path / "tenth", TENTH), own=target)
+    assert found(card, tmp_path) == ("tenth", "installed, of the same tokenizer")
+    write(tmp_path / "third", {"w": [134]})
+    write(tmp_path / "tenth", TENTH, {**WORDS, "d": 3})
+    assert found(card, tmp_path) is None, "one is too large and the other has a word more"
+    assert model_of(card).small is None and home.user_models_file.is_file()
+
+
+def test_what_is_named_comes_first_and_what_is_in_the_directory_second(target, tmp_path):
+    write(tmp_path / "named", TENTH)
+    write(tmp_path / "third", THIRD)
+    register(tmp_path, named=tmp_path / "named", third=tmp_path / "third")
+    paths = Paths(tmp_path)
+    toml = paths.user_models_file
+    toml.write_text(toml.read_text() + f'[mine]\npath = "{target}"\ndraft = "named"\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCALSPEC_HOME", str(tmp_path))
+        assert found(resolve("mine"), tmp_path) == ("named", "named in models.toml")
+        write(target / "draft", TENTH)
+        assert found(resolve("mine"), tmp_path) == ("named", "named in models.toml")
+        assert model_of(resolve("mine")).small_named
+        (tmp_path / "named" / "model.safetensors").unlink()
+        own, said = own_draft(resolve("mine"), paths)
+        assert own is not None and own.card.path == target / "draft" and "named in models.toml" in said
+    assert found(resolve(str(target)), tmp_path) == (str(target / "draft"), "in the model's directory draft")
+
+
+def test_one_that_is_named_and_not_here_is_to_be_fetched_unless_another_is_here(target, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
+    paths = register(tmp_path, mine=target)
+    paths.user_models_file.write_text(paths.user_models_file.read_text() + 'draft = "far"\n[far]\nrepo = "org/far"\n')
+    own, _ = own_draft(resolve("mine"), paths)
+    assert own is not None and own.named and not own.card.here
+    assert not model_of(resolve("mine")).small_here
+    write(target / "draft", TENTH)
+    assert found(resolve("mine"), tmp_path) == (str(target / "draft"), "in the model's directory draft")
+
+
+def test_another_file_with_the_same_tokens_will_do(target, tmp_path):
+    draft = write(target / "draft", TENTH, {"c": 2, "b": 1, "a": 0}, (("d", 3),))
+    assert (draft / "tokenizer.json").read_bytes() != (target / "tokenizer.json").read_bytes()
+    assert found(resolve(str(target)), tmp_path) is not None
+    write(target / "draft", TENTH, [["a", 0.0], ["b", -1.0], ["c", -2.0]])  # of a unigram model
+    assert found(resolve(str(target)), tmp_path) is not None
+
+
+@pytest.mark.parametrize(
+    ("draft", "said"),
+    [
+        ({"vocabulary": {"b": 0, "a": 1, "c": 2}}, "its token 0 is 'b', and the target's is 'a'"),
+        ({"added": (("x", 1),)}, "its token 1 is 'x'"),
+        ({"vocab_size": 2}, "knows 2 tokens, and the target's tokenizer gives ids up to 2"),
+        ({"vocab_size": "many"}, "how large"),
+        ({"num_hidden_layers": None}, "how large"),
+        ({"architectures": ["Evil\x1b[2J"]}, "not supported"),
+        ({"vocabulary": {}}, "lists no tokens"),
+        ({"vocabulary": {"a": "0"}}, "lists no tokens"),
+        ({"vocabulary": [["a"]]}, "lists no tokens"),
+        ({"vocabulary": [7]}, "lists no tokens"),
+    ],
+)
+def test_an_alien_is_passed_over_with_a_sentence(target, tmp_path, draft, said):
+    write(target / "draft", TENTH, **draft)
+    told = passed_over(target, tmp_path)
+    assert told.startswith(f"{target / 'draft'}, in the model's directory draft, does not draft for {target}: ")
+    assert said in told and "\n" not in told
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "[]"), ("config.json", "{" * 10**5), ("config.json", "\xff"),
+        ("tokenizer.json", "[" * 10**5), ("tokenizer.json", '{"model": 5}'), ("tokenizer.json", '"'),
+        ("tokenizer.json", None), ("model.safetensors", None), ("model.safetensors", "\xff" * 40),
+    ],
+)  # fmt: skip
+def test_a_broken_one_is_passed_over_with_a_sentence(target, tmp_path, name, content):
+    file = write(target / "draft", TENTH) / name
+    file.unlink() if content is None else file.write_bytes(content.encode("latin-1"))
+    assert str(target / "draft") in passed_over(target, tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no such pipes")
+def test_nothing_is_waited_for_and_no_circle_is_gone_around(target, tmp_path):
+    draft = write(target / "draft", TENTH)
+    (draft / "tokenizer.json").unlink()
+    os.mkfifo(draft / "tokenizer.json")
+    assert "cannot be read" in passed_over(target, tmp_path)
+    (draft / "tokenizer.json").unlink()
+    (draft / "tokenizer.json").symlink_to(draft / "tokenizer.json")
+    assert "cannot be read" in passed_over(target, tmp_path)
+    for file in draft.iterdir():
+        file.unlink()
+    draft.rmdir()
+    draft.symlink_to(target)  # a model that drafts for itself for ever: the same tokens, and none of its own
+    own, _ = own_draft(resolve(str(target)), Paths(tmp_path))
+    assert own is not None and model_of(resolve(str(target))).small.small is None  # type: ignore[union-attr]
+
+
+def test_no_weight_is_read_to_look(target, tmp_path, monkeypatch):
+    write(target / "draft", TENTH)
+    monkeypatch.setattr("localspec.checkpoint._samples", lambda file, start: pytest.fail(f"{file} was read"))
+    register(tmp_path, tenth=write(tmp_path / "tenth", TENTH))
+    assert found(resolve(str(target)), tmp_path) is not None
+
+
+def test_installed_models_of_other_tokenizers_are_not_even_opened(target, tmp_path, monkeypatch):
+    register(tmp_path, alien=write(tmp_path / "alien", TENTH, {**WORDS, "long": 3}))
+    inspected = []
+    monkeypatch.setattr(module, "inspect", lambda path: (inspected.append(path), inspect(path))[1])
+    assert found(resolve(str(target)), tmp_path) is None
+    assert {*inspected} == {target}
+
+
+def test_a_target_without_a_tokenizer_has_none(target, tmp_path):
+    write(target / "draft", TENTH)
+    (target / "tokenizer.json").unlink()
+    assert "tokenizer.json" in passed_over(target, tmp_path)
+
+
+def test_tokens_are_compared_by_files_as_they_are_by_tokenizers(target, tmp_path):
+    same = write(tmp_path / "same", TENTH)
+    compare_stored(same, 32, target, 32)
+    compare_stored(same, 3, target, 32)
+    with pytest.raises(UsageMistake, match="knows 2 tokens"):
+        compare_stored(same, 2, target, 32)
+    (same / "tokenizer.json").write_text("{}")
+    with pytest.raises(LocalspecError, match=r"tokenizer\.json of the model in .*same cannot be read \(it lists no"):
+        compare_stored(same, 32, target, 32)

@@ -1,0 +1,46 @@
+"""PARD-2 on the CPU engine: the same plain loop, the same texts, in every packing."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from drafters.test_pard2 import (  # noqa: F401
+    pair,
+    test_a_map_that_is_damaged_or_a_pickle_is_refused,
+    test_a_seed_gives_the_same_ids_with_and_without_it,
+    test_beside_others_each_gets_the_states_that_it_asked_for,
+    test_by_rejection_three_tokens_have_the_stock_models_joint_distribution,
+    test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own,
+    test_files_of_another_target_are_refused,
+    test_its_numbers_count_and_what_it_keeps_grows_with_the_text,
+    test_only_a_drafter_that_reads_layers_asks_for_their_states,
+)
+from native_models import read_native
+from session_replies import reply
+from tiny_models import FAMILIES, Tiny, prompt_ids
+
+from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Session
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.parallelspec import Drafter
+
+
+@pytest.fixture
+def own_read() -> Any:
+    return read_native
+
+
+@pytest.mark.parametrize("packing", ["int8", "int4", "bf16"])
+def test_the_text_is_plain_decodings_in_every_packing(
+    tiny: Callable[..., Tiny], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: str
+) -> None:
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
+    target, prompt = tiny(FAMILIES[0], packing).target, prompt_ids(12, seed=4)
+    monkeypatch.setattr(target, "stop_tokens", frozenset())
+    drafter = Drafter.from_model(pair(tmp_path / "small", tiny(FAMILIES[0])), target, depth=4)
+    for sampling in (Sampling(), Sampling(0.8, top_p=0.95, seed=1)):
+        plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 16, sampling)
+        ids, statistics = reply(Session(target, drafter, Budget(6)), prompt, 16, sampling)
+        assert ids == plain and statistics.drafted > 0

@@ -1,0 +1,103 @@
+"""What a request says is read whole: what cannot be done is refused by its name, and nothing is ignored."""
+
+from typing import Any
+
+import pytest
+
+from localspec.serving.asked import Refused, chat_request, text_request
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def test_all_that_is_served():
+    asked = chat_request(
+        {
+            "model": "demo", "messages": [{"role": "developer", "content": "Be brief."}, *HI], "temperature": 0.5,
+            "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": 7, "max_completion_tokens": 9, "stop": ["a", "b"],
+            "stream": True, "stream_options": {"include_usage": True}, "user": "me", "reasoning_effort": "none",
+        }
+    )  # fmt: skip
+    assert asked.messages == [{"role": "system", "content": "Be brief."}, *HI]
+    assert asked.sampling == {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": 7}
+    assert (asked.model, asked.max_tokens, asked.stop, asked.client) == ("demo", 9, ("a", "b"), "me")
+    assert asked.stream and asked.usage_in_stream and asked.think is False
+    plain = chat_request({"messages": HI})
+    assert (plain.model, plain.sampling, plain.max_tokens, plain.stop, plain.think) == (None, {}, None, (), None)
+    assert not plain.stream and not plain.usage_in_stream
+    assert text_request({"prompt": ["Once"], "stop": "."}).text == "Once"
+
+
+def test_what_clients_send_and_means_nothing_is_no_mistake():
+    nothing = {
+        "n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "store": False, "metadata": {},
+        "tools": [], "tool_choice": "none", "parallel_tool_calls": True, "logprobs": False, "top_logprobs": 0,
+        "response_format": {"type": "text"}, "service_tier": "auto", "temperature": None, "stop": None,
+    }  # fmt: skip
+    assert chat_request({"messages": HI, **nothing}) == chat_request({"messages": HI})
+
+
+def test_parts_of_text_belong_together_and_thoughts_come_along():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    said = {"role": "assistant", "content": "B", "reasoning_content": "hm", "refusal": None}
+    asked = chat_request({"messages": [{"role": "user", "content": parts}, said, *HI]})
+    assert asked.messages == [
+        {"role": "user", "content": "ab"}, {"role": "assistant", "content": "B", "reasoning_content": "hm"}, *HI
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "field", "words"),
+    [
+        ({"n": 2}, "n", "not served"),
+        ({"n": True}, "n", "not served"),
+        ({"tools": [{"type": "function"}]}, "tools", "no tools"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "grammar"),
+        ({"logprobs": True}, "logprobs", "not told"),
+        ({"logit_bias": {"5": 100}}, "logit_bias", "not served"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "not served"),
+        ({"store": True}, "store", "not kept"),
+        ({"temprature": 1}, "temprature", "temperature"),
+        ({"temperature": "1"}, "temperature", "a number"),
+        ({"temperature": float("nan")}, "temperature", "a number"),
+        ({"top_k": 1.5}, "top_k", "whole number"),
+        ({"seed": -1}, "seed", "whole number"),
+        ({"max_tokens": 0}, "max_tokens", "1 or more"),
+        ({"max_tokens": True}, "max_tokens", "whole number"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "contradict"),
+        ({"stop": [""]}, "stop", "none of them empty"),
+        ({"stop": ["x"] * 17}, "stop", "at most 16"),
+        ({"stream": "yes"}, "stream", "true or false"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "without 'stream'"),
+        ({"stream": True, "stream_options": {"other": True}}, "other", "There is no 'other'"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort", "minimal"),
+        ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"}, "reasoning_effort", "contra"),
+        ({"model": 5}, "model", "a text"),
+        ({"messages": []}, "messages", "list of 1"),
+        ({"messages": None}, "messages", "missing"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "nothing to answer"),
+        ({"messages": [{"role": "tool", "content": "x"}, *HI]}, "messages[0]", "tool"),
+        ({"messages": [*HI, {"role": "system", "content": "x"}, *HI]}, "messages", "only the first"),
+        ({"messages": [{"role": "user"}]}, "messages[0]", "missing"),
+        ({"messages": ["Hi"]}, "messages[0]", "an object"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]", "pictures"),
+        ({"messages": [{"role": "user", "content": "x", "name": "Tim"}]}, "name", "There is no 'name'"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_its_name(more: dict[str, Any], field: str, words: str):
+    with pytest.raises(Refused, match=".") as refused:
+        chat_request({"messages": HI, **more})
+    assert refused.value.field == field and words in str(refused.value)
+
+
+@pytest.mark.parametrize("more", [{"suffix": "x"}, {"echo": True}, {"best_of": 2}, {"logprobs": 1}, {"prompt": [1, 2]},
+                                  {"prompt": ["a", "b"]}, {"prompt": ""}, {"prompt": None}])  # fmt: skip
+def test_so_is_what_a_text_cannot_have(more: dict[str, Any]):
+    with pytest.raises(Refused):
+        text_request({"prompt": "Once", **more})
+
+
+@pytest.mark.parametrize("body", [None, [], "x", 5])
+def test_a_body_that_is_no_object(body: object):
+    with pytest.raises(Refused, match="JSON object"):
+        chat_request(body)

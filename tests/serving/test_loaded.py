@@ -1,0 +1,78 @@
+"""Models stay loaded while there is room and somebody asks for them."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from localspec.config import Settings
+from localspec.errors import DoesNotFit, NotHere
+from localspec.events import Reporter
+from localspec.models import registry
+from localspec.models.registry import resolve
+from localspec.serving import loaded
+from localspec.serving.loaded import LoadedModels
+
+
+@pytest.fixture
+def models(monkeypatch, fresh_home):
+    """models(room): of which `room` fit at once, and the names in the order they were loaded in; time stands still."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(loaded.time, "monotonic", lambda: clock.now)
+
+    def make(room: int):
+        opened: list[str] = []
+
+        def open_engine(settings, card, **_):
+            if len(found.names) >= room:
+                raise DoesNotFit("There is no room.")
+            opened.append(card.name)
+            return SimpleNamespace(choice=SimpleNamespace(device="cpu"))
+
+        found = LoadedModels(Settings(), resolve("demo"), None, 60.0, Reporter(), open_engine)
+        return found, opened, clock
+
+    return make
+
+
+def test_one_that_is_loaded_is_not_loaded_again(models):
+    found, opened, _ = models(2)
+    one = found.get(None)
+    assert found.get("demo") is one and found.get("demo-draft") is not one
+    assert (opened == ["demo", "demo-draft"] and found.names == ["demo-draft"]) or found.names == ["demo", "demo-draft"]
+
+
+def test_the_one_used_longest_ago_goes_where_there_is_no_room(models, monkeypatch):
+    found, opened, _ = models(1)
+    for name in ("demo", "demo-draft", "demo"):
+        found.get(name)
+    assert opened == ["demo", "demo-draft", "demo"] and found.names == ["demo"]
+
+
+def test_what_does_not_fit_alone_is_told(models):
+    found, _, _ = models(0)
+    with pytest.raises(DoesNotFit):
+        found.get("demo")
+
+
+def test_what_rests_is_let_go(models):
+    found, _, clock = models(2)
+    assert found.rest() is None
+    found.get("demo")
+    clock.now = 30.0
+    found.get("demo-draft")
+    assert found.rest() == 30.0
+    clock.now = 60.0
+    assert found.rest() == 30.0 and found.names == ["demo-draft"]
+    found.get("demo-draft").touch()
+    clock.now = 119.0
+    assert found.rest() == 1.0
+    clock.now = 120.0
+    assert found.rest() is None and found.names == []
+
+
+@pytest.mark.parametrize("name", ["/etc", "no-such", "../demo", ""])
+def test_a_client_names_what_is_installed_and_no_directory(models, name):
+    found, opened, _ = models(2)
+    with pytest.raises(NotHere):
+        found.get(name)
+    assert opened == [] and "demo" in {card.name for card, _ in registry.installed()}

@@ -1,0 +1,30 @@
+"""docs/security.md says which test shows what holds: each that it names is there."""
+
+import re
+
+from command import ROOT
+
+PAGE = (ROOT / "docs" / "security.md").read_text("utf-8")
+
+
+def test_every_test_that_it_names_is_there():
+    named = re.findall(r"`(tests/[\w/.]*)(?:::(\w+))?`", PAGE)
+    assert len(named) > 30
+    for place, name in named:
+        path = ROOT / place
+        assert path.is_file() or (path.is_dir() and any(path.glob("test_*.py"))), place
+        if name:
+            assert re.search(rf"^(async )?def {name}\(", path.read_text("utf-8"), re.MULTILINE), f"{place}::{name}"
+
+
+def test_every_row_says_who_what_how_and_which_test():
+    table = re.search(r"(?:^\|.*\n)+", PAGE, re.MULTILINE)
+    assert table is not None
+    for row in table[0].splitlines()[2:]:
+        _, what, holds, shown = (cell.strip() for cell in row.strip("|").split(" | "))
+        assert what and holds and ("`tests/" in shown or "import-linter" in shown), row
+
+
+def test_where_to_report_is_one_place():
+    assert "](docs/security.md)" in (ROOT / "SECURITY.md").read_text("utf-8")
+    assert "](../SECURITY.md)" in PAGE and "--version" in PAGE

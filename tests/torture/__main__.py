@@ -1,0 +1,100 @@
+"""Tortures every command for a set time: `make torture`, or `python -m torture --seconds 1800 --seed 7`.
+
+Areas: `disk` (one change of a command fails), `signals` (it is interrupted, ended or killed at any moment), `files`
+(what comes from outside is damaged). A seed and an area's numbers repeat what was found.
+"""
+
+import argparse
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+from torture.cage import KINDS, Fault, Signal, faults_library, open_cage
+from torture.formats import FORMATS, Soil, tried
+from torture.scenarios import SCENARIOS, Stage, open_ground
+
+EXAMPLES = 20  # of a damaged file in one turn
+
+
+def disk(stage: Stage, name: str, chance: random.Random) -> Iterator[str]:
+    """One change fails, or from one on all do."""
+    clean = stage.clean(name)
+    kind = chance.choice(sorted(KINDS))
+    fault = Fault(chance.randint(1, clean.changes), kind, kind != "EINTR" and chance.random() < 0.5)
+    home, ground = stage.copied(name), stage.ground
+    ended = stage.cage.run(home, *SCENARIOS[name].words(ground, home), fault=fault, **ground.variables(home))
+    yield from (f"{fault} ({ended.failed}): {what}" for what in stage.complaints(name, ended))
+
+
+def signals(stage: Stage, name: str, chance: random.Random) -> Iterator[str]:
+    """A signal comes at any moment of the time that the command takes."""
+    clean = stage.clean(name)
+    sent = Signal(chance.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL]), chance.random() * clean.seconds * 1.1)
+    home, ground = stage.copied(name), stage.ground
+    ended = stage.cage.run(home, *SCENARIOS[name].words(ground, home), sent=sent, **ground.variables(home))
+    yield from (f"{sent}: {what}" for what in stage.complaints(name, ended, sent.number))
+
+
+def turns(
+    stage: Stage, seed: int, areas: list[str], only: list[str]
+) -> Iterator[tuple[str, str, int, Callable[[], list[str]]]]:
+    """Every scenario and every format in turn, without an end: (area, name, number, what tries it)."""
+    soil = Soil(stage)
+
+    def files(name: str, number: int) -> list[str]:
+        try:
+            tried(stage, soil, name, EXAMPLES, random.Random(f"{seed}:{name}:{number}").getrandbits(32))
+        except AssertionError as error:
+            return [str(error)]
+        return []
+
+    for number in count(1):
+        for area, way in (("disk", disk), ("signals", signals)):
+            for name in SCENARIOS if area in areas else ():
+                if not only or name in only:
+                    chance = random.Random(f"{seed}:{area}:{name}:{number}")
+                    yield area, name, number, lambda w=way, n=name, c=chance: list(w(stage, n, c))  # type: ignore[misc]
+        for name in FORMATS if "files" in areas else ():
+            if not only or name in only:
+                yield "files", name, number, lambda n=name, k=number: files(n, k)  # type: ignore[misc]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="torture", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randint(0, 2**31))
+    parser.add_argument("--area", action="append", choices=("disk", "signals", "files"), help="only this; repeatable")
+    parser.add_argument(
+        "--only", action="append", default=[], choices=(*SCENARIOS, *FORMATS), help="only this; repeatable"
+    )
+    asked = parser.parse_args()
+    print(f"seed {asked.seed}", flush=True)
+    ends, tries, found = time.monotonic() + asked.seconds, Counter[str](), 0
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        with open_ground(directory) as ground, open_cage(faults_library(directory), "torch", "transformers") as cage:
+            stage = Stage(cage, ground, directory / "stage")
+            for area, name, number, attempt in turns(
+                stage, asked.seed, asked.area or ["disk", "signals", "files"], asked.only
+            ):
+                if time.monotonic() > ends:
+                    break
+                tries[area] += EXAMPLES if area == "files" else 1
+                for complaint in attempt():
+                    found += 1
+                    print(f"{area}, {name}, turn {number}: {complaint}", flush=True)
+    told = ", ".join(f"{area} {number}" for area, number in sorted(tries.items()))
+    print(f"seed {asked.seed}: {told}; {found} found")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""Runs commands of localspec where they can do no harm, a few a second: with faults of the disk, signals, limits."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from command import ROOT, environment
+
+HERE = Path(__file__).parent
+LIMIT = 60.0  # seconds after which a command hangs, on a busy machine too
+KINDS = {"ENOSPC": 28, "EIO": 5, "EINTR": 4}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The change of that number below the home fails; where it `stays`, so do those after it. 0: none does."""
+
+    at: int = 0
+    kind: str = "EIO"
+    stays: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.kind} at change {self.at}{' and from then on' if self.stays else ''}"
+
+
+@dataclass(frozen=True)
+class Signal:
+    number: signal.Signals
+    after: float  # seconds
+
+    def __str__(self) -> str:
+        return f"{self.number.name} after {self.after * 1000:.1f} ms"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended. `changes`: how many it made below the home; `failed`: the first that was made to fail."""
+
+    code: int
+    hung: bool
+    seconds: float
+    out: str
+    errors: str
+    changes: int = 0
+    failed: str = ""
+
+
+class Cage:
+    """One process from which every command is forked; make it with `open_cage`."""
+
+    def __init__(self, process: subprocess.Popen[str], scratch: Path) -> None:
+        self._process, self._scratch = process, scratch
+
+    def run(
+        self,
+        home: Path,
+        *arguments: str,
+        fault: Fault | None = None,
+        sent: Signal | None = None,
+        **variables: str,
+    ) -> Ended:
+        """`localspec ARGUMENTS` in `home`. Raises RuntimeError where the cage itself has ended."""
+        places = {name: self._scratch / name for name in ("input", "out", "errors", "told")}
+        for place in places.values():
+            place.write_bytes(b"")
+        fault = fault or Fault()
+        order: dict[str, Any] = {
+            **{name: str(place) for name, place in places.items()},
+            "home": str(home), "arguments": arguments, "environment": environment(home, **variables),
+            "at": fault.at, "error": KINDS[fault.kind], "stays": fault.stays, "limit": LIMIT,
+        }  # fmt: skip
+        if sent:
+            order |= {"signal": int(sent.number), "after": sent.after}
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        if not (answer := self._process.stdout.readline()):
+            raise RuntimeError(f"The process that runs the commands has ended with {self._process.wait()}.")
+        out, errors, told = (places[name].read_text(errors="replace") for name in ("out", "errors", "told"))
+        changes, failed = json.loads(told) if told else (0, "")
+        return Ended(**json.loads(answer), out=out, errors=errors, changes=changes, failed=failed)
+
+
+def faults_library(directory: Path) -> Path:
+    """Compiles disk_faults.c. Linux only: elsewhere libraries are not put before others."""
+    made = directory / "disk_faults.so"
+    flags = ("-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden")
+    zig = (sys.executable, "-m", "ziglang", "cc")
+    subprocess.run([*zig, *flags, str(HERE / "disk_faults.c"), "-o", str(made), "-ldl"], check=True)
+    return made
+
+
+@contextmanager
+def open_cage(preload: Path | None = None, *modules: str) -> Iterator[Cage]:
+    """A cage; with `preload`, of `faults_library`, its disk can fail. `modules` are imported beforehand, too."""
+    with tempfile.TemporaryDirectory() as scratch:
+        own = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tui"))), "OMP_NUM_THREADS": "1"}
+        if preload:
+            own["LD_PRELOAD"] = str(preload)
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "cage_process.py"), *modules],
+            env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            yield Cage(process, Path(scratch))
+        finally:
+            assert process.stdin
+            process.stdin.close()
+            process.wait()

@@ -1,0 +1,88 @@
+"""The process of cage.py: everything is imported once, and each command runs in a child that is there in milliseconds.
+
+An order is a line of JSON on standard input, its result a line on standard output.
+"""
+
+import ctypes
+import io
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+MEMORY = 6 * 2**30  # bytes of address space that a command may take: a damaged length must not take the machine's
+
+
+def import_what_commands_use(*more: str) -> Any:
+    from localspec.cli.main import COMMANDS, main
+
+    for command in COMMANDS:
+        import_module(f"localspec.cli.{command}")
+    for name in ("engine.engine", "engine.importing", "native.target", "hub.client", "bench.race", "store.store"):
+        import_module(f"localspec.{name}")
+    for name in ("tokenizers", *more):
+        import_module(name)
+    return main
+
+
+def command(main: Any, order: dict[str, Any], faults: Any) -> int:
+    """In the child: as if it had just been started in a shell."""
+    for descriptor, name in enumerate(("input", "out", "errors")):
+        flags = os.O_RDONLY if name == "input" else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        os.dup2(os.open(order[name], flags, 0o600), descriptor)
+    sys.stdin, sys.stdout, sys.stderr = (
+        io.TextIOWrapper(os.fdopen(n, m)) for n, m in ((0, "rb"), (1, "wb"), (2, "wb"))
+    )  # type: ignore[arg-type]
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    os.chdir(order["home"])
+    os.umask(0o022)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if faults is None:
+        return int(main(order["arguments"]))
+    faults.faults_begin(os.fsencode(order["home"]), order["at"], order["error"], order["stays"])
+    code = int(main(order["arguments"]))
+    count = faults.faults_end()
+    Path(order["told"]).write_text(json.dumps([count, os.fsdecode(faults.faults_failed())]))
+    return code
+
+
+def watched(child: int, order: dict[str, Any]) -> dict[str, Any]:
+    """Sends the signal that is asked for, when it is asked for, and ends a child that takes too long."""
+    began, ended = time.monotonic(), os.pidfd_open(child)
+    try:
+        if order.get("signal") and not select.select([ended], [], [], order["after"])[0]:
+            os.kill(child, order["signal"])
+        hung = not select.select([ended], [], [], order["limit"])[0]
+        if hung:
+            os.kill(child, signal.SIGKILL)
+    finally:
+        os.close(ended)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return {"code": code, "hung": hung, "seconds": time.monotonic() - began}
+
+
+def serve() -> None:
+    main = import_what_commands_use(*sys.argv[1:])
+    faults = ctypes.CDLL(None) if "LD_PRELOAD" in os.environ else None
+    if faults is not None:
+        faults.faults_failed.restype = ctypes.c_char_p
+        faults.faults_end.restype = ctypes.c_long
+        faults.faults_begin.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        order = json.loads(line)
+        if (child := os.fork()) == 0:
+            sys.exit(command(main, order, faults))  # through the interpreter's own end, as in a shell
+        print(json.dumps(watched(child, order)), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    serve()

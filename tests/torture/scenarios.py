@@ -1,0 +1,244 @@
+"""What is tortured: a command, the home it finds, and what must be so afterwards, however the command ended."""
+
+import json
+import re
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tiny_models
+from gguf_files import write_model
+from hub_server import model_repository, served
+from scripted_models import random_model
+from torture.cage import Cage, Ended
+from transformers import LlamaConfig
+
+DOCUMENTED = {0, 1, 3, 4, 130, 141, 143}  # 2 and 5 are for mistakes and closed doors, and there are none here
+KEPT = ("What was kept first?", "And what second?")
+NOT_KEPT = "can only be read|kept no longer|nothing new is kept|not kept|cannot be kept|no longer kept"
+# What a name has of chance in it, and what a live process or SQLite keeps beside a file.
+CHANCE = re.compile(r"[0-9a-f]{16,}|(?<=[-._])[a-z0-9_]{8}(?=\.|$)|\d{4,}")
+BESIDE = re.compile(
+    r"(\.lock|-lock|-journal|-wal|-shm|last-error\.log|packed/digests\.json)$|/\.locks/|/\.no_exist/|(^|/)(CACHEDIR|version)"
+)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What all scenarios stand on: models, texts and a hub, outside of every home."""
+
+    model: Path
+    gguf: Path
+    texts: Path
+    prompts: Path
+    endpoint: str
+
+    def variables(self, home: Path) -> dict[str, str]:
+        return {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home / "hf")}
+
+
+@contextmanager
+def open_ground(directory: Path) -> Iterator[Ground]:
+    model = random_model(directory / "noise")
+    sizes = {**tiny_models._SHAPE, "hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
+    tiny = tiny_models.write(directory / "tiny", LlamaConfig(**sizes), tiny_models.byte_tokenizer(), 0)
+    texts, prompts = directory / "texts.jsonl", directory / "prompts.jsonl"
+    texts.write_text("".join(json.dumps({"text": f"{number} and then {number + 1} "}) + "\n" for number in range(60)))
+    prompts.write_text("".join(json.dumps({"prompt": f"Question {number}?"}) + "\n" for number in range(3)))
+    with served(org__name=model_repository(model)) as hub:
+        yield Ground(model, write_model(directory / "Tiny.Q8_0.gguf", tiny, "Q8_0"), texts, prompts, hub.endpoint)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`words`: the command. `before`: commands that make the home it finds; two conversations are always there.
+
+    `complaints` looks at the home after the command ended, and after it was given once more without a fault.
+    """
+
+    words: Callable[[Ground, Path], list[str]]
+    before: Callable[[Ground, Path], list[list[str]]] = lambda ground, home: []
+    complaints: Callable[["Look", Ended], Iterator[str]] = lambda look, ended: iter(())
+    again: frozenset[int] = frozenset({0})  # how it may end when it is given once more
+
+
+@dataclass
+class Look:
+    """A home, looked at by commands of its own."""
+
+    cage: Cage
+    ground: Ground
+    home: Path
+
+    def run(self, *words: str) -> Ended:
+        return self.cage.run(self.home, *words, **self.ground.variables(self.home))
+
+    def json(self, *words: str) -> Any:
+        """What a command says that must not fail."""
+        ended = self.run(*words, "--json")
+        assert ended.code == 0, f"{' '.join(words)} ends with {ended.code} afterwards: {ended.errors.strip()}"
+        return json.loads(ended.out)
+
+    def prompts(self) -> list[str]:
+        """All that is kept, the oldest conversation first."""
+        return [turn["prompt"] for one in self.json("history", "export") for turn in one["turns"]]
+
+
+def _say(ground: Ground, *more: str) -> list[str]:
+    return ["run", "-m", str(ground.model), "-n", "12", *more]
+
+
+def _was_kept(look: Look, ended: Ended) -> Iterator[str]:
+    """A run that says nothing else has kept its turn."""
+    if ended.code == 0 and not re.search(NOT_KEPT, ended.errors) and "A new one." not in look.prompts():
+        yield "it ended well and without a word, and what was said is not kept"
+
+
+def _is_gone(look: Look, ended: Ended) -> Iterator[str]:
+    if ended.code == 0 and KEPT[1] in look.prompts():
+        yield "it ended well, and the conversation is still there"
+    content = b"".join(file.read_bytes() for file in (look.home / "data").glob("localspec.db*"))
+    if ended.code == 0 and KEPT[1].encode() in content:
+        yield "it ended well, and the bytes of the conversation are still there"
+
+
+def _is_whole(model: str) -> Callable[[Look, Ended], Iterator[str]]:
+    """A command that ends well brought the model, and what is listed has the digests it came with."""
+
+    def complaints(look: Look, ended: Ended) -> Iterator[str]:
+        names = [row["name"] for row in look.json("list")]
+        if ended.code == 0 and model not in names:
+            yield f"it ended well, and {names} is all that is here"
+        if model in names and look.run("verify", model).code:
+            yield f"{model} is listed, and does not agree with its digests"
+
+    return complaints
+
+
+def _drafts(look: Look, ended: Ended) -> Iterator[str]:
+    said = look.run(*_say(look.ground, "--no-log", "--drafter", str(look.home / "heads" / "drafter"), "Hi"))
+    if ended.code == 0 and said.code:
+        yield f"it ended well, and its drafter cannot be used: {said.errors.strip()}"
+
+
+def _has_whole_lines(look: Look, ended: Ended) -> Iterator[str]:
+    file = look.home / "replies.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    if ended.code == 0 and len(lines) != 3:
+        yield f"it ended well with {len(lines)} of 3 replies"
+    for line in lines[:-1] if ended.code else lines:
+        json.loads(line)
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    "run": Scenario(lambda ground, home: _say(ground, "A new one."), complaints=_was_kept),
+    "run -c": Scenario(lambda ground, home: _say(ground, "-c", "A new one."), complaints=_was_kept),
+    "history rm": Scenario(
+        lambda ground, home: ["history", "rm", "-y", "2"], complaints=_is_gone, again=frozenset({0, 1, 2, 3})
+    ),
+    "pool clear": Scenario(lambda ground, home: ["pool", "clear", "-y"], again=frozenset({0, 1, 3})),
+    "pull": Scenario(lambda ground, home: ["pull", "-y", "org/name"], complaints=_is_whole("org/name")),
+    "rm": Scenario(
+        lambda ground, home: ["rm", "-y", "org/name"],
+        before=lambda ground, home: [["pull", "-y", "org/name"]],
+        again=frozenset({0, 3}),
+    ),
+    "import": Scenario(lambda ground, home: ["import", str(ground.gguf)], complaints=_is_whole("Tiny.Q8_0")),
+    "distill": Scenario(
+        lambda ground, home: ["distill", "-m", str(ground.model), "--prompts", str(ground.prompts), "-n", "8",
+                              "-o", str(home / "replies.jsonl")],
+        complaints=_has_whole_lines,
+    ),
+    "train": Scenario(
+        lambda ground, home: ["train", "medusa", "-m", str(ground.model), "--data", str(ground.texts),
+                              "--steps", "3", "--batch", "64", "--length", "64", "--save-every", "0",
+                              "-o", str(home / "heads")],
+        complaints=_drafts, again=frozenset({0, 2}),
+    ),
+}  # fmt: skip
+
+
+def names(home: Path) -> set[str]:
+    """Every file below the home that should be explained, chance taken out of its name."""
+    found = {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file() or path.is_symlink()}
+    return {CHANCE.sub("*", name) for name in found if not BESIDE.search(name)}
+
+
+class Stage:
+    """Builds the home of a scenario once, copies it for each case, and judges."""
+
+    def __init__(self, cage: Cage, ground: Ground, directory: Path) -> None:
+        self.cage, self.ground, self._directory = cage, ground, directory
+        self._clean: dict[str, Ended] = {}
+        self._names: dict[str, set[str]] = {}
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def look(self, home: Path) -> Look:
+        return Look(self.cage, self.ground, home)
+
+    def found(self, name: str) -> Path:
+        """The home as the command finds it."""
+        home = self._directory / name.replace(" ", "")
+        if not home.exists():
+            home.mkdir()
+            look = self.look(home)
+            for words in ([*_say(self.ground, prompt)] for prompt in KEPT):
+                assert look.run(*words).code == 0
+            for words in SCENARIOS[name].before(self.ground, home):
+                assert (ended := look.run(*words)).code == 0, ended.errors
+        return home
+
+    def copied(self, name: str) -> Path:
+        """Always at one place: what a home keeps may name its paths."""
+        home = self._directory / "home"
+        shutil.rmtree(home, ignore_errors=True)
+        shutil.copytree(self.found(name), home, symlinks=True)
+        return home
+
+    def clean(self, name: str) -> Ended:
+        """How the command ends where nothing is in its way; what it then leaves is what may be there."""
+        if name not in self._clean:
+            home = self.copied(name)
+            words, ground = SCENARIOS[name].words(self.ground, home), self.ground
+            ended = self.cage.run(home, *words, **ground.variables(home))
+            assert ended.code == 0, f"{name} fails without a fault: {ended.errors}"
+            assert not (found := list(SCENARIOS[name].complaints(self.look(home), ended))), found
+            self.look(home).run(*words)
+            self._clean[name], self._names[name] = ended, names(home)
+        return self._clean[name]
+
+    def complaints(self, name: str, ended: Ended, sent: signal.Signals | None = None) -> list[str]:
+        """What is wrong with how the command ended in `copied`, and with what it left."""
+        home = self._directory / "home"
+        look, scenario, found = self.look(home), SCENARIOS[name], [*wrong_end(ended, sent)]
+        try:
+            said = look.prompts()
+            lost = [
+                prompt for prompt in KEPT if prompt not in said and not (name == "history rm" and prompt == KEPT[1])
+            ]
+            found += [f"{prompt!r} is lost" for prompt in lost]
+            found += scenario.complaints(look, ended)
+            again = look.run(*scenario.words(self.ground, home))
+            found += wrong_end(again, None, scenario.again)
+            if again.code not in scenario.again:
+                found.append(f"given again it ends with {again.code}: {again.errors.strip()}")
+            elif left := names(home) - self._names[name]:
+                found.append(f"afterwards there is also {', '.join(sorted(left))}")
+        except (AssertionError, ValueError) as error:
+            found.append(str(error))
+        return found
+
+
+def wrong_end(ended: Ended, sent: signal.Signals | None, too: frozenset[int] = frozenset()) -> Iterator[str]:
+    """What a command may never do, whatever happens to it."""
+    if ended.hung:
+        yield f"it hung for {ended.seconds:.0f} s"
+    elif ended.code not in DOCUMENTED | too and not (sent and ended.code == -sent):
+        yield f"exit code {ended.code}: {ended.errors[-300:]}"
+    for word in ("Traceback", "Unexpected"):
+        if word in ended.errors:
+            yield f"{word}: {ended.errors[-600:]}"

@@ -1,0 +1,92 @@
+"""A short, fixed share of `make torture`; and that it would see what it looks for."""
+
+import random
+import re
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("libraries are put before others on Linux alone", allow_module_level=True)
+
+from torture.__main__ import disk, signals
+from torture.cage import Cage, Ended, Fault, faults_library, open_cage
+from torture.formats import FORMATS, Soil, tried
+from torture.scenarios import NOT_KEPT, SCENARIOS, Stage, open_ground
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cage]:
+    with open_cage(faults_library(tmp_path_factory.mktemp("library"))) as cage:
+        yield cage
+
+
+@pytest.fixture(scope="module")
+def stage(cage: Cage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with open_ground(tmp_path_factory.mktemp("ground")) as ground:
+        yield Stage(cage, ground, tmp_path_factory.mktemp("stage"))
+
+
+@pytest.fixture(scope="module")
+def soil(stage: Stage) -> Soil:
+    return Soil(stage)
+
+
+@pytest.mark.parametrize("name", ["run", "history rm", "pull", "import"])
+def test_a_disk_that_fails_loses_nothing(stage: Stage, name: str) -> None:
+    assert list(disk(stage, name, random.Random(f"disk:{name}"))) == []
+
+
+@pytest.mark.parametrize("name", ["run -c", "pull"])
+def test_a_signal_at_any_moment_loses_nothing(stage: Stage, name: str) -> None:
+    assert list(signals(stage, name, random.Random(f"signals:{name}"))) == []
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_damaged_file_is_a_sentence(stage: Stage, soil: Soil, name: str) -> None:
+    tried(stage, soil, name, 2, 1)
+
+
+# -- it would see ------------------------------------------------------------------------------------------------------
+
+
+def test_every_change_is_counted_and_the_one_that_is_asked_for_fails(stage: Stage) -> None:
+    clean = stage.clean("run")
+    assert clean.changes > 20 and not clean.failed
+    home = stage.copied("run")
+    words = SCENARIOS["run"].words(stage.ground, home)
+    ended = stage.cage.run(home, *words, fault=Fault(clean.changes // 2, "ENOSPC", True))
+    assert ended.failed.split()[1].startswith(str(home)) and ended.code == 0 and re.search(NOT_KEPT, ended.errors)
+    assert not stage.cage.run(stage.copied("run"), *words, fault=Fault(10**6)).failed
+
+
+@pytest.mark.parametrize(
+    ("code", "errors", "hung", "word"),
+    [
+        (0, "", True, "hung"),
+        (7, "", False, "exit code 7"),
+        (-11, "", False, "exit code -11"),
+        (1, "Traceback (most recent call last)", False, "Traceback"),
+        (1, "localspec: Unexpected ValueError: x", False, "Unexpected"),
+    ],
+)
+def test_a_bad_end_is_complained_about(stage: Stage, code: int, errors: str, hung: bool, word: str) -> None:
+    stage.clean("pool clear")
+    stage.copied("pool clear")
+    complaints = stage.complaints("pool clear", Ended(code, hung, 1.0, "", errors))
+    assert any(word in complaint for complaint in complaints)
+
+
+def test_what_is_lost_or_left_or_not_kept_is_complained_about(stage: Stage) -> None:
+    well = stage.clean("run")
+    home = stage.copied("run")
+    assert any("not kept" in complaint for complaint in stage.complaints("run", well))
+    home = stage.copied("run")
+    (home / "data" / "half-written.tmp").write_text("x")
+    assert any("half-written" in complaint for complaint in stage.complaints("run", well))
+    home = stage.copied("run")
+    (home / "data" / "localspec.db").unlink()
+    assert any("is lost" in complaint for complaint in stage.complaints("run", well))

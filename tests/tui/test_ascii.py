@@ -1,0 +1,34 @@
+"""In the C locale nothing that is drawn turns into a question mark; what a model says stays as it is."""
+
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")]
+
+REPLY = "# Title\n\n- one\n  - two\n\n> quoted\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```python\nprint(1)\n```\nüber"
+
+
+@pytest.mark.parametrize("size", [(120, 36), (60, 20)])
+def test_marks_have_ascii_forms(tmp_path, size):
+    from tui.terminal import scripted_chat
+
+    with scripted_chat(tmp_path, f"[[{REPLY!r}]]", "-m", "demo", size=size, LC_ALL="C") as terminal:
+        terminal.shows("> ")
+        terminal.send("Hello?\r")
+        terminal.shows("print(1)", "über")
+        terminal.send("\x1bOP")
+        terminal.shows("Leave; what was said stays kept")
+        terminal.send("\x1b")
+        terminal.until(lambda: "Leave; what was said" not in terminal.text)
+        for key, shown in (("\x12", "just now"), ("\x10", "Search for commands")):
+            terminal.send(key)
+            terminal.shows(shown)
+            terminal.send("\x1b")
+            terminal.until(lambda shown=shown: shown not in terminal.text)
+        terminal.send("/nonsense\r")
+        terminal.shows("x There is no command")
+        terminal.send("\x11")
+        assert terminal.ends() == 0
+        drawn = terminal.sent.replace("ü", "")
+        assert drawn.isascii(), sorted({char for char in drawn if not char.isascii()})

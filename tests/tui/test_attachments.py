@@ -1,0 +1,162 @@
+"""`@path` in the prompt of the full screen."""
+
+import threading
+
+import pytest
+from tui.scripted_engine import say, until
+
+from localspec.config import Settings
+from localspec_tui.widgets.attached_line import AttachedLine
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "notes.txt").write_text("first line\nsecond line\n")
+    (place / "null").write_bytes(b"a\0b")
+    monkeypatch.chdir(place)
+    return place
+
+
+def attached(talk):
+    line = talk.app.query_one(AttachedLine)
+    return str(line.render()) if line.display else ""
+
+
+def read_by_the_model(talk):
+    return [messages[-1]["content"] for messages in talk.engine.asked]
+
+
+def test_it_is_completed_counted_read_and_folded(chat, folder):
+    talk = chat(["Sorted."], ["Again."])
+
+    async def story(pilot):
+        await pilot.press(*"sort @no")
+        await until(pilot, lambda: "notes.txt" in talk.screen_text())
+        await pilot.press("tab")
+        assert talk.typed == "sort @notes.txt "
+        await until(pilot, lambda: attached(talk) == "+ notes.txt (23 bytes, 23 tokens)")
+        await pilot.press("enter")
+        await until(pilot, lambda: talk.replies() == ["Sorted."] and talk.idle())
+        assert attached(talk) == "" and talk.prompts() == ["sort @notes.txt "]
+        assert "+ notes.txt (23 bytes)" in talk.screen_text() and "second line" not in talk.screen_text()
+        (folder / "notes.txt").unlink()
+        await pilot.press("f5")  # the text as it was
+        await until(pilot, lambda: talk.replies() == ["Again."] and talk.idle())
+        await pilot.press("f2")
+        assert talk.typed == "sort @notes.txt "
+
+    talk.play(story)
+    assert read_by_the_model(talk) == ["first line\nsecond line\n\nsort @notes.txt "] * 2
+
+
+def test_a_resumed_conversation_is_folded_too(chat, folder):
+    before = chat(["Sorted."])
+
+    async def first(pilot):
+        await say(pilot, "sort @notes.txt")
+        await until(pilot, before.idle)
+
+    before.play(first)
+    talk = chat()
+    talk.resumed = 1
+
+    async def story(pilot):
+        await until(pilot, lambda: talk.replies() == ["Sorted."])
+        assert talk.prompts() == ["sort @notes.txt"]
+        assert "+ notes.txt (23 bytes)" in talk.screen_text() and "second line" not in talk.screen_text()
+        await pilot.press("up")
+        assert talk.typed == "sort @notes.txt"
+
+    talk.play(story)
+
+
+def test_what_cannot_be_read_is_told_and_given_back(chat, folder):
+    talk = chat(["Said."])
+
+    async def story(pilot):
+        await pilot.press(*"see @null")
+        await until(pilot, lambda: "@null is not UTF-8 text" in attached(talk))
+        await pilot.press("enter")
+        await until(pilot, lambda: "✗ @null is not UTF-8 text" in talk.screen_text())
+        assert talk.typed == "see @null" and talk.prompts() == []
+        await pilot.press(*["backspace"] * 4)
+        await say(pilot, "/nope")
+        await until(pilot, lambda: "✗ @/nope cannot be read" in talk.screen_text())
+        assert talk.typed == "see @/nope" and talk.prompts() == []
+        await pilot.press(*["backspace"] * 6)
+        await say(pilot, "me@home @none")
+        await until(pilot, lambda: talk.idle() and talk.replies() == ["Said."])
+
+    talk.play(story)
+    assert read_by_the_model(talk) == ["see me@home @none"]
+
+
+def test_too_long_is_said_before_it_is_sent(chat, folder):
+    (folder / "long").write_text("x" * 2000)
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press(*"see @long")
+        await until(pilot, lambda: "too long: 2,009 tokens, and the model reads 1,024" in attached(talk))
+        await pilot.press("ctrl+u")
+        await until(pilot, lambda: attached(talk) == "")
+
+    talk.play(story)
+
+
+def test_a_slow_disk_holds_no_key_up(chat, folder, monkeypatch):
+    gate = threading.Event()
+    talk = chat()
+    monkeypatch.setattr(talk.app._chat._attached, "_measure", lambda text: gate.wait(20) and [])
+
+    async def story(pilot):
+        await pilot.press(*"see @notes.txt")
+        await pilot.pause(0.3)
+        await pilot.press(*" and on")
+        assert talk.typed == "see @notes.txt and on"
+        gate.set()
+
+    talk.play(story)
+
+
+def test_a_prompt_that_waits_has_the_text_of_when_it_was_sent(chat, folder):
+    gate = threading.Event()
+    talk = chat([gate, "One."], ["Two."])
+
+    async def story(pilot):
+        await say(pilot, "first")
+        await say(pilot, "then @notes.txt")
+        await until(pilot, lambda: "waits" in talk.screen_text())
+        (folder / "notes.txt").write_text("changed")
+        gate.set()
+        await until(pilot, lambda: talk.replies() == ["One.", "Two."] and talk.idle())
+
+    talk.play(story)
+    assert read_by_the_model(talk)[1] == "first line\nsecond line\n\nthen @notes.txt"
+
+
+def test_an_edited_prompt_may_name_one(chat, folder):
+    talk = chat(["One."], ["Two."])
+
+    async def story(pilot):
+        await say(pilot, "first")
+        await until(pilot, talk.idle)
+        await say(pilot, "/edit with @notes.txt")
+        await until(pilot, lambda: talk.replies() == ["Two."] and talk.idle())
+
+    talk.play(story)
+    assert read_by_the_model(talk)[1] == "first line\nsecond line\n\nwith @notes.txt"
+
+
+def test_files_of_the_command_line_are_folded(chat, folder):
+    talk = chat(["One."], files="given\n", settings=Settings())
+
+    async def story(pilot):
+        await say(pilot, "first @notes.txt")
+        await until(pilot, lambda: talk.replies() == ["One."] and talk.idle())
+        assert "+ the files of --file" in talk.screen_text() and "given" not in talk.screen_text()
+
+    talk.play(story)
+    assert read_by_the_model(talk) == ["given\n\nfirst line\nsecond line\n\nfirst @notes.txt"]

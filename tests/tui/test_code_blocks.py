@@ -1,0 +1,99 @@
+"""A block of code copied by itself."""
+
+import pytest
+from textual.events import Key
+from tui.scripted_engine import say, talked, until
+
+from localspec_tui.code_blocks import CodeBlock, CodeCopies, code_blocks
+from localspec_tui.reply_markdown import CopyLine
+from localspec_tui.widgets.prompt import Prompt
+
+TWO = "First:\n\n```python\nprint(1)\n\tx = 2\n```\n\nthen\n\n- in a list\n\n  ```sh\n  ls -l\n  rm x\n  ```\n\nDone."
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("", []),
+        ("no `code` here", []),
+        (TWO, [CodeBlock("python", "print(1)\n\tx = 2"), CodeBlock("sh", "ls -l\nrm x")]),
+        ("~~~\na\n\n~~~", [CodeBlock("", "a\n")]),
+        ("```c\nstill coming", [CodeBlock("c", "still coming")]),
+        ("text\n\n    indented\n", [CodeBlock("", "indented")]),
+        ("> ```\n> quoted\n> ```", [CodeBlock("", "quoted")]),
+    ],
+)
+def test_code_is_found_without_its_fences(source, found):
+    assert code_blocks(source) == found
+
+
+def test_the_last_first_then_the_one_before_round_and_round():
+    copies = CodeCopies()
+    assert [copies.next(TWO)[0].language for _ in range(3)] == ["sh", "python", "sh"]
+    assert copies.next("```\nx\n```") == (CodeBlock("", "x"), "code")
+    assert copies.next(TWO) == (CodeBlock("sh", "ls -l\nrm x"), "sh, block 2 of 2; once more for the one before")
+    assert copies.next("none") is None
+
+
+def test_alt_c_copies_code_of_the_last_reply_or_of_the_message_in_focus(chat, clipboard):
+    talk = chat([TWO], ["```\nlater\n```"])
+
+    async def story(pilot):
+        await say(pilot, "one")
+        await until(pilot, talk.idle)
+        await say(pilot, "two")
+        await until(pilot, talk.idle)
+        await pilot.press("alt+c")
+        await until(pilot, lambda: clipboard == ["later"] and "Copied to the clipboard." in talk.screen_text())
+        await pilot.press("alt+up", "alt+up", "alt+up", "alt+c")
+        await until(pilot, lambda: clipboard[1:] == ["ls -l\nrm x"])
+        await until(pilot, lambda: "sh, block 2 of 2" in talk.screen_text())
+        await pilot.press("alt+c")
+        await until(pilot, lambda: clipboard[2:] == ["print(1)\n\tx = 2"])
+
+    talk.play(story)
+
+
+def test_alt_c_as_most_terminals_send_it(chat, clipboard):
+    talk = chat([TWO], ["```\nlater\n```"])
+
+    async def story(pilot):
+        for prompt in ("one", "two"):
+            await say(pilot, prompt)
+            await until(pilot, talk.idle)
+        await pilot.press("alt+up", "alt+up", "alt+up")
+        talk.app.post_message(Key("alt+c", "c"))
+        await until(pilot, lambda: clipboard == ["ls -l\nrm x"])
+        talk.app.post_message(Key("alt+x", "x"))  # which means nothing
+        await until(pilot, lambda: talk.typed == "x")
+
+    talk.play(story)
+
+
+def test_where_there_is_no_code_it_is_said(chat, clipboard):
+    talk = chat(["None."])
+
+    async def story(pilot):
+        await pilot.press("alt+c")
+        await until(pilot, lambda: "There is no code to copy here." in talk.screen_text())
+
+    talk.play(story)
+    assert clipboard == []
+
+
+def test_a_click_on_copy_copies_the_code_below_it(chat, clipboard):
+    talk = chat(["Two:\n\n```sh\nls -l\n```\n\nor\n\n```\nfirst [red]\nsecond\n```\n"])
+
+    async def story(pilot):
+        await talked(talk, pilot, "How?")
+        first, second = talk.app.query(CopyLine)
+        column = first.content_size.width - 2
+        for one, said in ((first, "sh"), (second, "code")):
+            await pilot.click(one, offset=(column, 0))
+            await until(pilot, lambda said=said: said in [toast.title for toast in talk.app._notifications])
+        assert clipboard == ["ls -l", "first [red]\nsecond"] and isinstance(talk.app.focused, Prompt)
+        await pilot.click(first, offset=(4, 0))
+        await pilot.pause()
+        assert len(clipboard) == 2, "beside the word"
+
+    talk.play(story)

@@ -1,0 +1,172 @@
+"""Slash completion on the full screen."""
+
+import threading
+
+import pytest
+from textual.widgets import OptionList
+from tui.scripted_engine import say, until
+
+from localspec.chat.commands import COMMANDS
+from localspec_tui.screens.models import ModelsScreen
+from localspec_tui.widgets.prompt import Prompt
+from localspec_tui.widgets.suggestions import Suggestions
+
+
+def offered(talk):
+    """The lines of the list, if it is open."""
+    shown = talk.app.query_one(Suggestions)
+    return [str(option.prompt) for option in shown.options] if shown.display else []
+
+
+@pytest.mark.quick
+def test_a_slash_shows_the_commands_and_tab_completes(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("/")
+        await until(pilot, lambda: len(offered(talk)) == len(COMMANDS))
+        assert "let another model answer" in talk.screen_text()
+        await pilot.press("t")
+        await until(pilot, lambda: len(offered(talk)) == 2)
+        await pilot.press("i")
+        await until(pilot, lambda: len(offered(talk)) == 1)
+        await pilot.press("tab")
+        assert talk.typed == "/title "
+        await until(pilot, lambda: offered(talk) == [])
+        await pilot.press(*["backspace"] * 7, *"/sy", "tab")  # as fast as one can
+        assert talk.typed == "/system "
+
+    talk.play(story)
+
+
+def test_arrow_keys_choose_and_enter_takes_what_was_chosen(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("/", "down", "down", "up", "up")
+        await until(pilot, lambda: talk.app.query_one(Suggestions).highlighted == len(COMMANDS) - 1)
+        await pilot.press("down", "down", "down", "enter")
+        assert talk.typed == "/model "
+        await pilot.press("enter")  # complete without a name
+        await until(pilot, lambda: isinstance(talk.app.screen, ModelsScreen))
+
+    talk.play(story)
+
+
+def test_enter_completes_what_is_no_command_yet_and_obeys_what_is_one(chat):
+    talk = chat(["One."])
+
+    async def story(pilot):
+        await say(pilot, "first")
+        await until(pilot, lambda: talk.replies() == ["One."] and talk.idle())
+        await say(pilot, "/ne")
+        assert talk.typed == "/new" and talk.prompts() == ["first"]
+        await pilot.press("enter")
+        await until(pilot, lambda: talk.prompts() == [])
+
+    talk.play(story)
+
+
+def test_escape_closes_it_and_stops_nothing(chat):
+    gate = threading.Event()
+    talk = chat(["It goes", gate, " on."])
+
+    async def story(pilot):
+        await say(pilot, "hello")
+        await until(pilot, lambda: talk.replies() == ["It goes"])
+        await pilot.press("/")
+        await until(pilot, lambda: offered(talk))
+        await pilot.press("escape")
+        assert offered(talk) == [] and talk.typed == "/"
+        await pilot.press("n")
+        await pilot.pause()
+        assert offered(talk) == []
+        await pilot.press("tab")
+        assert talk.typed == "/new"
+        gate.set()
+        await until(pilot, talk.idle)
+
+    talk.play(story)
+    assert talk.kept() == [("hello", "It goes on.", "stop")]
+
+
+@pytest.mark.parametrize("text", ["//", "//new", "a /"])
+def test_nothing_opens_for_text(chat, text):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press(*text)
+        await pilot.pause(0.05)
+        assert offered(talk) == []
+
+    talk.play(story)
+
+
+def test_earlier_prompts_open_nothing(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await say(pilot, "/set seed 4")
+        await say(pilot, "/set seed 5")
+        await pilot.press("up", "up")
+        assert talk.typed == "/set seed 4" and offered(talk) == []
+
+    talk.play(story)
+
+
+def test_conversations_are_offered_by_their_titles(chat):
+    talk = chat(["One."], ["Two."])
+
+    async def story(pilot):
+        await say(pilot, "sorting")
+        await until(pilot, talk.idle)
+        await say(pilot, "/new")
+        await until(pilot, lambda: talk.prompts() == [])
+        await say(pilot, "foxes")
+        await until(pilot, lambda: talk.replies() == ["Two."] and talk.idle())
+        await pilot.press(*"/resume ")
+        await until(pilot, lambda: len(offered(talk)) == 2)
+        await pilot.press(*"sort")
+        await until(pilot, lambda: len(offered(talk)) == 1 and "sorting" in offered(talk)[0].lower())
+        await pilot.press("tab", "enter")
+        await until(pilot, lambda: talk.replies() == ["One."])
+
+    talk.play(story)
+
+
+def test_a_slow_disk_holds_no_key_up(chat, monkeypatch):
+    gate = threading.Event()
+    monkeypatch.setattr("localspec_tui.screens.chat.look_up", lambda need, history: gate.wait(20) and [])
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press(*"/model ", *"abc")
+        assert talk.typed == "/model abc"
+        gate.set()
+
+    talk.play(story)
+
+
+def test_a_click_completes(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("/")
+        await until(pilot, lambda: offered(talk))
+        await pilot.click(Suggestions, offset=(3, 3))
+        await until(pilot, lambda: talk.typed == "/system ")
+        assert isinstance(talk.app.focused, Prompt)
+
+    talk.play(story)
+
+
+def test_tab_goes_to_the_messages_where_there_is_nothing_to_complete(chat):
+    talk = chat(["One."])
+
+    async def story(pilot):
+        await say(pilot, "hello")
+        await until(pilot, talk.idle)
+        await pilot.press("tab")
+        assert not isinstance(talk.app.focused, Prompt | OptionList)
+
+    talk.play(story)

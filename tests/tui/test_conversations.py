@@ -1,0 +1,392 @@
+"""The list of conversations: renamed, exported and deleted there; the list stays where it was."""
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+from clocks import PATIENCE
+from textual.widgets import Input, OptionList
+from tui.scripted_engine import say, until
+
+from localspec.chat.export import as_markdown
+from localspec.config import Settings
+from localspec.store import volumes
+from localspec.store.database import StoreTrouble
+from localspec.store.store import Store
+from localspec_tui.screens import conversations
+from localspec_tui.screens.chat import ChatScreen
+from localspec_tui.screens.conversations import ConversationsScreen
+from localspec_tui.widgets.asking_line import AskingLine
+
+
+def keep(talk, *titles, days=0.0):
+    """Conversations that were there before; the last one is the newest."""
+    with Store.open(talk.database, print) as store:
+        for title in titles:
+            number, turn = store.history.say(None, title, model="/models/scripted", system=None)
+            store.history.write(turn, f"Said of {title}.", "stop", {})
+            used = (time.time() - 86400 * days, number)
+            store._database.save(
+                lambda connection, used=used: connection.execute("UPDATE conversation SET used = ? WHERE id = ?", used)
+            )
+
+
+def titles(talk):
+    with Store.open(talk.database, print) as store:
+        return [info.title for info in store.history.conversations()]
+
+
+def listed(talk):
+    options = talk.app.screen.query_one(OptionList)
+    return [str(options.get_option_at_index(at).prompt).split("\n")[0] for at in range(options.option_count)]
+
+
+def marked(talk):
+    options = talk.app.screen.query_one(OptionList)
+    return listed(talk)[options.highlighted] if options.highlighted is not None else None
+
+
+async def open_list(pilot, talk, *, first):
+    await until(pilot, talk.idle)
+    await pilot.press("ctrl+r")
+    await until(pilot, lambda: isinstance(talk.app.screen, ConversationsScreen) and listed(talk)[:1] == [first])
+
+
+def asked(talk, words):
+    return lambda: talk.app.screen.query_one(AskingLine).asking and words in talk.screen_text()
+
+
+def told(talk, words):
+    return lambda: not talk.app.screen.query_one(AskingLine).asking and words in " ".join(talk.screen_text().split())
+
+
+def test_ctrl_d_deletes_after_asking_and_the_list_stays_where_it_was(chat):
+    talk = chat()
+    keep(talk, *(f"talk {n}" for n in range(40)))
+
+    async def story(pilot):
+        await open_list(pilot, talk, first="talk 39")
+        await pilot.press(*["down"] * 30)
+        top = talk.app.screen.query_one(OptionList).scroll_y
+        assert marked(talk) == "talk 9" and top > 0
+        for answer in ("n", "escape", "enter", "x"):
+            await pilot.press("ctrl+d")
+            await until(pilot, asked(talk, "Delete “talk 9” for good?"))
+            await pilot.press(answer)
+        assert asked(talk, "Delete “talk 9” for good?")()  # neither Enter nor any letter decides
+        await pilot.press("y")
+        await until(pilot, told(talk, "Deleted 1 conversation."))
+        assert marked(talk) == "talk 8" and "talk 9" not in listed(talk) and len(listed(talk)) == 39
+        assert abs(talk.app.screen.query_one(OptionList).scroll_y - top) <= 2
+        await pilot.press("ctrl+d", "y")
+        await until(pilot, lambda: len(listed(talk)) == 38)
+        assert marked(talk) == "talk 7"
+
+    talk.play(story)
+    assert len(titles(talk)) == 38 and not {"talk 9", "talk 8"} & {*titles(talk)}
+    assert b"Said of talk 9." not in b"".join(file.read_bytes() for file in talk.database.parent.glob("localspec.db*"))
+
+
+def test_a_deletion_that_divides_the_history_first_says_so(chat, monkeypatch):
+    talk = chat()
+    keep(talk, "cats", "dogs")
+    monkeypatch.setattr(volumes, "ONE_BY_ONE", 5)
+    read, clean = threading.Event(), volumes.clean
+
+    def wait(connection, number):
+        read.wait(PATIENCE)
+        return clean(connection, number)
+
+    monkeypatch.setattr(volumes, "clean", wait)
+
+    async def story(pilot):
+        await open_list(pilot, talk, first="dogs")
+        await pilot.press("ctrl+d", "y")
+        await until(pilot, told(talk, "it is divided once"))
+        read.set()
+        await until(pilot, told(talk, "Deleted 1 conversation."))
+
+    talk.play(story)
+    assert titles(talk) == ["cats"]
+
+
+def test_the_last_one_of_a_search_is_deleted(chat):
+    talk = chat()
+    keep(talk, "cats", "dogs")
+
+    async def story(pilot):
+        await open_list(pilot, talk, first="dogs")
+        await pilot.press(*"cats")
+        await until(pilot, lambda: listed(talk) == ["cats"])
+        await pilot.press("ctrl+d", "y")
+        await until(pilot, lambda: listed(talk) == [])
+        await pilot.press("ctrl+d", "f2", "ctrl+s", "enter")  # of nothing
+        assert not talk.app.screen.query_one(AskingLine).asking
+        assert talk.app.screen.query_one(Input).value == "cats"
+
+    talk.play(story)
+    assert titles(talk) == ["dogs"]
+
+
+def test_the_open_conversation_is_deleted_and_another_one_begins(chat):
+    gate = threading.Event()
+    talk = chat(["Half", gate, "never"], ["Anew."])
+    keep(talk, "before")
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        await say(pilot, "secret zebra")
+        await until(pilot, lambda: talk.replies() == ["Half"])
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: isinstance(talk.app.screen, ConversationsScreen) and len(listed(talk)) == 2)
+        assert listed(talk) == ["secret zebra (open)", "before"]
+        await pilot.press("ctrl+d")
+        await until(pilot, asked(talk, "It is open: another one begins."))
+        await pilot.press("y")
+        await until(pilot, told(talk, "Deleted 1 conversation."))
+        gate.set()
+        await pilot.press("escape")
+        await until(pilot, lambda: talk.prompts() == [] and talk.idle())
+        assert "secret" not in talk.screen_text()
+        await say(pilot, "something else")
+        await until(pilot, lambda: talk.replies() == ["Anew."] and talk.idle())
+
+    talk.play(story)
+    assert titles(talk) == ["something else", "before"]
+    assert b"zebra" not in b"".join(file.read_bytes() for file in talk.database.parent.glob("localspec.db*"))
+
+
+def test_f2_renames_and_the_top_line_knows(chat):
+    talk = chat(["One."])
+    keep(talk, "before")
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        await say(pilot, "please tell me about the sea")
+        await until(pilot, talk.idle)
+        await open_list(pilot, talk, first="The sea (open)")
+        await pilot.press("f2")
+        await until(pilot, asked(talk, "What shall it be called?"))
+        await pilot.press("escape")
+        assert listed(talk)[0] == "The sea (open)"
+        await pilot.press("f2", *"[bold]Sea", "enter")  # what is selected is replaced
+        await until(pilot, lambda: listed(talk)[0] == "[bold]Sea (open)")
+        await pilot.press("escape")
+        await until(pilot, lambda: "[bold]Sea" in talk.screen_text().splitlines()[0])
+        await open_list(pilot, talk, first="[bold]Sea (open)")
+        await pilot.press("down", "f2")
+        await until(pilot, asked(talk, "What shall"))
+        await pilot.press(*"Earlier", "enter")
+        await until(pilot, lambda: listed(talk) == ["[bold]Sea (open)", "Earlier"])
+        assert marked(talk) == "Earlier"
+        await pilot.press("up", "f2")
+        await until(pilot, asked(talk, "What shall"))
+        await pilot.press("backspace", "enter")
+        await until(pilot, lambda: listed(talk)[0] == "The sea (open)")
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: talk.prompts() == ["before"] and isinstance(talk.app.screen, ChatScreen))
+        assert "Earlier" in talk.screen_text().splitlines()[0]  # a conversation that is resumed has its own title
+
+    talk.play(story)
+    assert titles(talk) == ["The sea", "Earlier"]
+
+
+def test_a_conversation_deleted_elsewhere_cannot_be_renamed(chat):
+    talk = chat()
+    keep(talk, "gone")
+
+    async def story(pilot):
+        await open_list(pilot, talk, first="gone")
+        talk.app._chat._history.remove([1])
+        await pilot.press("f2")
+        await until(pilot, asked(talk, "What shall"))
+        await pilot.press(*"x", "enter")
+        await until(pilot, told(talk, "There is no conversation 1 here"))
+
+    talk.play(story)
+
+
+def test_ctrl_s_exports_what_the_command_exports_and_overwrites_nothing(chat, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("cats-dogs.md").write_text("mine")
+    talk = chat()
+    keep(talk, "Cats & dogs")
+
+    async def story(pilot):
+        await open_list(pilot, talk, first="Cats & dogs")
+        await pilot.press("ctrl+s")
+        await until(pilot, asked(talk, "cats-dogs-2.md"))
+        await pilot.press("home", "shift+end", *"cats-dogs.md", "enter")
+        await until(pilot, asked(talk, "nothing is overwritten"))
+        await pilot.press("escape")
+        await pilot.press("ctrl+s")
+        await until(pilot, asked(talk, "cats-dogs-2.md"))
+        await pilot.press("enter")
+        await until(pilot, told(talk, "It is in"))
+        assert "cats-dogs-2.md" in "".join(talk.screen_text().split())
+
+    talk.play(story, size=(140, 30))
+    assert Path("cats-dogs.md").read_text() == "mine"
+    with Store.open(talk.database, print) as store:  # what `history export` prints
+        assert Path("cats-dogs-2.md").read_text("utf-8") == as_markdown(store.history.read(1)) + "\n"
+    if sys.platform != "win32":
+        assert Path("cats-dogs-2.md").stat().st_mode & 0o777 == 0o600
+
+
+def test_f8_deletes_what_is_older_after_the_count_and_never_the_open_one(chat):
+    talk = chat()
+    keep(talk, "ancient", "old", days=40)
+    keep(talk, "of late", days=3)
+    talk.resumed = 2
+
+    async def story(pilot):
+        await open_list(pilot, talk, first="of late")
+        await pilot.press("f8")
+        await until(pilot, asked(talk, "30d"))
+        await pilot.press("home", "shift+end", *"soon", "enter")
+        await until(pilot, asked(talk, "'soon' is not a length of time"))
+        await pilot.press("home", "shift+end", *"90d", "enter")
+        await until(pilot, told(talk, "No conversation was last used before"))
+        await pilot.press("f8", "home", "shift+end", *"4w", "enter")
+        await until(pilot, asked(talk, "Delete 1 conversation last used before"))
+        await pilot.press("n")
+        assert len(listed(talk)) == 3
+        await pilot.press("f8", "enter")
+        await until(pilot, asked(talk, "Delete 1 conversation last used before"))
+        await pilot.press("y")
+        await until(pilot, told(talk, "Deleted 1 conversation."))
+        assert listed(talk) == ["of late", "old (open)"] and marked(talk) == "of late"
+
+    talk.play(story)
+    assert titles(talk) == ["of late", "old"]
+
+
+def test_branches_say_of_what(chat):
+    talk = chat(["One."], ["Two."])
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        await say(pilot, "first")
+        await until(pilot, talk.idle)
+        await pilot.press("f5")
+        await until(pilot, lambda: talk.replies() == ["Two."] and talk.idle())
+        await open_list(pilot, talk, first="first (open)")
+        assert "2 · just now · 1 turn · scripted · branch of 1" in talk.screen_text()
+
+    talk.play(story)
+
+
+def test_what_cannot_be_done_is_told(chat, monkeypatch):
+    talk = chat()
+    keep(talk, "one", "two")
+
+    async def story(pilot):
+        await open_list(pilot, talk, first="two")
+        history = talk.app._chat._history
+
+        def refuse(*_):
+            raise StoreTrouble("The disk is [full].")
+
+        for name in ("remove", "rename", "unused_since", "read"):
+            monkeypatch.setattr(history, name, refuse)
+        for keys in (("ctrl+d", "y"), ("f2", "x", "enter"), ("f8", "enter"), ("ctrl+s", "enter")):
+            talk.app.screen._tell("")
+            await pilot.press(keys[0])
+            await until(pilot, lambda: talk.app.screen.query_one(AskingLine).asking)
+            await pilot.press(*keys[1:])
+            await until(pilot, told(talk, "The disk is [full]."))
+        assert listed(talk) == ["two", "one"]
+
+    talk.play(story)
+
+
+def test_a_database_that_another_process_holds_is_told_and_looked_at_again(chat, monkeypatch):
+    talk, held = chat(), threading.Event()
+    keep(talk, "one", "two")
+
+    def entries(history, words, real=conversations._entries):
+        if not held.is_set():
+            raise StoreTrouble("It was in use by another process.")
+        return real(history, words)
+
+    monkeypatch.setattr(conversations, "_entries", entries)
+    monkeypatch.setattr(conversations, "RETRY", 0.05)
+
+    async def story(pilot):
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: "It was in use by another process. Trying again …" in talk.screen_text())
+        held.set()
+        await until(pilot, lambda: listed(talk) == ["two", "one"] and "Trying" not in talk.screen_text())
+
+    talk.play(story)
+
+
+def test_what_could_not_be_opened_is_not_said_to_be_nothing(chat):
+    talk = chat()
+    talk.database.mkdir()
+
+    async def story(pilot):
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: "could not be opened when this chat began" in talk.screen_text())
+
+    talk.play(story)
+
+
+def test_leaving_while_something_is_asked_leaves_all_as_it_was(chat):
+    talk = chat()
+    keep(talk, "one")
+
+    async def story(pilot):
+        await open_list(pilot, talk, first="one")
+        await pilot.press("ctrl+d")
+        await until(pilot, asked(talk, "Delete"))
+        await pilot.press("ctrl+q")
+
+    talk.play(story)
+    assert titles(talk) == ["one"]
+
+
+def test_a_title_of_a_conversation_that_is_not_kept_is_resumed_too(chat):
+    talk = chat(settings=Settings(log=False))
+    keep(talk, "about fish")
+    with Store.open(talk.database, print) as store:
+        store.history.rename(1, "Fish")
+    talk.resumed = 1
+
+    async def story(pilot):
+        await until(pilot, lambda: talk.prompts() == ["about fish"])
+        assert "Fish" in talk.screen_text().splitlines()[0]
+
+    talk.play(story)
+
+
+def test_where_there_are_more_than_are_listed_it_is_said(chat, monkeypatch):
+    monkeypatch.setattr(conversations, "LISTED", 3)
+    talk = chat()
+    keep(talk, "one", "two", "three", "four")
+
+    async def story(pilot):
+        await open_list(pilot, talk, first="four")
+        assert listed(talk) == ["four", "three", "two"] and "Older ones are found by searching." in talk.screen_text()
+        await pilot.press(*"one")
+        await until(pilot, lambda: listed(talk) == ["one"])
+        assert "Older ones" not in talk.screen_text()
+
+    talk.play(story)
+
+
+def test_the_key_that_deletes_phrases_is_named(chat, monkeypatch):
+    talk = chat()
+    keep(talk, "Geography")
+    monkeypatch.setattr(talk.thread, "phrases_are_kept", lambda: True)
+
+    async def story(pilot):
+        await open_list(pilot, talk, first="Geography")
+        await pilot.press("ctrl+d")
+        await until(pilot, asked(talk, "for good?"))
+        await pilot.press("y")
+        await until(pilot, told(talk, "Phrases that were learned from replies stay; f8 in the chat deletes them."))
+
+    talk.play(story)

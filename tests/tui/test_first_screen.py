@@ -1,0 +1,151 @@
+"""What stands where nothing was said yet, and the keys that choose among its prompts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from textual.events import Paste
+from tui.scripted_engine import card, say, until
+
+from localspec.chat.introduction import STARTERS
+from localspec.config import Settings
+from localspec.errors import DoesNotFit
+from localspec.models.entries import Entry
+from localspec_tui.widgets.first_screen import FirstScreen
+
+
+def shown(talk) -> bool:
+    return bool(talk.app._chat.query_one(FirstScreen).display)
+
+
+def test_it_says_who_answers_and_how_well_and_what_is_kept(chat):
+    talk = chat()
+
+    async def story(pilot):
+        text = talk.screen_text()
+        assert "7.6 million parameters · fp32 · cpu" in text and "wrong most of the time" in text
+        assert all(starter in text for starter in STARTERS)
+        assert f"alone,in{talk.database};--no-log" in "".join(text.split())  # wherever the path is broken
+        assert "Last:" not in text
+
+    talk.play(story, size=(98, 30))
+
+
+def test_where_nothing_is_kept_it_says_so(chat):
+    talk = chat(settings=Settings(log=False))
+
+    async def story(pilot):
+        assert "Nothing is kept." in talk.screen_text()
+
+    talk.play(story)
+
+
+def test_a_toy_is_called_a_toy_and_brings_its_own_prompts(chat, monkeypatch):
+    monkeypatch.setattr(Entry, "toy", True)
+    talk = chat(["I am."])
+    entry = Entry("scripted", Path("/x"), starters=("Who are [you]?", "What else?"))
+    monkeypatch.setattr("tui.scripted_engine.card", lambda name: replace(card(name), entry=entry))
+
+    async def story(pilot):
+        assert "A toy" in talk.screen_text() and "Who are [you]?" in talk.screen_text()
+        await pilot.press("3")
+        assert talk.typed == "3", "there are only two"
+        await pilot.press("backspace", "1", "enter")
+        await until(pilot, talk.idle)
+        assert talk.prompts() == ["Who are [you]?"] and not shown(talk)
+
+    talk.play(story)
+
+
+def test_it_comes_back_in_a_new_conversation_with_the_one_before(chat):
+    talk = chat(["Yes."], settings=Settings(keymap={"chat.resume": "f12"}))
+
+    async def story(pilot):
+        await say(pilot, "Quick sort, please")
+        await until(pilot, talk.idle)
+        assert not shown(talk)
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: shown(talk))
+        assert "Last: Quick sort, please, just now (f12)" in talk.screen_text()
+        talk.app._chat.resume(1)
+        await until(pilot, lambda: talk.replies() == ["Yes."])
+        assert not shown(talk)
+
+    talk.play(story)
+
+
+@pytest.mark.parametrize(
+    ("keys", "typed"),
+    [
+        ("2", STARTERS[1]),
+        ("22", "22"),
+        ("1 + 2", "1 + 2"),
+        ("a1", "a1"),
+        ("4", "4"),
+        (["3", "end", "x"], STARTERS[2] + "x"),
+        (["3", "backspace"], STARTERS[2][:-1]),
+    ],
+)
+def test_a_digit_chooses_only_where_it_is_all_that_is_typed(chat, keys, typed):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press(*("space" if key == " " else key for key in keys))
+        assert talk.typed == typed
+
+    talk.play(story)
+
+
+def test_a_paste_chooses_nothing(chat):
+    talk = chat()
+
+    async def story(pilot):
+        talk.app.post_message(Paste("1"))
+        await until(pilot, lambda: talk.typed)
+        assert talk.typed == "1"
+
+    talk.play(story)
+
+
+def test_once_something_was_said_a_digit_is_a_digit(chat):
+    talk = chat(["Yes."])
+
+    async def story(pilot):
+        await say(pilot, "Hi")
+        await until(pilot, talk.idle)
+        await pilot.press("1")
+        assert talk.typed == "1"
+
+    talk.play(story)
+
+
+def test_a_click_chooses_too(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.click(".starter", offset=(8, 0))
+        assert talk.typed == STARTERS[0]
+
+    talk.play(story)
+
+
+def test_trouble_with_the_model_has_the_room(chat):
+    talk = chat()
+    talk.models["scripted"] = DoesNotFit("scripted needs 99.0 GiB.")
+
+    async def story(pilot):
+        await until(pilot, lambda: "✗ scripted needs" in talk.screen_text())
+        assert not shown(talk)
+
+    talk.play(story, ready=False)
+
+
+@pytest.mark.parametrize("size", [(40, 10), (30, 6), (80, 14)])
+def test_where_there_is_little_room_the_prompt_has_it(chat, size):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("ctrl+j", *"here", "ctrl+j", *"below")
+        assert "below" in talk.screen_text()
+
+    talk.play(story, size=size)

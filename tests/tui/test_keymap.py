@@ -1,0 +1,136 @@
+"""Other keys for what the chat does: shown wherever keys are shown, and refused where they cannot be."""
+
+import re
+
+import pytest
+from tui.scripted_engine import say, until
+
+from localspec.config import Settings
+from localspec.errors import UsageMistake
+from localspec_tui import keymap
+from localspec_tui.app import ChatApp
+
+
+def settings(**keys):
+    return Settings(
+        keymap={name.replace("__", "."): key for name, key in keys.items()}, origins={"keymap": "config.toml"}
+    )
+
+
+def test_the_users_keys_do_it_and_ours_no_longer(chat):
+    talk = chat(
+        ["One."], settings=settings(chat__new="f19", chat__help="f18", chat__resume="F20", conversations__rename="f19")
+    )
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        await say(pilot, "first")
+        await until(pilot, talk.idle)
+        await pilot.press("ctrl+n", "f1")
+        assert talk.prompts() == ["first"] and "Typed in the prompt" not in talk.screen_text()
+        foot = talk.screen_text().splitlines()[-1]
+        assert "f19 New" in foot and "f18 Keys" in foot and "f20 Resume" in foot and "^n" not in foot
+        await pilot.press("f18")
+        await until(pilot, lambda: "Typed in the prompt" in talk.screen_text())
+        assert re.search(r"f18 +Show or hide all keys", talk.screen_text())
+        await pilot.press("escape", "f20")
+        await until(pilot, lambda: "f19 Rename" in talk.screen_text().splitlines()[-1])
+        await pilot.press("escape", "f19")
+        await until(pilot, lambda: talk.prompts() == [])
+        commands = {one.title: one.help for one in talk.app.get_system_commands(talk.app.screen)}
+        assert commands["Begin a new conversation"] == "f19"
+
+    talk.play(story)
+
+
+def test_quitting_has_one_name_and_leaves_its_key(chat):
+    talk = chat(settings=settings(app__quit="f20", chat__new="ctrl+q"))
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        foot = talk.screen_text().splitlines()[-1]
+        assert "^q New" in foot and "f20 Quit" in foot and "^q Quit" not in foot
+        await pilot.press("f20")
+        await until(pilot, lambda: not talk.app.is_running)
+
+    talk.play(story)
+
+
+def test_what_shares_a_key_keeps_it(chat):
+    """Textual would take Escape from both."""
+    talk = chat(settings=settings(chat__stop="f19"))
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        await pilot.press("f1")
+        await until(pilot, lambda: "Typed in the prompt" in talk.screen_text())
+        await pilot.press("escape")
+        await until(pilot, lambda: "Typed in the prompt" not in talk.screen_text())
+
+    talk.play(story)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"chat.nwe": "f19"}, "nothing is called 'chat.nwe' (did you mean 'chat.new'?)"),
+        ({"conversations.renam": "f19"}, "did you mean 'conversations.rename'?"),
+        ({"new": "f19"}, "nothing is called 'new'"),
+        ({"chat.new": "ctrl+qq"}, "chat.new = 'ctrl+qq' is no key"),
+        ({"chat.new": "control+n"}, "is no key"),
+        ({"chat.new": "escpe"}, "is no key (did you mean 'escape'?); give one such as f12"),
+        ({"chat.new": "f19,"}, "chat.new = '' is no key"),
+        ({"chat.new": "n"}, "is for typing; give a key such as f12"),
+        ({"chat.new": "shift+N"}, "is for typing"),
+        ({"chat.new": "?"}, "is for typing"),
+        ({"chat.new": "space"}, "is for typing"),
+        ({"chat.new": "ctrl+o"}, "ctrl+o is to be chat.new and is chat.models already; choose another key for one"),
+        ({"chat.new": "Ctrl+M"}, "enter is to be chat.new and is prompt.send already"),
+        ({"chat.new": "esc"}, "escape is to be chat.new and is chat.stop already"),
+        ({"chat.new": "ctrl+p"}, "ctrl+p is to be chat.new and is palette already"),
+        ({"chat.new": "tab"}, "tab is to be chat.new and is app.focus_next already"),
+        ({"chat.new": "ctrl+k"}, "is prompt.delete_to_end_of_line_or_delete_line already"),
+        ({"chat.new": "f19", "chat.copy": "f20,f19"}, "f19 is to be chat.new and is chat.copy already"),
+        ({"prompt.send": "ctrl+q"}, "ctrl+q is to be prompt.send and is app.quit already"),
+        ({"conversations.rename": "ctrl+a"}, "ctrl+a is to be conversations.rename and is home already"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(keys, sentence):
+    with pytest.raises(UsageMistake) as refused:
+        keymap.effective(Settings(keymap=keys, origins={"keymap": "config.toml"}))
+    assert str(refused.value).startswith("config.toml: ") and sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "made"),
+    [
+        ({"chat.new": "ctrl+o", "chat.models": "ctrl+n"}, {"chat.new": "ctrl+o", "chat.models": "ctrl+n"}),
+        ({"prompt.newline": "shift+enter, ctrl++"}, {"prompt.newline": "shift+enter,ctrl+plus"}),
+        ({"prompt.send": "ctrl+ENTER"}, {"prompt.send": "ctrl+enter"}),
+        ({"chat.above": "Shift+Alt+PgUp"}, {"chat.above": "alt+shift+pageup"}),
+        ({"asking.yes": "j"}, {"asking.yes": "j"}),
+        ({"models.back": "ctrl+o"}, {"models.back": "ctrl+o"}),
+        ({}, {}),
+    ],
+)
+def test_what_can_be_is_taken(keys, made):
+    assert keymap.effective(Settings(keymap=keys)) == made
+
+
+def test_whatever_has_a_key_of_ours_can_be_given_another():
+    """No binding of the package is without a name, and no name means two things with different keys."""
+    names: dict[str, set[tuple[str, ...]]] = {}
+    for module in keymap._modules():
+        for one in keymap._bound(module):
+            if one.name is not None:
+                names.setdefault(one.name, set()).add(one.keys)
+    assert {
+        "chat.new",
+        "app.quit",
+        "prompt.send",
+        "conversations.delete",
+        "asking.yes",
+        "models.choose",
+    } <= names.keys()
+    assert {name for name, keys in names.items() if len(keys) > 1} == set()
+    assert all(one.name for one in keymap._bound("localspec_tui.app")), ChatApp.BINDINGS

@@ -1,0 +1,72 @@
+"""F1: the keys and commands of the chat."""
+
+import pytest
+from tui.scripted_engine import talked, until
+
+from localspec_tui.widgets.conversation_view import ConversationView
+from localspec_tui.widgets.keys_panel import KeysPanel
+from localspec_tui.widgets.prompt import Prompt
+
+
+@pytest.mark.parametrize("size", [(100, 40), (80, 24), (44, 20)])
+def test_every_key_and_command_of_f1_is_within_reach_of_the_keyboard_once_and_whole(chat, size):
+    talk = chat(["Well.\n\n" * 40])
+
+    async def story(pilot):
+        await talked(talk, pilot, "Hi")
+        await pilot.press("f1")
+        await until(pilot, lambda: "Begin a new" in talk.screen_text())
+        conversation, panel = talk.app.query_one(ConversationView), talk.app.query_one(KeysPanel)
+        at = conversation.scroll_y
+        lines: list[str] = []  # as they stand in the panel from its top to its end
+        while not lines or panel.scroll_y < panel.max_scroll_y:
+            if lines:
+                await pilot.press("pagedown")
+                await pilot.pause()
+            shown = talk.screen_text().splitlines()
+            x, y, _, height = panel.region
+            lines[round(panel.scroll_y) :] = [line[x:].rstrip(" ▁▂▃▄▅▆▇") for line in shown[y : y + height]]
+        words = "\n".join(lines)
+        assert "…" not in words and conversation.scroll_y == at
+        for name in (
+            "shift+enter",
+            "/set [KEY [VALUE]]",
+            "/quit ",
+            "f4 ",
+            "f8 ",
+            "f9 ",
+            "alt+c",
+            "alt+t",
+            "ctrl+g",
+            "ctrl+p",
+        ):
+            assert words.count(name) == 1, name
+        assert [words.count(f"\n {key} ") for key in ("pgup", "pgdn", "f1", "/help")] == [1, 1, 1, 1]
+        assert shown[-1].strip().startswith("⏎ Send")  # the footer is not covered
+        await pilot.press("pageup")
+        await until(pilot, lambda: panel.scroll_y < panel.max_scroll_y)
+        await pilot.press("f1", "pageup")
+        await until(pilot, lambda: conversation.scroll_y < at)
+
+    talk.play(story, size=size)
+
+
+@pytest.mark.parametrize("size", [(100, 40), (80, 24), (44, 20)])
+def test_f1_shows_and_hides_the_keys_those_of_the_chat_first(chat, size):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("f1")
+        await until(pilot, lambda: "Begin a new" in talk.screen_text())
+        assert talk.app.query_one(Prompt).region.width > 25
+        assert "Stop the reply" in talk.screen_text()
+        await pilot.press(*"still")
+        assert talk.typed == "still"
+        await pilot.press("f1")
+        await until(pilot, lambda: "Begin a new" not in talk.screen_text())
+        await pilot.press("f1")
+        await until(pilot, lambda: "Begin a new" in talk.screen_text())
+        await pilot.press("escape")
+        await until(pilot, lambda: "Begin a new" not in talk.screen_text())
+
+    talk.play(story, size=size)

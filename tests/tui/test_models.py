@@ -1,0 +1,362 @@
+"""The screen of the models: what is here, what could be fetched, what does not fit; another one answers."""
+
+import asyncio
+import threading
+import weakref
+from dataclasses import replace
+
+import pytest
+from clocks import PATIENCE
+from machines import BILLION, SEVEN, cpu, machine, unfetched
+from textual.widgets import OptionList
+from tui.scripted_engine import ScriptedEngine, back, card, say, talked, until
+
+from localspec.chat import model_list
+from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
+from localspec.events import Prefill
+from localspec.models import registry
+from localspec.store.store import Store
+from localspec_tui.screens import searched
+from localspec_tui.screens.models import ModelsScreen
+from localspec_tui.widgets.download_line import DownloadLine
+from localspec_tui.widgets.keys_footer import KeysFooter
+
+
+def test_ctrl_o_lets_another_model_answer(chat, models):
+    models("bro[ken]", "scripted", "bro[ken] too", "other", broken=["bro[ken]", "bro[ken] too"])
+    talk = chat(["One."])
+    talk.models["other"] = other = ScriptedEngine(["Two."])
+
+    async def story(pilot):
+        await talked(talk, pilot, "first")
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "scripted (answers now)" in talk.screen_text())
+        assert talk.app.screen.query_one(OptionList).highlighted == 2, "below a heading and what is broken"
+        assert "It is [damaged]." in talk.screen_text()
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: "localspec · other" in talk.screen_text())
+        await talked(talk, pilot, "second")
+        assert talk.replies() == ["One.", "Two."]
+
+    talk.play(story)
+    assert len(other.asked[0]) == 3
+    with Store.open(talk.database, print) as store:
+        assert store.history.read(1).info.model == str(card("other").path)
+    assert talk.loaded == ["scripted", "other"]
+
+
+def test_a_model_given_by_its_directory_is_in_the_list_and_answers_now(chat, models):
+    models("other")
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "scripted (answers now)" in talk.screen_text())
+        assert str(card("scripted").path) in talk.screen_text()
+        assert "other (answers now)" not in talk.screen_text()
+        assert talk.app.screen.query_one(OptionList).highlighted == 1
+
+    talk.play(story)
+
+
+def test_a_reply_under_way_is_stopped_for_another_model(chat, models):
+    models("scripted", "other")
+    gate = threading.Event()
+    talk = chat(["Half", gate, Prefill(5, 5), "never"])
+    talk.models["other"] = ScriptedEngine(["Two."])
+
+    async def story(pilot):
+        await say(pilot, "first")
+        await until(pilot, lambda: talk.replies() == ["Half"])
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "answers now" in talk.screen_text())
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: talk.live == "stopping")
+        gate.set()
+        await until(pilot, lambda: "localspec · other" in talk.screen_text())
+        assert talk.replies() == ["Half"]
+
+    talk.play(story)
+    assert talk.kept() == [("first", "Half", "interrupted")]
+
+
+def test_escape_keeps_the_model(chat, models):
+    models("scripted", "other")
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "answers now" in talk.screen_text())
+        await pilot.press("down", "escape")
+        await until(pilot, back(talk))
+
+    talk.play(story)
+    assert talk.loaded == ["scripted"]
+
+
+def test_the_model_before_is_dropped_first_and_loaded_again_where_the_other_fails(chat, models):
+    models("scripted", "other")
+    talk = chat(["One."])
+    held = []
+
+    def look(notice, progress):
+        held.append(talk.thread._engine)
+
+    talk.models["other"] = [look, DoesNotFit("other needs 99.0 GiB.")]
+
+    async def story(pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "answers now" in talk.screen_text())
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: "✗ other needs 99.0 GiB." in talk.screen_text())
+        await until(pilot, talk.idle)
+        assert "localspec · scripted" in talk.screen_text()
+        await say(pilot, "first")
+        await until(pilot, lambda: talk.replies() == ["One."])
+
+    talk.play(story)
+    assert held == [None]
+    assert talk.loaded == ["scripted", "other", "scripted"]
+
+
+def test_nothing_of_a_refused_model_is_left_when_the_one_before_is_loaded_again(chat, models):
+    models("scripted", "other")
+    talk = chat()
+    left = []
+
+    def refuse(settings):
+        raise UsageMistake("--top-p has no effect with other.")
+
+    def load_other(notice, progress):
+        engine = ScriptedEngine()
+        engine.sampling = refuse
+        left.append(weakref.ref(engine))
+        talk.models["other"].append(engine)
+
+    def look(notice, progress):
+        left[1:] = [reference() for reference in left[:1]]
+
+    talk.models["other"] = [load_other]
+    talk.models["scripted"] = [look, talk.engine]
+
+    async def story(pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "answers now" in talk.screen_text())
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: "--top-p has no effect" in talk.screen_text())
+        await until(pilot, talk.idle)
+
+    real = talk.thread._loading
+
+    def loading(*about, **more):
+        try:
+            return real(*about, **more)
+        finally:
+            talk.models["other"] = [load_other]
+
+    talk.thread._loading = loading
+    talk.play(story)
+    assert left[1] is None
+
+
+def test_where_no_model_can_be_loaded_any_more_it_is_said(chat, models):
+    models("scripted", "other")
+    talk = chat()
+    engines = [talk.engine]
+
+    def load_once(notice, progress):
+        if not engines:
+            raise DoesNotFit("scripted fits no more.")
+
+    talk.models["scripted"] = [load_once, talk.engine]
+    talk.models["other"] = [DoesNotFit("other needs 99.0 GiB.")]
+
+    async def story(pilot):
+        engines.clear()
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "answers now" in talk.screen_text())
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: "✗ scripted fits no more." in talk.screen_text())
+        assert "no model is loaded" in talk.live
+
+    talk.play(story)
+
+
+def test_a_registry_that_cannot_be_read_is_told(chat, monkeypatch):
+    def broken():
+        raise LocalspecError("models.toml, line 1: [this] is not TOML.")
+
+    monkeypatch.setattr(registry, "installed", broken)
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "[this] is not TOML" in talk.screen_text())
+        await pilot.press("enter", "escape")
+        await until(pilot, back(talk))
+
+    talk.play(story)
+
+
+# -- what is not here --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def offered(monkeypatch) -> list[str]:
+    """What the chat would ask the hub about; nobody is asked."""
+    names: list[str] = []
+    monkeypatch.setattr(DownloadLine, "offer", lambda line, model: names.append(model))
+    return names
+
+
+def lines(talk) -> list[str]:
+    """The list, and nothing around it."""
+    found = talk.app.screen.query_one(OptionList)
+    return [line for option in found.options for line in str(option.prompt).splitlines() if line]
+
+
+def highlighted(talk) -> str:
+    option = talk.app.screen.query_one(OptionList).highlighted_option
+    return str(option.prompt).splitlines()[0] if option else ""
+
+
+def test_three_parts_in_order_and_a_search_as_one_types(chat, models, offered):
+    talk = chat()
+    seven = replace(unfetched(SEVEN, "seven"), license="Own [terms]")
+    seven = replace(seven, entry=replace(seven.entry, gated=True))
+    billion = unfetched(BILLION, "bil[lion]")
+    models(
+        "scripted", "other", elsewhere=[replace(seven, name="heavy"), replace(billion, license="Own [terms]\x1b[2J")]
+    )
+
+    async def story(pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "Does not fit this machine" in lines(talk))
+        found = lines(talk)
+        assert found[0] == "Here" and found[1] == "scripted (answers now)" and found[3] == "other"
+        assert found[5:7] == ["Fits this machine, and can be downloaded", "bil[lion]"]
+        assert found[7].startswith("2.3 GiB download · about ") and found[7].endswith("Own [terms]␛[2J")
+        assert found[8:10] == ["Does not fit this machine", "heavy (gated: its terms must be accepted first)"]
+        assert found[10].startswith("needs ") and found[10].endswith(" GiB, and 5.4 GiB may be used")
+        assert highlighted(talk) == "scripted (answers now)"
+        await pilot.press("up", "up")  # round about, past what cannot be chosen
+        assert highlighted(talk) == "other"
+        await pilot.press("pagedown")
+        assert highlighted(talk) == "bil[lion]"
+        await pilot.press("pageup")
+        assert highlighted(talk) == "scripted (answers now)"
+        await pilot.press(*"heavy")
+        await until(pilot, lambda: len(lines(talk)) == 3)
+        await pilot.press("enter")
+        assert isinstance(talk.app.screen, ModelsScreen), "what does not fit is not chosen"
+        await pilot.press(*["backspace"] * 5, *"terms d")
+        await until(pilot, lambda: highlighted(talk) == "bil[lion]")
+        await pilot.press("enter")
+        await until(pilot, back(talk))
+
+    talk.play(story)
+    assert offered == ["bil[lion]"] and talk.loaded == ["scripted"]
+
+
+def test_a_name_of_the_hub_is_looked_up_there(chat, models, offered):
+    talk = chat()
+    models("scripted")
+
+    async def story(pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: lines(talk) and "Looking at" not in talk.screen_text())
+        await pilot.press(*"org")
+        await until(pilot, lambda: lines(talk) == ["Nothing was found; org/name looks one up at the hub."])
+        await pilot.press("enter", *"/name")
+        await until(pilot, lambda: highlighted(talk) == "org/name")
+        await pilot.press("enter")
+        await until(pilot, back(talk))
+
+    talk.play(story)
+    assert offered == ["org/name"]
+
+
+def test_what_does_not_fit_can_be_looked_at(chat, models):
+    talk = chat()
+    models("scripted", elsewhere=[unfetched(BILLION, "fits"), *(unfetched(SEVEN, f"large {n}") for n in range(9))])
+
+    async def story(pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "large 0" in talk.screen_text())
+        await pilot.press("down", "down")
+        await until(pilot, lambda: "large 8" in talk.screen_text())
+        assert highlighted(talk) == "fits"
+        await pilot.press("down")
+        assert highlighted(talk) == "scripted (answers now)"
+        await pilot.press("pagedown", "pagedown")
+        await until(pilot, lambda: "large 8" in talk.screen_text() and highlighted(talk) == "fits")
+        await pilot.press("pageup", "pageup")
+        await until(pilot, lambda: "Here" in talk.screen_text().split())
+
+    talk.play(story, size=(80, 24))
+
+
+def test_a_click_chooses(chat, models):
+    talk = chat()
+    talk.models["other"] = ScriptedEngine()
+    models("scripted", "other")
+
+    async def story(pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: len(lines(talk)) == 5 and "Looking at" not in talk.screen_text())
+        await pilot.click(OptionList, offset=(3, 3))
+        await until(pilot, lambda: talk.loaded == ["scripted", "other"])
+
+    talk.play(story)
+
+
+def test_what_is_here_can_be_chosen_while_the_machine_is_looked_at(chat, models, monkeypatch):
+    gate, talk = threading.Event(), chat()
+    talk.models["other"] = ScriptedEngine()
+    models("scripted", "other")
+
+    def look(bandwidth):
+        assert gate.wait(PATIENCE)
+        return machine(cpu(6, bandwidth=None))
+
+    monkeypatch.setattr(model_list, "this_machine", look)
+
+    async def story(pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "Looking at what fits this machine" in talk.screen_text() and len(lines(talk)) == 5)
+        await pilot.press("down")
+        assert highlighted(talk) == "other"
+        gate.set()
+        await until(pilot, lambda: "localspec doctor measures this machine" in talk.screen_text())
+        assert highlighted(talk) == "other", "the list that comes later leaves the place"
+        await pilot.press("enter")
+        await until(pilot, lambda: talk.loaded == ["scripted", "other"])
+
+    talk.play(story)
+
+
+def test_what_is_looked_for_comes_back_to_a_screen_that_is_leaving(chat, models, monkeypatch):
+    """Its widgets go one by one, and the screen itself last: until then a worker of it goes on."""
+    gate, talk = threading.Event(), chat()
+    models("scripted", "other")
+
+    def look(bandwidth):
+        assert gate.wait(PATIENCE)
+        return machine(cpu(6))
+
+    class SlowFooter(KeysFooter):
+        async def on_unmount(self):
+            gate.set()
+            await asyncio.sleep(0.3)  # what was found is on its way
+
+    monkeypatch.setattr(model_list, "this_machine", look)
+    monkeypatch.setattr(searched, "KeysFooter", SlowFooter)
+
+    async def story(pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: len(lines(talk)) == 5)
+        await pilot.press("escape")
+        await until(pilot, lambda: not isinstance(talk.app.screen, ModelsScreen))
+        await talked(talk, pilot, "still here")
+
+    talk.play(story)

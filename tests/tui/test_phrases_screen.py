@@ -1,0 +1,164 @@
+"""The phrases that are kept: found, told of, and deleted for good."""
+
+import threading
+
+import pytest
+import tokenizers
+from clocks import PATIENCE
+from textual.widgets import OptionList
+from tui.scripted_engine import say, until
+
+from localspec.store.phrases import pack_key, pack_tokens
+from localspec.store.store import Store
+from localspec_tui.screens import phrases
+from localspec_tui.screens.chat import ChatScreen
+from localspec_tui.screens.phrases import PhrasesScreen
+
+WORDS = ["the", " quick", " brown", " fox", " jumps", "\x1b[2J", "\n", " straße"]
+
+
+@pytest.fixture
+def kept(chat, tmp_path):
+    """kept(): a chat in whose store three phrases are, two of them of one conversation."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: n for n, word in enumerate(WORDS)}, "the"))
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    talk = chat(["One."])
+    with Store.open(talk.database, pytest.fail) as store:
+        number, turn = store.history.say(None, "A [fox]?", model="scripted", system=None)
+        store.history.write(turn, "Yes.", "stop")
+        pool = store.phrases.pool("scripted", "hash", tmp_path)
+        other = store.phrases.pool("other", "hash", tmp_path)
+        fox, brown, street = ((pack_key(*key), b"", pack_tokens(after)) for key, after in
+                              (((0, 3), [4]), ((1, 2), [3, 5]), ((0, 6), [7])))  # fmt: skip
+        store.phrases.learn(pool, [street])
+        store.phrases.learn(pool, [fox, brown], [street], conversation=number)
+        store.phrases.learn(other, [fox])
+    return talk
+
+
+def left(talk):
+    with Store.open(talk.database, pytest.fail) as store:
+        return {pool.model: pool.phrases for pool in store.phrases.pools()}
+
+
+async def opened(talk, pilot):
+    await until(pilot, lambda: isinstance(talk.app.screen, PhrasesScreen) and talk.app.screen._found)
+    return talk.app.screen
+
+
+@pytest.mark.parametrize(
+    "keys", [["f8"], ["ctrl+p", *"phrases that", "enter"], [*"/phrases", "enter"]], ids=["key", "palette", "command"]
+)
+def test_they_tell_their_story(kept, keys):
+    async def story(pilot):
+        await pilot.press(*keys)
+        screen = await opened(kept, pilot)
+        page = kept.screen_text()
+        assert "scripted: 3 phrases of past replies" in page
+        assert "the⏎ →  straße" in page and "said once, guessed right in 1 reply" in page
+        assert " quick brown →  fox␛[2J" in page and "said once, last in “A [fox]?”" in page
+        assert len(screen._found) == 3
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(kept.app.screen, ChatScreen))
+
+    kept.play(story)
+
+
+def test_they_are_searched(kept):
+    async def story(pilot):
+        await say(pilot, "/phrases FOX jumps")
+        screen = await opened(kept, pilot)
+        assert [found.line for found in screen._found] == ["the fox →  jumps"]
+        await pilot.press(*" none")
+        await until(pilot, lambda: "Nothing was found." in kept.screen_text())
+        await pilot.press(*["backspace"] * 20, *"straße")
+        await until(pilot, lambda: [found.line for found in screen._found] == ["the⏎ →  straße"])
+
+    kept.play(story)
+
+
+def test_one_is_deleted_for_good_and_not_before_it_was_asked(kept):
+    async def story(pilot):
+        await pilot.press("f8")
+        screen = await opened(kept, pilot)
+        await pilot.press("down", "down", "up")
+        assert screen.query_one(OptionList).highlighted == 1
+        line = screen._found[1].line
+        await pilot.press("ctrl+d")
+        await until(pilot, lambda: f"Delete “{line}” for good?" in kept.screen_text())
+        await pilot.press("n")
+        await until(pilot, lambda: not screen._asking.asking)
+        assert left(kept) == {"scripted": 3, "other": 1}
+        await pilot.press("ctrl+d", "y")
+        await until(pilot, lambda: "Deleted 1 phrase." in kept.screen_text())
+        await until(pilot, lambda: line not in [found.line for found in screen._found])
+
+    kept.play(story)
+    assert left(kept) == {"scripted": 2, "other": 1}
+
+
+def test_a_chat_s_are_deleted(kept):
+    async def story(pilot):
+        await pilot.press("f8")
+        screen = await opened(kept, pilot)
+        await pilot.press("f7")  # of the one that nobody knows the chat of
+        await until(pilot, lambda: "Nobody knows which chat" in kept.screen_text())
+        await pilot.press("down", "f7")
+        await until(pilot, lambda: "Delete the 2 phrases last said in “A [fox]?” for good?" in kept.screen_text())
+        await pilot.press("y")
+        await until(pilot, lambda: "Deleted 2 phrases." in kept.screen_text() and len(screen._found) == 1)
+
+    kept.play(story)
+    assert left(kept) == {"scripted": 1, "other": 1}
+
+
+def test_all_of_a_model_are_deleted(kept):
+    async def story(pilot):
+        await pilot.press("f8")
+        screen = await opened(kept, pilot)
+        await pilot.press("f8")
+        await until(pilot, lambda: "Delete all 3 phrases of scripted for good?" in kept.screen_text())
+        await pilot.press("escape")
+        await until(pilot, lambda: not screen._asking.asking)
+        await pilot.press("f8", "y")
+        await until(pilot, lambda: "Deleted 3 phrases." in kept.screen_text() and not screen._found)
+        await pilot.press("ctrl+d", "f7", "f8")
+        assert not screen._asking.asking
+
+    kept.play(story)
+    assert left(kept) == {"scripted": 0, "other": 1}
+    assert "straße".encode() not in kept.database.read_bytes()
+
+
+def test_what_was_looked_for_last_counts(kept, monkeypatch):
+    begun, gate, real = threading.Event(), threading.Event(), phrases.kept_phrases
+
+    def slow(store, pool, decode, words):
+        if words == "f":
+            begun.set()
+            assert gate.wait(PATIENCE)
+        return real(store, pool, decode, words)
+
+    monkeypatch.setattr(phrases, "kept_phrases", slow)
+
+    async def story(pilot):
+        await pilot.press("f8")
+        screen = await opened(kept, pilot)
+        await pilot.press("f")
+        await until(pilot, begun.is_set)
+        await pilot.press("backspace", *"straße")
+        gate.set()
+        await until(pilot, lambda: [found.line for found in screen._found] == ["the⏎ →  straße"])
+
+    kept.play(story)
+
+
+def test_where_nothing_is_kept_it_says_so(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("f8")
+        await until(pilot, lambda: "No phrases are kept for this model yet." in talk.screen_text())
+
+    talk.play(story, size=(60, 20))

@@ -1,0 +1,186 @@
+"""A race inside the chat: beside the conversation, as it happens and once more, and stopped at any time."""
+
+import threading
+
+import pytest
+from clocks import PATIENCE
+from reply_statistics import said
+from scripted_models import scripted_model
+from textual.widgets import Input
+from tui.scripted_engine import say, until
+
+from localspec import Engine, Limits, config
+from localspec.bench.race import Lane
+from localspec.bench.racers import LIVE, REPLAY
+from localspec.config import Settings
+from localspec.errors import LocalspecError
+from localspec.events import Done, Prefill, Text
+from localspec.models import registry
+from localspec.store.store import Store
+from localspec_tui import race_job
+from localspec_tui.screens.chat import ChatScreen
+from localspec_tui.screens.race import RaceScreen
+
+
+@pytest.fixture
+def races(monkeypatch):
+    """races(gate): who races, and what they were asked."""
+    asked = []
+
+    def make(gate=None, ids=(1, 2, 3), error=None):
+        def stream(words):
+            yield Prefill(3, 3)
+            for number, word in enumerate(words):
+                yield Text(word, (number,), ("target",), 0.1, number)
+                if gate is not None and number == 1:
+                    assert gate.wait(PATIENCE)
+            yield Done("stop", said(ids if words[0] == "fast" else (1, 2, 3)))
+
+        def opponents(engine, messages, settings):
+            asked.append(messages)
+            if error:
+                raise error
+            return [Lane("plain decoding"), Lane("with phrases")], [
+                stream(["plain", " one", " two"]),
+                stream(["fast", " and", " safe\x1b[2J".replace("\x1b", "␛")]),
+            ]
+
+        monkeypatch.setattr(race_job, "opponents", opponents)
+        return asked
+
+    return make
+
+
+def shows(talk, text):
+    return lambda: text in talk.screen_text()
+
+
+def under_way(talk):
+    return lambda: "plain one" in talk.screen_text() or "fast and" in talk.screen_text()
+
+
+def test_a_race_with_a_prompt_of_its_own(chat, races):
+    gate = threading.Event()
+    asked, talk = races(gate), chat(settings=Settings(system="Be [kind]."))
+
+    async def story(pilot):
+        await say(pilot, "/race Tell [me]")
+        await until(pilot, shows(talk, LIVE))
+        await until(pilot, under_way(talk))
+        assert talk.app.focused is None and "Once more" not in talk.screen_text()
+        gate.set()
+        await until(pilot, shows(talk, "✓ both texts are the same"))
+        await until(pilot, shows(talk, "f5 Once more"))
+        page = talk.screen_text()
+        assert "Race: Tell [me]" in page and "fast and safe␛[2J" in page and "×" in page and REPLAY in page
+        await pilot.press("f5")
+        await until(pilot, shows(talk, "✓ both texts are the same"))
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
+
+    talk.play(story)
+    assert asked == [[{"role": "system", "content": "Be [kind]."}, {"role": "user", "content": "Tell [me]"}]]
+    assert talk.engine.asked == [] and talk.kept() == []
+
+
+@pytest.mark.parametrize("keys", [["f9"], ["ctrl+p", *"race against", "enter"]], ids=["key", "palette"])
+def test_it_proposes_the_last_prompt(chat, races, keys):
+    asked, talk = races(), chat(["One."])
+
+    async def story(pilot):
+        await say(pilot, "first")
+        await until(pilot, talk.idle)
+        await pilot.press(*keys)
+        await until(pilot, lambda: isinstance(talk.app.screen, RaceScreen) and talk.app.focused is not None)
+        assert talk.app.screen.query_one(Input).value == "first"
+        await pilot.press("end", *" again", "enter")
+        await until(pilot, shows(talk, "✓ both texts are the same"))
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
+
+    talk.play(story, size=(60, 20))
+    assert asked[0][-1]["content"] == "first again"
+    assert [turn[0] for turn in talk.kept()] == ["first"]
+
+
+def test_it_can_be_stopped_and_left(chat, races):
+    gate = threading.Event()
+    races(gate)
+    talk = chat(["One."])
+
+    async def story(pilot):
+        await say(pilot, "/race go")
+        await until(pilot, under_way(talk))
+        await pilot.press("escape")
+        gate.set()
+        await until(pilot, shows(talk, "The race was stopped."))
+        await pilot.press("f5")
+        assert REPLAY not in talk.screen_text()
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
+        await say(pilot, "Still there?")
+        await until(pilot, lambda: talk.replies() == ["One."])
+
+    talk.play(story)
+
+
+def test_texts_that_part_are_told(chat, races):
+    races(ids=(1, 9, 3))
+    talk = chat()
+
+    async def story(pilot):
+        await say(pilot, "/race go")
+        await until(pilot, shows(talk, "the texts part at token 2"))
+
+    talk.play(story)
+
+
+def test_where_it_cannot_be_it_says_why(chat, races):
+    gate = threading.Event()
+    races(error=LocalspecError("There is no room for two."))
+    talk = chat([gate, "One."])
+
+    async def story(pilot):
+        await say(pilot, "first")
+        await pilot.press("f9")
+        await until(pilot, shows(talk, "A race waits until no reply is under way"))
+        gate.set()
+        await until(pilot, talk.idle)
+        await say(pilot, "/race go")
+        await until(pilot, shows(talk, "There is no room for two."))
+
+    talk.play(story)
+
+
+@pytest.mark.slow
+def test_a_model_for_which_drafting_does_not_pay_races_with_phrases(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
+    pieces = [f"{word} ".encode() for word in ("one", "two", "three", "four")]
+    model = scripted_model(tmp_path / "words", pieces, again=0, context=2000).path
+    settings = config.load(flags={"drafter": "none", "max_tokens": 24, "seed": 1})
+    engine, posted = Engine.open(settings, registry.resolve(str(model))), []
+    assert not engine.choice.nodes
+    race_job.run(engine, [{"role": "user", "content": "Count!"}], settings, threading.Event(), posted.append)
+    begun, ended = posted
+    assert ended.over and begun.lanes[1].name == "with phrases" and "✓ both texts are the same" in ended.sentences
+
+
+@pytest.mark.slow
+def test_who_races_beside_a_conversation_that_goes_on(tmp_path, monkeypatch):
+    """On real engines: the race brings the texts that they bring alone, and nothing of it is left."""
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
+    pieces = [f"{word} ".encode() for word in ("one", "two", "three", "four")]
+    model = scripted_model(tmp_path / "words", pieces, again=0, context=2000).path
+    settings = config.load(flags={"drafter": "phrases", "draft_max": 4, "max_tokens": 24, "seed": 1})
+    with Store.open(tmp_path / "kept.db", pytest.fail) as store:
+        engine = Engine.open(settings, registry.resolve(str(model)), store=store)
+        list(engine.chat([{"role": "user", "content": "Count!"}], engine.sampling(settings), Limits(12)))
+        before = [*engine.session.tokens], engine.session.cache.length, store.phrases.pools()[0].phrases
+        posted = []
+        asked = [{"role": "user", "content": "Count again!"}]
+        race_job.run(engine, asked, settings, threading.Event(), posted.append)
+        begun, ended = posted
+        assert ended.over and "✓ both texts are the same" in ended.sentences
+        assert [lane.until()[0] for lane in begun.lanes] == ["one two three four " * 6] * 2
+        assert begun.lanes[1].statistics.steps < begun.lanes[0].statistics.steps
+        assert before == ([*engine.session.tokens], engine.session.cache.length, store.phrases.pools()[0].phrases)

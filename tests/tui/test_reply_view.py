@@ -1,0 +1,40 @@
+"""What stands below a reply: how it ended, and what it took."""
+
+import threading
+from dataclasses import replace
+
+from tui.scripted_engine import say, statistics, until
+
+from localspec.events import Done
+
+FAST = replace(statistics(248), steps=80, decode_seconds=4.0, step_seconds=4.0, plain_seconds=10.0)
+
+
+def test_what_a_reply_took_stands_below_it_and_below_it_when_it_is_resumed(chat):
+    talk = chat(["A long story.", Done("stop", FAST)])
+
+    async def story(pilot):
+        await say(pilot, "Tell me a story")
+        await until(pilot, talk.idle)
+        assert "4.1 s · 248 tokens · ×2.5" in talk.screen_text()
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: talk.prompts() == [])
+        talk.app._chat.resume(1)
+        await until(pilot, lambda: "4.1 s · 248 tokens · ×2.5" in talk.screen_text())
+
+    talk.play(story)
+
+
+def test_a_reply_that_was_stopped_says_so_and_what_it_took(chat):
+    gate = threading.Event()
+    talk = chat(["It was a dark", gate, " night"])
+
+    async def story(pilot):
+        await say(pilot, "Tell me a story")
+        await until(pilot, lambda: talk.replies() == ["It was a dark"])
+        await pilot.press("escape")
+        gate.set()
+        await until(pilot, talk.idle)
+        assert "(stopped) · 0.6 s · 3 tokens" in talk.screen_text()
+
+    talk.play(story)

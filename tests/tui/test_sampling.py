@@ -1,0 +1,114 @@
+"""Sampling changed on the full screen: by `/set`, and in its dialog."""
+
+import threading
+
+import pytest
+from textual.widgets import Input
+from tui.scripted_engine import say, until
+
+from localspec_tui.screens.sampling import SamplingScreen
+
+
+def asked_with(talk):
+    """How each reply was sampled."""
+    return [(sampling.temperature, sampling.seed, limits.max_tokens) for sampling, limits in talk.engine.asked_with]
+
+
+def test_set_holds_from_the_next_reply_on(chat):
+    talk = chat(["One."], ["Two."])
+
+    async def story(pilot):
+        await say(pilot, "first")
+        await until(pilot, talk.idle)
+        await say(pilot, "/set temperature 0.5")
+        await say(pilot, "/set max-tokens 9")
+        await until(pilot, lambda: "It holds from the next reply on." in talk.screen_text())
+        await say(pilot, "/set max_tokens")
+        await until(pilot, lambda: "max-tokens 9 /set" in talk.screen_text())
+        await say(pilot, "second")
+        await until(pilot, lambda: talk.replies() == ["One.", "Two."] and talk.idle())
+
+    talk.play(story)
+    assert asked_with(talk) == [(0.0, 7, None), (0.5, 7, 9)]
+
+
+def test_another_answer_takes_the_next_seed_and_the_next_prompt_the_one_that_was_set(chat):
+    talk = chat(*(["A reply."] for _ in range(5)))
+
+    async def story(pilot):
+        for line in ("first", "/set seed 40", "/again", "/again", "/again", "second"):
+            asked = len(talk.engine.asked_with) + (not line.startswith("/set"))
+            await say(pilot, line)
+            await until(pilot, lambda asked=asked: talk.idle() and len(talk.engine.asked_with) == asked)
+
+    talk.play(story)
+    assert [seed for _, seed, _ in asked_with(talk)] == [7, 40, 41, 42, 40]
+
+
+def test_a_mistake_is_told_and_given_back(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await say(pilot, "/set top-p 0.5")
+        await until(pilot, lambda: "/set top-p 0.5 has no effect at temperature 0" in talk.screen_text())
+        assert talk.typed == "/set top-p 0.5"
+
+    talk.play(story)
+
+
+@pytest.mark.parametrize("how", ["f3", "/set"])
+def test_the_dialog(chat, how):
+    talk = chat(["One."])
+
+    async def story(pilot):
+        await (pilot.press(how) if how == "f3" else say(pilot, how))
+        await until(pilot, lambda: isinstance(talk.app.screen, SamplingScreen))
+        await until(pilot, lambda: isinstance(talk.app.focused, Input))
+        await pilot.press(*"0.9", "down", *"2", "enter")
+        await until(pilot, lambda: "/set top-p 2 must be a number above 0" in talk.screen_text())
+        await pilot.press("backspace", *"0.5", *["down"] * 4, *"12", "ctrl+s")
+        await until(pilot, lambda: not isinstance(talk.app.screen, SamplingScreen))
+        await say(pilot, "hello")
+        await until(pilot, lambda: talk.replies() == ["One."] and talk.idle())
+        await pilot.press("f3")
+        await until(pilot, lambda: isinstance(talk.app.screen, SamplingScreen))
+        assert [field.value for field in talk.app.screen.query(Input)] == ["0.9", "0.5", "", "", "", "12"]
+        await pilot.press("x", "escape")
+        await until(pilot, lambda: not isinstance(talk.app.screen, SamplingScreen))
+        await say(pilot, "/set temp")
+        await until(pilot, lambda: "temperature 0.9 /set" in talk.screen_text())
+
+    talk.play(story)
+    assert asked_with(talk) == [(0.9, 12, None)]
+
+
+def test_what_was_set_while_the_first_model_loads_is_taken_back_where_it_contradicts_it(chat):
+    talk = chat(["One."])
+    talk.models["scripted"] = [gate := threading.Event(), talk.engine]
+
+    async def story(pilot):
+        await say(pilot, "/set top-k 5")
+        await until(pilot, lambda: "It holds from the next reply on." in talk.screen_text())
+        gate.set()
+        await until(pilot, talk.idle)
+        await until(pilot, lambda: "Sampling is what it was at the beginning." in talk.screen_text())
+
+    talk.play(story, ready=False)
+    assert talk.app.failure is None
+
+
+@pytest.mark.parametrize(("generation", "told"), [({}, True), ({"do_sample": True}, False)])
+def test_another_answer_that_would_be_the_same_is_told(chat, generation, told):
+    talk = chat(["One."], ["Two."])
+    talk.engine.generation = generation
+
+    async def story(pilot):
+        await say(pilot, "first")
+        await until(pilot, talk.idle)
+        await pilot.press("f5")
+        await until(pilot, lambda: talk.replies() == ["Two."] and talk.idle())
+        if told:
+            await until(pilot, lambda: "At temperature 0 the same" in talk.screen_text())
+        assert ("At temperature 0 the same" in talk.screen_text()) is told
+
+    talk.play(story)

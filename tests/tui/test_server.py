@@ -1,0 +1,39 @@
+"""The full screen where a server answers: what it has no part in says so."""
+
+from serving.scripted_server import HELLO, said, scripted, stream
+from tui.scripted_engine import ScriptedChat, say, until
+
+from localspec.config import Settings
+from localspec.serving.behind import Behind
+
+
+def test_a_chat_over_a_server(tmp_path):
+    """It answers; x-ray, a race and the list of models say in a sentence why not; what broke off is kept."""
+    with scripted(HELLO, stream(said("Half a"))) as server:
+        settings = Settings(server=server.url)
+        talk = ScriptedChat(tmp_path, settings=settings)
+        behind = Behind(settings)
+        talk.thread._opening = lambda at_the_end, notice: behind.start(
+            None, at_the_end, notice, tell_what_is_kept=False
+        )
+        talk.thread._loading = behind.load
+
+        def screen() -> str:
+            return " ".join(talk.screen_text().split())
+
+        async def story(pilot):
+            await say(pilot, "Hi")
+            await until(pilot, talk.idle)
+            assert talk.replies() == ["Hello."] and f"at 127.0.0.1:{server.port}" in screen()
+            assert "tokens/s" in talk.live and "GiB" not in talk.live
+            await pilot.press("ctrl+t")
+            await until(pilot, lambda: "tells too little" in screen())
+            await pilot.press("escape")
+            await say(pilot, "/model other")
+            await until(pilot, lambda: "has no model 'other'" in screen())
+            await until(pilot, talk.idle)
+            await say(pilot, "More")
+            await until(pilot, lambda: "broke off in the middle" in screen())
+            assert talk.replies() == ["Hello.", "Half a"]
+
+        talk.play(story)

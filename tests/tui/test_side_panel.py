@@ -1,0 +1,133 @@
+"""The side panel: figures of the reply in pictures, where there is room for them."""
+
+from dataclasses import replace
+
+import pytest
+from rich.cells import cell_len
+from tui.scripted_engine import say, until
+
+from localspec.chat.figures import Figures, HeldMemory
+from localspec_tui.widgets.side_panel import Section, SidePanel, folded, sparkline
+
+FIGURES = Figures(
+    tokens=248, seconds=4.1, tokens_per_second=61.3, speedup=2.4, saved_seconds=4.9, acceptance_length=3.1,
+    acceptance_by_depth=(0.82, 0.61, 0.4), sources={"phrases": 101, "prompt": 55, "target": 92},
+    memory=HeldMemory(2**31, 2**26, 2**28, 2**32, 3 * 2**30),
+)  # fmt: skip
+
+
+def panel(talk):
+    return talk.app.screen_stack[0].query_one(SidePanel)
+
+
+def test_it_is_there_from_a_hundred_columns_on(chat):
+    talk = chat(["Hello."])
+
+    async def story(pilot):
+        assert panel(talk).display
+        await say(pilot, "Hi")
+        await until(pilot, talk.idle)
+        await until(pilot, lambda: "who proposed it" in talk.screen_text())
+        await pilot.resize_terminal(99, 30)
+        await until(pilot, lambda: not panel(talk).display)
+        await pilot.resize_terminal(100, 30)
+        await until(pilot, lambda: "who proposed it" in talk.screen_text())
+
+    talk.play(story)
+
+
+@pytest.mark.parametrize("keys", [["f4"], ["ctrl+p", *"side panel", "enter"]], ids=["key", "palette"])
+def test_it_is_hidden_and_shown_again_and_stays_so(chat, keys):
+    talk = chat(["Hello."], ["Again."])
+
+    async def story(pilot):
+        await pilot.press(*keys)
+        await until(pilot, lambda: not panel(talk).display)
+        await say(pilot, "Hi")
+        await until(pilot, talk.idle)
+        await pilot.resize_terminal(80, 30)
+        await pilot.resize_terminal(120, 30)
+        await pilot.pause()
+        assert not panel(talk).display
+        await pilot.press(*keys)
+        await until(pilot, lambda: "the model     ██" in talk.screen_text())
+
+    talk.play(story)
+
+
+def test_where_there_is_no_room_the_key_says_so(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("f4")
+        await until(pilot, lambda: "The side panel needs 100 columns." in talk.screen_text())
+
+    talk.play(story, size=(80, 24))
+
+
+def test_it_makes_room_for_the_keys(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("f1")
+        await until(pilot, lambda: not panel(talk).display)
+        await pilot.press("f1")
+        await until(pilot, lambda: panel(talk).display)
+
+    talk.play(story)
+
+
+def test_what_it_shows(chat):
+    talk = chat()
+
+    async def story(pilot):
+        for number in range(1, 40):
+            panel(talk).show(replace(FIGURES, tokens=6 * number, seconds=number / 10))
+        await until(pilot, lambda: "61.3 tokens/s" in talk.screen_text())
+        page = talk.screen_text()
+        for part in (
+            "▇▇▇▇▇▇", "×2.4 as fast as without", "4.9 s saved", "past replies  ████", "41%", "the first: 82%", "▇▇ ▅▅ ▃▃",
+            "weights █", "2.0 GiB", "drafter ▏", "free    ██",
+        ):  # fmt: skip
+            assert part.replace("▇▇▇▇▇▇", "██████") in page, part
+        off = "drafts were right too seldom to be worth their time\x1b[2J on this machine"
+        panel(talk).show(replace(FIGURES, tokens=250, speedup=0.8, saved_seconds=-1.2, off_reason=off))
+        await until(pilot, lambda: "1.2 s lost" in talk.screen_text())
+        page = " ".join(line.split("│")[-1].strip() for line in talk.screen_text().splitlines())
+        assert f"no drafts now: {off.replace(chr(27), '␛')}" in page
+        panel(talk).show(replace(FIGURES, tokens=2, speedup=None, saved_seconds=None))  # another reply
+        await until(pilot, lambda: "× not known yet" in talk.screen_text())
+        assert len(panel(talk)._moments) == 1
+        panel(talk).show(replace(FIGURES, tokens=3, speedup=None, saved_seconds=None, acceptance_by_depth=()))
+        await until(pilot, lambda: "nothing was drafted" in talk.screen_text())
+
+    talk.play(story, size=(120, 40))
+
+
+def test_only_what_changed_is_drawn(chat, monkeypatch):
+    talk = chat()
+
+    async def story(pilot):
+        panel(talk).show(FIGURES)
+        await pilot.pause()
+        drawn = []
+        monkeypatch.setattr(Section, "refresh", lambda section, **how: drawn.append(section))
+        panel(talk).show(FIGURES)
+        assert drawn == []
+        panel(talk).show(replace(FIGURES, tokens_per_second=70.0))
+        assert drawn == [panel(talk)._speed]
+        panel(talk).toggle_class("-hidden")
+        await pilot.pause()
+        drawn.clear()
+        panel(talk).show(replace(FIGURES, tokens_per_second=80.0))
+        assert drawn == []
+
+    talk.play(story)
+
+
+def test_sparks_and_folds():
+    assert sparkline([0, 5, 10]) == "▁▅█"
+    assert sparkline([0, 0]) == "▁▁"
+    lines = [*folded("a sentence 日本語日本語日本語 anditsverylongword end", 8)]
+    assert max(map(cell_len, lines)) <= 8
+    assert "".join(lines).replace(" ", "") == "asentence日本語日本語日本語anditsverylongwordend"

@@ -1,0 +1,103 @@
+"""Colours: light or dark after the terminal, else the chosen ones, which are kept."""
+
+import pytest
+from textual.command import CommandPalette
+from textual.theme import BUILTIN_THEMES
+from tui.scripted_engine import until
+
+from localspec.config import Settings, load
+from localspec.errors import UsageMistake
+from localspec.paths import Paths
+from localspec_tui import messages
+from localspec_tui.themes import DARK, LIGHT
+
+
+def config_file(tmp_path):
+    return Paths(tmp_path).config_file
+
+
+def test_both_of_auto_are_there():
+    assert BUILTIN_THEMES[DARK].dark and not BUILTIN_THEMES[LIGHT].dark
+
+
+@pytest.mark.parametrize(("ground", "theme"), [("15;0", DARK), ("0;15", LIGHT), ("", DARK)])
+def test_what_the_environment_says_is_believed_until_the_terminal_answers(chat, monkeypatch, ground, theme):
+    chat()  # forgets the variable
+    monkeypatch.setenv("COLORFGBG", ground)
+    talk = chat()
+
+    async def story(pilot):
+        assert talk.app.theme == theme
+        for light, after in ((True, LIGHT), (False, DARK)):
+            talk.app.post_message(messages.BackgroundKnown(light))
+            await until(pilot, lambda after=after: talk.app.theme == after)
+
+    talk.play(story)
+
+
+def test_a_theme_of_the_settings_stays_whatever_the_terminal_says(chat):
+    talk = chat(settings=Settings(theme="nord"))
+
+    async def story(pilot):
+        assert talk.app.theme == "nord"
+        talk.app.post_message(messages.BackgroundKnown(True))
+        await pilot.pause()
+        assert talk.app.theme == "nord"
+
+    talk.play(story)
+
+
+def test_a_theme_that_there_is_not_is_refused_with_the_nearest(chat, tmp_path):
+    config_file(tmp_path).parent.mkdir()
+    config_file(tmp_path).write_text('theme = "dracla"')
+    with pytest.raises(UsageMistake, match="theme = 'dracla' in .*config.toml names no theme .did you mean 'dracula'"):
+        chat(settings=load(Paths(tmp_path), {}))
+
+
+def test_what_is_chosen_in_the_palette_is_kept(chat, tmp_path):
+    file = config_file(tmp_path)
+    file.parent.mkdir()
+    file.write_text("# mine\nseed = 3 # three\n")
+    talk = chat(settings=load(Paths(tmp_path), {}))
+
+    async def choose(pilot, words):
+        await pilot.press("ctrl+p", *"other colours")
+        await until(pilot, lambda: "Choose other colours" in talk.screen_text())
+        await pilot.press("enter")
+        await until(pilot, lambda: "Search for colours" in talk.screen_text())
+        await pilot.press(*words)
+        await until(pilot, lambda: isinstance(talk.app.screen, CommandPalette) and words in talk.screen_text())
+        await pilot.press("enter")
+
+    async def story(pilot):
+        await choose(pilot, "gruvbox")
+        await until(pilot, lambda: talk.app.theme == "gruvbox")
+        await until(pilot, lambda: "Kept in" in talk.screen_text())
+        assert file.read_text() == '# mine\nseed = 3 # three\ntheme = "gruvbox"\n'
+        await choose(pilot, "auto")
+        await until(pilot, lambda: talk.app.theme == DARK)
+        await until(pilot, lambda: '"auto"' in file.read_text())
+        assert load(Paths(tmp_path), {}).theme == "auto"
+
+    talk.play(story)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text", "told"),
+    [
+        (Settings(origins={"theme": "LOCALSPEC_THEME"}), "", "LOCALSPEC_THEME decides at the next start."),
+        (Settings(), "theme = [broken", "Not kept:"),
+    ],
+)
+def test_what_is_not_kept_is_told(chat, tmp_path, settings, text, told):
+    file = config_file(tmp_path)
+    file.parent.mkdir()
+    file.write_text(text)
+    talk = chat(settings=settings)
+
+    async def story(pilot):
+        talk.app.choose_theme("nord")
+        await until(pilot, lambda: told in " ".join(talk.screen_text().split()))
+        assert talk.app.theme == "nord"
+
+    talk.play(story)

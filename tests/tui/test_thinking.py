@@ -1,0 +1,158 @@
+"""What is thought before a reply: folded into a line that opens, told from the answer, and switched while one chats."""
+
+import re
+import threading
+from dataclasses import replace
+
+import pytest
+from tui.scripted_engine import Thought, say, statistics, talked, until
+
+from localspec.config import Settings
+from localspec.events import Done
+from localspec.store.store import Store
+from localspec_tui.widgets.thought_view import ThoughtLine
+
+THOUGHTS = "They ask for a\nreason, [so] I give one."
+NARROW = (98, 30)  # no panel beside the conversation
+AT_LIMIT = Done("length", replace(statistics(2), reasoning_tokens=2, reasoning_seconds=0.2))
+
+
+def toasts(talk) -> str:
+    return " ".join(notification.message for notification in talk.app._notifications)
+
+
+def reasoning(talk) -> list[str]:
+    """What is kept of the newest conversation's thoughts, turn by turn."""
+    with Store.open(talk.database, print) as store:
+        saved = store.history.read(store.history.latest() or 0)
+        return [turn.reasoning for turn in saved.turns] if saved else []
+
+
+def test_thinking_is_one_line_that_opens_while_it_goes_on_and_after(chat):
+    first, second = threading.Event(), threading.Event()
+    talk = chat(
+        [Thought("They ask for a\n"), Thought("reason,"), first, Thought(" [so] I give one."), second, "Because."]
+    )
+
+    async def story(pilot):
+        await say(pilot, "Why?")
+        folded = re.compile(r"▸ thinking for 0\.\d s, \d tokens? · They ask for a reason,")
+        await until(pilot, lambda: folded.search(talk.screen_text()))
+        assert talk.replies() == [""] and re.search(r"thought for (0\.\d|under 0\.1) s, \d token", talk.live)
+        await pilot.press("alt+t")
+        await until(pilot, lambda: "They ask for a\n" in unpadded(talk))
+        assert "▾ thinking for 0." in talk.screen_text()
+        first.set()
+        await until(pilot, lambda: "reason, [so] I give one." in talk.screen_text())
+        second.set()
+        await until(pilot, talk.idle)
+        assert "▾ thought for 0.3 s, 3 tokens" in talk.screen_text() and "[so]" in talk.screen_text()
+        assert talk.replies() == ["Because."]
+        await pilot.press("alt+t")
+        await until(pilot, lambda: "[so]" not in talk.screen_text())
+        assert "▸ thought for 0.3 s, 3 tokens" in talk.screen_text() and "Because." in talk.screen_text()
+        await pilot.click(ThoughtLine)
+        await until(pilot, lambda: "reason, [so] I give one." in talk.screen_text())
+
+    talk.play(story, NARROW)
+    assert talk.kept() == [("Why?", "Because.", "stop")] and reasoning(talk) == [THOUGHTS]
+
+
+def unpadded(talk) -> str:
+    return "\n".join(line.rstrip() for line in talk.screen_text().split("\n"))
+
+
+def test_a_resumed_conversation_has_its_thoughts_folded_and_the_model_is_given_them(chat):
+    talk = chat([Thought(THOUGHTS), "Because."], ["Yes."])
+
+    async def story(pilot):
+        await talked(talk, pilot, "Why?")
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: talk.prompts() == [])
+        await pilot.press("alt+t")
+        await until(pilot, lambda: "Nothing was thought before a reply yet." in talk.screen_text())
+        talk.app._chat.resume(1)
+        await until(pilot, lambda: "▸ thought for 0.1 s, 1 token" in talk.screen_text())
+        assert "[so]" not in talk.screen_text()
+        await talked(talk, pilot, "Really?")
+        await say(pilot, "/think show")
+        await until(pilot, lambda: "reason, [so] I give one." in talk.screen_text())
+
+    talk.play(story, NARROW)
+    before = {"role": "assistant", "content": "Because.", "reasoning_content": THOUGHTS}
+    assert talk.engine.asked[-1] == [
+        {"role": "user", "content": "Why?"},
+        before,
+        {"role": "user", "content": "Really?"},
+    ]
+
+
+def test_a_limit_within_the_thinking_is_told_and_the_turn_stays(chat):
+    talk = chat([Thought("Hm,"), Thought(" well"), AT_LIMIT], ["Yes."])
+
+    async def story(pilot):
+        await talked(talk, pilot, "Why?")
+        text = " ".join(talk.screen_text().split())
+        assert "The thinking filled the context, so there is no answer" in text
+        assert talk.prompts() == ["Why?"] and talk.typed == "" and "▸ thought for 0.2 s, 2 tokens" in text
+        await talked(talk, pilot, "And?")
+
+    talk.play(story, NARROW)
+    assert talk.kept() == [("Why?", "", "length"), ("And?", "Yes.", "stop")] and reasoning(talk) == ["Hm, well", ""]
+    assert talk.engine.asked[-1] == [{"role": "user", "content": "And?"}]  # nothing was answered before
+
+
+def test_who_stops_the_thinking_keeps_what_was_thought(chat):
+    gate = threading.Event()
+    talk = chat([Thought("Hm,"), gate, Thought(" well")])
+
+    async def story(pilot):
+        await say(pilot, "Why?")
+        await until(pilot, lambda: "▸ thinking for" in talk.screen_text())
+        await pilot.press("escape")
+        gate.set()
+        await until(pilot, talk.idle)
+        assert "(stopped)" in talk.screen_text() and talk.prompts() == ["Why?"]
+
+    talk.play(story, NARROW)
+    assert talk.kept() == [("Why?", "", "interrupted")] and reasoning(talk)[0].startswith("Hm,")
+
+
+def test_thinking_is_switched_by_command_and_palette(chat):
+    talk = chat(["a"], ["b"], ["c"], ["d"], ["e"], settings=Settings(think=False, origins={"think": "--no-think"}))
+    talk.engine.switch = True
+
+    async def story(pilot):
+        await talked(talk, pilot, "one")
+        await say(pilot, "/think")
+        await until(pilot, lambda: "The model answers without thinking (/think off); there are" in toasts(talk))
+        assert "scripted · no thinking · " in talk.screen_text().splitlines()[0]
+        await say(pilot, "/think ON")
+        await until(pilot, lambda: "scripted · thinking · " in talk.screen_text().splitlines()[0])
+        await talked(talk, pilot, "two")
+        await say(pilot, "/think auto")
+        await until(pilot, lambda: "thinking" not in talk.screen_text().splitlines()[0])
+        await talked(talk, pilot, "three")
+        await pilot.press("ctrl+p", *"before it answers", "enter")
+        await until(pilot, lambda: "It is off from the next reply on." in toasts(talk))
+        await talked(talk, pilot, "four")
+        await say(pilot, "/think default")
+        await until(pilot, lambda: "/think takes on, off, auto or show, and 'default' was given" in talk.screen_text())
+
+    talk.play(story, NARROW)
+    assert talk.engine.thought == [False, True, None, False]
+
+
+@pytest.mark.parametrize(
+    "keys", [[*"/think on", "enter"], ["ctrl+p", *"before it answers", "enter"]], ids=["command", "palette"]
+)
+def test_a_model_without_a_switch_refuses_it(chat, keys):
+    talk = chat(["a"])
+
+    async def story(pilot):
+        await pilot.press(*keys)
+        await until(pilot, lambda: "scripted has no switch for thinking" in toasts(talk) + talk.screen_text())
+        await talked(talk, pilot, *([] if talk.typed else ["one"]))
+
+    talk.play(story, NARROW)
+    assert talk.engine.thought in ([], [None])

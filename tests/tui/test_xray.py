@@ -1,0 +1,332 @@
+"""X-ray: who proposed what, and what was refused beside it."""
+
+import threading
+
+import pytest
+from textual.widgets import Static
+from tui.drafted_replies import drafted_reply
+from tui.scripted_engine import say, until
+
+from localspec.chat.trace_words import NOTHING_KEPT
+from localspec.marks import in_ascii
+from localspec_tui.screens.chat import ChatScreen
+from localspec_tui.screens.xray import XRayScreen
+from localspec_tui.widgets.reply_view import ReplyView
+from localspec_tui.widgets.xray_view import CHAT, CORRECTED, DRAFTER, MODEL, PAST, SEVERAL, XRayView, mark_of
+
+
+def drafted(chat, *more, **about):
+    """A chat whose first reply was drafted."""
+    talk = chat(**about)
+    talk.engine.scripts = [drafted_reply(talk.engine), *more]
+    return talk
+
+
+async def looked_at(talk, pilot, prompt="Say something"):
+    """The X-ray of a reply that has just been given."""
+    await say(pilot, prompt)
+    await until(pilot, talk.idle)
+    await pilot.press("ctrl+t")
+    return await shown(talk, pilot)
+
+
+async def shown(talk, pilot):
+    await until(pilot, lambda: isinstance(talk.app.screen, XRayScreen) and talk.app.screen.query(XRayView))
+    view = talk.app.screen.query_one(XRayView)
+    await until(pilot, lambda: view.pieces.all and told(talk))
+    return view
+
+
+def told(talk):
+    return str(talk.app.screen.query_one("#about Static", Static).render())
+
+
+def which(talk):
+    return str(talk.app.screen.query_one("#which", Static).render())
+
+
+def test_ctrl_t_marks_each_token_by_who_proposed_it(chat):
+    talk = drafted(chat)
+
+    async def story(pilot):
+        view = await looked_at(talk, pilot)
+        lines = talk.screen_text().splitlines()
+        assert "9 tokens in 4 steps, 2.0 a step  Say something" in lines[0]
+        assert lines[1].startswith(" Snow falls on the hill: é⏎")
+        assert lines[2].startswith(" ·    ╺━━━━ ┅┅ ×   ·   ≡ ×")
+        assert [view._mark(piece) for piece in range(6)] == [MODEL, PAST, CHAT, CORRECTED, MODEL, SEVERAL]
+        page = talk.screen_text()
+        for part in ("· the model 5 (56%)", "╺━ past replies 1 (11%)", "┅┅ this chat 1 (11%)", "══ medusa 1 (11%)"):
+            assert part in page
+        assert "≡≡ medusa and past replies 1 (11%)" in page
+        assert "× where a draft was refused 3" in page
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
+        assert talk.app.focused is not None
+
+    talk.play(story, size=(100, 30))
+
+
+def test_the_cursor_tells_of_a_token_its_step_and_what_was_refused(chat):
+    talk = drafted(chat)
+
+    async def story(pilot):
+        await looked_at(talk, pilot)
+        assert told(talk) == (
+            '"Snow"  token 1 of 9, by the model\nit came with the reading of the prompt\n'
+            "nothing is drafted before a first token"
+        )
+        await pilot.press("right", "right")
+        await until(pilot, lambda: "token 3" in told(talk))
+        assert told(talk) == (
+            '" on"  token 3 of 9, by this chat\nstep 1 brought 3 tokens, of 6 drafted: " falls on the"\n'
+            'drafted here and refused:\n  " in town"  medusa'
+        )
+        await pilot.press("right")
+        await until(pilot, lambda: "token 4" in told(talk))
+        assert told(talk).endswith('drafted here and refused:\n  " a roof"  past replies')
+        await pilot.press("right")
+        await until(pilot, lambda: "token 5" in told(talk))
+        assert told(talk).endswith("nothing was drafted in this step")
+        await pilot.press("left", "left", "left")
+        await until(pilot, lambda: "token 2" in told(talk))
+        assert told(talk).endswith("nothing else was drafted here")
+
+    talk.play(story)
+
+
+def test_halves_of_a_character_are_one_thing_with_all_that_is_known_of_them(chat):
+    talk = drafted(chat)
+
+    async def story(pilot):
+        await looked_at(talk, pilot)
+        await pilot.press("end", "left")
+        await until(pilot, lambda: "together" in told(talk))
+        assert told(talk).startswith('" é⏎"  tokens 7–8 together of 9, by medusa, the model')
+        assert '"␛[2J"  medusa' in told(talk)
+        await pilot.press("right")
+        await until(pilot, lambda: "token 9" in told(talk))
+        assert told(talk).startswith('"␛]0;evil␇"')
+        assert "\x1b" not in talk.screen_text()
+
+    talk.play(story)
+
+
+def test_keys_go_through_steps_lines_and_screens(chat):
+    talk = chat([f"word{number} " * 3 for number in range(300)])
+
+    async def story(pilot):
+        view = await looked_at(talk, pilot)
+
+        async def press(key):
+            before = view.cursor
+            await pilot.press(key)
+            return view.cursor - before
+
+        assert await press("up") == 0
+        line = await press("down")
+        assert line > 0
+        assert await press("up") == -line
+        page = await press("pagedown")
+        assert page > line
+        assert await press("pagedown") >= page - line
+        assert view.scroll_offset.y > 0
+        await press("pageup")
+        await press("pageup")
+        assert view.cursor == 0
+        assert await press("end") == 299
+        assert view.is_vertical_scroll_end
+        assert await press("right") == await press("down") == 0
+        assert await press("home") == -299
+        assert await press("left") == 0
+        assert view.scroll_offset.y == 0
+
+    talk.play(story, size=(80, 24))
+
+
+def test_tab_goes_from_step_to_step(chat):
+    talk = drafted(chat)
+
+    async def story(pilot):
+        view = await looked_at(talk, pilot)
+        seen = [view.cursor]
+        for _ in range(5):
+            await pilot.press("tab")
+            seen.append(view.cursor)
+        assert seen == [0, 1, 4, 5, 7, 7]
+        for _ in range(5):
+            await pilot.press("shift+tab")
+            seen.append(view.cursor)
+        assert seen[6:] == [5, 4, 1, 0, 0]
+
+    talk.play(story)
+
+
+def test_a_click_goes_to_a_token(chat):
+    talk = drafted(chat)
+
+    async def story(pilot):
+        view = await looked_at(talk, pilot)
+        await pilot.click(XRayView, offset=(8, 0))
+        await until(pilot, lambda: "token 2" in told(talk))
+        await pilot.click(XRayView, offset=(12, 1))  # its mark
+        await until(pilot, lambda: "token 3" in told(talk))
+        await pilot.click(XRayView, offset=(5, 15))  # where nothing stands
+        assert view.cursor == 2
+
+    talk.play(story)
+
+
+def test_alt_and_arrows_go_from_reply_to_reply_and_the_focus_says_with_which_to_begin(chat):
+    talk = drafted(chat, ["Second."], ["Third."])
+
+    async def story(pilot):
+        for prompt in ("one", "two", "three"):
+            await say(pilot, prompt)
+            await until(pilot, talk.idle)
+        await pilot.press("alt+up", "alt+up", "alt+up", "ctrl+t")  # the reply to the second prompt
+        await shown(talk, pilot)
+        await until(pilot, lambda: "reply 2 of 3, 1 token in 0 steps  two" in which(talk))
+        await pilot.press("alt+up", "alt+up")
+        await until(pilot, lambda: "reply 1 of 3, 9 tokens" in which(talk))
+        await pilot.press("alt+down", "alt+down", "alt+down")
+        await until(pilot, lambda: "reply 3 of 3, 1 token" in which(talk))
+        assert "Third." in talk.screen_text()
+
+    talk.play(story)
+
+
+def test_the_reply_under_way_is_followed_until_one_looks_elsewhere(chat):
+    gate, other = threading.Event(), threading.Event()
+    talk = chat([*"abc", gate, *"def", other, *"ghi"])
+
+    async def story(pilot):
+        await say(pilot, "go")
+        await until(pilot, lambda: talk.replies() == ["abc"])
+        await pilot.press("ctrl+t")
+        view = await shown(talk, pilot)
+        assert (view.cursor, "and it goes on" in which(talk)) == (2, True)
+        gate.set()
+        await until(pilot, lambda: view.cursor == 5)
+        await pilot.press("home")
+        other.set()
+        await until(pilot, lambda: len(view.pieces.all) == 9 and talk.idle())
+        await until(pilot, lambda: "9 tokens" in which(talk) and "goes on" not in which(talk))
+        assert view.cursor == 0
+
+    talk.play(story)
+
+
+def test_what_nobody_sees_is_not_drawn_and_is_there_on_the_way_back(chat):
+    gate, other = threading.Event(), threading.Event()
+    talk = chat(["a", gate, "b", other, "c"])
+
+    async def story(pilot):
+        await say(pilot, "go")
+        await until(pilot, lambda: talk.replies() == ["a"])
+        await pilot.press("ctrl+t")
+        view = await shown(talk, pilot)
+        gate.set()
+        await until(pilot, lambda: len(view.pieces.all) == 2)
+        assert [reply.source for reply in talk.app.screen_stack[0].query(ReplyView)] == ["a"]
+        await pilot.press("escape")
+        await until(pilot, lambda: talk.replies() == ["ab"])
+        other.set()
+        await until(pilot, lambda: talk.replies() == ["abc"])
+
+    talk.play(story)
+
+
+def test_it_may_be_opened_before_the_first_token(chat):
+    gate = threading.Event()
+    talk = chat([gate, "Hello."])
+
+    async def story(pilot):
+        await say(pilot, "go")
+        await pilot.press("ctrl+t")
+        await until(pilot, lambda: "There is no reply to look at yet." in talk.screen_text())
+        gate.set()
+        await until(pilot, lambda: "Hello." in talk.screen_text())
+
+    talk.play(story)
+
+
+def test_of_replies_of_earlier_sessions_nothing_is_known(chat):
+    talk = chat(["Old."])
+
+    async def before(pilot):
+        await say(pilot, "first")
+        await until(pilot, talk.idle)
+
+    talk.play(before)
+    again = chat(["New."])
+    again.resumed = 1
+
+    async def story(pilot):
+        await pilot.press("ctrl+t")
+        await until(pilot, lambda: NOTHING_KEPT in which(again))
+        await pilot.press("alt+up", "escape")
+        await say(pilot, "second")
+        await until(pilot, again.idle)
+        await pilot.press("alt+up", "alt+up", "alt+up", "ctrl+t")  # the reply of the first session
+        await until(pilot, lambda: NOTHING_KEPT in which(again))
+        await pilot.press("alt+down")
+        await until(pilot, lambda: "New." in again.screen_text())
+
+    again.play(story)
+
+
+def test_a_conversation_that_is_shown_again_still_knows_its_replies(chat):
+    talk = drafted(chat, ["Two."])
+
+    async def story(pilot):
+        await say(pilot, "first")
+        await until(pilot, talk.idle)
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: talk.prompts() == [])
+        await say(pilot, "/resume 1")
+        await until(pilot, lambda: talk.prompts() == ["first"])
+        await say(pilot, "/xray")
+        await shown(talk, pilot)
+        assert "9 tokens" in which(talk)
+
+    talk.play(story)
+
+
+def test_the_palette_has_it(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("ctrl+p", *"who proposed", "enter")
+        await until(pilot, lambda: isinstance(talk.app.screen, XRayScreen))
+        assert "There is no reply to look at yet." in talk.screen_text()
+        await pilot.press("ctrl+t")
+        await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
+
+    talk.play(story)
+
+
+def test_another_width_lays_the_lines_anew(chat):
+    talk = chat(["one two three four five six seven eight nine ten " * 5])
+
+    async def story(pilot):
+        view = await looked_at(talk, pilot)
+        before = view.virtual_size
+        await pilot.resize_terminal(40, 20)
+        await until(pilot, lambda: view.virtual_size.width < before.width and view.virtual_size.height > before.height)
+        assert "one two three" in talk.screen_text()
+
+    talk.play(story, size=(90, 24))
+
+
+@pytest.mark.parametrize(
+    ("source", "mark"),
+    [("target", MODEL), ("phrases", PAST), ("prompt", CHAT), ("s3d", DRAFTER), ("s3d+phrases", SEVERAL)],
+)
+def test_each_has_a_shape_of_its_own(source, mark):
+    assert mark_of(source) is mark
+
+
+def test_shapes_and_not_colours_alone_tell_marks_apart():
+    marks = (PAST, CHAT, DRAFTER, SEVERAL, MODEL, CORRECTED)
+    assert len({mark.first for mark in marks}) == len({in_ascii(mark.first) for mark in marks}) == len(marks)

@@ -1,0 +1,116 @@
+"""Is the terminal light or dark? It is asked before anything is imported, and its answer comes among what is typed.
+
+Nobody waits for it: it is there by the time Textual reads keys, or comes later, or never. So nothing that is typed
+ahead is read by anybody else, and a slow line costs no time. Textual, which would take it for keys, is not shown it.
+"""
+
+import os
+import re
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from localspec import config
+
+QUESTION = b"\x1b]11;?\x1b\\"  # OSC 11; what does not know it leaves it out
+AWAITED = 5.0  # seconds for an answer to come; later ones are of no use, and would be keys
+LINGER = 1.0  # for the answer to a chat that has failed at once: else it would stand at the shell's prompt
+BRIGHT = 0.5  # of the way from black to white, as people see it
+
+_ANSWER = re.compile(
+    r"\x1b\]11;rgba?:([0-9a-f]{1,4})/([0-9a-f]{1,4})/([0-9a-f]{1,4})(?:/[0-9a-f]{1,4})?(?:\x07|\x1b\\)", re.IGNORECASE
+)
+_BEGUN = re.compile(r"\x1b\](?:1(?:1(?:;[rgba:0-9a-f/]{0,30}\x1b?)?)?)?\Z", re.IGNORECASE)
+
+
+def askable() -> bool:
+    """Whether a terminal is there that will not draw the question, nor answer what was not asked."""
+    if sys.platform == "win32" or config.terminal_kind() in ("", "dumb", "linux") or config.in_screen():
+        return False
+    if sys.__stdin__ is None or sys.__stderr__ is None:
+        return False
+    try:
+        return os.isatty(sys.__stdin__.fileno()) and os.isatty(sys.__stderr__.fileno())
+    except (OSError, ValueError):
+        return False
+
+
+class Answer:
+    """What comes from the terminal after the question; calls `tell` once with whether it is light."""
+
+    def __init__(self, awaited: bool = True) -> None:
+        self._held = ""  # the beginning of what may be the answer
+        self._escape = ""  # the last character, if it is one
+        self._end = time.monotonic() + AWAITED
+        self.tell: Callable[[bool], object] = lambda _: None
+        self.awaited = awaited
+
+    def without(self, data: str) -> str:
+        """The next piece of it, without the answer. What may be part of that comes with a later piece.
+
+        An escape at the end of a piece is the key: it is given on at once, and remembered for what comes behind it.
+        """
+        if not self.awaited:
+            return data
+        data, given = self._escape + self._held + data, len(self._escape)
+        self._held = ""
+        if (found := _ANSWER.search(data)) is not None:
+            self.awaited = False
+            self.tell(_is_light(found[1], found[2], found[3]))
+            return data[given : found.start()] + data[found.end() :]
+        if time.monotonic() > self._end:
+            self.awaited = False
+        elif (begun := _BEGUN.search(data)) is not None:
+            data, self._held = data[: begun.start()], begun[0]
+            if begun.start() < given:
+                self._held = self._held[given:]
+                return ""
+        self._escape = data[-1:] if data.endswith("\x1b") else ""
+        return data[given:]
+
+
+def _is_light(*channels: str) -> bool:
+    red, green, blue = (int(digits, 16) / ((1 << 4 * len(digits)) - 1) for digits in channels)
+    return 0.299 * red + 0.587 * green + 0.114 * blue > BRIGHT
+
+
+@contextmanager
+def asked(theme: str) -> Iterator[Answer]:
+    """Asks where the theme depends on it and a terminal can be asked; until the end it does not show what comes."""
+    if theme != "auto" or not askable():
+        yield Answer(awaited=False)
+        return
+    import termios
+
+    began = time.monotonic()
+    try:
+        assert sys.__stdin__ and sys.__stderr__  # a terminal is there
+        terminal = sys.__stdin__.fileno()
+        before = termios.tcgetattr(terminal)
+        silent = termios.tcgetattr(terminal)
+        silent[3] &= ~termios.ECHO
+        termios.tcsetattr(terminal, termios.TCSANOW, silent)
+        os.write(sys.__stderr__.fileno(), QUESTION)
+    except (OSError, termios.error):
+        yield Answer(awaited=False)
+        return
+    answer = Answer()
+    try:
+        yield answer
+    finally:
+        with suppress(OSError, termios.error):
+            if answer.awaited and time.monotonic() < began + LINGER:
+                _drain(terminal, answer, began + LINGER)
+            termios.tcsetattr(terminal, termios.TCSANOW, before)
+
+
+def _drain(terminal: int, answer: Answer, end: float) -> None:
+    """Waits for an answer that nobody came to read; what is typed meanwhile is lost, as it is to whatever ends."""
+    import termios
+    import tty
+
+    tty.setcbreak(terminal, termios.TCSANOW)
+    while answer.awaited and (left := end - time.monotonic()) > 0 and select.select([terminal], [], [], left)[0]:
+        answer.without(os.read(terminal, 1024).decode("latin-1"))

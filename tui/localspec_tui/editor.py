@@ -1,0 +1,107 @@
+"""A text changed in an editor of one's own, which has the terminal meanwhile."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from textual.app import App, SuspendNotSupported
+
+from localspec import config
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.outside_files import MIB, read_bytes
+from localspec.text import one_line
+from localspec_tui.widgets.typed_text import TypedText
+
+if TYPE_CHECKING:
+    from localspec_tui.app import ChatApp
+
+LONGEST = 64 * MIB  # bytes of what comes back
+LOOK_SECONDS = 0.2
+NONE_NAMED = "No editor is named; set VISUAL or EDITOR to one, for example export EDITOR=nano."
+
+
+def edited(text: str, command: str | None, leaving: Callable[[], bool]) -> str:
+    """What the editor made of the text. It blocks; when `leaving`, the editor is ended, and what it saved is taken.
+
+    Raises UsageMistake where none is named or it cannot be started, LocalspecError where it fails.
+    """
+    if not command or not (words := _words(command)):
+        raise UsageMistake(NONE_NAMED)
+    with tempfile.TemporaryDirectory(prefix="localspec-", ignore_cleanup_errors=True) as folder:  # for its owner alone
+        file, name = Path(folder, "prompt.md"), Path(words[0]).name
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as opened:
+            opened.write(text)
+        try:
+            code = _run([*words, str(file)], leaving)
+        except OSError as error:
+            raise UsageMistake(
+                f"The editor {name!r} cannot be started ({error.strerror}); set VISUAL or EDITOR to one that can."
+            ) from None
+        if code and not leaving():
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            raise LocalspecError(f"The editor {name!r} {how}, so the prompt is as it was.")
+        try:
+            return read_bytes(file, LONGEST).decode("utf-8", "replace").removesuffix("\n")
+        except OSError as error:
+            raise LocalspecError(
+                f"What the editor {name!r} left cannot be read ({error.strerror}), so the prompt is as it was."
+            ) from None
+
+
+def edit_prompt(app: App[Any], prompt: TypedText) -> None:
+    """Gives the terminal to the editor, and takes it back; a prompt whose editor failed stays as it was."""
+    text, mistake = prompt.text, ""
+    if config.editor() is None:
+        app.notify(NONE_NAMED, markup=False)
+        return
+    try:
+        with _left_alone(), app.suspend():  # which would not take the terminal back after an exception
+            try:
+                text = edited(text, config.editor(), lambda: cast("ChatApp", app).leaving)
+            except LocalspecError as error:
+                mistake = str(error)
+    except SuspendNotSupported:
+        mistake = "This terminal cannot be lent to an editor; write in the prompt."
+    if mistake:
+        app.notify(one_line(mistake), severity="error", markup=False)
+    else:
+        prompt.put(text)
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command, posix=os.name == "posix")
+    except ValueError:  # a quote that does not end
+        return [command]
+
+
+def _run(words: list[str], leaving: Callable[[], bool]) -> int:
+    """Its exit code; it reads and writes the terminal itself, and not what stands in its place for libraries."""
+    streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
+    process = subprocess.Popen(words, **dict(zip(("stdin", "stdout", "stderr"), streams, strict=True)))  # type: ignore[call-overload]
+    while True:
+        try:
+            return int(process.wait(LOOK_SECONDS))
+        except subprocess.TimeoutExpired:
+            if leaving():
+                process.terminate()
+
+
+@contextmanager
+def _left_alone() -> Iterator[None]:
+    """Ctrl+C is for the editor, from before it has the terminal until after.
+
+    A handler, which a program that is started does not inherit; SIG_IGN it would.
+    """
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

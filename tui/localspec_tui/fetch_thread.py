@@ -1,0 +1,112 @@
+"""The thread that fetches a model while one goes on chatting, as `localspec pull` does. It knows of no prompt."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+
+from textual.message import Message
+
+from localspec.config import Settings
+from localspec.errors import DoesNotFit, LocalspecError, first_line
+from localspec_tui import messages, preload_torch
+
+NICENESS = 10  # the reply under way goes first
+
+
+class FetchThread(threading.Thread):
+    """Fetches one model, once somebody has agreed to what it takes. Every public method returns at once."""
+
+    def __init__(self, model: str, settings: Settings, post: Callable[[Message], object]) -> None:
+        super().__init__(name="fetch", daemon=True)  # a server that says nothing keeps nobody here
+        self.model = model  # a registered name, or a repository
+        self.bytes: tuple[int, int] | None = None  # that are here, and in all
+        self.stage = ""  # what takes a while beside fetching, in words
+        self._settings, self._post_message = settings, post
+        self._agreed, self._given_up = threading.Event(), threading.Event()
+
+    # -- what the screen asks for -------------------------------------------------------------------------------------
+
+    def agree(self) -> None:
+        """To the plan: now it is fetched."""
+        self._agreed.set()
+
+    def give_up(self) -> None:
+        """What is whole by now is kept for a later pull, and nothing counts as installed."""
+        self._given_up.set()
+        self._agreed.set()
+
+    @property
+    def given_up(self) -> bool:
+        """Whether it was asked to end; it may take a moment."""
+        return self._given_up.is_set()
+
+    # -- the thread itself --------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        if sys.platform == "linux":  # where a thread has a niceness of its own
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        name = self.model
+        try:
+            ended = messages.FetchEnded(name, self._fetch(), trouble=False)
+        except KeyboardInterrupt as stopped:
+            ended = messages.FetchEnded(name, f"The download of {name} was stopped. {stopped}".rstrip(), trouble=False)
+        except LocalspecError as error:
+            ended = messages.FetchEnded(name, str(error), trouble=True)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it costs no chat
+            ended = messages.FetchEnded(name, f"Fetching {name} failed: {first_line(error)}.", trouble=True)
+        self._post(ended)
+
+    def _fetch(self) -> str:
+        """A sentence about what is here now. Raises KeyboardInterrupt where it was given up, and what a pull raises."""
+        from localspec.events import Reporter
+        from localspec.hub.fetch import too_large
+        from localspec.hub.pace import given_up_unless
+        from localspec.pulling.heads import NotConverted
+        from localspec.pulling.pull import AboutToFetch, Fetched, NothingToFetch, Planned, Wishes, pull
+
+        # Whether it fits into memory is put to whoever agrees, so no flag is asked for.
+        wishes = Wishes(force=True, settings=self._settings, quiet=True)
+        reporter = Reporter(lambda sentence: self._post(messages.Noticed(sentence)), self._reached)
+        events = pull(self.model, wishes, reporter, self._came)
+        with given_up_unless(lambda: not self.given_up), closing(events):
+            planned: Planned | None = None
+            for event in events:
+                match event:
+                    case NothingToFetch(why):
+                        return f"{self.model} is here already; {why}."
+                    case Planned():
+                        planned = event
+                        if not event.plan.fits_on_disk:
+                            raise DoesNotFit(too_large(event.plan))
+                    case AboutToFetch() if planned is not None:
+                        self._post(messages.FetchPlanned(self.model, planned))
+                        self._agreed.wait()
+                    case Fetched(notices):
+                        for sentence in notices:
+                            self._post(messages.Noticed(sentence))
+                        if planned is not None and any(part.heads or part.whole for part in planned.plan.parts):
+                            preload_torch.load()  # which makes a drafter of them
+                    case NotConverted(heads, model):
+                        which = f"{model}, which is not here" if model else "a model that they do not name"
+                        self._post(messages.Noticed(f"The heads of {heads} are for {which}."))
+                self._go_on()
+        return f"{self.model} is here: /model {self.model} lets it answer."
+
+    def _came(self, done: int, total: int) -> None:
+        self.bytes, self.stage = (done, total), ""
+        self._go_on()
+
+    def _reached(self, stage: str) -> None:
+        self.stage = stage
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self.given_up:
+            raise KeyboardInterrupt
+
+    def _post(self, message: Message) -> None:
+        with suppress(RuntimeError):  # the screen is gone already
+            self._post_message(message)

@@ -1,0 +1,154 @@
+"""Other keys for what the chat does: the `keymap` of the settings, checked and as Textual takes it."""
+
+import string
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from textual.app import App
+from textual.binding import Binding
+from textual.keys import KEY_TO_UNICODE_NAME, Keys, _character_to_key
+
+from localspec.config import Settings, nearest
+from localspec.errors import UsageMistake
+
+CHAT = ("localspec_tui.app", "localspec_tui.screens.chat", "localspec_tui.widgets.prompt")
+MODIFIERS = ("alt", "ctrl", "hyper", "meta", "shift", "super")
+SHORT = {"esc": "escape", "pgup": "pageup", "pgdn": "pagedown", "del": "delete", "ins": "insert", "return": "enter"}
+SHOWN = {"escape": "esc", "pageup": "pgup", "pagedown": "pgdn"}
+# What terminals cannot tell from other keys.
+SAME = {"ctrl+m": "enter", "ctrl+i": "tab", "ctrl+h": "backspace", "ctrl+left_square_bracket": "escape"}
+
+
+KeysOf = dict[str, tuple[str, ...]]  # by the name of what they do
+
+
+class Bound(NamedTuple):
+    """Something that has a key: its name for the keymap, what it does where it has none, its keys, where it is."""
+
+    name: str | None
+    action: str
+    keys: tuple[str, ...]
+    module: str
+
+
+PALETTE = Bound(None, "palette", (App.COMMAND_PALETTE_BINDING,), CHAT[0])
+
+
+def shown(app: App[Any], binding: Binding) -> str:
+    """The keys of a binding as a person reads them: the user's, where there are other ones than ours."""
+    keys = app._keymap.get(binding.id or "", binding.key).split(",")
+    return ", ".join("+".join(SHOWN.get(part, part) for part in key.split("+")) for key in keys)
+
+
+def key(app: App[Any], name: str) -> str:
+    """The same of what is called so in the chat, for a sentence: one key."""
+    own = app._keymap.get(name) or _defaults()[name]
+    return shown(app, Binding(own.partition(",")[0], ""))
+
+
+@cache
+def _defaults() -> dict[str, str]:
+    return {one.name: ",".join(one.keys) for module in CHAT for one in _bound(module) if one.name}
+
+
+def effective(settings: Settings) -> dict[str, str]:
+    """The keymap for Textual. Raises UsageMistake for a name or a key that there is not, and for keys that collide."""
+    asked = settings.keymap
+    if not asked:
+        return {}
+    origin = settings.origins.get("keymap", "the keymap")
+    bound = [PALETTE, *(one for module in CHAT for one in _bound(module))]
+    if not asked.keys() <= {one.name for one in bound}:  # those of what opens above the chat take longer to import
+        bound = [PALETTE, *(one for module in _modules() for one in _bound(module))]
+    defaults: KeysOf = {one.name: one.keys for one in bound if one.name}
+    chosen: KeysOf = {}
+    for name, keys in asked.items():
+        if name not in defaults:
+            raise UsageMistake(f"{origin}: nothing is called {name!r}{nearest(name, defaults)}; correct or remove it.")
+        printable = any(_is_printable(key) for key in defaults[name])
+        chosen[name] = tuple(_checked(key, name, origin, printable) for key in keys.split(","))
+    for name in chosen:
+        _refuse_collision(name, chosen, bound, origin)
+    return {name: ",".join(keys) for name, keys in {**_siblings(chosen, bound), **chosen}.items()}
+
+
+def _siblings(chosen: KeysOf, bound: Iterable[Bound]) -> KeysOf:
+    """What shares a key with something that is given another one: Textual would take the key from both."""
+    freed = {(one.module, key) for one in bound if one.name in chosen for key in one.keys}
+    return {one.name: one.keys for one in bound if one.name and freed & {(one.module, key) for key in one.keys}}
+
+
+def _refuse_collision(name: str, chosen: KeysOf, bound: Iterable[Bound], origin: str) -> None:
+    own = next(one for one in bound if one.name == name)
+    for other in bound:
+        if other.name == name or {*own.keys} & {*other.keys} or not _meet(own.module, other.module):
+            continue
+        taken = chosen.get(other.name or "", other.keys)
+        if key := next((key for key in chosen[name] if key in taken), None):
+            called = other.name or other.action
+            raise UsageMistake(f"{origin}: {key} is to be {name} and is {called} already; choose another key for one.")
+
+
+def _meet(one: str, other: str) -> bool:
+    """Whether keys of both modules can be pressed at the same place. What opens above the chat hides its keys."""
+    return (
+        one == other or CHAT[0] in (one, other) or all(place in CHAT or ".widgets." in place for place in (one, other))
+    )
+
+
+def _checked(key: str, name: str, origin: str, printable: bool) -> str:
+    """The key as Textual calls it."""
+    *modifiers, base = _parts(key.strip())
+    base = SHORT.get(base.lower(), base.lower() if len(base) > 1 or modifiers else base)
+    base = _character_to_key(base) if len(base) == 1 else base
+    modifiers = sorted({modifier.lower() for modifier in modifiers})
+    if not {*modifiers} <= {*MODIFIERS} or not (len(base) == 1 or base in _names()):
+        shown = key.strip()[:40]
+        raise UsageMistake(f"{origin}: {name} = {shown!r} is no key{nearest(base, _names())}; give one such as f12.")
+    full = "+".join([*modifiers, base])
+    full = SAME.get(full, full)
+    if _is_printable(full) and not printable:
+        raise UsageMistake(f"{origin}: {name} = {key.strip()!r} is for typing; give a key such as f12.")
+    return full
+
+
+def _parts(key: str) -> list[str]:
+    """`ctrl++` is the key + with ctrl."""
+    return [*key[:-2].split("+"), "+"] if key.endswith("++") else ["+"] if key == "+" else key.split("+")
+
+
+def _is_printable(key: str) -> bool:
+    *modifiers, base = key.split("+")
+    typed = len(base) == 1 or base == "space" or base in map(_character_to_key, string.punctuation)
+    return typed and not {*modifiers} - {"shift"}
+
+
+@cache
+def _names() -> frozenset[str]:
+    """Of keys that have one."""
+    named = {key.value.rpartition("+")[2] for key in Keys if not key.value.startswith("<") and "-" not in key.value}
+    return frozenset({*named, *KEY_TO_UNICODE_NAME, *map(_character_to_key, string.punctuation), "space", "tab"})
+
+
+def _modules() -> Iterator[str]:
+    """All of the package's."""
+    home = Path(__file__).parent
+    for file in sorted(home.rglob("*.py")):
+        if file.stem != "__init__":
+            yield ".".join((home.name, *file.relative_to(home).with_suffix("").parts))
+
+
+def _bound(module: str) -> Iterator[Bound]:
+    """What has a key in a module, also by what its classes inherit."""
+    for kind in vars(import_module(module)).values():
+        if isinstance(kind, type) and kind.__module__ == module:
+            taken: set[str] = set()  # by a class for what the one that it inherits from has them for
+            for cls in kind.__mro__ if vars(kind).get("_inherit_bindings", True) else [kind]:
+                bindings = [one for one in vars(cls).get("BINDINGS", ()) if isinstance(one, Binding)]
+                for one in bindings:
+                    if not taken & {*one.key.split(",")}:
+                        yield Bound(one.id, one.action, tuple(one.key.split(",")), module)
+                taken |= {key for one in bindings for key in one.key.split(",")}

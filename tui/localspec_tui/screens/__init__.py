@@ -1,0 +1,1 @@
+"""What opens above the chat, and the chat itself: a screen each."""

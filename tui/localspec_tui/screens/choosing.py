@@ -1,0 +1,103 @@
+"""What one chooses in the chat for the replies to come: who answers, the system prompt, how replies are sampled."""
+
+from typing import TYPE_CHECKING
+
+from localspec.chat.sampling import THINK
+from localspec.errors import UsageMistake
+from localspec_tui.screens.looking import LookingScreen
+from localspec_tui.widgets.download_line import DownloadLine
+from localspec_tui.widgets.status_line import TopLine
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from localspec.models.registry import TargetCard
+    from localspec_tui.screens.models import Chosen
+
+
+class ChoosingScreen(LookingScreen):
+    """The part of the chat's screen that asks for it. The chat sees to what stands here."""
+
+    _system: str | None
+    _top: TopLine
+    download: DownloadLine
+
+    def _show_what_is_set(self) -> None:
+        """What is as somebody set it stands at the top."""
+        self._top.show_set(*(["system prompt"] if self._system else []), *self._engine.sampling_chosen)
+
+    @property
+    def at_a_server(self) -> bool:
+        """Whether models are those of a server, which are known by name alone."""
+        return self._engine.settings.elsewhere is not None
+
+    def action_models(self) -> None:
+        if self.at_a_server:
+            self.notify("A server answers; /model NAME takes another of its models.", title="Models", markup=False)
+            return
+        from localspec_tui.screens.models import ModelsScreen
+
+        current = self._card if self._model else None
+        self.app.push_screen(ModelsScreen(current, self._engine.held, self.download), self._choose)
+
+    def _choose(self, chosen: "Chosen | None") -> None:
+        if chosen is not None and chosen.fetch:
+            self.download.offer(chosen.card.name)
+        elif chosen is not None:
+            self.switch(chosen.card)
+
+    def switch(self, card: "TargetCard") -> None:
+        """Lets another model answer; one that is not here is offered to be fetched."""
+        if not card.here:
+            self.download.offer(card.name)
+            return
+        self.tell_of_stopping()
+        self.stop_reply()
+        self._model = ""
+        self._engine.switch_model(card)
+
+    def action_system(self) -> None:
+        from localspec_tui.screens.system_prompt import SystemPromptScreen
+
+        self.app.push_screen(SystemPromptScreen(self._system or ""), self.set_system)
+
+    def set_system(self, system: str | None) -> None:
+        """From the next reply on; None leaves it as it is."""
+        if system is not None:
+            self._system = system.strip() or None
+            self._engine.set_system(self._system)
+            self._show_what_is_set()
+            self.notify("It holds from the next reply on.", title="System prompt", markup=False)
+
+    def action_think(self) -> None:
+        """Lets the model think first where it does not, and the other way round."""
+        try:
+            self.think(self._engine.thinking().other)
+        except UsageMistake as mistake:
+            self.notify(str(mistake), title="Thinking", markup=False)
+
+    def think(self, word: str) -> None:
+        """From the next reply on. Raises UsageMistake."""
+        self._engine.set_sampling({THINK: word})
+        self._show_what_is_set()
+        self.notify(f"It is {word} from the next reply on.", title="Thinking", markup=False)
+
+    def say_thinking(self) -> None:
+        """What holds now. Raises UsageMistake."""
+        self.notify(self._engine.thinking().sentence, title="Thinking", markup=False)
+
+    def action_sampling(self) -> None:
+        from localspec_tui.screens.sampling import SamplingScreen
+
+        engine = self._engine
+        self.app.push_screen(SamplingScreen(engine.sampling(), engine.sampling_typed, self.set_sampling))
+
+    def say_sampling(self, key: str) -> None:
+        """What holds now of one setting. Raises UsageMistake."""
+        self.notify(" ".join(self._engine.sampling(key)[0]), title="Sampling", markup=False)
+
+    def set_sampling(self, values: "Mapping[str, str]") -> None:
+        """From the next reply on. Raises UsageMistake."""
+        self._engine.set_sampling(values)
+        self._show_what_is_set()
+        self.notify("It holds from the next reply on.", title="Sampling", markup=False)

@@ -1,0 +1,77 @@
+"""Asks once whether a model is to be downloaded, when the hub has said what it takes."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Footer, Static
+
+from localspec.quantities import size
+from localspec.text import one_line
+from localspec_tui.screens.closing import ClosesOnce
+
+if TYPE_CHECKING:
+    from localspec.pulling.pull import Planned
+
+
+class DownloadScreen(ClosesOnce, ModalScreen[bool | None]):
+    """Gives True where the download was agreed to."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "agree", "Download", id="download.agree"),
+        Binding("escape", "dismiss(None)", "Back", id="download.back"),
+    ]
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self._model = model
+        self._planned: Planned | None = None
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="panel"):
+            yield Static(one_line(f"Download {self._model}?"), markup=False, classes="question")
+            yield Static("Asking the hub what it holds …", markup=False, id="plan")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self._show()
+
+    def ask(self, planned: "Planned") -> None:
+        """This is what it takes."""
+        self._planned = planned
+        if self.is_mounted:
+            self._show()
+
+    def _show(self) -> None:
+        if self._planned is not None:
+            plan = self._planned.plan
+            self.query_one("#plan", Static).update("\n".join(map(one_line, _lines(self._planned))))
+            question = one_line(f"Download {self._model}, {size(plan.fetch_bytes)}?")
+            self.query_one(".question", Static).update(question)
+            self.refresh_bindings()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """One agrees to what is known."""
+        return action != "agree" or self._planned is not None
+
+    def action_agree(self) -> None:
+        self.dismiss(True)
+
+
+def _lines(planned: "Planned") -> Iterator[str]:
+    plan = planned.plan
+    here = f"; {size(plan.cached_bytes)} of {size(plan.bytes)} are here already" if plan.cached_bytes else ""
+    yield f"{size(plan.disk_free)} are free on the disk{here}."
+    for part in plan.parts:
+        gated = ", gated: its terms apply to you" if part.gated else ""
+        yield f"{part.source}: license {part.license or 'not named'}{gated}."
+        yield from part.notes
+    if planned.instead:
+        yield f"Form: {planned.instead.why}."
+    memory = planned.memory.removesuffix(".")
+    yield f"Memory: {memory}." if planned.fits is not False else f"It may not run here: {memory}."
+    if planned.drafter:
+        yield f"Drafter: {planned.drafter.removesuffix('.')}."

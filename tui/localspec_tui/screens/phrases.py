@@ -1,0 +1,150 @@
+"""The phrases that are kept for a model: what was said, where, of what use; and how to be rid of them."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import ClassVar
+
+from textual import work
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.widget import Widget
+from textual.widgets import Input, Static
+from textual.widgets.option_list import Option
+
+from localspec.chat.kept_phrases import Decode, KeptPhrase, Stories, decoder, kept_phrases
+from localspec.errors import LocalspecError
+from localspec.quantities import counted, size
+from localspec.store.phrases import PoolInfo
+from localspec.store.store import Store
+from localspec.text import one_line
+from localspec_tui.screens.searched import AskingScreen
+
+LISTED = 200
+
+
+class _Left(Exception):
+    """Somebody has looked for something else meanwhile."""
+
+
+class PhrasesScreen(AskingScreen[None]):
+    """Those of one model, the ones said or used last first."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss(None)", "Back", id="phrases.back"),
+        Binding("ctrl+d", "delete", "Delete", id="phrases.delete", priority=True),
+        Binding("f7", "delete_chat", "Delete this chat's", id="phrases.delete_chat", priority=True),
+        Binding("f8", "delete_all", "Delete all", id="phrases.delete_all", priority=True),
+        Binding("down", "move(1)", "Next", id="phrases.next", show=False, priority=True),
+        Binding("up", "move(-1)", "Previous", id="phrases.previous", show=False, priority=True),
+    ]
+
+    def __init__(self, store: Store, model: str, words: str = "") -> None:
+        super().__init__(Input(words, placeholder="Search in what was said", compact=True))
+        self._store, self._model = store, model
+        self._kept = Static("", id="kept", markup=False)
+        self._stories = Stories(store.history)
+        self._decoders: dict[str | None, Decode] = {}
+        self._pools: list[PoolInfo] = []
+        self._found: list[KeptPhrase] = []
+        self._superseded = threading.Event()  # set where what is being looked for is of interest no more
+
+    def _above(self) -> Iterable[Widget]:
+        return (self._kept,)
+
+    # -- the list -----------------------------------------------------------------------------------------------------
+
+    async def on_mount(self) -> None:
+        self._search.focus()
+        self._look_for(self._search.value)
+
+    def on_unmount(self) -> None:
+        self._superseded.set()
+
+    def on_input_changed(self, changed: Input.Changed) -> None:
+        if not self._asking.asking:
+            self._look_for(changed.value)
+
+    @work(exclusive=True)
+    async def _look_for(self, words: str, sentence: str = "") -> None:
+        self._superseded.set()
+        self._superseded = threading.Event()
+        try:
+            found, stories = await asyncio.to_thread(self._find, words, self._superseded)
+        except _Left:
+            return
+        except LocalspecError as error:
+            self._tell(str(error))
+            return
+        options, self._found = self._options, found
+        options.clear_options()
+        options.add_options(
+            Option(Content.assemble(one_line(kept.line), "\n", (one_line(story), "dim")))
+            for kept, story in zip(found, stories, strict=True)
+        )
+        options.highlighted = 0 if found else None
+        all_of_them = sum(pool.phrases for pool in self._pools)
+        room = sum(pool.bytes for pool in self._pools)
+        kept = f"{self._model}: {counted(all_of_them, 'phrase')} of past replies, {size(room)}, kept here alone"
+        self._kept.update(one_line(kept))
+        nothing = "Nothing was found." if words.strip() else "No phrases are kept for this model yet."
+        more = "Others are found by searching." if len(found) == LISTED else ""
+        self._tell(sentence or (more if found else nothing))
+
+    def _find(self, words: str, left: threading.Event) -> tuple[list[KeptPhrase], list[str]]:
+        """In a thread: a hundred thousand phrases take seconds."""
+        self._pools = [pool for pool in self._store.phrases.pools() if pool.model == self._model]
+        found: list[KeptPhrase] = []
+        for pool in self._pools:
+            if pool.path not in self._decoders:
+                self._decoders[pool.path] = decoder(pool.path)
+
+            def decode(tokens: Sequence[int], use: Decode = self._decoders[pool.path]) -> str | None:
+                if left.is_set():
+                    raise _Left
+                return use(tokens)
+
+            found += islice(kept_phrases(self._store, pool, decode, words), LISTED - len(found))
+        return found, [self._stories.of(kept.phrase) for kept in found]
+
+    def _highlighted(self) -> KeptPhrase | None:
+        at = self._options.highlighted
+        return self._found[at] if at is not None and at < len(self._found) else None
+
+    # -- deleting -----------------------------------------------------------------------------------------------------
+
+    @work(exclusive=True, group="asking")
+    async def action_delete(self) -> None:
+        if (kept := self._highlighted()) is not None:
+            forget, pool = self._store.phrases.forget, kept.pool.pool
+            await self._delete(f"“{kept.line}”", lambda: forget(pool, phrases=[kept.name]))
+
+    @work(exclusive=True, group="asking")
+    async def action_delete_chat(self) -> None:
+        if (kept := self._highlighted()) is None:
+            return
+        if (conversation := kept.phrase.conversation) is None:
+            self._tell("Nobody knows which chat this one is from: it was not kept.")
+            return
+        forget, pool = self._store.phrases.forget, kept.pool.pool
+        count = await asyncio.to_thread(self._store.phrases.count, pool, conversation)
+        what = f"the {counted(count, 'phrase')} last said in {self._stories.title(conversation)}"
+        await self._delete(what, lambda: forget(pool, conversation=conversation))
+
+    @work(exclusive=True, group="asking")
+    async def action_delete_all(self) -> None:
+        pools, forget = [pool.pool for pool in self._pools], self._store.phrases.forget
+        if count := sum(pool.phrases for pool in self._pools):
+            await self._delete(
+                f"all {counted(count, 'phrase')} of {self._model}", lambda: sum(forget(pool) for pool in pools)
+            )
+
+    async def _delete(self, what: str, forget: Callable[[], int]) -> None:
+        if not await self._asking.decision(f"Delete {what} for good?"):
+            return
+        try:
+            sentence = f"Deleted {counted(await asyncio.to_thread(forget), 'phrase')}."
+        except LocalspecError as error:
+            sentence = str(error)
+        self._look_for(self._search.value, sentence)

@@ -1,0 +1,125 @@
+"""A race: one prompt plain and speculative, as it happens, and then once more at true speed."""
+
+import time
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.screen import Screen
+from textual.timer import Timer
+from textual.widgets import Input, Static
+
+from localspec.bench.race import Lane
+from localspec.bench.race_view import AROUND, PAUSE, Size, frame
+from localspec.bench.racers import LIVE, REPLAY
+from localspec.text import one_line
+from localspec_tui.engine_thread import EngineThread
+from localspec_tui.messages import RaceBegun, RaceEnded
+from localspec_tui.screens.closing import ClosesOnce
+from localspec_tui.widgets.keys_footer import KeysFooter
+
+LEFT = 5  # lines of the screen that are none of the picture's
+
+
+class RaceScreen(ClosesOnce, Screen[None]):
+    """It begins with `prompt`, or asks for one, `proposed` first."""
+
+    AUTO_FOCUS = ""  # where the prompt is known, nobody sees what is typed into the field for it
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "back", "Stop, or back", id="race.back"),
+        Binding("f5", "replay", "Once more", id="race.replay"),
+    ]
+
+    def __init__(self, engine: EngineThread, prompt: str, proposed: str) -> None:
+        super().__init__()
+        self._engine, self._prompt, self._proposed = engine, prompt.strip(), proposed
+        self._lanes: Sequence[Lane] = ()
+        self._verdict: Sequence[str] = ()
+        self._racing = self._over = False
+        self._began = 0.0  # the replay
+        self._timer: Timer | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Static("", id="question", markup=False)
+        yield Input(one_line(self._proposed), placeholder="What shall both be asked?", compact=True)
+        yield Static("", id="course", markup=False)
+        yield Static("", id="verdict", markup=False)
+        yield KeysFooter(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        if self._prompt:
+            self._begin(self._prompt)
+        else:
+            self.query_one("#question", Static).update(
+                "One prompt, answered without drafts and with them. Enter begins."
+            )
+            self.query_one(Input).focus()
+
+    def on_input_submitted(self, submitted: Input.Submitted) -> None:
+        if submitted.value.strip():
+            self._begin(submitted.value.strip())
+
+    def _begin(self, prompt: str) -> None:
+        self.query_one(Input).display = False
+        self.set_focus(None)
+        self.query_one("#question", Static).update(Content.assemble(("Race: ", "bold"), one_line(prompt)))
+        self.query_one("#verdict", Static).update("warming up …")
+        self._racing = True
+        self._engine.race(prompt, self.post_message)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action != "replay" or (self._over and not self._racing)
+
+    def action_back(self) -> None:
+        if self._racing:
+            self._engine.stop_reply()
+        else:
+            self.dismiss()
+
+    # -- as it happens ------------------------------------------------------------------------------------------------
+
+    def on_race_begun(self, begun: RaceBegun) -> None:
+        self._lanes = begun.lanes
+        self.query_one("#verdict", Static).update("")
+        self._timer = self.set_interval(PAUSE * 2, lambda: self._draw(LIVE))
+
+    def on_race_ended(self, ended: RaceEnded) -> None:
+        self._racing, self._over, self._verdict = False, ended.over, ended.sentences
+        if self._timer is not None:
+            self._timer.stop()
+        if ended.over:
+            self.action_replay()
+        else:
+            self._tell()
+        self.refresh_bindings()
+
+    # -- once more ----------------------------------------------------------------------------------------------------
+
+    def action_replay(self) -> None:
+        """At true speed."""
+        if self._timer is not None:
+            self._timer.stop()
+        self.query_one("#verdict", Static).update("")
+        self._began = time.monotonic()
+        self._timer = self.set_interval(PAUSE, self._replay)
+        self._replay()
+
+    def _replay(self) -> None:
+        seconds = time.monotonic() - self._began
+        self._draw(REPLAY, seconds)
+        if seconds >= max(lane.seconds for lane in self._lanes):
+            if self._timer is not None:
+                self._timer.stop()
+            self._tell()
+
+    def _draw(self, caption: str, seconds: float | None = None) -> None:
+        size = Size(columns=self.size.width - 2, lines=max(self.size.height - LEFT, 1) + AROUND - 6)
+        self.query_one("#course", Static).update("\n".join(frame(self._lanes, size, caption, seconds)))
+
+    def _tell(self) -> None:
+        first, *rest = map(one_line, self._verdict)
+        style = "bold $text-success" if self._over else "$text-error"
+        lines = Content.assemble((first, style), *(f"\n{line}" for line in rest))
+        self.query_one("#verdict", Static).update(lines)

@@ -1,0 +1,47 @@
+"""How one reads the conversation of the chat: from message to message, to its end, and what one takes along."""
+
+from textual.screen import Screen
+
+from localspec_tui.code_blocks import CodeCopies
+from localspec_tui.widgets.conversation_view import ConversationView
+from localspec_tui.widgets.keys_panel import KeysPanel
+from localspec_tui.widgets.message_view import MessageView
+from localspec_tui.widgets.prompt import Prompt
+
+
+class ReadingScreen(Screen[None]):
+    """The part of the chat's screen that moves through messages and copies them. The chat sees to what stands here."""
+
+    _conversation: ConversationView
+    _code_copies: CodeCopies
+    _prompt: Prompt
+
+    def type_here(self) -> None:
+        """At once: what is typed next must not overtake."""
+        self.set_focus(self._prompt)
+
+    def _chosen_source(self) -> str:
+        """Of the message in focus, else of the last reply."""
+        focused = self.focused
+        return focused.source if isinstance(focused, MessageView) else self._conversation.last_reply or ""
+
+    def action_copy(self) -> None:
+        if source := self._chosen_source():
+            self.app.copy_to_clipboard(source)
+        else:
+            self.notify("There is no reply to copy yet.", markup=False)
+
+    def action_code(self) -> None:
+        self._code_copies.copy(self.app, self._chosen_source())
+
+    def action_end(self) -> None:
+        self._conversation.follow()
+
+    def action_walk(self, step: int) -> None:
+        if not self._conversation.walk(step):
+            self.type_here()
+
+    def action_page(self, step: int) -> None:
+        """Of the keys, where they are shown."""
+        shown = self.query(KeysPanel)
+        (shown.first() if shown else self._conversation).page(step)

@@ -1,0 +1,57 @@
+"""How replies are sampled, one field a setting."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Footer, Input, Label, Static
+
+from localspec.errors import UsageMistake
+from localspec.text import one_line
+from localspec_tui.screens.closing import ClosesOnce
+
+if TYPE_CHECKING:
+    from localspec.chat.sampling import Line
+
+
+class SamplingScreen(ClosesOnce, ModalScreen[None]):
+    """An empty field leaves its setting as it stands in grey. `change` takes all fields, or raises UsageMistake."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+s", "save", "Save", id="sampling.save", priority=True),
+        Binding("escape", "dismiss(None)", "Back", id="sampling.back"),
+        Binding("up", "app.focus_previous", "Field above", id="sampling.above", show=False),
+        Binding("down", "app.focus_next", "Field below", id="sampling.below", show=False),
+    ]
+
+    def __init__(
+        self, lines: "Sequence[Line]", typed: Mapping[str, str], change: Callable[[Mapping[str, str]], None]
+    ) -> None:
+        super().__init__()
+        self._lines, self._typed, self._change = lines, typed, change
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="panel"):
+            yield Static("How replies are sampled from the next one on; empty is as it was", markup=False)
+            for key, value, origin in self._lines:
+                with Horizontal(classes="field"):
+                    yield Label(key, markup=False)
+                    now = "as it was at the beginning" if key in self._typed else f"{value} {origin}"
+                    yield Input(self._typed.get(key, ""), placeholder=now, compact=True, id=key)
+            yield Static("", id="mistake", markup=False)
+        yield Footer(show_command_palette=False)
+
+    def on_input_submitted(self) -> None:
+        self.action_save()
+
+    def action_save(self) -> None:
+        values = {str(field.id): field.value for field in self.query(Input)}
+        try:
+            self._change(values)
+        except UsageMistake as mistake:
+            self.query_one("#mistake", Static).update(one_line(str(mistake)))
+        else:
+            self.dismiss(None)

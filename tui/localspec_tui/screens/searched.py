@@ -1,0 +1,74 @@
+"""What dialogs with a search and a list have in common, and those that ask something about a line of it."""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widget import Widget
+from textual.widgets import Input, OptionList, Static
+
+from localspec.text import one_line
+from localspec_tui.screens.closing import ClosesOnce
+from localspec_tui.widgets.asking_line import AskingLine
+from localspec_tui.widgets.keys_footer import KeysFooter
+
+Result = TypeVar("Result")
+
+
+class SearchedScreen(ClosesOnce, ModalScreen[Result]):
+    """A search, what it finds, and a sentence about that; the keys move through the list while one types."""
+
+    def __init__(self, search: Input) -> None:
+        super().__init__()
+        self._search, self._options = search, OptionList(markup=False)
+        self._told = Static("", id="told", markup=False)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="panel"):
+            yield from self._above()
+            yield self._search
+            yield self._options
+            yield self._told
+            yield from self._below()
+        yield KeysFooter(show_command_palette=False)
+
+    def _above(self) -> Iterable[Widget]:
+        """What stands above the search."""
+        return ()
+
+    def _below(self) -> Iterable[Widget]:
+        """What stands below the sentence."""
+        return ()
+
+    def _tell(self, sentence: str) -> None:
+        """Instead of the sentence before; an empty one takes no room."""
+        self._told.update(one_line(sentence))
+        self._told.display = bool(sentence)
+
+    def action_move(self, step: int) -> None:
+        if step > 0:
+            self._options.action_cursor_down()
+        else:
+            self._options.action_cursor_up()
+
+
+class AskingScreen(SearchedScreen[Result]):
+    """One that asks below its list, and does nothing else meanwhile."""
+
+    def __init__(self, search: Input) -> None:
+        super().__init__(search)
+        self._asking = AskingLine()
+
+    def _below(self) -> Iterable[Widget]:
+        return (self._asking,)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action in {"answer", "leave_question"} or not self._asking.asking
+
+    def action_answer(self, yes: bool) -> None:
+        self._asking.answer("yes" if yes else None)
+
+    def action_leave_question(self) -> None:
+        self._asking.answer(None)

@@ -1,0 +1,132 @@
+"""X-ray: who proposed each token of a reply, and what was drafted beside it and refused."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.cells import cell_len
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Static
+
+from localspec.chat.trace import Pieces, Trace
+from localspec.chat.trace_words import NOTHING_KEPT, UNTOLD, about, overview
+from localspec.text import one_line
+from localspec_tui.pace import Pace
+from localspec_tui.screens.closing import ClosesOnce
+from localspec_tui.widgets.keys_footer import KeysFooter
+from localspec_tui.widgets.status_line import cut
+from localspec_tui.widgets.xray_view import XRayLegend, XRayView
+
+LEAST_SECONDS = 0.2  # seconds between two looks: tokens are read, not watched
+NOTHING_YET = "There is no reply to look at yet."
+
+
+class XRayScreen(ClosesOnce, Screen[None]):
+    """Looks at one of these replies; None: at one of an `earlier` session, or at none."""
+
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-beside")]  # noqa: RUF012  # Textual declares it so
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,ctrl+t", "dismiss", "Back", id="xray.back"),
+        Binding("alt+up", "reply(-1)", "Reply before", id="xray.reply_before"),
+        Binding("alt+down", "reply(1)", "Reply after", id="xray.reply_after"),
+    ]
+
+    def __init__(self, traces: Sequence[Trace], chosen: Trace | None, earlier: bool) -> None:
+        super().__init__()
+        self._traces, self._chosen = traces, chosen
+        self._nothing = NOTHING_KEPT if earlier else NOTHING_YET
+        self._pieces: dict[int, Pieces] = {}  # decoded so far, by the id of a trace
+        self._pace = Pace()
+        self._one_at_a_time = asyncio.Lock()
+
+    def compose(self) -> ComposeResult:
+        yield Static("", id="which", markup=False)
+        with Container(id="both"):
+            yield XRayView()
+            with Vertical(id="beside"):
+                yield XRayLegend()
+                with VerticalScroll(id="about", can_focus=False):
+                    yield Static("", markup=False)
+        yield KeysFooter(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self.query_one(XRayView).focus()
+        self._pace.begin()
+        self._show()
+        self._follow_later()
+
+    # -- which reply --------------------------------------------------------------------------------------------------
+
+    def _replies(self) -> list[Trace]:
+        return [trace for trace in self._traces if len(trace.tokens)]
+
+    def action_reply(self, step: int) -> None:
+        """To the reply before or after, of this session."""
+        replies = self._replies()
+        at = replies.index(self._chosen) + step if self._chosen in replies else len(replies) - 1
+        if 0 <= at < len(replies):
+            self._chosen = replies[at]
+            self._show()
+
+    @work(exclusive=True, group="show")
+    async def _show(self) -> None:
+        chosen = self._chosen
+        self.query_one("#both").display = chosen is not None
+        if chosen is None:
+            self.query_one("#which", Static).update(self._nothing)
+            return
+        pieces = self._pieces.setdefault(id(chosen), Pieces(chosen))
+        async with self._one_at_a_time:
+            await asyncio.to_thread(pieces.grow)  # thousands of tokens take their time
+        self.query_one(XRayView).begin(chosen, pieces)
+        self._show_counts(chosen)
+
+    # -- one that grows -----------------------------------------------------------------------------------------------
+
+    def _follow_later(self) -> None:
+        self.set_timer(max(self._pace.next(), LEAST_SECONDS), self._follow)
+
+    @work(exclusive=True, group="follow")
+    async def _follow(self) -> None:
+        if self not in self.app.screen_stack:  # it was left meanwhile
+            return
+        view, chosen = self.query_one(XRayView), self._chosen
+        pieces = view.pieces
+        if chosen is not None and pieces.behind:
+            async with self._one_at_a_time:
+                await asyncio.to_thread(pieces.grow)
+            if pieces is view.pieces:
+                view.grow()
+                self._show_counts(chosen)
+        self._follow_later()
+
+    # -- words --------------------------------------------------------------------------------------------------------
+
+    def _show_counts(self, chosen: Trace) -> None:
+        replies = self._replies()
+        if chosen not in replies:
+            self.query_one("#which", Static).update(UNTOLD if chosen.untold else NOTHING_YET)
+            return
+        number = f"reply {replies.index(chosen) + 1} of {len(replies)}, " if len(replies) > 1 else ""
+        going = "" if chosen.ended else ", and it goes on"
+        line = f"{number}{overview(chosen)}{going}"
+        prompt = cut(one_line(chosen.prompt), max(self.size.width - cell_len(line) - 6, 0))
+        which = self.query_one("#which", Static)
+        which.update(Content.assemble((line, "bold"), "  ", (prompt, "dim")), layout=which.size.height != 1)
+        self.query_one(XRayLegend).show(chosen)
+
+    def on_xray_view_moved(self) -> None:
+        view = self.query_one(XRayView)
+        if self._chosen is None or not view.pieces.all:
+            return
+        first, *rest = about(self._chosen, view.pieces.all[view.cursor])
+        told = Content.assemble((first, "bold"), *(f"\n{line}" for line in rest))
+        about_it, wide = self.query_one("#about Static", Static), self.query_one("#about").size.width
+        fits = all(cell_len(line) < wide for line in (first, *rest)) and about_it.size.height == 1 + len(rest)
+        about_it.update(told, layout=not fits)
+        self.query_one("#about").scroll_home(animate=False)

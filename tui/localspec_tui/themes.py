@@ -1,0 +1,50 @@
+"""The colours of the chat: those of the settings, else light or dark after the terminal; what is chosen is kept."""
+
+from collections.abc import Callable
+from functools import partial
+
+from textual.theme import BUILTIN_THEMES, ThemeProvider
+
+from localspec import config
+from localspec.config import PREFIX, Settings, nearest
+from localspec.config_file import keep_setting
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.paths import Paths
+
+AUTO = "auto"
+LIGHT, DARK = "textual-light", "textual-dark"
+
+
+def check(settings: Settings) -> None:
+    """Raises UsageMistake where there is no theme of that name."""
+    if settings.theme != AUTO and settings.theme not in BUILTIN_THEMES:
+        guess = nearest(settings.theme, [AUTO, *BUILTIN_THEMES])
+        raise UsageMistake(
+            f"{settings.shown('theme')} names no theme{guess}; correct or remove it. Ctrl+P lists them in the chat."
+        )
+
+
+def shown(theme: str, light: bool | None) -> str:
+    """The theme's own name; `light` is what is known about the terminal."""
+    return theme if theme != AUTO else LIGHT if light else DARK
+
+
+def keep(theme: str, origin: str) -> str:
+    """Keeps it in config.toml; returns the sentence for the user. `origin` is where the one of now came from."""
+    file = Paths(config.home()).config_file
+    try:
+        keep_setting(file, "theme", theme)
+    except LocalspecError as error:
+        return f"Not kept: {error}"
+    return f"{origin} decides at the next start." if origin.startswith(PREFIX) else f"Kept in {file}."
+
+
+class Themes(ThemeProvider):
+    """The palette's list of them."""
+
+    @property
+    def commands(self) -> list[tuple[str, Callable[[], None]]]:
+        choose: Callable[[str], None] = getattr(self.app, "choose_theme")  # noqa: B009  # of whatever application
+        automatic = f"{AUTO}: after the terminal's background"
+        named = {automatic: AUTO, **{name: name for name in sorted(self.app.available_themes)}}
+        return [(line, partial(choose, name)) for line, name in named.items()]

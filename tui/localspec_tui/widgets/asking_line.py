@@ -1,0 +1,90 @@
+"""Asks one thing below what it is about: a text, or yes or no."""
+
+from asyncio import Future, get_running_loop
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.widgets import Input, Static
+
+from localspec.text import one_line
+
+
+class _Text(Input):
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "submit", "Take it", id="asking.take"),
+        Binding("escape", "screen.leave_question", "Leave it", id="asking.leave"),
+    ]
+
+
+class _Decision(Static, can_focus=True):
+    """Only its own keys mean yes: Enter may have been meant for something else."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "screen.answer(True)", "Yes", id="asking.yes"),
+        Binding("n,escape", "screen.answer(False)", "No", id="asking.no"),
+    ]
+
+
+class AskingLine(Vertical):
+    """It takes no room while nothing is asked. Whoever asks waits for the answer; the next question ends it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._question, self._text, self._decision = Static(markup=False), _Text(compact=True), _Decision(markup=False)
+        self._asked: Future[str | None] | None = None
+
+    def compose(self) -> ComposeResult:
+        yield self._question
+        yield self._text
+        yield self._decision
+
+    def on_mount(self) -> None:
+        self.display = False
+
+    @property
+    def asking(self) -> bool:
+        """Whether a question stands."""
+        return self._asked is not None
+
+    async def text(self, question: str, value: str) -> str | None:
+        """What was typed, `value` to begin with; None where that was left."""
+        self._question.update(one_line(question))
+        self._text.value = one_line(value)
+        return await self._ask(self._text)
+
+    async def decision(self, question: str) -> bool:
+        """Whether the answer was yes."""
+        self._decision.update(one_line(question))
+        return await self._ask(self._decision) is not None
+
+    async def _ask(self, field: Input | Static) -> str | None:
+        self.answer(None)
+        self._question.display = self._text.display = field is self._text
+        self._decision.display = field is self._decision
+        self.display = True
+        before = self.screen.focused
+        asked: Future[str | None] = get_running_loop().create_future()
+        self._asked = asked
+        self.screen.set_focus(field)  # at once: what is typed next is meant for it
+        self.screen.refresh_bindings()
+        try:
+            return await asked
+        finally:
+            if self._asked is asked and self.is_attached:
+                self._asked, self.display = None, False
+                self.screen.set_focus(before)
+                self.screen.refresh_bindings()
+
+    def answer(self, text: str | None) -> None:
+        """The answer to what is asked; None is no, or nothing."""
+        if self._asked is not None and not self._asked.done():
+            self._asked.set_result(text)
+
+    def on_input_submitted(self, submitted: Input.Submitted) -> None:
+        submitted.stop()
+        self.answer(submitted.value)
+
+    def on_input_changed(self, changed: Input.Changed) -> None:
+        changed.stop()

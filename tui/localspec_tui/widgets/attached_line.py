@@ -1,0 +1,49 @@
+"""The files that a prompt names, while one types it."""
+
+import asyncio
+from collections.abc import Callable
+
+from textual import work
+from textual.content import Content
+from textual.timer import Timer
+from textual.widget import Widget
+
+from localspec.text import one_line
+from localspec_tui.widgets.status_line import fitting
+
+QUIET_SECONDS = 0.15  # after the last key, before the disk is asked
+
+
+class AttachedLine(Widget):
+    """It takes no room where none is named. `measure` may read the disk, so a thread calls it."""
+
+    def __init__(self, measure: Callable[[str], list[str]]) -> None:
+        super().__init__()
+        self._measure = measure
+        self._said: tuple[str, ...] = ()
+        self._asking: Timer | None = None
+        self.display = False
+
+    def look(self, text: str) -> None:
+        """This is in the prompt now."""
+        if self._asking is not None:
+            self._asking.stop()
+        if "@" in text:
+            self._asking = self.set_timer(QUIET_SECONDS, lambda: self._begin(text))
+        else:
+            self.workers.cancel_node(self)
+            self._show()
+
+    def _begin(self, text: str) -> None:
+        self._find(text)
+
+    @work(exclusive=True)
+    async def _find(self, text: str) -> None:
+        self._show(*await asyncio.to_thread(self._measure, text))
+
+    def _show(self, *said: str) -> None:
+        self._said, self.display = tuple(map(one_line, said)), bool(said)
+        self.refresh()
+
+    def render(self) -> Content:
+        return Content("+ " + fitting(self._said, self.size.width - 2))

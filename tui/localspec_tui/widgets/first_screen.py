@@ -1,0 +1,100 @@
+"""What stands where nothing was said yet: who answers, what one may begin with, the last conversation, what is kept."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import Static
+
+from localspec.quantities import ago
+from localspec.text import one_line
+from localspec_tui import keymap
+
+if TYPE_CHECKING:
+    from localspec.chat.introduction import Introduction
+    from localspec.store.conversations import ConversationInfo
+
+
+class FirstScreen(Vertical):
+    """It goes when the first prompt is sent, and comes back in a new conversation."""
+
+    class Chosen(Message):
+        """A prompt to begin with was clicked."""
+
+        def __init__(self, prompt: str) -> None:
+            super().__init__()
+            self.prompt = prompt
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._starters: tuple[str, ...] = ()
+        self._model, self._beside = Static(markup=False, id="model"), Static(markup=False, id="beside")
+        self._choices = [_Starter(number) for number in (1, 2, 3)]
+        self._kept = ""
+        self.display = False
+
+    def compose(self) -> ComposeResult:
+        yield self._model
+        yield from self._choices
+        yield self._beside
+
+    def starter(self, key: str) -> str | None:
+        """What a key stands for, while it is shown."""
+        return dict(zip("123", self._starters, strict=False)).get(key) if self.display else None
+
+    def keeps(self, place: Path | None) -> None:
+        """Where what is said is kept; None where it is not."""
+        self._kept = f"Kept on this machine alone, in {place}; --no-log keeps nothing." if place else "Nothing is kept."
+
+    def introduce(self, model: "Introduction") -> None:
+        """This one answers from here on."""
+        self._starters = tuple(map(one_line, model.starters[:3]))
+        self._model.update(
+            Content.assemble(
+                (one_line(model.name), "bold"),
+                "\n",
+                one_line(model.facts),
+                "\n",
+                (one_line(model.expectation), "$text-muted"),
+            )
+        )
+        for choice, prompt in zip(self._choices, self._starters, strict=False):
+            choice.offer(prompt)
+
+    def begin(self, last: "ConversationInfo | None", *, said: bool) -> None:
+        """A conversation in which something was said or not; and the one before, if there is one."""
+        lines = [self._kept]
+        if last is not None:
+            resumes = keymap.key(self.app, "chat.resume")
+            lines.insert(0, f"Last: {one_line(last.title)}, {ago(last.used, time.time())} ({resumes})")
+        self._beside.update("\n".join(lines))
+        self.display = not said
+
+    def leave(self) -> None:
+        """Something is said."""
+        self.display = False
+
+
+class _Starter(Static):
+    """A prompt to begin with, and the key that chooses it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(markup=False, classes="starter")
+        self._number, self._prompt = number, ""
+        self.display = False
+
+    def offer(self, prompt: str) -> None:
+        self._prompt = prompt
+        line = Table.grid(padding=(0, 1))
+        line.add_row(Text(f" {self._number}", "bold"), Text(prompt))
+        self.update(line)
+        self.display = True
+
+    def on_click(self) -> None:
+        self.post_message(FirstScreen.Chosen(self._prompt))

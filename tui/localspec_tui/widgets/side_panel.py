@@ -1,0 +1,166 @@
+"""Beside the conversation, where there is room: how the reply goes, who proposes its tokens, what memory holds what."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len, set_cell_size
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.geometry import Size
+from textual.widget import Widget
+
+from localspec.charts import EIGHTHS, bar, means
+from localspec.chat.figures import Figures
+from localspec.chat.wording import seconds_words, shares, times
+from localspec.quantities import size, tokens_a_second
+from localspec.text import one_line
+
+LEAST_COLUMNS = 100  # of the terminal
+NAMES = 13  # columns of a name; those that are longer are cut
+DEPTHS = 8  # the deepest that is drawn
+MOST = 4096  # moments of a reply that are kept: more than seven minutes of them
+
+Line = tuple[str, str]  # a text and its style
+
+
+class Section(Widget):
+    """Lines under a heading; none where there is nothing to say. It is drawn anew only where they changed."""
+
+    def __init__(self, heading: str) -> None:
+        super().__init__()
+        self._heading = heading
+        self._lines: list[Line] = []
+
+    def show(self, lines: Sequence[Line]) -> None:
+        """These instead of those before."""
+        if [*lines] != self._lines:
+            grown, self._lines = len(lines) != len(self._lines), [*lines]
+            self.display = bool(lines)
+            self.refresh(layout=grown)
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return 1 + len(self._lines)
+
+    def render(self) -> Content:
+        return Content.assemble((self._heading, "dim"), *(("\n" + text, style) for text, style in self._lines))
+
+
+class SidePanel(VerticalScroll, can_focus=False):
+    """It takes figures as the line of them does; while it is not seen, they cost next to nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._speed, self._proposers = Section("this reply"), Section("who proposed it")
+        self._depths, self._memory = Section("drafts that were right"), Section("memory")
+        self._figures: Figures | None = None
+        self._moments: list[tuple[float, int]] = []  # seconds and tokens of this reply
+
+    def compose(self) -> ComposeResult:
+        yield from (self._speed, self._proposers, self._depths, self._memory)
+
+    def toggle(self) -> None:
+        """Hides it, or shows it again."""
+        if self.app.size.width < LEAST_COLUMNS:
+            self.notify(f"The side panel needs {LEAST_COLUMNS} columns.", markup=False)
+        else:
+            self.toggle_class("-hidden")
+
+    def show(self, figures: Figures | None) -> None:
+        """Those of the reply under way, or of the last one; None leaves what is shown."""
+        if figures is None:
+            return
+        self._figures = figures
+        if self._moments and figures.tokens < self._moments[-1][1]:
+            self._moments.clear()
+        if figures.tokens and (not self._moments or figures.tokens > self._moments[-1][1]):
+            self._moments.append((figures.seconds, figures.tokens))
+            del self._moments[:-MOST]
+        if self.display and self.is_mounted:
+            self._draw(figures)
+
+    def on_show(self) -> None:
+        if self._figures is not None:
+            self._draw(self._figures)
+
+    def _draw(self, figures: Figures) -> None:
+        width = max(self.content_size.width, 8)
+        self._speed.show([*_speed(figures, self._rates(), width)])
+        self._proposers.show([*_bars(shares(figures.sources), width)])
+        self._depths.show([*_depths(figures.acceptance_by_depth)])
+        self._memory.show([*_memory(figures, width)])
+
+    def _rates(self) -> list[float]:
+        """Tokens/s between one moment and the next."""
+        pairs = zip(self._moments, self._moments[1:], strict=False)
+        return [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairs if after[0] > before[0]]
+
+
+def _speed(figures: Figures, rates: Sequence[float], width: int) -> Iterator[Line]:
+    if figures.tokens_per_second is not None:
+        yield tokens_a_second(figures.tokens_per_second), "bold"
+        if rates:
+            yield sparkline(means(rates, width)), "$text-primary"
+    if figures.speedup is not None:
+        gain = figures.speedup >= 1
+        yield f"{times(figures.speedup)} as fast as without", "$text-success" if gain else "$text-warning"
+        if figures.saved_seconds is not None:
+            word = "saved" if figures.saved_seconds >= 0 else "lost"
+            yield f"{seconds_words(abs(figures.saved_seconds))} {word}", ""
+    elif figures.acceptance_by_depth:
+        yield "× not known yet", "dim"
+    elif figures.sources and not figures.off_reason:
+        yield "nothing was drafted", "dim"
+    if figures.off_reason:
+        yield from ((line, "$text-warning") for line in folded(f"no drafts now: {one_line(figures.off_reason)}", width))
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A column a value, from nothing to the most."""
+    most = max(values)
+    return "".join(EIGHTHS[1 + round(7 * value / most)] if most > 0 else EIGHTHS[1] for value in values)
+
+
+def folded(text: str, width: int) -> Iterator[str]:
+    """Lines of at most so many columns, between words where that is possible."""
+    line = ""
+    for word in text.split():
+        longer = f"{line} {word}" if line else word
+        if cell_len(longer) <= width:
+            line = longer
+            continue
+        if line:
+            yield line
+        while cell_len(word) > width:
+            head = set_cell_size(word, width).rstrip()
+            yield head
+            word = word[len(head) :]
+        line = word
+    yield line
+
+
+def _bars(parts: Sequence[tuple[str, float]], width: int) -> Iterator[Line]:
+    room = max(width - NAMES - 6, 1)
+    for name, share in parts:
+        drawn = bar(share, room)
+        yield f"{set_cell_size(name, NAMES)} {drawn}{' ' * (room - cell_len(drawn))} {share:4.0%}", ""
+
+
+def _depths(chances: Sequence[float]) -> Iterator[Line]:
+    """The chance of the first token of a draft, of the one after it, and so on."""
+    shown = chances[:DEPTHS]
+    if shown:
+        yield " ".join(EIGHTHS[max(round(8 * chance), 1)] * 2 for chance in shown), "$text-primary"
+        yield " ".join(f"{depth:<2}" for depth in range(1, len(shown) + 1)), "dim"
+        yield f"the first: {shown[0]:.0%}", ""
+
+
+def _memory(figures: Figures, width: int) -> Iterator[Line]:
+    held = figures.memory
+    parts = [("weights", held.target), ("drafter", held.drafter), ("cache", held.cache)]
+    if held.free is not None:
+        parts.append(("free", held.free))
+    total, room = sum(amount for _, amount in parts), max(width - 18, 1)
+    for name, amount in parts:
+        if amount:
+            drawn = bar(amount / total, room)
+            yield f"{name:7} {drawn}{' ' * (room - cell_len(drawn))} {size(amount):>9}", ""

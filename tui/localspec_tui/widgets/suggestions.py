@@ -1,0 +1,91 @@
+"""What a half-typed command may become, above the prompt."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from rich.cells import cell_len, set_cell_size
+from textual import work
+from textual.content import Content
+from textual.widgets import OptionList
+from textual.widgets.option_list import Option
+
+from localspec.chat.completion import Choice, Entry, choices, needed
+
+LookUp = Callable[[str], Sequence[Entry]]
+
+
+class Suggestions(OptionList, can_focus=False):
+    """It opens where one types and there is something to choose; `typed` is told what stands before the cursor.
+
+    `look_up` may read the disk, so a thread calls it, once for each list until the prompt is empty again.
+    """
+
+    BINDINGS = []  # noqa: RUF012  # keys are the prompt's
+
+    def __init__(self, look_up: LookUp) -> None:
+        super().__init__(markup=False)
+        self._look_up = look_up
+        self._known: dict[str, Sequence[Entry]] = {}
+        self._before = ""
+        self._choices: list[Choice] = []
+        self._dismissed = False  # by whoever types, until there is nothing to complete any more
+        self.at: int | None = None  # the one that was chosen by the arrow keys
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._choices) and not self._dismissed
+
+    def typed(self, before: str, *, by_hand: bool = True) -> None:
+        """This stands before the cursor now; what was not typed by hand opens nothing."""
+        if before == self._before:
+            return
+        if not before:
+            self._known.clear()
+        self._dismissed = bool(self._dismissed and self._before) if by_hand else True
+        self._before, self.at = before, None
+        self._choose()
+
+    def close(self) -> None:
+        self._dismissed = True
+        self._show()
+
+    def open(self) -> None:
+        self._dismissed = False
+        self._show()
+
+    def move(self, step: int) -> None:
+        """To the next (1) or the one before (-1), round and round."""
+        at = -1 if self.at is None and step > 0 else self.at or 0
+        self.at = (at + step) % len(self._choices)
+        self.highlighted = self.at
+
+    @property
+    def line(self) -> str | None:
+        """What is to stand before the cursor: the chosen one, else the first; None where there is nothing."""
+        return self._choices[self.at or 0].line if self._choices else None
+
+    def line_of(self, index: int) -> str:
+        return self._choices[index].line
+
+    def _choose(self) -> None:
+        need = needed(self._before)
+        if need is not None and need not in self._known and not self._dismissed:
+            self._fetch(need)
+        self._choices = choices(self._before, self._known)
+        self._show()
+
+    @work(exclusive=True)
+    async def _fetch(self, need: str) -> None:
+        self._known[need] = await asyncio.to_thread(self._look_up, need)
+        self._choose()
+
+    def _show(self) -> None:
+        if not self.is_mounted:
+            return
+        width = max((cell_len(one.shown) for one in self._choices), default=0)
+        offered = self._choices if self.is_open else []
+        self.set_options(
+            Option(Content.assemble(set_cell_size(shown, width), "  ", (does, "dim"))) for _, shown, does in offered
+        )
+        self.highlighted = (self.at or 0) if self.is_open else None
+        self.display = self.is_open

@@ -1,0 +1,264 @@
+"""The tokens of a reply, each marked by who proposed it. Only the lines that are seen are drawn."""
+
+from typing import ClassVar, NamedTuple
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.style import Style as TextStyle
+from textual.widget import Widget
+
+from localspec.chat.trace import Pieces, Trace
+from localspec.chat.trace_words import proposers
+from localspec_tui.xray_layout import Layout, Run
+
+BETWEEN = "   "  # parts of the legend
+ROWS = 2  # of a line: its text, and the marks below
+
+
+class Mark(NamedTuple):
+    """What stands below the text of a token: its shape, told apart without colours; and the class of its colour."""
+
+    first: str
+    rest: str
+    style: str
+
+    @property
+    def symbol(self) -> str:
+        """As the legend shows it."""
+        return f"{self.first}{self.rest}".strip()
+
+
+PAST = Mark("╺", "━", "xray--past")
+CHAT = Mark("┅", "┅", "xray--chat")
+DRAFTER = Mark("═", "═", "xray--drafter")
+SEVERAL = Mark("≡", "≡", "xray--several")
+MODEL = Mark("·", " ", "xray--model")
+CORRECTED = Mark("×", " ", "xray--corrected")
+
+
+def mark_of(source: str) -> Mark:
+    """How a token is marked that this source proposed."""
+    if "+" in source:
+        return SEVERAL
+    return {"target": MODEL, "phrases": PAST, "prompt": CHAT}.get(source, DRAFTER)
+
+
+MARKS = {mark.style for mark in (PAST, CHAT, DRAFTER, SEVERAL, MODEL, CORRECTED)}
+
+
+class XRayLegend(Widget):
+    """What the marks mean, and how many tokens have each."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = MARKS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[tuple[Mark, str]] = []
+
+    def show(self, trace: Trace) -> None:
+        """Counts anew."""
+        parts = [(mark_of(source), words) for source, words in proposers(trace)]
+        if wrong := trace.corrections:
+            parts.append((CORRECTED, f"where a draft was refused {wrong}"))
+        if parts != self._parts:
+            self._parts = parts
+            self.refresh(layout=True)
+
+    def _lines(self, width: int) -> list[list[tuple[Mark, str]]]:
+        lines: list[list[tuple[Mark, str]]] = [[]]
+        room = width
+        for mark, words in self._parts:
+            wide = cell_len(f"{mark.symbol} {words}") + len(BETWEEN)
+            if lines[-1] and wide > room + len(BETWEEN):
+                lines.append([])
+                room = width
+            lines[-1].append((mark, words))
+            room -= wide
+        return lines
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self._lines(width))
+
+    def render(self) -> Content:
+        said = Content("")
+        for number, line in enumerate(self._lines(self.content_size.width)):
+            said += "\n" if number else ""
+            for place, (mark, words) in enumerate(line):
+                colour = TextStyle(foreground=self.get_component_styles(mark.style).color, bold=True)
+                said += Content.assemble(BETWEEN if place else "", (mark.symbol, colour), f" {words}")
+        return said
+
+
+class XRayView(ScrollView, can_focus=True):
+    """One reply, which may grow. The token under the cursor is told by Moved."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {*MARKS, "xray--step"}
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("right", "move(1)", "Next token", id="xray.next", show=False),
+        Binding("left", "move(-1)", "Token before", id="xray.previous", show=False),
+        Binding("down", "line(1)", "Line below", id="xray.below", show=False),
+        Binding("up", "line(-1)", "Line above", id="xray.above", show=False),
+        Binding("tab", "step(1)", "Next step", id="xray.next_step"),
+        Binding("shift+tab", "step(-1)", "Step before", id="xray.previous_step", show=False),
+        Binding("pagedown", "page(1)", "Screenful down", id="xray.page_down", show=False),
+        Binding("pageup", "page(-1)", "Screenful up", id="xray.page_up", show=False),
+        Binding("home", "first", "First token", id="xray.first", show=False),
+        Binding("end", "last", "Last token", id="xray.last", show=False),
+    ]
+
+    class Moved(Message):
+        """The cursor stands on another token, or more is known of this one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._trace = Trace()
+        self.pieces = Pieces(self._trace)
+        self._layout = Layout(2)
+        self.cursor = 0  # a piece
+        self._column: int | None = None  # where going up and down began
+        self._step = range(1)  # pieces that came with it
+        self._follows = False  # the last token, as more of them come
+
+    # -- what is shown ------------------------------------------------------------------------------------------------
+
+    def begin(self, trace: Trace, pieces: Pieces) -> None:
+        """Shows another reply, `pieces` of which are decoded already. One that still grows is followed."""
+        self._trace, self.pieces = trace, pieces
+        self._layout = Layout(self._columns)
+        self.cursor, self._step, self._follows = 0, range(1), not trace.ended
+        self.scroll_to(y=0, animate=False, force=True)
+        self.grow()
+
+    def grow(self) -> None:
+        """Shows the pieces that were decoded since."""
+        before = max(self._layout.height - 1, 0)
+        for piece in self.pieces.all[self._layout.pieces :]:
+            self._layout.add(piece.text)
+        if self.virtual_size != (size := Size(self._columns, ROWS * self._layout.height)):
+            self.virtual_size = size  # which lays out the whole screen
+        self.refresh(Region(0, ROWS * before - self.scroll_offset.y, self.size.width, self.size.height))
+        if self._follows and self.pieces.all:
+            self._put_cursor(len(self.pieces.all) - 1)
+        self.post_message(self.Moved())
+
+    @property
+    def _columns(self) -> int:
+        return max(self.scrollable_content_region.width, 2)
+
+    def on_resize(self, _: events.Resize) -> None:
+        if self._layout.width != self._columns:
+            self._layout = Layout(self._columns)
+            for piece in self.pieces.all:
+                self._layout.add(piece.text)
+            self.virtual_size = Size(self._columns, ROWS * self._layout.height)
+            self._show_cursor()
+            self.refresh()
+
+    # -- drawing ------------------------------------------------------------------------------------------------------
+
+    def render_line(self, y: int) -> Strip:
+        at, below = divmod(y + self.scroll_offset.y, ROWS)
+        draw = self._marks if below else self._text
+        segments = [draw(run) for run in self._layout.line(at)]
+        return Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
+
+    def _mark(self, piece: int) -> Mark:
+        token = self.pieces.all[piece].after - 1
+        mark = mark_of(self._trace.source(token))
+        return CORRECTED if mark is MODEL and self._trace.corrected(token) else mark
+
+    def _text(self, run: Run) -> Segment:
+        mark = self._mark(run.piece)
+        style = self.get_component_rich_style("xray--model" if mark is CORRECTED else mark.style)
+        if run.piece == self.cursor:
+            style += Style(reverse=True)
+        elif run.piece in self._step:
+            style += Style(bgcolor=self.get_component_styles("xray--step").background.rich_color)
+        return Segment(run.text, style)
+
+    def _marks(self, run: Run) -> Segment:
+        mark = self._mark(run.piece)
+        blanks = len(run.text) - len(run.text.lstrip(" "))
+        blanks = blanks if blanks < run.width else 0  # so neighbours are told apart
+        shape = " " * blanks + mark.first + mark.rest * (run.width - blanks - 1) if run.width else ""
+        return Segment(shape, self.get_component_rich_style(mark.style))
+
+    # -- the cursor ---------------------------------------------------------------------------------------------------
+
+    def move_to(self, piece: int) -> None:
+        """The cursor goes there, or as near as there is a token."""
+        if self.pieces.all:
+            last = len(self.pieces.all) - 1
+            self._put_cursor(min(max(piece, 0), last))
+            self._column = None
+            self._follows = not self._trace.ended and self.cursor == last
+            self.post_message(self.Moved())
+
+    def _put_cursor(self, piece: int) -> None:
+        """Marks what came in the same step, too."""
+        before, self.cursor = self._step, piece
+        place = self._trace.place(self.pieces.all[piece].first)
+        self._step = range(self.pieces.at(place.first), self.pieces.at(place.after - 1) + 1)
+        for step in (before, self._step):
+            top, end = (ROWS * self._layout.line_of(one) for one in (step.start, step.stop))
+            self.refresh(Region(0, top - self.scroll_offset.y, self.size.width, end + ROWS - top))
+        self._show_cursor()
+
+    def _show_cursor(self) -> None:
+        top, height = ROWS * self._layout.line_of(self.cursor), self.scrollable_content_region.height
+        if top < self.scroll_offset.y or height < ROWS:
+            self.scroll_to(y=top, animate=False, force=True)
+        elif top + ROWS > self.scroll_offset.y + height:
+            self.scroll_to(y=top + ROWS - height, animate=False, force=True)
+
+    def action_move(self, by: int) -> None:
+        self.move_to(self.cursor + by)
+
+    def action_line(self, by: int) -> None:
+        """To the line below or above; a token of several lines is left behind as a whole."""
+        line = self._layout.line_of(self.cursor) + by
+        while self._layout.piece_at(line, 0) == self.cursor and 0 < line < self._layout.height - 1:
+            line += by
+        self._go_to_line(line)
+
+    def action_page(self, by: int) -> None:
+        lines = max(self.scrollable_content_region.height // ROWS - 1, 1)
+        line = self._layout.line_of(self.cursor) + by * lines
+        self._go_to_line(min(max(line, 0), self._layout.height - 1))
+
+    def _go_to_line(self, line: int) -> None:
+        """As near as can be to the column where going up and down began."""
+        x = self._layout.column_of(self.cursor) if self._column is None else self._column
+        piece = self._layout.piece_at(line, x)
+        if piece is not None:
+            self.move_to(piece)
+            self._column = x
+
+    def action_step(self, by: int) -> None:
+        """To the first token of the step after, or before."""
+        if self.pieces.all:
+            place = self._trace.place(self.pieces.all[self.cursor].first)
+            token = place.after if by > 0 else self._trace.place(max(place.first - 1, 0)).first
+            self.move_to(self.pieces.at(token))
+
+    def action_first(self) -> None:
+        self.move_to(0)
+
+    def action_last(self) -> None:
+        self.move_to(len(self.pieces.all) - 1)
+
+    def on_click(self, click: events.Click) -> None:
+        offset = click.get_content_offset(self)
+        if offset is not None:
+            at = offset + self.scroll_offset
+            piece = self._layout.piece_at(at.y // ROWS, at.x)
+            if piece is not None:
+                self.move_to(piece)
