@@ -35,7 +35,7 @@ def tell_server(url: str, others: Mapping[str, object], as_json: bool) -> int:
 
 def _report(server: "Server") -> dict[str, Any]:
     models = [{"model": name, "context": one.context or None} for name, one in server.models.items()]
-    return {"server": server.address.url, "program": server.program or None, "models": models}
+    return {"server": server.address.url, "program": server.program or None, "models": models, "unread": server.unread}
 
 
 def _page(server: "Server") -> Iterator[str]:
@@ -43,6 +43,8 @@ def _page(server: "Server") -> Iterator[str]:
     yield f"{server.address.url} is {program}, with {counted(len(server.models), 'model')}."
     for name, one in server.models.items():
         yield f"{name}, which reads {one.context:,} tokens" if one.context else name
+    if server.unread:
+        yield f"Left out: {counted(server.unread, 'model')} without a name that can be given here."
     if server.key and server.address.crosses_a_network_in_the_clear:
         yield "The key and what is said go there for all on the way to read; give https:// where it can."
     if server.models:

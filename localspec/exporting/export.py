@@ -1,13 +1,14 @@
 """Writes a drafter for an engine: whole, or not at all."""
 
+import glob
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from safetensors import SafetensorError
 
 from localspec.checkpoint import originals
@@ -92,6 +93,14 @@ def _served_as(card: TargetCard) -> tuple[str, str]:
     return str(card.path), ""
 
 
+def _left_behind(out: Path) -> Iterator[Path]:
+    """What exports to this place left beside it that were killed; one that is at work keeps its own."""
+    for left in out.parent.glob(f".{glob.escape(out.name)}.*.new"):
+        process = left.name.split(".")[-2]
+        if process.isdecimal() and (int(process) == os.getpid() or not psutil.pid_exists(int(process))):
+            yield left
+
+
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
     """Gives a directory beside `out` that takes its place once it is written; whatever happens, nothing else stays.
@@ -102,7 +111,10 @@ def _whole(out: Path) -> Iterator[Path]:
     try:
         with private_files():
             out.parent.mkdir(parents=True, exist_ok=True)
-            new = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".new", dir=out.parent))
+            for left in _left_behind(out):
+                shutil.rmtree(left, ignore_errors=True)
+            new = out.parent / f".{out.name}.{os.getpid()}.new"
+            new.mkdir()
             yield new
             if out.is_dir():
                 out.rmdir()  # which it was looked at for: it is empty

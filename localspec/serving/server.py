@@ -42,11 +42,12 @@ class TooLong(LocalspecError):
 
 @dataclass(frozen=True)
 class Server:
-    """It answers at this address, as of a moment ago."""
+    """It answers at this address, as of a moment ago; so many entries of its list of models could not be read."""
 
     address: ServerAddress
     key: str | None
     models: Mapping[str, Served]
+    unread: int = 0
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -59,7 +60,7 @@ class Server:
             return cls(address, key, {})
         if head.status != OK:
             raise refusal(address.url, "", head, content, key)
-        return cls(address, key, _models(address, content))
+        return cls(address, key, *_models(address, content))
 
     @property
     def ours(self) -> bool:
@@ -137,7 +138,8 @@ def _whole(address: ServerAddress, link: Link) -> tuple[Head, bytes]:
     return head, b"\n".join(lines)
 
 
-def _models(address: ServerAddress, content: bytes) -> dict[str, Served]:
+def _models(address: ServerAddress, content: bytes) -> tuple[dict[str, Served], int]:
+    """The models that can be named, and how many entries are none."""
     try:
         value = parse_json(content)
     except ValueError:
@@ -149,10 +151,13 @@ def _models(address: ServerAddress, content: bytes) -> dict[str, Served]:
             "address, which ends in /v1 mostly."
         )
     found: dict[str, Served] = {}
+    unread = 0
     for one in listed[:MOST_MODELS]:
         name = one.get("id") if isinstance(one, dict) else None
         if isinstance(name, str) and 0 < len(name) <= 500 and one_line(name) == name:
             own = one.get("meta") if isinstance(one.get("meta"), dict) else {}
             context = count(one.get("max_model_len")) or count(own.get("n_ctx")) or 0
             found[name] = Served(str(one.get("owned_by"))[:100], context)
-    return found
+        else:
+            unread += 1
+    return found, unread

@@ -3,6 +3,8 @@
 import errno
 import json
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -304,6 +306,15 @@ def test_no_half_directory_stays(tiny: Make, tmp_path: Path, monkeypatch: pytest
     with pytest.raises((DoesNotFit, KeyboardInterrupt)):
         export("vllm", drafter, None, tmp_path / "new" / "out")
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_what_a_killed_export_left_goes_with_the_next(tiny: Make, tmp_path: Path):
+    drafter = str(trained(tiny(LLAMA), "medusa", tmp_path / "drafter"))
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    for process in (gone.stdout.strip(), "1", "mine"):
+        (tmp_path / f".out.{process}.new" / "within").mkdir(parents=True)
+    export("vllm", drafter, None, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.glob(".out*")) == [".out.1.new", ".out.mine.new"]
 
 
 def test_damage_is_told_before_a_server_meets_it(tiny: Make, tmp_path: Path):

@@ -270,6 +270,10 @@ def test_there_is_no_server(tmp_path):
         assert found.returncode == 1 and "lists no models" in sentence(found)
     with scripted(models=answer({"data": [{"id": "a\x1b[2J"}, 7, {"id": 7}]})) as server:
         assert Server.open(server.url).models == {}
+        assert "Left out: 3 models" in called(tmp_path, "doctor", "--server", server.url).stdout
+        named = server.url.replace("://", "://me:secret@")
+        found = run(tmp_path, server, "--server", named)
+        assert found.returncode == 2 and "…@" in sentence(found) and "secret" not in found.stderr
 
 
 # -- what is asked ----------------------------------------------------------------------------------------------------

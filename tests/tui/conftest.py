@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import monotonic, process_time
 from typing import Any
 
 import pyperclip
 import pytest
+from clocks import PATIENCE
 from machines import cpu, machine
+from textual._context import active_app
 from tui.scripted_engine import ScriptedChat, card
 
 from localspec.chat import model_list
@@ -19,7 +20,8 @@ from localspec.models.registry import TargetCard
 from localspec.policy import survey
 
 HERE = Path(__file__).parent
-LOOK_SECONDS = 0.005
+LOOK_SECONDS = 0.001
+THREAD_SECONDS = 0.25  # a thread that takes longer waits for the test
 
 
 @pytest.fixture
@@ -52,22 +54,27 @@ def models(monkeypatch) -> Callable[..., None]:
     return show
 
 
-async def idle(min_sleep: float = LOOK_SECONDS, max_sleep: float = 0.25) -> None:
-    """As Textual's own, which looks every 20 ms, and waits a second for a screen that always has something to do."""
-    began = monotonic()
-    while True:
-        computed = process_time()
-        await asyncio.sleep(LOOK_SECONDS)
-        elapsed = monotonic() - began
-        if elapsed >= max_sleep or (elapsed > min_sleep and process_time() - computed < LOOK_SECONDS / 5):
-            return
+async def settled(min_sleep: float = 0, max_sleep: float = PATIENCE) -> None:
+    """Ends when the application has nothing left to do, and not, as Textual's own, when it gets no processor time."""
+    loop: Any = asyncio.get_running_loop()
+    began, quiet = loop.time(), 0
+    while quiet < 3 and (waited := loop.time() - began) < max_sleep:
+        await asyncio.sleep(0)
+        app = active_app.get(None)
+        draws = app is not None and any(screen._update_timer._active.is_set() for screen in app.screen_stack)
+        threads = loop._default_executor
+        works = threads and (threads._work_queue.qsize() or threads._idle_semaphore._value < len(threads._threads))
+        waits = draws or (works and waited < THREAD_SECONDS)
+        quiet = 0 if loop._ready or waits else quiet + 1
+        if waits and not loop._ready:
+            await asyncio.sleep(LOOK_SECONDS)
 
 
 @pytest.fixture(autouse=True)
 def quick_pilot(monkeypatch) -> None:
     """Keys follow each other as soon as the one before has been taken in."""
-    monkeypatch.setattr("textual.pilot.wait_for_idle", idle)
-    monkeypatch.setattr("textual.app.wait_for_idle", idle)
+    monkeypatch.setattr("textual.pilot.wait_for_idle", settled)
+    monkeypatch.setattr("textual.app.wait_for_idle", settled)
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from clocks import PATIENCE
+from textual.events import Key
+from textual.keys import _character_to_key
 from textual.pilot import Pilot
 
 from localspec.chat.conversation import Conversation
@@ -264,8 +266,14 @@ def back(talk: ScriptedChat) -> Callable[[], bool]:
 
 
 async def say(pilot: Pilot[None], prompt: str) -> None:
-    """Types it and presses Enter."""
-    await pilot.press(*(NAMES.get(character, character) for character in prompt), "enter")
+    """Types it and presses Enter, faster than the screen is drawn."""
+    driver = pilot.app._driver
+    assert driver is not None
+    for character in prompt:
+        key = Key(NAMES.get(character, _character_to_key(character)), character)
+        key.set_sender(pilot.app)
+        driver.send_message(key)
+    await pilot.press("enter")
 
 
 async def talked(talk: ScriptedChat, pilot: Pilot[None], *prompts: str) -> None:

@@ -171,7 +171,7 @@ def test_a_conversation_from_the_first_paint_to_the_last_key(home):
         terminal.until(lambda: said(home)[1].reason in {"length", "stop"})
         told = said(home)[1]
         terminal.until(lambda: reply_on(terminal, cat).startswith(letters(told.reply)))
-        assert letters(stopped.reply + "stopped") in letters(terminal.text)
+        terminal.until(lambda: letters(stopped.reply + "stopped") in letters(terminal.text))
 
         # A new one begins with nothing; the older one can be taken up again.
         terminal.send(CTRL_N)
@@ -208,7 +208,7 @@ def test_a_conversation_from_the_first_paint_to_the_last_key(home):
     with chat(home, "-c", before=gate, size=(90, 60)) as terminal:
         terminal.shows("❯", "loading demo", "Once more.")
         for turn in turns:
-            assert letters(turn.prompt + turn.reply) in letters(terminal.text)
+            terminal.until(lambda turn=turn: letters(turn.prompt + turn.reply) in letters(terminal.text))
         terminal.send(CTRL_Q)
         leaves_cleanly(terminal)
 

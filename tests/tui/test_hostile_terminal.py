@@ -149,8 +149,8 @@ def test_the_same_from_a_real_engine_in_a_hostile_directory(tmp_path):
     with chat(tmp_path / "home", *flags, ARGUMENT, size=(99, 60)) as terminal:
         terminal.shows("❯", "end of it", "/10k")
         for part in (*parts[:3], "+ the files of --file"):
-            assert on_the_screen(terminal, part), part
-        assert on_the_screen(terminal, "bytes 31m 0;owned␇ end of it")
+            terminal.until(partial(on_the_screen, terminal, part))
+        terminal.until(lambda: on_the_screen(terminal, "bytes 31m 0;owned␇ end of it"))
         still_answers(terminal)
         leaves_cleanly(terminal)
     with Store.open(Paths(tmp_path / "home").database, pytest.fail) as store:
@@ -199,7 +199,7 @@ def test_hostile_names_titles_prompts_and_errors(tmp_path):
         # What was kept: the model's name in a notice, a prompt and its reply, the unanswered one to be edited.
         terminal.shows("no longer here", "kept reply 2", "unanswered 2", READY)
         for part in (f"gone{HOSTILE}", f"first prompt 2 {HOSTILE}", COMMANDS, f"unanswered 2 {HOSTILE}"):
-            assert on_the_screen(terminal, part), part
+            terminal.until(partial(on_the_screen, terminal, part))
 
         # Earlier prompts.
         terminal.send(CTRL_N)
@@ -248,7 +248,7 @@ def test_hostile_pastes(tmp_path):
         assert "Well." not in terminal.text
         terminal.send("\r")
         terminal.shows("Well.")
-        assert on_the_screen(terminal, f"{ARGUMENT}␛␑␛\n␛␛[48;1;1;1;1t␛[I␛[200~ end of it")
+        terminal.until(lambda: on_the_screen(terminal, f"{ARGUMENT}␛␑␛\n␛␛[48;1;1;1;1t␛[I␛[200~ end of it"))
         terminal.send(CTRL_P)
         terminal.shows("Search for commands")
         terminal.paste(f"{HOSTILE}{keys}\x9b31m")
