@@ -382,7 +382,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as the user wrote it, cut short. What stands before the host of an address may be a key: it is left out."""
+    """A value as the user wrote it, cut short, and without what stands before the host of an address: perhaps a key."""
     if isinstance(value, str):
         value = re.sub(r"(?<=://)[^/]*@", "…@", value)
     shown = str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, str) else str(value)
