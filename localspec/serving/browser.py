@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from localspec.errors import UsageMistake
+from localspec.serving import tabs
 from localspec.serving.guard import FOREIGN_HOST, FOREIGN_ORIGIN, headers_of, is_socket
 from localspec.serving.tabs import Tabs, size_of
 
@@ -58,8 +59,8 @@ class Browser:
     server of this machine could be sent it. Where a key has been used, `tell` is called with the next one.
     """
 
-    def __init__(self, api: ASGIApp, tabs: Tabs, tell: Callable[[str], None]) -> None:
-        self._api, self._tabs, self._tell = api, tabs, tell
+    def __init__(self, api: ASGIApp, chats: Tabs, tell: Callable[[str], None]) -> None:
+        self._api, self._chats, self._tell = api, chats, tell
         self.key = _secret()
         self._browsers: dict[str, str] = {}  # the cookie of each path
         own = Path(__file__).parent
@@ -126,22 +127,24 @@ class Browser:
     # -- what they are shown ------------------------------------------------------------------------------------------
 
     async def _show(self, request: Request) -> Response:
-        if self._tabs.full:
-            return _sentence(503, f"{self._tabs.most} chats are open, which is as many as can be; close one, and reload.")
+        if self._chats.full:
+            return _sentence(
+                503, f"{tabs.MOST_TABS} chats are open, which is as many as can be; close one, and reload."
+            )
         where = f"ws://{request.headers['host']}{_CHAT}{request.path_params['name']}/ws"
-        return HTMLResponse(self._page.substitute(websocket=escape(where), most=self._tabs.most))
+        return HTMLResponse(self._page.substitute(websocket=escape(where), most=tabs.MOST_TABS))
 
     async def _own_script(self, request: Request) -> Response:
         return Response(self._script, media_type="text/javascript")
 
     async def _chat(self, websocket: WebSocket) -> None:
-        if self._tabs.full:
-            await websocket.send_denial_response(_sentence(503, f"{self._tabs.most} chats are open; close one."))
+        if self._chats.full:
+            await websocket.send_denial_response(_sentence(503, f"{tabs.MOST_TABS} chats are open; close one."))
             return
-        with self._tabs.place():
+        with self._chats.place():
             await websocket.accept()
             asked = websocket.query_params
-            await self._tabs.run(websocket, size_of(asked.get("width"), 80), size_of(asked.get("height"), 24))
+            await self._chats.run(websocket, size_of(asked.get("width"), 80), size_of(asked.get("height"), 24))
 
 
 def _secret() -> str:

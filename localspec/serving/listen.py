@@ -69,7 +69,7 @@ def port_of_this_machine(port: int) -> socket.socket:
 def serve(
     app: ASGIApp, sockets: Sequence[socket.socket], started: Callable[[], None], *, websockets: bool = False
 ) -> None:
-    """Answers until SIGINT or SIGTERM; calls `started` when it listens. Without `websockets` they are plain requests."""
+    """Answers until SIGINT or SIGTERM, `websockets` too where they are wanted; calls `started` when it listens."""
     config = uvicorn.Config(
         app, lifespan="off", http="h11", ws="wsproto" if websockets else "none", ws_max_size=LONGEST_MESSAGE,
         ws_per_message_deflate=False, log_config=None, log_level="critical", access_log=False, server_header=False,

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -32,10 +32,10 @@ _OF_A_TERMINAL = ("COLORFGBG", "LINES", "STY", "TMUX")
 
 
 class Tabs:
-    """Use it from one event loop. `most` of them are open at a time."""
+    """Use it from one event loop. `MOST_TABS` of them are open at a time."""
 
-    def __init__(self, url: str, key: str, model: str, *, log: bool, most: int = MOST_TABS) -> None:
-        self.most, self._open, self._key = most, 0, key
+    def __init__(self, url: str, key: str, model: str, *, log: bool) -> None:
+        self._open, self._key = 0, key
         # -P: what lies in this directory is no module of ours.
         self._command = [sys.executable, "-P", "-m", "localspec", "chat", "--server", url, "-m", model]
         self._command += [] if log else ["--no-log"]
@@ -43,7 +43,7 @@ class Tabs:
     @property
     def full(self) -> bool:
         """Whether there is no place for another one."""
-        return self._open >= self.most
+        return self._open >= MOST_TABS
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -70,11 +70,11 @@ class Tabs:
         finally:
             await _end(process, drawing, typing)
         await hearing
-        if left:
-            with suppress(WebSocketDisconnect, RuntimeError):
+        with suppress(WebSocketDisconnect, RuntimeError):
+            if left:
                 words = safe(said.decode("utf-8", "replace")).replace("\n", "\r\n")
                 await websocket.send_bytes(f"{_CLEARED}{words}".encode())
-                await websocket.close()
+            await websocket.close()
 
     def _environment(self, width: int, height: int) -> dict[str, str]:
         """The key stands here and not in the command, which other users can read."""
@@ -127,6 +127,8 @@ async def _type(websocket: WebSocket, process: Process) -> None:
                     process.stdin.write(_packet(_FACT, _json(type=kind)))
                 case "ping":
                     await websocket.send_json(["pong", *more])
+                case _:
+                    return
             await process.stdin.drain()
 
 

@@ -1,6 +1,7 @@
 """A Chromium without a window, driven over two pipes by its own protocol, and what its tabs show."""
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -31,12 +32,11 @@ class Chromium:
 
     def __init__(self, folder: Path) -> None:
         assert PROGRAM is not None
-        to_read, self._write = os.pipe()
-        self._read, to_write = os.pipe()
+        (to_read, self._write), (self._read, to_write) = _pipe(), _pipe()
         root = ["--no-sandbox"] if os.geteuid() == 0 else []
         command = shlex.join([PROGRAM, *FLAGS, *root, f"--user-data-dir={folder}", "about:blank"])
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", f"exec {command} 3<&{to_read} 4>&{to_write}"], pass_fds=(to_read, to_write),
+            ["bash", "-c", f"exec {command} 3<&{to_read} 4>&{to_write}"], pass_fds=(to_read, to_write),
             start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         os.close(to_read)
@@ -108,6 +108,15 @@ class Chromium:
                 self.complaints.append(str(said["exceptionDetails"].get("exception", {}).get("description")))
             case "Log.entryAdded" if said["entry"]["level"] == "error":
                 self.complaints.append(f"{said['entry']['text']} {said['entry'].get('url', '')}")
+
+
+def _pipe() -> tuple[int, int]:
+    """One whose ends are not 3 and 4, which Chromium's are to be."""
+    ends = os.pipe()
+    high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends]
+    for end in ends:
+        os.close(end)
+    return high[0], high[1]
 
 
 class Tab:

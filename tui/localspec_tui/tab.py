@@ -11,7 +11,7 @@ from localspec_tui.terminal import HANGUP
 
 
 class TabDriver(WebDriver):
-    """Textual's own for browsers. Where the tab or the server is gone, which Textual would not notice, the chat ends."""
+    """Textual's own for browsers; it also ends the chat where the tab or the server is gone."""
 
     def __init__(self, app: ChatApp, **how: Any) -> None:
         super().__init__(app, **how)
