@@ -25,8 +25,11 @@ wsproto = pytest.importorskip("wsproto")
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, RejectConnection, Request, TextMessage  # noqa: E402
 
 CAP = 2
-# With fewer chats at a time, and a reply of half a minute, so that something can happen in the middle of it.
-CODE = f"import sys; from localspec.serving import tabs; tabs.MOST_TABS = {CAP}; from localspec.cli.main import main; sys.exit(main())"
+# With fewer chats at a time, which must end by themselves, and a reply of half a minute: something can happen meanwhile.
+CODE = (
+    "import sys; from localspec.cli.main import main; from localspec.serving import tabs; "
+    f"tabs.MOST_TABS, tabs.END_SECONDS = {CAP}, {2 * PATIENCE}; sys.exit(main())"
+)
 SLOW = {"LOCALSPEC_ISA": "c", "LOCALSPEC_TEMPERATURE": "100", "LOCALSPEC_SEED": "1", "LOCALSPEC_DRAFTER": "none"}
 STORY = "Tell me a long story."
 
@@ -267,6 +270,7 @@ def test_tabs_are_capped_and_one_that_is_closed_in_the_middle_of_a_reply_leaves_
     second.leave()
     until(lambda: not any(one.is_running() for one in chats))
     assert shown.chats() == [] and shown.server.chat("Hi", max_tokens=1).status == 200
+    assert "(stopped)" in localspec(shown.server.home, "history", "show", "1").stdout, "it had the time to keep that"
     assert shown.server.ask("/metrics").body.decode().count("localspec_waiting_requests 0") == 1
     again = shown.websocket(entered)
     assert again.status == 101, "there is room again"
@@ -313,12 +317,16 @@ def test_a_server_that_ends_leaves_no_chat_behind(tmp_path, end):
     idle.shows("Say something")
     below = psutil.Process(shown.server.process.pid).children(recursive=True)
     assert len(shown.chats()) == CAP
+    if end == "terminate":
+        shown.chats()[1].suspend()  # so that it cannot end by itself
     getattr(shown.server.process, end)()
     assert shown.server.process.wait(PATIENCE) == (0 if end == "terminate" else -9)
     until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in below))
     busy.leave()
     idle.leave()
-    assert STORY in localspec(tmp_path, "history", "show", "1").stdout, "what was said is kept"
+    kept = localspec(tmp_path, "history", "show", "1").stdout
+    assert STORY in kept and "no reply" not in kept
+    assert not (tmp_path / "state" / "logs" / "last-error.log").exists()
 
 
 def test_without_its_libraries_the_flag_says_what_to_install(tmp_path, monkeypatch):
