@@ -13,7 +13,7 @@ import psutil
 import pyte
 import pytest
 from clocks import PATIENCE, until
-from command import ROOT, called, localspec
+from command import called, localspec
 from serving.chromium import PROGRAM, Chromium
 from serving.conftest import start
 
@@ -373,7 +373,3 @@ def test_in_a_real_browser_one_types_sees_a_reply_come_stops_it_and_looks_into_i
             assert again.page("window.open('http://127.0.0.1/') === null"), "a link in a reply opens nothing"
     finally:
         assert shown.server.stop() == 0
-
-
-def test_the_page_ships():
-    assert {"tab.html", "tab.js"} <= {one.name for one in (ROOT / "localspec" / "serving").iterdir()}

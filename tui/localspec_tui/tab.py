@@ -1,6 +1,5 @@
 """A tab of a browser in the place of a terminal: pipes to `localspec serve --ui`, which has it open."""
 
-from contextlib import suppress
 from typing import cast
 
 from textual.drivers.web_driver import WebDriver
@@ -16,5 +15,4 @@ class TabDriver(WebDriver):
         """Reads keys until there is nobody who could send any."""
         super().run_input_thread()
         if not self.exit_event.is_set():
-            with suppress(RuntimeError):  # it has ended
-                cast(ChatApp, self._app).leave(HANGUP)
+            cast(ChatApp, self._app).leave(HANGUP)
