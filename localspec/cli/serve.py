@@ -86,17 +86,18 @@ def serve(
     # From here on an engine is needed, and what speaks HTTP.
     from localspec.chat.start import chosen_model
     from localspec.serving.app import Serving
-    from localspec.serving.browser import Browser, page_files
     from localspec.serving.guard import Guard
     from localspec.serving.key import serving_key
     from localspec.serving.listen import HOST, own_socket, port_of_this_machine, serve
     from localspec.serving.loaded import LoadedModels
     from localspec.serving.room import EngineRoom
-    from localspec.serving.tabs import Tabs
     from localspec.store.store import user_store
 
     if ui:
-        page_files()
+        from localspec.serving.browser import Browser, page_files
+        from localspec.serving.tabs import Tabs
+
+        page_files()  # before a model is looked for
         port = port or 0
     paths = Paths(home())
     with ExitStack() as at_the_end:
