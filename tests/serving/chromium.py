@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,7 +52,11 @@ class Chromium:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(OSError, subprocess.TimeoutExpired):
+            os.write(self._write, b'{"id": 0, "method": "Browser.close"}\0')  # which leaves no files in /tmp
+            self._process.wait(PATIENCE)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         os.close(self._read)
         os.close(self._write)
