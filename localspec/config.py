@@ -20,6 +20,7 @@ ISA = "LOCALSPEC_ISA"
 SERVE_KEY = "LOCALSPEC_SERVE_KEY"
 SERVER_KEY = "LOCALSPEC_SERVER_KEY"
 _NO_SETTINGS = (HOME, ISA, SERVE_KEY, SERVER_KEY)
+TAB_DRIVER = "localspec_tui.tab:TabDriver"  # what Textual draws with in a tab of a browser, by its own variable
 TYPED = "/set"  # the origin of what was typed in a chat
 _LONGEST = 4 * MIB  # bytes of a file that a person writes by hand
 
@@ -179,6 +180,11 @@ def server_key(environ: Mapping[str, str] | None = None) -> str | None:
 def dumb_terminal(environ: Mapping[str, str] | None = None) -> bool:
     """Whether the terminal says that it cannot move its cursor."""
     return (os.environ if environ is None else environ).get("TERM") == "dumb"
+
+
+def in_a_tab(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether a tab of a browser stands for the terminal (`localspec serve --ui`)."""
+    return (os.environ if environ is None else environ).get("TEXTUAL_DRIVER") == TAB_DRIVER
 
 
 def inside_tmux(environ: Mapping[str, str] | None = None) -> bool:

@@ -7,7 +7,7 @@ import typer
 
 from localspec.cli.options import SharedFlags, takes_shared_flags
 from localspec.cli.texts import asked
-from localspec.config import dumb_terminal
+from localspec.config import dumb_terminal, in_a_tab
 from localspec.errors import UsageMistake
 
 app = typer.Typer()
@@ -28,7 +28,7 @@ def chat(
         from localspec.cli.plain import converse
 
         return converse(flags, first)
-    if not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout) and _is_terminal(sys.stderr)):
+    if not in_a_tab() and not all(map(_is_terminal, (sys.stdin, sys.stdout, sys.stderr))):
         raise UsageMistake(
             "`localspec chat` needs a terminal to draw on; for pipelines there is `localspec run`, and "
             "`localspec chat --plain` reads a prompt from each line."

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,6 +29,8 @@ from localspec.paths import Paths
 from localspec.quantities import short_seconds_of
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from localspec.serving.loaded import LoadedModels
 
 app = typer.Typer()
@@ -46,6 +48,9 @@ def serve(
     idle: Annotated[
         str | None, typer.Option("--idle", metavar="TIME", help="End where nobody has asked for so long; else never.")
     ] = None,
+    ui: Annotated[
+        bool, typer.Option("--ui", help="Show the chat in a browser of this machine, too, by a key that holds once.")
+    ] = False,
     max_tokens: Annotated[
         int | None, number("--max-tokens", "-n", help="The longest reply where a request does not say.")
     ] = None,
@@ -62,7 +67,7 @@ def serve(
 ) -> int:
     """The API that OpenAI's clients speak, on this machine alone; models stay loaded.
 
-    It listens on a socket of your own, and with --port on 127.0.0.1, where every request must bring the key.
+    It listens on a socket of your own, and with --port or --ui on 127.0.0.1, where every request must bring the key.
     """
     settings = config.load(
         flags={
@@ -88,6 +93,12 @@ def serve(
     from localspec.serving.room import EngineRoom
     from localspec.store.store import user_store
 
+    if ui:
+        from localspec.serving.browser import Browser, page_files
+        from localspec.serving.tabs import Tabs
+
+        page_files()  # before a model is looked for
+        port = port or 0
     paths = Paths(home())
     with ExitStack() as at_the_end:
         sockets = [at_the_end.enter_context(own_socket(paths.socket))]
@@ -104,6 +115,14 @@ def serve(
             os.kill(os.getpid(), signal.SIGTERM)
 
         room = EngineRoom(settings, opening, rests, end)
+        app: ASGIApp = Guard(Serving(room, card.name).app, key)
+        url = f"http://{HOST}:{sockets[1].getsockname()[1]}" if port is not None else ""
+
+        def open_by(one_time: str) -> None:
+            with suppress(OSError, ValueError):  # nobody reads any more
+                print(f"{url}/?key={one_time} (the chat in a browser; it opens once)", flush=True)
+
+        browser = Browser(app, Tabs(f"{url}/v1", key, card.name, log=settings.log), open_by) if ui else None
         room.start()
 
         def started() -> None:
@@ -111,10 +130,12 @@ def serve(
             print(f"{card.name} answers at {paths.socket}", flush=True)
             if port is not None:
                 where = f"${config.SERVE_KEY}" if config.serve_key() else paths.serving_key
-                print(f"http://{HOST}:{sockets[1].getsockname()[1]}/v1 (the key is in {where})", flush=True)
+                print(f"{url}/v1 (the key is in {where})", flush=True)
+            if browser is not None:
+                open_by(browser.key)
 
         try:
-            serve(Guard(Serving(room, card.name).app, key), sockets, started)
+            serve(browser or app, sockets, started, websockets=ui)
         finally:
             room.close()
     return 0

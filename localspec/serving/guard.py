@@ -15,6 +15,8 @@ from localspec.serving.replies import error
 LOCAL = ("localhost", "127.0.0.1", "::1")
 LONGEST_BODY = 8 * 2**20  # bytes
 BODY_SECONDS = 30.0
+FOREIGN_HOST = "'Host' names another machine; use localhost."
+FOREIGN_ORIGIN = "'Origin' is a page of another site, which may not ask here."
 
 
 class Guard:
@@ -37,15 +39,13 @@ class Guard:
         await self._app(scope, _Reader(receive), send)
 
     def _refused(self, scope: Scope) -> tuple[int, str, str] | None:
-        headers: dict[bytes, list[bytes]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name.lower(), []).append(value)
+        headers = headers_of(scope)
         hosts, origins = headers.get(b"host", []), headers.get(b"origin", [])
         own = is_socket(scope)
         if not own and (len(hosts) != 1 or _host(hosts[0]) not in self._hosts):
-            return 403, "'Host' names another machine; use localhost.", "invalid_request_error"
+            return 403, FOREIGN_HOST, "invalid_request_error"
         if any(_origin(one) not in self._hosts for one in origins):
-            return 403, "'Origin' is a page of another site, which may not ask here.", "invalid_request_error"
+            return 403, FOREIGN_ORIGIN, "invalid_request_error"
         keys = headers.get(b"authorization", [])
         if not own and (len(keys) != 1 or not hmac.compare_digest(_bearer(keys[0]), self._key)):
             told = "is missing" if not keys else "is another one"
@@ -78,6 +78,14 @@ class _Reader:
             raise BadBody(413, f"The body is longer than {LONGEST_BODY // 2**20} MiB.")
         self._open = bool(message.get("more_body", False))
         return message
+
+
+def headers_of(scope: Scope) -> dict[bytes, list[bytes]]:
+    """Every value of each header, by its name in small letters."""
+    headers: dict[bytes, list[bytes]] = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name.lower(), []).append(value)
+    return headers
 
 
 def is_socket(scope: Scope) -> bool:

@@ -20,6 +20,7 @@ HOST = "127.0.0.1"
 LONGEST_PATH = 100  # bytes of a socket's: the system's own limit is 104 to 108
 GRACE_SECONDS = 3  # for replies under way, when the server is stopped
 BACKLOG = 512
+LONGEST_MESSAGE = 8 * 2**20  # bytes of what a browser sends at once: a paste
 
 
 @contextmanager
@@ -65,11 +66,14 @@ def port_of_this_machine(port: int) -> socket.socket:
     return listening
 
 
-def serve(app: ASGIApp, sockets: Sequence[socket.socket], started: Callable[[], None]) -> None:
-    """Answers until SIGINT or SIGTERM; calls `started` when it listens."""
+def serve(
+    app: ASGIApp, sockets: Sequence[socket.socket], started: Callable[[], None], *, websockets: bool = False
+) -> None:
+    """Answers until SIGINT or SIGTERM, `websockets` too where they are wanted; calls `started` when it listens."""
     config = uvicorn.Config(
-        app, lifespan="off", http="h11", ws="none", log_config=None, log_level="critical", access_log=False,
-        server_header=False, proxy_headers=False, timeout_graceful_shutdown=GRACE_SECONDS, timeout_keep_alive=30,
+        app, lifespan="off", http="h11", ws="wsproto" if websockets else "none", ws_max_size=LONGEST_MESSAGE,
+        ws_per_message_deflate=False, log_config=None, log_level="critical", access_log=False, server_header=False,
+        proxy_headers=False, timeout_graceful_shutdown=GRACE_SECONDS, timeout_keep_alive=30,
     )  # fmt: skip
 
     class Server(uvicorn.Server):

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,11 +94,11 @@ class Server:
         return self.process.wait(PATIENCE)
 
 
-def start(home: Path, *arguments: str, **variables: str) -> Server:
+def start(home: Path, *arguments: str, program: Sequence[str] = ("-m", "localspec"), **variables: str) -> Server:
     """A server on a free port; LOCALSPEC_SERVE_KEY is KEY unless `variables` say otherwise."""
     own = {"LOCALSPEC_SERVE_KEY": KEY, **variables}
     process = subprocess.Popen(
-        [sys.executable, "-m", "localspec", "serve", "-m", "demo", "--port", "0", *arguments],
+        [sys.executable, *program, "serve", "-m", "demo", "--port", "0", *arguments],
         env=environment(home, **own), cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout and process.stderr
