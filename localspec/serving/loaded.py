@@ -23,11 +23,17 @@ class Loaded:
     engine: Engine
     load_seconds: float
     used: float
-    notices: list[str] = field(default_factory=list)  # what was said when it was loaded
+    notices: tuple[str, ...] = ()  # what was said when it was loaded
+    heard: list[str] = field(default_factory=list)  # what is said since
 
     def touch(self) -> None:
         """It was used until now."""
         self.used = time.monotonic()
+
+    def news(self) -> list[str]:
+        """What was said since the last call."""
+        found, self.heard[:] = [*self.heard], []
+        return found
 
 
 class LoadedModels:
@@ -80,16 +86,17 @@ class LoadedModels:
     def _of(self, card: TargetCard) -> Loaded:
         while card.name not in self._loaded:
             try:
-                began, notices = time.monotonic(), list[str]()
+                began, said = time.monotonic(), list[str]()
 
-                def notice(sentence: str, heard: list[str] = notices) -> None:
+                def notice(sentence: str, heard: list[str] = said) -> None:
                     heard.append(sentence)
                     self._reporter.notice(sentence)
 
                 engine = self._open(
                     self._settings, card, store=self._store, notice=notice, progress=self._reporter.progress
                 )
-                self._loaded[card.name] = Loaded(engine, time.monotonic() - began, time.monotonic(), notices)
+                now, notices = time.monotonic(), tuple(said)
+                self._loaded[card.name] = Loaded(engine, now - began, now, notices, said)
             except DoesNotFit:
                 if not self._loaded:
                     raise
