@@ -7,7 +7,7 @@ from localspec.events import Done, Draft, Prefill, Text
 from localspec.serving.over_socket import Gone
 from localspec.serving.what_came import WhatCame
 
-WORDS = "one two three four five six seven".split()
+WORDS = ["one", "two", "three", "four", "five", "six", "seven"]
 
 
 def step(start, end, refused=()):
