@@ -281,11 +281,11 @@ class WarmEngine:
         with suppress(Gone):
             for line in answer:
                 if line is not None and line.get("kept") and not over:
-                    sources = [source for event in seen for source in event.sources]
-                    found = {name: sources.count(name) for name in dict.fromkeys(sources)}
-                    self._spoken.end(replace(statistics_of(line["kept"]), token_ids=_tokens(seen), sources=found))
+                    self._spoken.end(_of_what_was(seen, statistics_of(line["kept"])))
                 if (line is not None and "kept" in line) or time.monotonic() > until:
-                    return
+                    break
+        if self._spoken.statistics is None and self._spoken.so_far is not None:  # it answers no more
+            self._spoken.end(_of_what_was(seen, self._spoken.so_far))
 
     def _say_more(self, said: Mapping[str, Any]) -> None:
         answer = lines(self._place, f"/localspec/replies/{self._name}", said)
@@ -315,6 +315,13 @@ class WarmEngine:
             for event in events:
                 if (rest := came.rest_of(event)) is not None:
                     yield rest
+
+
+def _of_what_was(seen: Sequence[Text], statistics: Statistics) -> Statistics:
+    """The figures with the tokens that were seen."""
+    sources = [source for event in seen for source in event.sources]
+    counts = {name: sources.count(name) for name in dict.fromkeys(sources)}
+    return replace(statistics, token_ids=_tokens(seen), sources=counts)
 
 
 def _tokens(seen: Sequence[Text]) -> tuple[int, ...]:

@@ -125,6 +125,20 @@ def test_what_changes_while_one_chats_is_what_an_engine_here_says(warm):
     assert there.count_tokens(text) == here.count_tokens(text) and there.held == here.held == ("cpu", 0)
 
 
+def test_a_server_that_hangs_is_left_with_what_came(drafting, warm, monkeypatch):
+    monkeypatch.setattr("localspec.serving.warm.STOP_SECONDS", 0.0)
+    there, long = warm(), replace(DRAFTING, temperature=1.5, max_tokens=None)
+    events = there.chat(ASKED, there.sampling(long))
+    seen = list(next(one for one in events if isinstance(one, Text)).tokens)
+    try:
+        os.kill(drafting.process.pid, signal.SIGSTOP)
+        there.wanted = lambda: False  # Escape
+        seen += (token for one in events if isinstance(one, Text) for token in one.tokens)
+    finally:
+        os.kill(drafting.process.pid, signal.SIGCONT)
+    assert there.session.statistics.token_ids == tuple(seen)
+
+
 def test_a_reply_that_is_stopped_is_counted_as_far_as_it_was_seen(warm):
     there, seen = warm(), []
     long = replace(DRAFTING, temperature=1.5, max_tokens=None)
