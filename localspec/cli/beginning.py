@@ -38,22 +38,32 @@ class Begun(NamedTuple):
     server: "Behind | None"
     progress: Progress
 
-    def load(self, settings: Settings, card: TargetCard) -> Answerer:
-        """Who answers as this model. Raises what `Engine.open` and `Behind.load` raise."""
+    def for_chat(self, settings: Settings, card: TargetCard) -> Answerer:
+        """Who answers as this model: the server that was named, a server of this user, else an engine of this process.
+
+        Raises what `Engine.open` and `Behind.load` raise.
+        """
         if self.server is not None:
-            notice, progress = self.progress.notice, self.progress.show
-            return self.server.load(settings, card, store=self.chat.store, notice=notice, progress=progress)
-        return self._here(settings, card)
+            return self._there(self.server, settings, card)
+        if settings.server is not None or not os.path.exists(Paths(config.home()).socket):
+            return self._here(settings, card)
+        from localspec.serving.warm_chat import warm_or_here
 
-    def warm(self, settings: Settings, card: TargetCard, keep: int | None = None) -> Answerer:
-        """The same; where a server of this user has this model loaded so already, that answers.
+        return warm_or_here(settings, card, self.progress.reporter, partial(self._here, settings, card))
 
-        It stays for `keep` seconds, and is started where there is none. Raises UsageMistake where one is in the way.
+    def for_reply(self, settings: Settings, card: TargetCard, keep: int | None = None) -> Answerer:
+        """The same for one reply, of which less is told.
+
+        A server stays for `keep` seconds, and is started where there is none. Raises UsageMistake where one is in the
+        way.
         """
         place = Paths(config.home()).socket
-        if self.server is not None or settings.server is not None or not (keep or os.path.exists(place)):
-            return self.load(settings, card)
-        from localspec.serving.warm import Gone, NotThisOne, WarmEngine
+        if self.server is not None:
+            return self._there(self.server, settings, card)
+        if settings.server is not None or not (keep or os.path.exists(place)):
+            return self._here(settings, card)
+        from localspec.serving.over_socket import Gone, NotThisOne
+        from localspec.serving.warm import WarmEngine
 
         system, reporter = self.chat.conversation.system, self.progress.reporter
         here = partial(self._here, settings, card)
@@ -68,6 +78,10 @@ class Begun(NamedTuple):
             if keep:
                 raise UsageMistake(f"--keep has no effect: {why} Stop that server, or leave --keep out.") from None
         return here()
+
+    def _there(self, server: "Behind", settings: Settings, card: TargetCard) -> Answerer:
+        notice, progress = self.progress.notice, self.progress.show
+        return server.load(settings, card, store=self.chat.store, notice=notice, progress=progress)
 
     def _here(self, settings: Settings, card: TargetCard) -> "Engine":
         from localspec import Engine  # torch, perhaps: a second

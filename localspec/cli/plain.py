@@ -82,7 +82,7 @@ class _Talk:
 
     def _load(self, card: registry.TargetCard) -> "Answerer":
         self._progress.show(f"loading {card.name}")
-        engine = self._begun.load(self._settings.first, card)
+        engine = self._begun.for_chat(self._settings.first, card)
         if taken_back := self._settings.fit(engine):  # what this model cannot do is reported before the first prompt
             self._progress.notice(taken_back)
         return engine

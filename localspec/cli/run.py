@@ -67,7 +67,7 @@ def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool, k
 
         from localspec import Limits
 
-        engine = begun.warm(settings, card, keep)
+        engine = begun.for_reply(settings, card, keep)
         engine.wanted = lambda: not interrupt.asked
         load_seconds = time.perf_counter() - began
         sampling, limits = engine.sampling(settings), Limits(settings.max_tokens, settings.stop)

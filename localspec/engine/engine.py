@@ -45,6 +45,11 @@ from localspec.store.store import Store
 Phrases = Literal["user", "readonly", "off"]
 
 
+def phrases_allowed(settings: Settings) -> Phrases:
+    """What may be done with the phrases of earlier sessions."""
+    return "readonly" if settings.pool == "user" and not settings.log else settings.pool
+
+
 class Engine:
     """One loaded model with one conversation. Use it from one thread at a time.
 
@@ -125,7 +130,7 @@ class Engine:
         with suppress(Stopped):  # which is told where a template is needed
             confinement.start()  # meanwhile the model is loaded
         known = BandwidthProfiler(MeasurementCache(store, reporter), settings.exact, settings.context)
-        kept: Phrases = "readonly" if settings.pool == "user" and not settings.log else settings.pool
+        kept = phrases_allowed(settings)
         model, auto = model_of(card), settings.drafter == "auto"
         decide = partial(choices, model, requested_drafter(settings, card), settings, measurements=known)
         load = partial(cls, store=store, phrases=kept, reporter=reporter)

@@ -64,6 +64,11 @@ class ModelProfile:
 
         return self.cache.get_or_measure(COSTS, self.subject, "what a row costs here", measure_now)
 
+    def costs_of_an_idle_moment(self, target: Target) -> None:
+        """Measures costs again that a busy moment gave, unless this one is busy, too."""
+        if self.recall(COSTS) is None and self.recall(COSTS.when_busy) is not None:
+            self.costs(target)
+
     def add_reply(self, drafter: str, statistics: Statistics) -> None:
         """Adds one reply to what is kept of a drafter, by its `reply_key`."""
         if statistics.steps and statistics.token_ids:

@@ -147,8 +147,10 @@ class Serving:
                 with suppress(RuntimeError):  # the loop is closed: nobody listens any more
                     loop.call_soon_threadsafe(answers.put_nowait, one)
 
-            ticket = Ticket(asked, "", 0, deliver)
+            ticket, ahead = Ticket(asked, "", 0, deliver), self._room.ahead
             self._room.ask(ticket)
+            if ahead:
+                answers.put_nowait(Line({"ahead": ahead}))
             if isinstance(asked, Asking):
                 self._replying[asked.name] = ticket
             left = asyncio.ensure_future(_left(request))
@@ -183,7 +185,7 @@ class Serving:
             while (answer := await _first(answers, left)) is not None:
                 if isinstance(answer, Line):
                     yield json.dumps(answer.value).encode() + b"\n"
-                    if "kept" in answer.value or isinstance(ticket.asked, Opened):
+                    if answer.value.keys() & {"kept", "server"}:  # the last of a reply, or all of an engine
                         return
                 elif isinstance(answer, Exception):
                     known = answer if isinstance(answer, LocalspecError) else LocalspecError("Something went wrong.")

@@ -49,12 +49,12 @@ class _Fields:
         value = self.left.pop(name, None)
         return default if value is None else read(name, value)
 
-    def only(self, name: str, *values: Any, why: str) -> None:
+    def only(self, name: str, *values: Any, why: str, instead: str = "leave it out") -> None:
         """Of what is not served, the value that asks for nothing is taken. Raises Refused for any other."""
         self.known.add(name)
         value = self.left.pop(name, None)
         if value is not None and not any(value == one and type(value) is type(one) for one in values):
-            raise Refused(f"'{name}' is not served here ({why}); leave it out.", name)
+            raise Refused(f"'{name}' is not served here ({why}); {instead}.", name)
 
     def none_left(self) -> None:
         for name in self.left:
@@ -77,7 +77,8 @@ def chat_request(body: object) -> Asked:
     for name, off in (("tool_choice", ("none", "auto")), ("function_call", ("none", "auto"))):
         fields.only(name, *off, why="models are given no tools")
     fields.only("parallel_tool_calls", True, False, why="models are given no tools")
-    fields.only("response_format", {"type": "text"}, why="picks are not bound to a grammar")
+    in_words = "leave it out, say in the prompt what JSON is wanted, and check what comes"
+    fields.only("response_format", {"type": "text"}, why="no reply can be held to a schema", instead=in_words)
     fields.only("logprobs", False, why="chances are not told")
     fields.only("top_logprobs", 0, why="chances are not told")
     fields.only("modalities", ["text"], why="models read and write text")

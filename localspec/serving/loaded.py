@@ -2,18 +2,23 @@
 
 import gc
 import time
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from localspec import Engine
 from localspec.config import Settings
+from localspec.engine.reconsidering import reconsidered
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.events import Reporter
 from localspec.machine.memory import give_back
 from localspec.models import registry
 from localspec.models.registry import TargetCard
 from localspec.store.store import Store
+
+QUIET_SECONDS = 1.0  # in which nobody asked, before one looks whether another drafter would do better
+BETWEEN_LOOKS = 60.0  # seconds
 
 
 @dataclass
@@ -23,11 +28,24 @@ class Loaded:
     engine: Engine
     load_seconds: float
     used: float
-    notices: list[str] = field(default_factory=list)  # what was said when it was loaded
+    notices: tuple[str, ...] = ()  # what was said when it was loaded
+    heard: list[str] = field(default_factory=list)  # what is said since
+    looked: float = float("-inf")  # when it was last asked whether another drafter would do better
+    doubted: bool = False  # whether it was used since then
 
     def touch(self) -> None:
         """It was used until now."""
-        self.used = time.monotonic()
+        self.used, self.doubted = time.monotonic(), True
+
+    @property
+    def doubt_at(self) -> float:
+        """When to ask again."""
+        return max(self.used + QUIET_SECONDS, self.looked + BETWEEN_LOOKS) if self.doubted else float("inf")
+
+    def news(self) -> list[str]:
+        """What was said since the last call."""
+        found, self.heard[:] = [*self.heard], []
+        return found
 
 
 class LoadedModels:
@@ -35,8 +53,9 @@ class LoadedModels:
 
     def __init__(
         self, settings: Settings, first: TargetCard, store: Store | None, keep_alive: float, reporter: Reporter,
-        open_engine: Callable[..., Engine] = Engine.open,
+        open_engine: Callable[..., Engine] = Engine.open, reconsider: Callable[..., Engine] = reconsidered,
     ) -> None:  # fmt: skip
+        self._reconsider = reconsider
         self._settings, self._first, self._store, self._reporter = settings, first, store, reporter
         self.keep_alive, self._open = keep_alive, open_engine
         self._loaded: OrderedDict[str, Loaded] = OrderedDict()
@@ -80,16 +99,17 @@ class LoadedModels:
     def _of(self, card: TargetCard) -> Loaded:
         while card.name not in self._loaded:
             try:
-                began, notices = time.monotonic(), list[str]()
+                began, said = time.monotonic(), list[str]()
 
-                def notice(sentence: str, heard: list[str] = notices) -> None:
+                def notice(sentence: str, heard: list[str] = said) -> None:
                     heard.append(sentence)
                     self._reporter.notice(sentence)
 
                 engine = self._open(
                     self._settings, card, store=self._store, notice=notice, progress=self._reporter.progress
                 )
-                self._loaded[card.name] = Loaded(engine, time.monotonic() - began, time.monotonic(), notices)
+                now, notices = time.monotonic(), tuple(said)
+                self._loaded[card.name] = Loaded(engine, now - began, now, notices, said)
             except DoesNotFit:
                 if not self._loaded:
                     raise
@@ -98,13 +118,32 @@ class LoadedModels:
         return self._loaded[card.name]
 
     def rest(self) -> float | None:
-        """Lets go of what was not used for long; returns the seconds until the next one goes, if there is one."""
+        """What is done while nobody asks: models that were not used for long go, others may get another drafter.
+
+        Returns the seconds until there is more of it, if there will be.
+        """
         now = time.monotonic()
         for name, one in [*self._loaded.items()]:
             if now - one.used >= self.keep_alive:
                 self._let_go(name)
-        oldest = min((one.used for one in self._loaded.values()), default=None)
-        return None if oldest is None else max(0.0, oldest + self.keep_alive - now)
+            elif now >= one.doubt_at:
+                self._doubt(one)
+        next_one = min((min(one.used + self.keep_alive, one.doubt_at) for one in self._loaded.values()), default=None)
+        return None if next_one is None else max(0.0, next_one - now)
+
+    def _doubt(self, one: Loaded) -> None:
+        """What was chosen in a busy moment must not hold for all of a long life."""
+        before = one.engine
+        try:
+            one.engine = self._reconsider(before, self._settings, self._store, self._reporter)
+        except Exception:  # noqa: BLE001  # what was not asked for ends nothing
+            traceback.print_exc()
+        one.looked, one.doubted = time.monotonic(), False
+        if one.engine is not before:
+            device = before.choice.device
+            del before
+            gc.collect()  # an engine and its session name each other
+            give_back(device)
 
     def _let_go(self, name: str) -> None:
         device = self._loaded.pop(name).engine.choice.device

@@ -3,21 +3,25 @@
 Both ends are the same version, so an event is told as it is, and both are changed together.
 """
 
+import os
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from localspec import Limits, Sampling, __version__, config
-from localspec.config import LOADED_BY, Settings
+from localspec.config import LOADED_BY, Rule, Settings
 from localspec.engine.engine import Engine
 from localspec.engine.report import Report
 from localspec.errors import LocalspecError
-from localspec.events import Done, Event, Prefill, Text
+from localspec.events import Done, Draft, Event, Prefill, Text
 from localspec.models.messages import Message
 from localspec.serving.asked import Refused
 from localspec.serving.loaded import LoadedModels
 
 NAMED_SECONDS = 1.0  # for the conversation to be named, which is done with the first event
+FIGURES_SECONDS = 0.1  # between figures of a reply under way: a chat shows no more of them
+THIS = os.urandom(16).hex()  # this server and no later one, which may load models otherwise
 
 
 class Differs(LocalspecError):
@@ -35,6 +39,7 @@ class Opened:
     settings: Settings
     system: str | None
     keep: float | None = None  # seconds for which the server is to stay
+    chat: bool = False  # which finds out by itself how replies are sampled: that changes while one chats
 
     @classmethod
     def of(cls, body: object) -> "Opened":
@@ -56,25 +61,24 @@ class Opened:
         loaded, seconds = models.exactly(self.model, self.path)
         models.keep_alive = max(models.keep_alive, self.keep or 0.0)
         engine, settings = loaded.engine, self.settings
-        sampling = engine.sampling(settings)
-        report = Report(engine, sampling, seconds)
-        choice = engine.choice
         loaded.touch()
-        return {
-            "sampling": asdict(sampling),
-            "think": engine.thinking(settings, self.system),
-            "by_itself": engine.thinks_by_itself(self.system),
-            "start": report.start,
-            "label": report.exactness,
+        found = {
+            "server": THIS,
             "load_s": seconds,
             "context": engine.context,
             "notices": loaded.notices,
-            "choice": {
-                "device": choice.device,
-                "dtype": choice.dtype,
-                "quantize": choice.quantize,
-                "nodes": choice.nodes,
-            },
+            "engine": form(engine, settings.accept),
+        }
+        if self.chat:
+            costs = None if engine.costs is None else engine.costs.as_list()
+            return {**found, "parameters": engine.parameters, "costs": costs}
+        sampling = engine.sampling(settings)
+        return {
+            **found,
+            "sampling": asdict(sampling),
+            "think": engine.thinking(settings, self.system),
+            "by_itself": engine.thinks_by_itself(self.system),
+            "start": Report(engine, sampling, seconds).start,
         }
 
 
@@ -91,6 +95,8 @@ class Asking:
     think: bool | None
     name: str  # by which it says more later on
     kept: bool  # whether it will name the conversation
+    server: str  # that opened the engine
+    live: bool = False  # whether drafts are looked at, and figures while the reply comes
 
     @classmethod
     def of(cls, body: object) -> "Asking":
@@ -103,19 +109,64 @@ class Asking:
         except (AssertionError, TypeError):
             raise Refused("This is no request of localspec's own commands.") from None
 
+    @property
+    def rule(self) -> Rule:
+        """How drafts are accepted."""
+        return Sampling(**self.sampling).rule
+
     def events(self, engine: Engine) -> Any:
-        """What the engine answers."""
+        """What the engine answers. Raises Differs where another server opened it."""
+        if self.server != THIS:
+            raise Differs("The server has begun anew since.")
         limits = Limits(self.max_tokens, tuple(self.stop))
         return engine.chat(list(self.messages), Sampling(**self.sampling), limits, self.think)
 
 
-def told(event: Event) -> dict[str, Any]:
-    """An event as JSON. Drafts, which nobody looks at here, stay behind."""
-    match event:
-        case Prefill():
-            return {"prefill": [event.done, event.total, event.dropped]}
-        case Text():
-            said = [event.text, event.tokens, event.sources, event.seconds, event.steps]
-            return {"text": [*said, event.reasoning, event.reasoning_tokens]}
-        case Done(reason, statistics):
-            return {"done": reason, "statistics": asdict(statistics)}
+def form(engine: Engine, rule: Rule) -> dict[str, Any]:
+    """In which form an engine answers, which may change between two replies, and what it holds."""
+    choice = engine.choice
+    return {
+        "choice": {
+            "engine": choice.engine,
+            "device": choice.device,
+            "dtype": choice.dtype,
+            "quantize": choice.quantize,
+            "nodes": choice.nodes,
+        },
+        "drafter": choice.drafter,
+        "label": engine.exactness.label(rule),
+        "held": engine.held,
+        "memory": asdict(engine.session.memory),
+    }
+
+
+class Telling:
+    """Events of one reply as JSON; of drafts and figures as much as somebody looks at."""
+
+    def __init__(self, engine: Engine, live: bool) -> None:
+        self._engine, self._live, self._figured_at = engine, live, 0.0
+
+    def of(self, event: Event) -> dict[str, Any]:
+        """What is told of one event, and of the reply by then."""
+        match event:
+            case Prefill():
+                return {"prefill": [event.done, event.total, event.dropped]}
+            case Text():
+                said = [event.text, event.tokens, event.sources, event.seconds, event.steps]
+                told: dict[str, Any] = {"text": [*said, event.reasoning, event.reasoning_tokens]}
+                return {**told, "drafts": [*map(_draft, event.drafts)], **self._figures()} if self._live else told
+            case Done(reason, statistics):
+                return {"done": reason, "statistics": asdict(statistics)}
+
+    def _figures(self) -> dict[str, Any]:
+        now, found = time.monotonic(), self._engine.session.so_far
+        if found is None or now - self._figured_at < FIGURES_SECONDS:
+            return {}
+        self._figured_at = now
+        return {"figures": asdict(replace(found, token_ids=()))}  # those were told with their text
+
+
+def _draft(draft: Draft) -> list[Any]:
+    tokens, parents, path = ([*map(int, one)] for one in (draft.tokens, draft.parents, draft.path))
+    probe = None if draft.probe is None else [*map(bool, draft.probe)]
+    return [tokens, parents, None if draft.sources is None else list(draft.sources), probe, path]

@@ -17,7 +17,7 @@ from localspec.events import Done, Prefill, Text
 from localspec.serving.asked import Asked, Refused
 from localspec.serving.loaded import LoadedModels
 from localspec.serving.metrics import Metrics
-from localspec.serving.own import NAMED_SECONDS, Asking, Opened, told
+from localspec.serving.own import NAMED_SECONDS, Asking, Opened, Telling, form
 from localspec.serving.turns import Turns
 
 WAITING, WAITING_BYTES = 1000, 256 * 2**20  # of requests at most
@@ -85,11 +85,17 @@ class EngineRoom(threading.Thread):
         self._settings, self._opening, self._idle, self._end = settings, opening, idle, end
         self._turns: Turns[Ticket] = Turns(WAITING, WAITING_BYTES)
         self._leaving = threading.Event()
+        self._busy = False
 
     @property
     def waiting(self) -> int:
         """Requests whose turn has not come."""
         return len(self._turns)
+
+    @property
+    def ahead(self) -> int:
+        """Requests that are answered before one that came now, if the clients of all are one."""
+        return self.waiting + self._busy
 
     def ask(self, ticket: Ticket) -> None:
         """Puts a request in the queue. Raises TooMany."""
@@ -119,7 +125,9 @@ class EngineRoom(threading.Thread):
                     seconds = left if seconds is None else min(seconds, left)
                 ticket = self._turns.next(seconds)
                 if ticket is not None and not ticket.gone.is_set():
+                    self._busy = True
                     self._answer(models, ticket)
+                    self._busy = False
                 if ticket is not None:
                     asked = time.monotonic()
 
@@ -143,16 +151,20 @@ class EngineRoom(threading.Thread):
     def _reply_to_own(self, models: LoadedModels, ticket: Ticket, asked: Asking) -> None:
         """What the engine says, event by event; when all of it is kept, `kept` with its figures."""
         loaded, _ = models.exactly(asked.model, asked.path)
-        engine = loaded.engine
+        engine, telling = loaded.engine, Telling(loaded.engine, asked.live)
         engine.conversation = None
+        loaded.heard.clear()
         try:
             with closing(asked.events(engine)) as events:
+                ticket.deliver(Line({"engine": form(engine, asked.rule)}))
                 for event in events:
                     if ticket.gone.is_set() or ticket.stopped.is_set():
                         break
                     if self._leaving.is_set():
                         raise LocalspecError("The server is being stopped.")
-                    ticket.deliver(Line(told(event)))
+                    for sentence in loaded.news():
+                        ticket.deliver(Line({"notice": sentence}))
+                    ticket.deliver(Line(telling.of(event)))
                     if isinstance(event, Done):
                         self.metrics.count(event.statistics)
                         break
@@ -162,6 +174,8 @@ class EngineRoom(threading.Thread):
         finally:
             engine.conversation = None
         loaded.touch()
+        for sentence in loaded.news():
+            ticket.deliver(Line({"notice": sentence}))
         found = engine.session.statistics
         ticket.deliver(Line({"kept": None if found is None else asdict(found)}))
 

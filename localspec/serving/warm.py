@@ -1,41 +1,27 @@
-"""A server of this user that has the model loaded already, asked through its socket as if its engine were here.
+"""A server of this user that has the model loaded already, asked through its socket as if its engine were here."""
 
-A few lines over a socket: a command that answers at once imports neither an HTTP library nor a tokenizer.
-"""
-
-import json
 import os
-import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from localspec import __version__, config, errors
+from localspec import __version__, config
 from localspec.config import NAMES, Rule, Settings
 from localspec.engine.report import whole
-from localspec.errors import LocalspecError
-from localspec.events import Done, Event, Memory, Prefill, Reporter, Statistics, Text
+from localspec.events import Done, Event, Memory, Reporter, Statistics, Text
 from localspec.models.messages import Message
 from localspec.models.registry import TargetCard
+from localspec.quantities import counted
+from localspec.serving.over_socket import Gone, NotThisOne, event_of, lines, raise_what_is_wrong, statistics_of
+from localspec.serving.what_came import WhatCame
 
-LOOK = 0.2  # seconds between two looks at whether an answer is still wanted
-CONNECT_SECONDS = 1.0
 TOLD_SECONDS = 2.0  # of waiting, after which that is told
-SILENT_SECONDS = 600.0  # of a server that is asked by others meanwhile, or loads its model
 STOP_SECONDS = 3.0  # for the figures of a reply that was stopped
-LONGEST_LINE = 2**26  # bytes
+SILENT = "waiting for localspec serve"
 _END: Any = object()
-
-
-class Gone(LocalspecError):
-    """The server ended, or never was."""
-
-
-class NotThisOne(LocalspecError):
-    """The server would not answer as an engine of this process."""
 
 
 @dataclass(frozen=True)
@@ -58,21 +44,27 @@ class WarmSampling:
 
 
 @dataclass
-class _Spoken:
-    statistics: Statistics | None = None
+class Spoken:
+    """The figures of the reply under way, or of the last one, as far as they were told."""
+
+    statistics: Statistics | None = None  # once it is over
+    so_far: Statistics | None = None
     memory: Memory | None = None
 
-    @property
-    def so_far(self) -> Statistics | None:
-        return self.statistics
+    def end(self, statistics: Statistics) -> None:
+        """The reply is over."""
+        self.statistics = self.so_far = statistics
+        self.memory = statistics.memory
 
 
-class _Choice(NamedTuple):
+class Form(NamedTuple):
+    """In which form the server's engine answers."""
+
+    engine: str
     device: str
     dtype: str
     quantize: str
     nodes: int
-    engine: str = "server"
 
 
 class WarmEngine:
@@ -82,21 +74,24 @@ class WarmEngine:
     """
 
     count_tokens = decode = None
-    held, parameters, costs = ("cpu", 0), 0, None
+    parameters, costs = 0, None
+    live = False  # whether drafts and figures are wanted while a reply comes
 
     def __init__(
-        self, place: Path, card: TargetCard, told: Mapping[str, Any], settings: Settings, load: Callable[[], Any]
-    ) -> None:
+        self, place: Path, card: TargetCard, told: Mapping[str, Any], settings: Settings, load: Callable[[], Any],
+        reporter: Reporter,
+    ) -> None:  # fmt: skip
         self._place, self._card, self._told, self._settings, self._load = place, card, told, settings, load
-        self._name = os.urandom(16).hex()  # `secrets` would import hashes
+        self._reporter, self._server = reporter, str(told["server"])
+        self._name = ""  # of the reply under way
         self._conversation: int | None = None
         self._speaking = False
         self._instead: Any = None  # an engine of this process
+        self._spoken = Spoken()
         self.wanted: Callable[[], bool] = lambda: True
-        self.session, self.context = _Spoken(), int(told["context"])
-        self.choice = _Choice(**told["choice"])
-        self.start: dict[str, Any] = {**told["start"], "engine": "server"}
-        self.load_seconds = float(told["load_s"])
+        self._context, self.load_seconds = int(told["context"]), float(told["load_s"])
+        self.start: dict[str, Any] = {**told.get("start", {}), "engine": "server"}
+        self._take_form(told["engine"])
 
     @classmethod
     def open(
@@ -116,33 +111,65 @@ class WarmEngine:
             "settings": {name: getattr(settings, name) for name in NAMES if name != "keymap"},
             "origins": {name: settings.origins.get(name, "default") for name in NAMES},
             "system": system,
+            "chat": cls.live,
         }
         began, told = time.monotonic(), None
-        with closing(_lines(place, "/localspec/open", asked)) as lines:
-            for told in lines:
-                if told is not None:
+        with closing(lines(place, "/localspec/open", asked)) as answer:
+            for line in answer:
+                if line is None:
+                    late = time.monotonic() - began > TOLD_SECONDS
+                    reporter.progress(SILENT if late else f"loading {card.name}")
+                elif "ahead" not in line:
+                    told = line
                     break
-                if time.monotonic() - began > TOLD_SECONDS:
-                    reporter.progress("waiting for localspec serve")
         if told is None:
             raise Gone("The server is gone.")
-        _raise_what_is_wrong(told)
+        raise_what_is_wrong(told)
         try:
-            engine, notices = cls(place, card, told, settings, load), [*map(str, told["notices"])]
+            engine, notices = cls(place, card, told, settings, load, reporter), [*map(str, told["notices"])]
         except (KeyError, TypeError, ValueError):
             raise Gone("The server is none that answers.") from None
         for sentence in notices:
             reporter.notice(sentence)
         return engine
 
+    def _take_form(self, told: Mapping[str, Any]) -> None:
+        """Raises KeyError, TypeError and ValueError for what is none."""
+        self._form, self._label = Form(**told["choice"]), str(told["label"])
+        device, held = told["held"]
+        self._held, self._spoken.memory = (str(device), int(held)), Memory(**told["memory"])
+        self.start["drafter"] = told["drafter"]
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
     @property
-    def exactness(self) -> "WarmEngine":
+    def choice(self) -> Any:
+        """In which form it answers."""
+        return self._form
+
+    @property
+    def session(self) -> Any:
+        """What is known of the reply under way, or of the last one."""
+        return self._spoken if self._instead is None else self._instead.session
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and reply together, at most."""
+        return self._context
+
+    @property
+    def held(self) -> tuple[str, int]:
+        """The device, and the bytes of its memory that go with the engine."""
+        return self._held
+
+    @property
+    def exactness(self) -> Any:
         """This one: it knows what was told."""
         return self
 
     def label(self, rule: Rule) -> str:
         """How exact its replies are."""
-        return str(self._told["label"])
+        return self._label
 
     def sampling(self, settings: Settings) -> Any:
         """How replies are sampled, as the server has it for the settings that this was opened with."""
@@ -172,82 +199,108 @@ class WarmEngine:
             self._say_more({"conversation": number})
 
     def chat(
-        self, messages: Sequence[Message], sampling: WarmSampling, limits: Any = None, think: bool | None = None
+        self, messages: Sequence[Message], sampling: Any, limits: Any = None, think: bool | None = None
     ) -> Generator[Event, None, None]:
         """Answers a conversation, as `Engine.chat` does and raising the same."""
-        came: list[Text] = []
-        try:
-            for event in self._from_server(messages, sampling, limits, think):
-                if isinstance(event, Text):
-                    came.append(event)
-                yield event
-            return
-        except Gone:
-            self._speaking = False
-        yield from self._go_on(messages, sampling, limits, think, came)
+        came = WhatCame()
+        if self._instead is None:
+            try:
+                for event in self._from_server(messages, sampling, limits, think):
+                    came.take(event)
+                    yield event
+                return
+            except (Gone, NotThisOne):
+                self._go_on_here()
+        yield from self._from_here(messages, sampling, limits, think, came)
 
     # -- the server ---------------------------------------------------------------------------------------------------
 
     def _from_server(
-        self, messages: Sequence[Message], sampling: WarmSampling, limits: Any, think: bool | None
+        self, messages: Sequence[Message], sampling: Any, limits: Any, think: bool | None
     ) -> Iterator[Event]:
-        self.session.statistics, seen = None, list[Text]()
+        spoken, seen, ahead, began = self._spoken, list[Text](), 0, time.monotonic()
+        spoken.statistics = spoken.so_far = None
+        self._name, self._speaking = os.urandom(16).hex(), True  # `secrets` would import hashes
         asked = {
             "model": self._card.name, "path": str(self._card.path), "messages": list(messages),
             "sampling": vars(sampling), "max_tokens": limits.max_tokens if limits else None,
             "stop": list(limits.stop) if limits else [], "think": think, "name": self._name,
-            "kept": self._settings.log,
+            "kept": self._settings.log, "server": self._server, "live": self.live,
         }  # fmt: skip
-        lines, self._speaking = _lines(self._place, "/localspec/reply", asked), True
+        answer, begun = lines(self._place, "/localspec/reply", asked), False
         try:
-            while (line := next(lines, _END)) is not _END:
-                if line is not None:
-                    _raise_what_is_wrong(line)
-                    if "kept" in line:
+            while (line := next(answer, _END)) is not _END:
+                if line is None:
+                    if not self.wanted():
+                        self._stop(answer, seen, begun)
                         return
-                    event = _event(line)
+                    if not begun and (ahead or time.monotonic() - began > TOLD_SECONDS):
+                        before = f"localspec serve answers {counted(ahead, 'other')} before this"
+                        self._reporter.progress(before if ahead else SILENT)
+                    continue
+                raise_what_is_wrong(line)
+                if "kept" in line:
+                    return
+                if "ahead" in line:
+                    ahead = int(line["ahead"])
+                elif "notice" in line:
+                    self._reporter.notice(str(line["notice"]))
+                elif "engine" in line:
+                    self._take_form(line["engine"])
+                    ahead = 0
+                else:
+                    event, begun = event_of(line), True
                     if isinstance(event, Done):
-                        self.session.statistics = event.statistics
+                        spoken.end(event.statistics)
                     elif isinstance(event, Text):
                         seen.append(event)
+                        self._take_figures(line, seen)
                     yield event
-                elif not self.wanted():
-                    self._stop(lines, seen)
-                    return
             raise Gone("The server is gone.")
+        except (KeyError, TypeError, ValueError):
+            raise Gone("The server is none that answers.") from None
         except GeneratorExit:
-            self._stop(lines, seen)
+            self._stop(answer, seen, begun)
             raise
         finally:
-            lines.close()
+            answer.close()
             self._speaking = False
 
-    def _stop(self, lines: Iterator[Any], seen: Sequence[Text]) -> None:
+    def _take_figures(self, line: Mapping[str, Any], seen: Sequence[Text]) -> None:
+        if "figures" in line:
+            self._spoken.so_far = now = replace(statistics_of(line["figures"]), token_ids=_tokens(seen))
+            self._spoken.memory = now.memory
+
+    def _stop(self, answer: Iterator[Any], seen: Sequence[Text], begun: bool) -> None:
         """Has the server keep what there is, and learns the figures of as much of it as was seen here."""
-        if self.session.statistics is not None:
+        if not begun:  # it waits for its turn, and is taken out of the queue
             return
-        self._say_more({"stop": True})
-        until = time.monotonic() + STOP_SECONDS
+        over, until = self._spoken.statistics is not None, time.monotonic() + STOP_SECONDS
+        if not over:
+            self._say_more({"stop": True})
         with suppress(Gone):
-            for line in lines:
-                if line is not None and line.get("kept"):
-                    tokens = tuple(token for event in seen for token in event.tokens)
-                    sources = [source for event in seen for source in event.sources]
-                    counted = {name: sources.count(name) for name in dict.fromkeys(sources)}
-                    found = _statistics(line["kept"])
-                    self.session.statistics = replace(found, token_ids=tokens, sources=counted)
+            for line in answer:
+                if line is not None and line.get("kept") and not over:
+                    self._spoken.end(_of_what_was(seen, statistics_of(line["kept"])))
                 if (line is not None and "kept" in line) or time.monotonic() > until:
-                    return
+                    break
+        if self._spoken.statistics is None and self._spoken.so_far is not None:  # it answers no more
+            self._spoken.end(_of_what_was(seen, self._spoken.so_far))
 
     def _say_more(self, said: Mapping[str, Any]) -> None:
-        lines = _lines(self._place, f"/localspec/replies/{self._name}", said)
-        with suppress(Gone), closing(lines):
-            next(lines, None)
+        answer = lines(self._place, f"/localspec/replies/{self._name}", said)
+        with suppress(Gone), closing(answer):
+            next(answer, None)
 
     # -- this process -------------------------------------------------------------------------------------------------
 
-    def _go_on(
-        self, messages: Sequence[Message], sampling: WarmSampling, limits: Any, think: bool | None, came: Sequence[Text]
+    def _go_on_here(self) -> None:
+        self._instead = engine = self._load()
+        self._speaking = False
+        self.start, self.load_seconds = {**self.start, "engine": engine.choice.engine}, engine.load_seconds
+
+    def _from_here(
+        self, messages: Sequence[Message], sampling: Any, limits: Any, think: bool | None, came: WhatCame
     ) -> Iterator[Event]:
         """The same reply from an engine of this process, without what has come of it.
 
@@ -255,27 +308,24 @@ class WarmEngine:
         """
         from localspec import Limits, Sampling
 
-        self._instead = engine = self._load()
+        engine = self._instead
         engine.conversation, engine.wanted = self._conversation, self.wanted
-        self.start, self.load_seconds = {**self.start, "engine": engine.choice.engine}, engine.load_seconds
         known = Limits(limits.max_tokens, tuple(limits.stop)) if limits else None
-        text, reasoning = "".join(one.text for one in came), "".join(one.reasoning for one in came)
-        left = sum(len(one.tokens) for one in came)
-        events = engine.chat(messages, Sampling(**vars(sampling)), known, think)
-        try:
+        with closing(engine.chat(messages, Sampling(**vars(sampling)), known, think)) as events:
             for event in events:
-                match event:
-                    case Text() if left or text or reasoning:
-                        event, text, reasoning, left = _without(event, text, reasoning, left)
-                        if event is not None:
-                            yield event
-                    case Prefill() if came:
-                        continue
-                    case _:
-                        yield event
-        finally:
-            events.close()
-            self.session.statistics = engine.session.statistics
+                if (rest := came.rest_of(event)) is not None:
+                    yield rest
+
+
+def _of_what_was(seen: Sequence[Text], statistics: Statistics) -> Statistics:
+    """The figures with the tokens that were seen."""
+    sources = [source for event in seen for source in event.sources]
+    counts = {name: sources.count(name) for name in dict.fromkeys(sources)}
+    return replace(statistics, token_ids=_tokens(seen), sources=counts)
+
+
+def _tokens(seen: Sequence[Text]) -> tuple[int, ...]:
+    return tuple(token for event in seen for token in event.tokens)
 
 
 class WarmReport:
@@ -297,99 +347,3 @@ class WarmReport:
     def of(self, text: str, reasoning: str, reason: str, statistics: Statistics) -> dict[str, Any]:
         """All of it, once the reply is over."""
         return whole(self.start, text, reasoning, reason, statistics, self._engine.load_seconds)
-
-
-def _without(event: Text, text: str, reasoning: str, left: int) -> tuple[Text | None, str, str, int]:
-    """An event without what was said before, and what of that is still to come."""
-    for new, old in ((event.text, text), (event.reasoning, reasoning)):
-        if not (old.startswith(new) or new.startswith(old)):
-            raise Gone("The server was gone in the middle of the reply, and here it would be another one; ask again.")
-    cut = min(left, len(event.tokens))
-    rest = replace(
-        event,
-        text=event.text[len(text) :],
-        reasoning=event.reasoning[len(reasoning) :],
-        tokens=event.tokens[cut:],
-        sources=event.sources[cut:],
-        reasoning_tokens=max(0, event.reasoning_tokens - cut),
-    )
-    empty = not (rest.text or rest.reasoning or rest.tokens)
-    return None if empty else rest, text[len(event.text) :], reasoning[len(event.reasoning) :], left - cut
-
-
-# -- over the socket --------------------------------------------------------------------------------------------------
-
-
-def _lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, None, None]:
-    """The lines that the server answers with; None after each `LOOK` in which nothing came. Raises Gone."""
-    content = json.dumps(body).encode()
-    # HTTP/1.0: the answer comes as it is, and ends where the connection does.
-    head = f"POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(CONNECT_SECONDS)
-            connection.connect(os.fspath(place))
-            connection.settimeout(None)
-            connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
-            connection.settimeout(LOOK)
-            buffer, headed, heard = bytearray(), False, time.monotonic()
-            while True:
-                try:
-                    piece = connection.recv(2**16)
-                except TimeoutError:
-                    if time.monotonic() - heard > SILENT_SECONDS:
-                        raise Gone(f"The server has said nothing for {SILENT_SECONDS:.0f} s.") from None
-                    yield None
-                    continue
-                if not piece:
-                    return
-                heard = time.monotonic()
-                buffer += piece
-                if not headed:
-                    status, end, rest = bytes(buffer).partition(b"\r\n\r\n")
-                    if not end:
-                        continue
-                    if status.split(b" ", 2)[1:2] != [b"200"]:
-                        raise Gone("The server is none that answers.")
-                    headed, buffer = True, bytearray(rest)
-                *whole, left = buffer.split(b"\n")
-                buffer = bytearray(left)
-                for line in whole:
-                    yield json.loads(line)
-                if len(buffer) > LONGEST_LINE:
-                    raise Gone("The server is none that answers.")
-    except (OSError, ValueError) as error:
-        raise Gone(f"The server is gone ({error}).") from None
-
-
-def _raise_what_is_wrong(line: Mapping[str, Any]) -> None:
-    if "error" in line:
-        kind, sentence = line["error"]
-        if kind in ("Differs", "NotHere", "Refused", "TooMany"):
-            raise NotThisOne(sentence)
-        if "being stopped" in sentence:
-            raise Gone(sentence)
-        found = getattr(errors, kind, LocalspecError)
-        raise found(sentence)
-
-
-def _event(line: Mapping[str, Any]) -> Event:
-    """The event that a line tells. Raises Gone for one that tells none."""
-    try:
-        if "prefill" in line:
-            return Prefill(*line["prefill"])
-        if "text" in line:
-            text, tokens, sources, seconds, steps, reasoning, thoughts = line["text"]
-            return Text(text, tuple(tokens), tuple(sources), seconds, steps, (), reasoning, thoughts)
-        return Done(line["done"], _statistics(line["statistics"]))
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise Gone("The server is none that answers.") from None
-
-
-def _statistics(told: Mapping[str, Any]) -> Statistics:
-    known = {one.name: told[one.name] for one in fields(Statistics) if one.name in told}
-    known["rows"] = {int(rows): count for rows, count in told["rows"].items()}
-    known["memory"] = Memory(**told["memory"])
-    for name in ("token_ids", "acceptance_by_depth"):
-        known[name] = tuple(told[name])
-    return Statistics(**known)

@@ -13,6 +13,7 @@ from localspec.decoding.session import Limits
 from localspec.decoding.tree import DraftTree
 from localspec.engine import model_profile, recalled_measurements
 from localspec.engine.engine import Engine
+from localspec.engine.reconsidering import reconsidered
 from localspec.errors import UsageMistake
 from localspec.events import Done, Reporter
 from localspec.machine import hardware
@@ -110,6 +111,28 @@ def test_costs_of_a_busy_moment_serve_until_there_is_a_quiet_one(measured, store
     assert measured.count("costs") == 2
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores - 1 or 2)
     assert Engine(choice(), store=store).costs == COSTS and measured.count("costs") == 2, "what a quiet one gave stays"
+
+
+def test_a_long_life_chooses_its_drafter_anew_when_the_machine_is_quiet(measured, store, monkeypatch):
+    """By what was measured beside other programs nothing was to be drafted; by what is measured later, it is."""
+    cores, costs = hardware.physical_cores(), {"now": ForwardCosts((1, 2, 64), (256,), ((1e-4, 9e-4, 9e-3),))}
+    monkeypatch.setattr(model_profile, "measure_forward_costs", lambda target: measured.append("costs") or costs["now"])
+    monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores - 1 or 2)
+    settings = Settings(drafter="auto", temperature=0.0)
+    Engine(choice(), store=store)  # what a row costs is known, as of a busy moment
+    engine = Engine.open(settings, CARD, store=store)
+    assert engine.choice.drafter == "none"
+    assert reconsidered(engine, settings, store, Reporter()) is engine, "as long as it is busy"
+    costs["now"] = COSTS
+    monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores)
+    assert reconsidered(engine, Settings(drafter="none"), store, Reporter()) is engine, "somebody named it"
+    measured.clear()
+    found = reconsidered(engine, settings, store, Reporter())
+    assert measured == ["costs"] or measured == ["costs", f"exactness {AUTO_NODES + 1}"]
+    assert found.choice.drafter != "none" and found.target is engine.target and found.saved_phrases is not None
+    *_, done = found.chat([{"role": "user", "content": "Who are you?"}], found.sampling(settings), Limits(5))
+    assert isinstance(done, Done)
+    assert reconsidered(found, settings, store, Reporter()) is found
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_parts_of_text_belong_together_and_thoughts_come_along():
         ({"n": True}, "n", "not served"),
         ({"tools": [{"type": "function"}]}, "tools", "no tools"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "grammar"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "say in the prompt"),
         ({"logprobs": True}, "logprobs", "not told"),
         ({"logit_bias": {"5": 100}}, "logit_bias", "not served"),
         ({"presence_penalty": 0.5}, "presence_penalty", "not served"),

@@ -76,3 +76,36 @@ def test_a_client_names_what_is_installed_and_no_directory(models, name):
     with pytest.raises(NotHere):
         found.get(name)
     assert opened == [] and "demo" in {card.name for card, _ in registry.installed()}
+
+
+def test_in_a_quiet_moment_after_a_reply_the_drafter_is_doubted(models, capfd):
+    found, _, clock = models(2)
+    doubted: list[object] = []
+
+    def reconsider(engine, *_):
+        doubted.append(engine)
+        if len(doubted) == 3:
+            raise ZeroDivisionError
+        return engine if len(doubted) == 1 else SimpleNamespace(choice=engine.choice)
+
+    found._reconsider = reconsider
+    loaded = found.get("demo")
+    first = loaded.engine
+    assert found.rest() == 60.0 and doubted == []
+    loaded.touch()
+    assert found.rest() == 1.0 and doubted == []
+    clock.now = 1.0
+    assert found.rest() == 59.0 and doubted == [first] and found.get("demo").engine is first
+    clock.now = 2.0
+    loaded.touch()
+    assert found.rest() == 59.0, "not at once again"
+    clock.now = 61.0
+    found.rest()
+    second = found.get("demo").engine
+    assert doubted == [first, first] and second is not first
+    loaded.touch()
+    clock.now = 120.9
+    loaded.touch()
+    clock.now = 121.9
+    found.rest()
+    assert doubted[2] is second is found.get("demo").engine and "ZeroDivisionError" in capfd.readouterr().err

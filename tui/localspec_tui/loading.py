@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from localspec.config import Settings
+from localspec.events import Reporter
 from localspec_tui import preload_torch
 
 if TYPE_CHECKING:
@@ -42,8 +44,22 @@ def load(
     store: "Store | None",
     notice: Callable[[str], None],
     progress: Callable[[str], None],
+) -> "Answerer":
+    """The engine that the settings ask for: that of a server of this user, or one of this process."""
+    from localspec.serving.warm_chat import warm_or_here
+
+    here = partial(_load_here, settings, card, store, notice, progress)
+    return warm_or_here(settings, card, Reporter(notice, progress), here)
+
+
+def _load_here(
+    settings: Settings,
+    card: "TargetCard",
+    store: "Store | None",
+    notice: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> "Engine":
-    """The engine that the settings ask for. Imports torch where a GPU may want it."""
+    """Imports torch where a GPU may want it."""
     from localspec.machine.hardware import gpu_expected
 
     if gpu_expected():

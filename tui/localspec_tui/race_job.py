@@ -35,7 +35,7 @@ def run(
             raise UsageMistake("No model is loaded, so none can race.")
         if engine.choice.engine == "server":
             raise UsageMistake("A server answers, and a race takes a model of this process; --server off has one.")
-        lanes, streams = opponents(cast("Engine", engine), asked, settings)
+        lanes, streams = opponents(_of_this_process(engine), asked, settings)
         with ExitStack() as at_the_end:
             for stream in streams:
                 at_the_end.callback(stream.close)
@@ -47,6 +47,13 @@ def run(
         told, over = [str(error)], False
     with suppress(RuntimeError):  # the screen is gone already
         post(RaceEnded(told, over))
+
+
+def _of_this_process(engine: "Answerer") -> "Engine":
+    """This engine; where a server of this user answers, one that is loaded for the race, and goes with it."""
+    from localspec.serving.warm_chat import WarmChat
+
+    return cast("Engine", engine.in_this_process() if isinstance(engine, WarmChat) else engine)
 
 
 def opponents(

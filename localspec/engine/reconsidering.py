@@ -1,0 +1,41 @@
+"""A process that lives long chooses its drafter anew, as each new one does: by what was measured since."""
+
+from dataclasses import replace
+
+from localspec.config import Settings
+from localspec.engine.device_profile import BandwidthProfiler
+from localspec.engine.engine import Engine, phrases_allowed
+from localspec.engine.measurement_cache import MeasurementCache
+from localspec.errors import LocalspecError
+from localspec.events import Reporter
+from localspec.machine.machine import Machine, this_machine
+from localspec.models.model import model_of
+from localspec.policy.selection import choices, requested_drafter
+from localspec.store.store import Store
+
+
+def reconsidered(engine: Engine, settings: Settings, store: Store | None, reporter: Reporter) -> Engine:
+    """This engine, or one on the same target with the drafter that `auto` would take now; it begins without a text.
+
+    What a busy moment gave is measured again if the machine is idle, which takes a second or so.
+    """
+    if settings.drafter != "auto" or store is None:  # nothing is kept that could tell otherwise
+        return engine
+    cache, card = MeasurementCache(store, reporter), engine.choice.target
+    replace(engine.profile, cache=cache).costs_of_an_idle_moment(engine.target)
+    known = BandwidthProfiler(cache, settings.exact, settings.context)
+    try:
+        again, *_ = choices(model_of(card), requested_drafter(settings, card), settings, _as_before(engine), known)
+        same = (again.drafter, again.trained) == (engine.choice.drafter, engine.choice.trained)
+        if same or not again.loads_as(engine.choice):
+            return engine
+        return Engine(again, store=store, phrases=phrases_allowed(settings), reporter=reporter, beside=engine)
+    except LocalspecError:  # nobody asked for it: what answers goes on answering
+        return engine
+
+
+def _as_before(engine: Engine) -> Machine:
+    """The machine with the memory that this engine holds."""
+    machine, (device, held) = this_machine(), engine.held
+    devices = (replace(one, free=one.free + held) if one.name == device else one for one in machine.devices)
+    return replace(machine, devices=tuple(devices))

@@ -1,0 +1,26 @@
+"""How one speaks with a model, from its files alone: the weights stay where they are."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from localspec import packed_file
+from localspec.checkpoint import is_packed
+from localspec.models.chat_tokenizer import ChatTokenizer
+from localspec.models.model_config import generation_config, read_generation_config
+from localspec.models.tokenizer import Tokenizer
+
+GENERATION = "generation_config.json"
+
+
+def chat_files(path: Path) -> tuple[ChatTokenizer, Mapping[str, Any]]:
+    """The tokenizer of a directory or a packed file, and the model's own sampling.
+
+    Raises LocalspecError for files that cannot be used.
+    """
+    if not is_packed(path):
+        return ChatTokenizer(Tokenizer.open(path)), read_generation_config(path)
+    found = packed_file.read(path)
+    texts = {name: found.text(name) for name in found.header.texts}
+    tokenizer = ChatTokenizer(Tokenizer.decoded(texts, path))
+    return tokenizer, generation_config(texts.get(GENERATION, b"{}"), path / GENERATION)

@@ -1,0 +1,108 @@
+"""Requests to a server of this user through its socket, and what the lines of its answers mean.
+
+A few lines over a socket: a command that answers at once imports neither an HTTP library nor a tokenizer.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from localspec import errors
+from localspec.errors import LocalspecError
+from localspec.events import Done, Draft, Event, Memory, Prefill, Statistics, Text
+
+LOOK = 0.2  # seconds between two looks at whether an answer is still wanted
+CONNECT_SECONDS = 1.0
+SILENT_SECONDS = 600.0  # of a server that is asked by others meanwhile, or loads its model
+LONGEST_LINE = 2**26  # bytes
+
+
+class Gone(LocalspecError):
+    """The server ended, or never was."""
+
+
+class NotThisOne(LocalspecError):
+    """The server would not answer as an engine of this process."""
+
+
+def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, None, None]:
+    """The lines that the server answers with; None after each `LOOK` in which nothing came. Raises Gone."""
+    content = json.dumps(body).encode()
+    # HTTP/1.0: the answer comes as it is, and ends where the connection does.
+    head = f"POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(CONNECT_SECONDS)
+            connection.connect(os.fspath(place))
+            connection.settimeout(None)
+            connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+            connection.settimeout(LOOK)
+            buffer, headed, heard = bytearray(), False, time.monotonic()
+            while True:
+                try:
+                    piece = connection.recv(2**16)
+                except TimeoutError:
+                    if time.monotonic() - heard > SILENT_SECONDS:
+                        raise Gone(f"The server has said nothing for {SILENT_SECONDS:.0f} s.") from None
+                    yield None
+                    continue
+                if not piece:
+                    return
+                heard = time.monotonic()
+                buffer += piece
+                if not headed:
+                    status, end, rest = bytes(buffer).partition(b"\r\n\r\n")
+                    if not end:
+                        continue
+                    if status.split(b" ", 2)[1:2] != [b"200"]:
+                        raise Gone("The server is none that answers.")
+                    headed, buffer = True, bytearray(rest)
+                *whole, left = buffer.split(b"\n")
+                buffer = bytearray(left)
+                for line in whole:
+                    yield json.loads(line)
+                if len(buffer) > LONGEST_LINE:
+                    raise Gone("The server is none that answers.")
+    except (OSError, ValueError) as error:
+        raise Gone(f"The server is gone ({error}).") from None
+
+
+def raise_what_is_wrong(line: Mapping[str, Any]) -> None:
+    """Raises what the server says is wrong: Gone, NotThisOne, or what an engine would raise."""
+    if "error" in line:
+        kind, sentence = line["error"]
+        if kind in ("Differs", "NotHere", "Refused", "TooMany"):
+            raise NotThisOne(sentence)
+        if "being stopped" in sentence:
+            raise Gone(sentence)
+        found = getattr(errors, kind, LocalspecError)
+        raise found(sentence)
+
+
+def event_of(line: Mapping[str, Any]) -> Event:
+    """The event that a line tells. Raises Gone for one that tells none."""
+    try:
+        if "prefill" in line:
+            return Prefill(*line["prefill"])
+        if "text" in line:
+            text, tokens, sources, seconds, steps, reasoning, thoughts = line["text"]
+            drafts = tuple(Draft(*one) for one in line.get("drafts", ()))
+            return Text(text, tuple(tokens), tuple(sources), seconds, steps, drafts, reasoning, thoughts)
+        return Done(line["done"], statistics_of(line["statistics"]))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise Gone("The server is none that answers.") from None
+
+
+def statistics_of(told: Mapping[str, Any]) -> Statistics:
+    """Figures of a reply as `asdict` wrote them."""
+    known = {one.name: told[one.name] for one in fields(Statistics) if one.name in told}
+    known["rows"] = {int(rows): count for rows, count in told["rows"].items()}
+    known["memory"] = Memory(**told["memory"])
+    for name in ("token_ids", "acceptance_by_depth"):
+        known[name] = tuple(told[name])
+    return Statistics(**known)

@@ -1,0 +1,22 @@
+"""How one speaks with a model, from its files alone: as the loaded model does, packed or not."""
+
+from localspec.checkpoint import revision
+from localspec.events import Reporter
+from localspec.models.chat_files import chat_files
+from localspec.models.registry import resolve
+from localspec.native.packed_cache import make
+from localspec.native.target import NativeTarget
+from localspec.packed_file import Origin
+from localspec.paths import Paths
+
+
+def test_a_directory_and_its_packed_file_are_spoken_with_as_the_loaded_model_is(tmp_path):
+    path = resolve("demo").path
+    packed = make(path, "int8", Origin("demo", revision(path)), 1, Reporter(), Paths(tmp_path))
+    target = NativeTarget.open(packed)
+    said = [{"role": "user", "content": "Hello — you?"}]
+    assert target.generation
+    for place in (path, packed):
+        chat, generation = chat_files(place)
+        assert generation == target.generation and chat.render(said) == target.chat.render(said)
+        assert chat.tokenizer.encode("naïve") == target.chat.tokenizer.encode("naïve")

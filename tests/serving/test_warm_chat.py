@@ -1,0 +1,265 @@
+"""A chat beside a running `localspec serve` of the same user: that answers, and nothing else is different."""
+
+import io
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from clocks import PATIENCE
+from serving.conftest import start
+from serving.test_warm import dying
+from tui.scripted_engine import ScriptedEngine
+
+from localspec import Limits
+from localspec.chat.introduction import introduction
+from localspec.chat.live_stats import LiveStats
+from localspec.chat.sampling import ChatSettings
+from localspec.chat.trace import Trace
+from localspec.cli.main import main
+from localspec.config import TYPED, Settings, changed
+from localspec.engine.engine import Engine
+from localspec.errors import UsageMistake
+from localspec.events import Done, Reporter, Text
+from localspec.models.registry import resolve
+from localspec.serving.loaded import Loaded
+from localspec.serving.own import THIS, Asking
+from localspec.serving.room import EngineRoom, Ticket
+from localspec.serving.warm_chat import WarmChat, warm_or_here
+from localspec.store.store import Store
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no sockets with a mode")
+DRAFTING = Settings(drafter="phrases", draft_max=8, temperature=0.8, seed=7, max_tokens=80)
+ASKED = [{"role": "user", "content": "Count from one to twenty, twice."}]
+
+
+@pytest.fixture(scope="module")
+def drafting(tmp_path_factory):
+    """A server that loads models as DRAFTING says."""
+    found = start(tmp_path_factory.mktemp("h"), "--drafter", "phrases", "--draft-max", "8")
+    yield found
+    assert found.stop() == 0
+    assert found.process.stderr.read() == ""
+
+
+@pytest.fixture
+def warm(drafting, monkeypatch):
+    """warm(): a chat's engine at that server, where none may be loaded here unless `here` is given."""
+    monkeypatch.setenv("LOCALSPEC_HOME", str(drafting.home))
+
+    def make(settings=DRAFTING, here=lambda: pytest.fail("an engine was loaded here"), reporter=None):
+        return warm_or_here(settings, resolve("demo"), reporter or Reporter(), here)
+
+    return make
+
+
+def answered(engine, settings=DRAFTING, messages=ASKED):
+    """The events of one reply, its trace, and the figures of all moments."""
+    trace, live, events, figures = Trace("", engine.decode), LiveStats(engine), [], []
+    sampling, limits = engine.sampling(settings), Limits(settings.max_tokens, settings.stop)
+    for event in engine.chat(messages, sampling, limits, engine.thinking(settings, None)):
+        live.take(event)
+        trace.take(event)
+        events.append(event)
+        figures.append(live.figures())
+    trace.ended = True
+    return events, trace, figures
+
+
+def places(trace):
+    return [(trace.place(token), trace.corrected(token)) for token in range(len(trace.tokens))]
+
+
+def test_all_that_a_chat_shows_is_the_same(warm, tmp_path):
+    with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
+        here, there = Engine.open(DRAFTING, resolve("demo"), store=store), warm()
+        assert isinstance(there, WarmChat)
+        before = LiveStats(there).figures()
+        assert before.memory.target == here.session.memory.target > 0 and before.drafts
+        assert introduction(there, resolve("demo")) == introduction(here, resolve("demo"))
+        for _ in range(2):  # the second is drafted from the first
+            (events, trace, figures), (others, other, later) = answered(here), answered(there)
+            assert [type(one) for one in events] == [type(one) for one in others]
+            assert [(one.text, one.tokens, one.sources) for one in events if isinstance(one, Text)] == [
+                (one.text, one.tokens, one.sources) for one in others if isinstance(one, Text)
+            ]
+            assert places(trace) == places(other) and trace.steps == other.steps
+            assert trace.texts(0, trace.tokens) == other.texts(0, other.tokens)
+            for name in (
+                "tokens",
+                "used",
+                "context",
+                "sources",
+                "drafts",
+                "exactness",
+                "precision",
+                "acceptance_by_depth",
+            ):
+                assert getattr(figures[-1], name) == getattr(later[-1], name), name
+            assert events[-1].statistics.token_ids == others[-1].statistics.token_ids
+            assert (figures[-1].speedup is None) == (later[-1].speedup is None)
+            assert all(one.memory.cache > 0 for one in later if one.tokens)  # while it comes, too
+        assert any(place.refused for place, _ in places(other)) and figures[-1].acceptance_by_depth
+
+
+def test_what_changes_while_one_chats_is_what_an_engine_here_says(warm):
+    here, there = Engine.open(DRAFTING, resolve("demo")), warm()
+    for key, value in (("temperature", "0"), ("top_p", "0.5"), ("seed", "3")):
+        settings = changed(DRAFTING, key, value)
+        assert there.sampling(settings) == here.sampling(settings)
+    first = Settings(drafter="phrases", draft_max=8)
+    assert ChatSettings(first).lines(there) == ChatSettings(first).lines(here)
+    for engine in (here, there):
+        with pytest.raises(UsageMistake, match=f"{TYPED} top-p 0.5 has no effect"):
+            engine.sampling(changed(changed(DRAFTING, "temperature", "0"), "top_p", "0.5"))
+        with pytest.raises(UsageMistake, match="/think on has no effect"):
+            engine.thinking(changed(DRAFTING, "think", "on"))
+    assert there.thinks_by_itself() is here.thinks_by_itself() is None
+    text = "Twenty-one words — naïve."
+    assert there.count_tokens(text) == here.count_tokens(text) and there.held == here.held == ("cpu", 0)
+
+
+def test_a_server_that_hangs_is_left_with_what_came(drafting, warm, monkeypatch):
+    monkeypatch.setattr("localspec.serving.warm.STOP_SECONDS", 0.0)
+    there, long = warm(), replace(DRAFTING, temperature=1.5, max_tokens=None)
+    events = there.chat(ASKED, there.sampling(long))
+    seen = list(next(one for one in events if isinstance(one, Text)).tokens)
+    try:
+        os.kill(drafting.process.pid, signal.SIGSTOP)
+        there.wanted = lambda: False  # Escape
+        seen += (token for one in events if isinstance(one, Text) for token in one.tokens)
+    finally:
+        os.kill(drafting.process.pid, signal.SIGCONT)
+    assert there.session.statistics.token_ids == tuple(seen)
+
+
+def test_a_reply_that_is_stopped_is_counted_as_far_as_it_was_seen(warm):
+    there, seen = warm(), []
+    long = replace(DRAFTING, temperature=1.5, max_tokens=None)
+    with closing(there.chat(ASKED, there.sampling(long), Limits(None, ()))) as events:
+        for event in events:
+            if isinstance(event, Text):
+                seen += event.tokens
+            if len(seen) > 5:
+                break
+    found = there.session.statistics
+    assert found.token_ids == tuple(seen) and sum(found.sources.values()) == len(seen)
+    assert isinstance(answered(there)[0][-1], Done)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"drafter": "none", "draft_max": "auto"}, {"quantize": "none"}, {"context": 256}, {"pool": "off"}, {"log": False},
+     {"exact": True}, {"device": "cpu"}, {"accept": "typical"}, {"server": "off"}],
+)  # fmt: skip
+def test_settings_that_differ_are_obeyed_in_this_process(warm, other):
+    here = object()
+    assert warm(replace(DRAFTING, **other), lambda: here) is here
+
+
+def test_who_waits_is_told(drafting, warm, monkeypatch):
+    """Others are being answered: so many that the last one has time to say so, and to be taken back."""
+    told = []
+    waiting = warm(reporter=Reporter(progress=told.append))
+    body = {
+        "model": "demo", "path": str(resolve("demo").path), "messages": ASKED, "max_tokens": 300, "stop": [],
+        "sampling": vars(waiting.sampling(replace(DRAFTING, temperature=1.5))), "think": None, "name": "x",
+        "kept": False, "server": waiting._server,
+    }  # fmt: skip
+    content = json.dumps(body).encode()
+    head = f"POST /localspec/reply HTTP/1.0\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
+    waiting.wanted = lambda: not told  # Escape, as soon as it is told
+    with ExitStack() as others:
+        for _ in range(100):
+            other = others.enter_context(socket.socket(socket.AF_UNIX))
+            other.connect(os.fspath(drafting.socket))
+            other.sendall(head.encode() + content)
+        with monkeypatch.context() as patch:  # there is no reply yet that could be stopped, so nothing is waited for
+            patch.setattr(waiting, "_say_more", pytest.fail)
+            assert list(waiting.chat(ASKED, waiting.sampling(DRAFTING))) == []
+    assert re.fullmatch(r"localspec serve answers \d+ others? before this", told[0])
+    assert isinstance(answered(waiting)[0][-1], Done)
+
+
+@pytest.mark.parametrize("said", [-6, 2, 12])
+def test_a_server_that_goes_in_mid_reply(drafting, tmp_path, monkeypatch, said):
+    """One sentence; the same reply, seen as closely; and the next one from here, although a server is there again."""
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
+    (tmp_path / "state").mkdir()
+    told, card = [], resolve("demo")
+    reporter = Reporter(told.append)
+    alone, plain, _ = answered(Engine.open(DRAFTING, card))
+    with dying(tmp_path, drafting.socket, said):
+        there = warm_or_here(DRAFTING, card, reporter, lambda: Engine.open(DRAFTING, card))
+        assert isinstance(there, WarmChat)
+        events, trace, figures = answered(there)
+        assert told == ["localspec serve is gone, so from here on demo answers in this process."]
+        assert list(trace.tokens) == list(plain.tokens) == list(alone[-1].statistics.token_ids)
+        assert "".join(one.text for one in events if isinstance(one, Text)) == trace.decode(trace.tokens)
+        assert [place.token for place, _ in places(trace)] == list(range(len(trace.tokens)))
+        assert places(trace)[-1][0].step == trace.steps >= 1 and figures[-1].tokens == len(trace.tokens)
+        assert there.choice.engine == "native" and there.session.memory.target > 0
+        answered(there)
+    assert len(told) == 1
+
+
+def test_a_server_that_began_anew_may_load_models_otherwise(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
+    first = start(tmp_path)
+    told, settings, card = [], Settings(max_tokens=5), resolve("demo")
+    there = warm_or_here(settings, card, Reporter(told.append), lambda: Engine.open(settings, card))
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.process.wait(PATIENCE)
+    again = start(tmp_path, "--pool", "off")
+    try:
+        answered(there, settings)
+        assert len(told) == 1 and there.choice.engine == "native"
+    finally:
+        again.stop()
+
+
+def test_what_an_engine_says_meanwhile_travels_with_the_reply():
+    heard = ["what was said when it was loaded"]
+
+    class Speaking(ScriptedEngine):
+        def chat(self, *asked, **how):
+            heard.append("The disk is full.")
+            try:
+                yield from super().chat(*asked, **how)
+            finally:
+                heard.append("Now it is broken.")
+
+    loaded = Loaded(Speaking(["One"]), 0.0, 0.0, (), heard)
+    asked = Asking("demo", "", ASKED, {"temperature": 0.0}, None, (), None, "x", False, THIS, True)
+    ticket, delivered = Ticket(asked, "", 0, lambda one: delivered.append(one.value)), []
+    EngineRoom(Settings(), None)._reply_to_own(SimpleNamespace(exactly=lambda *_: (loaded, 0.0)), ticket, asked)
+    assert [one["notice"] for one in delivered if "notice" in one] == ["The disk is full.", "Now it is broken."]
+    assert "kept" in delivered[-1] and loaded.heard == []
+
+
+def test_line_by_line(drafting, monkeypatch, capfd):
+    """The same words, and no engine here."""
+    typed = "Count to twenty.\n/xray\n/set temperature 0.5\n/think\n/again\n/model demo-draft\nWho are you?\n"
+
+    def talked(*flags):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
+        drafts = ("--drafter", "phrases", "--draft-max", "8")
+        assert main(["chat", "--plain", "-m", "demo", "-n", "40", "--seed", "3", *drafts, *flags]) == 0
+        out, errors = capfd.readouterr()
+        told = re.sub(r"\(.* tokens/s .*\)", "(figures)", errors)
+        return out, re.sub(r"conversation \d+: /resume \d+", "conversation N", told)
+
+    monkeypatch.setenv("LOCALSPEC_HOME", str(drafting.home))
+    alone = talked("--server", "off")
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "open", lambda *_, **__: pytest.fail("an engine was loaded here"))
+        out, errors = talked()
+    assert out == alone[0] and out.count("\n") == 3
+    # who proposed what depends on what was said before
+    assert errors.splitlines()[-4:] == alone[1].splitlines()[-4:] and "tokens in" in errors
