@@ -9,12 +9,24 @@ from localspec.store.volumes import every, suffix
 
 # Each character of its own beginning in UTF-8, so that no trigram can hide behind a prefix it shares with another; of
 # one case, which is how the index has them too.
-# Of three bytes and more: two bytes of a character come up by chance in the checksums of the log.
+# Of three bytes and more: two bytes of a character come up by chance among numbers.
 MARKER = "ⴰក漢ก한ठ𐎀ᚠ℥ꀀ"
 
 
+WAL_HEADER, FRAME_HEADER = 32, 24  # bytes: the file format of SQLite, section 4
+
+
 def bytes_on_disk(path: Path) -> bytes:
-    return b"".join(file.read_bytes() for file in path.parent.iterdir())
+    """Of every file; of SQLite's log the pages alone: in its checksums any character comes up by chance."""
+    return b"".join(
+        _pages(file.read_bytes()) if file.name.endswith("-wal") else file.read_bytes() for file in path.parent.iterdir()
+    )
+
+
+def _pages(log: bytes) -> bytes:
+    size = int.from_bytes(log[8:12], "big")
+    frames = range(WAL_HEADER, len(log), FRAME_HEADER + size)
+    return b"".join(log[begin + FRAME_HEADER : begin + FRAME_HEADER + size] for begin in frames)
 
 
 def traces(path: Path, text: str = MARKER) -> set[str]:
