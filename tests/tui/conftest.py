@@ -61,7 +61,11 @@ async def settled(min_sleep: float = 0, max_sleep: float = PATIENCE) -> None:
     while quiet < 3 and (waited := loop.time() - began) < max_sleep:
         await asyncio.sleep(0)
         app = active_app.get(None)
-        draws = app is not None and any(screen._update_timer._active.is_set() for screen in app.screen_stack)
+        draws = (
+            app is not None
+            and not app._exit
+            and any(screen._update_timer._active.is_set() for screen in app.screen_stack)
+        )
         threads = loop._default_executor
         works = threads and (threads._work_queue.qsize() or threads._idle_semaphore._value < len(threads._threads))
         waits = draws or (works and waited < THREAD_SECONDS)
