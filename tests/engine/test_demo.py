@@ -97,7 +97,7 @@ def test_its_bytes_are_known_before_it_is_loaded(demo_path: Path, dtype: str, qu
     trained_on = choose(card, settings, this_machine().as_torch_has_it())
     assert trained_on.engine == "torch" and to_train_on(trained_on, Reporter()).nbytes == trained_on.loaded_bytes
     if quantize == "none":
-        alone = choose(card, Settings(dtype=dtype), machine(cpu(packings=(), bf16=False)))
+        alone = choose(card, Settings(dtype=dtype, drafter="phrases"), machine(cpu(packings=(), bf16=False)))
         assert alone.engine == "torch" and load_target(alone, Reporter()).nbytes == alone.loaded_bytes
 
 

@@ -158,17 +158,16 @@ def test_phrases_of_one_session_serve_the_next_and_only_where_they_may(tmp_path)
             text, events = say(load(store=store, phrases=phrases), prompt, limits)
             return text, events[-1].statistics.acceptance_length, events[-1].statistics.sources.get("phrases", 0)
 
-    text, first, from_pool = session("readonly")
-    assert from_pool == 0
-    assert session("readonly")[1:] == (first, 0), "what may not learn leaves nothing"
-    assert session()[1:] == (first, 0)
+    text, first, own = session("readonly")  # a phrase of this very reply may serve in it
+    assert session("readonly")[1:] == (first, own), "what may not learn leaves nothing"
+    assert session()[1:] == (first, own)
     again, second, from_pool = session()
     assert again == text
     assert second > first
-    assert from_pool > 0
+    assert from_pool > own
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
         store.phrases.forget()
-    assert session()[1:] == (first, 0)
+    assert session()[1:] == (first, own)
 
 
 @pytest.mark.parametrize("template", ["{{ 1/0 }}", "{{ messages + 1 }}", "{{ raise_exception('no') }}"])
