@@ -93,6 +93,8 @@ class Serving:
                 value = parse_json(body)
             except ValueError as wrong:
                 raise Refused(f"The body is no JSON ({wrong}).") from None
+            if not _is_text(value):
+                raise Refused("A text has half of a surrogate pair, which is no character; correct its \\u escapes.")
             return await self._reply(request, read(value), len(body))
 
         return answer
@@ -147,7 +149,8 @@ class Serving:
                 with suppress(RuntimeError):  # the loop is closed: nobody listens any more
                     loop.call_soon_threadsafe(answers.put_nowait, one)
 
-            ticket, ahead = Ticket(asked, "", 0, deliver), self._room.ahead
+            client = request.client.host if request.client else ""
+            ticket, ahead = Ticket(asked, client, 0, deliver), self._room.ahead
             self._room.ask(ticket)
             if ahead:
                 answers.put_nowait(Line({"ahead": ahead}))
@@ -219,6 +222,15 @@ class Serving:
     def _json(self, value: Any, status: int = 200) -> JSONResponse:
         self._room.metrics.answered(status)
         return JSONResponse(value, status)
+
+
+def _is_text(value: object) -> bool:
+    """Whether all of its texts are; JSON can name halves of characters."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 async def _left(request: Request) -> None:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.paths import private_directory
+from localspec.serving.connections import Connection, connections_of_others
 
 HOST = "127.0.0.1"
 LONGEST_PATH = 100  # bytes of a socket's: the system's own limit is 104 to 108
@@ -70,8 +71,12 @@ def serve(
     app: ASGIApp, sockets: Sequence[socket.socket], started: Callable[[], None], *, websockets: bool = False
 ) -> None:
     """Answers until SIGINT or SIGTERM, `websockets` too where they are wanted; calls `started` when it listens."""
+
+    class Ours(Connection):
+        most = connections_of_others()
+
     config = uvicorn.Config(
-        app, lifespan="off", http="h11", ws="wsproto" if websockets else "none", ws_max_size=LONGEST_MESSAGE,
+        app, lifespan="off", http=Ours, ws="wsproto" if websockets else "none", ws_max_size=LONGEST_MESSAGE,
         ws_per_message_deflate=False, log_config=None, log_level="critical", access_log=False, server_header=False,
         proxy_headers=False, timeout_graceful_shutdown=GRACE_SECONDS, timeout_keep_alive=30,
     )  # fmt: skip

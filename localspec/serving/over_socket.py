@@ -18,6 +18,7 @@ from localspec.events import Done, Draft, Event, Memory, Prefill, Statistics, Te
 
 LOOK = 0.2  # seconds between two looks at whether an answer is still wanted
 CONNECT_SECONDS = 1.0
+HEAD_SECONDS = 8.0  # until the server takes a request: one that hangs is none
 SILENT_SECONDS = 600.0  # of a server that is asked by others meanwhile, or loads its model
 LONGEST_LINE = 2**26  # bytes
 
@@ -47,8 +48,9 @@ def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, Non
                 try:
                     piece = connection.recv(2**16)
                 except TimeoutError:
-                    if time.monotonic() - heard > SILENT_SECONDS:
-                        raise Gone(f"The server has said nothing for {SILENT_SECONDS:.0f} s.") from None
+                    limit = SILENT_SECONDS if headed else HEAD_SECONDS
+                    if time.monotonic() - heard > limit:
+                        raise Gone(f"The server has said nothing for {limit:.0f} s.") from None
                     yield None
                     continue
                 if not piece:

@@ -162,6 +162,8 @@ def test_which_model_answers(tmp_path):
     with scripted(models=answer({}, "404 Not Found")) as server:
         assert run(tmp_path, server, "-m", "any").stdout == "Hello.\n"
         assert "name one with -m" in run(tmp_path, server).stderr
+        told = called(tmp_path, "doctor", "--server", server.url).stdout
+        assert "lists no models" in told and "OpenAI" not in told
 
 
 # -- as it should not -------------------------------------------------------------------------------------------------

@@ -81,6 +81,7 @@ def test_models_are_listed_and_told_one_by_one(server, client):
         ("/v1/chat/completions", b"\xff", 400, "no JSON"),
         ("/v1/chat/completions", b"[" * 100_000, 400, "nested"),
         ("/v1/chat/completions", b'{"seed": ' + b"9" * 10_000 + b"}", 400, "digits"),
+        ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, "surrogate"),
         ("/v1/chat/completions", {"n": 2, "messages": [{"role": "user", "content": "x"}]}, 400, "'n'"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x " * 3000}]}, 400, "context"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "temperature": -1}, 400, "-1"),

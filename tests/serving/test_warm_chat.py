@@ -260,6 +260,6 @@ def test_line_by_line(drafting, monkeypatch, capfd):
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "open", lambda *_, **__: pytest.fail("an engine was loaded here"))
         out, errors = talked()
-    assert out == alone[0] and out.count("\n") == 3
+    assert out == alone[0] and out.count("\n") >= 3
     # who proposed what depends on what was said before
     assert errors.splitlines()[-4:] == alone[1].splitlines()[-4:] and "tokens in" in errors

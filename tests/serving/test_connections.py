@@ -1,0 +1,100 @@
+"""Connections of those who ask nothing, of too many at once, and of programs that are told apart."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from localspec.serving import connections, over_socket
+from localspec.serving.connections import Connection, connections_of_others
+from localspec.serving.over_socket import Gone, lines
+
+if sys.platform == "win32":
+    pytest.skip("no sockets of the file system", allow_module_level=True)
+
+WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def says_who(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": str(scope["client"][0]).encode()})
+
+
+def served(tmp_path: Path, story: Callable[[int, Path], Awaitable[None]], most: int = 10) -> None:
+    """The story with a server at its port and its socket."""
+
+    class Few(Connection):
+        pass
+
+    Few.most = most
+    config = uvicorn.Config(says_who, http=Few, lifespan="off", log_config=None, timeout_keep_alive=600)
+    config.load()
+    state, place = ServerState(), tmp_path / "socket"
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        port = await loop.create_server(lambda: Few(config, state, {}), "127.0.0.1", 0)
+        own = await loop.create_unix_server(lambda: Few(config, state, {}), os.fspath(place))
+        async with port, own, asyncio.timeout(60):
+            await story(port.sockets[0].getsockname()[1], place)
+
+    asyncio.run(run())
+
+
+def test_who_does_not_ask_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.2)
+
+    async def story(port, place):
+        silent, _ = await asyncio.open_connection("127.0.0.1", port)
+        half, writing = await asyncio.open_connection("127.0.0.1", port)
+        writing.write(WHOLE[:-5])
+        asked, writing_whole = await asyncio.open_connection("127.0.0.1", port)
+        writing_whole.write(WHOLE)
+        assert (await asked.readline()).startswith(b"HTTP/1.1 200")
+        assert await silent.read() == await half.read() == b""
+        assert b"127.0.0.1" in await asked.read(), "a connection that rests ends, too, and loses nothing"
+
+    served(tmp_path, story)
+
+
+def test_one_too_many_is_closed_and_the_own_socket_is_for_its_user(tmp_path):
+    async def story(port, place):
+        taken = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        reader, _ = await asyncio.open_connection("127.0.0.1", port)
+        said = b""
+        with suppress(ConnectionError):
+            said = await reader.read()
+        assert said == b""
+        own, writing = await asyncio.open_unix_connection(os.fspath(place))
+        writing.write(WHOLE.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        said = await own.read()
+        assert said.startswith(b"HTTP/1.1 200") and f"process {os.getpid()}".encode() in said
+        taken[0][1].close()
+        await taken[0][1].wait_closed()
+        await asyncio.sleep(0)
+        again, writing = await asyncio.open_connection("127.0.0.1", port)
+        writing.write(WHOLE)
+        assert (await again.readline()).startswith(b"HTTP/1.1 200")
+
+    served(tmp_path, story, most=3)
+
+
+def test_half_of_the_files_are_for_others():
+    assert 100 < connections_of_others() <= connections.ENOUGH_FILES // 2
+
+
+def test_a_server_that_hangs_is_none(tmp_path, monkeypatch):
+    """It takes connections, as a stopped process does, and says nothing."""
+    monkeypatch.setattr(over_socket, "HEAD_SECONDS", 0.3)
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(os.fspath(tmp_path / "socket"))
+        mute.listen()
+        with pytest.raises(Gone, match="has said nothing"):
+            list(lines(tmp_path / "socket", "/localspec/open", {}))
