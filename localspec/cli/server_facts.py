@@ -40,7 +40,7 @@ def _report(server: "Server") -> dict[str, Any]:
 
 def _page(server: "Server") -> Iterator[str]:
     if not server.models and not server.unread:
-        yield f"{server.address.url} answers, and lists no models: whether it speaks this protocol, only a prompt will show."
+        yield f"{server.address.url} answers, and lists no models: whether it speaks this protocol, a prompt will show."
         yield f"Try it with: localspec run Hi --server {server.address.url} -m NAME"
         return
     program = server.program or "an OpenAI-compatible server"
