@@ -115,6 +115,20 @@ def reply_on(terminal: Terminal, prompt: str) -> str:
     return reply if found else ""
 
 
+def looks_into_the_second_reply(terminal: Terminal) -> None:
+    """Its X-ray, step by step, and the phrases that are kept; then the conversation is in front again."""
+    terminal.send(CTRL_T)
+    terminal.shows("reply 2 of 2", "this chat", "token 1 of")
+    terminal.send("\t")
+    terminal.shows("step 1 brought")
+    terminal.send(ESCAPE)
+    terminal.until(lambda: "step 1 brought" not in terminal.text)
+    terminal.send("/phrases\r")
+    terminal.shows("phrases of past replies", "last in “Speculative decoding?”")
+    terminal.send(ESCAPE)
+    terminal.until(lambda: "phrases of past replies" not in terminal.text)
+
+
 def leaves_cleanly(terminal: Terminal, code: int = 0) -> None:
     assert terminal.ends() == code
     assert re.fullmatch(f"({FAREWELL})?", terminal.afterwards.strip())
@@ -221,16 +235,7 @@ def test_one_sees_speculation_at_work(home):
             terminal.send("What is speculative decoding?\r")
             terminal.until(lambda number=number: len(said(home)) == number and said(home)[-1].reason is not None)
         terminal.shows("who proposed it", "this chat")
-        terminal.send(CTRL_T)
-        terminal.shows("reply 2 of 2", "this chat", "token 1 of")
-        terminal.send("\t")
-        terminal.shows("step 1 brought")
-        terminal.send(ESCAPE)
-        terminal.until(lambda: "step 1 brought" not in terminal.text)
-        terminal.send("/phrases\r")
-        terminal.shows("phrases of past replies", "last in “Speculative decoding?”")
-        terminal.send(ESCAPE)
-        terminal.until(lambda: "phrases of past replies" not in terminal.text)
+        looks_into_the_second_reply(terminal)
         terminal.send("/race Tell me about the sea.\r")
         terminal.shows("Race: Tell me about the sea.", "both texts are the same")
         terminal.send(ESCAPE)

@@ -12,7 +12,7 @@ if sys.platform == "win32":
 from clocks import PATIENCE
 from serving.conftest import start
 from tui.terminal import chat
-from tui.test_end_to_end import CTRL_Q, CTRL_T, ESCAPE, leaves_cleanly, said
+from tui.test_end_to_end import CTRL_Q, ESCAPE, leaves_cleanly, looks_into_the_second_reply, said
 
 pytestmark = pytest.mark.slow
 
@@ -42,16 +42,7 @@ def test_a_chat_beside_a_server_is_like_any_other_and_outlives_it(tmp_path):
             terminal.send("What is speculative decoding?\r")
             terminal.until(lambda number=number: replied(number))
         terminal.shows("who proposed it", "this chat", "GiB")
-        terminal.send(CTRL_T)
-        terminal.shows("reply 2 of 2", "this chat", "token 1 of")
-        terminal.send("\t")
-        terminal.shows("step 1 brought")
-        terminal.send(ESCAPE)
-        terminal.until(lambda: "step 1 brought" not in terminal.text)
-        terminal.send("/phrases\r")
-        terminal.shows("phrases of past replies", "last in “Speculative decoding?”")
-        terminal.send(ESCAPE)
-        terminal.until(lambda: "phrases of past replies" not in terminal.text)
+        looks_into_the_second_reply(terminal)
         assert not loaded.exists()
 
         terminal.send("/race Tell me about the sea.\r")  # between two engines of this process
