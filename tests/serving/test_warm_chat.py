@@ -174,6 +174,7 @@ def test_who_waits_is_told(drafting, warm, monkeypatch):
     }  # fmt: skip
     content = json.dumps(body).encode()
     head = f"POST /localspec/reply HTTP/1.0\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
+    told.clear()  # of the time when it was opened
     waiting.wanted = lambda: not told  # Escape, as soon as it is told
     with ExitStack() as others:
         for _ in range(100):
