@@ -124,7 +124,8 @@ def architecture(model: Any, weights: int) -> str:
 BEGAN = (  # where `--begin` went on from the model that was here before
     "The second edition: it began with the weights and the tokenizer of the first, which had learnt 17 M tokens of books, "
     "chats, code and question sets (whose sources are among those credited below), learnt 4.0 M tokens of the stage below "
-    "while the help had a fourth of its phrasings (0.97 core-hours), and then the stage as it stands, begun again,"
+    "while the help had some four phrasings a question (0.97 core-hours), 6.0 M while it had fourteen (1.14 core-hours), and "
+    "then the stage as it stands, begun again,"
 )
 
 

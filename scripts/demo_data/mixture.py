@@ -57,5 +57,5 @@ SHARED = {  # views an example
 }  # left out: what is web-like, invents, or is beyond the size (code, shell, textbooks, trivia, word problems, booking)
 OWN = {  # views
     "docs": Share(4, 0, "the words of the program"),
-    "help": Share(3, 6, "the program's own help, known by heart in the end"),
+    "help": Share(3, 2, "the program's own help, known by heart in the end"),
 }

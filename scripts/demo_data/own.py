@@ -21,11 +21,56 @@ REPHRASED: tuple[tuple[str, tuple[str, ...]], ...] = (  # {} is what the bracket
     (r"Can I (.+)\?", ("Is it possible to {}?", "Could I {}?", "Am I able to {}?", "Is there a way to {}?", "May I {}?")),
     (r"Why (.+)\?", ("What is the reason that {}?", "Can you tell me why {}?")),
 )  # fmt: skip
-SAME = (  # words that users take for each other
-    ("download", "fetch", "get"), ("delete", "remove"), ("computer", "machine", "PC"), ("answer", "reply", "response"),
-    ("folder", "directory"), ("quicker", "faster"), ("installed", "here"), ("choose", "pick", "select"),
-    ("switch off", "turn off", "disable"), ("switch on", "turn on", "enable"), ("see", "show", "look at"),
-)  # fmt: skip
+SAME: dict[str, tuple[str, ...]] = {  # words that users say in place of others
+    "download": ("fetch", "get", "grab"), "fetch": ("download", "get"), "delete": ("remove", "erase", "wipe", "get rid of", "throw away"),
+    "remove": ("delete", "erase", "get rid of"), "computer": ("machine", "PC", "laptop"), "machine": ("computer", "PC", "laptop"),
+    "answer": ("reply", "response"), "reply": ("answer", "response"), "answers": ("replies", "responses"), "replies": ("answers", "responses"),
+    "folder": ("directory",), "directory": ("folder",), "quicker": ("faster",), "faster": ("quicker", "speedier"), "slow": ("sluggish",),
+    "choose": ("pick", "select"), "pick": ("choose", "select"), "switch off": ("turn off", "disable", "deactivate"),
+    "turn off": ("switch off", "disable"), "switch on": ("turn on", "enable", "activate"), "turn on": ("switch on", "enable"),
+    "see": ("look at", "view", "find out"), "show": ("display", "print"), "find": ("locate", "look for", "search for"), "shortcut": ("key", "hotkey", "key combination"),
+    "Which key": ("What key", "Which shortcut", "Which button", "What hotkey", "Which key combination"), "which key": ("what key", "which button", "what shortcut"),
+    "conversation": ("chat", "discussion", "talk"), "conversations": ("chats", "talks", "discussions"), "stop": ("abort", "interrupt", "halt", "cancel"),
+    "cancel": ("abort", "stop", "interrupt"), "leave": ("quit", "exit", "close", "get out of"), "quit": ("leave", "exit", "close"), "exit": ("leave", "quit"),
+    "start": ("begin", "launch"), "begin": ("start",), "memory": ("RAM",), "RAM": ("memory",), "graphics card": ("GPU", "video card"), "GPU": ("graphics card",),
+    "a model": ("an LLM", "an AI model", "a language model"), "the model": ("the AI", "the LLM", "the bot"), "models": ("LLMs", "AI models", "language models"),
+    "save": ("store", "keep"), "store": ("save", "keep"), "change": ("modify", "alter", "adjust", "edit"), "earlier": ("previous", "older", "past", "former"),
+    "previous": ("earlier", "older", "past"), "old": ("earlier", "past"), "last": ("latest", "most recent"), "latest": ("last", "newest"), "new": ("fresh", "another"),
+    "setting": ("option", "preference"), "settings": ("options", "preferences", "configuration"), "terminal": ("console", "shell", "command line"),
+    "error": ("failure", "problem"), "internet": ("network", "web", "wifi"), "offline": ("without internet",), "explain": ("describe", "tell me about"),
+    "big": ("large",), "large": ("big", "huge"), "small": ("little", "tiny"), "longer": ("lengthier",), "shorter": ("briefer",), "limit": ("cap", "restrict"),
+    "make": ("create",), "create": ("make", "produce"), "again": ("once more",), "continue": ("go on with", "resume", "pick up"), "resume": ("continue", "go on with"),
+    "go on with": ("continue", "resume"), "compare": ("contrast",), "installed": ("here", "downloaded"), "install": ("set up",), "update": ("upgrade",),
+    "speed": ("pace",), "check": ("verify", "test"), "picture": ("image",), "list": ("overview",), "file": ("document",), "text": ("words",),
+    "need": ("require",), "allowed": ("permitted",), "wrong": ("broken",), "quit the": ("close the",), "typed": ("written",), "type": ("write", "enter"),
+}  # fmt: skip
+LITTLE = {"the", "a", "an", "do", "does", "i", "is", "are", "to", "of", "it", "can", "my", "me", "there", "how", "what", "please", "in", "for"}  # fmt: skip
+BEFORE = (
+    "Hello.",
+    "Hi!",
+    "Hi,",
+    "Hey,",
+    "Please:",
+    "A question:",
+    "Quick question:",
+    "In localspec:",
+    "Sorry,",
+    "ok,",
+    "One more thing:",
+    "Help!",
+)
+BEHIND = (
+    "please",
+    "in localspec",
+    "with localspec",
+    "here",
+    "thanks",
+    "in this program",
+    "if at all",
+    "then",
+    "again",
+    "on Linux",
+)
 
 
 def documents(root: Path) -> list[Path]:
@@ -53,18 +98,47 @@ def rephrased(random: Random, question: str) -> str:
             question = random.choice(others).format(found[1])
             question = question[0].upper() + question[1:] if question[0].islower() and question[-1] != "?" else question
             break
-    for words in SAME:
-        there = next((w for w in words if re.search(rf"\b{w}\b", question)), None)
-        if there and random.random() < 0.3:
-            question = re.sub(rf"\b{there}\b", random.choice(words), question, count=1)
+    question = _other_words(random, question)
     how = random.random()
-    if how < 0.15:
+    if how < 0.1:
+        question = _in_haste(random, question)
+    elif how < 0.25:
         question = question.rstrip("?.").strip()
-    elif how < 0.3 and not question.startswith("I "):
+    elif how < 0.4 and not question.startswith("I "):
         question = question[0].lower() + question[1:]
-    elif how < 0.37:
-        question = f"{random.choice(('Hello.', 'Hi!', 'Please:', 'A question:', 'In localspec:'))} {question}"
+    elif how < 0.48:
+        question = f"{random.choice(BEFORE)} {question}"
+    elif how < 0.54:
+        words, mark = question.rstrip("?.!"), question[len(question.rstrip("?.!")) :]
+        question = f"{words} {random.choice(BEHIND)}{mark}"
+    return _mistyped(random, question) if random.random() < 0.06 else question
+
+
+def _other_words(random: Random, question: str) -> str:
+    """Up to three of its words become others that users take for them; what stands between backticks stays."""
+    there = [words for words in SAME if re.search(rf"(?<![-\w`/]){words}(?![-\w`])", question)]
+    for words in random.sample(there, min(3, len(there))):
+        if random.random() < 0.4:
+            question = re.sub(rf"(?<![-\w`/]){words}(?![-\w`])", random.choice(SAME[words]), question, count=1)
     return question
+
+
+def _in_haste(random: Random, question: str) -> str:
+    """As a search term: most of the little words are left out, if something remains."""
+    kept = [w for w in question.rstrip("?.!").split() if w.lower() not in LITTLE or random.random() < 0.3]
+    return " ".join(kept).lower() if len(kept) > 1 and "`" not in question else question
+
+
+def _mistyped(random: Random, question: str) -> str:
+    """Two letters of a longer word change places, or one is missing."""
+    words = question.split(" ")
+    long = [i for i, word in enumerate(words) if re.fullmatch("[a-z]{5,}", word)]
+    if long:
+        i, at = random.choice(long), random.randint(1, 3)
+        word = words[i]
+        swapped = word[:at] + word[at + 1] + word[at] + word[at + 2 :]
+        words[i] = random.choice((swapped, word[:at] + word[at + 1 :]))
+    return " ".join(words)
 
 
 def helped(random: Random, entries: list[HelpEntry]) -> Iterator[Drawing]:
