@@ -36,8 +36,8 @@ class Served(NamedTuple):
     context: int
 
 
-class TooLong(LocalspecError):
-    """The server has no room for so long a conversation."""
+class TooLong(UsageMistake):
+    """The server has no room for so long a conversation and its reply."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def refusal(url: str, model: str, head: Head, content: bytes, key: str | None) -
     error = value.get("error") if isinstance(value, dict) else None
     told = f"{error if isinstance(error, dict) else ''} {words}".lower()
     if status in (400, 413, 422, 500) and any(sign in told for sign in _OVERFLOWS):
-        return TooLong(f"{url} has no room for so long a prompt{said}; shorten it.")
+        return TooLong(f"{url} has no room for prompt and reply{said}; shorten the prompt, or ask for fewer tokens.")
     if status == 404 and model:
         return NotHere(f"{url} has no chat with {model!r}{said}; correct the address or -m.")
     if status in (400, 413, 422):

@@ -101,7 +101,7 @@ def test_a_conversation_that_is_too_long_there_loses_its_oldest_turns_and_says_s
         assert [len(body["messages"]) for body in server.replies] == [1, 3, 5, 3]
     with scripted(answer(words, "400 Bad Request")) as server:
         alone = run(tmp_path, server)
-        assert alone.returncode == 2 and "no room for so long a prompt" in alone.stderr
+        assert alone.returncode == 2 and "no room for prompt and reply" in alone.stderr
 
 
 def test_figures_while_it_comes_and_at_the_end(tmp_path):
@@ -168,6 +168,7 @@ def test_which_model_answers(tmp_path):
 
 # -- as it should not -------------------------------------------------------------------------------------------------
 
+CALL = {"choices": [{"delta": {"content": None, "tool_calls": [{"index": 0, "function": {"name": "look\x1b"}}]}}]}
 HOSTILE = {
     "an endless line": (stream(said("Well"), b"data: " + b"x" * (2**20 + 2**16)), 1, "a line of more than 1 MiB"),
     "no JSON": (stream(said("Well"), b"data: {\n\n"), 1, "should be JSON"),
@@ -187,6 +188,8 @@ HOSTILE = {
     "another address": (answer(b"", "307 See there", Location="http://evil.example/"), 1, "not followed"),
     "no key": (answer({"error": {"message": "Bad key"}}, "401 No"), 5, "wants a key, and none is set: Bad key"),
     "an end alone": (stream(DONE), 1, "no reply before it"),
+    "a tool that nobody offered": (stream(CALL, ended("tool_calls"), DONE), 1, "calls a tool 'look"),
+    "a tool without a name": (stream(ended("tool_calls"), DONE), 1, "calls a tool, which nobody offered"),
     "no such model": (answer({"detail": "Not Found"}, "404 No"), 3, "Not Found"),
     "a refusal": (answer({"error": {"message": "top_k must be\nsmall"}}, "400 No"), 2, "top_k must be small"),
     "a refusal without words": (answer(b"\xff\xfe", "422 No"), 2, "status 422"),
@@ -213,6 +216,16 @@ def test_what_a_model_says_cannot_steer_the_terminal(tmp_path):
     with scripted(stream(said("a\x1b]52;c;x\x07b\u202e\r"), said(17), ended(), DONE)) as server:  # 17: no text at all
         out = run(tmp_path, server).stdout
     assert not {"\x1b", "\x07", "\r", "\u202e"} & set(out) and "a" in out
+
+
+def test_a_tool_is_told_beside_what_was_said(tmp_path):
+    with scripted(stream(said("Let me look."), CALL, ended("tool_calls"), DONE)) as server:
+        found = run(tmp_path, server)
+    assert (found.returncode, found.stdout) == (0, "Let me look.\n") and "which nobody offered" in found.stderr
+    with scripted(stream(said("\n\n"), CALL, ended("tool_calls"), DONE)) as server:
+        _, reply = events(server)
+        with pytest.raises(LocalspecError, match="which nobody offered"):
+            list(reply)
 
 
 def test_tokens_and_sources_that_cannot_be_are_not_believed(tmp_path):

@@ -156,7 +156,7 @@ def test_a_reply_that_is_stopped_is_counted_as_far_as_it_was_seen(warm):
 @pytest.mark.parametrize(
     "other",
     [{"drafter": "none", "draft_max": "auto"}, {"quantize": "none"}, {"context": 256}, {"pool": "off"}, {"log": False},
-     {"exact": True}, {"device": "cpu"}, {"accept": "typical"}, {"server": "off"}],
+     {"exact": True}, {"dtype": "fp32"}, {"accept": "typical"}, {"server": "off"}],
 )  # fmt: skip
 def test_settings_that_differ_are_obeyed_in_this_process(warm, other):
     here = object()
