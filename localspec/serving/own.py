@@ -175,10 +175,12 @@ class Telling:
                 return {"done": reason, "statistics": asdict(statistics)}
 
     def _figures(self) -> dict[str, Any]:
-        now, found = time.monotonic(), self._engine.session.so_far
-        if found is None or now - self._figured_at < FIGURES_SECONDS:
+        now = time.monotonic()
+        if now - self._figured_at < FIGURES_SECONDS:  # to work them out takes half as long as a step of a small model
             return {}
-        self._figured_at = now
+        self._figured_at, found = now, self._engine.session.so_far
+        if found is None:
+            return {}
         return {"figures": asdict(replace(found, token_ids=()))}  # those were told with their text
 
 

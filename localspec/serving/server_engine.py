@@ -17,7 +17,7 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Event, Memory, Prefill, Reporter, Statistics, Text
 from localspec.models import registry
 from localspec.models.messages import Message
-from localspec.serving.link import BrokenOff, Head, Link, Patience
+from localspec.serving.link import BrokenOff, Head, Link, NothingCame, Patience, Silent
 from localspec.serving.pieces import (
     END,
     MOST_SOURCES,
@@ -173,6 +173,7 @@ class ServerEngine:
     ) -> Generator[Event, None, None]:
         """Answers a conversation; where the server says that it is too long, its oldest turns are left out.
 
+        Where a stream ends with nothing in it, it is asked once more for a reply in one piece, or the reason why not.
         Raises NotAllowed, NotHere, UsageMistake and LocalspecError for what the server refuses, and BrokenOff where it
         is gone in the middle: what it said until then has come.
         """
@@ -183,6 +184,11 @@ class ServerEngine:
             try:
                 yield from self._reply({**body, "messages": self._readable(said)}, dropped)
                 return
+            except NothingCame:
+                if not body["stream"]:
+                    raise
+                body = {**body, "stream": False}  # some servers say only so what is wrong
+                del body["stream_options"]
             except TooLong:
                 if len(said) - first < 3:
                     raise
@@ -226,7 +232,7 @@ class ServerEngine:
                 tell_at = FIRST_TOLD
             yield one
             if patience.over:
-                raise BrokenOff(f"{self.server.address.url} has said nothing for {patience.limit:.0f} s; try again.")
+                raise Silent(f"{self.server.address.url} has said nothing for {patience.limit:.0f} s; try again.")
 
 
 class _Reply:
@@ -272,13 +278,15 @@ class _Reply:
         except Broken as wrong:
             raise LocalspecError(f"{where} broke its own form: {wrong}.") from None
         except BrokenOff as gone:
-            raise (_broken_off(where) if begun else gone) from None
+            if begun or isinstance(gone, Silent):
+                raise (_broken_off(where) if begun else gone) from None
+            raise NothingCame(str(gone)) from None
         except LocalspecError as told:
             raise LocalspecError(f"{where} gave up: {told}") from None
         if not engine.wanted():
             return
         if not ended and self._piece.reason is None:
-            raise _broken_off(where)
+            raise _broken_off(where) if begun else NothingCame(f"{where} sent no reply, and not why; ask again.")
         if not begun:
             raise LocalspecError(f"{where} sent an end and no reply before it; ask again, or name another model.")
         if self._piece.tool is not None:

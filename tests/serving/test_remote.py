@@ -129,7 +129,10 @@ def test_chat_plain_over_a_server(tmp_path, monkeypatch, capsys):
         assert out == "Hello.\n" * 3 and len(server.replies) == 3
         assert f"there (at 127.0.0.1:{server.port})" in errors and "* there" in errors and "/think auto" in errors
         assert [len(body["messages"]) for body in server.replies] == [1, 1, 3]
-        assert "()" not in errors, "where a server tells no figures, there are none"
+    with scripted(stream(said("Hi."), ended(), DONE)) as server:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"One\n")))
+        assert main(["chat", "--plain", "--server", server.url]) == 0
+        assert "()" not in capsys.readouterr().err, "where a server tells no figures, there are none"
 
 
 def test_what_went_wrong_has_a_line_of_its_own(tmp_path, monkeypatch, capsys):
@@ -179,7 +182,7 @@ HOSTILE = {
     "death in the middle": (stream(said("Well")), 1, "broke off in the middle"),
     "death in a chunk": (
         [b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-         b'30\r\ndata: {"choices": [{"delta": {"content": "Well"}}]}\r\n'], 1, "broke off"),
+         b'60\r\ndata: {"choices": [{"delta": {"content": "Well"}}]}\n\n'], 1, "broke off"),
     "death at once": ([b""], 1, "broke off"),
     "no HTTP": ([b"SSH-2.0-OpenSSH_9.6\r\n"], 1, "or speaks no HTTP"),
     "headers without end": ([b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200], 1, "broke off"),
@@ -216,6 +219,20 @@ def test_what_a_model_says_cannot_steer_the_terminal(tmp_path):
     with scripted(stream(said("a\x1b]52;c;x\x07b\u202e\r"), said(17), ended(), DONE)) as server:  # 17: no text at all
         out = run(tmp_path, server).stdout
     assert not {"\x1b", "\x07", "\r", "\u202e"} & set(out) and "a" in out
+
+
+def test_a_stream_that_ends_with_nothing_in_it_is_asked_why(tmp_path):
+    """As llama-cpp-python's server ends one that has no room for the prompt."""
+    begun = [b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"]
+    for empty in (begun, stream()):
+        words = answer({"error": {"message": "maximum context length is 1024", "code": 400}}, "400 Bad Request")
+        with scripted(HELLO, empty, words, HELLO) as server:
+            run(tmp_path, server)
+            found = run(tmp_path, server, "--continue")
+            assert found.stdout == "Hello.\n" and "no longer reads the oldest turn" in found.stderr
+            assert [body["stream"] for body in server.replies] == [True, True, False, False]
+        with scripted(empty, empty) as server:
+            assert run(tmp_path, server).returncode == 1 and len(server.replies) == 2
 
 
 def test_a_tool_is_told_beside_what_was_said(tmp_path):
