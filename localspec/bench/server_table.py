@@ -42,7 +42,7 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
     """What was found: the fastest of several, or how fast the only one is."""
     known = [row for row in rows if row[WHOLE]]
     if not known:
-        return "No server tells how many tokens its replies have, so none has a speed."
+        return "No server said anything, so none has a speed."
     if len(rows) == 1:
         after = "" if rows[0]["tokens_per_second"] is None else f", then {rows[0]['tokens_per_second']:.1f} tokens/s"
         first = f"the first token comes after {rows[0]['first_token_s']:.2f} s{after}"
@@ -75,14 +75,15 @@ def _heads(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _row(row: dict[str, Any], several: bool) -> list[str]:
+    approximate = "~" if row["counted"] == "pieces" else ""
     cells = [
         row["name"],
         clipped(row["model"], 20),
-        number(row[WHOLE], 1),
+        approximate + number(row[WHOLE], 1),
         interval(row[f"{WHOLE}_quartiles"], 0),
         number(row["first_token_s"]),
         interval(row["first_token_s_quartiles"], 2),
-        number(row["tokens_per_second"], 1),
+        approximate + number(row["tokens_per_second"], 1),
         interval(row["tokens_per_second_quartiles"], 0),
     ]
     same = "-" if row["identical_prompts"] is None else f"{row['identical_prompts']}/{row['prompts']}"
@@ -90,8 +91,8 @@ def _row(row: dict[str, Any], several: bool) -> list[str]:
 
 
 def _untold(row: dict[str, Any]) -> str:
-    if row["tokens"] is None:
-        return f"{row_name(row)} does not tell how many tokens its replies have."
+    if row["counted"] == "pieces":
+        return f"~ {row_name(row)} tells no tokens of its replies: their pieces were counted, a token or more each."
     if row["tokens_per_second"] is None:
         return f"{row_name(row)} sends replies all at once, or too fast to be timed: nothing is known of “after”."
     return ""

@@ -20,13 +20,14 @@ WARM_UP = ("Hi", 4)  # no prompt of the bench: a server may keep what it has rea
 
 
 class Reply(NamedTuple):
-    """What one reply took. `tokens` is 0 where nobody told, `at_first` those that came with the first text."""
+    """What one reply took; `at_first` of its tokens came with the first text. Where none are `told`, pieces count."""
 
     text: str
     tokens: int
     at_first: int
     first: float  # seconds until then
     rest: float  # and from then on
+    told: bool = True
 
     @property
     def speed(self) -> float:
@@ -104,10 +105,12 @@ def _reply(engine: ServerEngine, prompt: str, settings: Settings, max_tokens: in
     *events, done = engine.chat(asked, sampling, Limits(max_tokens))
     assert isinstance(done, Done)
     texts = [one for one in events if isinstance(one, Text)]
+    told = done.statistics.tokens
     if not texts:
-        return Reply("", done.statistics.tokens, 0, 0.0, 0.0)
+        return Reply("", told, 0, 0.0, 0.0)
     text, began = "".join(one.reasoning + one.text for one in texts), texts[0].seconds
-    return Reply(text, done.statistics.tokens, len(texts[0].tokens) or 1, began, texts[-1].seconds - began)
+    at_first, tokens = len(texts[0].tokens) or 1, told or len(texts)
+    return Reply(text, tokens, at_first, began, texts[-1].seconds - began, told > 0)
 
 
 def _figures(replies: Sequence[Reply], firsts: Sequence[Reply], prompts: int, comparable: bool) -> dict[str, Any]:
@@ -120,7 +123,8 @@ def _figures(replies: Sequence[Reply], firsts: Sequence[Reply], prompts: int, co
     same = [own.text == other.text for own, other in zip(replies, firsts, strict=True)]
     return {
         "prompts": prompts,
-        "tokens": sum(one.tokens for one in replies) or None,
+        "tokens": sum(one.tokens for one in replies),
+        "counted": "tokens" if all(one.told for one in replies) else "pieces",
         "reply_tokens_per_second": rounded(whole),
         "reply_tokens_per_second_quartiles": whole_quartiles,
         "first_token_s": rounded(first),

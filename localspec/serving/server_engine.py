@@ -295,6 +295,10 @@ class _Reply:
             if not self._said:
                 raise LocalspecError(f"{sentence}; ask in other words, or start that server without tools.")
             engine.reporter.notice(f"{sentence}; what it said beside that is all of the reply.")
+        if self._piece.reason is None:
+            engine.reporter.notice(
+                f"{where} ended the reply and not why: it may be cut off, as by somebody else's prompt."
+            )
         if not told:
             yield Prefill(0, 0, self._dropped)
         engine.session.statistics = self._statistics()

@@ -235,6 +235,14 @@ def test_a_stream_that_ends_with_nothing_in_it_is_asked_why(tmp_path):
             assert run(tmp_path, server).returncode == 1 and len(server.replies) == 2
 
 
+def test_an_end_without_a_reason_is_told(tmp_path):
+    """So llama-cpp-python's server ends a reply where another client asks something."""
+    with scripted(stream(said("In a small"), DONE)) as server:
+        found = run(tmp_path, server)
+        assert found.stdout == "In a small\n" and "may be cut off" in found.stderr
+        assert "cut off" not in run(tmp_path, server).stderr
+
+
 def test_a_tool_is_told_beside_what_was_said(tmp_path):
     with scripted(stream(said("Let me look."), CALL, ended("tool_calls"), DONE)) as server:
         found = run(tmp_path, server)
