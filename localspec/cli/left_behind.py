@@ -27,7 +27,9 @@ def kept_seconds(length: str, settings: Settings) -> int:
     if settings.server is not None:
         raise UsageMistake(f"--keep {length} has no effect with {settings.shown('server')}; leave one of them out.")
     if sys.platform == "win32":
-        raise LocalspecError("--keep needs sockets with a mode, which Windows lacks; use WSL, or leave it out.")
+        raise LocalspecError(
+            "--keep needs sockets that nobody but their user can open, which Windows lacks; use WSL, or leave it out."
+        )
     return short_seconds_of(length)
 
 

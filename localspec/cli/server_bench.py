@@ -46,7 +46,7 @@ def _engine(url: str, settings: Settings, progress: Progress) -> "ServerEngine":
 
     progress.show(f"asking {url}")
     server = Server.open(url)
-    if server.key and server.address.crosses_a_network_in_the_clear:
-        progress.notice(f"the key and what is said go to {server.address.name} for all on the way to read.")
+    if server.overheard:
+        progress.notice(server.overheard)
     insist = settings.origins.get("model", "").startswith("--")
     return ServerEngine(server, server.model(settings.model, insist=insist), progress.reporter)

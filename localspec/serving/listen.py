@@ -48,7 +48,10 @@ def own_socket(path: Path) -> Iterator[socket.socket]:
         except Timeout:
             raise LocalspecError(f"A server of yours is running already; {stop_it(path)}.") from None
         except OSError as error:
-            raise LocalspecError(f"{path} cannot be listened to ({error.strerror or error}).") from error
+            raise LocalspecError(
+                f"{path} cannot be listened to ({error.strerror or error}); correct its directory, or set "
+                "LOCALSPEC_HOME to another one."
+            ) from error
         try:
             yield listening
         finally:
@@ -69,7 +72,7 @@ def _remove_dead(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(kind):
-        raise LocalspecError(f"{path} is no socket, and nobody but you deletes it; move it away.")
+        raise LocalspecError(f"{path} is no socket of a server, so it stays where it is; move it away and start again.")
     with socket.socket(socket.AF_UNIX) as dead:
         dead.settimeout(CONNECT_SECONDS)
         try:

@@ -73,6 +73,16 @@ class Server:
         owners = {one.owner for one in self.models.values()}
         return _PROGRAMS.get(owners.pop(), "") if len(owners) == 1 else ""
 
+    @property
+    def overheard(self) -> str:
+        """What is told where others could read the key; an empty text where they cannot."""
+        if not (self.key and self.address.crosses_a_network_in_the_clear):
+            return ""
+        return (
+            f"the key and what is said go to {self.address.name} unencrypted, for all on the way to read; give "
+            "https:// where it speaks that."
+        )
+
     def model(self, named: str | None, *, insist: bool) -> str:
         """The model that answers: the one that is named, or unless that is insisted on the server's first one.
 

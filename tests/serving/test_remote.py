@@ -316,6 +316,14 @@ def test_there_is_no_server(tmp_path):
         assert found.returncode == 2 and "…@" in sentence(found) and "secret" not in found.stderr
 
 
+def test_a_key_that_others_can_read_is_told(monkeypatch):
+    monkeypatch.setenv("LOCALSPEC_SERVER_KEY", "a key")
+    for url, told in (("http://gpu-box", True), ("https://gpu-box", False), ("http://127.0.0.1", False)):
+        where = address.ServerAddress.of(url)
+        assert bool(Server(where, address.key_for(where), {}).overheard) == told
+        assert not Server(where, None, {}).overheard
+
+
 # -- what is asked ----------------------------------------------------------------------------------------------------
 
 
