@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from localspec import config
-from localspec.bench import comparison, peers, prompts
+from localspec.bench import peers, prompts
+from localspec.bench.turns import in_turns
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.limits import Limits
@@ -162,7 +163,7 @@ class Bench:
         The pools that drafters are made from are empty at the beginning of each reply.
         """
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in rows}
-        for turn, name in comparison.in_turns(list(rows), len(self.asked)):
+        for turn, name in in_turns(list(rows), len(self.asked)):
             make, nodes = rows[name]
             found[name].append(self.reply(turn, make, Budget(nodes), sampling))
         return found

@@ -34,7 +34,8 @@ from experiment import (
     told,
 )
 
-from localspec.bench import comparison, prompts
+from localspec.bench import prompts
+from localspec.bench.turns import in_turns
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.sampling import Sampling
@@ -109,7 +110,7 @@ class Pairing:
 
         def measured() -> Rows:
             found: Rows = {row: [] for row in rows}
-            for turn, row in comparison.in_turns(list(found), len(bench.asked)):
+            for turn, row in in_turns(list(found), len(bench.asked)):
                 said = self._reply(bench, turn, row, f"{title} {row}", sampling, chosen)
                 found[row].append({**said, "task": bench.asked[turn].category})
             return found

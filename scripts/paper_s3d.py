@@ -37,7 +37,7 @@ from experiment import (
     trained,
 )
 
-from localspec.bench.comparison import in_turns
+from localspec.bench.turns import in_turns
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.drafters.phrases import WithPhrases

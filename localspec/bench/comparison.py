@@ -1,13 +1,13 @@
 """Runs every row on every prompt, one after the other: what is compared ran side by side, on one loaded target."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import psutil
 
@@ -15,6 +15,7 @@ from localspec import Choice, Done, Engine, Limits, Sampling, Statistics
 from localspec.bench import figures, peers
 from localspec.bench.prompts import Prompt
 from localspec.bench.row_costs import RowTimer, most_rows
+from localspec.bench.turns import in_turns, left_words
 from localspec.config import Rule, Settings
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
@@ -22,7 +23,6 @@ from localspec.machine import hardware
 from localspec.store.store import Store
 
 REPETITIONS = 11  # of each forward
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -167,14 +167,6 @@ def _paired(engine: Engine) -> dict[str, Any]:
     return {"draft_model": draft.target.name, "hyperparameters": engine.hyperparameters.as_json()}
 
 
-def in_turns(contenders: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:
-    """Every contender once a turn; who comes first changes from turn to turn."""
-    for turn in range(turns):
-        first = turn % len(contenders)
-        for contender in (*contenders[first:], *contenders[:first]):
-            yield turn, contender
-
-
 def run_rows(
     engines: Sequence[Callable[[], Engine]],
     prompts: Sequence[str],
@@ -199,17 +191,13 @@ def run_rows(
     for number, (turn, row) in enumerate(in_turns(range(len(engines)), turns)):
         each = (time.monotonic() - began) / (len(engines) + number)  # of the replies so far, the warm-up's too
         seconds = each * (len(engines) * turns - number)
-        progress(f"prompt {turn + 1} of {turns}, {_duration(seconds)} left")
+        progress(f"prompt {turn + 1} of {turns}, {left_words(seconds)}")
         if number % len(engines) == 0:
             before_turn()
         replies[row].append(_reply(engines[row](), prompts[turn % len(prompts)], sampling[row], limits))
         if timer and all(len(own) == turn + 1 for own in replies):
             timer.look(most_rows([own[-1].rows for own in replies]))
     return replies
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds <= 90 else f"{seconds / 60:.0f} min"
 
 
 def run_beside(

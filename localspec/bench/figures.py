@@ -33,8 +33,8 @@ def of_row(
         for turn, (ours, theirs) in enumerate(zip(replies, plain, strict=True))
         if ours.tokens_per_second and theirs.tokens_per_second  # a reply of one token has no speed
     ]
-    speed, speed_quartiles = _spread([ours.tokens_per_second for ours, _, _ in pairs])
-    speedup, speedup_quartiles = _spread([_speedup(ours, theirs) for ours, theirs, _ in pairs])
+    speed, speed_quartiles = spread([ours.tokens_per_second for ours, _, _ in pairs])
+    speedup, speedup_quartiles = spread([_speedup(ours, theirs) for ours, theirs, _ in pairs])
     parts = [_costs(ours, theirs) for ours, theirs, _ in pairs]
     draft, verify, host = (_median([cost[part] for cost in parts]) for part in range(3))
     limit = _median(_limits([(ours, theirs) for ours, theirs, _ in pairs], costs)) if costs else None
@@ -43,26 +43,26 @@ def of_row(
     return {
         "prompts": prompts,
         "tokens": sum(len(reply.token_ids) for reply in replies),
-        "tokens_per_second": _rounded(speed),
+        "tokens_per_second": rounded(speed),
         "tokens_per_second_quartiles": speed_quartiles,
-        "speedup": _rounded(speedup),
+        "speedup": rounded(speedup),
         "speedup_quartiles": speedup_quartiles,
-        "speedup_limit": _rounded(limit),
+        "speedup_limit": rounded(limit),
         "reliable": None if speedup is None or limit is None else speedup <= SLACK * limit,
         "acceptance_length": _acceptance_length(replies),
         "acceptance_by_depth": _acceptance_by_depth(replies),
-        "draft_cost": _rounded(draft),
-        "verify_cost": _rounded(verify),
-        "host_cost": _rounded(host),
-        "bandwidth_share": _rounded(speed and speed * read_bytes / bandwidth),
+        "draft_cost": rounded(draft),
+        "verify_cost": rounded(verify),
+        "host_cost": rounded(host),
+        "bandwidth_share": rounded(speed and speed * read_bytes / bandwidth),
         "peak_bytes": max(reply.memory.peak for reply in replies),
-        "M": _rounded(speedup and memory and speedup / memory),
+        "M": rounded(speedup and memory and speedup / memory),
         "identical": all(same) if comparable else None,
         "identical_prompts": sum(all(same[at::prompts]) for at in range(prompts)) if comparable else None,
         "off_reason": next((reply.off_reason for reply in reversed(replies) if reply.off_reason), None),
         "categories": {
             category: {
-                "speedup": _rounded(
+                "speedup": rounded(
                     _median([_speedup(ours, theirs) for ours, theirs, named in pairs if named == category])
                 ),
                 "acceptance_length": _acceptance_length(
@@ -104,7 +104,7 @@ def _memory_held(reply: Statistics) -> int:
 
 def _acceptance_length(replies: Sequence[Statistics]) -> float | None:
     steps = sum(reply.steps for reply in replies)
-    return _rounded(sum(reply.acceptance_length * reply.steps for reply in replies) / steps) if steps else None
+    return rounded(sum(reply.acceptance_length * reply.steps for reply in replies) / steps) if steps else None
 
 
 def _acceptance_by_depth(replies: Sequence[Statistics]) -> list[float]:
@@ -120,7 +120,7 @@ def _acceptance_by_depth(replies: Sequence[Statistics]) -> list[float]:
     return [round(fmean(*zip(*depth, strict=True)), 4) for depth in depths]
 
 
-def _spread(values: Sequence[float]) -> tuple[float | None, list[float] | None]:
+def spread(values: Sequence[float]) -> tuple[float | None, list[float] | None]:
     """The median, and the quartiles below and above it."""
     if not values:
         return None, None
@@ -132,5 +132,6 @@ def _median(values: Sequence[float]) -> float | None:
     return median(values) if values else None
 
 
-def _rounded(value: float | None) -> float | None:
+def rounded(value: float | None) -> float | None:
+    """To four places."""
     return None if value is None else round(value, 4)

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from localspec.bench import server_table
 from localspec.bench.table import label, row_name
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.svg import box, drawing, words
@@ -28,9 +29,8 @@ def check(file: Path) -> None:
         raise UsageMistake(f"--plot {file} would have no words, for this machine has no font; name an .svg.")
 
 
-def write(report: dict[str, Any], file: Path) -> None:
-    """Draws a report. Raises LocalspecError where the file cannot be written."""
-    svg = figure(report)
+def write(svg: str, file: Path) -> None:
+    """Writes a drawing. Raises LocalspecError where the file cannot be written."""
     try:
         if file.suffix.lower() == ".svg":
             file.write_text(svg, encoding="utf-8")
@@ -47,28 +47,63 @@ def _png(svg: str) -> bytes:
 
 
 def figure(report: dict[str, Any]) -> str:
-    """An SVG document."""
-    rows = [row for row in report["rows"] if row["tokens_per_second"]]
-    most = max((row["tokens_per_second"] for row in rows), default=1.0)
-    machine = report["machine"]["versions"]
+    """The rows of a report as an SVG document."""
+    bars = [
+        Bar(row_name(row), row["tokens_per_second"], *_beside(row))
+        for row in report["rows"]
+        if row["tokens_per_second"]
+    ]
+    title = f"{report['model']}: tokens/s, plain and speculative"
+    return _drawn(title, f"{label(report)} · {report['machine']['versions']}", bars)
+
+
+def figure_of_servers(report: dict[str, Any]) -> str:
+    """The same of a report on servers."""
+    first = report["rows"][0]
+    bars = [
+        Bar(
+            server_table.row_name(row),
+            row[server_table.WHOLE],
+            "" if row is first or not row["speedup"] else f"  × {row['speedup']:.2f}",
+            PLAIN if row is first else SLOWER if (row["speedup"] or 0) < 1 else FASTER,
+        )
+        for row in report["rows"]
+        if row[server_table.WHOLE]
+    ]
+    return _drawn("tokens/s of whole replies", server_table.label(report), bars)
+
+
+class Bar(NamedTuple):
+    """One of a drawing: its name, its tokens/s, and what stands behind that."""
+
+    name: str
+    speed: float
+    beside: str
+    colour: str
+
+
+def _beside(row: dict[str, Any]) -> tuple[str, str]:
+    """What stands behind the bar of a row, and its colour."""
+    speedup = row["speedup"]
+    if not row["nodes"]:
+        return "", PLAIN
+    if row["reliable"] is False:
+        return ", unreliable", UNRELIABLE
+    return f"  × {speedup:.2f}" if speedup else "", FASTER if (speedup or 0) > 1 else SLOWER
+
+
+def _drawn(title: str, below: str, bars: Sequence[Bar]) -> str:
+    most = max((one.speed for one in bars), default=1.0)
     parts = [
-        words(MARGIN // 9, 30, one_line(f"{report['model']}: tokens/s, plain and speculative"), size=17),
-        words(MARGIN // 9, 52, one_line(f"{label(report)} · {machine}"), colour=PLAIN),
+        words(MARGIN // 9, 30, one_line(title), size=17),
+        words(MARGIN // 9, 52, one_line(below), colour=PLAIN),
     ]
-    for number, row in enumerate(rows):
-        parts += _bar(row, TOP + number * (BAR + GAP), WIDE * row["tokens_per_second"] / most)
-    return drawing(LEFT + WIDE + MARGIN, TOP + len(rows) * (BAR + GAP) + GAP, parts)
-
-
-def _bar(row: dict[str, Any], top: float, length: float) -> Sequence[str]:
-    speedup, text = row["speedup"], f"{row['tokens_per_second']:.1f}"
-    colour = PLAIN
-    if row["nodes"]:
-        colour = UNRELIABLE if row["reliable"] is False else FASTER if (speedup or 0) > 1 else SLOWER
-        text += ", unreliable" if row["reliable"] is False else f"  × {speedup:.2f}" if speedup else ""
-    middle = top + BAR / 2 + 5
-    return [
-        words(LEFT - 10, middle, one_line(row_name(row)), anchor="end"),
-        box(LEFT, top, length, BAR, colour),
-        words(LEFT + length + 8, middle, text, colour=colour),
-    ]
+    for number, one in enumerate(bars):
+        top, length = TOP + number * (BAR + GAP), WIDE * one.speed / most
+        middle = top + BAR / 2 + 5
+        parts += [
+            words(LEFT - 10, middle, one_line(one.name), anchor="end"),
+            box(LEFT, top, length, BAR, one.colour),
+            words(LEFT + length + 8, middle, f"{one.speed:.1f}{one.beside}", colour=one.colour),
+        ]
+    return drawing(LEFT + WIDE + MARGIN, TOP + len(bars) * (BAR + GAP) + GAP, parts)

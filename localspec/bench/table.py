@@ -16,7 +16,7 @@ LEGEND = (
 )
 BUSY = 0.25  # cores that other programs may keep busy without a word
 MOST_CATEGORIES, MOST_COLUMNS = 12, 4
-BAR = 36  # columns
+LONGEST_BAR = 36  # columns
 
 
 def of(report: dict[str, Any]) -> str:
@@ -27,16 +27,16 @@ def of(report: dict[str, Any]) -> str:
         f"{machine['versions']} · {machine['memory'] / 2**30:.0f} GiB, read at {machine['bandwidth'] / 1e9:.1f} GB/s"
         f" · peak {max(row['peak_bytes'] for row in rows) / 2**30:.2f} GiB · {_load(machine)}",
     ]
-    lines = [*_wrapped(sentence(rows)), "", *_bars(rows), ""]
-    lines += [line for part in parts for line in _wrapped(part)]
-    lines += ["", *_columns(_ROW_HEADS, [_row(row) for row in rows]), *_wrapped(LEGEND)]
+    lines = [*wrapped(sentence(rows)), "", *_bars(rows), ""]
+    lines += [line for part in parts for line in wrapped(part)]
+    lines += ["", *columns(_ROW_HEADS, [_row(row) for row in rows]), *wrapped(LEGEND)]
     for row in rows:
         if row["reliable"] is False:
-            lines += _wrapped(_unreliable(row))
+            lines += wrapped(_unreliable(row))
         if row.get("draft_model"):
-            lines += _wrapped(f"{_name(row)} drafts with {row['draft_model']}{_hyperparameters(row)}")
+            lines += wrapped(f"{_name(row)} drafts with {row['draft_model']}{_hyperparameters(row)}")
         if row["off_reason"]:
-            lines += _wrapped(f"{_name(row)} was switched off: {row['off_reason']}")
+            lines += wrapped(f"{_name(row)} was switched off: {row['off_reason']}")
     return "\n".join([*lines, *_depths(rows), *_categories(rows), *_peers(report["peers"])])
 
 
@@ -77,7 +77,7 @@ def _bars(rows: Sequence[dict[str, Any]]) -> list[str]:
     names = [row_name(row) for row in measured]
     width = max(map(len, names), default=0)
     return [
-        f"  {name:{width}}  {bar(row['tokens_per_second'] / most, BAR)} {row['tokens_per_second']:.1f} tokens/s"
+        f"  {name:{width}}  {bar(row['tokens_per_second'] / most, LONGEST_BAR)} {row['tokens_per_second']:.1f} tokens/s"
         + (f"  × {row['speedup']:.2f}{_mark(row)}" if row["nodes"] and row["speedup"] else "")
         for name, row in zip(names, measured, strict=True)
     ]
@@ -86,7 +86,7 @@ def _bars(rows: Sequence[dict[str, Any]]) -> list[str]:
 def row_name(row: dict[str, Any]) -> str:
     """What a row is called where it stands alone."""
     size = {0: "", "auto": ""}.get(row["nodes"], f", {row['nodes']} nodes")
-    name = "plain decoding" if row["drafter"] == "none" else _clipped(one_line(row["drafter"]), 24)
+    name = "plain decoding" if row["drafter"] == "none" else clipped(one_line(row["drafter"]), 24)
     return f"{name}{size}"
 
 
@@ -111,14 +111,14 @@ def _row(row: dict[str, Any]) -> list[str]:
     return [
         row["drafter"],
         str(row["nodes"]),
-        _number(row["tokens_per_second"], 1),
-        _range(row["tokens_per_second_quartiles"], 0),
-        _number(row["speedup"]) + _mark(row),
-        _range(row["speedup_quartiles"], 2),
-        _number(row["acceptance_length"]),
-        *(_number(row[f"{part}_cost"]) for part in ("draft", "verify", "host")),
+        number(row["tokens_per_second"], 1),
+        interval(row["tokens_per_second_quartiles"], 0),
+        number(row["speedup"]) + _mark(row),
+        interval(row["speedup_quartiles"], 2),
+        number(row["acceptance_length"]),
+        *(number(row[f"{part}_cost"]) for part in ("draft", "verify", "host")),
         "-" if row["bandwidth_share"] is None else f"{row['bandwidth_share']:.0%}",
-        _number(row["M"]) + _mark(row),
+        number(row["M"]) + _mark(row),
         row["accept"] if row["identical_prompts"] is None else f"{row['identical_prompts']}/{row['prompts']}",
     ]
 
@@ -130,8 +130,8 @@ def _load(machine: dict[str, Any]) -> str:
 
 def _unreliable(row: dict[str, Any]) -> str:
     return (
-        f"! {_name(row)} is unreliable: {_number(row['speedup'])} times as fast cannot be, for its τ and its rows "
-        f"allow {_number(row['speedup_limit'])}. Plain decoding was disturbed; measure again while nothing else runs."
+        f"! {_name(row)} is unreliable: {number(row['speedup'])} times as fast cannot be, for its τ and its rows "
+        f"allow {number(row['speedup_limit'])}. Plain decoding was disturbed; measure again while nothing else runs."
     )
 
 
@@ -144,7 +144,7 @@ def _depths(rows: Sequence[dict[str, Any]]) -> list[str]:
     lines = [
         line
         for row in found
-        for line in _wrapped(f"{_name(row)}: {' '.join(f'{chance:.2f}' for chance in row['acceptance_by_depth'])}")
+        for line in wrapped(f"{_name(row)}: {' '.join(f'{chance:.2f}' for chance in row['acceptance_by_depth'])}")
     ]
     return ["", "accepted at depth 1, 2, …, where the node before was", *lines] if found else []
 
@@ -158,7 +158,7 @@ def _categories(rows: Sequence[dict[str, Any]]) -> list[str]:
         [
             name,
             *(
-                f"{_number(row['categories'][name]['speedup'])} {_number(row['categories'][name]['acceptance_length'])}"
+                f"{number(row['categories'][name]['speedup'])} {number(row['categories'][name]['acceptance_length'])}"
                 for row in drafting
             ),
         ]
@@ -167,7 +167,7 @@ def _categories(rows: Sequence[dict[str, Any]]) -> list[str]:
     more = len(lines) - MOST_CATEGORIES
     return [
         "",
-        *_columns(
+        *columns(
             ["speedup and τ by category", *(_name(row) + _mark(row) for row in drafting)], lines[:MOST_CATEGORIES]
         ),
         *([f"and {more} categories more, in --json"] if more > 0 else []),
@@ -178,42 +178,46 @@ def _peers(peers: Sequence[dict[str, Any]]) -> list[str]:
     if not peers:
         return []
     lines = [
-        [peer["name"], _number(peer["tokens_per_second"], 1), *(f"{ms:.1f}" for ms in peer["ms_by_rows"].values())]
+        [peer["name"], number(peer["tokens_per_second"], 1), *(f"{ms:.1f}" for ms in peer["ms_by_rows"].values())]
         for peer in peers
     ]
     return [
         "",
-        *_columns(["plain, greedy", "tokens/s", *peers[0]["ms_by_rows"]], lines),
+        *columns(["plain, greedy", "tokens/s", *peers[0]["ms_by_rows"]], lines),
         "after tokens/s: milliseconds of one forward of so many rows, with 256 tokens before them; medians",
     ]
 
 
 def _name(row: dict[str, Any]) -> str:
-    return f"{_clipped(row['drafter'], 15)} {row['nodes']}"
+    return f"{clipped(row['drafter'], 15)} {row['nodes']}"
 
 
-def _columns(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+def columns(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
     """Aligned; the first column is cut where the whole would be too wide."""
     lines = [[one_line(cell) for cell in line] for line in (heads, *lines)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     widths[0] = min(widths[0], WIDTH - sum(widths[1:]) - len(widths) + 1)
     return [
-        " ".join([_clipped(first, widths[0]).ljust(widths[0]), *map(str.rjust, rest, widths[1:])])
+        " ".join([clipped(first, widths[0]).ljust(widths[0]), *map(str.rjust, rest, widths[1:])])
         for first, *rest in lines
     ]
 
 
-def _clipped(text: str, width: int) -> str:
+def clipped(text: str, width: int) -> str:
+    """Its beginning, where it is longer."""
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def _wrapped(text: str) -> list[str]:
+def wrapped(text: str) -> list[str]:
+    """As lines of at most 100 columns."""
     return textwrap.wrap(one_line(text), WIDTH)
 
 
-def _number(value: float | None, digits: int = 2) -> str:
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure, or a dash."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _range(quartiles: Sequence[float] | None, digits: int) -> str:
+def interval(quartiles: Sequence[float] | None, digits: int) -> str:
+    """From the lower to the upper quartile."""
     return "" if quartiles is None else f"{quartiles[0]:.{digits}f}–{quartiles[1]:.{digits}f}"

@@ -13,10 +13,11 @@ NOTHING_KEPT = "Who proposed what is known of the replies of this session alone;
 
 
 def overview(trace: Trace) -> str:
-    """How many tokens came in how many steps."""
+    """How many tokens came, and in how many steps where that was told."""
     tokens, steps = len(trace.tokens), trace.steps
-    each = f", {(tokens - 1) / steps:.1f} a step" if steps else ""
-    return f"{counted(tokens, 'token')} in {counted(steps, 'step')}{each}"
+    if not steps:
+        return counted(tokens, "token")
+    return f"{counted(tokens, 'token')} in {counted(steps, 'step')}, {(tokens - 1) / steps:.1f} a step"
 
 
 def proposers(trace: Trace) -> Iterator[tuple[str, str]]:

@@ -54,15 +54,15 @@ class Begun(NamedTuple):
     def for_reply(self, settings: Settings, card: TargetCard, keep: int | None = None) -> Answerer:
         """The same for one reply, of which less is told.
 
-        A server stays for `keep` seconds, and is started where there is none. Raises UsageMistake where one is in the
-        way.
+        A server stays for `keep` seconds, and is started where there is none; that none can be is told. Raises
+        UsageMistake where another one is in the way.
         """
         place = Paths(config.home()).socket
         if self.server is not None:
             return self._there(self.server, settings, card)
         if settings.server is not None or not (keep or os.path.exists(place)):
             return self._here(settings, card)
-        from localspec.serving.over_socket import Gone, NotThisOne
+        from localspec.serving.over_socket import Gone, NotThisOne, stop_it
         from localspec.serving.warm import WarmEngine
 
         system, reporter = self.chat.conversation.system, self.progress.reporter
@@ -71,12 +71,14 @@ class Begun(NamedTuple):
             with suppress(Gone):
                 return WarmEngine.open(place, card, settings, system, reporter, here, keep)
             if keep:
-                leave_behind(settings, card, keep, reporter)  # unless another process was quicker
-                with suppress(Gone):
+                trouble = leave_behind(settings, card, keep, reporter)
+                with suppress(Gone):  # also after trouble: another process may have been quicker
                     return WarmEngine.open(place, card, settings, system, reporter, here, keep)
+                trouble = trouble or "It was gone before it had loaded the model."
+                reporter.notice(f"no server stays behind, and this process answers. {trouble}")
         except NotThisOne as why:
             if keep:
-                raise UsageMistake(f"--keep has no effect: {why} Stop that server, or leave --keep out.") from None
+                raise UsageMistake(f"--keep has no effect: {why} Leave --keep out, or {stop_it(place)}.") from None
         return here()
 
     def _there(self, server: "Behind", settings: Settings, card: TargetCard) -> Answerer:

@@ -4,14 +4,15 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from localspec import config
-from localspec.bench import plot, prompts, table
-from localspec.cli.options import Context, Device, Dtype, Model, Quantize, number
+from localspec.bench import plot, prompts, server_table, table
+from localspec.cli.options import Context, Device, Dtype, Model, Quantize, no_effect, number
 from localspec.cli.progress import Progress, tell
+from localspec.cli.server_bench import addresses, measured
 from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.importing import ready
 from localspec.engine.measurement_cache import MeasurementCache
@@ -30,10 +31,13 @@ app = typer.Typer()
 @app.command()
 def bench(
     model: Model = None,
-    drafter: Annotated[str, typer.Option("--drafter", metavar="A,B", help="Beside plain decoding.")] = "auto",
+    drafter: Annotated[
+        str | None, typer.Option("--drafter", metavar="A,B", help="Beside plain decoding.  [default: auto]")
+    ] = None,
     nodes: Annotated[
-        str, typer.Option("--nodes", metavar="N,N", help="Nodes of a draft tree; auto is by measurement.")
-    ] = "auto",
+        str | None,
+        typer.Option("--nodes", metavar="N,N", help="Nodes of a draft tree; auto is by measurement.  [default: auto]"),
+    ] = None,
     prompt_file: Annotated[
         Path | None,
         typer.Option("--prompts", metavar="FILE", help='JSONL, {"turns": ["…"]} or {"prompt": "…"}; or one a line.'),
@@ -56,6 +60,12 @@ def bench(
     peer: Annotated[
         list[str] | None, typer.Option("--peer", help="transformers or llama.cpp beside it; repeatable.")
     ] = None,
+    server: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--server", metavar="URL|off", help="That OpenAI-compatible server instead; repeatable. off: none."
+        ),
+    ] = None,
     tune: Annotated[
         bool, typer.Option("--tune", help="Search again how long the drafts of a draft model should be.")
     ] = False,
@@ -66,18 +76,35 @@ def bench(
         bool, typer.Option("--json", help="One JSON line on standard output, and the table on standard error.")
     ] = False,
 ) -> None:
-    """Plain and speculative decoding side by side, on this machine."""
+    """Plain and speculative decoding side by side, on this machine; or servers, with --server."""
     settings = config.load(
         flags={
             "model": model, "temperature": 0.0 if temperature is None else temperature, "seed": seed, "accept": accept,
             "exact": exact or None, "context": context, "device": device, "dtype": dtype, "quantize": quantize,
+            "server": server[0] if server else None,
         }
     )  # fmt: skip
     if plotted:
         plot.check(plotted)
+    elsewhere = addresses(server or [], settings)
+    if elsewhere:
+        here = {
+            "--drafter": drafter, "--nodes": nodes, "--accept": accept, "--exact": exact, "--context": context,
+            "--device": device, "--dtype": dtype, "--quantize": quantize, "--peer": peer, "--tune": tune,
+        }  # fmt: skip
+        for flag, value in here.items():
+            if value not in (None, False, []):
+                raise no_effect(flag, settings)
     asked = prompts.spread(prompts.read(prompt_file) if prompt_file else prompts.BUILT_IN, limit)
-    combinations = _combinations(drafter, nodes)
     progress = Progress()
+    if elsewhere:
+        report = measured(elsewhere, settings, asked, max_tokens, repeat, progress)
+        _tell(report, server_table.of(report), as_json)
+        if plotted:
+            _draw(plot.figure_of_servers(report), plotted)
+        return
+    nodes = nodes or "auto"
+    combinations = _combinations(drafter or "auto", nodes)
     card = ready(settings.model or "demo", settings, progress.reporter)
     choices: dict[tuple[str, LoadSpec | None, Size], Choice] = {}
     with user_store(progress.notice, create=False) as store:
@@ -106,14 +133,22 @@ def bench(
             report = comparison.bench(compared, settings, progress.show, store, tune)
     finally:
         progress.clear()
+    _tell(report, table.of(report), as_json)
+    if plotted:
+        _draw(plot.figure(report), plotted)
+
+
+def _tell(report: dict[str, Any], page: str, as_json: bool) -> None:
     if as_json:
-        tell(drawable(table.of(report), sys.stderr))
+        tell(drawable(page, sys.stderr))
         print(json.dumps(report), flush=True)
     else:
-        print(drawable(table.of(report), sys.stdout))
-    if plotted:
-        plot.write(report, plotted)
-        tell(f"localspec: drawn in {plotted}.")
+        print(drawable(page, sys.stdout))
+
+
+def _draw(svg: str, file: Path) -> None:
+    plot.write(svg, file)
+    tell(f"localspec: drawn in {file}.")
 
 
 def _combinations(drafters: str, nodes: str) -> list[tuple[str, Size]]:

@@ -160,8 +160,12 @@ def _refuse_without_effect(settings: Settings, drafter: str) -> None:
     """
     for name in _OF_THIS_PROCESS:
         if settings.origins[name].startswith("--"):
-            flag = drafter if name == "drafter" else settings.origins[name]
-            raise UsageMistake(
-                f"{flag} has no effect where a server answers ({settings.shown('server')}), which decides that itself; "
-                "leave it out, or give --server off."
-            )
+            raise no_effect(drafter if name == "drafter" else settings.origins[name], settings)
+
+
+def no_effect(flag: str, settings: Settings) -> UsageMistake:
+    """What is wrong with a flag where the server of these settings answers."""
+    return UsageMistake(
+        f"{flag} has no effect where a server answers ({settings.shown('server')}), which decides that itself; "
+        "leave it out, or give --server off."
+    )

@@ -358,7 +358,7 @@ class _Talk:
             self._files = ""  # the model has read them
         if how:
             tell(how)
-        if words := in_words(live.figures()):
+        if words := [*in_words(live.figures())]:
             tell(f"({' · '.join(words)})")
 
 

@@ -77,10 +77,12 @@ def serve(
         }
     )  # fmt: skip
     if port is not None and not 0 <= port < 2**16:
-        raise UsageMistake(f"--port {port} is none; give 1 to 65535, or 0 for a free one.")
+        raise UsageMistake(f"--port {port} is no port; give 1 to 65535, or 0 for a free one.")
     alive, rests = short_seconds_of(keep_alive), None if idle is None else short_seconds_of(idle)
     if sys.platform == "win32":
-        raise LocalspecError("`localspec serve` needs sockets with a mode, which Windows lacks; use WSL.")
+        raise LocalspecError(
+            "`localspec serve` needs sockets that nobody but their user can open, which Windows lacks; use WSL."
+        )
     progress = Progress()
 
     # From here on an engine is needed, and what speaks HTTP.

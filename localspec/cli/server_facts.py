@@ -22,7 +22,7 @@ def tell_server(url: str, others: Mapping[str, object], as_json: bool) -> int:
         raise UsageMistake(f"{flag} has no effect with --server, which is about another machine; leave {flag} out.")
     address = config.load(flags={"server": url}).elsewhere
     if address is None:
-        raise UsageMistake("--server off is none that could be told of; give its address, or leave --server out.")
+        raise UsageMistake("--server off names no server to look at; give an address, or leave --server out.")
     from localspec.serving.server import Server  # what opens connections
 
     found = Server.open(address)
@@ -49,7 +49,7 @@ def _page(server: "Server") -> Iterator[str]:
         yield f"{name}, which reads {one.context:,} tokens" if one.context else name
     if server.unread:
         yield f"Left out: {counted(server.unread, 'model')} without a name that can be given here."
-    if server.key and server.address.crosses_a_network_in_the_clear:
-        yield "The key and what is said go there for all on the way to read; give https:// where it can."
+    if server.overheard:
+        yield server.overheard[:1].upper() + server.overheard[1:]
     if server.models:
         yield f"Begin with: localspec chat --server {server.address.url} -m {next(iter(server.models))}"

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -20,6 +19,7 @@ from localspec.models import registry
 from localspec.outside_files import parse_json
 from localspec.serving.asked import Asked, Refused, chat_request, text_request
 from localspec.serving.guard import BadBody, is_socket
+from localspec.serving.mailbox import Mailbox
 from localspec.serving.own import Asking, Opened
 from localspec.serving.replies import Shape, broken_off, error
 from localspec.serving.room import Answer, Begun, Ended, EngineRoom, Line, Ticket, TooLong
@@ -100,33 +100,23 @@ class Serving:
         return answer
 
     async def _reply(self, request: Request, asked: Asked, size: int) -> Response:
-        answers: asyncio.Queue[Answer] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def deliver(answer: Answer) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                loop.call_soon_threadsafe(answers.put_nowait, answer)
-
-        client = asked.client or (request.client.host if request.client else "")
-        ticket = Ticket(asked, client, size, deliver)
-        self._room.ask(ticket)
-        left = asyncio.ensure_future(_left(request))
-        left.add_done_callback(lambda _: ticket.gone.set())  # also where the request itself is cancelled
+        left, streams = asyncio.ensure_future(_left(request)), False
         try:
-            first = await _first(answers, left)
+            box = self._put(asked, asked.client or (request.client.host if request.client else ""), size, left)[1]
+            first = await box.next()
             if first is None:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)
             begun = _unless_wrong(first)
             assert isinstance(begun, Begun)
             shape = Shape(asked.messages is not None, begun.model, localspec.__version__, begun.start)
             if asked.stream:
-                pieces = _pieces(shape, answers, asked.usage_in_stream, left)
-                left = None  # type: ignore[assignment]
+                pieces = _pieces(shape, box, asked.usage_in_stream, left)
+                streams = True  # and ends this wait with itself
                 self._room.metrics.answered(200)
                 headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
                 return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
             texts: list[Text] = []
-            while (answer := await _first(answers, left)) is not None:
+            while (answer := await box.next()) is not None:
                 answer = _unless_wrong(answer)
                 if isinstance(answer, Text):
                     texts.append(answer)
@@ -134,31 +124,33 @@ class Serving:
                     return self._json(shape.whole(texts, answer.done, answer.figures))
             return Response(status_code=HTTPStatus.BAD_REQUEST)
         finally:
-            if left is not None:
+            if not streams:
                 left.cancel()
+
+    def _put(
+        self, asked: Asked | Opened | Asking, client: str, size: int, left: "asyncio.Future[None]"
+    ) -> tuple[Ticket, Mailbox[Answer]]:
+        """Puts a request in the queue; what comes of it is in the mailbox. Raises TooMany."""
+        box = Mailbox[Answer](left)
+        ticket = Ticket(asked, client, size, box.deliver)
+        left.add_done_callback(lambda _: ticket.gone.set())  # also where the request itself is cancelled
+        self._room.ask(ticket)
+        return ticket, box
 
     # -- the user's own commands, which come through the socket alone -------------------------------------------------
 
     def _to_own(self, read: Callable[[object], Opened | Asking]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
             asked = read(await self._from_own(request))
-            answers: asyncio.Queue[Answer] = asyncio.Queue()
-            loop = asyncio.get_running_loop()
-
-            def deliver(one: Answer) -> None:
-                with suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                    loop.call_soon_threadsafe(answers.put_nowait, one)
-
-            client = request.client.host if request.client else ""
-            ticket, ahead = Ticket(asked, client, 0, deliver), self._room.ahead
-            self._room.ask(ticket)
-            if ahead:
-                answers.put_nowait(Line({"ahead": ahead}))
+            ahead, left = self._room.ahead, asyncio.ensure_future(_left(request))
+            try:
+                ticket, box = self._put(asked, request.client.host if request.client else "", 0, left)
+            except TooMany:
+                left.cancel()
+                raise
             if isinstance(asked, Asking):
                 self._replying[asked.name] = ticket
-            left = asyncio.ensure_future(_left(request))
-            left.add_done_callback(lambda _: ticket.gone.set())
-            return StreamingResponse(self._lines(ticket, answers, left), media_type="application/x-ndjson")
+            return StreamingResponse(self._lines(ticket, box, ahead, left), media_type="application/x-ndjson")
 
         return answer
 
@@ -182,17 +174,15 @@ class Serving:
             raise Refused(f"The body is no JSON ({wrong}).") from None
 
     async def _lines(
-        self, ticket: Ticket, answers: "asyncio.Queue[Answer]", left: "asyncio.Future[None]"
+        self, ticket: Ticket, box: Mailbox[Answer], ahead: int, left: "asyncio.Future[None]"
     ) -> AsyncIterator[bytes]:
         try:
-            while (answer := await _first(answers, left)) is not None:
-                if isinstance(answer, Line):
-                    yield json.dumps(answer.value).encode() + b"\n"
-                    if answer.value.keys() & {"kept", "server"}:  # the last of a reply, or all of an engine
-                        return
-                elif isinstance(answer, Exception):
-                    known = answer if isinstance(answer, LocalspecError) else LocalspecError("Something went wrong.")
-                    yield json.dumps({"error": [type(known).__name__, str(known)]}).encode() + b"\n"
+            if ahead:
+                yield _line({"ahead": ahead})
+            while (answer := await box.next()) is not None:
+                found = [_own_line(one) for one in (answer, *box.rest())]
+                yield b"".join(line for line, _ in found)
+                if any(over for _, over in found):
                     return
         finally:
             left.cancel()
@@ -239,16 +229,6 @@ async def _left(request: Request) -> None:
         pass
 
 
-async def _first(answers: "asyncio.Queue[Answer]", left: "asyncio.Future[None]") -> Answer | None:
-    """The next answer; None where the client is gone before."""
-    coming = asyncio.ensure_future(answers.get())
-    try:
-        await asyncio.wait({coming, left}, return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
-        return coming.result() if coming.done() else None
-    finally:
-        coming.cancel()  # also where the reply itself is cancelled
-
-
 def _unless_wrong(answer: Answer) -> Answer:
     if isinstance(answer, LocalspecError):
         raise answer
@@ -258,25 +238,43 @@ def _unless_wrong(answer: Answer) -> Answer:
 
 
 async def _pieces(
-    shape: Shape, answers: "asyncio.Queue[Answer]", usage: bool, left: "asyncio.Future[None]"
+    shape: Shape, box: Mailbox[Answer], usage: bool, left: "asyncio.Future[None]"
 ) -> AsyncIterator[bytes]:
     try:
         if (first := shape.first(usage)) is not None:
             yield first
-        while True:
-            match await _first(answers, left):
-                case Text() as text:
-                    yield shape.step(text, usage)
-                case Ended(done, figures):
-                    yield shape.last(done, figures, usage)
-                    return
-                case LocalspecError() as wrong:
-                    yield broken_off(str(wrong))
-                    return
-                case Exception():
-                    yield broken_off("Something went wrong inside; what it was stands where the server was started.")
-                    return
-                case None:
-                    return
+        while (answer := await box.next()) is not None:
+            found = [_piece(shape, one, usage) for one in (answer, *box.rest())]
+            yield b"".join(piece for piece, _ in found)
+            if any(over for _, over in found):
+                return
     finally:
         left.cancel()
+
+
+def _piece(shape: Shape, answer: Answer, usage: bool) -> tuple[bytes, bool]:
+    """What is sent of one answer, and whether it is the last one."""
+    match answer:
+        case Text():
+            return shape.step(answer, usage), False
+        case Ended(done, figures):
+            return shape.last(done, figures, usage), True
+        case LocalspecError():
+            return broken_off(str(answer)), True
+        case Exception():
+            return broken_off("Something went wrong inside; what it was stands where the server was started."), True
+    return b"", False
+
+
+def _own_line(answer: Answer) -> tuple[bytes, bool]:
+    """The same for the user's own commands."""
+    if isinstance(answer, Line):  # the last of a reply, or all of an engine
+        return _line(answer.value), bool(answer.value.keys() & {"kept", "server"})
+    if isinstance(answer, Exception):
+        known = answer if isinstance(answer, LocalspecError) else LocalspecError("Something went wrong.")
+        return _line({"error": [type(known).__name__, str(known)]}), True
+    return b"", False
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value).encode() + b"\n"

@@ -58,7 +58,9 @@ class _Fields:
 
     def none_left(self) -> None:
         for name in self.left:
-            raise Refused(f"There is no '{name[:100]}' here{nearest(name, self.known)}; leave it out.", name[:100])
+            raise Refused(
+                f"There is no field '{name[:100]}' here{nearest(name, self.known)}; leave it out.", name[:100]
+            )
 
 
 def chat_request(body: object) -> Asked:

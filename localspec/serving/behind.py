@@ -65,10 +65,8 @@ class Behind:
             assert self._settings.elsewhere is not None
             reporter.progress(f"asking {self._settings.elsewhere}")
             self._server = Server.open(self._settings.elsewhere)
-            if self._server.key and self._server.address.crosses_a_network_in_the_clear:
-                reporter.notice(
-                    f"the key and what is said go to {self._server.address.name} for all on the way to read."
-                )
+            if self._server.overheard:
+                reporter.notice(self._server.overheard)
         return self._server
 
     def _card(self, settings: Settings, found: Saved | None, reporter: Reporter) -> TargetCard:

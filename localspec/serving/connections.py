@@ -5,16 +5,15 @@ Who has no key can do nothing but connect, and must not keep out those who have 
 
 import asyncio
 import socket
-import struct
 import sys
-from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from localspec.serving.over_socket import process_at
+
 LOOK_SECONDS = 10.0  # twice that at most is a connection open on which nothing is asked
 ENOUGH_FILES = 4096
-_SOL_LOCAL, _LOCAL_PEERPID = 0, 2  # macOS
 
 
 def connections_of_others() -> int:
@@ -46,7 +45,8 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         if connection.family == getattr(socket, "AF_UNIX", None):
-            self.client = _process_of(connection)
+            # Requests of one program wait behind each other, and not before another's.
+            self.client = (f"process {number}", 0) if (number := process_at(connection)) else None
         else:
             self.other = True
             if sum(getattr(one, "other", False) for one in self.connections) > self.most:
@@ -63,15 +63,3 @@ class Connection(H11Protocol):
             return
         self._seen = self.cycle
         self.loop.call_later(LOOK_SECONDS, self._look)
-
-
-def _process_of(connection: Any) -> tuple[str, int] | None:
-    """Who is at the other end, so that requests of one program wait behind each other and not before others'."""
-    try:
-        if sys.platform == "linux":
-            number, *_ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        else:
-            number = connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERPID)
-    except OSError:
-        return None
-    return f"process {number}", 0

@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,6 +16,8 @@ from localspec.serving.replies import error
 LOCAL = ("localhost", "127.0.0.1", "::1")
 LONGEST_BODY = 8 * 2**20  # bytes
 BODY_SECONDS = 30.0
+REST_SECONDS = 2.0  # for who sends a body that was refused
+TOO_LONG = f"The body is longer than {LONGEST_BODY // 2**20} MiB; send less of it."
 FOREIGN_HOST = "'Host' names another machine; use localhost."
 FOREIGN_ORIGIN = "'Origin' is a page of another site, which may not ask here."
 
@@ -34,7 +37,7 @@ class Guard:
             return
         refused = self._refused(scope)
         if refused:
-            await _answer(send, *refused)
+            await _answer(send, *refused, rest=receive if refused[1] == TOO_LONG else None)
             return
         await self._app(scope, _Reader(receive), send)
 
@@ -50,6 +53,9 @@ class Guard:
         if not own and (len(keys) != 1 or not hmac.compare_digest(_bearer(keys[0]), self._key)):
             told = "is missing" if not keys else "is another one"
             return 401, f"The key {told}; send 'Authorization: Bearer KEY'.", "authentication_error"
+        lengths = headers.get(b"content-length", [])
+        if any(_length(one) > LONGEST_BODY for one in lengths):
+            return 413, TOO_LONG, "invalid_request_error"
         return None
 
 
@@ -75,7 +81,7 @@ class _Reader:
         self._left -= len(message.get("body", b""))
         if self._left < 0:
             self._open = False
-            raise BadBody(413, f"The body is longer than {LONGEST_BODY // 2**20} MiB.")
+            raise BadBody(413, TOO_LONG)
         self._open = bool(message.get("more_body", False))
         return message
 
@@ -109,14 +115,27 @@ def _origin(value: bytes) -> str:
         return ""
 
 
+def _length(value: bytes) -> int:
+    """Of at most 20 digits; any other was refused before."""
+    return int(value) if value.isdigit() else 0
+
+
 def _bearer(value: bytes) -> bytes:
     scheme, _, key = value.partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else b""
 
 
-async def _answer(send: Send, status: int, sentence: str, kind: str) -> None:
+async def _answer(send: Send, status: int, sentence: str, kind: str, rest: Receive | None = None) -> None:
+    """Answers, and lets go; what is left of a body is thrown away where `rest` brings it."""
     body = json.dumps(error(sentence, kind)).encode()
     headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers.append((b"connection", b"close"))  # what is left of the body is not read
+    headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
+    if rest is not None:  # a connection that is closed while its client still sends loses the answer, too
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        body = b""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REST_SECONDS):
+                while (await rest()).get("more_body"):
+                    pass
     await send({"type": "http.response.body", "body": body})

@@ -25,6 +25,14 @@ class BrokenOff(LocalspecError):
     """The connection ended, or the server fell silent, before the answer did."""
 
 
+class Silent(BrokenOff):
+    """The server fell silent."""
+
+
+class NothingCame(BrokenOff):
+    """A reply was begun, and ended with nothing in it."""
+
+
 class Head(NamedTuple):
     """What comes before the body of an answer."""
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.paths import private_directory
 from localspec.serving.connections import Connection, connections_of_others
+from localspec.serving.over_socket import CONNECT_SECONDS, stop_it
 
 HOST = "127.0.0.1"
 LONGEST_PATH = 100  # bytes of a socket's: the system's own limit is 104 to 108
@@ -34,7 +36,7 @@ def own_socket(path: Path) -> Iterator[socket.socket]:
             private_directory(path.parent)
             lock = FileLock(f"{path}.lock", mode=0o600)
             at_the_end.enter_context(lock.acquire(timeout=0))
-            path.unlink(missing_ok=True)  # of a server that was killed
+            _remove_dead(path)
             listening = at_the_end.enter_context(socket.socket(socket.AF_UNIX))
             before = os.umask(0o177)
             try:
@@ -42,15 +44,45 @@ def own_socket(path: Path) -> Iterator[socket.socket]:
             finally:
                 os.umask(before)
             listening.listen(BACKLOG)
+            own = _identity(path)
         except Timeout:
-            raise LocalspecError("A server of yours is running already; stop that one first.") from None
+            raise LocalspecError(f"A server of yours is running already; {stop_it(path)}.") from None
         except OSError as error:
-            raise LocalspecError(f"{path} cannot be listened to ({error.strerror or error}).") from error
+            raise LocalspecError(
+                f"{path} cannot be listened to ({error.strerror or error}); correct its directory, or set "
+                "LOCALSPEC_HOME to another one."
+            ) from error
         try:
             yield listening
         finally:
             with suppress(OSError):
-                path.unlink(missing_ok=True)
+                if _identity(path) == own:
+                    path.unlink()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino
+
+
+def _remove_dead(path: Path) -> None:
+    """Removes the socket of a server that was killed. Raises LocalspecError for anything else."""
+    try:
+        kind = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(kind):
+        raise LocalspecError(f"{path} is no socket of a server, so it stays where it is; move it away and start again.")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.settimeout(CONNECT_SECONDS)
+        try:
+            dead.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except TimeoutError:  # somebody does listen, and is slow
+            pass
+    raise LocalspecError(f"Something listens at {path} already; {stop_it(path)}.")
 
 
 def port_of_this_machine(port: int) -> socket.socket:

@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 
 from localspec import Engine
 from localspec.config import Settings
+from localspec.engine.device_profile import BandwidthProfiler
+from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.reconsidering import reconsidered
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.events import Reporter
 from localspec.machine.memory import give_back
 from localspec.models import registry
+from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
+from localspec.policy.selection import Choice, choices, requested_drafter
 from localspec.store.store import Store
 
 QUIET_SECONDS = 1.0  # in which nobody asked, before one looks whether another drafter would do better
@@ -46,6 +50,23 @@ class Loaded:
         """What was said since the last call."""
         found, self.heard[:] = [*self.heard], []
         return found
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What is loaded, or would be, for a model; `context` in tokens."""
+
+    choice: Choice
+    context: int
+
+    def agrees(self, name: str, asked: Settings) -> bool:
+        """Whether it has the value of this setting that was asked for. Raises what `requested_drafter` does."""
+        if name == "drafter":
+            found = requested_drafter(asked, self.choice.target)
+            small = None if found.small is None else found.small.card.path
+            own = None if self.choice.draft is None else self.choice.draft.target.path
+            return (found.drafter, found.trained, small) == (self.choice.drafter, self.choice.trained, own)
+        return bool(getattr(asked, name) == (self.context if name == "context" else getattr(self.choice, name)))
 
 
 class LoadedModels:
@@ -89,12 +110,31 @@ class LoadedModels:
 
         Raises what `get` raises, and NotHere where that name means another directory here.
         """
-        card = self.card(name)
-        if str(card.path) != path:
-            raise NotHere(f"{name} is another model here.")
+        card = self._exact_card(name, path)
         began = time.monotonic()
         found = self._of(card)
         return found, time.monotonic() - began
+
+    def taken(self, name: str, path: str) -> "Taken":
+        """What that engine has taken where the settings left it open, or would take: for this none is loaded.
+
+        Raises what `exactly` raises.
+        """
+        card = self._exact_card(name, path)
+        if card.name in self._loaded:
+            engine = self._loaded[card.name].engine
+            return Taken(engine.choice, engine.context)
+        settings = self._settings
+        known = BandwidthProfiler(MeasurementCache(self._store, self._reporter), settings.exact, settings.context)
+        model = model_of(card)
+        choice, *_ = choices(model, requested_drafter(settings, card), settings, measurements=known)
+        return Taken(choice, choice.context or model.shape.context)
+
+    def _exact_card(self, name: str, path: str) -> TargetCard:
+        card = self.card(name)
+        if str(card.path) != path:
+            raise NotHere(f"{name} is another model here.")
+        return card
 
     def _of(self, card: TargetCard) -> Loaded:
         while card.name not in self._loaded:

@@ -6,8 +6,11 @@ A few lines over a socket: a command that answers at once imports neither an HTT
 import json
 import os
 import socket
+import struct
+import sys
 import time
 from collections.abc import Generator, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ CONNECT_SECONDS = 1.0
 HEAD_SECONDS = 8.0  # until the server takes a request: one that hangs is none
 SILENT_SECONDS = 600.0  # of a server that is asked by others meanwhile, or loads its model
 LONGEST_LINE = 2**26  # bytes
+_SOL_LOCAL, _LOCAL_PEERPID = 0, 2  # macOS
 
 
 class Gone(LocalspecError):
@@ -29,6 +33,28 @@ class Gone(LocalspecError):
 
 class NotThisOne(LocalspecError):
     """The server would not answer as an engine of this process."""
+
+
+def process_at(connection: Any) -> int | None:
+    """The process at the other end of a connection through a socket of the file system; None where nobody tells."""
+    try:
+        if sys.platform == "linux":
+            number, *_ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        else:
+            number = connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERPID)
+    except OSError:
+        return None
+    return int(number)
+
+
+def stop_it(place: Path) -> str:
+    """How the server at this socket is stopped, as a part of a sentence."""
+    number = None
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(CONNECT_SECONDS)
+        connection.connect(os.fspath(place))
+        number = process_at(connection)
+    return f"stop process {number} first (kill {number})" if number else "stop that one first"
 
 
 def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, None, None]:

@@ -55,9 +55,7 @@ class Opened:
         """What is told of the engine, which is loaded if it was not. Raises Differs, and what loading it does."""
         if (self.version, self.isa) != (__version__, config.instruction_set()):
             raise Differs("The server is of another version.")
-        for name in LOADED_BY:
-            if getattr(self.settings, name) != getattr(own, name):
-                raise Differs(f"The server was started with another {name}.")
+        self._compare(models, own)
         loaded, seconds = models.exactly(self.model, self.path)
         models.keep_alive = max(models.keep_alive, self.keep or 0.0)
         engine, settings = loaded.engine, self.settings
@@ -81,6 +79,21 @@ class Opened:
             "start": Report(engine, sampling, seconds).start,
         }
 
+    def _compare(self, models: LoadedModels, own: Settings) -> None:
+        """Raises Differs for a setting that is neither the server's own nor what it takes where that left it open."""
+        other = [name for name in LOADED_BY if getattr(self.settings, name) != getattr(own, name)]
+        for name in other:
+            if name not in _CHOSEN or getattr(own, name) != _CHOSEN[name]:
+                raise Differs(f"The server was started with another {name}.")
+        taken = models.taken(self.model, self.path) if other else None
+        for name in other:
+            if taken is not None and not taken.agrees(name, self.settings):
+                raise Differs(f"The server took another {name}.")
+
+
+# What a server takes by itself where its settings say this.
+_CHOSEN: Mapping[str, Any] = {"context": None, "drafter": "auto", "device": "auto", "dtype": "auto", "quantize": "auto"}
+
 
 @dataclass(frozen=True)
 class Asking:
@@ -97,6 +110,7 @@ class Asking:
     kept: bool  # whether it will name the conversation
     server: str  # that opened the engine
     live: bool = False  # whether drafts are looked at, and figures while the reply comes
+    drafter: str | None = None  # that was named: one that the server took by itself may be another one by now
 
     @classmethod
     def of(cls, body: object) -> "Asking":
@@ -115,9 +129,11 @@ class Asking:
         return Sampling(**self.sampling).rule
 
     def events(self, engine: Engine) -> Any:
-        """What the engine answers. Raises Differs where another server opened it."""
+        """What the engine answers. Raises Differs where another server opened it, or has another drafter by now."""
         if self.server != THIS:
             raise Differs("The server has begun anew since.")
+        if self.drafter not in (None, engine.choice.drafter):
+            raise Differs(f"The server drafts with {engine.choice.drafter} by now.")
         limits = Limits(self.max_tokens, tuple(self.stop))
         return engine.chat(list(self.messages), Sampling(**self.sampling), limits, self.think)
 
@@ -159,10 +175,12 @@ class Telling:
                 return {"done": reason, "statistics": asdict(statistics)}
 
     def _figures(self) -> dict[str, Any]:
-        now, found = time.monotonic(), self._engine.session.so_far
-        if found is None or now - self._figured_at < FIGURES_SECONDS:
+        now = time.monotonic()
+        if now - self._figured_at < FIGURES_SECONDS:  # to work them out takes half as long as a step of a small model
             return {}
-        self._figured_at = now
+        self._figured_at, found = now, self._engine.session.so_far
+        if found is None:
+            return {}
         return {"figures": asdict(replace(found, token_ids=()))}  # those were told with their text
 
 

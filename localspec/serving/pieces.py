@@ -4,11 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from localspec.errors import LocalspecError
-from localspec.events import Reason
+from localspec.events import Memory, Reason
 from localspec.outside_files import parse_json
 from localspec.text import one_line, safe
 
 LONGEST_WORDS = 300  # characters of a server's own sentence
+DEEPEST = 64  # places of a draft whose chances are told
 MOST_SOURCES = 100  # names of who proposed tokens
 _REASONS: Mapping[object, Reason] = {"length": "length", "max_tokens": "length"}
 END = b"[DONE]"
@@ -27,6 +28,36 @@ class Piece(NamedTuple):
     usage: Mapping[str, Any] = {}
     own: Mapping[str, Any] = {}  # what only localspec tells
     timings: Mapping[str, Any] = {}  # what only llama-server does
+    tool: str | None = None  # the name of one that is called, perhaps empty
+
+
+class Told:
+    """The figures that localspec tells of its own replies; 0 for what it does not, or what cannot be one."""
+
+    def __init__(self, own: Mapping[str, Any]) -> None:
+        self._timings, self.speculation = _object(own.get("timings")), _object(own.get("speculation"))
+        held = _object(own.get("memory"))
+        self._held = [count(held.get(f"{name}_bytes")) for name in ("target", "drafter", "cache", "peak")]
+
+    def time(self, name: str) -> float:
+        """One of the times, or a speed."""
+        return number(self._timings.get(name)) or 0.0
+
+    def counted(self, name: str) -> int:
+        """One of the counts of speculation."""
+        return count(self.speculation.get(name)) or 0
+
+    @property
+    def by_depth(self) -> tuple[float, ...]:
+        """The chances of drafts by depth."""
+        found = self.speculation.get("acceptance_by_depth")
+        return tuple(number(one) or 0.0 for one in found[:DEEPEST]) if isinstance(found, list) else ()
+
+    @property
+    def memory(self) -> Memory:
+        """What that process holds."""
+        target, drafter, cache, peak = (one or 0 for one in self._held)
+        return Memory(target, drafter, cache, peak)
 
 
 def read_piece(content: bytes) -> Piece:
@@ -52,7 +83,19 @@ def read_piece(content: bytes) -> Piece:
         _object(value.get("usage")),
         _object(value.get("localspec")),
         _object(value.get("timings")),
+        _tool(said, reason),
     )
+
+
+def _tool(said: Mapping[str, Any], reason: object) -> str | None:
+    """The name of the first tool that is called; None where none is."""
+    calls = said.get("tool_calls")
+    called = _object(calls[0]) if isinstance(calls, list) and calls else {}
+    function = _object(called.get("function")) or _object(said.get("function_call"))
+    if not called and not function and reason not in ("tool_calls", "function_call"):
+        return None
+    name = function.get("name")
+    return _short(one_line(name), 60) if isinstance(name, str) else ""
 
 
 def messages(lines: Iterable[bytes | None]) -> Iterator[bytes | None]:
@@ -105,6 +148,11 @@ def proposed(own: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[str, ...]]:
     if not all(isinstance(source, str) and len(source) <= 100 for source in sources):
         return (), ()
     return tuple(tokens), tuple(map(one_line, sources))
+
+
+def word(value: object) -> str:
+    """One of its words; an empty text for what is none."""
+    return one_line(value)[:100] if isinstance(value, str) else ""
 
 
 def _text(value: object) -> str:

@@ -182,6 +182,12 @@ class EngineRoom(threading.Thread):
     def _reply(self, models: LoadedModels, ticket: Ticket, asked: Asked) -> None:
         loaded = models.get(asked.model)
         engine = loaded.engine
+        if asked.max_tokens is not None and asked.max_tokens > engine.context:
+            raise Refused(
+                f"'max_tokens' is {asked.max_tokens}, and prompt and reply together have {engine.context} at most; "
+                "ask for fewer, or leave it out.",
+                "max_tokens",
+            )
         settings = replace(self._settings, origins={}, **asked.sampling)  # flags were meant for all requests
         sampling = engine.sampling(settings)
         limits = Limits(asked.max_tokens or settings.max_tokens, asked.stop or settings.stop)

@@ -36,8 +36,8 @@ class Served(NamedTuple):
     context: int
 
 
-class TooLong(LocalspecError):
-    """The server has no room for so long a conversation."""
+class TooLong(UsageMistake):
+    """The server has no room for so long a conversation and its reply."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,16 @@ class Server:
         """What it is, as far as its list of models tells; an empty text where it does not."""
         owners = {one.owner for one in self.models.values()}
         return _PROGRAMS.get(owners.pop(), "") if len(owners) == 1 else ""
+
+    @property
+    def overheard(self) -> str:
+        """What is told where others could read the key; an empty text where they cannot."""
+        if not (self.key and self.address.crosses_a_network_in_the_clear):
+            return ""
+        return (
+            f"the key and what is said go to {self.address.name} unencrypted, for all on the way to read; give "
+            "https:// where it speaks that."
+        )
 
     def model(self, named: str | None, *, insist: bool) -> str:
         """The model that answers: the one that is named, or unless that is insisted on the server's first one.
@@ -110,7 +120,7 @@ def refusal(url: str, model: str, head: Head, content: bytes, key: str | None) -
     error = value.get("error") if isinstance(value, dict) else None
     told = f"{error if isinstance(error, dict) else ''} {words}".lower()
     if status in (400, 413, 422, 500) and any(sign in told for sign in _OVERFLOWS):
-        return TooLong(f"{url} has no room for so long a prompt{said}; shorten it.")
+        return TooLong(f"{url} has no room for prompt and reply{said}; shorten the prompt, or ask for fewer tokens.")
     if status == 404 and model:
         return NotHere(f"{url} has no chat with {model!r}{said}; correct the address or -m.")
     if status in (400, 413, 422):

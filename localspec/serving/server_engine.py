@@ -17,13 +17,24 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Event, Memory, Prefill, Reporter, Statistics, Text
 from localspec.models import registry
 from localspec.models.messages import Message
-from localspec.serving.link import BrokenOff, Head, Link, Patience
-from localspec.serving.pieces import END, MOST_SOURCES, Broken, Piece, count, messages, number, proposed, read_piece
+from localspec.serving.link import BrokenOff, Head, Link, NothingCame, Patience, Silent
+from localspec.serving.pieces import (
+    END,
+    MOST_SOURCES,
+    Broken,
+    Piece,
+    Told,
+    count,
+    messages,
+    number,
+    proposed,
+    read_piece,
+    word,
+)
 from localspec.serving.server import OK, Server, TooLong, refusal
 from localspec.text import one_line
 
 FIRST_SECONDS = 600.0  # until the first text: it may load its model, and others may be before us
-DEEPEST = 64  # places of a draft whose chances are told
 NEXT_SECONDS = 120.0  # from one piece to the next
 FIRST_TOLD, TOLD_AGAIN = 2.0, 10.0  # seconds of silence until it is told, and told again
 _TOLD = (
@@ -93,7 +104,7 @@ class ServerEngine:
     parameters, costs = 0, None
 
     def __init__(self, server: Server, model: str, reporter: Reporter) -> None:
-        self.server, self.model, self._reporter = server, model, reporter
+        self.server, self.model, self.reporter = server, model, reporter
         self.conversation: int | None = None
         self.wanted: Callable[[], bool] = lambda: True
         self.context = server.models[model].context if model in server.models else 0
@@ -104,7 +115,7 @@ class ServerEngine:
     @property
     def choice(self) -> ServerChoice:
         """What the server told with the last reply."""
-        told = {name: _word(self.told.get(name)) for name in ("device", "dtype", "quantize")}
+        told = {name: word(self.told.get(name)) for name in ("device", "dtype", "quantize")}
         where = f"at {self.server.address.name}"
         return ServerChoice(device=where, dtype=told["dtype"], quantize=told["quantize"] or "none")
 
@@ -128,8 +139,8 @@ class ServerEngine:
 
     def label(self, rule: Rule) -> str:
         """How exact its replies are, by its own word; an empty text where it says nothing of that."""
-        word = _word(self.told.get("exactness"))
-        return word if word in SAMENESS else ""
+        told = word(self.told.get("exactness"))
+        return told if told in SAMENESS else ""
 
     def sampling(self, settings: Settings) -> ServerSampling:
         """What was asked for. Raises UsageMistake for what has no effect."""
@@ -162,6 +173,7 @@ class ServerEngine:
     ) -> Generator[Event, None, None]:
         """Answers a conversation; where the server says that it is too long, its oldest turns are left out.
 
+        Where a stream ends with nothing in it, it is asked once more for a reply in one piece, or the reason why not.
         Raises NotAllowed, NotHere, UsageMistake and LocalspecError for what the server refuses, and BrokenOff where it
         is gone in the middle: what it said until then has come.
         """
@@ -172,9 +184,14 @@ class ServerEngine:
             try:
                 yield from self._reply({**body, "messages": self._readable(said)}, dropped)
                 return
-            except TooLong as refused:
+            except NothingCame:
+                if not body["stream"]:
+                    raise
+                body = {**body, "stream": False}  # some servers say only so what is wrong
+                del body["stream_options"]
+            except TooLong:
                 if len(said) - first < 3:
-                    raise UsageMistake(str(refused)) from None
+                    raise
                 del said[first : first + 2]
                 dropped += 1
 
@@ -209,13 +226,13 @@ class ServerEngine:
             if one is None:
                 if patience.waited >= tell_at:
                     tell_at += TOLD_AGAIN
-                    self._reporter.progress(f"waiting for {self.server.address.name}, {patience.waited:.0f} s")
+                    self.reporter.progress(f"waiting for {self.server.address.name}, {patience.waited:.0f} s")
             elif isinstance(one, bytes) and one.startswith(b"data:"):  # anything else says that it lives, and no more
                 patience.renew(NEXT_SECONDS)
                 tell_at = FIRST_TOLD
             yield one
             if patience.over:
-                raise BrokenOff(f"{self.server.address.url} has said nothing for {patience.limit:.0f} s; try again.")
+                raise Silent(f"{self.server.address.url} has said nothing for {patience.limit:.0f} s; try again.")
 
 
 class _Reply:
@@ -227,7 +244,7 @@ class _Reply:
         self._first = self._last = 0.0  # seconds until then
         self._tokens: list[int] = []
         self._sources: dict[str, int] = {}
-        self._pieces = self._thoughts = 0
+        self._thoughts, self._said = 0, False
         self._thought_until = 0.0
         self._piece = Piece()  # what was told so far beside the text
 
@@ -244,7 +261,7 @@ class _Reply:
             kind = one_line(head.kind)[:80] or "something without a name"
             raise LocalspecError(f"{where} answers with {kind}, which is no reply; correct the address.")
         lines = (one for one in arrivals if not isinstance(one, Head))
-        begun = ended = False
+        begun = ended = told = False
         try:
             for content in filter(None, forms[head.kind](lines)):
                 if content.strip() == END:
@@ -252,23 +269,38 @@ class _Reply:
                     break
                 piece = read_piece(content)
                 self._take(piece)
-                if not begun:
-                    begun = True
-                    yield Prefill(0, 0, self._dropped)
+                begun = True
                 if event := self._text(piece):
+                    if not told:  # only now is it sure that there is a reply
+                        told = True
+                        yield Prefill(0, 0, self._dropped)
                     yield event
         except Broken as wrong:
             raise LocalspecError(f"{where} broke its own form: {wrong}.") from None
         except BrokenOff as gone:
-            raise (_broken_off(where) if begun else gone) from None
+            if begun or isinstance(gone, Silent):
+                raise (_broken_off(where) if begun else gone) from None
+            raise NothingCame(str(gone)) from None
         except LocalspecError as told:
             raise LocalspecError(f"{where} gave up: {told}") from None
         if not engine.wanted():
             return
         if not ended and self._piece.reason is None:
-            raise _broken_off(where)
+            raise _broken_off(where) if begun else NothingCame(f"{where} sent no reply, and not why; ask again.")
         if not begun:
             raise LocalspecError(f"{where} sent an end and no reply before it; ask again, or name another model.")
+        if self._piece.tool is not None:
+            tool = f" {self._piece.tool!r}" if self._piece.tool else ""
+            sentence = f"{where} calls a tool{tool}, which nobody offered and nothing here runs"
+            if not self._said:
+                raise LocalspecError(f"{sentence}; ask in other words, or start that server without tools.")
+            engine.reporter.notice(f"{sentence}; what it said beside that is all of the reply.")
+        if self._piece.reason is None:
+            engine.reporter.notice(
+                f"{where} ended the reply and not why: it may be cut off, as by somebody else's prompt."
+            )
+        if not told:
+            yield Prefill(0, 0, self._dropped)
         engine.session.statistics = self._statistics()
         yield Done(self._piece.reason or "stop", engine.session.statistics)
 
@@ -288,6 +320,7 @@ class _Reply:
             usage=piece.usage or before.usage,
             own={**before.own, **piece.own},
             timings=piece.timings or before.timings,
+            tool=before.tool if piece.tool is None else before.tool or piece.tool,
         )
 
     def _text(self, piece: Piece) -> Text | None:
@@ -304,7 +337,7 @@ class _Reply:
         self._thoughts += thoughts
         if piece.reasoning:
             self._thought_until = self._last
-        self._pieces += 1
+        self._said = self._said or bool(piece.text.strip())
         self._engine.session.statistics = self._statistics()
         return Text(piece.text, tokens, sources, self._last, 0, (), piece.reasoning, thoughts)
 
@@ -312,7 +345,7 @@ class _Reply:
 
     def _statistics(self) -> Statistics:
         """What is known now: told by the server where it tells, else measured here."""
-        usage, told = self._piece.usage, _Told(self._piece.own)
+        usage, told = self._piece.usage, Told(self._piece.own)
         details = usage.get("completion_tokens_details")
         thoughts = count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
         written = count(usage.get("completion_tokens"))
@@ -336,7 +369,7 @@ class _Reply:
             drafted=told.counted("draft_n") or count(self._piece.timings.get("draft_n")) or 0,
             accepted=told.counted("draft_n_accepted") or count(self._piece.timings.get("draft_n_accepted")) or 0,
             sources=dict(self._sources),
-            off_reason=_word(told.speculation.get("off_reason")) or None,
+            off_reason=word(told.speculation.get("off_reason")) or None,
             memory=told.memory,
             reasoning_tokens=self._thoughts if thoughts is None else thoughts,
             reasoning_seconds=told.time("reasoning_s") or self._thought_until,
@@ -354,41 +387,3 @@ def _place(model: str) -> Path | None:
 
 def _broken_off(where: str) -> BrokenOff:
     return BrokenOff(f"{where} broke off in the middle of the reply; ask again, there or with --server off.")
-
-
-class _Told:
-    """The figures that localspec tells of its own replies; 0 for what it does not, or what cannot be one."""
-
-    def __init__(self, own: Mapping[str, Any]) -> None:
-        self._timings, self.speculation = _table(own, "timings"), _table(own, "speculation")
-        held = _table(own, "memory")
-        self._held = [count(held.get(f"{name}_bytes")) for name in ("target", "drafter", "cache", "peak")]
-
-    def time(self, name: str) -> float:
-        """One of the times, or a speed."""
-        return number(self._timings.get(name)) or 0.0
-
-    def counted(self, name: str) -> int:
-        """One of the counts of speculation."""
-        return count(self.speculation.get(name)) or 0
-
-    @property
-    def by_depth(self) -> tuple[float, ...]:
-        """The chances of drafts by depth."""
-        found = self.speculation.get("acceptance_by_depth")
-        return tuple(number(one) or 0.0 for one in found[:DEEPEST]) if isinstance(found, list) else ()
-
-    @property
-    def memory(self) -> Memory:
-        """What that process holds."""
-        target, drafter, cache, peak = (one or 0 for one in self._held)
-        return Memory(target, drafter, cache, peak)
-
-
-def _table(own: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = own.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _word(value: object) -> str:
-    return one_line(value)[:100] if isinstance(value, str) else ""

@@ -92,6 +92,7 @@ class WarmEngine:
         self._context, self.load_seconds = int(told["context"]), float(told["load_s"])
         self.start: dict[str, Any] = {**told.get("start", {}), "engine": "server"}
         self._take_form(told["engine"])
+        self._drafter = None if settings.drafter == "auto" else self.start["drafter"]
 
     @classmethod
     def open(
@@ -209,8 +210,8 @@ class WarmEngine:
                     came.take(event)
                     yield event
                 return
-            except (Gone, NotThisOne):
-                self._go_on_here()
+            except (Gone, NotThisOne) as why:
+                self._go_on_here(why)
         yield from self._from_here(messages, sampling, limits, think, came)
 
     # -- the server ---------------------------------------------------------------------------------------------------
@@ -225,7 +226,7 @@ class WarmEngine:
             "model": self._card.name, "path": str(self._card.path), "messages": list(messages),
             "sampling": vars(sampling), "max_tokens": limits.max_tokens if limits else None,
             "stop": list(limits.stop) if limits else [], "think": think, "name": self._name,
-            "kept": self._settings.log, "server": self._server, "live": self.live,
+            "kept": self._settings.log, "server": self._server, "live": self.live, "drafter": self._drafter,
         }  # fmt: skip
         answer, begun = lines(self._place, "/localspec/reply", asked), False
         try:
@@ -294,7 +295,7 @@ class WarmEngine:
 
     # -- this process -------------------------------------------------------------------------------------------------
 
-    def _go_on_here(self) -> None:
+    def _go_on_here(self, why: Gone | NotThisOne) -> None:
         self._instead = engine = self._load()
         self._speaking = False
         self.start, self.load_seconds = {**self.start, "engine": engine.choice.engine}, engine.load_seconds

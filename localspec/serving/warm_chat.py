@@ -42,9 +42,10 @@ class WarmChat(WarmEngine):
         """An engine of this process: for a race, which is between two of them. Raises what loading one does."""
         return self._load() if self._instead is None else self._instead
 
-    def _go_on_here(self) -> None:
-        self._reporter.notice(f"localspec serve is gone, so from here on {self._card.name} answers in this process.")
-        super()._go_on_here()
+    def _go_on_here(self, why: Gone | NotThisOne) -> None:
+        what = "localspec serve is gone" if isinstance(why, Gone) else str(why).rstrip(".").replace("The", "the", 1)
+        self._reporter.notice(f"{what}, so from here on {self._card.name} answers in this process.")
+        super()._go_on_here(why)
 
     # -- what it is: the server's, or that of the engine that took its place ------------------------------------------
 

@@ -46,11 +46,11 @@ def test_the_file_is_written_as_its_name_ends(tmp_path, monkeypatch):
         sys.modules, "resvg_py", SimpleNamespace(svg_to_bytes=lambda svg_string, zoom: svg_string[:4].encode())
     )
     for name, start in (("a.svg", b"<svg"), ("b.PNG", b"<svg")):
-        plot.write(two(), tmp_path / name)
+        plot.write(plot.figure(two()), tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(start)
     assert (tmp_path / "b.PNG").stat().st_size == 4
     with pytest.raises(LocalspecError, match="cannot be written"):
-        plot.write(two(), tmp_path / "away" / "a.svg")
+        plot.write(plot.figure(two()), tmp_path / "away" / "a.svg")
 
 
 def test_what_cannot_be_drawn_is_refused_before_anything_is_measured(tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ def test_a_sentence_and_bars_come_first(two):
     assert empty == "" and rest[0].split()[:2] == ["plain", "decoding"] and rest[0].endswith(" 4.0 tokens/s")
     assert rest[1].split()[:3] == ["phrases,", "8", "nodes"] and rest[1].endswith(" 9.0 tokens/s  × 2.25")
     plain, fast = (line.count("█") for line in rest[:2])
-    assert fast == table.BAR and plain == int(table.BAR * 4 / 9)
+    assert fast == table.LONGEST_BAR and plain == int(table.LONGEST_BAR * 4 / 9)
 
 
 @pytest.mark.parametrize(

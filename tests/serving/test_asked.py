@@ -69,7 +69,7 @@ def test_parts_of_text_belong_together_and_thoughts_come_along():
         ({"stop": ["x"] * 17}, "stop", "at most 16"),
         ({"stream": "yes"}, "stream", "true or false"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "without 'stream'"),
-        ({"stream": True, "stream_options": {"other": True}}, "other", "There is no 'other'"),
+        ({"stream": True, "stream_options": {"other": True}}, "other", "There is no field 'other'"),
         ({"reasoning_effort": "huge"}, "reasoning_effort", "minimal"),
         ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"}, "reasoning_effort", "contra"),
         ({"model": 5}, "model", "a text"),
@@ -81,7 +81,7 @@ def test_parts_of_text_belong_together_and_thoughts_come_along():
         ({"messages": [{"role": "user"}]}, "messages[0]", "missing"),
         ({"messages": ["Hi"]}, "messages[0]", "an object"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]", "pictures"),
-        ({"messages": [{"role": "user", "content": "x", "name": "Tim"}]}, "name", "There is no 'name'"),
+        ({"messages": [{"role": "user", "content": "x", "name": "Tim"}]}, "name", "There is no field 'name'"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_its_name(more: dict[str, Any], field: str, words: str):

@@ -12,8 +12,10 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from localspec.errors import LocalspecError
 from localspec.serving import connections, over_socket
 from localspec.serving.connections import Connection, connections_of_others
+from localspec.serving.listen import own_socket
 from localspec.serving.over_socket import Gone, lines
 
 if sys.platform == "win32":
@@ -98,3 +100,28 @@ def test_a_server_that_hangs_is_none(tmp_path, monkeypatch):
         mute.listen()
         with pytest.raises(Gone, match="has said nothing"):
             list(lines(tmp_path / "socket", "/localspec/open", {}))
+
+
+def test_a_socket_at_which_somebody_listens_and_a_link_stay(tmp_path):
+    place = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(os.fspath(place))
+        other.listen()
+        with pytest.raises(LocalspecError, match=f"stop process {os.getpid()} first"), own_socket(place):
+            pass
+        assert place.is_socket()
+    with own_socket(place) as listening:  # it is dead now
+        assert listening.getsockname() == os.fspath(place)
+    assert not place.exists()
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LocalspecError, match="is no socket"), own_socket(place):
+        pass
+    assert place.is_symlink()
+
+
+def test_what_took_the_place_of_a_socket_stays(tmp_path):
+    place = tmp_path / "socket"
+    with own_socket(place):
+        place.unlink()
+        place.write_text("mine")
+    assert place.read_text() == "mine"

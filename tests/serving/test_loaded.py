@@ -1,5 +1,6 @@
 """Models stay loaded while there is room and somebody asks for them."""
 
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +10,9 @@ from localspec.errors import DoesNotFit, NotHere
 from localspec.events import Reporter
 from localspec.models import registry
 from localspec.models.registry import resolve
+from localspec.policy.drafter_spec import named_drafter
 from localspec.serving import loaded
-from localspec.serving.loaded import LoadedModels
+from localspec.serving.loaded import LoadedModels, Taken
 
 
 @pytest.fixture
@@ -109,3 +111,21 @@ def test_in_a_quiet_moment_after_a_reply_the_drafter_is_doubted(models, capfd):
     clock.now = 121.9
     found.rest()
     assert doubted[2] is second is found.get("demo").engine and "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_what_was_taken_is_compared_with_what_is_asked_for(tmp_path):
+    demo = resolve("demo")
+    choice = SimpleNamespace(
+        target=demo, drafter="s3d", trained=named_drafter("s3d", demo).trained, draft=None, device="cpu", dtype="bf16",
+        quantize="int8",
+    )  # fmt: skip
+    taken = Taken(choice, 1024)
+    same = {"drafter": "s3d", "device": "cpu", "dtype": "bf16", "quantize": "int8", "context": 1024}
+    other = {"drafter": "s3d+phrases", "device": "cuda", "dtype": "fp32", "quantize": "none", "context": 512}
+    for name in same:
+        assert taken.agrees(name, Settings(**{name: same[name]})), name
+        assert not taken.agrees(name, Settings(**{name: other[name]})), name
+    elsewhere = shutil.copytree(choice.trained[0].path, tmp_path / "mine")
+    assert not taken.agrees("drafter", Settings(drafter=str(elsewhere))), "other weights may be of another training"
+    paired = Taken(SimpleNamespace(**{**vars(choice), "drafter": "draft_model", "trained": ()}), 1024)
+    assert not paired.agrees("drafter", Settings(drafter="draft_model")), "it drafts with another small model, or none"

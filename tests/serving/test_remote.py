@@ -101,7 +101,7 @@ def test_a_conversation_that_is_too_long_there_loses_its_oldest_turns_and_says_s
         assert [len(body["messages"]) for body in server.replies] == [1, 3, 5, 3]
     with scripted(answer(words, "400 Bad Request")) as server:
         alone = run(tmp_path, server)
-        assert alone.returncode == 2 and "no room for so long a prompt" in alone.stderr
+        assert alone.returncode == 2 and "no room for prompt and reply" in alone.stderr
 
 
 def test_figures_while_it_comes_and_at_the_end(tmp_path):
@@ -129,7 +129,10 @@ def test_chat_plain_over_a_server(tmp_path, monkeypatch, capsys):
         assert out == "Hello.\n" * 3 and len(server.replies) == 3
         assert f"there (at 127.0.0.1:{server.port})" in errors and "* there" in errors and "/think auto" in errors
         assert [len(body["messages"]) for body in server.replies] == [1, 1, 3]
-        assert "()" not in errors, "where a server tells no figures, there are none"
+    with scripted(stream(said("Hi."), ended(), DONE)) as server:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"One\n")))
+        assert main(["chat", "--plain", "--server", server.url]) == 0
+        assert "()" not in capsys.readouterr().err, "where a server tells no figures, there are none"
 
 
 def test_what_went_wrong_has_a_line_of_its_own(tmp_path, monkeypatch, capsys):
@@ -168,6 +171,7 @@ def test_which_model_answers(tmp_path):
 
 # -- as it should not -------------------------------------------------------------------------------------------------
 
+CALL = {"choices": [{"delta": {"content": None, "tool_calls": [{"index": 0, "function": {"name": "look\x1b"}}]}}]}
 HOSTILE = {
     "an endless line": (stream(said("Well"), b"data: " + b"x" * (2**20 + 2**16)), 1, "a line of more than 1 MiB"),
     "no JSON": (stream(said("Well"), b"data: {\n\n"), 1, "should be JSON"),
@@ -178,7 +182,7 @@ HOSTILE = {
     "death in the middle": (stream(said("Well")), 1, "broke off in the middle"),
     "death in a chunk": (
         [b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-         b'30\r\ndata: {"choices": [{"delta": {"content": "Well"}}]}\r\n'], 1, "broke off"),
+         b'60\r\ndata: {"choices": [{"delta": {"content": "Well"}}]}\n\n'], 1, "broke off"),
     "death at once": ([b""], 1, "broke off"),
     "no HTTP": ([b"SSH-2.0-OpenSSH_9.6\r\n"], 1, "or speaks no HTTP"),
     "headers without end": ([b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200], 1, "broke off"),
@@ -187,6 +191,8 @@ HOSTILE = {
     "another address": (answer(b"", "307 See there", Location="http://evil.example/"), 1, "not followed"),
     "no key": (answer({"error": {"message": "Bad key"}}, "401 No"), 5, "wants a key, and none is set: Bad key"),
     "an end alone": (stream(DONE), 1, "no reply before it"),
+    "a tool that nobody offered": (stream(CALL, ended("tool_calls"), DONE), 1, "calls a tool 'look"),
+    "a tool without a name": (stream(ended("tool_calls"), DONE), 1, "calls a tool, which nobody offered"),
     "no such model": (answer({"detail": "Not Found"}, "404 No"), 3, "Not Found"),
     "a refusal": (answer({"error": {"message": "top_k must be\nsmall"}}, "400 No"), 2, "top_k must be small"),
     "a refusal without words": (answer(b"\xff\xfe", "422 No"), 2, "status 422"),
@@ -213,6 +219,38 @@ def test_what_a_model_says_cannot_steer_the_terminal(tmp_path):
     with scripted(stream(said("a\x1b]52;c;x\x07b\u202e\r"), said(17), ended(), DONE)) as server:  # 17: no text at all
         out = run(tmp_path, server).stdout
     assert not {"\x1b", "\x07", "\r", "\u202e"} & set(out) and "a" in out
+
+
+def test_a_stream_that_ends_with_nothing_in_it_is_asked_why(tmp_path):
+    """As llama-cpp-python's server ends one that has no room for the prompt."""
+    begun = [b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"]
+    for empty in (begun, stream()):
+        words = answer({"error": {"message": "maximum context length is 1024", "code": 400}}, "400 Bad Request")
+        with scripted(HELLO, empty, words, HELLO) as server:
+            run(tmp_path, server)
+            found = run(tmp_path, server, "--continue")
+            assert found.stdout == "Hello.\n" and "no longer reads the oldest turn" in found.stderr
+            assert [body["stream"] for body in server.replies] == [True, True, False, False]
+        with scripted(empty, empty) as server:
+            assert run(tmp_path, server).returncode == 1 and len(server.replies) == 2
+
+
+def test_an_end_without_a_reason_is_told(tmp_path):
+    """So llama-cpp-python's server ends a reply where another client asks something."""
+    with scripted(stream(said("In a small"), DONE)) as server:
+        found = run(tmp_path, server)
+        assert found.stdout == "In a small\n" and "may be cut off" in found.stderr
+        assert "cut off" not in run(tmp_path, server).stderr
+
+
+def test_a_tool_is_told_beside_what_was_said(tmp_path):
+    with scripted(stream(said("Let me look."), CALL, ended("tool_calls"), DONE)) as server:
+        found = run(tmp_path, server)
+    assert (found.returncode, found.stdout) == (0, "Let me look.\n") and "which nobody offered" in found.stderr
+    with scripted(stream(said("\n\n"), CALL, ended("tool_calls"), DONE)) as server:
+        _, reply = events(server)
+        with pytest.raises(LocalspecError, match="which nobody offered"):
+            list(reply)
 
 
 def test_tokens_and_sources_that_cannot_be_are_not_believed(tmp_path):
@@ -276,6 +314,14 @@ def test_there_is_no_server(tmp_path):
         named = server.url.replace("://", "://me:secret@")
         found = run(tmp_path, server, "--server", named)
         assert found.returncode == 2 and "…@" in sentence(found) and "secret" not in found.stderr
+
+
+def test_a_key_that_others_can_read_is_told(monkeypatch):
+    monkeypatch.setenv("LOCALSPEC_SERVER_KEY", "a key")
+    for url, told in (("http://gpu-box", True), ("https://gpu-box", False), ("http://127.0.0.1", False)):
+        where = address.ServerAddress.of(url)
+        assert bool(Server(where, address.key_for(where), {}).overheard) == told
+        assert not Server(where, None, {}).overheard
 
 
 # -- what is asked ----------------------------------------------------------------------------------------------------

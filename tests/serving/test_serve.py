@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from clocks import PATIENCE
-from command import environment, localspec
+from command import environment, localspec, sentence
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no sockets with a mode")
 openai = pytest.importorskip("openai")
@@ -105,6 +105,15 @@ def test_a_conversation_that_is_too_long_loses_nothing_in_silence(server):
     assert answer.status == 400 and answer.json["error"]["code"] == "context_length_exceeded"
 
 
+def test_a_limit_that_no_reply_can_reach_is_refused_and_one_that_the_context_cuts_is_told(server):
+    asked = {"temperature": 1.5, "seed": 1}
+    refused = server.chat("Hi", max_tokens=1025, **asked)
+    error = refused.json["error"]
+    assert (refused.status, error["param"], error["code"]) == (400, "max_tokens", None) and "1024" in error["message"]
+    cut = server.chat("word " * 1018, max_tokens=1024, **asked).json  # with room for a token
+    assert cut["choices"][0]["finish_reason"] == "length" and cut["usage"]["total_tokens"] == 1024
+
+
 def test_without_the_key_or_from_a_page_nobody_gets_in(server):
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     for headers, status in (
@@ -133,11 +142,17 @@ def test_the_own_socket_needs_no_key_and_is_closed_to_others(server):
 
 
 def test_a_body_that_is_too_long_is_not_read(server):
-    try:
-        assert server.ask("/v1/chat/completions", b'"' + b"x" * (9 * 2**20)).status == 413
-    except ConnectionError:  # it was closed before all was sent
-        pass
+    assert server.ask("/v1/chat/completions", b'"' + b"x" * (9 * 2**20)).status == 413, "and who sends it reads why"
     assert server.ask("/v1/models").status == 200
+
+
+def test_a_body_that_is_announced_too_long_is_refused_before_it_comes(server):
+    """And not when the time for a body is over, with another status."""
+    for length in (9 * 2**20, 10**19):
+        with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as connection:
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n"
+            connection.sendall(f"{head}Authorization: Bearer {server.key}\r\n\r\n".encode())
+            assert connection.recv(2**12).startswith(b"HTTP/1.1 413 ")
 
 
 def test_two_hundred_at_once_get_each_their_own_reply(server):
@@ -233,12 +248,23 @@ def test_a_model_that_rests_is_let_go_and_comes_again(servers):
 def test_a_second_one_is_refused_and_one_that_was_killed_stands_in_nobodys_way(servers, tmp_path):
     one = servers()
     second = localspec(tmp_path, "serve", "-m", "demo")
-    assert second.returncode == 1 and "running already" in second.stderr
+    assert second.returncode == 1 and f"stop process {one.process.pid} first" in second.stderr
     assert one.ask("/v1/models", own=True).status == 200
     one.process.kill()
     one.process.wait()
     assert one.socket.exists()
     assert servers().ask("/v1/models", own=True).status == 200
+
+
+def test_what_lies_at_the_sockets_path_and_is_no_socket_stays(tmp_path):
+    (tmp_path / "state").mkdir()
+    place = tmp_path / "state" / "serve.sock"
+    place.write_text("mine")
+    found = localspec(tmp_path, "serve", "-m", "demo")
+    assert found.returncode == 1 and f"{place} is no socket" in sentence(found) and place.read_text() == "mine"
+    kept = localspec(tmp_path, "run", "Hi", "-m", "demo", "-n", "3", "--keep", "1m")
+    assert kept.returncode == 0 and kept.stdout and place.read_text() == "mine"
+    assert f"no server stays behind, and this process answers. {place} is no socket" in kept.stderr
 
 
 def test_a_reply_under_way_does_not_hold_up_the_end(servers):

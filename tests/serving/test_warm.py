@@ -1,18 +1,22 @@
 """`localspec run` beside a running `localspec serve` of the same user: that answers, and nothing else is different."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from clocks import PATIENCE, until
 from command import called, environment
 
+from localspec import Sampling
 from localspec.engine.engine import Engine
+from localspec.serving.own import THIS, Asking, Differs
 from localspec.store.store import Store
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no sockets with a mode")
@@ -78,12 +82,31 @@ def test_phrases_are_learned_once_and_belong_to_their_conversation(servers, tmp_
 
 @pytest.mark.parametrize(
     "flags",
-    [["--drafter", "none"], ["--draft-max", "3"], ["--quantize", "none"], ["--context", "256"], ["--pool", "off"], ["--no-log"],
-     ["--exact"], ["--device", "cpu"], ["--accept", "typical", "--temp", "1"], ["--server", "off"]],
+    [["--drafter", "lookahead"], ["--draft-max", "3"], ["--quantize", "none"], ["--context", "256"], ["--pool", "off"], ["--no-log"],
+     ["--exact"], ["--dtype", "fp32"], ["--accept", "typical", "--temp", "1"], ["--server", "off"]],
 )  # fmt: skip
 def test_flags_that_differ_are_obeyed_in_a_process_of_its_own(server, flags):
     found = told(server.home, "run", "Hi", "-m", "demo", "-n", "3", *flags)
     assert found["engine"] != "server"
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_flags_that_ask_for_what_it_took_by_itself_are_no_others(server, servers, loaded):
+    """Also where it has not loaded the model, and would take that."""
+    taken = told(server.home, "run", "Hi", "-m", "demo", "-n", "3")
+    flags = [part for name in ("device", "dtype", "quantize") for part in (f"--{name}", taken[name])]
+    home = server.home if loaded else servers().home
+    found = told(home, "run", "Hi", "-m", "demo", "-n", "3", *flags, "--context", "1024")
+    assert taken["engine"] == found["engine"] == "server"
+
+
+def test_a_drafter_that_was_named_and_is_another_one_by_now(server):
+    """A server that may choose chooses anew."""
+    with pytest.raises(Differs, match="drafts with phrases by now"):
+        Asking.of(
+            {"model": "demo", "path": "", "messages": [], "sampling": vars(Sampling()), "max_tokens": 1, "stop": [],
+             "think": None, "name": "x", "kept": False, "server": THIS, "drafter": "s3d"}
+        ).events(SimpleNamespace(choice=SimpleNamespace(drafter="phrases")))  # fmt: skip
 
 
 def test_mistakes_are_the_same_sentences(server):
@@ -244,7 +267,9 @@ def test_one_that_is_left_behind_answers_and_ends_by_itself(tmp_path):
     assert first["engine"] == again["engine"] == "server" and first["text"] == again["text"]
     assert again["timings"]["load_s"] < first["timings"]["load_s"]
     other = called(tmp_path, *STORY, "--keep", "3s", "--drafter", "none")
-    assert other.returncode == 2 and "another drafter" in other.stderr
+    assert other.returncode == 2 and re.search(
+        r"another drafter\. .* stop process \d+ first \(kill \d+\)", other.stderr
+    )
     place = tmp_path / "state" / "serve.sock"
     until(lambda: not place.exists())
 

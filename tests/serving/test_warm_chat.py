@@ -28,8 +28,9 @@ from localspec.engine.engine import Engine
 from localspec.errors import UsageMistake
 from localspec.events import Done, Reporter, Text
 from localspec.models.registry import resolve
+from localspec.serving import own
 from localspec.serving.loaded import Loaded
-from localspec.serving.own import THIS, Asking
+from localspec.serving.own import THIS, Asking, Telling
 from localspec.serving.room import EngineRoom, Ticket
 from localspec.serving.warm_chat import WarmChat, warm_or_here
 from localspec.store.store import Store
@@ -156,7 +157,7 @@ def test_a_reply_that_is_stopped_is_counted_as_far_as_it_was_seen(warm):
 @pytest.mark.parametrize(
     "other",
     [{"drafter": "none", "draft_max": "auto"}, {"quantize": "none"}, {"context": 256}, {"pool": "off"}, {"log": False},
-     {"exact": True}, {"device": "cpu"}, {"accept": "typical"}, {"server": "off"}],
+     {"exact": True}, {"dtype": "fp32"}, {"accept": "typical"}, {"server": "off"}],
 )  # fmt: skip
 def test_settings_that_differ_are_obeyed_in_this_process(warm, other):
     here = object()
@@ -264,3 +265,22 @@ def test_line_by_line(drafting, monkeypatch, capfd):
     assert out == alone[0] and out.count("\n") >= 3
     # who proposed what depends on what was said before
     assert errors.splitlines()[-4:] == alone[1].splitlines()[-4:] and "tokens in" in errors
+
+
+def test_figures_are_worked_out_when_they_are_told_and_at_no_other_step(monkeypatch):
+    """They take as long as half a step of a small model."""
+    now, worked_out = [5.0], []
+
+    class Session:
+        @property
+        def so_far(self):
+            worked_out.append(now[0])
+            return None
+
+    monkeypatch.setattr(own.time, "monotonic", lambda: now[0])
+    telling = Telling(SimpleNamespace(session=Session()), live=True)
+    for _ in range(10):
+        telling.of(Text("a", (1,), ("target",), 0.1, 1))
+    now[0] += 2 * own.FIGURES_SECONDS
+    telling.of(Text("a", (1,), ("target",), 0.1, 1))
+    assert worked_out == [5.0, now[0]]

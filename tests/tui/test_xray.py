@@ -186,7 +186,7 @@ def test_alt_and_arrows_go_from_reply_to_reply_and_the_focus_says_with_which_to_
             await until(pilot, talk.idle)
         await pilot.press("alt+up", "alt+up", "alt+up", "ctrl+t")  # the reply to the second prompt
         await shown(talk, pilot)
-        await until(pilot, lambda: "reply 2 of 3, 1 token in 0 steps  two" in which(talk))
+        await until(pilot, lambda: "reply 2 of 3, 1 token  two" in which(talk))
         await pilot.press("alt+up", "alt+up")
         await until(pilot, lambda: "reply 1 of 3, 9 tokens" in which(talk))
         await pilot.press("alt+down", "alt+down", "alt+down")

@@ -1,0 +1,98 @@
+"""The report on servers as a person reads it, at most 100 columns: a sentence, bars, then the figures."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from localspec.bench.table import LONGEST_BAR, clipped, columns, interval, number, wrapped
+from localspec.charts import bar
+from localspec.text import one_line
+
+LEGEND = (
+    "by this machine's clock and the servers' own counts of tokens; medians and quartiles of the replies · whole: "
+    "tokens/s from the question to the end · first: seconds until the first token · after: tokens/s from then on · "
+    "speedup: whole, to the first server"
+)
+LONGEST_NAME = 34  # before a bar
+WHOLE = "reply_tokens_per_second"
+AGAIN = "· prompts were asked again, which servers may have kept: the first token is then sooner"
+
+
+def of(report: dict[str, Any]) -> str:
+    """All that a report says."""
+    rows = report["rows"]
+    lines = [*wrapped(sentence(rows)), "", *_bars(rows), "", *wrapped(label(report))]
+    lines += ["", *columns(_heads(rows), [_row(row, len(rows) > 1) for row in rows])]
+    lines += wrapped(f"{LEGEND} {AGAIN}" if report["repeat"] > 1 else LEGEND)
+    return "\n".join([*lines, *(line for row in rows for line in wrapped(_untold(row)))])
+
+
+def label(report: dict[str, Any]) -> str:
+    """What all were asked."""
+    sampling = f"temperature {report['temperature']:g}" if report["temperature"] else "greedy"
+    return (
+        f"{report['prompts']} prompts"
+        + (f" × {report['repeat']}" if report["repeat"] > 1 else "")
+        + (f" ({report['left_out']} too long for the context)" if report["left_out"] else "")
+        + f", {report['max_tokens']} tokens at most, {sampling}"
+        + ("" if report["seed"] is None else f", seed {report['seed']}")
+    )
+
+
+def sentence(rows: Sequence[dict[str, Any]]) -> str:
+    """What was found: the fastest of several, or how fast the only one is."""
+    known = [row for row in rows if row[WHOLE]]
+    if not known:
+        return "No server said anything, so none has a speed."
+    if len(rows) == 1:
+        after = "" if rows[0]["tokens_per_second"] is None else f", then {rows[0]['tokens_per_second']:.1f} tokens/s"
+        first = f"the first token comes after {rows[0]['first_token_s']:.2f} s{after}"
+        return f"{row_name(rows[0])} gives {rows[0][WHOLE]:.1f} tokens/s of whole replies: {first}."
+    others = [row for row in rows[1:] if row["speedup"]]
+    if not others:
+        return f"{row_name(known[0])} gives {known[0][WHOLE]:.1f} tokens/s of whole replies; no two can be compared."
+    best = max(others, key=lambda row: row["speedup"])
+    speeds = f"{best[WHOLE]:.1f} tokens/s of whole replies, and {rows[0][WHOLE]:.1f}"
+    return f"{row_name(best)} answers {best['speedup']:.2f} times as fast as {row_name(rows[0])} ({speeds})."
+
+
+def row_name(row: dict[str, Any]) -> str:
+    """What a server is called where it stands alone."""
+    return one_line(f"{row['program'] or 'the server'} at {row['name']}")
+
+
+def _bars(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    known = [(clipped(row_name(row), LONGEST_NAME), row) for row in rows if row[WHOLE]]
+    most = max((row[WHOLE] for _, row in known), default=1.0)
+    width = max((len(name) for name, _ in known), default=0)
+    for name, row in known:
+        times = f"  × {row['speedup']:.2f}" if row["speedup"] and row is not rows[0] else ""
+        yield f"  {name:{width}}  {bar(row[WHOLE] / most, LONGEST_BAR)} {row[WHOLE]:.1f} tokens/s{times}"
+
+
+def _heads(rows: Sequence[dict[str, Any]]) -> list[str]:
+    heads = ["server", "model", "whole", "", "first", "", "after", ""]
+    return [*heads, "speedup", "", "same"] if len(rows) > 1 else heads
+
+
+def _row(row: dict[str, Any], several: bool) -> list[str]:
+    approximate = "~" if row["counted"] == "pieces" else ""
+    cells = [
+        row["name"],
+        clipped(row["model"], 20),
+        approximate + number(row[WHOLE], 1),
+        interval(row[f"{WHOLE}_quartiles"], 0),
+        number(row["first_token_s"]),
+        interval(row["first_token_s_quartiles"], 2),
+        approximate + number(row["tokens_per_second"], 1),
+        interval(row["tokens_per_second_quartiles"], 0),
+    ]
+    same = "-" if row["identical_prompts"] is None else f"{row['identical_prompts']}/{row['prompts']}"
+    return [*cells, number(row["speedup"]), interval(row["speedup_quartiles"], 2), same] if several else cells
+
+
+def _untold(row: dict[str, Any]) -> str:
+    if row["counted"] == "pieces":
+        return f"~ {row_name(row)} tells no tokens of its replies: their pieces were counted, a token or more each."
+    if row["tokens_per_second"] is None:
+        return f"{row_name(row)} sends replies all at once, or too fast to be timed: nothing is known of “after”."
+    return ""

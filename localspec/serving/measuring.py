@@ -1,0 +1,137 @@
+"""How fast servers are: the same prompts to each in turn, by the clock of this process and their counts of tokens."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from localspec import Limits
+from localspec.bench.figures import rounded, spread
+from localspec.bench.prompts import Prompt
+from localspec.bench.turns import in_turns, left_words
+from localspec.config import Settings
+from localspec.errors import UsageMistake
+from localspec.events import Done, Text
+from localspec.serving.server import TooLong
+from localspec.serving.server_engine import ServerEngine
+
+SHORTEST = 0.05  # seconds: what comes faster may have waited somewhere, and come all at once
+WARM_UP = ("Hi", 4)  # no prompt of the bench: a server may keep what it has read
+
+
+class Reply(NamedTuple):
+    """What one reply took; `at_first` of its tokens came with the first text. Where none are `told`, pieces count."""
+
+    text: str
+    tokens: int
+    at_first: int
+    first: float  # seconds until then
+    rest: float  # and from then on
+    told: bool = True
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second from the first one on; 0 where that cannot be told."""
+        lasting = self.rest >= SHORTEST and self.tokens > self.at_first
+        return (self.tokens - self.at_first) / self.rest if lasting else 0.0
+
+    @property
+    def whole(self) -> float:
+        """Tokens a second from the question on."""
+        return self.tokens / (self.first + self.rest) if self.text else 0.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What every server is asked: all prompts `repeat` times, for at most `max_tokens` a reply."""
+
+    prompts: Sequence[Prompt]
+    max_tokens: int
+    repeat: int
+
+
+def measure(
+    engines: Sequence[ServerEngine], asked: Asked, settings: Settings, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measures all servers; returns the report.
+
+    Prompts that one of them has no room for are left out of all. Raises UsageMistake where that is so of each prompt,
+    and what `ServerEngine.chat` raises.
+    """
+    for engine in engines:
+        progress(f"warming up {engine.server.address.name}")
+        _reply(engine, WARM_UP[0], settings, min(WARM_UP[1], asked.max_tokens))
+    turns, began = asked.repeat * len(asked.prompts), time.monotonic()
+    replies: list[dict[int, Reply]] = [{} for _ in engines]  # of each engine, by turn
+    too_long: dict[int, TooLong] = {}  # by prompt
+    for number, (turn, at) in enumerate(in_turns(range(len(engines)), turns)):
+        place = turn % len(asked.prompts)
+        if place in too_long:
+            continue
+        left = (time.monotonic() - began) / number * (len(engines) * turns - number) if number else None
+        progress(f"prompt {turn + 1} of {turns}" + ("" if left is None else f", {left_words(left)}"))
+        try:
+            replies[at][turn] = _reply(engines[at], asked.prompts[place].text, settings, asked.max_tokens)
+        except TooLong as refused:
+            too_long[place] = refused
+    kept = [turn for turn in range(turns) if turn % len(asked.prompts) not in too_long]
+    if not kept:
+        raise UsageMistake(str(next(iter(too_long.values()))))
+    comparable = settings.temperature == 0 or settings.seed is not None
+    found = [[own[turn] for turn in kept] for own in replies]
+    prompts = len(asked.prompts) - len(too_long)
+    return {
+        "prompts": prompts,
+        "left_out": len(too_long),
+        "repeat": asked.repeat,
+        "max_tokens": asked.max_tokens,
+        "temperature": settings.temperature,
+        "seed": settings.seed,
+        "rows": [
+            {
+                "server": engine.server.address.url,
+                "name": engine.server.address.name,
+                "program": engine.server.program or None,
+                "model": engine.model,
+                **_figures(own, found[0], prompts, comparable and at > 0),
+            }
+            for at, (engine, own) in enumerate(zip(engines, found, strict=True))
+        ],
+    }
+
+
+def _reply(engine: ServerEngine, prompt: str, settings: Settings, max_tokens: int) -> Reply:
+    asked, sampling = [{"role": "user", "content": prompt}], engine.sampling(settings)
+    *events, done = engine.chat(asked, sampling, Limits(max_tokens))
+    assert isinstance(done, Done)
+    texts = [one for one in events if isinstance(one, Text)]
+    told = done.statistics.tokens
+    if not texts:
+        return Reply("", told, 0, 0.0, 0.0)
+    text, began = "".join(one.reasoning + one.text for one in texts), texts[0].seconds
+    at_first, tokens = len(texts[0].tokens) or 1, told or len(texts)
+    return Reply(text, tokens, at_first, began, texts[-1].seconds - began, told > 0)
+
+
+def _figures(replies: Sequence[Reply], firsts: Sequence[Reply], prompts: int, comparable: bool) -> dict[str, Any]:
+    """One server's figures, and beside those of the first one; None where nothing was measured that would give one."""
+    whole, whole_quartiles = spread([one.whole for one in replies if one.whole])
+    speed, speed_quartiles = spread([one.speed for one in replies if one.speed])
+    first, first_quartiles = spread([one.first for one in replies if one.text])
+    pairs = [(own.whole, other.whole) for own, other in zip(replies, firsts, strict=True)]
+    speedup, speedup_quartiles = spread([own / other for own, other in pairs if own and other])
+    same = [own.text == other.text for own, other in zip(replies, firsts, strict=True)]
+    return {
+        "prompts": prompts,
+        "tokens": sum(one.tokens for one in replies),
+        "counted": "tokens" if all(one.told for one in replies) else "pieces",
+        "reply_tokens_per_second": rounded(whole),
+        "reply_tokens_per_second_quartiles": whole_quartiles,
+        "first_token_s": rounded(first),
+        "first_token_s_quartiles": first_quartiles,
+        "tokens_per_second": rounded(speed),
+        "tokens_per_second_quartiles": speed_quartiles,
+        "speedup": rounded(speedup),
+        "speedup_quartiles": speedup_quartiles,
+        "identical_prompts": sum(all(same[at::prompts]) for at in range(prompts)) if comparable else None,
+    }
