@@ -463,6 +463,7 @@ def test_phrases_hang_below_the_last_drafted_token_and_are_no_more_and_no_longer
         assert max(lengths) == chosen.phrase - 1 and max(widths) == chosen.phrases, "as many, and as long, as may be"
 
 
+@pytest.mark.slow
 def test_behind_a_phrase_that_matched_to_its_end_comes_the_targets_own_token(tiny: Make) -> None:
     """A small model that is always right, and phrases that are: draft, phrase and bonus token, 2 + 3 + 1 a step."""
     model, prompt = tiny(QWEN), prompt_ids(23, seed=0)

@@ -111,6 +111,7 @@ def test_the_drafters_belong_to_the_widened_model_and_to_no_other(wide):
         drafter_cards.find_drafter(str(wide / "drafters" / "s3d"), registry.resolve("demo"))
 
 
+@pytest.mark.slow
 def test_a_longer_context_changes_the_claim_alone(wide, tmp_path):
     widen(tmp_path / "long", 2, context=8192)
     card = registry.resolve(str(tmp_path / "long"))
