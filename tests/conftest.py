@@ -139,6 +139,7 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
 
 def pytest_configure() -> None:
     """A shell starts what it puts into the background with Ctrl+C and Ctrl+\\ ignored, `nohup` with hanging up."""
+    gc.disable()  # while all is imported and collected, of which nothing goes
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("SIGHUP", "SIGQUIT"):  # which Windows lacks
@@ -149,14 +150,17 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Five for two cores: a third of the time is the terminal interface's, whose clock waits."""
+    """Three for two cores: some wait, for a clock or a process, and each one more imports and collects all anew."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
-    return math.ceil(2.5 * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
+    return math.ceil(1.5 * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
 
 
 def pytest_collection_finish() -> None:
+    """Garbage is looked for seldom: it is little, and to look as often as Python does takes a tenth of the time."""
     gc.freeze()  # what is imported by now stays: no collection need look through it again
+    gc.set_threshold(100_000, 10, 10)
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -93,6 +93,7 @@ def private(place: Path) -> bool:
     return all(stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 for path in (place, *place.rglob("*")))
 
 
+@pytest.mark.slow
 def test_all_of_it_in_one_command(train, place, model, tmp_path):
     code, text, errors = train("--json")
     assert code == 0, errors

@@ -336,6 +336,7 @@ def test_verbose_tells_of_m_and_of_reasons(doctor, invented):
         assert (code, out) == (2, "") and f"--verbose has no effect with {flag}" in err
 
 
+@pytest.mark.slow
 def test_a_gated_model_is_not_recommended_in_silence(doctor, invented, monkeypatch):
     """Where the best needs an account, that is said, and what to take without one."""
     usual = survey.preferred
@@ -365,6 +366,7 @@ def test_a_gated_model_is_not_recommended_in_silence(doctor, invented, monkeypat
     assert json.loads(doctor("--json")[1])["recommended_open"] is None
 
 
+@pytest.mark.slow
 def test_of_the_registered_models_none_is_recommended_that_is_gated_without_an_open_one_beside_it(doctor, monkeypatch):
     """On every machine from 4 to 24 GB: what is first in the registry decides it, and that may change."""
     measurements = SimpleNamespace(of=Told().of, rates=Told().rates, bandwidth=lambda device: None)

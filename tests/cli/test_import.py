@@ -43,6 +43,7 @@ def listed(home: Path) -> dict[str, dict[str, object]]:
     return {row["name"]: row for row in json.loads(called(home, "list", "--json").stdout)}
 
 
+@pytest.mark.slow
 def test_what_processes_left_that_were_killed_goes_and_what_one_writes_stays(tmp_path: Path, gguf: Path) -> None:
     packed = Paths(tmp_path).packed
     packed.mkdir(parents=True, mode=0o700)
@@ -219,6 +220,7 @@ def test_a_license_without_end_is_cut(tmp_path: Path, directory: Path) -> None:
     assert len(called(tmp_path, "list").stdout) < 20_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("run",), ("chat", "--plain")], ids=" ".join)
 def test_a_file_in_place_of_a_question_is_told_to_be_given_as_a_model(tmp_path: Path, gguf: Path, command: Any) -> None:
     result = called(tmp_path, *command, gguf.name)
@@ -226,6 +228,7 @@ def test_a_file_in_place_of_a_question_is_told_to_be_given_as_a_model(tmp_path: 
     assert "no question" not in called(tmp_path, *command, "nothing.gguf", "--no-log", "-n", "1", "-m", "demo").stderr
 
 
+@pytest.mark.slow
 def test_every_command_that_lets_a_model_speak_imports_a_file_first(tmp_path: Path, gguf: Path) -> None:
     """Each with nothing imported yet, so that none asks for another command."""
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hi"}\n')

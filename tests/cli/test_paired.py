@@ -55,6 +55,7 @@ def reply(home, model, *arguments):
     return json.loads(result.stdout)
 
 
+@pytest.mark.slow
 def test_a_draft_model_is_named_and_the_text_is_the_targets_own(home, model, small):
     plain = reply(home, model, "--no-spec")
     for kind in ("draft_model:{}", "draft_model:{}+phrases", "ouroboros:{}", "lookahead", "lookahead+phrases"):

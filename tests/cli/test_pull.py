@@ -216,6 +216,7 @@ def test_a_wrong_hash_is_removed_and_nothing_counts_as_installed(home, hub: Hub,
     assert at(home, hub, "pull", "org/name").returncode == 0 and is_whole(home, repo)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_damaged_in_the_cache_is_fetched_again(home, hub: Hub, repo):
     """Of the right length, cut short, and with nothing behind its link: what `verify` reports `pull` mends."""
     at(home, hub, "pull", "org/name")
@@ -320,6 +321,7 @@ def test_a_disk_that_is_too_small(home, hub: Hub, repo, monkeypatch):
     assert result.returncode == 0 and result.stderr == "" and is_whole(home, repo)
 
 
+@pytest.mark.slow
 def test_what_will_not_fit_into_memory(home, hub: Hub, repo, monkeypatch):
     small = Machine((Device("cpu", "a processor", 10**9, 600 * 10**6 + 1000, ("fp32",)),), 1)
     monkeypatch.setattr("localspec.pulling.pull.this_machine", lambda: small)

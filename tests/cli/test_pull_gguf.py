@@ -48,6 +48,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home_with_cache(tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 def test_one_type_is_fetched_and_kept_packed_alone(home: Path, files: dict[str, bytes]) -> None:
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
         plan = json.loads(at(home, hub, "pull", NAME, "--dry-run", "--json").stdout)
@@ -85,6 +86,7 @@ def test_parts_are_fetched_together_and_types_in_any_spelling(home: Path, files:
             assert at(home, hub, "run", "-m", name, "-n", "1", "--no-log", "Hi").returncode == 0
 
 
+@pytest.mark.slow
 def test_files_in_folders_are_found_by_their_names_or_the_folders_and_leave_nothing(
     home: Path, files: dict[str, bytes]
 ) -> None:

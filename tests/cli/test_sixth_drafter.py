@@ -131,6 +131,7 @@ def home(tmp_path: Path, toy: None) -> Path:
     return home
 
 
+@pytest.mark.slow
 def test_it_is_run_and_the_text_stays_the_targets_own(home: Path) -> None:
     ask = ("run", "-m", "demo", "--temp", "0", "-n", "16", "--no-log", "--json", "Tell me a story.")
     plain = answer(home, *ask, "--no-spec")["token_ids"]

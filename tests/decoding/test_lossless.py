@@ -241,10 +241,13 @@ def test_three_tokens_have_the_stock_models_joint_distribution_on_branching_tree
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shape", "drafter"), [("all", "random branches"), ("all", "phrases"), ("plain", "none")])
+@pytest.mark.parametrize(
+    ("shape", "drafter", "draws"), [("all", "random branches", 600), ("all", "phrases", 600), ("plain", "none", 1200)]
+)
 def test_three_tokens_have_the_stock_models_joint_distribution_however_they_are_drafted(
-    letters: Tiny, shape: str, drafter: str
+    letters: Tiny, shape: str, drafter: str, draws: int
 ) -> None:
+    """So many that a temperature higher by a quarter would all but surely be seen: the fewer tokens, the fewer draws."""
     drafters: dict[str, Drafter] = {
         "random branches": RandomBranches(seed=2, vocabulary=LETTERS),
         "phrases": phrases(letters.target),
@@ -252,7 +255,7 @@ def test_three_tokens_have_the_stock_models_joint_distribution_however_they_are_
     }
     prompt = [1, 4, 4, 0]
     chances = joint(letters.stock, prompt, Sampling(**SHAPES[shape]))
-    assert_drawn_from(chances, draw_counts(letters, drafters[drafter], prompt, SHAPES[shape], draws=1200))
+    assert_drawn_from(chances, draw_counts(letters, drafters[drafter], prompt, SHAPES[shape], draws))
 
 
 @pytest.mark.slow
@@ -270,7 +273,7 @@ def test_the_chi_square_sees_a_distribution_that_is_a_little_off(letters: Tiny) 
 @pytest.mark.parametrize("name", ["llama-grouped-dynamic", "qwen2-many-heads-mixed-window-tied"])
 def test_a_seed_gives_the_same_ids_whatever_the_drafter(tiny: Make, name: str, shape: str) -> None:
     target, prompt = tiny(name).target, prompt_ids(10, seed=4)
-    for seed in (0, 1, 2**63 + 5):
+    for seed in (0, 2**63 + 5):
         sampling = Sampling(**SHAPES[shape], seed=seed)
         plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, sampling, Limits(max_tokens=24))
         for drafter in [name for name in DRAFTERS if name != "none"]:

@@ -752,6 +752,7 @@ def test_confidence_is_judged_by_what_the_target_said(tiny: Make) -> None:
     assert len(judged) == 2
 
 
+@pytest.mark.slow
 def test_a_proposal_fits_the_model_it_was_made_for(tiny: Make) -> None:
     target = tiny(LLAMA).target
     options, sentence = training.Trainable.propose(target)
@@ -763,6 +764,7 @@ def test_a_proposal_fits_the_model_it_was_made_for(tiny: Make) -> None:
     assert 0 < drafter.beta <= 1
 
 
+@pytest.mark.slow
 def test_a_proposal_rests_on_the_drafters_of_before(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny(LLAMA).target
     known: list[Constants] = []

@@ -817,6 +817,7 @@ def test_a_target_that_learned_first_is_one_of_its_own_and_lossless(own: Tiny, t
     assert statistics.acceptance_length > 2.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", [{}, {"recent": "lstm"}, {"shared": False, "layers": 1}, {"recent": "none", "vocabulary": 200}], ids=str
 )

@@ -125,6 +125,7 @@ def test_nothing_is_searched_that_could_not_be_kept(tiny, store: Store, monkeypa
     assert len(told) == 1 and "context of 30 tokens" in told[0]
 
 
+@pytest.mark.slow
 def test_phrases_of_a_search_hold_no_id_that_the_small_model_lacks(
     tiny, store: Store, monkeypatch, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ def loaded(store: Store, drafter: str) -> Engine:
     return Engine.open(load(flags={"drafter": drafter, "context": 512}), resolve("demo"), store=store)
 
 
+@pytest.mark.slow
 def test_a_later_session_begins_with_what_an_earlier_one_learned(store: Store) -> None:
     first = loaded(store, "draft_model+phrases")
     drafter = first.session.drafter

@@ -138,6 +138,15 @@ def test_a_seed_gives_the_same_ids_with_and_without_phrases(demo: Tiny) -> None:
         assert replies[0] == replies[1]
 
 
+WARM = PROMPTS[1], Sampling(0.8, top_p=0.95, seed=1)
+
+
+@pytest.fixture(scope="module")
+def warm_text(demo: Tiny) -> list[int]:
+    """What plain decoding answers to WARM."""
+    return answer(demo.target, Autoregressive(), *WARM)[0]
+
+
 def answer(target: Target, drafter: object, question: str, sampling: Sampling) -> tuple[list[int], Statistics]:
     session = Session(target, drafter, Budget(16))
     prompt = target.encode([{"role": "user", "content": question}])
@@ -159,7 +168,7 @@ def test_its_drafters_are_saved_under_the_names_they_were_read_by(demo: Tiny, de
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", kinds("weights"))
 def test_its_trained_drafters_help_and_change_nothing(
-    demo: Tiny, demo_path: Path, stock: StockAnswer, kind: str
+    demo: Tiny, demo_path: Path, stock: StockAnswer, warm_text: list[int], kind: str
 ) -> None:
     """A drafter that was trained as it is not used would still be lossless, but guess no better than chance."""
     drafter = load_drafter(read_drafter(demo_path / "drafters" / kind), demo.target)
@@ -172,10 +181,8 @@ def test_its_trained_drafters_help_and_change_nothing(
             assert ids == text
             if one is drafter:
                 tokens, steps = tokens + len(ids), steps + statistics.steps
-        warm = Sampling(0.8, top_p=0.95, seed=1)
-        plain, _ = answer(demo.target, Autoregressive(), question, warm)
-        assert answer(demo.target, drafter, question, warm)[0] == plain
-        assert answer(demo.target, WithPhrases(drafter, pool, anywhere=True), question, warm)[0] == plain
+    for one in (drafter, WithPhrases(drafter, pool, anywhere=True)):
+        assert answer(demo.target, one, *WARM)[0] == warm_text
     assert tokens / steps > 1.5
 
 
@@ -212,20 +219,21 @@ def paired(target: Any, small: Any) -> dict[str, Drafter]:
 
 
 @pytest.mark.slow
-def test_its_draft_model_helps_and_changes_nothing(demo: Tiny, demo_path: Path, stock: StockAnswer) -> None:
+def test_its_draft_model_helps_and_changes_nothing(
+    demo: Tiny, demo_path: Path, stock: StockAnswer, warm_text: list[int]
+) -> None:
     """It says what the demo says more often than not; one that was not trained towards it would do so hardly ever."""
     small, counts = Target.load(demo_path / "draft"), {name: [0, 0] for name in paired(demo.target, demo.target)}
     for question in PROMPTS:
         text, _ = stock(question)
-        warm = Sampling(0.8, top_p=0.95, seed=1)
-        plain, _ = answer(demo.target, Autoregressive(), question, warm)
         for name in counts:
             drafter = paired(demo.target, small)[name]
             ids, statistics = answer(demo.target, drafter, question, Sampling())
             assert ids == text, name
             counts[name][0] += len(ids)
             counts[name][1] += statistics.steps
-            assert answer(demo.target, drafter, question, warm)[0] == plain, name
+    for name, drafter in paired(demo.target, small).items():
+        assert answer(demo.target, drafter, *WARM)[0] == warm_text, name
     lengths = {name: tokens / steps for name, (tokens, steps) in counts.items()}
     assert min(lengths.values()) > 1.7, lengths
     assert lengths["beside"] > lengths["ouroboros"], "phrases serve where the draft model errs"

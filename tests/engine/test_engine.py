@@ -46,6 +46,7 @@ def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     compiled.library.cache_clear()
 
 
+@pytest.mark.slow
 def test_without_our_library_torch_serves_with_dense_weights_and_says_so(no_library: None) -> None:
     told: list[str] = []
     card = TargetCard("demo", DEMO, None, "")

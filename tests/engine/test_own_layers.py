@@ -41,6 +41,7 @@ def profile(store: Store | None) -> ModelProfile:
     return ModelProfile(MeasurementCache(store, Reporter(pytest.fail)), "revision", "subject")
 
 
+@pytest.mark.slow
 def test_the_probe_is_made_once_and_its_layers_are_used(tiny, store, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny(LLAMA).target
     drafter = load_layers(choice(), target, profile(store), COSTS)

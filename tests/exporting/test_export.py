@@ -1,5 +1,6 @@
 """Drafters for other engines: their files compute what ours draft, by the stock models or as those engines' sources do."""
 
+import copy
 import errno
 import json
 import shlex
@@ -134,8 +135,7 @@ def test_medusa_heads_are_ours_by_vllms_names(tiny: Make, tmp_path: Path, family
 def test_heads_have_the_precision_of_the_model(tiny: Make, tmp_path: Path):
     model = tiny(LLAMA)
     half = tmp_path / "half"
-    model.stock.to(torch.float16).save_pretrained(half)
-    model.stock.to(torch.float32)
+    copy.deepcopy(model.stock).half().save_pretrained(half)  # the model itself is everybody's, and to round it stays
     model.target.tokenizer.save(half)
     done = export("vllm", str(trained(read(half), "medusa", tmp_path / "drafter")), None, tmp_path / "out")
     assert {tensor.dtype for tensor in tensors_of(done.directory).values()} == {torch.float16}

@@ -53,6 +53,7 @@ def rendered(path: Path, template: str) -> str:
     return ChatTokenizer(Tokenizer.open(path)).render(ASKED)
 
 
+@pytest.mark.slow
 @posix
 def test_a_template_without_end_is_stopped_and_not_asked_again(own, model):
     (model / "chat_template.jinja").write_text(ENDLESS)

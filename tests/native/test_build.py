@@ -56,6 +56,7 @@ def built(folder: Path) -> Path:
     return build.build(HOST, folder / HOST.library, folder / "objects")
 
 
+@pytest.mark.slow
 def test_only_what_changed_is_compiled_again(sources, runs, tmp_path):
     library = built(tmp_path)
     assert ctypes.CDLL(str(library)).ls_answer() == 42

@@ -58,6 +58,7 @@ def drafter_files(home: Path) -> list[Path]:
     return [one.path for one in packed_files(Paths(home)) if one.header.origin.name.startswith("a drafter")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_drafts_the_same_and_belongs_to_its_model(kind: str, home: Path, monkeypatch) -> None:
     expected = replied(kind)

@@ -81,6 +81,7 @@ def test_progress_ends_with_all_bytes(tmp_path):
     assert seen == sorted(seen) and seen[-1][0] == sum(section.bytes for section in planned().sections.values())
 
 
+@pytest.mark.slow
 def test_a_file_cut_short_or_longer_by_any_number_of_bytes_is_damaged(tmp_path):
     file = write_one(tmp_path / "model.packed")
     whole = file.read_bytes()
@@ -357,6 +358,7 @@ def test_a_process_that_is_killed_leaves_no_file_that_looks_finished(tmp_path):
     assert read(file).verify() == [] and [left.name for left in tmp_path.iterdir()] == ["model.packed"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="limits")
 def test_a_real_limit_of_the_system_ends_in_its_error_and_leaves_nothing(tmp_path):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); signal.signal(signal.SIGXFSZ, signal.SIG_IGN)"

@@ -59,6 +59,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @needs_shares
 def test_two_processes_share_one_copy_of_a_packed_model(tmp_path: Path, monkeypatch) -> None:
     from localspec.events import Reporter

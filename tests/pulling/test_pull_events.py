@@ -35,6 +35,7 @@ def kinds(found: list[PullEvent]) -> list[type]:
     return [type(event) for event in found]
 
 
+@pytest.mark.slow
 def test_events_from_the_plan_to_the_directory(home):
     stages, bytes_here = [], []
     found = list(events(progress=stages.append, downloaded=lambda *how_far: bytes_here.append(how_far)))
@@ -64,6 +65,7 @@ def test_what_does_not_fit_is_refused_after_its_plan(home, monkeypatch):
     assert kinds([event for event, _ in zip(events(force=True), range(2), strict=False)]) == [Planned, AboutToFetch]
 
 
+@pytest.mark.slow
 def test_a_drafter_that_was_asked_for_needs_room_beside_its_model(home, tmp_path, monkeypatch):
     (home / "config").mkdir(mode=0o700)
     entries = """

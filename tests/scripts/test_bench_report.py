@@ -153,6 +153,7 @@ def test_a_draft_model_reads_only_what_is_new():
 # -- loading -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_own_memory
 def test_a_child_tells_seconds_and_its_own_memory(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
@@ -165,6 +166,7 @@ def test_a_child_tells_seconds_and_its_own_memory(tmp_path, monkeypatch):
     assert 20 * 2**20 < found["own"] < found["peak"] < 300 * 2**20
 
 
+@pytest.mark.slow
 def test_a_child_that_fails_says_why(tmp_path):
     model = type("AsMuchAsIsAsked", (), {"path": tmp_path, "threads": 1, "flash": True})
     with pytest.raises(LocalspecError, match=r"localspec int8 cannot be loaded: .*no config\.json"):

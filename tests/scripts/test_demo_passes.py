@@ -40,6 +40,7 @@ def few(monkeypatch) -> None:
     monkeypatch.setitem(mixture.OWN, "help", mixture.Share(1, 1, "views"))
 
 
+@pytest.mark.slow
 def test_a_pass_holds_what_the_mixture_says_and_nothing_held_out(data, few):
     examples = passes.trained(data, "long", 0, [])
     # Of what the docs say, all is trained on.
@@ -139,6 +140,7 @@ def test_every_phrasing_is_asked_and_what_is_planned_is_not():
     assert all(d.turns[-1] == "Use `localspec list`." for d in drawings)
 
 
+@pytest.mark.slow
 def test_help_is_right_in_every_phrasing():
     answers = {q: e.answer for e in load_help() for q in e.questions}
     for drawing in own.helped(Random(1), load_help()):

@@ -221,6 +221,7 @@ def test_a_run_that_is_killed_goes_on_and_a_second_one_is_refused(small, tmp_pat
 
     first = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     until_saved(first, 0)
+    first.send_signal(signal.SIGSTOP)  # it is there, and takes no processor time from the second
     second = subprocess.run(words, capture_output=True, text=True)
     assert second.returncode == 1 and "running already" in second.stderr
     first.send_signal(signal.SIGKILL)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@cache
 def replies(model: str, drafter: str, tokens: int) -> list[tuple[list[int], int, int, int]]:
     """Of each question: the reply's tokens, its steps, and how many tokens were drafted and accepted."""
     flags = {**FLAGS, "drafter": drafter} | ({} if drafter == "none" else {"draft_max": 8})
@@ -60,7 +62,6 @@ def test_each_drafter_drafts_the_same(wide, kind):
     expected = replies("demo", kind, 32)
     assert sum(accepted for *_, accepted in expected) > 3
     assert replies(str(wide), kind, 32) == expected
-    assert replies(str(wide), str(wide / "drafters" / kind), 32) == expected
 
 
 EXTRA = {  # options that the demo's drafters may have, and the tensors of each
@@ -101,13 +102,16 @@ def test_the_draft_model_drafts_the_same(wide):
 
 
 def test_the_drafters_belong_to_the_widened_model_and_to_no_other(wide):
-    own = drafter_cards.trained_drafters(registry.resolve(str(wide)))
+    model = registry.resolve(str(wide))
+    own = drafter_cards.trained_drafters(model)
     assert [drafter.kind for drafter in own] == ["medusa", "parallelspec", "s3d", "semi"]
     assert {drafter.target for drafter in own} == {"twice"}
+    assert [drafter_cards.find_drafter(str(wide / "drafters" / drafter.kind), model) for drafter in own] == own
     with pytest.raises(UsageMistake, match="was made for twice"):
         drafter_cards.find_drafter(str(wide / "drafters" / "s3d"), registry.resolve("demo"))
 
 
+@pytest.mark.slow
 def test_a_longer_context_changes_the_claim_alone(wide, tmp_path):
     widen(tmp_path / "long", 2, context=8192)
     card = registry.resolve(str(tmp_path / "long"))

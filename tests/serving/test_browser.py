@@ -252,6 +252,7 @@ def test_the_page_and_all_that_it_loads_comes_from_here(shown):
         assert shown.get(entered.path + outside, Cookie=entered.cookie).status in (401, 404), outside
 
 
+@pytest.mark.slow
 def test_tabs_are_capped_and_one_that_is_closed_in_the_middle_of_a_reply_leaves_nothing(shown):
     entered = shown.enter()
     first, second = shown.websocket(entered), shown.websocket(entered)

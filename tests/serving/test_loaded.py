@@ -43,6 +43,7 @@ def test_one_that_is_loaded_is_not_loaded_again(models):
     assert (opened == ["demo", "demo-draft"] and found.names == ["demo-draft"]) or found.names == ["demo", "demo-draft"]
 
 
+@pytest.mark.slow
 def test_the_one_used_longest_ago_goes_where_there_is_no_room(models, monkeypatch):
     found, opened, _ = models(1)
     for name in ("demo", "demo-draft", "demo"):

@@ -380,6 +380,7 @@ def test_the_key_of_the_keyring_and_of_the_environment(monkeypatch):
     assert address.key_for(where) is None
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_nothing_comes(tmp_path):
     """In a process of its own, as a user presses it."""
     import subprocess

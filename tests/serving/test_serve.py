@@ -22,6 +22,7 @@ def client(server):
     return openai.OpenAI(base_url=server.url, api_key=server.key, max_retries=0, timeout=PATIENCE)
 
 
+@pytest.mark.slow
 def test_openais_own_client_gets_the_reply_that_run_gives(server, client, tmp_path):
     asked = {"model": "demo", "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 40}
     whole = client.chat.completions.create(**asked, temperature=0.8, seed=7)
@@ -267,6 +268,7 @@ def test_what_lies_at_the_sockets_path_and_is_no_socket_stays(tmp_path):
     assert f"no server stays behind, and this process answers. {place} is no socket" in kept.stderr
 
 
+@pytest.mark.slow
 def test_a_reply_under_way_does_not_hold_up_the_end(servers):
     one = servers()
     body = {"messages": [{"role": "user", "content": "Tell me a story."}], "stream": True, "temperature": 1.5}
@@ -277,6 +279,7 @@ def test_a_reply_under_way_does_not_hold_up_the_end(servers):
     assert one.stop() == 0 and time.monotonic() - began < PATIENCE / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 0), (signal.SIGTERM, 0)])
 def test_however_it_is_ended_nothing_is_left(servers, sent, code):
     one = servers()
@@ -299,6 +302,7 @@ def test_a_mistake_is_one_sentence(tmp_path, arguments, code, words):
     assert found.returncode == code and words in found.stderr and found.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -307,6 +311,7 @@ def test_a_port_that_is_taken(tmp_path):
     assert found.returncode == 2 and "cannot be used" in found.stderr
 
 
+@pytest.mark.slow
 def test_a_key_that_could_be_guessed(tmp_path):
     found = localspec(tmp_path, "serve", "-m", "demo", "--port", "0", LOCALSPEC_SERVE_KEY="short")
     assert found.returncode == 2 and "16 or more" in found.stderr and "short" not in found.stderr.replace("shorter", "")
@@ -320,6 +325,7 @@ def test_nothing_that_was_asked_is_kept(servers, tmp_path):
     assert found == []
 
 
+@pytest.mark.slow
 def test_where_there_is_no_torch_it_answers(tmp_path):
     code = "import sys; from localspec.cli.main import main; import localspec.serving.app, localspec.cli.serve; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], env=environment(tmp_path), check=True, timeout=PATIENCE)

@@ -201,6 +201,7 @@ def dying(home, real, lines):
         place.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [-6, 2, 20])
 def test_a_server_that_dies_in_the_middle_costs_nothing(server, tmp_path, lines):
     """What it had not said comes from an engine of this process, seamlessly: the same seed gives the same text."""
@@ -216,6 +217,7 @@ def test_a_server_that_dies_in_the_middle_costs_nothing(server, tmp_path, lines)
     assert last_turn(tmp_path)[1].reply == alone["text"]
 
 
+@pytest.mark.slow
 def test_a_socket_that_nobody_listens_at(tmp_path):
     (tmp_path / "state").mkdir()
     left = socket.socket(socket.AF_UNIX)
@@ -225,6 +227,7 @@ def test_a_socket_that_nobody_listens_at(tmp_path):
     assert told(tmp_path, "run", "Hi", "-m", "demo", "-n", "3")["engine"] == "native"
 
 
+@pytest.mark.slow
 def test_a_socket_that_says_nothing_sensible(tmp_path):
     (tmp_path / "state").mkdir()
     for said in (
@@ -261,6 +264,7 @@ def test_the_paths_of_own_commands_are_closed_to_the_port(server):
 # -- one that is left behind ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_that_is_left_behind_answers_and_ends_by_itself(tmp_path):
     first = told(tmp_path, *STORY, "--keep", "3s", "--drafter", "phrases")
     again = told(tmp_path, *STORY, "--drafter", "phrases")
@@ -274,6 +278,7 @@ def test_one_that_is_left_behind_answers_and_ends_by_itself(tmp_path):
     until(lambda: not place.exists())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -77,6 +77,7 @@ def places(trace):
     return [(trace.place(token), trace.corrected(token)) for token in range(len(trace.tokens))]
 
 
+@pytest.mark.slow
 def test_all_that_a_chat_shows_is_the_same(warm, tmp_path):
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
         here, there = Engine.open(DRAFTING, resolve("demo"), store=store), warm()
@@ -189,6 +190,7 @@ def test_who_waits_is_told(drafting, warm, monkeypatch):
     assert isinstance(answered(waiting)[0][-1], Done)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", [-6, 2, 12])
 def test_a_server_that_goes_in_mid_reply(drafting, tmp_path, monkeypatch, said):
     """One sentence; the same reply, seen as closely; and the next one from here, although a server is there again."""
@@ -245,6 +247,7 @@ def test_what_an_engine_says_meanwhile_travels_with_the_reply():
     assert "kept" in delivered[-1] and loaded.heard == []
 
 
+@pytest.mark.slow
 def test_line_by_line(drafting, monkeypatch, capfd):
     """The same words, and no engine here."""
     typed = "Count to twenty.\n/xray\n/set temperature 0.5\n/think\n/again\n/model demo-draft\nWho are you?\n"

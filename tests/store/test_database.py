@@ -133,6 +133,7 @@ def test_opening_what_is_there_writes_nothing(database: Database, path: Path, no
         assert [file.read_bytes() for file in files] == before
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_migrations_run_once_when_many_processes_start(
     path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
@@ -308,6 +309,7 @@ def test_a_log_that_nobody_has_open_goes_aside_unchanged(path: Path, notices: li
     assert aside.read_bytes() == old and Path(f"{aside}-wal").read_bytes() == log
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_processes_that_find_a_broken_file_together_agree_on_one_new_file(
     path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch

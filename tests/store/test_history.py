@@ -441,6 +441,7 @@ def test_the_index_is_used_and_unfinished_turns_are_not_in_it(store: Store, hist
     assert raw(store, "SELECT * FROM trigram_data") != before and index_is_whole(store)
 
 
+@pytest.mark.slow
 def test_the_index_follows_every_change(store: Store, history: History) -> None:
     chance = random.Random(6)
     turns: list[int] = []

@@ -284,6 +284,7 @@ def test_a_start_waits_for_nobody_to_finish_a_deletion(path: Path, monkeypatch: 
 # -- many volumes --
 
 
+@pytest.mark.slow
 def test_many_volumes_say_the_same_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(5)
     with Store.open(tmp_path / "one.db", pytest.fail) as one, Store.open(tmp_path / "many.db", pytest.fail) as many:
@@ -347,6 +348,7 @@ def test_a_volume_of_which_nothing_is_left_goes_and_another_is_filled_again(path
         assert size <= sizes[number] <= size + 2 * count
 
 
+@pytest.mark.slow
 def test_what_lay_in_one_piece_is_divided_by_the_first_deletion(
     path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,6 +174,7 @@ def documented() -> list[tuple[str, list[str], str, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_each_documented_training_fits_the_card_that_is_named(monkeypatch):
     """And would not fit half of it: the card is not named larger than needed."""
     monkeypatch.setattr("localspec.training.estimate.has_small_moments", lambda _: True)

@@ -1,7 +1,7 @@
 """Fixtures of the terminal interface: an application over a scripted engine, with a store of its own."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ import pytest
 from clocks import PATIENCE
 from machines import cpu, machine
 from textual._context import active_app
+from textual.css.model import RuleSet
+from textual.css.stylesheet import Stylesheet
 from tui.scripted_engine import ScriptedChat, card
 
 from localspec.chat import model_list
@@ -79,6 +81,23 @@ def quick_pilot(monkeypatch) -> None:
     """Keys follow each other as soon as the one before has been taken in."""
     monkeypatch.setattr("textual.pilot.wait_for_idle", settled)
     monkeypatch.setattr("textual.app.wait_for_idle", settled)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def styles_read_once() -> Iterator[None]:
+    """Style sheets are the same in every application, and each would take a tenth of its time to read them."""
+    read: dict[tuple[object, ...], list[RuleSet]] = {}
+    original = Stylesheet._parse_rules
+
+    def parse_rules(sheet: Stylesheet, *given: Any, **more: Any) -> list[RuleSet]:
+        key = (*sorted(sheet._variables.items()), given, *sorted(more.items()))
+        if key not in read:
+            read[key] = original(sheet, *given, **more)
+        return read[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stylesheet, "_parse_rules", parse_rules)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -226,10 +226,7 @@ def test_no_garbage_is_collected_until_the_first_paint(ending):
             app._chat._engine._opening(at_the_end, lambda _: None)
         assert gc.isenabled()
 
-    try:
-        ending(run)
-    finally:
-        gc.unfreeze()
+    ending(run)
 
 
 def test_a_chat_that_never_painted_leaves_the_collection_on(ending):

@@ -138,6 +138,7 @@ def test_a_conversation_goes_on_without_what_was_thought(run, switched, home):
     assert ASSISTANT not in first["token_ids"] and len(kept(home)[0].turns) == 2
 
 
+@pytest.mark.slow
 def test_the_demo_model_with_a_template_that_opens_the_thinking(run, tmp_path):
     """Its own weights never close it: what they say is thought, token by token the same with drafts and without."""
     demo = tmp_path / "demo"
