@@ -37,7 +37,7 @@ def command(main: Any, order: dict[str, Any], faults: Any) -> int:
         flags = os.O_RDONLY if name == "input" else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         os.dup2(os.open(order[name], flags, 0o600), descriptor)
     sys.stdin, sys.stdout, sys.stderr = (
-        io.TextIOWrapper(os.fdopen(n, m)) for n, m in ((0, "rb"), (1, "wb"), (2, "wb"))
+        io.TextIOWrapper(os.fdopen(n, m), line_buffering=n == 2) for n, m in ((0, "rb"), (1, "wb"), (2, "wb"))
     )  # type: ignore[arg-type]
     os.environ.clear()
     os.environ.update(order["environment"])
