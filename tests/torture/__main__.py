@@ -21,7 +21,7 @@ from torture.formats import FORMATS, Soil, tried
 from torture.kills import kill_so_often
 from torture.scenarios import SCENARIOS, Stage, open_ground
 
-EXAMPLES = 20  # of a damaged file in one turn
+EXAMPLES = 5  # of a damaged file in one turn
 
 
 def disk(stage: Stage, name: str, chance: random.Random) -> Iterator[str]:
