@@ -53,6 +53,7 @@ def open_ground(directory: Path) -> Iterator[Ground]:
     texts.write_text("".join(json.dumps({"text": f"{number} and then {number + 1} "}) + "\n" for number in range(60)))
     prompts.write_text("".join(json.dumps({"prompt": f"Question {number}?"}) + "\n" for number in range(3)))
     with served(org__name=model_repository(model)) as hub:
+        hub.piece, hub.pause = 1024, 0.01  # so that what comes at any moment comes in the middle of a file, too
         yield Ground(model, write_model(directory / "Tiny.Q8_0.gguf", tiny, "Q8_0"), texts, prompts, hub.endpoint)
 
 
