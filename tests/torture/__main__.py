@@ -21,6 +21,15 @@ from torture.formats import FORMATS, Soil, tried
 from torture.kills import kill_so_often
 from torture.scenarios import SCENARIOS, Stage, open_ground
 
+# Before a command begins: else what comes at any moment of a training mostly comes while its libraries are imported.
+IMPORTED = (
+    "torch",
+    "torch._dynamo",
+    "transformers",
+    "accelerate",
+    "localspec.training.drafters.medusa",
+    "localspec.training.job",
+)
 EXAMPLES = 5  # of a damaged file in one turn
 
 
@@ -87,7 +96,7 @@ def main() -> int:
     ends, tries, found = time.monotonic() + asked.seconds, Counter[str](), 0
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
-        with open_ground(directory) as ground, open_cage(faults_library(directory), "torch", "transformers") as cage:
+        with open_ground(directory) as ground, open_cage(faults_library(directory), *IMPORTED) as cage:
             stage = Stage(cage, ground, directory / "stage")
             if asked.kills is not None:
                 print(f"seed {asked.seed}: {(tally := kill_so_often(stage, asked.seed, asked.kills))}")
