@@ -5,8 +5,8 @@ The public names are resolved when they are first used: importing `localspec` im
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # typing's own takes 10 ms to import, in which Ctrl+C would be answered with a traceback
 if TYPE_CHECKING:
     from localspec.decoding.limits import Limits
     from localspec.decoding.sampling import Sampling

@@ -98,7 +98,8 @@ def main() -> None:
             chat.process.stdin.write(b"/new\n")
     chat.ends(killed=False)
     with Store.open(Paths(asked.home).database, print) as store:
-        found = {t.prompt for i in store.history.conversations() for t in saved_conversation(store.history, i.id).turns}
+        turns = (t for i in store.history.conversations() for t in saved_conversation(store.history, i.id).turns)
+        found = {turn.prompt for turn in turns if turn.reason in ("stop", "length")}
     print(
         f"{ended} restarts, {ended // 3} by SIGKILL; of {len(said)} finished replies {len(found & set(said))} are kept"
     )

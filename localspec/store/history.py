@@ -192,8 +192,10 @@ class History:
         """The most recently used first."""
 
         def find(connection: sqlite3.Connection) -> list[ConversationInfo]:
+            numbers = set(volumes.every(connection))
             with closing(connection.execute(NEWEST_FIRST)) as places:
-                infos = (info for place in places if (info := _info_of(connection, *place)) is not None)
+                found = (_info_of(connection, *place) for place in places if place[1] in numbers)
+                infos = (info for info in found if info is not None)
                 return list(islice(infos, None if limit is None else min(limit, sys.maxsize)))
 
         return self._database.at_once(find)

@@ -106,7 +106,7 @@ def make_volume(connection: sqlite3.Connection, number: int) -> None:
     _make_turns(connection, volume)
     connection.execute(f"ALTER TABLE turn{volume} ADD COLUMN reasoning TEXT NOT NULL DEFAULT ''")
     _complete_volume(connection, number, volume)
-    connection.execute("INSERT INTO volume VALUES (?, 0)", (number,))
+    connection.execute("INSERT OR REPLACE INTO volume VALUES (?, 0)", (number,))
 
 
 # One statement for each part: together they touch every table and index from its root to a leaf.

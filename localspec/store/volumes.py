@@ -17,6 +17,8 @@ LIMIT = 8 * 2**20  # bytes of text, after which another volume is begun
 ONE_BY_ONE = 2 * LIMIT  # more than that is not held in memory to be written anew
 MOVED_AT_ONCE = LIMIT // 2  # bytes, in one transaction
 
+_IS_THERE = """typeof(volume) = 'integer'
+    AND EXISTS (SELECT 1 FROM pragma_table_info(iif(volume = 0, 'turn', 'turn_' || volume)))"""
 SIZE = "length(CAST(prompt AS BLOB)) + length(CAST(reply AS BLOB)) + length(figures) + length(CAST(reasoning AS BLOB))"
 
 
@@ -26,20 +28,24 @@ def suffix(volume: int) -> str:
 
 
 def every(connection: sqlite3.Connection) -> list[int]:
-    """The numbers of all volumes."""
-    return [number for (number,) in connection.execute("SELECT number FROM volume ORDER BY number")]
+    """The numbers of all volumes: of those whose tables there are, whatever another program wrote into `volume`."""
+    found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name GLOB 'turn*'")
+    ends = (name.removeprefix("turn").removeprefix("_") for (name,) in found)
+    return sorted(int(end or 0) for end in ends if not end or end.isdecimal())
 
 
 def of_conversation(connection: sqlite3.Connection, conversation: int | None) -> int | None:
-    """Where it lies, or None where there is none of that id."""
-    row = connection.execute("SELECT volume FROM conversation WHERE id = ?", (conversation,)).fetchone()
+    """Where it lies, or None where there is none of that id, or no volume of the number that it has."""
+    row = connection.execute(
+        f"SELECT volume FROM conversation WHERE id = ? AND {_IS_THERE}", (conversation,)
+    ).fetchone()
     return None if row is None else int(row[0])
 
 
 def of_turn(connection: sqlite3.Connection, turn: int) -> int | None:
     """Where it lies, or None where there is none of that id."""
     # Nearly always the turn is the newest of its conversation.
-    likely = connection.execute("SELECT volume FROM conversation WHERE newest = ?", (turn,)).fetchall()
+    likely = connection.execute(f"SELECT volume FROM conversation WHERE newest = ? AND {_IS_THERE}", (turn,)).fetchall()
     for number in [*(row[0] for row in likely), *reversed(every(connection))]:
         if connection.execute(f"SELECT id FROM turn{suffix(number)} WHERE id = ?", (turn,)).fetchone():
             return int(number)
@@ -56,11 +62,12 @@ def new_turn_id(connection: sqlite3.Connection) -> int:
 
 def with_room(connection: sqlite3.Connection, size: int = 1, besides: int | None = None) -> int:
     """A volume, not `besides`, for a conversation of `size` bytes; one is made where all are full."""
-    query = "SELECT number FROM volume WHERE bytes + ? <= ? AND number IS NOT ? ORDER BY number LIMIT 1"
-    row = connection.execute(query, (size, LIMIT, besides)).fetchone()
-    if row is not None:
-        return int(row[0])
-    number = every(connection)[-1] + 1
+    numbers = every(connection)
+    query = "SELECT number FROM volume WHERE bytes + ? <= ? AND number IS NOT ? ORDER BY number"
+    for (number,) in connection.execute(query, (size, LIMIT, besides)):
+        if number in numbers:
+            return int(number)
+    number = numbers[-1] + 1
     make_volume(connection, number)
     return number
 

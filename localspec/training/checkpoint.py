@@ -6,7 +6,9 @@ old checkpoint or the new one.
 
 import errno
 import json
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +44,25 @@ def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], state:
             old.unlink()
 
 
+def remove(directory: Path) -> None:
+    """Removes a checkpoint, or what is left of one."""
+    with suppress(OSError):  # the state first: whoever is killed now leaves no checkpoint that lacks its tensors
+        (directory / STATE).unlink()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
 def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
     """Returns (tensors, state) of the last checkpoint, if there is one. Raises LocalspecError where it is damaged."""
     try:
         state = parse_json(read_bytes(directory / STATE))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise _damaged(directory, error) from None
+    try:
         return load_file(directory / state["tensors"]), state
-    except FileNotFoundError as missing:
-        if Path(missing.filename or "").name == STATE:
-            return None
-        raise LocalspecError(f"{directory} lacks {missing.filename}; give --force to begin anew.") from None
+    except FileNotFoundError:
+        raise LocalspecError(f"{directory} lacks {state['tensors']}; give --force to begin anew.") from None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise _damaged(directory, error) from None
 

@@ -8,7 +8,6 @@ of which course it came and, once that is known, what the bench found.
 import gc
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -216,7 +215,7 @@ class Course:
         self._lock.take()
         if not begun(self.directory) or self.request.force:  # what is there is of an earlier one
             self._answers.unlink(missing_ok=True)
-            shutil.rmtree(self.directory / "checkpoint", ignore_errors=True)
+            checkpoint.remove(self.directory / "checkpoint")
         self._state.save(self.directory)
         began, before, file = time.monotonic(), self._state.spent, self._answers
         self._reporter.progress(f"loading {self.request.card.name}")
@@ -325,7 +324,7 @@ class Course:
             own = registry.resolve(str(self.directory)) if report["changes_target"] else self.request.card
             prompts = enough_prompts(self._held_out, self._bench_seconds(), self._speed)
             verdict = judge(own, self.directory, self._settings, prompts, self._store, self._reporter)
-        shutil.rmtree(self.directory / "checkpoint", ignore_errors=True)  # a kill may have left it
+        checkpoint.remove(self.directory / "checkpoint")  # a kill may have left it
         kept_answers = self.wishes.source == "prompts" or self.wishes.keep_answers
         if not kept_answers:
             self._answers.unlink(missing_ok=True)

@@ -1,7 +1,6 @@
 """One training from what was asked to what is written: checks, estimate, the loop, the result."""
 
 import hashlib
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -278,7 +277,7 @@ class Job:
             Result(self.drafter, origin, self.changes_target, self._record(accuracy, figures) | generated).write(
                 request.directory
             )
-            shutil.rmtree(request.directory / "checkpoint", ignore_errors=True)
+            checkpoint.remove(request.directory / "checkpoint")
         self.processes.wait_for_everyone()
         return report_of(request.directory) if self.main else {}
 
@@ -380,6 +379,7 @@ def _resumed(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"at_once": found["at_once"], "options": options, "step": found["step"]}
     for name in ("drafter", "target"):
         if (path / name).exists():
+            checkpoint.remove(path / "checkpoint")  # which a kill may have left
             raise UsageMistake(
                 f"{path / name} is there already, from an earlier training; give another -o, or --force to replace it."
             )
@@ -392,7 +392,7 @@ def _clear(request: Request, lock: Lock) -> None:
         request.directory.mkdir(parents=True, exist_ok=True)
         lock.take()
         if request.force:
-            shutil.rmtree(request.directory / "checkpoint", ignore_errors=True)
+            checkpoint.remove(request.directory / "checkpoint")
             (request.directory / "losses.jsonl").unlink(missing_ok=True)
     except OSError as error:
         raise LocalspecError(f"{request.directory} cannot be written ({error.strerror}); give another -o.") from None

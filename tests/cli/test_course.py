@@ -23,7 +23,7 @@ from localspec.models.registry import TargetCard
 from localspec.paths import Paths
 from localspec.policy import host_time
 from localspec.store.store import Store
-from localspec.training import course, distill, verdict
+from localspec.training import checkpoint, course, distill, verdict
 from localspec.training.job import Job
 from localspec.training.prompts import held_out_prompts, shipped_questions
 
@@ -234,9 +234,9 @@ def test_ctrl_c_while_it_answers_or_trains_or_benches(train, place, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["before the checkpoint goes", "before the plan goes"])
+@pytest.mark.parametrize("where", ["while the checkpoint goes", "before the plan goes"])
 def test_killed_at_the_seams_nothing_is_lost_and_nothing_is_done_twice(train, place, monkeypatch, where):
-    honest = course.Path.unlink if where == "before the plan goes" else course.shutil.rmtree
+    honest = course.Path.unlink if where == "before the plan goes" else checkpoint.shutil.rmtree
 
     def killed(path: Path, *more: Any, **options: Any) -> None:
         gone = "plan.json" if where == "before the plan goes" else "checkpoint"
@@ -248,7 +248,7 @@ def test_killed_at_the_seams_nothing_is_lost_and_nothing_is_done_twice(train, pl
         if where == "before the plan goes":
             patch.setattr(course.Path, "unlink", killed)
         else:
-            patch.setattr(course.shutil, "rmtree", killed)
+            patch.setattr(checkpoint.shutil, "rmtree", killed)
         with pytest.raises(Killed):
             train()
     written = card(place)

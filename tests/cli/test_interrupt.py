@@ -82,7 +82,7 @@ def test_twice_while_a_library_is_imported(tmp_path):
 
 
 @posix
-@pytest.mark.parametrize("imported", ["typer", "localspec.config"])
+@pytest.mark.parametrize("imported", ["typing", "typer", "localspec.config"])
 def test_before_the_program_has_begun(tmp_path, imported):
     """A shell calls the end by this signal 130, too."""
     result = ended(tmp_path, AT_START, imported, "path")

@@ -121,9 +121,11 @@ def test_without_a_place_it_goes_where_the_model_finds_it(train, model, tmp_path
     assert "medusa" in json.loads(found.stdout)["drafters"]
 
     before = (place / "drafter" / "drafter.json").read_text()
+    (place / "checkpoint").mkdir()
+    (place / "checkpoint" / "step-1.safetensors").write_bytes(b"what a kill in the middle of its removal left")
     code, text, errors = train("medusa", "--steps", 2)
     assert (code, text) == (2, "") and "is there already" in errors and "--force" in errors
-    assert (place / "drafter" / "drafter.json").read_text() == before
+    assert (place / "drafter" / "drafter.json").read_text() == before and not (place / "checkpoint").exists()
     code, text, errors = train("medusa", "--steps", 2, "--force")
     assert code == 0 and json.loads((place / "drafter" / "drafter.json").read_text())["trained"]["steps"] == 2
     assert [line["step"] for line in losses(place) if "loss" in line] == [1, 2]

@@ -1,7 +1,8 @@
 """Tortures every command for a set time: `make torture`, or `python -m torture --seconds 1800 --seed 7`.
 
 Areas: `disk` (one change of a command fails), `signals` (it is interrupted, ended or killed at any moment), `files`
-(what comes from outside is damaged). A seed and an area's numbers repeat what was found.
+(what comes from outside is damaged). A seed and an area's numbers repeat what was found. `--kills 1000` takes no set time:
+that many times it kills replies, pulls and trainings, and counts what is lost.
 """
 
 import argparse
@@ -17,9 +18,19 @@ from pathlib import Path
 
 from torture.cage import KINDS, Fault, Signal, faults_library, open_cage
 from torture.formats import FORMATS, Soil, tried
+from torture.kills import kill_so_often
 from torture.scenarios import SCENARIOS, Stage, open_ground
 
-EXAMPLES = 20  # of a damaged file in one turn
+# Before a command begins: else what comes at any moment of a training mostly comes while its libraries are imported.
+IMPORTED = (
+    "torch",
+    "torch._dynamo",
+    "transformers",
+    "accelerate",
+    "localspec.training.drafters.medusa",
+    "localspec.training.job",
+)
+EXAMPLES = 5  # of a damaged file in one turn
 
 
 def disk(stage: Stage, name: str, chance: random.Random) -> Iterator[str]:
@@ -28,7 +39,8 @@ def disk(stage: Stage, name: str, chance: random.Random) -> Iterator[str]:
     kind = chance.choice(sorted(KINDS))
     fault = Fault(chance.randint(1, clean.changes), kind, kind != "EINTR" and chance.random() < 0.5)
     home, ground = stage.copied(name), stage.ground
-    ended = stage.cage.run(home, *SCENARIOS[name].words(ground, home), fault=fault, **ground.variables(home))
+    words, typed = SCENARIOS[name].words(ground, home), SCENARIOS[name].typed
+    ended = stage.cage.run(home, *words, typed=typed, fault=fault, **ground.variables(home))
     yield from (f"{fault} ({ended.failed}): {what}" for what in stage.complaints(name, ended))
 
 
@@ -37,7 +49,8 @@ def signals(stage: Stage, name: str, chance: random.Random) -> Iterator[str]:
     clean = stage.clean(name)
     sent = Signal(chance.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL]), chance.random() * clean.seconds * 1.1)
     home, ground = stage.copied(name), stage.ground
-    ended = stage.cage.run(home, *SCENARIOS[name].words(ground, home), sent=sent, **ground.variables(home))
+    words, typed = SCENARIOS[name].words(ground, home), SCENARIOS[name].typed
+    ended = stage.cage.run(home, *words, typed=typed, sent=sent, **ground.variables(home))
     yield from (f"{sent}: {what}" for what in stage.complaints(name, ended, sent.number))
 
 
@@ -75,13 +88,19 @@ def main() -> int:
     parser.add_argument(
         "--only", action="append", default=[], choices=(*SCENARIOS, *FORMATS), help="only this; repeatable"
     )
+    parser.add_argument(
+        "--kills", type=int, help="SIGKILL so often during replies, pulls and trainings, and nothing else"
+    )
     asked = parser.parse_args()
     print(f"seed {asked.seed}", flush=True)
     ends, tries, found = time.monotonic() + asked.seconds, Counter[str](), 0
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
-        with open_ground(directory) as ground, open_cage(faults_library(directory), "torch", "transformers") as cage:
+        with open_ground(directory) as ground, open_cage(faults_library(directory), *IMPORTED) as cage:
             stage = Stage(cage, ground, directory / "stage")
+            if asked.kills is not None:
+                print(f"seed {asked.seed}: {(tally := kill_so_often(stage, asked.seed, asked.kills))}")
+                return int(bool(tally.lost or tally.left or tally.wrong))
             for area, name, number, attempt in turns(
                 stage, asked.seed, asked.area or ["disk", "signals", "files"], asked.only
             ):

@@ -63,14 +63,15 @@ class Cage:
         self,
         home: Path,
         *arguments: str,
+        typed: str = "",
         fault: Fault | None = None,
         sent: Signal | None = None,
         **variables: str,
     ) -> Ended:
-        """`localspec ARGUMENTS` in `home`. Raises RuntimeError where the cage itself has ended."""
+        """`localspec ARGUMENTS` in `home`, `typed` on standard input. Raises RuntimeError where the cage has ended."""
         places = {name: self._scratch / name for name in ("input", "out", "errors", "told")}
         for place in places.values():
-            place.write_bytes(b"")
+            place.write_text(typed if place.name == "input" else "")
         fault = fault or Fault()
         order: dict[str, Any] = {
             **{name: str(place) for name, place in places.items()},

@@ -3,6 +3,7 @@
 An order is a line of JSON on standard input, its result a line on standard output.
 """
 
+import atexit
 import ctypes
 import io
 import json
@@ -11,16 +12,18 @@ import resource
 import select
 import signal
 import sys
+import threading
 import time
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 MEMORY = 6 * 2**30  # bytes of address space that a command may take: a damaged length must not take the machine's
 
 
 def import_what_commands_use(*more: str) -> Any:
-    from localspec.cli.main import COMMANDS, main
+    from localspec.__main__ import run
+    from localspec.cli.main import COMMANDS
 
     for command in COMMANDS:
         import_module(f"localspec.cli.{command}")
@@ -28,30 +31,40 @@ def import_what_commands_use(*more: str) -> Any:
         import_module(f"localspec.{name}")
     for name in ("tokenizers", *more):
         import_module(name)
-    return main
+    return run
 
 
-def command(main: Any, order: dict[str, Any], faults: Any) -> int:
+def command(run: Any, order: dict[str, Any], faults: Any) -> int:
     """In the child: as if it had just been started in a shell."""
     for descriptor, name in enumerate(("input", "out", "errors")):
         flags = os.O_RDONLY if name == "input" else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         os.dup2(os.open(order[name], flags, 0o600), descriptor)
     sys.stdin, sys.stdout, sys.stderr = (
-        io.TextIOWrapper(os.fdopen(n, m)) for n, m in ((0, "rb"), (1, "wb"), (2, "wb"))
+        io.TextIOWrapper(os.fdopen(n, m), line_buffering=n == 2) for n, m in ((0, "rb"), (1, "wb"), (2, "wb"))
     )  # type: ignore[arg-type]
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["home"])
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which it is when the program comes to itself
+    sys.argv = ["localspec", *order["arguments"]]
     if faults is None:
-        return int(main(order["arguments"]))
+        return int(run())
     faults.faults_begin(os.fsencode(order["home"]), order["at"], order["error"], order["stays"])
-    code = int(main(order["arguments"]))
+    code = int(run())
     count = faults.faults_end()
     Path(order["told"]).write_text(json.dumps([count, os.fsdecode(faults.faults_failed())]))
     return code
+
+
+def end(code: int) -> NoReturn:
+    """As the interpreter ends, but for taking apart every library, which takes a second of computing."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def watched(child: int, order: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +83,7 @@ def watched(child: int, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def serve() -> None:
-    main = import_what_commands_use(*sys.argv[1:])
+    run = import_what_commands_use(*sys.argv[1:])
     faults = ctypes.CDLL(None) if "LD_PRELOAD" in os.environ else None
     if faults is not None:
         faults.faults_failed.restype = ctypes.c_char_p
@@ -80,7 +93,7 @@ def serve() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         if (child := os.fork()) == 0:
-            sys.exit(command(main, order, faults))  # through the interpreter's own end, as in a shell
+            end(command(run, order, faults))
         print(json.dumps(watched(child, order)), file=answers, flush=True)
 
 

@@ -114,7 +114,7 @@ def _headers(soil: Soil) -> st.SearchStrategy[bytes]:
     return damaged_json(header).map(lambda new: _header(new) + sound[8 + length :]) | damaged_bytes(sound, 8 + length)
 
 
-READERS = (["history", "export"], ["pool", "show"])
+READERS = (["history", "export"], ["history", "search", "What was"], ["pool", "show"])
 
 
 def _cells(soil: Soil, home: Path, content: bytes) -> list[list[str]]:
@@ -134,7 +134,7 @@ def _cells(soil: Soil, home: Path, content: bytes) -> list[list[str]]:
             except (sqlite3.Error, OverflowError, UnicodeEncodeError):
                 continue
         database.commit()
-    return [*READERS, ["run", "-m", str(soil.ground.model), "-n", "2", "-c", "Hi"]]
+    return [*READERS, ["run", "-m", str(soil.ground.model), "-n", "2", "-c", "Hi"], ["history", "rm", "-y", "1"]]
 
 
 def _odd_cells(soil: Soil) -> st.SearchStrategy[bytes]:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from transformers import LlamaConfig
 
 DOCUMENTED = {0, 1, 3, 4, 130, 141, 143}  # 2 and 5 are for mistakes and closed doors, and there are none here
 KEPT = ("What was kept first?", "And what second?")
+TYPED = [f"What is question {number}?" for number in range(8)]
+FIGURES = re.compile(r"^\([\d,]+ tokens/s .* GiB", re.MULTILINE)  # behind each reply that `chat` has finished
 NOT_KEPT = "can only be read|kept no longer|nothing new is kept|not kept|cannot be kept|no longer kept"
 # What a name has of chance in it, and what a live process or SQLite keeps beside a file.
 CHANCE = re.compile(r"[0-9a-f]{16,}|(?<=[-._])[a-z0-9_]{8}(?=\.|$)|\d{4,}")
@@ -50,17 +53,19 @@ def open_ground(directory: Path) -> Iterator[Ground]:
     texts.write_text("".join(json.dumps({"text": f"{number} and then {number + 1} "}) + "\n" for number in range(60)))
     prompts.write_text("".join(json.dumps({"prompt": f"Question {number}?"}) + "\n" for number in range(3)))
     with served(org__name=model_repository(model)) as hub:
+        hub.piece, hub.pause = 1024, 0.01  # so that what comes at any moment comes in the middle of a file, too
         yield Ground(model, write_model(directory / "Tiny.Q8_0.gguf", tiny, "Q8_0"), texts, prompts, hub.endpoint)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """`words`: the command. `before`: commands that make the home it finds; two conversations are always there.
+    """`words`: the command; `typed`: its standard input. `before`: commands that make the home it finds; two conversations are always there.
 
     `complaints` looks at the home after the command ended, and after it was given once more without a fault.
     """
 
     words: Callable[[Ground, Path], list[str]]
+    typed: str = ""
     before: Callable[[Ground, Path], list[list[str]]] = lambda ground, home: []
     complaints: Callable[["Look", Ended], Iterator[str]] = lambda look, ended: iter(())
     again: frozenset[int] = frozenset({0})  # how it may end when it is given once more
@@ -74,8 +79,8 @@ class Look:
     ground: Ground
     home: Path
 
-    def run(self, *words: str) -> Ended:
-        return self.cage.run(self.home, *words, **self.ground.variables(self.home))
+    def run(self, *words: str, typed: str = "") -> Ended:
+        return self.cage.run(self.home, *words, typed=typed, **self.ground.variables(self.home))
 
     def json(self, *words: str) -> Any:
         """What a command says that must not fail."""
@@ -83,9 +88,16 @@ class Look:
         assert ended.code == 0, f"{' '.join(words)} ends with {ended.code} afterwards: {ended.errors.strip()}"
         return json.loads(ended.out)
 
-    def prompts(self) -> list[str]:
+    def turns(self) -> list[dict[str, Any]]:
         """All that is kept, the oldest conversation first."""
-        return [turn["prompt"] for one in self.json("history", "export") for turn in one["turns"]]
+        return [turn for one in self.json("history", "export") for turn in one["turns"]]
+
+    def prompts(self) -> list[str]:
+        return [turn["prompt"] for turn in self.turns()]
+
+    def answered(self) -> Counter[str]:
+        """How often each prompt has a whole reply."""
+        return Counter(turn["prompt"] for turn in self.turns() if turn["reason"] in ("stop", "length"))
 
 
 def _say(ground: Ground, *more: str) -> list[str]:
@@ -96,6 +108,17 @@ def _was_kept(look: Look, ended: Ended) -> Iterator[str]:
     """A run that says nothing else has kept its turn."""
     if ended.code == 0 and not re.search(NOT_KEPT, ended.errors) and "A new one." not in look.prompts():
         yield "it ended well and without a word, and what was said is not kept"
+
+
+def finished(ended: Ended) -> list[str]:
+    """What `chat` was asked and has told the figures of."""
+    return TYPED[: len(FIGURES.findall(ended.errors))]
+
+
+def _were_kept(look: Look, ended: Ended) -> Iterator[str]:
+    """What a chat has finished is kept, unless it says otherwise."""
+    if not re.search(NOT_KEPT, ended.errors):
+        yield from (f"the reply to {prompt!r} is lost" for prompt in Counter(finished(ended)) - look.answered())
 
 
 def _is_gone(look: Look, ended: Ended) -> Iterator[str]:
@@ -137,6 +160,10 @@ def _has_whole_lines(look: Look, ended: Ended) -> Iterator[str]:
 SCENARIOS: Mapping[str, Scenario] = {
     "run": Scenario(lambda ground, home: _say(ground, "A new one."), complaints=_was_kept),
     "run -c": Scenario(lambda ground, home: _say(ground, "-c", "A new one."), complaints=_was_kept),
+    "chat": Scenario(
+        lambda ground, home: ["chat", "--plain", "-m", "demo", "-n", "24"],
+        typed="".join(f"{line}\n" for line in TYPED), complaints=_were_kept,
+    ),
     "history rm": Scenario(
         lambda ground, home: ["history", "rm", "-y", "2"], complaints=_is_gone, again=frozenset({0, 1, 2, 3})
     ),
@@ -204,12 +231,17 @@ class Stage:
         if name not in self._clean:
             home = self.copied(name)
             words, ground = SCENARIOS[name].words(self.ground, home), self.ground
-            ended = self.cage.run(home, *words, **ground.variables(home))
+            typed = SCENARIOS[name].typed
+            ended = self.cage.run(home, *words, typed=typed, **ground.variables(home))
             assert ended.code == 0, f"{name} fails without a fault: {ended.errors}"
             assert not (found := list(SCENARIOS[name].complaints(self.look(home), ended))), found
-            self.look(home).run(*words)
+            self.look(home).run(*words, typed=typed)
             self._clean[name], self._names[name] = ended, names(home)
         return self._clean[name]
+
+    def left(self, name: str) -> set[str]:
+        """Files that a command does not leave that nothing was in the way of."""
+        return names(self._directory / "home") - self._names[name]
 
     def complaints(self, name: str, ended: Ended, sent: signal.Signals | None = None) -> list[str]:
         """What is wrong with how the command ended in `copied`, and with what it left."""
@@ -222,11 +254,11 @@ class Stage:
             ]
             found += [f"{prompt!r} is lost" for prompt in lost]
             found += scenario.complaints(look, ended)
-            again = look.run(*scenario.words(self.ground, home))
+            again = look.run(*scenario.words(self.ground, home), typed=scenario.typed)
             found += wrong_end(again, None, scenario.again)
             if again.code not in scenario.again:
                 found.append(f"given again it ends with {again.code}: {again.errors.strip()}")
-            elif left := names(home) - self._names[name]:
+            elif left := self.left(name):
                 found.append(f"afterwards there is also {', '.join(sorted(left))}")
         except (AssertionError, ValueError) as error:
             found.append(str(error))
@@ -239,6 +271,6 @@ def wrong_end(ended: Ended, sent: signal.Signals | None, too: frozenset[int] = f
         yield f"it hung for {ended.seconds:.0f} s"
     elif ended.code not in DOCUMENTED | too and not (sent and ended.code == -sent):
         yield f"exit code {ended.code}: {ended.errors[-300:]}"
-    for word in ("Traceback", "Unexpected"):
+    for word in ("Traceback", "localspec: Unexpected "):  # Jinja and others have unexpected things of their own to tell
         if word in ended.errors:
             yield f"{word}: {ended.errors[-600:]}"

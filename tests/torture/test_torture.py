@@ -13,7 +13,8 @@ if sys.platform != "linux":
 from torture.__main__ import disk, signals
 from torture.cage import Cage, Ended, Fault, faults_library, open_cage
 from torture.formats import FORMATS, Soil, tried
-from torture.scenarios import NOT_KEPT, SCENARIOS, Stage, open_ground
+from torture.kills import Tally, killed_in_one_home
+from torture.scenarios import NOT_KEPT, SCENARIOS, TYPED, Stage, finished, open_ground, wrong_end
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +79,38 @@ def test_a_bad_end_is_complained_about(stage: Stage, code: int, errors: str, hun
     stage.copied("pool clear")
     complaints = stage.complaints("pool clear", Ended(code, hung, 1.0, "", errors))
     assert any(word in complaint for complaint in complaints)
+
+
+def test_what_a_library_did_not_expect_is_no_bad_end(stage: Stage) -> None:
+    said = "localspec: The model's chat template cannot be used (Unexpected end of template); fetch the model again."
+    assert list(wrong_end(Ended(1, False, 1.0, "", said), None)) == []
+
+
+def test_replies_that_a_chat_finished_are_looked_for(stage: Stage) -> None:
+    stage.clean("chat")
+    home = stage.copied("chat")
+    words, typed = SCENARIOS["chat"].words(stage.ground, home), SCENARIOS["chat"].typed
+    ended = stage.cage.run(home, *words, typed=typed)
+    assert finished(ended) == TYPED and not list(SCENARIOS["chat"].complaints(stage.look(home), ended))
+    stage.look(home).run("history", "rm", "-y", "3")
+    assert len(list(SCENARIOS["chat"].complaints(stage.look(home), ended))) == len(TYPED)
+
+
+@pytest.mark.parametrize("name", ["chat", "pull"])
+def test_killed_again_and_again_loses_nothing(stage: Stage, name: str) -> None:
+    tally = Tally()
+    assert killed_in_one_home(stage, name, random.Random(f"kills:{name}"), 3, tally) == []
+    assert 0 < tally.kills[name] <= 3 and not (tally.lost or tally.left or tally.wrong)
+
+
+def test_what_kills_lost_or_left_is_counted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.clean("chat")
+    monkeypatch.setattr("torture.kills.finished", lambda ended: ["What nobody kept?"])
+    monkeypatch.setattr(stage, "left", lambda name: {"data/half-written.tmp"})
+    tally = Tally()
+    found = killed_in_one_home(stage, "chat", random.Random(1), 2, tally)
+    assert "'What nobody kept?' is lost 2 times" in found and "data/half-written.tmp is left" in found
+    assert (tally.replies, tally.lost, tally.left) == (2, 2, 1)
 
 
 def test_what_is_lost_or_left_or_not_kept_is_complained_about(stage: Stage) -> None:

@@ -311,6 +311,32 @@ def test_a_damaged_checkpoint_is_told(training, damage):
         training()
 
 
+def test_what_a_killed_removal_leaves_is_no_checkpoint(training, monkeypatch):
+    made = training()
+    next(made.run())
+    made.save()
+
+    def killed(directory, **_):
+        next(directory.glob("*.safetensors")).unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.remove(made.directory / "checkpoint")
+    monkeypatch.undo()
+    assert (made.directory / "checkpoint").exists() and training().state.step == 0
+    checkpoint.remove(made.directory / "checkpoint")
+    assert not (made.directory / "checkpoint").exists()
+    checkpoint.remove(made.directory / "checkpoint")
+
+
+def test_tensors_that_are_missing_are_named(tmp_path):
+    checkpoint.save(tmp_path, 9, {"x": torch.ones(1)}, {"step": 9})
+    (tmp_path / "step-9.safetensors").unlink()
+    with pytest.raises(LocalspecError, match=r"lacks step-9\.safetensors; give --force"):
+        checkpoint.load(tmp_path)
+
+
 GOOD = {"asked": {"asked": {}, "options": {}}, "at_once": 1, "tensors": "x"}
 
 
