@@ -61,6 +61,7 @@ class Budget:
         self._losing_drafts = self._wait = 0  # drafts in a row that did not pay; plain steps until the next try
         self._lost_steps = 0.0  # plain steps that those drafts cost
         self._interval = SOONEST
+        self.plain.begin()
 
     def stop(self, reason: str) -> None:
         """Allows no tree for the rest of this reply, whatever it would save, not even in a fixed experiment."""

@@ -7,7 +7,9 @@ from tui.scripted_engine import say, statistics, until
 
 from localspec.events import Done
 
-FAST = replace(statistics(248), steps=80, decode_seconds=4.0, step_seconds=4.0, plain_seconds=10.0)
+FAST = replace(
+    statistics(248), acceptance_length=3.1, steps=80, decode_seconds=4.0, step_seconds=4.0, plain_seconds=10.0
+)
 
 
 def test_what_a_reply_took_stands_below_it_and_below_it_when_it_is_resumed(chat):
