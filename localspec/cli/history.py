@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from localspec.chat.branches import Row, rows
 from localspec.chat.conversation import saved_conversation
 from localspec.chat.export import as_markdown
 from localspec.cli.console import may_delete, print_json, seen, table
@@ -39,6 +40,7 @@ def list_conversations(
     """The conversations, the most recently used first."""
     with store_if_any(WHAT) as store:
         infos = store.history.conversations(limit or SHOWN + 1) if store else []
+        shown = rows(store.history, infos) if store and seen() and not as_json else []
     if limit is None and len(infos) > SHOWN:
         infos.pop()
         tell(f"localspec: conversations before the newest {SHOWN:,} are left out; --limit N shows more of them.")
@@ -48,7 +50,8 @@ def list_conversations(
     if not infos:
         typer.echo("No conversations are kept.")
     elif seen():
-        typer.echo("\n".join(_table(infos, time.time(), shutil.get_terminal_size().columns)))
+        shown = [row for row in shown if row.info in infos]
+        typer.echo("\n".join(_table(shown, time.time(), shutil.get_terminal_size().columns)))
         return
     for info in infos:  # for programs, as ever
         typer.echo(_title_line(info))
@@ -171,16 +174,12 @@ def _all_saved(history: History | None) -> Iterator[Saved]:
                 yield found
 
 
-def _table(infos: Sequence[ConversationInfo], now: float, width: int) -> list[str]:
-    rows = [
-        [str(info.id), ago(info.used, now), str(info.turns), info.model_name, info.title + _origin(info)]
-        for info in infos
+def _table(found: Sequence[Row], now: float, width: int) -> list[str]:
+    lines = [
+        [str(row.info.id), ago(row.info.used, now), str(row.info.turns), row.info.model_name, row.indented]
+        for row in found
     ]
-    return table([["ID", "USED", "TURNS", "MODEL", "TITLE"], *rows], right={0, 2}, width=width)
-
-
-def _origin(info: ConversationInfo) -> str:
-    return "" if info.branch_of is None else f" (branch of {info.branch_of})"
+    return table([["ID", "USED", "TURNS", "MODEL", "TITLE"], *lines], right={0, 2}, width=width)
 
 
 def _title_line(info: ConversationInfo) -> str:

@@ -333,7 +333,7 @@ def test_a_branch_says_of_what(database: Path, monkeypatch: pytest.MonkeyPatch) 
         assert found is not None
         store.history.branch(first, found.turns, model="demo", system=None)
     monkeypatch.setattr(history_module, "seen", lambda: True)
-    assert run("list").splitlines()[1].endswith("first (branch of 1)")
+    assert run("list").splitlines()[1].endswith("  first · the same")
 
 
 @pytest.mark.parametrize("number", ["7", "0", str(10**30)])

@@ -14,6 +14,7 @@ from textual.timer import Timer
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
+from localspec.chat.branches import Row, parted, rows
 from localspec.chat.conversation import saved_conversation
 from localspec.chat.export import as_markdown, proposed_file, write_new
 from localspec.errors import LocalspecError, UsageMistake
@@ -32,8 +33,12 @@ OLD = "30d"  # proposed
 
 
 class _Entry(NamedTuple):
-    info: ConversationInfo
+    row: Row
     excerpt: str  # what was found in it; empty where nothing was looked for
+
+    @property
+    def info(self) -> ConversationInfo:
+        return self.row.info
 
 
 @dataclass(frozen=True)
@@ -113,13 +118,16 @@ class ConversationsScreen(AskingScreen[int | None]):
 
     def _line(self, entry: _Entry) -> Content:
         info = entry.info
-        title = f"{info.title} (open)" if info.id == self._chat.number() else info.title
+        below = entry.row.below and not entry.excerpt
+        title, says = (f"└ {entry.row.says}", "") if below else (info.title, entry.row.says)
+        says = f" · {one_line(says)}" if says else ""
+        opened = " (open)" if info.id == self._chat.number() else ""
         facts = [str(info.id), ago(info.used, time.time()), counted(info.turns, "turn"), info.model_name]
         if entry.excerpt:
             facts[2:] = [entry.excerpt]
-        elif info.branch_of is not None:
-            facts.append(f"branch of {info.branch_of}")
-        return Content.assemble(one_line(title), "\n", (one_line(" · ".join(facts)), "dim"))
+        indent = "  " * below
+        told = f"{indent}{'  ' * below}{one_line(' · '.join(facts))}"
+        return Content.assemble(indent, one_line(title), (says, "dim"), opened, "\n", (told, "dim"))
 
     async def on_input_submitted(self, submitted: Input.Submitted) -> None:
         if self._asking.asking:
@@ -146,7 +154,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         """The list stays where it was."""
         if entry in self._entries:
             at = self._entries.index(entry)
-            self._entries[at] = entry._replace(info=info)
+            self._entries[at] = entry._replace(row=entry.row._replace(info=info))
             self._options.replace_option_prompt_at_index(at, self._line(self._entries[at]))
 
     def _drop(self, gone: Collection[int]) -> None:
@@ -157,7 +165,10 @@ class ConversationsScreen(AskingScreen[int | None]):
         for entry in self._entries:
             if entry.info.id in gone:
                 options.remove_option(str(entry.info.id))
-        self._entries = [entry for entry in self._entries if entry.info.id not in gone]
+        left = {row.info.id: row for row in parted([entry.row for entry in self._entries], {*gone})}
+        self._entries = [entry._replace(row=left[entry.info.id]) for entry in self._entries if entry.info.id in left]
+        for at, entry in enumerate(self._entries):
+            options.replace_option_prompt_at_index(at, self._line(entry))
         options.highlighted = min(highlighted - above, len(self._entries) - 1) if self._entries else None
 
     # -- what is asked ------------------------------------------------------------------------------------------------
@@ -248,8 +259,10 @@ class ConversationsScreen(AskingScreen[int | None]):
 
 def _entries(history: History, words: str) -> Sequence[_Entry]:
     if words.strip():
-        return [_Entry(found.info, found.excerpt) for found in history.search(words, LISTED)]
-    return [_Entry(info, "") for info in history.conversations(LISTED)]
+        hits = history.search(words, LISTED)
+        known = {row.info.id: row for row in rows(history, [found.info for found in hits])}
+        return [_Entry(known[found.info.id], found.excerpt) for found in hits]
+    return [_Entry(row, "") for row in rows(history, history.conversations(LISTED))]
 
 
 def _renamed(history: History, info: ConversationInfo, title: str) -> ConversationInfo:
