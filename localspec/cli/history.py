@@ -14,9 +14,12 @@ from localspec.chat.export import as_markdown
 from localspec.cli.console import may_delete, print_json, seen, table
 from localspec.cli.progress import tell
 from localspec.cli.store_access import report_files_set_aside, store_if_any
+from localspec.config import home
 from localspec.errors import UsageMistake
+from localspec.paths import Paths
 from localspec.quantities import ago, counted, day, moment, seconds_of
 from localspec.store.conversations import ConversationInfo, Saved
+from localspec.store.copied import remove_copied
 from localspec.store.history import History
 from localspec.store.removal import DIVIDED
 from localspec.text import one_line
@@ -119,11 +122,21 @@ def rm(
             "Say which conversations to delete: their IDs, which `list` shows, or --older-than 30d, or --all."
         )
     before = None if older_than is None else time.time() - seconds_of(older_than)
+    copied = Paths(home()).copied
     with store_if_any(WHAT) as store:
         history = store.history if store else None
         infos = _to_delete(history, conversations, before)
         drafts = store.drafts.left() if store and everything else 0
         report_files_set_aside(WHAT)
+        if (
+            everything
+            and not (infos or drafts)
+            and copied.exists()
+            and may_delete("the text that was copied last", yes)
+        ):
+            remove_copied(copied)
+            typer.echo("Deleted the text that was copied last.")
+            return
         if store is None or not (infos or drafts):
             older = "" if before is None else f" that were last used before {day(before)}"
             typer.echo(f"There are no conversations to delete{older}.")
@@ -135,7 +148,8 @@ def rm(
             tell(f"localspec: {DIVIDED}")
         removed = store.history.remove(ids)
         drafts = store.drafts.remove_left() if drafts else 0
-        typer.echo(f"Deleted {_counts(removed, drafts)}.")
+        also = ", and the text that was copied last" if remove_copied(copied) else ""  # it may be of any of them
+        typer.echo(f"Deleted {_counts(removed, drafts)}{also}.")
         if store.phrases.any_kept():
             typer.echo("Phrases that were learned from replies stay until `localspec pool clear`.")
 

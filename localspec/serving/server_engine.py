@@ -18,7 +18,8 @@ from localspec.events import Done, Event, Memory, Prefill, Reporter, Statistics,
 from localspec.models import registry
 from localspec.models.messages import Message
 from localspec.serving.link import BrokenOff, Head, Link, Patience
-from localspec.serving.pieces import END, MOST_SOURCES, Broken, Piece, count, messages, number, proposed, read_piece
+from localspec.serving import pieces
+from localspec.serving.pieces import END, Broken, Piece, count, messages, number, proposed, read_piece
 from localspec.serving.server import OK, Server, TooLong, refusal
 from localspec.text import one_line
 
@@ -230,6 +231,7 @@ class _Reply:
         self._pieces = self._thoughts = 0
         self._thought_until = 0.0
         self._piece = Piece()  # what was told so far beside the text
+        self._thinking = pieces.ThinkingInText(told_apart=engine.server.ours)
 
     def events(self, arrivals: Iterator[Head | bytes | None]) -> Iterator[Event]:
         engine, where = self._engine, self._engine.server.address.url
@@ -267,6 +269,8 @@ class _Reply:
             return
         if not ended and self._piece.reason is None:
             raise _broken_off(where)
+        if event := self._text(Piece(), final=True):
+            yield event
         if not begun:
             raise LocalspecError(f"{where} sent an end and no reply before it; ask again, or name another model.")
         engine.session.statistics = self._statistics()
@@ -290,15 +294,16 @@ class _Reply:
             timings=piece.timings or before.timings,
         )
 
-    def _text(self, piece: Piece) -> Text | None:
+    def _text(self, piece: Piece, final: bool = False) -> Text | None:
         tokens, sources = proposed(piece.own) if self._engine.server.ours else ((), ())
+        piece = self._thinking.part(piece, final)
         if not (piece.text or piece.reasoning or tokens):
             return None
         self._last = time.perf_counter() - self._began
         self._first = self._first or self._last
         self._tokens += tokens
         for source in sources:
-            if source in self._sources or len(self._sources) < MOST_SOURCES:
+            if source in self._sources or len(self._sources) < pieces.MOST_SOURCES:
                 self._sources[source] = self._sources.get(source, 0) + 1
         thoughts = len(tokens) if piece.reasoning and not piece.text else 0
         self._thoughts += thoughts

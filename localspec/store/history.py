@@ -43,8 +43,9 @@ CANDIDATES = """SELECT id, conversation, prompt, reply FROM turn{volume} WHERE i
     UNION ALL SELECT id FROM turn{volume} WHERE reason IS NULL OR reply = '') ORDER BY id DESC"""
 EVERY_TURN = "SELECT id, conversation, prompt, reply FROM turn{volume} ORDER BY id DESC"
 IN_ORDER = "SELECT id, prompt, reply, reason, figures, asked FROM turn{volume} WHERE conversation = ? ORDER BY id"
-TITLED = """SELECT (SELECT max(id) FROM turn{volume} AS said WHERE said.conversation = about.conversation) AS newest,
-    conversation, title FROM about{volume} AS about WHERE title IS NOT NULL AND newest IS NOT NULL ORDER BY newest DESC"""
+TITLED = """SELECT (SELECT max(id) FROM turn{volume} AS said WHERE said.conversation = named.conversation) AS newest,
+    conversation, title FROM about{volume} AS named
+    WHERE title IS NOT NULL AND newest IS NOT NULL ORDER BY newest DESC"""
 EVERY_PROMPT = "SELECT id, prompt, figures FROM turn{volume} ORDER BY id DESC"
 
 
@@ -249,7 +250,8 @@ class History:
     def search(self, words: str, limit: int = 50) -> list[Found]:
         """The conversations with a turn that holds all the words, in prompt or reply: the newest such turn of each.
 
-        A title that somebody gave is looked at as well, and stands for the newest turn of all. Words are parts of text between white space, whatever characters they are made of; case does not count.
+        A title that somebody gave is looked at as well, and stands for the newest turn of all. Words are parts of text
+        between white space, whatever characters they are made of; case does not count.
         """
         wanted = [re.compile(re.escape(word), re.IGNORECASE) for word in _storable(words).split()]
         match = trigram_query(_storable(words).split())

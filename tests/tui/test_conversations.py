@@ -114,6 +114,8 @@ def test_a_deletion_that_divides_the_history_first_says_so(chat, monkeypatch):
 def test_the_last_one_of_a_search_is_deleted(chat):
     talk = chat()
     keep(talk, "cats", "dogs")
+    copied = talk.database.with_name("copied.txt")
+    copied.write_text("Said of cats.")
 
     async def story(pilot):
         await open_list(pilot, talk, first="dogs")

@@ -80,7 +80,12 @@ class ChatApp(App[None]):
         self._chat.download.wait(seconds)
 
     def on_mount(self) -> None:
+        self.app_resume_signal.subscribe(self, lambda _: self._draw_anew())
         self._leave_now()
+
+    def _draw_anew(self) -> None:
+        """All of the screen, for the shell has had the terminal since a stop (SIGTSTP)."""
+        self.refresh(layout=True)
 
     def on_start_failed(self, failed: messages.StartFailed) -> None:
         self.failure = failed.error
