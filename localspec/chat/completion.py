@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from localspec.chat.branches import Branches, rows
-from localspec.chat.commands import COMMANDS, Command
+from localspec.chat.commands import COMMANDS, Command, is_command
 from localspec.chat.sampling import DEFAULT, KEYS
 from localspec.errors import LocalspecError
 from localspec.store.conversations import ConversationInfo
@@ -91,7 +91,7 @@ def is_whole(before: str) -> bool:
 
 
 def _is_command(before: str) -> bool:
-    return before.startswith("/") and not before.startswith("//") and "\n" not in before
+    return is_command(before) and "\n" not in before
 
 
 def _command(command: Command) -> Choice:

@@ -17,8 +17,8 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Event, Memory, Prefill, Reporter, Statistics, Text
 from localspec.models import registry
 from localspec.models.messages import Message
-from localspec.serving.link import BrokenOff, Head, Link, Patience
 from localspec.serving import pieces
+from localspec.serving.link import BrokenOff, Head, Link, Patience
 from localspec.serving.pieces import END, Broken, Piece, count, messages, number, proposed, read_piece
 from localspec.serving.server import OK, Server, TooLong, refusal
 from localspec.text import one_line

@@ -146,8 +146,9 @@ class ConversationsScreen(AskingScreen[int | None]):
 
     def _chosen(self) -> _Entry | None:
         """The one that something is to be done with; what was told before is no longer of interest."""
-        self._tell("")
-        return self._highlighted()
+        entry = self._highlighted()
+        self._tell("" if entry else "No conversation is chosen.")
+        return entry
 
     def _highlighted(self) -> _Entry | None:
         at = self._options.highlighted
