@@ -122,9 +122,7 @@ _CHECKS: Mapping[str, Callable[[object], Any]] = {
     "max_tokens": setting_checks.integer(1),
     "stop": setting_checks.texts,
     "context": setting_checks.integer(1),
-    "temperature": setting_checks.number(
-        "a number from 0 up, less than 1e30", lambda n: 0 <= n < setting_checks.HOTTEST
-    ),
+    "temperature": setting_checks.number("a number from 0 up, such as 0.7", lambda n: 0 <= n < setting_checks.HOTTEST),
     "top_p": setting_checks.number("a number above 0 and at most 1", lambda n: 0 < n <= 1),
     "top_k": setting_checks.integer(0),
     "min_p": setting_checks.number("a number from 0 to 1", lambda n: 0 <= n <= 1),

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+SLACK = 1.05  # by which a measured speedup may exceed what is possible: clocks, and medians of few
+
 Reason = Literal["stop", "length", "interrupted"]
 
 
@@ -40,7 +42,8 @@ class Statistics:
     off_reason: str | None  # why speculation is off at the end of the reply
     memory: Memory
     rows: Mapping[int, int] = field(default_factory=dict)  # how many forwards verified so many rows, root included
-    # Steps that plain decoding would have taken instead, by plain ones timed in passing; None where too few were seen.
+    # What plain decoding would have taken instead of `decode_seconds`, by plain steps that were timed in passing; None
+    # where too few were seen.
     plain_seconds: float | None = None
     reasoning_tokens: int = 0  # of the reply, those before the answer: what was thought, and its marks
     reasoning_seconds: float = 0.0  # from the end of the prompt to the answer
@@ -58,8 +61,14 @@ class Statistics:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast as plain decoding the steps were; below 1 where drafting cost more than it saved."""
-        return self.plain_seconds / self.step_seconds if self.plain_seconds and self.step_seconds > 0 else None
+        """How many times as fast as plain decoding it came; below 1 where drafting cost more than it saved.
+
+        None also where it is above what so many tokens a step can bring: too little was seen, or the machine changed.
+        """
+        if not self.plain_seconds or self.decode_seconds <= 0:
+            return None
+        found = self.plain_seconds / self.decode_seconds
+        return found if possible(found, self.acceptance_length) else None
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,11 @@ class Done:
 
 
 Event = Prefill | Text | Done
+
+
+def possible(speedup: float, limit: float) -> bool:
+    """Whether a speedup, or a quantile of several, is within the limit, or the same quantile of their limits."""
+    return speedup <= SLACK * limit
 
 
 def _ignore(sentence: str) -> None:

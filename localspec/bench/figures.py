@@ -5,9 +5,7 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 from localspec.bench.row_costs import RowCosts
-from localspec.events import Statistics
-
-SLACK = 1.05  # by which a measured speedup may exceed what is possible: clocks, and medians of few
+from localspec.events import Statistics, possible
 
 
 def of_row(
@@ -37,7 +35,8 @@ def of_row(
     speedup, speedup_quartiles = spread([_speedup(ours, theirs) for ours, theirs, _ in pairs])
     parts = [_costs(ours, theirs) for ours, theirs, _ in pairs]
     draft, verify, host = (_median([cost[part] for cost in parts]) for part in range(3))
-    limit = _median(_limits([(ours, theirs) for ours, theirs, _ in pairs], costs)) if costs else None
+    limits = _limits([(ours, theirs) for ours, theirs, _ in pairs], costs) if costs else [None] * len(pairs)
+    limit, limit_quartiles = spread([limit for limit in limits if limit is not None])
     memory = _median([_memory_held(ours) / _memory_held(theirs) for ours, theirs, _ in pairs])
     same = [reply.token_ids == plain[turn % prompts].token_ids for turn, reply in enumerate(replies)]
     return {
@@ -48,7 +47,8 @@ def of_row(
         "speedup": rounded(speedup),
         "speedup_quartiles": speedup_quartiles,
         "speedup_limit": rounded(limit),
-        "reliable": None if speedup is None or limit is None else speedup <= SLACK * limit,
+        "speedup_limit_quartiles": limit_quartiles,
+        "reliable": None if speedup is None or limit is None else possible(speedup, limit),
         "acceptance_length": _acceptance_length(replies),
         "acceptance_by_depth": _acceptance_by_depth(replies),
         "draft_cost": rounded(draft),
@@ -64,6 +64,15 @@ def of_row(
             category: {
                 "speedup": rounded(
                     _median([_speedup(ours, theirs) for ours, theirs, named in pairs if named == category])
+                ),
+                "speedup_limit": rounded(
+                    _median(
+                        [
+                            limit
+                            for limit, (*_, named) in zip(limits, pairs, strict=True)
+                            if limit is not None and named == category
+                        ]
+                    )
                 ),
                 "acceptance_length": _acceptance_length(
                     [reply for turn, reply in enumerate(replies) if categories[turn % prompts] == category]
@@ -85,8 +94,10 @@ def _costs(ours: Statistics, theirs: Statistics) -> tuple[float, float, float]:
     return draft, verify, ours.decode_seconds / unit - draft - verify
 
 
-def _limits(pairs: Sequence[tuple[Statistics, Statistics]], costs: RowCosts) -> list[float]:
+def _limits(pairs: Sequence[tuple[Statistics, Statistics]], costs: RowCosts) -> list[float | None]:
     """The highest speedup that is possible, reply by reply: τ times a plain step over one that costs its rows alone.
+
+    None for a reply whose rows nobody counted.
 
     What the host does between two forwards is the same in both; without it small models would seem to break the rule.
     """
@@ -94,7 +105,9 @@ def _limits(pairs: Sequence[tuple[Statistics, Statistics]], costs: RowCosts) -> 
     host = _median([(theirs.decode_seconds - theirs.verify_seconds) / theirs.steps for _, theirs in counted])
     return [
         ours.acceptance_length * (costs.mean(theirs.rows) + (host or 0.0)) / (costs.mean(ours.rows) + (host or 0.0))
-        for ours, theirs in counted
+        if ours.rows and theirs.rows
+        else None
+        for ours, theirs in pairs
     ]
 
 

@@ -1,10 +1,11 @@
 """The report as a person reads it, at most 100 columns: a sentence, bars, then the figures."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from localspec.charts import bar
+from localspec.events import possible
 from localspec.models.drafter_kinds import kind_of
 from localspec.text import one_line
 
@@ -30,6 +31,7 @@ def of(report: dict[str, Any]) -> str:
     lines = [*wrapped(sentence(rows)), "", *_bars(rows), ""]
     lines += [line for part in parts for line in wrapped(part)]
     lines += ["", *columns(_ROW_HEADS, [_row(row) for row in rows]), *wrapped(LEGEND)]
+    lines += [line for remark in _remarks(rows) for line in wrapped(remark)]
     for row in rows:
         if row["reliable"] is False:
             lines += wrapped(_unreliable(row))
@@ -114,10 +116,10 @@ def _row(row: dict[str, Any]) -> list[str]:
         number(row["tokens_per_second"], 1),
         interval(row["tokens_per_second_quartiles"], 0),
         number(row["speedup"]) + _mark(row),
-        interval(row["speedup_quartiles"], 2),
+        interval(row["speedup_quartiles"], 2) + ("!" if _beyond_in_quartiles(row) else ""),
         number(row["acceptance_length"]),
         *(number(row[f"{part}_cost"]) for part in ("draft", "verify", "host")),
-        "-" if row["bandwidth_share"] is None else f"{row['bandwidth_share']:.0%}",
+        "-" if row["bandwidth_share"] is None else f"{row['bandwidth_share']:.0%}{'*' if _above_memory(row) else ''}",
         number(row["M"]) + _mark(row),
         row["accept"] if row["identical_prompts"] is None else f"{row['identical_prompts']}/{row['prompts']}",
     ]
@@ -139,6 +141,41 @@ def _mark(row: dict[str, Any]) -> str:
     return "!" if row["reliable"] is False else ""
 
 
+def _beyond(speedup: float | None, limit: float | None) -> bool:
+    """Whether it is more than what was drafted allows."""
+    return speedup is not None and limit is not None and not possible(speedup, limit)
+
+
+def _beyond_in_quartiles(row: dict[str, Any]) -> bool:
+    pairs = zip(row["speedup_quartiles"] or (), row.get("speedup_limit_quartiles") or (), strict=False)
+    return any(_beyond(*pair) for pair in pairs)
+
+
+def _beyond_in_category(row: dict[str, Any], name: str) -> bool:
+    figures = row["categories"][name]
+    return _beyond(figures["speedup"], figures.get("speedup_limit"))
+
+
+def _above_memory(row: dict[str, Any]) -> bool:
+    return (row["bandwidth_share"] or 0.0) > 1.0
+
+
+def _remarks(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What marks beside single figures mean, where there are any."""
+    if any(
+        _beyond_in_quartiles(row) or any(_beyond_in_category(row, name) for name in row["categories"]) for row in rows
+    ):
+        yield (
+            "! beside quartiles or a category: more than τ and the rows of those replies allow; other programs "
+            "disturbed their plain decoding."
+        )
+    if any(map(_above_memory, rows)):
+        yield (
+            "* above 100 % of the memory's bandwidth: caches of the processor hold a part of this model, or the memory "
+            "was busy while its bandwidth was measured."
+        )
+
+
 def _depths(rows: Sequence[dict[str, Any]]) -> list[str]:
     found = [row for row in rows if row["acceptance_by_depth"]]
     lines = [
@@ -158,8 +195,10 @@ def _categories(rows: Sequence[dict[str, Any]]) -> list[str]:
         [
             name,
             *(
-                f"{number(row['categories'][name]['speedup'])} {number(row['categories'][name]['acceptance_length'])}"
+                f"{number(figures['speedup'])}{'!' if _beyond_in_category(row, name) else ''} "
+                f"{number(figures['acceptance_length'])}"
                 for row in drafting
+                for figures in (row["categories"][name],)
             ),
         ]
         for name in rows[0]["categories"]

@@ -50,6 +50,11 @@ class Said(NamedTuple):
     rest: str
 
 
+def is_command(line: str) -> bool:
+    """Whether a line is meant as a command, be it one or not."""
+    return line.startswith("/") and not line.startswith("//")
+
+
 def read(line: str) -> Said:
     """A line that begins with a slash is a command, and //text is the prompt /text. Raises UsageMistake."""
     if not line.startswith("/"):

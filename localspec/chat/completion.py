@@ -5,9 +5,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from localspec.chat.commands import COMMANDS, Command
+from localspec.chat.branches import Branches, rows
+from localspec.chat.commands import COMMANDS, Command, is_command
 from localspec.chat.sampling import DEFAULT, KEYS
 from localspec.errors import LocalspecError
+from localspec.store.conversations import ConversationInfo
 from localspec.text import one_line, safe
 
 MOST = 50  # of anything: who looks for one among more types a letter
@@ -31,17 +33,10 @@ class Choice(NamedTuple):
     does: str
 
 
-class Conversations(Protocol):
+class Conversations(Branches, Protocol):
     """The history, as far as it is asked here."""
 
-    def conversations(self, limit: int) -> Sequence["_Conversation"]: ...
-
-
-class _Conversation(Protocol):
-    @property
-    def id(self) -> int: ...
-    @property
-    def title(self) -> str: ...
+    def conversations(self, limit: int) -> Sequence[ConversationInfo]: ...
 
 
 def needed(before: str) -> str | None:
@@ -57,8 +52,8 @@ def look_up(need: str, history: Conversations | None) -> list[Entry]:
     """That list. It reads the disk; what cannot be read is an empty list."""
     try:
         if need == "resume":
-            found = history.conversations(MOST) if history else ()
-            return [Entry(str(info.id), info.title) for info in found]
+            found = rows(history, history.conversations(MOST)) if history else ()
+            return [Entry(str(row.info.id), row.name) for row in found]
         if need == "model":
             from localspec.models import registry  # which the first paint need not wait for
 
@@ -96,7 +91,7 @@ def is_whole(before: str) -> bool:
 
 
 def _is_command(before: str) -> bool:
-    return before.startswith("/") and not before.startswith("//") and "\n" not in before
+    return is_command(before) and "\n" not in before
 
 
 def _command(command: Command) -> Choice:

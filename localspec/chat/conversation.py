@@ -159,6 +159,8 @@ class Conversation:
                     elif isinstance(event, Done):
                         self._counted_by = self.model
                         figures = {**turn.figures, **_figures(event.statistics, sampling)}
+                        if event.reason == "length" and _filled_context(event.statistics, limits):
+                            figures["context_full"] = True
                         turn = self._save(
                             replace(turn, reply=reply, reason=event.reason, figures=figures, reasoning=reasoning)
                         )
@@ -244,6 +246,12 @@ class Conversation:
         """Saves nothing more: a conversation with gaps would be worse to come back to than one that ends here."""
         self._saving = False
         self._notice(f"From here on this conversation is not kept: {trouble}")
+
+
+def _filled_context(statistics: "Statistics", limits: "Limits | None") -> bool:
+    """Whether a reply that ended at a limit did so where the context was full."""
+    most = limits.max_tokens if limits is not None else None
+    return most is None or 0 < statistics.tokens < most  # 0: nobody told
 
 
 def _figures(statistics: "Statistics", sampling: "Sampled") -> dict[str, Any]:

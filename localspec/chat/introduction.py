@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localspec.models.registry import TargetCard
+from localspec.policy.ranking import plain_tokens_a_second
 from localspec.quantities import parameters_words
 
 if TYPE_CHECKING:
@@ -15,10 +16,10 @@ STARTERS = (
     "Make this more polite: send me the report today.",
 )
 ELSEWHERE = "It answers from a server, to which all that is said here goes; what is kept is kept here."
-LENGTH = 256  # of a text, whose speed is told
+TINY = 100e6  # parameters, up to which a model answers none of those prompts
 # What models of up to so many parameters are good for, as a rule.
 EXPECTATIONS = (
-    (100e6, "A tiny model: it speaks, and is wrong most of the time."),
+    (TINY, "A tiny model: it speaks, and is wrong most of the time."),
     (1e9, "A very small model: fluent, often wrong; check what it says."),
     (4e9, "A small model: short texts and simple questions; check facts and figures."),
     (15e9, "A mid-sized model: good for most everyday tasks; check facts and figures."),
@@ -65,9 +66,9 @@ def introduction(engine: "Answerer", card: TargetCard) -> Introduction:
         parameters=engine.parameters,
         precision=choice.dtype if choice.quantize == "none" else choice.quantize,
         device=choice.device,
-        plain_speed=None if engine.costs is None else 1 / engine.costs.at(1, LENGTH),
+        plain_speed=None if engine.costs is None else plain_tokens_a_second(engine.costs),
         toy=entry is not None and entry.toy,
-        starters=(entry.starters if entry else ()) or STARTERS,
+        starters=(entry.starters if entry else ()) or (() if 0 < engine.parameters <= TINY else STARTERS),
     )
 
 

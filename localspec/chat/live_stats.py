@@ -85,7 +85,7 @@ def _with_decoding(figures: Figures, now: Statistics) -> Figures:
         figures,
         tokens_per_second=now.tokens_per_second or None,
         speedup=speedup,
-        saved_seconds=None if speedup is None else now.step_seconds * (speedup - 1),
+        saved_seconds=None if speedup is None else now.decode_seconds * (speedup - 1),
         acceptance_length=now.acceptance_length or None,
         acceptance_by_depth=now.acceptance_by_depth,
         off_reason=now.off_reason,

@@ -15,10 +15,12 @@ from localspec.models.entries import Entry
 from localspec.models.model import model_of
 from localspec.models.registry import NOWHERE, TargetCard
 from localspec.policy.measurements import MeasurementSource
-from localspec.policy.survey import Recommendation, all_ways, recommend, recommendations
+from localspec.policy.ranking import QUICK
+from localspec.policy.survey import Recommendation, all_ways, preferred, recommend, recommendations
 from localspec.quantities import amount, size
 from localspec.store.store import user_store
 
+GATED = "gated: its terms must be accepted first"
 Place = Literal["here", "elsewhere", "too large"]
 
 
@@ -36,11 +38,13 @@ class Choosable:
     about: tuple[str, ...]
     usable: bool = True
     gated: bool = False
+    recommended: bool = False  # as `localspec doctor` does
 
     @property
     def heading(self) -> str:
-        """The title, and that it is gated, which nobody shall overlook."""
-        return f"{self.title} (gated: its terms must be accepted first)" if self.gated else self.title
+        """The title, whether it is recommended, and that it is gated, which nobody shall overlook."""
+        marks = [*(["recommended"] if self.recommended else []), *([GATED] if self.gated else [])]
+        return f"{self.title} ({'; '.join(marks)})" if marks else self.title
 
     def matches(self, words: str) -> bool:
         """Whether all of these words are in what is said of it."""
@@ -72,9 +76,18 @@ def all_models(current: TargetCard | None, held: tuple[str, int] = ("cpu", 0)) -
         ways = {one.card.name: one for one in here}
         if current is not None and current.name not in ways and (own := _as_it_is(current, machine, measurements)):
             ways[current.name] = own
-        more = all_ways(here, recommendations(machine, measurements, here=False))[len(here) :]
-    others = sorted(filter(None, map(_elsewhere, more)), key=lambda one: one.place == "too large")
-    return [*_here(current, ways), *others], any(device.bandwidth for device in machine.devices)
+        every = recommendations(machine, measurements, here=False)
+        more = all_ways(here, every)[len(here) :]
+    taken = [preferred(every), preferred([one for one in every if not one.gated])]
+    best = {one.way for one in taken if one is not None}
+    # The recommended first, then what is quick enough to be talked to, the best first, then what is not.
+    more.sort(key=lambda one: (one.way not in best, one.plan is None or one.plan.speed < QUICK))
+    elsewhere = [replace(one, recommended=way.way in best) for way in more if (one := _elsewhere(way)) is not None]
+    mine = {name for name, one in ways.items() if one.way in best}
+    local = [replace(one, recommended=one.card.name in mine) for one in _here(current, ways)]
+    return [*local, *sorted(elsewhere, key=lambda one: one.place == "too large")], any(
+        device.bandwidth for device in machine.devices
+    )
 
 
 def repository(name: str) -> Choosable | None:

@@ -8,7 +8,11 @@ from localspec.quantities import counted, tokens_a_second
 from localspec.text import one_line
 
 LARGEST = 1e9  # of a figure that means something
-SOURCES = {"target": "the model", "phrases": "past replies", "prompt": "this chat"}  # others go by their drafter's name
+SOURCES = {
+    "target": "the model", "phrases": "past replies", "prompt": "this chat", "drafter": "the drafter",
+    "draft_model": "draft model", "ouroboros": "draft model", "s3d": "own layers", "layers": "own layers",
+    "medusa": "Medusa", "parallelspec": "ParallelSpec", "semi": "small drafter", "lookahead": "look-ahead",
+}  # fmt: skip
 SAMENESS = {
     "bitwise": "same text ✓",  # bit for bit what the model writes without drafts
     "numerical": "same text but for rounding",

@@ -30,6 +30,8 @@ from localspec.quantities import counted, size
 from localspec.store.store import user_store
 from localspec.text import one_line
 
+BUSY = 0.25  # cores that other programs may keep busy without a word
+
 app = typer.Typer()
 
 
@@ -120,6 +122,7 @@ class _Survey:
     recommended: Recommendation | None
     ungated: Recommendation | None  # of those that anybody can fetch
     packed: "_Packed"
+    others: float  # cores that other programs kept busy meanwhile
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ class _Packed:
 
 
 def _survey(settings: Settings) -> _Survey:
-    progress = Progress()
+    progress, others = Progress(), hardware.OthersLoad()
     with ExitStack() as at_the_end:
         at_the_end.callback(progress.clear)
         progress.show("looking at this machine")
@@ -154,6 +157,7 @@ def _survey(settings: Settings) -> _Survey:
         preferred(every, settings.prefer),
         preferred([one for one in every if not one.gated], settings.prefer),
         _Packed.look(Paths(config.home())),
+        others(),
     )
 
 
@@ -273,6 +277,11 @@ def _machine(survey: _Survey) -> Iterator[str]:
         yield (
             f"{device.name}: memory {_gib(device.total)}, free {_gib(device.free)}, of which a model may take "
             f"{_gib(device.usable)}"
+        )
+    if survey.others >= BUSY:
+        yield (
+            f"other programs kept {survey.others:.1f} of {survey.machine.cores} cores busy meanwhile: on a quiet "
+            "machine these speeds are higher, and another model may be recommended"
         )
     if trouble := torch_trouble():
         yield trouble

@@ -8,14 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
+from localspec.chat.branches import Row, rows
 from localspec.chat.conversation import saved_conversation
 from localspec.chat.export import as_markdown
 from localspec.cli.console import may_delete, print_json, seen, table
 from localspec.cli.progress import tell
 from localspec.cli.store_access import report_files_set_aside, store_if_any
+from localspec.config import home
 from localspec.errors import UsageMistake
+from localspec.paths import Paths
 from localspec.quantities import ago, counted, day, moment, seconds_of
 from localspec.store.conversations import ConversationInfo, Saved
+from localspec.store.copied import remove_copied
 from localspec.store.history import History
 from localspec.store.removal import DIVIDED
 from localspec.text import one_line
@@ -39,6 +43,7 @@ def list_conversations(
     """The conversations, the most recently used first."""
     with store_if_any(WHAT) as store:
         infos = store.history.conversations(limit or SHOWN + 1) if store else []
+        shown = rows(store.history, infos) if store and seen() and not as_json else []
     if limit is None and len(infos) > SHOWN:
         infos.pop()
         tell(f"localspec: conversations before the newest {SHOWN:,} are left out; --limit N shows more of them.")
@@ -48,7 +53,8 @@ def list_conversations(
     if not infos:
         typer.echo("No conversations are kept.")
     elif seen():
-        typer.echo("\n".join(_table(infos, time.time(), shutil.get_terminal_size().columns)))
+        shown = [row for row in shown if row.info in infos]
+        typer.echo("\n".join(_table(shown, time.time(), shutil.get_terminal_size().columns)))
         return
     for info in infos:  # for programs, as ever
         typer.echo(_title_line(info))
@@ -116,11 +122,21 @@ def rm(
             "Say which conversations to delete: their IDs, which `list` shows, or --older-than 30d, or --all."
         )
     before = None if older_than is None else time.time() - seconds_of(older_than)
+    copied = Paths(home()).copied
     with store_if_any(WHAT) as store:
         history = store.history if store else None
         infos = _to_delete(history, conversations, before)
         drafts = store.drafts.left() if store and everything else 0
         report_files_set_aside(WHAT)
+        if (
+            everything
+            and not (infos or drafts)
+            and copied.exists()
+            and may_delete("the text that was copied last", yes)
+        ):
+            remove_copied(copied)
+            typer.echo("Deleted the text that was copied last.")
+            return
         if store is None or not (infos or drafts):
             older = "" if before is None else f" that were last used before {day(before)}"
             typer.echo(f"There are no conversations to delete{older}.")
@@ -132,7 +148,8 @@ def rm(
             tell(f"localspec: {DIVIDED}")
         removed = store.history.remove(ids)
         drafts = store.drafts.remove_left() if drafts else 0
-        typer.echo(f"Deleted {_counts(removed, drafts)}.")
+        also = ", and the text that was copied last" if remove_copied(copied) else ""  # it may be of any of them
+        typer.echo(f"Deleted {_counts(removed, drafts)}{also}.")
         if store.phrases.any_kept():
             typer.echo("Phrases that were learned from replies stay until `localspec pool clear`.")
 
@@ -171,16 +188,12 @@ def _all_saved(history: History | None) -> Iterator[Saved]:
                 yield found
 
 
-def _table(infos: Sequence[ConversationInfo], now: float, width: int) -> list[str]:
-    rows = [
-        [str(info.id), ago(info.used, now), str(info.turns), info.model_name, info.title + _origin(info)]
-        for info in infos
+def _table(found: Sequence[Row], now: float, width: int) -> list[str]:
+    lines = [
+        [str(row.info.id), ago(row.info.used, now), str(row.info.turns), row.info.model_name, row.indented]
+        for row in found
     ]
-    return table([["ID", "USED", "TURNS", "MODEL", "TITLE"], *rows], right={0, 2}, width=width)
-
-
-def _origin(info: ConversationInfo) -> str:
-    return "" if info.branch_of is None else f" (branch of {info.branch_of})"
+    return table([["ID", "USED", "TURNS", "MODEL", "TITLE"], *lines], right={0, 2}, width=width)
 
 
 def _title_line(info: ConversationInfo) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from typing import Annotated, Any
 
@@ -69,9 +70,9 @@ def list_models(
         ]
         for row in rows
     ]
-    print(
-        "\n".join(table([["NAME", "PARAMETERS", "BYTES", "PACKED", "DRAFT", "LICENSE", "PATH"], *lines], right={1, 2}))
-    )
+    heads = ["NAME", "PARAMETERS", "BYTES", "PACKED", "DRAFT", "LICENSE", "PATH"]
+    width = shutil.get_terminal_size().columns if seen() else None  # `show NAME` has the whole path
+    print("\n".join(table([heads, *lines], right={1, 2}, width=width)))
 
 
 def _draft(card: TargetCard) -> str | None:

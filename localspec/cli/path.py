@@ -22,6 +22,7 @@ def path(
         "config": paths.config_file,
         "models": paths.user_models_file,
         "database": paths.database,
+        "copied": paths.copied,
         "drafters": paths.drafters,
         "pulled": paths.pulled,
         "packed": paths.packed,

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from localspec.chat.attachments import Written, measured, written, written_in
+from localspec.chat.branches import rows
 from localspec.chat.commands import listed, read
 from localspec.chat.completion import Entry, look_up
 from localspec.chat.conversation import Conversation, dropped_turns_notice, saved_conversation
@@ -189,8 +190,8 @@ class _Talk:
             self._recall()
             return
         infos = history.conversations(LISTED) if history else []
-        for info in infos:
-            tell(one_line(f"{info.id}: {info.title} ({info.turns})"))
+        for row in rows(history, infos) if history else []:
+            tell(f"{'  ' * row.below}{one_line(f'{row.info.id}: {row.indented} ({row.info.turns})')}")
         if not infos:
             tell("No conversations are kept here yet.")
 

@@ -11,7 +11,7 @@ from localspec.chat.kept_phrases import KeptPhrase, Stories, decoder, kept_phras
 from localspec.cli.console import may_delete, print_json
 from localspec.cli.store_access import report_files_set_aside, store_if_any
 from localspec.errors import NotHere
-from localspec.quantities import counted, moment
+from localspec.quantities import counted, moment, size
 from localspec.store.phrases import PoolInfo, unpack_key, unpack_tokens
 from localspec.store.store import Store
 from localspec.text import one_line
@@ -48,9 +48,9 @@ def list_pools(as_json: AsJson = False) -> None:
     if not pools:
         typer.echo("No phrases are kept yet.")
     for pool in pools:
-        size = f"{counted(pool.phrases, 'phrase')}, {pool.bytes / 1e6:.1f} MB"
+        held = f"{counted(pool.phrases, 'phrase')}, {size(pool.bytes)}"
         where = pool.path or "directory unknown"
-        typer.echo(one_line(f"{pool.model}: {size}, last used {moment(pool.last_used)}, {where}"))
+        typer.echo(one_line(f"{pool.model}: {held}, last used {moment(pool.last_used)}, {where}"))
 
 
 @app.command()

@@ -43,7 +43,8 @@ def show(
     for key, value in facts.items():
         if value is None and key in _ONLY_KNOWN:
             continue
-        print(f"{key:13} {one_line(_shown(key, value)) or 'unknown'}")
+        unknown = "comes with localspec" if key in ("source", "commit") and card.entry and card.entry.toy else "unknown"
+        print(f"{key:13} {one_line(_shown(key, value)) or unknown}")
 
 
 def _installed_facts(card: TargetCard) -> Facts:
@@ -146,6 +147,8 @@ def _shown(key: str, value: object) -> str:
     if seen() and isinstance(value, int) and key in ("parameters", "bytes"):
         return f"{amount(value) if key == 'parameters' else size(value)} ({value:,})"
     if isinstance(value, list):
+        if not value:
+            return "none"
         return "; ".join(value) if any(", " in one for one in value) else ", ".join(value)
     if isinstance(value, bool):
         return "yes" if value else "no"

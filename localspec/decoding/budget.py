@@ -15,6 +15,7 @@ PATIENCE = 16  # drafts in a row that do not pay before speculation is switched 
 LOSS = 1.5  # or plain steps that they cost together: a draft model costs much more than a look at phrases
 RECENT = 0.9  # of the tokens and seconds that a token's worth is taken from, kept at each step
 HARDLY = 0.05  # plain steps that a draft saves
+NOTHING = 10.0  # times as much as a draft saves is what it takes: how many times tells nobody more
 REMEMBERED = 9  # drafts and steps, whose median is what the next should take
 SOONEST, LATEST = 16, 512  # plain steps until it is tried again: twice as many each time it still does not pay
 
@@ -61,6 +62,7 @@ class Budget:
         self._losing_drafts = self._wait = 0  # drafts in a row that did not pay; plain steps until the next try
         self._lost_steps = 0.0  # plain steps that those drafts cost
         self._interval = SOONEST
+        self.plain.begin()
 
     def stop(self, reason: str) -> None:
         """Allows no tree for the rest of this reply, whatever it would save, not even in a fixed experiment."""
@@ -182,6 +184,8 @@ class Budget:
             self.off_reason = (
                 "drafts are hardly ever right for this text"
                 if saved < HARDLY
+                else "drafts save next to nothing here"
+                if ratio >= NOTHING
                 else f"drafts take {ratio:.{1 if ratio > 1.1 else 3}f} times the time they save"
             )
 

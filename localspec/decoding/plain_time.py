@@ -1,63 +1,72 @@
-"""What plain decoding would take now, by the steps without a draft that were timed in passing."""
+"""How many times as fast as plain decoding a reply comes, by those of its own steps that had no draft."""
 
 from collections import deque
 from statistics import median
 
 from localspec.policy.forward_costs import ForwardCostModel
 
-REMEMBERED = 9  # steps, whose median counts
-ENOUGH = 3  # of them are believed
+REMEMBERED = 9  # steps, whose median says what a step takes when nothing interrupts it
+ENOUGH = 3  # steps without a draft are believed
 WARM = 3  # steps of an engine, after which all that it computes with is where it is computed with
-LATELY = 512  # steps, after which the machine may be another one
 INTERRUPTED = 4  # times as long as steps lately: the machine did something else meanwhile
-SOON, OFTEN = 4, 64  # steps after which one without a draft is wanted: while too few were seen, and from then on
+SOON, OFTEN = 4, 64  # steps after which one without a draft is wanted: of a new reply, twice as many each time, at most
 
 
 class PlainTime:
-    """Takes the steps of one engine, and knows what one without a draft takes after a text of any length.
+    """Takes the steps of one reply after another, and knows what plain decoding would have taken for the latest.
 
-    Longer texts cost more: as many times more as `costs` say, which also stand for a machine on which nothing else
-    runs. Without costs no step without a draft is asked for, and one costs the same after every text.
+    A step without a draft is one of plain decoding, whatever the machine did meanwhile, but for the time in which a
+    draft was looked for and learned from. Steps with a draft are compared with the mean of those, not with a median:
+    on a busy machine few steps take much longer than most, and they would be on one side only. A step costs as many
+    times more after a longer text as `costs` say. Without costs no step without a draft is asked for, and one costs the
+    same after every text.
     """
 
     def __init__(self, costs: ForwardCostModel | None) -> None:
         self._costs = costs
-        self._steps = 0
+        self._warming = WARM
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins a new reply: the machine may be busier than in the one before, or less."""
+        self._steps = self._last = 0  # of this reply, and the last of them without a draft
+        self._wait = SOON
         self._lately: deque[float] = deque(maxlen=REMEMBERED)  # seconds of the last steps, whole
-        self._plain: deque[tuple[int, float]] = deque(
-            maxlen=REMEMBERED
-        )  # (number of the step, by how much it deviated)
-        self._deviation: float | None = None  # as it is believed
+        self._spent = 0.0  # seconds of all steps
+        self._plain, self._plain_seconds, self._plain_cost = 0, 0.0, 0.0  # steps without a draft, and what they cost
+        self._drafted_cost = 0.0  # of the tokens of all others, had each been a step without a draft
 
     @property
     def wanted(self) -> bool:
         """Whether the next step should be one without a draft: a percent or so of them, and only while none comes."""
-        if self._costs is None:
-            return False
-        last = self._plain[-1][0] if self._plain else 0
-        return self._steps - last >= (SOON if self._deviation is None else OFTEN)
+        return self._costs is not None and self._steps - self._last >= self._wait
 
-    def steady(self, seconds: float) -> float:
-        """What a step took that took so long, without a time in which it was interrupted.
+    def observe(self, rows: int, context: int, tokens: int, seconds: float, drafting: float) -> None:
+        """A step of so many rows after `context` tokens brought `tokens`.
 
-        The median of plain steps knows nothing of interruptions, so what they are compared with must not, either.
+        `seconds` are all from the end of the step before to the end of this one, `drafting` those of them in which
+        plain decoding would have had nothing to do.
         """
-        self._lately.append(seconds)
-        return min(seconds, INTERRUPTED * median(self._lately))
-
-    def observe(self, rows: int, context: int, seconds: float) -> None:
-        """A step of so many rows; `seconds` are those of all that plain decoding does too."""
         self._steps += 1
-        if rows == 1 and seconds > 0 and self._steps > WARM:
-            self._plain.append((self._steps, seconds / self._cost(context)))
-        elif self._deviation is None or self._plain[-1][0] >= self._steps - LATELY:
+        if rows == 1:
+            self._last, self._wait = self._steps, min(2 * self._wait, OFTEN)
+        if self._warming:
+            self._warming -= 1
             return
-        fresh = [deviation for number, deviation in self._plain if number > self._steps - LATELY]
-        self._deviation = median(fresh) if len(fresh) >= ENOUGH else None
+        self._lately.append(seconds)
+        steady = min(seconds, INTERRUPTED * median(self._lately))  # an interruption would stand on one side, too
+        cost = 1.0 if self._costs is None else self._costs.at(1, context)
+        self._spent += steady
+        if rows == 1:
+            self._plain += 1
+            self._plain_seconds += min(steady, max(seconds - drafting, 0.0))
+            self._plain_cost += cost
+        else:
+            self._drafted_cost += tokens * cost
 
-    def seconds(self, context: int) -> float | None:
-        """Seconds of a plain step after so many tokens; None while too few were seen lately."""
-        return None if self._deviation is None else self._deviation * self._cost(context)
-
-    def _cost(self, context: int) -> float:
-        return 1.0 if self._costs is None else self._costs.at(1, context)
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as plain decoding; None while too few steps without a draft were seen."""
+        if self._plain < ENOUGH or self._spent <= 0:
+            return None
+        return self._plain_seconds * (1 + self._drafted_cost / self._plain_cost) / self._spent

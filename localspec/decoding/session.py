@@ -110,8 +110,10 @@ class _Reply:
                 reason, taken = self._commit(step.committed, step_sources(step))
                 self.tally.add(step, taken)
                 self.drafts.append(draft_of(step))
-                self._count_seconds(step, taken, self._clock() - began)
-                self.last_seconds = self._clock()
+                ended = self._clock()
+                self.tally.step_seconds += ended - began
+                self._compare(step, taken, ended - self.last_seconds)
+                self.last_seconds = ended
                 yield from self._release(reason is not None)
             self._finish(self.transcript.tokens)
             assert session.statistics is not None
@@ -231,13 +233,12 @@ class _Reply:
                 thought - before,
             )
 
-    def _count_seconds(self, step: Step, taken: int, seconds: float) -> None:
-        """Counts what a step took, and what plain decoding would have taken for its tokens."""
-        self.tally.step_seconds += seconds
+    def _compare(self, step: Step, taken: int, seconds: float) -> None:
+        """Counts what a step took since the one before, beside what plain decoding would have taken for its tokens."""
         assert step.tree is not None
-        plain, context = self.session.budget.plain, len(self.session.tokens) - len(step.committed)
-        plain.observe(step.tree.size, context, seconds - step.draft_seconds - step.learn_seconds)
-        self.tally.price(taken, plain.seconds(context), plain.steady(seconds))
+        context = len(self.session.tokens) - len(step.committed)
+        drafting = step.draft_seconds + step.learn_seconds
+        self.session.budget.plain.observe(step.tree.size, context, taken, seconds, drafting)
 
     def _finish(self, reply_tokens: int) -> None:
         """Lets tokens, cache and drafter end where the text does, the cache one token earlier, and fills statistics."""
@@ -250,6 +251,7 @@ class _Reply:
         session, reply_tokens = self.session, self.released if reply_tokens is None else reply_tokens
         decoding = self.last_seconds - self.first_seconds
         counted = reply_tokens - 1  # the first token belongs to prefill
+        speedup = session.budget.plain.speedup
         return Statistics(
             token_ids=tuple(session.tokens[len(self.prompt) : len(self.prompt) + reply_tokens]),
             prompt_tokens=len(self.prompt),
@@ -270,7 +272,7 @@ class _Reply:
             off_reason=session.budget.off_reason,
             memory=session.memory,
             rows=dict(self.tally.rows),
-            plain_seconds=self.tally.plain_seconds if session.budget.most else None,
+            plain_seconds=speedup * decoding if session.budget.most and speedup else None,
             reasoning_tokens=self.thought,
             reasoning_seconds=self.thought_seconds,
         )

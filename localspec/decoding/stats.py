@@ -18,9 +18,6 @@ class Tally:
         self.draft_seconds = self.verify_seconds = 0.0
         self.rows: Counter[int] = Counter()  # how many forwards had so many
         self.step_seconds = 0.0  # of both, and of all else that a step does
-        self._plain_seconds = 0.0  # that plain decoding would have taken,
-        self._steady_seconds = 0.0  # of the steps, without what interrupted them
-        self._unpriced = 0  # but for so many tokens, of which that is not known yet
         self._reached: list[int] = []  # by depth: how often a parent was accepted and had a child
         self._accepted: list[int] = []  # and how often one of its children was accepted
 
@@ -42,21 +39,6 @@ class Tally:
                 self._accepted.append(0)
             self._reached[depth] += 1
             self._accepted[depth] += depth + 1 < len(step.path)
-
-    def price(self, tokens: int, plain: float | None, steady: float) -> None:
-        """So many tokens would have taken `plain` seconds each; None where nobody knows (yet). They took `steady`."""
-        self._steady_seconds += steady
-        self._unpriced += tokens
-        if plain is not None:
-            self._plain_seconds += self._unpriced * plain
-            self._unpriced = 0
-
-    @property
-    def plain_seconds(self) -> float | None:
-        """The seconds that plain decoding would have taken, interrupted as much; None where that is not known."""
-        if self._unpriced or not self._steady_seconds:
-            return None
-        return self._plain_seconds * self.step_seconds / self._steady_seconds
 
     @property
     def acceptance_length(self) -> float:

@@ -189,6 +189,11 @@ def _rated(plan: RunPlan, base: RunPlan) -> RunPlan:
     return replace(plan, cost_effectiveness=cost_effectiveness(plan.speed, plan.bytes, base.speed, base.bytes))
 
 
+def plain_tokens_a_second(costs: ForwardCostModel) -> float:
+    """What plain decoding gives by these costs: the one figure for it, wherever an expectation is told."""
+    return 1 / step_seconds(0.0, costs.at(1, CONTEXT), 0)
+
+
 def _plans_in(
     model: Model, precision: Precision, measurements: MeasurementSource, most: int, context: int | None
 ) -> Iterator[RunPlan]:
@@ -197,7 +202,7 @@ def _plans_in(
     known = measurements.of(model.card, precision.device.name, dtype, quantize)
     costs = known.costs or _estimate(model.shape, precision, measurements)
     planned = min(context or PLANNED, model.shape.context)  # more than it holds is refused when it is loaded
-    plain_speed = 1 / step_seconds(0.0, costs.at(1, CONTEXT), 0)
+    plain_speed = plain_tokens_a_second(costs)
     weights = prediction.weights(model.shape, *how, model.parameters)
     weights -= prediction.unread(model.shape, quantize, backend, planned)
     beside = prediction.program(quantize, backend) + prediction.tokenizer(model.shape, backend)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from localspec.errors import LocalspecError
 from localspec.events import Memory, Reason
+from localspec.models.thinking import KNOWN, Parting
 from localspec.outside_files import parse_json
 from localspec.text import one_line, safe
 
@@ -96,6 +97,29 @@ def _tool(said: Mapping[str, Any], reason: object) -> str | None:
         return None
     name = function.get("name")
     return _short(one_line(name), 60) if isinstance(name, str) else ""
+
+
+class ThinkingInText:
+    """Tells what is thought from what is answered, where a server leaves both in the text, between the usual marks."""
+
+    def __init__(self, told_apart: bool) -> None:
+        """`told_apart`: this server does so by itself."""
+        self._parting = None if told_apart else Parting(KNOWN[0])
+        self._handed_on = 0  # up to here
+
+    def part(self, piece: Piece, final: bool) -> Piece:
+        """The next piece, parted; what may become a mark is kept until more comes, or until the `final` one."""
+        if self._parting is None:
+            return piece
+        if piece.reasoning and not self._parting.text:
+            self._parting = None
+            return piece
+        self._parting.add(piece.text)
+        if final:
+            self._parting.finish()
+        start, self._handed_on = self._handed_on, max(self._handed_on, self._parting.settled)
+        thought, answer = self._parting.between(start, self._handed_on)
+        return piece._replace(text=answer, reasoning=piece.reasoning + thought)
 
 
 def messages(lines: Iterable[bytes | None]) -> Iterator[bytes | None]:

@@ -17,10 +17,10 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Event, Memory, Prefill, Reporter, Statistics, Text
 from localspec.models import registry
 from localspec.models.messages import Message
+from localspec.serving import pieces
 from localspec.serving.link import BrokenOff, Head, Link, NothingCame, Patience, Silent
 from localspec.serving.pieces import (
     END,
-    MOST_SOURCES,
     Broken,
     Piece,
     Told,
@@ -247,6 +247,7 @@ class _Reply:
         self._thoughts, self._said = 0, False
         self._thought_until = 0.0
         self._piece = Piece()  # what was told so far beside the text
+        self._thinking = pieces.ThinkingInText(told_apart=engine.server.ours)
 
     def events(self, arrivals: Iterator[Head | bytes | None]) -> Iterator[Event]:
         engine, where = self._engine, self._engine.server.address.url
@@ -281,12 +282,17 @@ class _Reply:
             if begun or isinstance(gone, Silent):
                 raise (_broken_off(where) if begun else gone) from None
             raise NothingCame(str(gone)) from None
-        except LocalspecError as told:
-            raise LocalspecError(f"{where} gave up: {told}") from None
+        except LocalspecError as failed:
+            raise LocalspecError(f"{where} gave up: {failed}") from None
         if not engine.wanted():
             return
         if not ended and self._piece.reason is None:
             raise _broken_off(where) if begun else NothingCame(f"{where} sent no reply, and not why; ask again.")
+        if event := self._text(Piece(), final=True):
+            if not told:
+                told = True
+                yield Prefill(0, 0, self._dropped)
+            yield event
         if not begun:
             raise LocalspecError(f"{where} sent an end and no reply before it; ask again, or name another model.")
         if self._piece.tool is not None:
@@ -323,15 +329,16 @@ class _Reply:
             tool=before.tool if piece.tool is None else before.tool or piece.tool,
         )
 
-    def _text(self, piece: Piece) -> Text | None:
+    def _text(self, piece: Piece, final: bool = False) -> Text | None:
         tokens, sources = proposed(piece.own) if self._engine.server.ours else ((), ())
+        piece = self._thinking.part(piece, final)
         if not (piece.text or piece.reasoning or tokens):
             return None
         self._last = time.perf_counter() - self._began
         self._first = self._first or self._last
         self._tokens += tokens
         for source in sources:
-            if source in self._sources or len(self._sources) < MOST_SOURCES:
+            if source in self._sources or len(self._sources) < pieces.MOST_SOURCES:
                 self._sources[source] = self._sources.get(source, 0) + 1
         thoughts = len(tokens) if piece.reasoning and not piece.text else 0
         self._thoughts += thoughts

@@ -6,8 +6,8 @@ import sqlite3
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
-from itertools import islice
+from contextlib import ExitStack, closing
+from itertools import islice, zip_longest
 from typing import Any
 
 from localspec.errors import LocalspecError
@@ -42,6 +42,10 @@ CANDIDATES = """SELECT id, conversation, prompt, reply FROM turn{volume} WHERE i
     (SELECT rowid FROM trigram{volume} WHERE trigram{volume} MATCH ?
     UNION ALL SELECT id FROM turn{volume} WHERE reason IS NULL OR reply = '') ORDER BY id DESC"""
 EVERY_TURN = "SELECT id, conversation, prompt, reply FROM turn{volume} ORDER BY id DESC"
+IN_ORDER = "SELECT id, prompt, reply, reason, figures, asked FROM turn{volume} WHERE conversation = ? ORDER BY id"
+TITLED = """SELECT (SELECT max(id) FROM turn{volume} AS said WHERE said.conversation = named.conversation) AS newest,
+    conversation, title FROM about{volume} AS named
+    WHERE title IS NOT NULL AND newest IS NOT NULL ORDER BY newest DESC"""
 EVERY_PROMPT = "SELECT id, prompt, figures FROM turn{volume} ORDER BY id DESC"
 
 
@@ -200,6 +204,17 @@ class History:
 
         return self._database.at_once(find)
 
+    def partings(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], tuple[Turn | None, Turn | None]]:
+        """The first turns of two conversations that are unlike, by pairs of ids; None where one has none any more.
+
+        Pairs of which one is not there (any more) are left out.
+        """
+
+        def find(connection: sqlite3.Connection) -> dict[tuple[int, int], tuple[Turn | None, Turn | None]]:
+            return {pair: parting for pair in pairs if (parting := _parting(connection, *pair)) is not None}
+
+        return self._database.at_once(find)
+
     def unused_since(self, seconds: float) -> list[ConversationInfo]:
         """Those used last before a time in seconds since 1970; one without a time is not known to be old."""
         return [info for info in self.conversations() if 0 < info.used < seconds]
@@ -228,10 +243,7 @@ class History:
         if not rows:
             return None
         model, system, created, used, title, branch_of = rows[0][7:]
-        turns = tuple(
-            Turn(number, text(prompt), text(reply), _reason(reason), _figures(figures), moment(asked), text(reasoning))
-            for number, prompt, reply, reason, figures, asked, reasoning, *_ in rows
-        )
+        turns = tuple(_turn(row[:7]) for row in rows)
         system = None if system is None else text(system)
         given = (title, model, created, used, len(turns), branch_of)
         info = _info((conversation, turns[0].prompt, *given))
@@ -240,7 +252,8 @@ class History:
     def search(self, words: str, limit: int = 50) -> list[Found]:
         """The conversations with a turn that holds all the words, in prompt or reply: the newest such turn of each.
 
-        Words are parts of text between white space, whatever characters they are made of; case does not count.
+        A title that somebody gave is looked at as well, and stands for the newest turn of all. Words are parts of text
+        between white space, whatever characters they are made of; case does not count.
         """
         wanted = [re.compile(re.escape(word), re.IGNORECASE) for word in _storable(words).split()]
         match = trigram_query(_storable(words).split())
@@ -248,6 +261,16 @@ class History:
 
         def find(connection: sqlite3.Connection) -> list[Found]:
             found: dict[int, Found] = {}
+            called = 0
+            with closing(volumes.newest_first(connection, TITLED)) as titles:
+                for turn, conversation, title in titles if limit > 0 else ():
+                    title = text(title)
+                    if all(word.search(title) for word in wanted):
+                        info = _info_of(connection, conversation)
+                        if info is not None:
+                            found[conversation] = Found(info, turn, excerpt(wanted[0], title, ""))
+                    if (called := len(found)) >= limit:
+                        break
             with closing(volumes.newest_first(connection, query, values)) as turns:
                 for turn, conversation, prompt, reply in turns if limit > 0 else ():
                     prompt, reply = text(prompt), text(reply)
@@ -255,9 +278,10 @@ class History:
                         info = _info_of(connection, conversation)
                         if info is not None:
                             found[conversation] = Found(info, turn, excerpt(wanted[0], prompt, reply))
-                    if len(found) >= limit:
+                    if len(found) >= called + limit:
                         break
-            return list(found.values())
+            newest = sorted(found.values(), key=lambda one: -one.turn)
+            return newest[:limit]
 
         return self._database.at_once(find) if wanted else []
 
@@ -316,6 +340,29 @@ def _info(row: tuple[Any, ...]) -> ConversationInfo:
     title = title_of(text(prompt)) if given is None else cut(one_line(text(given)))
     branch_of = origin if isinstance(origin, int) else None
     return ConversationInfo(number, title, text(model), moment(created), moment(used), turns, branch_of)
+
+
+def _parting(connection: sqlite3.Connection, *pair: int) -> tuple[Turn | None, Turn | None] | None:
+    places = [volumes.of_conversation(connection, number) for number in pair]
+    if None in places:
+        return None
+    with ExitStack() as opened:
+        mine, theirs = (
+            opened.enter_context(closing(connection.execute(IN_ORDER.format(volume=volumes.suffix(place)), (number,))))
+            for place, number in zip(places, pair, strict=True)
+            if place is not None
+        )
+        for one, other in zip_longest(map(_turn, mine), map(_turn, theirs)):
+            if one is None or other is None or (one.prompt, one.reply) != (other.prompt, other.reply):
+                return one, other
+    return None, None
+
+
+def _turn(row: tuple[Any, ...]) -> Turn:
+    number, prompt, reply, reason, figures, asked, *reasoning = row
+    return Turn(
+        number, text(prompt), text(reply), _reason(reason), _figures(figures), moment(asked), *map(text, reasoning)
+    )
 
 
 def _reason(value: object) -> str | None:

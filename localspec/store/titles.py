@@ -78,12 +78,16 @@ _FILLER = re.compile(
 def title_of(prompt: str) -> str:
     """The first words of a prompt, on one safe line, without greetings, pleas and the like, cut between words."""
     whole = title = one_line(prompt)
+    asked = False
     while found := _FILLER.match(title):
+        asked = asked or found[0].lower().startswith(("what", "who"))
         title = title[found.end() :]
         if len(title) < SHORTEST:
             return cut(whole)
     if _EMPTY.issuperset(re.findall(r"[\w']+", title.lower())):
         return cut(whole)
+    if asked:  # what is left is no question
+        title = title.rstrip("?! .")
     return cut(title[:1].upper() + title[1:]) if title != whole else cut(whole)
 
 

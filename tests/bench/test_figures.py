@@ -5,7 +5,7 @@ from reply_statistics import said
 
 from localspec.bench import figures
 from localspec.bench.row_costs import RowCosts
-from localspec.events import Memory
+from localspec.events import Memory, possible
 
 
 def of(replies, plain, categories=None, read_bytes=1_000, bandwidth=100_000.0):
@@ -70,8 +70,8 @@ def test_categories():
     ours = [said(seconds=0.5, steps=2), said(seconds=1.0), said(seconds=0.25, steps=1)]
     row = of(ours, plain, ["code", "chat", "code"])
     assert row["categories"] == {
-        "code": {"speedup": 3.0, "acceptance_length": pytest.approx(8 / 3, abs=1e-4)},
-        "chat": {"speedup": 1.0, "acceptance_length": 1.0},
+        "code": {"speedup": 3.0, "speedup_limit": None, "acceptance_length": pytest.approx(8 / 3, abs=1e-4)},
+        "chat": {"speedup": 1.0, "speedup_limit": None, "acceptance_length": 1.0},
     }
 
 
@@ -79,7 +79,7 @@ def test_a_reply_of_one_token_has_no_speed():
     short = said((1,), seconds=0.0, steps=0)
     row = of([short, said(seconds=0.5)], [short, said(seconds=1.0)], ["short", "long"])
     assert row["speedup"] == 2.0 and row["tokens_per_second"] == 8.0 and row["identical_prompts"] == 2
-    assert row["categories"]["short"] == {"speedup": None, "acceptance_length": None}
+    assert row["categories"]["short"] == {"speedup": None, "speedup_limit": None, "acceptance_length": None}
     row = of([short], [short])
     nothing = [
         "speedup",
@@ -155,3 +155,16 @@ def test_each_pair_has_its_own_limit():
 def test_without_costs_nothing_is_judged():
     row = of([said(seconds=0.1)], [said()])
     assert row["speedup_limit"] is None and row["reliable"] is None
+
+
+def test_quartiles_and_categories_have_limits_of_their_own():
+    """One kind of text was disturbed, which the median of all does not show."""
+    plain = [said(seconds=1.0, verify=1.0, rows={1: 4})] * 4
+    fair, disturbed = said(seconds=0.8, steps=3, rows={1: 3}), said(seconds=0.2, steps=3, rows={1: 3})
+    found = figures.of_row(
+        [fair, fair, fair, disturbed], plain, ["code", "code", "code", "summary"], 1000, 100_000.0, costs=COSTS
+    )
+    assert found["reliable"] is True and found["speedup_limit_quartiles"] == [pytest.approx(4 / 3, abs=1e-3)] * 2
+    code, summary = found["categories"]["code"], found["categories"]["summary"]
+    assert possible(code["speedup"], code["speedup_limit"])
+    assert not possible(summary["speedup"], summary["speedup_limit"])

@@ -83,6 +83,27 @@ def test_a_speedup_that_cannot_be_is_marked_wherever_it_stands_and_explained(two
     assert "unreliable" not in table.of(report([{**row, "reliable": True, "speedup": 1.0} for row in two]))
 
 
+def test_every_printed_speedup_that_cannot_be_is_marked(two):
+    """Of quartiles and categories, too, where the median of the row is in order."""
+    two[1] |= {"reliable": True, "speedup_limit": 2.3, "speedup_limit_quartiles": [1.9, 1.9]}
+    two[1]["categories"]["code"] |= {"speedup": 3.68, "speedup_limit": 1.45}
+    two[1]["categories"]["chat"] |= {"speedup": 1.4, "speedup_limit": 1.45}
+    text = table.of(report(two))
+    words = text.split()
+    assert "2.12–2.38!" in words and "3.68!" in words and "1.40" in words and "2.25" in words
+    assert "! beside quartiles or a category" in text
+    two[1] |= {"speedup_limit_quartiles": [2.3, 2.3]}
+    two[1]["categories"]["code"] |= {"speedup_limit": 3.68}
+    assert "!" not in table.of(report(two))
+
+
+def test_more_than_the_bandwidth_of_the_memory_is_explained(two):
+    two[0] |= {"bandwidth_share": 1.35}
+    text = table.of(report(two))
+    assert "135%*" in text.split() and "* above 100 % of the memory's bandwidth: caches" in text
+    assert "*" not in table.of(report([{**row, "bandwidth_share": 0.97} for row in two]))
+
+
 def test_the_load_is_shown(two):
     assert "otherwise idle" in " ".join(table.of(report(two)).split())
     busy = report(two)

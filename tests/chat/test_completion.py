@@ -1,22 +1,20 @@
 """What half-typed commands and paths may become."""
 
-from typing import NamedTuple
-
 import pytest
 
 from localspec.chat.commands import COMMANDS
 from localspec.chat.completion import Choice, Entry, choices, is_whole, look_up, needed
 from localspec.chat.sampling import KEYS
-
-
-class Info(NamedTuple):
-    id: int
-    title: str
+from localspec.store.conversations import ConversationInfo
 
 
 class History:
     def conversations(self, limit):
-        return [Info(12, "Sorting in Python"), Info(3, "A fox")][:limit]
+        titles = {12: "Sorting in Python", 3: "A fox"}
+        return [ConversationInfo(number, title, "demo", 0.0, 0.0, 1) for number, title in titles.items()][:limit]
+
+    def partings(self, pairs):
+        raise AssertionError("none is a branch")
 
 
 def lines(before, **known):

@@ -9,6 +9,7 @@ from scripted_conversation import SAMPLING, Engine, talk
 
 from localspec.chat import conversation as module
 from localspec.chat.conversation import Conversation, saved_conversation
+from localspec.decoding.limits import Limits
 from localspec.errors import UsageMistake
 from localspec.events import Done, Prefill, Text
 from localspec.store.database import StoreTrouble
@@ -247,3 +248,12 @@ def test_how_many_tokens_it_was_is_known_of_the_model_that_counted_them(store):
     assert Conversation.resume(store.history, saved, "another").tokens == conversation.branch(0).tokens == 0
     store.history.write(saved.turns[0].id, "yes.", "stop", {"prompt_tokens": "many", "completion_tokens": True})
     assert Conversation.resume(store.history, saved_conversation(store.history, "last"), "demo").tokens == 0
+
+
+@pytest.mark.parametrize(("most", "full"), [(None, True), (100, True), (3, None)])
+def test_a_reply_that_ended_where_the_context_was_full_keeps_that(most, full, monkeypatch):
+    monkeypatch.setattr("scripted_conversation.Done", lambda reason, told: Done("length", told))
+    spoken = Conversation(None, "demo")
+    for _ in spoken.ask(Engine("a", "b", "c"), "Hi", SAMPLING, Limits(most)):
+        pass
+    assert spoken.turns[-1].figures.get("context_full") is full

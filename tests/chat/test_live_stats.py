@@ -73,8 +73,7 @@ def test_a_reply_begins_afresh():
 
 
 def test_a_speedup_is_what_plain_decoding_would_have_taken():
-    """Steps of 0.45 s altogether."""
-    known = replace(statistics(TOKENS), steps=ENOUGH, plain_seconds=0.9)
+    known = replace(statistics(TOKENS), steps=ENOUGH, decode_seconds=0.45, acceptance_length=2.5, plain_seconds=0.9)
     found = after(Prefill(5, 5), SECOND, so_far=known)
     assert found.speedup == pytest.approx(2.0) and found.saved_seconds == pytest.approx(0.45)
     slower = after(Prefill(5, 5), SECOND, so_far=replace(known, plain_seconds=0.36))

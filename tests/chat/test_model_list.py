@@ -55,9 +55,11 @@ def test_here_then_what_fits_then_what_does_not(registered):
     assert measured and models[:2] == [one for one in models if one.place == "here"]
     places = [one.place for one in models]
     assert places == ["here"] * 2 + ["elsewhere"] * 2 + ["too large"]
-    demo, _, seven, billion, large = models
+    demo, _, billion, seven, large = models
     assert demo.title == "demo" and demo.about[0] == "7.61 M parameters" and "tokens/s" in demo.about[1]
-    assert (seven.heading, billion.heading) == ("seven (gated: its terms must be accepted first)", "billion")
+    assert billion.heading == "billion (recommended)", "what is quick enough comes before what is not"
+    assert seven.heading == "seven (gated: its terms must be accepted first)"
+    assert (seven.place, billion.place, large.recommended) == ("elsewhere", "elsewhere", False)
     assert (
         seven.about[0] == "12.6 GiB download"
         and seven.about[-1] == "Own terms"
@@ -121,7 +123,7 @@ def test_the_list_line_by_line(registered):
     registered(unfetched(PHI, "phi"), unfetched(replace(SEVEN, num_layers=320), "huge"))
     demo, draft, heading, phi, large = in_lines(all_models(None)[0], resolve("demo"))
     assert demo.startswith("demo (answers now): 7.61 M parameters · ") and draft.startswith("demo-draft: 1.44 M ")
-    assert "`localspec pull NAME`" in heading and phi.startswith("phi: 7.1 GiB download · about ")
+    assert "`localspec pull NAME`" in heading and phi.startswith("phi (recommended): 7.1 GiB download · about ")
     assert large == "These do not fit this machine: huge."
 
 

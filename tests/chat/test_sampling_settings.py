@@ -61,7 +61,7 @@ def test_default_takes_back_to_what_the_chat_began_with(tmp_path, back):
         ("wings", "1", "There is no setting 'wings'; /set alone"),
         ("drafter", "none", "drafter is decided when the chat begins; /set alone"),
         ("top-p", "2", "/set top-p 2 must be a number above 0 and at most 1; give another value."),
-        ("temperature", "hot", "/set temperature 'hot' must be a number from 0 up, less than 1e30; give another"),
+        ("temperature", "hot", "/set temperature 'hot' must be a number from 0 up, such as 0.7; give another"),
         ("temperature", "nan", "/set temperature nan must be a number"),
         ("top-k", "1.5", "/set top-k 1.5 must be a whole number from 0 up"),
         ("max-tokens", "0", "/set max-tokens 0 must be a whole number from 1 up"),

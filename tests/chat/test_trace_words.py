@@ -18,14 +18,14 @@ def test_a_reply_step_by_step():
     assert first.startswith("9 tokens in 4 steps, 2.0 a step: the model 5 (56%), ")
     assert steps == [
         '0: "Snow" the model',
-        '1: " falls" past replies, " on" this chat, " the" the model; refused: " in town"  medusa; " a roof"  past replies',
+        '1: " falls" past replies, " on" this chat, " the" the model; refused: " in town"  Medusa; " a roof"  past replies',
         '2: " hill" the model',
-        '3: ":" medusa and past replies, " é⏎" the model; refused: "␛[2J"  medusa',
+        '3: ":" Medusa and past replies, " é⏎" the model; refused: "␛[2J"  Medusa',
         '4: "␛]0;evil␇" the model; refused: " a"  this chat',
     ]
 
 
 def test_names_and_blanks():
     assert source_name("target") == "the model"
-    assert source_name("phrases+prompt+s3d") == "past replies and this chat and s3d"
+    assert source_name("phrases+prompt+s3d") == "past replies and this chat and own layers"
     assert visible(" a\n\tb\x1b") == '" a⏎⇥b␛"'

@@ -18,7 +18,7 @@ ROW = {
     "acceptance_length": float, "acceptance_by_depth": list, "draft_cost": float, "verify_cost": float,
     "host_cost": float, "bandwidth_share": float, "peak_bytes": int, "M": float, "identical": bool,
     "identical_prompts": int, "off_reason": (str, type(None)), "categories": dict,
-    "speedup_limit": float, "reliable": bool,
+    "speedup_limit": float, "speedup_limit_quartiles": list, "reliable": bool,
 }  # fmt: skip
 REPORT = {
     "machine": dict, "model": str, "revision": str, "device": str, "engine": str, "dtype": str, "quantize": str, "exactness": str,

@@ -327,6 +327,14 @@ def test_what_this_machine_has_and_what_fits(doctor, invented):
     assert rows["qwen3-4b"][1] == "7.5 GiB" and rows["llama3.2-3b"][1] == "6.0 GiB, gated"
 
 
+@pytest.mark.parametrize(("others", "told"), [(1.5, True), (0.1, False)])
+def test_a_busy_machine_is_told(doctor, invented, monkeypatch, others, told):
+    """What is measured then is slower, and another model may be recommended than in a quiet moment."""
+    monkeypatch.setattr("localspec.machine.hardware.OthersLoad.__call__", lambda self: others)
+    code, page, _ = doctor()
+    assert code == 0 and ("other programs kept 1.5 of " in page) is told
+
+
 def test_verbose_tells_of_m_and_of_reasons(doctor, invented):
     _, out, _ = doctor("--verbose")
     assert re.search(r"TOKENS/S +× +M  AS\n", out) and "M is speedup over relative memory" in out

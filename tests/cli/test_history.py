@@ -333,7 +333,24 @@ def test_a_branch_says_of_what(database: Path, monkeypatch: pytest.MonkeyPatch) 
         assert found is not None
         store.history.branch(first, found.turns, model="demo", system=None)
     monkeypatch.setattr(history_module, "seen", lambda: True)
-    assert run("list").splitlines()[1].endswith("first (branch of 1)")
+    assert run("list").splitlines()[1].endswith("  first · the same")
+
+
+def test_rm_deletes_what_was_copied_too(database: Path) -> None:
+    """What was said, in a file beside the history: it may be of any conversation."""
+    first, *_ = keep(database, ("one", "reply", "stop"))
+    keep(database, ("two", "reply", "stop"))
+    copied = database.parent / "copied.txt"
+    other = copied.with_name("other")
+    for arguments in (["rm", str(first)], ["rm", "--all"]):
+        copied.write_text("zanzibar")
+        os.link(copied, other)
+        assert run(*arguments, "--yes") == "Deleted 1 conversation, and the text that was copied last.\n"
+        assert not copied.exists() and b"zanzibar" not in other.read_bytes()
+        other.unlink()
+    copied.write_text("zanzibar")
+    assert run("rm", "--all", "--yes") == "Deleted the text that was copied last.\n" and not copied.exists()
+    assert run("rm", "--all", "--yes") == "There are no conversations to delete.\n"
 
 
 @pytest.mark.parametrize("number", ["7", "0", str(10**30)])

@@ -11,6 +11,7 @@ def test_json_and_lines(tmp_path):
         "config": str(paths.config_file),
         "models": str(paths.user_models_file),
         "database": str(paths.database),
+        "copied": str(paths.copied),
         "drafters": str(paths.drafters),
         "pulled": str(paths.pulled),
         "packed": str(paths.packed),

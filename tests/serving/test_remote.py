@@ -85,6 +85,21 @@ def test_thoughts_and_figures_as_several_servers_tell_them(tmp_path):
         assert (found["speculation"]["draft_n"], found["speculation"]["draft_n_accepted"]) == (8, 6)
 
 
+@pytest.mark.parametrize(
+    ("pieces", "text", "reasoning"),
+    [
+        (["<thi", "nk>\nHm", "m.\n</th", "ink>\n\nYes."], "Yes.", "Hmm."),
+        (["Yes <think>no</think>."], "Yes <think>no</think>.", ""),
+        (["<", "b>"], "<b>", ""),
+        (["<think>never ends"], "", "never ends"),
+    ],
+)
+def test_thoughts_that_a_server_leaves_in_the_text_are_told_from_it(tmp_path, pieces, text, reasoning):
+    with scripted(stream(*map(said, pieces), ended(), DONE)) as server:
+        found = json.loads(run(tmp_path, server, "--json").stdout)
+    assert (found["text"], found["reasoning"]) == (text, reasoning)
+
+
 def test_a_server_that_does_not_stream(tmp_path):
     whole = {"choices": [{"message": {"content": "All at once."}, "finish_reason": "stop"}], "usage": USAGE["usage"]}
     with scripted(answer(whole)) as server:

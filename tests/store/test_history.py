@@ -376,6 +376,23 @@ def test_an_excerpt_is_one_safe_line_around_the_word(history: History) -> None:
         history.remove([number])
 
 
+def test_a_title_that_was_given_is_searched_too(history: History) -> None:
+    """Beside what was said, the newest first; a title that was made of the prompt is found by the prompt."""
+    first, _ = history.say(None, "about cats", model="demo", system=None)
+    other, turn = history.say(None, "a zebra", model="demo", system=None)
+    last, newest = history.say(None, "nothing", model="demo", system=None)
+    assert history.search("stripes") == []
+    history.rename(first, "Stripes and Zebras")
+    history.rename(last, "zebra, again")
+    assert [(found.info.id, found.excerpt) for found in history.search("STRIPES zebra")] == [
+        (first, "Stripes and Zebras")
+    ]
+    assert [found.info.id for found in history.search("zebra")] == [last, other, first]
+    assert [found.turn for found in history.search("zebra", limit=2)] == [newest, turn]
+    history.rename(first, "")
+    assert history.search("stripes") == []
+
+
 @pytest.mark.slow
 def test_searching_agrees_with_looking_at_everything(store: Store, history: History) -> None:
     chance = random.Random(5)

@@ -9,9 +9,11 @@ from localspec.store.titles import LONGEST, title_of
     ("prompt", "title"),
     [
         ("Can you please explain how quicksort works in Python?", "How quicksort works in Python?"),
-        ("What is the capital of France?", "Capital of France?"),
+        ("What is the capital of France?", "Capital of France"),
         ("Hello! Write a short story about a fox", "Write a short story about a fox"),
         ("i want to know what is a monad", "A monad"),
+        ("What is a secret?", "A secret"),
+        ("who is that singer??", "That singer"),
         ("hi", "hi"),
         ("please", "please"),
         ("what is 2", "what is 2"),  # too little would be left

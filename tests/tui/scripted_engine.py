@@ -75,7 +75,7 @@ class ScriptedEngine:
         self.choice = SimpleNamespace(
             engine="native", dtype="fp32", quantize="none", device=device, drafter="phrases", nodes=8
         )
-        self.costs, self.parameters = None, 7_606_528
+        self.costs, self.parameters = None, 760_652_800
         self.exactness = Exactness(True, 2)
         memory = Memory(2**28, 2**26, 2**20, 2**29)
         self.session = SimpleNamespace(statistics=None, so_far=None, memory=memory)

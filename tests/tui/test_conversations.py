@@ -114,6 +114,8 @@ def test_a_deletion_that_divides_the_history_first_says_so(chat, monkeypatch):
 def test_the_last_one_of_a_search_is_deleted(chat):
     talk = chat()
     keep(talk, "cats", "dogs")
+    copied = talk.database.with_name("copied.txt")
+    copied.write_text("Said of cats.")
 
     async def story(pilot):
         await open_list(pilot, talk, first="dogs")
@@ -190,6 +192,20 @@ def test_f2_renames_and_the_top_line_knows(chat):
 
     talk.play(story)
     assert titles(talk) == ["The sea", "Earlier"]
+
+
+def test_what_was_renamed_is_found_by_its_name(chat):
+    talk = chat()
+    keep(talk, "cats", "dogs")
+    with Store.open(talk.database, print) as store:
+        store.history.rename(1, "Purring")
+
+    async def story(pilot):
+        await open_list(pilot, talk, first="dogs")
+        await pilot.press(*"purr")
+        await until(pilot, lambda: listed(talk) == ["Purring"])
+
+    talk.play(story)
 
 
 def test_a_conversation_deleted_elsewhere_cannot_be_renamed(chat):
@@ -272,8 +288,12 @@ def test_branches_say_of_what(chat):
         await until(pilot, talk.idle)
         await pilot.press("f5")
         await until(pilot, lambda: talk.replies() == ["Two."] and talk.idle())
-        await open_list(pilot, talk, first="first (open)")
-        assert "2 · just now · 1 turn · scripted · branch of 1" in talk.screen_text()
+        await open_list(pilot, talk, first="first · answered “Two.” (open)")
+        assert "first · answered “Two.” (open)" in talk.screen_text()
+        below = listed(talk)[1], " ".join(talk.screen_text().split())
+        assert below[0] == "  └ answered “One.”" and "1 · just now · 1 turn · scripted" in below[1]
+        await pilot.press("ctrl+d", "y")
+        await until(pilot, lambda: listed(talk) == ["first · answered “One.”"])
 
     talk.play(story)
 

@@ -23,7 +23,7 @@ def test_it_says_who_answers_and_how_well_and_what_is_kept(chat):
 
     async def story(pilot):
         text = talk.screen_text()
-        assert "7.6 million parameters · fp32 · cpu" in text and "wrong most of the time" in text
+        assert "761 million parameters · fp32 · cpu" in text and "often wrong" in text
         assert all(starter in text for starter in STARTERS)
         assert f"alone,in{talk.database};--no-log" in "".join(text.split())  # wherever the path is broken
         assert "Last:" not in text
@@ -53,6 +53,19 @@ def test_a_toy_is_called_a_toy_and_brings_its_own_prompts(chat, monkeypatch):
         await pilot.press("backspace", "1", "enter")
         await until(pilot, talk.idle)
         assert talk.prompts() == ["Who are [you]?"] and not shown(talk)
+
+    talk.play(story)
+
+
+def test_a_tiny_model_is_offered_no_prompt_that_it_cannot_answer(chat, monkeypatch):
+    monkeypatch.setattr("localspec.chat.introduction.TINY", 1e9)
+    talk = chat()
+
+    async def story(pilot):
+        await until(pilot, lambda: "scripted" in talk.screen_text() and shown(talk))
+        assert not any(starter in talk.screen_text() for starter in STARTERS)
+        await pilot.press("1")
+        assert talk.typed == "1"
 
     talk.play(story)
 

@@ -26,9 +26,11 @@ def line(figures: Figures, width: int) -> str:
     ("width", "shown"),
     [
         (140, "61.3 tokens/s · ×2.4 over plain · 3.1 a step · ctx ▰▱▱▱▱ 1.2k/4.1k · same text ✓ · the model 50%, past replies 50% · 0.50 GiB · int8"),
-        (78, "61.3 tokens/s · ×2.4 · 3.1 a step · ctx ▰▱▱▱▱ 1.2k/4.1k · same text ✓ · int8"),
+        (78, "61.3 tokens/s · ×2.4 · 3.1 a step · ctx 1.2k/4.1k · same text ✓ · 0.50 GiB"),
+        (58, "61.3 tokens/s · ×2.4 · 3.1 a step · ctx 1.2k/4.1k · same ✓"),
         (50, "61.3 tokens/s · ×2.4 · 3.1 a step · ctx 1.2k/4.1k"),
-        (30, "61.3 tokens/s · ctx 1.2k/4.1k"),
+        (34, "61.3 tokens/s · ×2.4 · 3.1 a step"),
+        (24, "61.3 tokens/s · ×2.4"),
         (14, "61.3 tokens/s"),
         (5, "×2.4"),
         (2, ""),
@@ -46,8 +48,9 @@ def test_no_line_is_too_long(figures, width):
 
 def test_why_drafting_is_off_is_a_sentence_where_there_is_room():
     assert "no drafts now: drafts take 3.1 times the time they save" in line(OFF, 140)
-    assert line(OFF, 78) == "61.3 tokens/s · ctx 1.2k/4.1k · off: drafts take 3.1 times the time they save"
-    assert "drafts off" in line(OFF, 58)
+    assert line(OFF, 88) == "61.3 tokens/s · ×0.80 slower · 3.1 a step · ctx 1.2k/4.1k · drafts off · same text ✓"
+    assert line(OFF, 78) == "61.3 tokens/s · ×0.80 · 3.1 a step · ctx 1.2k/4.1k · drafts off · same text ✓"
+    assert line(OFF, 58) == "61.3 tokens/s · ×0.80 · 3.1 a step · ctx 1.2k/4.1k · same ✓", "what tells least goes first"
 
 
 def styles(figures: Figures, text: str) -> str:
@@ -95,5 +98,20 @@ def test_a_conversation_that_goes_on_shows_from_the_start_how_full_the_context_i
         talk.app._chat.resume(1)
         await until(pilot, lambda: talk.prompts() == ["Hi"])
         assert "6/1k" in talk.live
+
+    talk.play(story)
+
+
+def test_a_warning_without_figures_ends_in_no_dot(chat):
+    """A server may tell none."""
+    talk = chat()
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        line = talk.app._chat._live
+        line.show_figures(Figures(), "it repeats itself")
+        assert str(line.render()) == "it repeats itself"
+        line.show_figures(KNOWN, "it repeats itself")
+        assert str(line.render()).startswith("it repeats itself · 61.3 tokens/s")
 
     talk.play(story)

@@ -3,11 +3,15 @@
 import threading
 from dataclasses import replace
 
+import pytest
 from tui.scripted_engine import say, statistics, until
 
 from localspec.events import Done
+from localspec_tui.widgets.reply_view import _below
 
-FAST = replace(statistics(248), steps=80, decode_seconds=4.0, step_seconds=4.0, plain_seconds=10.0)
+FAST = replace(
+    statistics(248), acceptance_length=3.1, steps=80, decode_seconds=4.0, step_seconds=4.0, plain_seconds=10.0
+)
 
 
 def test_what_a_reply_took_stands_below_it_and_below_it_when_it_is_resumed(chat):
@@ -38,3 +42,17 @@ def test_a_reply_that_was_stopped_says_so_and_what_it_took(chat):
         assert "(stopped) · 0.6 s · 3 tokens" in talk.screen_text()
 
     talk.play(story)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason", "figures", "told"),
+    [
+        ("Yes.", "length", {}, "(the reply ended at its limit of tokens)"),
+        ("Yes.", "length", {"context_full": True}, "(the reply ended because the context was full)"),
+        ("Yes.", "length", {"context_full": "so"}, "(the reply ended at its limit of tokens)"),
+        ("again and again, " * 40, "interrupted", {}, "(stopped) · (it repeats itself)"),
+        ("Yes.", "stop", {}, ""),
+    ],
+)
+def test_how_it_ended_stands_below_it(source, reason, figures, told):
+    assert _below(source, reason, figures) == told

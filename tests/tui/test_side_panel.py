@@ -24,7 +24,7 @@ def test_it_is_there_from_a_hundred_columns_on(chat):
     talk = chat(["Hello."])
 
     async def story(pilot):
-        assert panel(talk).display
+        await until(pilot, lambda: panel(talk).display)
         await say(pilot, "Hi")
         await until(pilot, talk.idle)
         await until(pilot, lambda: "who proposed it" in talk.screen_text())
@@ -100,6 +100,8 @@ def test_what_it_shows(chat):
         assert len(panel(talk)._moments) == 1
         panel(talk).show(replace(FIGURES, tokens=3, speedup=None, saved_seconds=None, acceptance_by_depth=()))
         await until(pilot, lambda: "nothing was drafted" in talk.screen_text())
+        panel(talk).show(replace(FIGURES, tokens=3, speedup=None, acceptance_by_depth=(), drafts=False))
+        await until(pilot, lambda: "--drafter phrases" in talk.screen_text())
 
     talk.play(story, size=(120, 40))
 
@@ -131,3 +133,30 @@ def test_sparks_and_folds():
     lines = [*folded("a sentence 日本語日本語日本語 anditsverylongword end", 8)]
     assert max(map(cell_len, lines)) <= 8
     assert "".join(lines).replace(" ", "") == "asentence日本語日本語日本語anditsverylongwordend"
+
+
+def test_where_nothing_is_told_it_takes_no_room(chat):
+    """As of many servers."""
+    talk = chat()
+
+    async def story(pilot):
+        await until(pilot, lambda: panel(talk).display)
+        panel(talk).show(Figures())
+        await until(pilot, lambda: not panel(talk).display)
+        panel(talk).show(Figures(tokens=4, tokens_per_second=3.0))
+        await until(pilot, lambda: "3.0 tokens/s" in talk.screen_text() and panel(talk).display)
+
+    talk.play(story)
+
+
+def test_no_bar_is_too_long_where_the_panel_scrolls(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        panel(talk).show(replace(FIGURES, sources={"s3d": 57, "target": 43}))
+        await until(pilot, lambda: panel(talk).max_scroll_y > 0 and "57%" in talk.screen_text())
+        lines = [line for line in talk.screen_text().splitlines() if "own layers" in line]
+        assert lines and lines[0].rstrip().endswith("57%")
+
+    talk.play(story, size=(100, 20))

@@ -56,9 +56,9 @@ def test_ctrl_t_marks_each_token_by_who_proposed_it(chat):
         assert lines[2].startswith(" ·    ╺━━━━ ┅┅ ×   ·   ≡ ×")
         assert [view._mark(piece) for piece in range(6)] == [MODEL, PAST, CHAT, CORRECTED, MODEL, SEVERAL]
         page = talk.screen_text()
-        for part in ("· the model 5 (56%)", "╺━ past replies 1 (11%)", "┅┅ this chat 1 (11%)", "══ medusa 1 (11%)"):
+        for part in ("· the model 5 (56%)", "╺━ past replies 1 (11%)", "┅┅ this chat 1 (11%)", "══ Medusa 1 (11%)"):
             assert part in page
-        assert "≡≡ medusa and past replies 1 (11%)" in page
+        assert "≡≡ Medusa and past replies 1 (11%)" in page
         assert "× where a draft was refused 3" in page
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
@@ -80,7 +80,7 @@ def test_the_cursor_tells_of_a_token_its_step_and_what_was_refused(chat):
         await until(pilot, lambda: "token 3" in told(talk))
         assert told(talk) == (
             '" on"  token 3 of 9, by this chat\nstep 1 brought 3 tokens, of 6 drafted: " falls on the"\n'
-            'drafted here and refused:\n  " in town"  medusa'
+            'drafted here and refused:\n  " in town"  Medusa'
         )
         await pilot.press("right")
         await until(pilot, lambda: "token 4" in told(talk))
@@ -102,8 +102,8 @@ def test_halves_of_a_character_are_one_thing_with_all_that_is_known_of_them(chat
         await looked_at(talk, pilot)
         await pilot.press("end", "left")
         await until(pilot, lambda: "together" in told(talk))
-        assert told(talk).startswith('" é⏎"  tokens 7–8 together of 9, by medusa, the model')
-        assert '"␛[2J"  medusa' in told(talk)
+        assert told(talk).startswith('" é⏎"  tokens 7–8 together of 9, by Medusa, the model')
+        assert '"␛[2J"  Medusa' in told(talk)
         await pilot.press("right")
         await until(pilot, lambda: "token 9" in told(talk))
         assert told(talk).startswith('"␛]0;evil␇"')

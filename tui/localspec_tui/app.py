@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.console import RenderableType
 from textual import events, work
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.notifications import Notify
 from textual.screen import Screen
 from textual.widget import MountError
 from textual.widgets import Input
@@ -26,6 +27,8 @@ from localspec_tui import clipboard, keymap, messages, terminal, themes
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.palette import Palette
+
+TOASTS = 2  # at a time
 
 
 class ChatApp(App[None]):
@@ -80,7 +83,12 @@ class ChatApp(App[None]):
         self._chat.download.wait(seconds)
 
     def on_mount(self) -> None:
+        self.app_resume_signal.subscribe(self, lambda _: self._draw_anew())
         self._leave_now()
+
+    def _draw_anew(self) -> None:
+        """All of the screen, for the shell has had the terminal since a stop (SIGTSTP)."""
+        self.refresh(layout=True)
 
     def on_start_failed(self, failed: messages.StartFailed) -> None:
         self.failure = failed.error
@@ -162,6 +170,26 @@ class ChatApp(App[None]):
     def leaving(self) -> bool:
         """Whether a signal came, also where nothing could be done about it yet."""
         return self._left is not None
+
+    # -- toasts -------------------------------------------------------------------------------------------------------
+
+    def on_notify(self, event: Notify) -> None:
+        """Before Textual shows it: the same text never twice, and few at a time, for each covers what one reads."""
+        message = event.notification.message
+        others = [one for one in self._notifications if one.message != message]
+        again = [one for one in self._notifications if one.message == message]
+        for one in [*again, *others[: max(len(others) - TOASTS + 1, 0)]]:
+            self._unnotify(one, refresh=False)
+
+    def push_screen(self, *screen: Any, **how: Any) -> Any:
+        """What was told of one screen is not told of the next."""
+        self.clear_notifications()
+        return super().push_screen(*screen, **how)
+
+    def pop_screen(self) -> Any:
+        """Likewise on the way back."""
+        self.clear_notifications()
+        return super().pop_screen()
 
     # -- colours ------------------------------------------------------------------------------------------------------
 

@@ -51,6 +51,8 @@ def _to_file(text: str, file: Path) -> bool:
         private_directory(file.parent)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
         with open(os.open(file, flags, 0o600), "w", encoding="utf-8") as opened:
+            if os.name == "posix":
+                os.fchmod(opened.fileno(), 0o600)  # one that was there may be open to others
             opened.write(text)
     except OSError:
         return False

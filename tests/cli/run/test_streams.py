@@ -183,7 +183,7 @@ def test_the_coldest_temperatures_say_what_is_likeliest(run, noise, cold, more):
 def test_temperatures_that_nothing_can_be_divided_by(run, noise, tmp_path):
     for hot in ("1e30", "1e299"):
         result = run("-m", noise, "hi", "--temp", hot)
-        assert result.code == 2 and "less than 1e30" in result.err and "Unexpected" not in result.err
+        assert result.code == 2 and "a number from 0 up" in result.err and "Unexpected" not in result.err
     own = tmp_path / "own"
     shutil.copytree(noise, own)
     (own / "generation_config.json").write_text('{"do_sample": true, "temperature": 1e299}')

@@ -10,7 +10,7 @@ from textual.timer import Timer
 from textual.widgets import Static
 
 from localspec.chat.attachments import Written, written
-from localspec.chat.commands import read
+from localspec.chat.commands import is_command, read
 from localspec.chat.completion import look_up
 from localspec.errors import LocalspecError, UsageMistake
 from localspec_tui import keymap, messages, slash_commands
@@ -32,6 +32,7 @@ from localspec_tui.widgets.first_screen import FirstScreen
 from localspec_tui.widgets.keys_footer import KeysFooter
 from localspec_tui.widgets.keys_panel import KeysPanel
 from localspec_tui.widgets.live_line import LiveLine
+from localspec_tui.widgets.message_view import NoticeView
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.side_panel import LEAST_COLUMNS, SidePanel
 from localspec_tui.widgets.status_line import TopLine, WaitingLine
@@ -67,6 +68,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         self._outbox = Outbox(first, files)
         self._edited: int | None = None  # the turn whose prompt is being changed
         self._stopping = False
+        self._refused: NoticeView | None = None  # what was said of the last line that was refused
         self._to_be_shown = 1  # conversations that were asked for; what is sent before the last is shown waits for it
         self._model = ""  # whose turn it is to answer; empty while none is loaded
         self._card: TargetCard | None = None  # of the model that answered last
@@ -108,6 +110,8 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
     # -- sending ------------------------------------------------------------------------------------------------------
 
     async def on_prompt_sent(self, sent: Prompt.Sent) -> None:
+        await self._conversation.forget(self._refused)
+        self._refused = None
         try:
             said = read(sent.text)
             if said.command:
@@ -116,7 +120,9 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
                 prompt = await self._with_files(said.rest)
         except LocalspecError as mistake:
             self._give_back(sent.text)
-            await self._conversation.tell(str(mistake), trouble=True)
+            if is_command(sent.text):
+                self._prompt.select_all()  # to be changed, or replaced by what is typed next
+            self._refused = await self._conversation.tell(str(mistake), trouble=True)
             return
         if not said.command:
             turn, self._edited = self._edited, None
@@ -261,19 +267,14 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         if self._left:
             self._prompt.put("\n\n".join(filter(None, (self._left, self._prompt.text))))
             self._left = ""
-            await self._conversation.tell("What was typed last and not sent is back in the prompt.")
+            await self._conversation.tell(
+                "What was typed last and not sent is back in the prompt, until it is sent or deleted."
+            )
         if self._outbox.files and not self._outbox.waiting:
             await self._conversation.tell("The text of the files goes before the next prompt.")
         if self._model:
             self._show_figures()
         await self._ask_waiting()
-
-    def on_titled(self, titled: messages.Titled) -> None:
-        self._top.call(titled.title)
-
-    def on_branched(self, branched: messages.Branched) -> None:
-        where = f"conversation {branched.conversation} ({self._key('chat.resume')})"
-        self.notify(f"What was said before stays in {where}.", markup=False)
 
     def on_stage_reached(self, reached: messages.StageReached) -> None:
         self._live.show(f"{reached.stage} …")
@@ -375,12 +376,6 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
             self.type_here()
             sent, left = self._key("prompt.send"), self._key("chat.back")
             self._live.show(f"{sent} says this instead · {left} leaves all as it is")
-
-    def rename(self, title: str) -> None:
-        """Calls the conversation so; an empty title is that of its first prompt."""
-        self._engine.rename(title)
-        if title:
-            self._top.call(title)  # at once; the engine's thread may be busy
 
     def action_editor(self) -> None:
         edit_prompt(self.app, self._prompt)

@@ -1,9 +1,10 @@
-"""What one chooses in the chat for the replies to come: who answers, the system prompt, how replies are sampled."""
+"""What one chooses in the chat: who answers, the system prompt, how replies are sampled, what it is called."""
 
 from typing import TYPE_CHECKING
 
 from localspec.chat.sampling import THINK
 from localspec.errors import UsageMistake
+from localspec_tui import keymap, messages
 from localspec_tui.screens.looking import LookingScreen
 from localspec_tui.widgets.download_line import DownloadLine
 from localspec_tui.widgets.status_line import TopLine
@@ -101,3 +102,16 @@ class ChoosingScreen(LookingScreen):
         self._engine.set_sampling(values)
         self._show_what_is_set()
         self.notify("It holds from the next reply on.", title="Sampling", markup=False)
+
+    def rename(self, title: str) -> None:
+        """Calls the conversation so; an empty title is that of its first prompt."""
+        self._engine.rename(title)
+        if title:
+            self._top.call(title)  # at once; the engine's thread may be busy
+
+    def on_titled(self, titled: messages.Titled) -> None:
+        self._top.call(titled.title)
+
+    def on_branched(self, branched: messages.Branched) -> None:
+        where = f"conversation {branched.conversation} ({keymap.key(self.app, 'chat.resume')})"
+        self.notify(f"What was said before stays in {where}.", markup=False)

@@ -14,11 +14,15 @@ from textual.timer import Timer
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
+from localspec import config
+from localspec.chat.branches import Row, parted, rows
 from localspec.chat.conversation import saved_conversation
 from localspec.chat.export import as_markdown, proposed_file, write_new
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.paths import Paths
 from localspec.quantities import ago, counted, day, seconds_of
 from localspec.store.conversations import ConversationInfo
+from localspec.store.copied import remove_copied
 from localspec.store.history import History
 from localspec.store.removal import DIVIDED
 from localspec.text import one_line
@@ -32,8 +36,12 @@ OLD = "30d"  # proposed
 
 
 class _Entry(NamedTuple):
-    info: ConversationInfo
+    row: Row
     excerpt: str  # what was found in it; empty where nothing was looked for
+
+    @property
+    def info(self) -> ConversationInfo:
+        return self.row.info
 
 
 @dataclass(frozen=True)
@@ -113,13 +121,16 @@ class ConversationsScreen(AskingScreen[int | None]):
 
     def _line(self, entry: _Entry) -> Content:
         info = entry.info
-        title = f"{info.title} (open)" if info.id == self._chat.number() else info.title
+        below = entry.row.below and not entry.excerpt
+        title, says = (f"└ {entry.row.says}", "") if below else (info.title, entry.row.says)
+        says = f" · {one_line(says)}" if says else ""
+        opened = " (open)" if info.id == self._chat.number() else ""
         facts = [str(info.id), ago(info.used, time.time()), counted(info.turns, "turn"), info.model_name]
         if entry.excerpt:
             facts[2:] = [entry.excerpt]
-        elif info.branch_of is not None:
-            facts.append(f"branch of {info.branch_of}")
-        return Content.assemble(one_line(title), "\n", (one_line(" · ".join(facts)), "dim"))
+        indent = "  " * below
+        told = f"{indent}{'  ' * below}{one_line(' · '.join(facts))}"
+        return Content.assemble(indent, one_line(title), (says, "dim"), opened, "\n", (told, "dim"))
 
     async def on_input_submitted(self, submitted: Input.Submitted) -> None:
         if self._asking.asking:
@@ -135,8 +146,9 @@ class ConversationsScreen(AskingScreen[int | None]):
 
     def _chosen(self) -> _Entry | None:
         """The one that something is to be done with; what was told before is no longer of interest."""
-        self._tell("")
-        return self._highlighted()
+        entry = self._highlighted()
+        self._tell("" if entry else "No conversation is chosen.")
+        return entry
 
     def _highlighted(self) -> _Entry | None:
         at = self._options.highlighted
@@ -146,7 +158,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         """The list stays where it was."""
         if entry in self._entries:
             at = self._entries.index(entry)
-            self._entries[at] = entry._replace(info=info)
+            self._entries[at] = entry._replace(row=entry.row._replace(info=info))
             self._options.replace_option_prompt_at_index(at, self._line(self._entries[at]))
 
     def _drop(self, gone: Collection[int]) -> None:
@@ -157,7 +169,10 @@ class ConversationsScreen(AskingScreen[int | None]):
         for entry in self._entries:
             if entry.info.id in gone:
                 options.remove_option(str(entry.info.id))
-        self._entries = [entry for entry in self._entries if entry.info.id not in gone]
+        left = {row.info.id: row for row in parted([entry.row for entry in self._entries], {*gone})}
+        self._entries = [entry._replace(row=left[entry.info.id]) for entry in self._entries if entry.info.id in left]
+        for at, entry in enumerate(self._entries):
+            options.replace_option_prompt_at_index(at, self._line(entry))
         options.highlighted = min(highlighted - above, len(self._entries) - 1) if self._entries else None
 
     # -- what is asked ------------------------------------------------------------------------------------------------
@@ -235,6 +250,7 @@ class ConversationsScreen(AskingScreen[int | None]):
             if await asyncio.to_thread(self._history.takes_long_to_remove, conversations):
                 self._tell(f"{DIVIDED[0].upper()}{DIVIDED[1:]}")
             removed = await asyncio.to_thread(self._history.remove, conversations)
+            await asyncio.to_thread(remove_copied, Paths(config.home()).copied)  # it may be of any of them
             stay = await asyncio.to_thread(self._chat.phrases_are_kept)
         except LocalspecError as error:
             self._drop(await asyncio.to_thread(_gone, self._history, conversations))
@@ -248,8 +264,10 @@ class ConversationsScreen(AskingScreen[int | None]):
 
 def _entries(history: History, words: str) -> Sequence[_Entry]:
     if words.strip():
-        return [_Entry(found.info, found.excerpt) for found in history.search(words, LISTED)]
-    return [_Entry(info, "") for info in history.conversations(LISTED)]
+        hits = history.search(words, LISTED)
+        known = {row.info.id: row for row in rows(history, [found.info for found in hits])}
+        return [_Entry(known[found.info.id], found.excerpt) for found in hits]
+    return [_Entry(row, "") for row in rows(history, history.conversations(LISTED))]
 
 
 def _renamed(history: History, info: ConversationInfo, title: str) -> ConversationInfo:

@@ -9,6 +9,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, Label, Static
 
+from localspec.config import TYPED
 from localspec.errors import UsageMistake
 from localspec.text import one_line
 from localspec_tui.screens.closing import ClosesOnce
@@ -52,6 +53,6 @@ class SamplingScreen(ClosesOnce, ModalScreen[None]):
         try:
             self._change(values)
         except UsageMistake as mistake:
-            self.query_one("#mistake", Static).update(one_line(str(mistake)))
+            self.query_one("#mistake", Static).update(one_line(str(mistake)).removeprefix(f"{TYPED} "))
         else:
             self.dismiss(None)

@@ -214,14 +214,22 @@ class ConversationView(VerticalScroll, can_focus=False):
 
     # -- beside the messages ------------------------------------------------------------------------------------------
 
-    async def tell(self, sentence: str, *, trouble: bool = False) -> None:
+    async def tell(self, sentence: str, *, trouble: bool = False) -> NoticeView:
         """A sentence of localspec's own, once where it would stand below itself."""
         if self.children and isinstance(last := self.children[-1], NoticeView) and last.sentence == sentence:
-            return
+            return last
         view = NoticeView(sentence, trouble=trouble)
         if self._exchanges:
             self._exchanges[-1].views.append(view)
         await self.mount(view)
+        return view
+
+    async def forget(self, notice: NoticeView | None) -> None:
+        """Takes back what was told, if it still stands there."""
+        for exchange in self._exchanges:
+            exchange.views = [view for view in exchange.views if view is not notice]
+        if notice is not None and notice.is_attached:
+            await notice.remove()
 
     def toggle_thoughts(self, view: Widget | None) -> bool:
         """Opens or folds what was thought before the reply in focus, else before the last that was thought about."""

@@ -64,7 +64,8 @@ class FirstScreen(Vertical):
                 (one_line(model.expectation), "$text-muted"),
             )
         )
-        for choice, prompt in zip(self._choices, self._starters, strict=False):
+        offered = (*self._starters, *[""] * len(self._choices))  # a toy has fewer
+        for choice, prompt in zip(self._choices, offered, strict=False):
             choice.offer(prompt)
 
     def begin(self, last: "ConversationInfo | None", *, said: bool) -> None:
@@ -94,7 +95,7 @@ class _Starter(Static):
         line = Table.grid(padding=(0, 1))
         line.add_row(Text(f" {self._number}", "bold"), Text(prompt))
         self.update(line)
-        self.display = True
+        self.display = bool(prompt)
 
     def on_click(self) -> None:
         self.post_message(FirstScreen.Chosen(self._prompt))

@@ -15,6 +15,7 @@ from localspec.chat.wording import (
     share_words,
     short_number,
     thought,
+    times,
     worth,
 )
 from localspec.quantities import tokens_a_second
@@ -22,7 +23,7 @@ from localspec.text import one_line
 from localspec_tui.widgets.status_line import BETWEEN, fitting
 
 METER = 5  # cells
-MATTERS = 5  # the last rank that does
+MATTERS = 5  # the last rank that does: ranks are by importance, places in the line by what belongs together
 TIGHT, FULL = 0.8, 0.92  # of the context: from here on it is worth a look, and a new conversation
 
 Spans = tuple[tuple[str, str], ...]  # text and style
@@ -30,11 +31,11 @@ Spans = tuple[tuple[str, str], ...]  # text and style
 
 @dataclass(frozen=True)
 class _Part:
-    """One thing worth knowing. Its `forms` say it at less and less length, at first one from `brief` on."""
+    """One thing worth knowing. Its `forms` say it at less and less length, the last one at first."""
 
     rank: int  # the lower, the more important
     forms: tuple[Spans, ...]
-    brief: int = -1
+    last: bool = False  # to say more of it matters least
 
 
 class LiveLine(Widget):
@@ -66,8 +67,10 @@ class LiveLine(Widget):
 
     def render(self) -> Content:
         if isinstance(self._shown, Figures):
-            warned = f"{self._warning}{BETWEEN}" if self._warning else ""
-            return Content.styled(warned, "$text-warning") + line_of(self._shown, self.size.width - cell_len(warned))
+            warned = Content.styled(self._warning, "$text-warning")
+            between = BETWEEN if self._warning else ""
+            line = line_of(self._shown, self.size.width - warned.cell_length - len(between))
+            return warned + Content(between) + line if line.plain else warned
         return Content(fitting(self._shown, self.size.width))
 
 
@@ -75,9 +78,10 @@ def line_of(figures: Figures, width: int) -> Content:
     """What there is room for: all that matters, the first ranks first, before anything is said at length."""
     parts = list(_parts(figures))
     ranked = sorted(parts, key=lambda part: part.rank)
-    first = [(part, part.forms[part.brief :]) for part in ranked if part.rank <= MATTERS]
+    first = [(part, part.forms[-1:]) for part in ranked if part.rank <= MATTERS]
     chosen: dict[int, Spans] = {}
-    for part, forms in [*first, *((part, part.forms) for part in ranked)]:
+    at_length = sorted(ranked, key=lambda part: part.last)
+    for part, forms in [*first, *((part, part.forms) for part in at_length)]:
         others = [form for rank, form in chosen.items() if rank != part.rank]
         room = width - sum(_width(form) + len(BETWEEN) for form in others)
         fitting = [form for form in forms if _width(form) <= room]
@@ -99,21 +103,22 @@ def _parts(figures: Figures) -> Iterator[_Part]:
         slower = figures.speedup < 1
         shown = worth(figures.speedup)
         style = "bold $text-warning" if slower else "bold $text-success"
-        yield _Part(3, (((f"{shown} over plain", style),), ((shown, style),)) if not slower else (((shown, style),),))
+        short = times(figures.speedup)
+        said = (shown if slower else f"{shown} over plain", short)
+        yield _Part(1, tuple(((form, style),) for form in said), last=not slower)
     elif figures.drafts and figures.tokens_per_second is not None and figures.off_reason is None:
-        yield _Part(3, ((("×?", ""),),))
+        yield _Part(1, ((("×?", ""),),))
     if figures.acceptance_length is not None:
-        yield _Part(4, (((a_step(figures.acceptance_length), ""),),))
+        yield _Part(2, (((a_step(figures.acceptance_length), ""),),))
     if figures.used and figures.context:
-        yield _Part(1, _context(figures.used, figures.context))
+        yield _Part(3, _context(figures.used, figures.context), last=True)
     if figures.off_reason:
         reason = one_line(figures.off_reason)
-        forms = (f"no drafts now: {reason}", f"off: {reason}", "drafts off")
-        yield _Part(2, tuple(((form, "$text-warning"),) for form in forms), brief=1)
+        yield _Part(5, tuple(((form, "$text-warning"),) for form in (f"no drafts now: {reason}", "drafts off")))
     if figures.exactness == "bitwise":
-        yield _Part(5, (((SAMENESS["bitwise"], "$text-success"),),))
+        yield _Part(4, tuple(((form, "$text-success"),) for form in (SAMENESS["bitwise"], "same ✓")))
     elif figures.exactness:
-        yield _Part(5, (((SAMENESS[figures.exactness], ""),),))
+        yield _Part(4, (((SAMENESS[figures.exactness], ""),),))
     if figures.reasoning_tokens:
         words = thought(figures.reasoning_tokens, figures.reasoning_seconds)
         yield _Part(6, (((words, ""),), ((f"thought {short_number(figures.reasoning_tokens)}", ""),)))

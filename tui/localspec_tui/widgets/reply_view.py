@@ -6,6 +6,7 @@ from typing import Any
 from textual.app import ComposeResult
 from textual.widgets import Static
 
+from localspec.chat.repetition import goes_round
 from localspec.chat.wording import kept_thought, summary
 from localspec_tui.reply_markdown import ReplyMarkdown
 from localspec_tui.widgets.message_view import MessageView
@@ -16,6 +17,7 @@ ENDINGS = {
     "length": "(the reply ended at its limit of tokens)",
     None: "(cut off: localspec was ended while this was written)",
 }
+CONTEXT_FULL = "(the reply ended because the context was full)"
 
 
 class ReplyView(MessageView):
@@ -29,7 +31,7 @@ class ReplyView(MessageView):
         reasoning: str = "",
     ) -> None:
         super().__init__(source)
-        self._below = _below(reason, figures or {})
+        self._below = _below(source, reason, figures or {})
         self._markdown = ReplyMarkdown(source)
         self._thoughts = ThoughtView(reasoning, kept_thought(figures or {})) if reasoning else None
 
@@ -72,13 +74,14 @@ class ReplyView(MessageView):
             self._thoughts.finish(reasoning, kept_thought(figures))
         self.source = source
         await self._markdown.update(source)
-        if below := _below(reason, figures):
+        if below := _below(source, reason, figures):
             await self.mount(_line(below))
 
 
-def _below(reason: str | None, figures: Mapping[str, Any]) -> str:
-    """How it ended, where that is worth a word, and what it took."""
-    return " · ".join(filter(None, (ENDINGS.get(reason, ""), summary(figures))))
+def _below(source: str, reason: str | None, figures: Mapping[str, Any]) -> str:
+    """How it ended, where that is worth a word, that it went round, and what it took."""
+    ended = CONTEXT_FULL if reason == "length" and figures.get("context_full") is True else ENDINGS.get(reason, "")
+    return " · ".join(filter(None, (ended, "(it repeats itself)" if goes_round(source) else "", summary(figures))))
 
 
 def _line(text: str) -> Static:

@@ -20,6 +20,11 @@ NAMES = 13  # columns of a name; those that are longer are cut
 DEPTHS = 8  # the deepest that is drawn
 MOST = 4096  # moments of a reply that are kept: more than seven minutes of them
 
+ALONE = (
+    "no drafts: the model alone is quickest here, or was asked for. To see drafts: localspec chat --drafter phrases; "
+    "/race shows both"
+)
+
 Line = tuple[str, str]  # a text and its style
 
 
@@ -38,6 +43,11 @@ class Section(Widget):
             self.display = bool(lines)
             self.refresh(layout=grown)
 
+    @property
+    def shown(self) -> bool:
+        """Whether there is something to say."""
+        return bool(self._lines)
+
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return 1 + len(self._lines)
 
@@ -53,6 +63,7 @@ class SidePanel(VerticalScroll, can_focus=False):
         self._speed, self._proposers = Section("this reply"), Section("who proposed it")
         self._depths, self._memory = Section("drafts that were right"), Section("memory")
         self._figures: Figures | None = None
+        self.add_class("-empty")  # until there is something to show: a server may tell nothing
         self._moments: list[tuple[float, int]] = []  # seconds and tokens of this reply
 
     def compose(self) -> ComposeResult:
@@ -75,19 +86,23 @@ class SidePanel(VerticalScroll, can_focus=False):
         if figures.tokens and (not self._moments or figures.tokens > self._moments[-1][1]):
             self._moments.append((figures.seconds, figures.tokens))
             del self._moments[:-MOST]
-        if self.display and self.is_mounted:
+        if self.is_mounted and (self.display or self.has_class("-empty")):
             self._draw(figures)
+
+    def on_resize(self) -> None:
+        self.on_show()
 
     def on_show(self) -> None:
         if self._figures is not None:
             self._draw(self._figures)
 
     def _draw(self, figures: Figures) -> None:
-        width = max(self.content_size.width, 8)
+        width = max(self.scrollable_content_region.width, 8)
         self._speed.show([*_speed(figures, self._rates(), width)])
         self._proposers.show([*_bars(shares(figures.sources), width)])
         self._depths.show([*_depths(figures.acceptance_by_depth)])
         self._memory.show([*_memory(figures, width)])
+        self.set_class(not any(section.shown for section in self.query(Section)), "-empty")
 
     def _rates(self) -> list[float]:
         """Tokens/s between one moment and the next."""
@@ -108,8 +123,10 @@ def _speed(figures: Figures, rates: Sequence[float], width: int) -> Iterator[Lin
             yield f"{seconds_words(abs(figures.saved_seconds))} {word}", ""
     elif figures.acceptance_by_depth:
         yield "× not known yet", "dim"
+    elif not figures.drafts and figures.memory.target:  # a server may draft, and not tell
+        yield from ((line, "dim") for line in folded(ALONE, width))
     elif figures.sources and not figures.off_reason:
-        yield "nothing was drafted", "dim"
+        yield from ((line, "dim") for line in folded("nothing was drafted: no phrase of past replies fitted", width))
     if figures.off_reason:
         yield from ((line, "$text-warning") for line in folded(f"no drafts now: {one_line(figures.off_reason)}", width))
 

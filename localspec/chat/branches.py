@@ -1,0 +1,101 @@
+"""Conversations that went on from one another, as a list shows them: together, with what tells them apart."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from localspec.store.conversations import ConversationInfo, Turn
+from localspec.text import one_line
+
+SHOWN = 40  # characters of what was asked or answered
+CONTEXT = 12  # of them, at most, before the first that differs
+
+Parting = tuple[Turn | None, Turn | None]  # the first turn of each that is unlike the other's, if it has one
+
+
+class Branches(Protocol):
+    """The history, as far as it is asked here."""
+
+    def partings(self, pairs: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], Parting]: ...
+
+
+class Row(NamedTuple):
+    """A conversation in a list. `family` is the id of the one that it and others went on from."""
+
+    info: ConversationInfo
+    family: int
+    below: bool = False  # it stands below another one of its family
+    says: str = ""  # what tells it from the others of its family
+
+    @property
+    def name(self) -> str:
+        """What it is called where it stands alone."""
+        return f"{self.info.title} · {self.says}" if self.says else self.info.title
+
+    @property
+    def indented(self) -> str:
+        """What it is called below another one, or above."""
+        return f"└ {self.says}" if self.below else self.name
+
+
+def rows(history: Branches, infos: Sequence[ConversationInfo]) -> list[Row]:
+    """These conversations, each family where its first one stands, and all of it together.
+
+    Raises StoreTrouble.
+    """
+    known = {info.id: info for info in infos}
+    families: dict[int, list[ConversationInfo]] = {}
+    for info in infos:
+        families.setdefault(_root(info, known), []).append(info)
+    pairs = {info.id: pair for family in families.values() for info in family if (pair := _pair(info, family))}
+    found = history.partings([*pairs.values()]) if pairs else {}
+    return [
+        Row(info, root, at > 0, _says(*found.get(pairs[info.id], (None, None))) if info.id in pairs else "")
+        for root, family in families.items()
+        for at, info in enumerate(family)
+    ]
+
+
+def parted(rows: Sequence[Row], gone: set[int]) -> list[Row]:
+    """What is left of them without those that are gone: another one of a family leads it where its first went."""
+    left: list[Row] = []
+    for row in rows:
+        if row.info.id not in gone:
+            left.append(row._replace(below=bool(left) and left[-1].family == row.family))
+    return left
+
+
+def _root(info: ConversationInfo, known: Mapping[int, ConversationInfo]) -> int:
+    """The oldest one that it went on from; one that is not listed stands for a family, too."""
+    seen = {info.id}
+    number = info.id
+    while (above := known.get(number)) is not None and above.branch_of is not None and above.branch_of not in seen:
+        number = above.branch_of
+        seen.add(number)
+    return number
+
+
+def _pair(info: ConversationInfo, family: Sequence[ConversationInfo]) -> tuple[int, int] | None:
+    """With which other one it is compared: what it went on from, else what went on from it last."""
+    if info.branch_of is not None:
+        return info.id, info.branch_of
+    child = next((other.id for other in family if other.branch_of == info.id), None)
+    return None if child is None else (info.id, child)
+
+
+def _says(mine: Turn | None, theirs: Turn | None) -> str:
+    if mine is None:
+        return "the same" if theirs is None else "ends before that"
+    if theirs is None or mine.typed != theirs.typed:
+        return f"asked “{_beginning(mine.typed)}”"
+    if mine.unanswered:
+        return "no answer"
+    return f"answered “{_beginning(mine.reply, theirs.reply)}”"
+
+
+def _beginning(text: str, other: str = "") -> str:
+    """The first words, or those from where the two differ."""
+    line, beside = one_line(text), one_line(other)
+    same = next((at for at, pair in enumerate(zip(line, beside, strict=False)) if pair[0] != pair[1]), 0)
+    start = line.rfind(" ", 0, same - CONTEXT) + 1 if same > SHOWN - CONTEXT else 0
+    shown = line[start : start + SHOWN]
+    return f"{'…' if start else ''}{shown}{'…' if start + SHOWN < len(line) else ''}"

@@ -1,0 +1,77 @@
+"""Conversations that went on from one another, in a list."""
+
+from pathlib import Path
+
+import pytest
+
+from localspec.chat.branches import parted, rows
+from localspec.store.history import History
+from localspec.store.store import Store
+
+
+@pytest.fixture
+def history(tmp_path: Path):
+    with Store.open(tmp_path / "kept.db", print) as store:
+        yield store.history
+
+
+def said(history: History, prompt: str, reply: str, number: int | None = None) -> int:
+    number, turn = history.say(number, prompt, model="demo", system=None)
+    history.write(turn, reply, "stop")
+    return number
+
+
+def branch(history: History, origin: int, turns: int, prompt: str, reply: str) -> int:
+    found = history.read(origin)
+    assert found is not None
+    number, _ = history.branch(origin, found.turns[:turns], model="demo", system=None)
+    return said(history, prompt, reply, number)
+
+
+def listed(history: History) -> list[str]:
+    return [f"{'  ' * row.below}{row.info.id} {row.indented}" for row in rows(history, history.conversations())]
+
+
+def test_answers_to_one_prompt_are_told_apart_and_stand_together(history: History) -> None:
+    first = number = said(history, "What is a tree?", "A tree is a plant.")
+    other = said(history, "Something else", "Yes.")
+    for reply in ("Trees grow.", "A tree is tall.", "Wood."):
+        number = branch(history, number, 0, "What is a tree?", reply)
+    title = history.conversations()[0].title
+    assert listed(history) == [
+        f"{number} {title} · answered “Wood.”",
+        f"  {number - 1} └ answered “A tree is tall.”",
+        f"  {number - 2} └ answered “Trees grow.”",
+        f"  {first} └ answered “A tree is a plant.”",
+        f"{other} Something else",
+    ]
+
+
+def test_what_was_asked_instead_is_said_and_where_an_answer_begins_to_differ(history: History) -> None:
+    first = said(history, "hello there", "Hi.")
+    said(history, "Count.", "one two three four five six seven eight nine ten eleven twelve", first)
+    asked = branch(history, first, 1, "Count down.", "ten")
+    again = branch(history, first, 1, "Count.", "one two three four five six seven eight nine nine nine nine")
+    found = history.read(first)
+    assert found is not None
+    short, _ = history.branch(first, found.turns[:1], model="demo", system=None)
+    same, _ = history.branch(first, found.turns, model="demo", system=None)
+    says = {row.info.id: row.says for row in rows(history, history.conversations())}
+    assert says[asked] == "asked “Count down.”" and says[short] == "ends before that" and says[same] == "the same"
+    assert says[again] == "answered “…seven eight nine nine nine nine”"
+
+
+def test_a_family_whose_first_is_gone_is_still_one(history: History) -> None:
+    first = said(history, "What is a tree?", "A plant.")
+    one = branch(history, first, 0, "What is a tree?", "Wood.")
+    other = branch(history, first, 0, "What is a tree?", "Green.")
+    found = rows(history, history.conversations())
+    assert [(row.info.id, row.below) for row in parted(found, {other})] == [(one, False), (first, True)]
+    history.remove([first])
+    assert [(row.info.id, row.below) for row in rows(history, history.conversations())] == [(other, False), (one, True)]
+
+
+def test_without_branches_nothing_else_is_read(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    said(history, "What is a tree?", "A plant.")
+    monkeypatch.setattr(history, "partings", None)
+    assert listed(history) == ["1 " + history.conversations()[0].title]

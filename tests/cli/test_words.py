@@ -1,0 +1,21 @@
+"""What a person reads of wrong values and of what is not known."""
+
+import pytest
+from command import called
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["history", "show", "abc"], "'abc' must be a whole number; give another value."),
+        (["bench", "--limit", "0"], "'0' must be 1 or more; give another value."),
+    ],
+)
+def test_a_value_that_cannot_be_is_told_in_our_words(tmp_path, arguments, said):
+    found = called(tmp_path, *arguments)
+    assert found.returncode == 2 and said in found.stderr and "Input should" not in found.stderr
+
+
+def test_what_there_is_none_of_is_not_unknown(tmp_path):
+    lines = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", "demo").stdout.splitlines())
+    assert lines["forms"] == lines["published"] == "none" and lines["source"] == "comes with localspec"
