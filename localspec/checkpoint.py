@@ -21,7 +21,19 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Phi3ForCausalLM": "phi3",
+    "Gemma3ForCausalLM": "gemma3_text",
+    "Gemma3ForConditionalGeneration": "gemma3",  # which reads pictures too: of it we serve the language model alone
 }  # and the model type that goes with each
+# The registered model that is nearest to those that are not supported, by how the name of an architecture begins.
+_NEAREST = {
+    "Gemma": "gemma-3-4b-it", "Qwen": "qwen3-4b", "Mistral": "mistral-7b", "Mixtral": "mistral-7b",
+    "Ministral": "mistral-7b", "Llama": "llama3.1-8b", "Phi": "phi4-mini", "SmolLM": "smollm2-1.7b",
+    "Deepseek": "deepseek-r1-qwen-7b", "GptOss": "qwen3-14b",
+}  # fmt: skip
+ANY = "qwen3-4b"
+# What tensors of a language model are called inside of one that reads pictures too, by this and by later conventions.
+_LANGUAGE_MODEL = {"language_model.": "", "model.language_model.": "model."}
+_PICTURES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 HEAD_PREFIX = "medusa_head."  # of the tensors of Medusa heads inside a whole model
@@ -50,7 +62,7 @@ class Checkpoint:
     @property
     def context(self) -> int | None:
         """The longest text that the model was made for, in tokens."""
-        longest = self.config.get("max_position_embeddings")
+        longest = text_config(self.config).get("max_position_embeddings")
         return longest if isinstance(longest, int) else None
 
 
@@ -65,14 +77,39 @@ def inspect(path: Path) -> Checkpoint:
     architecture = _architecture(config, path)
     files = weight_files(path)
     counts = {
-        name: math.prod(entry["shape"])
+        text_name(name): math.prod(entry["shape"])
         for file in files
         for name, entry in tensor_headers(file).items()
-        if not name.startswith(HEAD_PREFIX)
+        if not name.startswith((HEAD_PREFIX, *_PICTURES))
     }
     size = sum(file.stat().st_size for file in files)
     embedding = counts.get("model.embed_tokens.weight", 0)
     return Checkpoint(path, config, architecture, files, sum(counts.values()), size, embedding)
+
+
+def supported(refused: str | None) -> str:
+    """Ends a sentence about an architecture that is refused: what is supported, and the nearest model of it."""
+    nearest = next((model for name, model in _NEAREST.items() if (refused or "").startswith(name)), ANY)
+    return f"supported are {', '.join(ARCHITECTURES)}; the nearest model is {nearest}, by `localspec pull {nearest}`."
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config.json says of the language model: that of a model which reads pictures too has it inside."""
+    inner = config.get("text_config")
+    if config.get("model_type") != "gemma3" or not isinstance(inner, dict):
+        return config
+    outer = {name: value for name, value in config.items() if name not in ("text_config", "vision_config")}
+    said = {name: value for name, value in inner.items() if value is not None}
+    ends = {name: outer[name] for name in ("eos_token_id",) if name in outer}  # those of its turns too
+    return {**outer, **said, **ends, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+
+
+def text_name(name: str) -> str:
+    """What a tensor is called in a language model that is by itself."""
+    for prefix, own in _LANGUAGE_MODEL.items():
+        if name.startswith(prefix):
+            return own + name.removeprefix(prefix)
+    return name
 
 
 def is_packed(path: Path) -> bool:
@@ -126,7 +163,7 @@ def _architecture(config: Mapping[str, Any], path: Path) -> str:
             if architecture
             else f"The architecture that {path} does not name"
         )
-        raise LocalspecError(f"{what} is not supported; supported are {', '.join(ARCHITECTURES)}.")
+        raise LocalspecError(f"{what} is not supported; {supported(architecture)}")
     if config.get("model_type") != ARCHITECTURES[architecture]:
         raise LocalspecError(
             f"{path / 'config.json'} says model_type {config.get('model_type')!r}, and {architecture} is of type "

@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 LLAMA3, LLAMA3_BOS, MISTRAL3, CHATML = "llama3", "llama3-bos", "mistral3", "qwen2"
-QWEN3, PHI3, METASPACE = "qwen3", "phi3", "llama2"
+QWEN3, PHI3, METASPACE, GEMMA3 = "qwen3", "phi3", "llama2", "gemma3"
 
 _LLAMA3_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
@@ -140,6 +140,16 @@ _LLAMA2_TEMPLATE = (
     "{% elif message['role'] == 'assistant' %}{{ ' ' + message['content'] | trim + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
 
+# As Gemma 3's: no system role, a system message begins the first turn; the assistant is called model.
+_GEMMA3_TEMPLATE = (
+    "{{ bos_token }}{% set before = messages[0]['content'] + '\n\n' if messages[0]['role'] == 'system' else '' %}"
+    "{% for message in (messages[1:] if before else messages) %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Turns must alternate') }}{% endif %}"
+    "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' }}"
+    "{{ (before if loop.first else '') + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+
 # What a template may use, or try to: each alone.
 TEMPLATES = [
     "{{ messages | tojson }}", "{{ messages | tojson(indent=2) }}", "{{ {'é': '<&>'} | tojson(sort_keys=true) }}",
@@ -251,6 +261,14 @@ def write_tokenizer(path: Path, name: str) -> Path:
         config |= {"tokenizer_class": "LlamaTokenizer", "legacy": False}
         template = _PHI3_TEMPLATE
         model = {"model_type": "phi3", "eos_token_id": tokenizer.token_to_id("<|endoftext|>"), "pad_token_id": 0}
+    elif name == GEMMA3:
+        tokenizer = _metaspace(["<start_of_turn>", "<end_of_turn>"], legacy=True)
+        tokenizer.normalizer = normalizers.Replace(" ", "▁")
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+        config |= {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": _GEMMA3_TEMPLATE}
+        model = {"model_type": "gemma3_text", "eos_token_id": [2, tokenizer.token_to_id("<end_of_turn>")]}
     else:
         tokenizer = _metaspace([], legacy=True)
         config = {

@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -161,9 +162,37 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     ),
     "phi3-one-key-head-tied": _config(Phi3Config, num_key_value_heads=1, tie_word_embeddings=True),
+    "gemma3-many-heads-no-window": _config(
+        Gemma3TextConfig,
+        num_key_value_heads=4,
+        head_dim=12,
+        tie_word_embeddings=False,
+        layer_types=["full_attention"] * 3,
+    ),
+    "gemma3-grouped-mixed-window-linear": _config(
+        Gemma3TextConfig,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=7,
+        query_pre_attn_scalar=10,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
+    "gemma3-one-key-head-untied-biases": _config(
+        Gemma3TextConfig,
+        num_key_value_heads=1,
+        head_dim=20,
+        sliding_window=9,
+        attention_bias=True,
+        tie_word_embeddings=False,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+    ),
 }
 # Weights whose greedy texts go on for long without circling: a model that says one word for ever proves little.
-SEEDS = dict(zip(CONFIGS, (6, 2, 3, 0, 0, 0, 0, 0, 2, 0, 1, 5, 0, 0, 1), strict=True))
+SEEDS = dict(zip(CONFIGS, (6, 2, 3, 0, 0, 0, 0, 0, 2, 0, 1, 5, 0, 0, 1, 10, 12, 2), strict=True))
 # One of each family, and between them all that layers differ in.
 FAMILIES = [
     "llama-many-heads-biases-llama3",
@@ -171,6 +200,7 @@ FAMILIES = [
     "qwen2-many-heads-mixed-window-tied",
     "qwen3-grouped-mixed-window-wide-heads",
     "phi3-grouped-window-partial-rotary",
+    "gemma3-grouped-mixed-window-linear",
 ]
 SHARDED = "llama-many-heads-biases-llama3"
 LONGROPE = "phi3-many-heads-longrope"

@@ -26,6 +26,8 @@ def check(config: ModelConfig, room: int) -> None:
     """Raises LocalspecError for a model that llama.cpp, or this file, computes otherwise within `room` tokens."""
     family, window = config.model_type, config.sliding_window
     rotation = config.rope_parameters["rope_type"]
+    if family not in NAMES:
+        raise LocalspecError(f"llama.cpp is given no {family} model here; leave --peer llama.cpp out.")
     if rotation not in ROTATIONS.get(family, ("default", "linear")):
         raise LocalspecError(
             f"llama.cpp is given no {family} model with '{rotation}' positions here; leave --peer llama.cpp out."

@@ -15,6 +15,7 @@ from localspec.models.drafter_kinds import kinds
 from localspec.models.entries import Entry, Form, PublishedDrafter
 from localspec.models.own_draft import own_draft
 from localspec.models.registry import TargetCard, named_card, source_here
+from localspec.models.shape import Shape
 from localspec.packed_file import read
 from localspec.quantities import amount, size
 from localspec.text import one_line
@@ -50,6 +51,7 @@ def show(
 def _installed_facts(card: TargetCard) -> Facts:
     """What the files of a model that is here say."""
     checkpoint = inspect(card.path)
+    shape = Shape.of(checkpoint.config)
     own, passed_over = own_draft(card)
     draft = own.card.name if own is not None and own.card.here else None
     return {
@@ -60,7 +62,7 @@ def _installed_facts(card: TargetCard) -> Facts:
         "architecture": checkpoint.architecture,
         "parameters": checkpoint.parameters,
         "bytes": checkpoint.bytes,
-        "context": checkpoint.context,
+        "context": shape.context if shape else checkpoint.context,
         "license": card.license,
         "drafters": [
             *kinds("nothing", "probe"),

@@ -128,7 +128,7 @@ def _parallelspec(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, 
             own = stored.get(f"model.{stored_name(name)}")
             weights[name] = target.weights[name] if own is None else own.to(target.dtype)
         if options.form == "model":  # the mask has a row of its own beside the embedding
-            weights["embed_tokens"][content["pard_token"]] = stored["masks"][0].to(target.dtype)
+            weights["embed_tokens"][content["pard_token"]] = (stored["masks"][0] / sizes.embed_scale).to(target.dtype)
         _write_model(directory, sizes, weights, {**content, "dtype": _name(target.dtype)}, checkpoint, vocab_size)
         if options.form != "model":
             _copy_licences(checkpoint.path, directory)
@@ -218,7 +218,8 @@ def _layers(sizes: TransformerConfig, content: Mapping[str, Any]) -> dict[str, A
         "use_sliding_window": window is not None,
         "max_window_layers": count if window is None else 0,
     }
-    return said | {name: value for name, value in others.items() if name in content}
+    windowed = ("layer_types",) if content["model_type"] == "gemma3_text" else ()  # which has a pattern without them
+    return said | {name: value for name, value in others.items() if name in content or name in windowed}
 
 
 def _name(dtype: torch.dtype) -> str:

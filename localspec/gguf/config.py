@@ -74,7 +74,7 @@ def architecture(metadata: Metadata) -> str:
     if named not in FAMILIES:
         what = f"is of the architecture {named[:80]!r}" if named else "names no architecture"
         raise LocalspecError(
-            f"The {metadata.file} {what}, which localspec does not compute; it reads {', '.join(FAMILIES)}."
+            f"The {metadata.file} {what}, which localspec does not read from GGUF; it reads {', '.join(FAMILIES)}."
         )
     return named
 

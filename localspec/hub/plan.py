@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localspec.checkpoint import ARCHITECTURES, HEAD_PREFIX, PICKLED_INDEX
+from localspec.checkpoint import ARCHITECTURES, HEAD_PREFIX, PICKLED_INDEX, supported
 from localspec.config import hub_places
 from localspec.errors import LocalspecError
 from localspec.hub.cache import HEADS, TOKENIZER, cached, damage
@@ -222,7 +222,7 @@ def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ..
     if architecture not in ARCHITECTURES or config.get("model_type") != ARCHITECTURES[architecture]:
         what = f"is of the architecture {architecture}" if architecture else "names no architecture"
         code = " and brings code of its own (auto_map), which localspec never runs" if own_code else ""
-        raise LocalspecError(f"{source} {what}{code}; supported are {', '.join(ARCHITECTURES)}.")
+        raise LocalspecError(f"{source} {what}{code}; {supported(architecture)}")
     if packed := config.get("quantization_config"):
         method = str(packed.get("quant_method", "unknown") if isinstance(packed, dict) else packed)[:80]
         raise LocalspecError(

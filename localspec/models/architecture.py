@@ -1,7 +1,8 @@
-"""The transformer of Llama, Mistral, Qwen2, Qwen3 and Phi-3: what the families differ in, and what its weights are.
+"""The transformer of Llama, Mistral, Qwen2, Qwen3, Phi-3 and Gemma 3: how they differ, and what its weights are.
 
 Parameters are called as in the Hugging Face code of Llama, with query, key and value stacked as `qkv_proj`, gate and up
-as `gate_up_proj` (as Phi-3 has them). `weight_map` says which tensors of the Hugging Face layout each is made of.
+as `gate_up_proj` (as Phi-3 has them). `weight_map` says which tensors of the Hugging Face layout each is made of. Norms
+of what attention and MLP give (Gemma) are `o_norm` and `down_norm`; `post_attention_layernorm` is before any MLP.
 """
 
 from dataclasses import dataclass
@@ -28,13 +29,26 @@ class TransformerConfig:
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    activation: str = "silu"  # of the MLP's gate: silu, or gelu (by tanh)
+    output_norms: bool = False  # norms of what attention and MLP give, too
+    norm_offset: float = 0.0  # norms multiply by this plus their weight
+    embed_scale: float = 1.0  # embeddings are multiplied by it, rounded to their own precision
+    query_scalar: float = 0.0  # scores are divided by its root; that of head_dim where it is 0
 
     @classmethod
     def of(cls, config: ModelConfig) -> "TransformerConfig":
         """Reads a model's config. Raises LocalspecError where this transformer would not compute the same."""
-        if (activation := config.hidden_act) not in ("silu", "swish"):
+        gemma = config.model_type == "gemma3_text"
+        known = {"gelu_pytorch_tanh": "gelu"} if gemma else {"silu": "silu", "swish": "silu"}
+        if config.hidden_act not in known:
             raise LocalspecError(
-                f"The model's activation is '{activation}', and localspec computes 'silu' only; choose another model."
+                f"The model's activation is '{config.hidden_act}', and localspec computes '{next(iter(known))}' only, "
+                "in models of this family; choose another model."
+            )
+        if config.soft_caps:
+            raise LocalspecError(
+                "The model caps its logits or scores by a hyperbolic tangent, which localspec does not compute; choose "
+                "another model."
             )
         return cls(
             family=config.model_type,
@@ -50,7 +64,12 @@ class TransformerConfig:
             qkv_bias=config.attention_bias or config.model_type == "qwen2",
             o_bias=config.attention_bias,
             mlp_bias=config.mlp_bias,
-            qk_norm=config.model_type == "qwen3",
+            qk_norm=gemma or config.model_type == "qwen3",
+            activation=known[config.hidden_act],
+            output_norms=gemma,
+            norm_offset=1.0 if gemma else 0.0,
+            embed_scale=config.hidden_size**0.5 if gemma else 1.0,
+            query_scalar=config.query_pre_attn_scalar,
         )
 
     @property
@@ -85,8 +104,8 @@ def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
             parts[f"{ours}{name}.weight"] = [(part + ".weight", rows) for part, rows in made_of]
             if bias:
                 parts[f"{ours}{name}.bias"] = [(part + ".bias", rows) for part, rows in made_of]
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            parts[ours + name] = [(f"{theirs}{name}.weight", config.hidden_size)]
+        for name, called in _norms(config).items():
+            parts[ours + name] = [(f"{theirs}{called}.weight", config.hidden_size)]
         if config.qk_norm:
             for name in ("q_norm", "k_norm"):
                 parts[ours + name] = [(f"{self_attn}{name}.weight", config.head_dim)]
@@ -94,6 +113,18 @@ def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
     if not config.tied:
         parts["lm_head.weight"] = [("lm_head.weight", config.vocab_size)]
     return parts
+
+
+def _norms(config: TransformerConfig) -> dict[str, str]:
+    """Our names of a layer's norms, and those of the Hugging Face layout."""
+    if not config.output_norms:
+        return {name: name for name in ("input_layernorm", "post_attention_layernorm")}
+    return {
+        "input_layernorm": "input_layernorm",
+        "o_norm": "post_attention_layernorm",
+        "post_attention_layernorm": "pre_feedforward_layernorm",
+        "down_norm": "post_feedforward_layernorm",
+    }
 
 
 def in_features(name: str, config: TransformerConfig) -> int | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.checkpoint import Checkpoint
+from localspec.checkpoint import Checkpoint, text_config
 from localspec.errors import LocalspecError, UsageMistake, first_line
 from localspec.outside_files import parse_json, read_bytes
 from localspec.setting_checks import HOTTEST
@@ -38,6 +38,13 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5, "eos_token_id": 32000, "original_max_position_embeddings": 4096,
     },
+    "gemma3_text": {
+        "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
+        "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "sliding_window": 4096,
+        "query_pre_attn_scalar": 256, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6,
+        "eos_token_id": 1,
+    },
 }  # fmt: skip
 # Keys of other families, which converted models carry along and the stock model does not read.
 _NOT_READ: Mapping[str, tuple[str, ...]] = {
@@ -46,12 +53,14 @@ _NOT_READ: Mapping[str, tuple[str, ...]] = {
     "qwen2": ("attention_bias", "mlp_bias"),
     "qwen3": ("mlp_bias",),
     "phi3": ("attention_bias", "mlp_bias", "use_sliding_window", "max_window_layers", "layer_types"),
+    "gemma3_text": ("hidden_act", "mlp_bias", "use_sliding_window", "max_window_layers"),
 }
 _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "max_position_embeddings",
 )  # fmt: skip
 _SWITCHES = ("tie_word_embeddings", "attention_bias", "mlp_bias")
+_SOFT_CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
 _ORIGINAL = "original_max_position_embeddings"
 
 
@@ -77,12 +86,16 @@ class ModelConfig:
     max_window_layers: int
     layer_types: tuple[str, ...] | None
     rope_parameters: Mapping[str, Any]
+    local_rope_parameters: Mapping[str, Any] | None  # of layers with a window, where those are rotated otherwise
+    query_pre_attn_scalar: float  # 0 where scores are divided by the root of head_dim
+    soft_caps: bool
     eos_token_id: Any  # whoever ends replies checks it, with those of other files
     content: Mapping[str, Any]
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "ModelConfig":
         """Reads the content of a config.json. Raises ValueError, with a clause, for one that is not possible."""
+        content = text_config(content)
         family = content.get("model_type")
         if not isinstance(family, str) or family not in _DEFAULTS:
             raise ValueError(f"model_type = {family!r} is not one of {', '.join(_DEFAULTS)}")
@@ -111,6 +124,7 @@ class ModelConfig:
         _check(found, "layer_types", lambda value: value is None or _texts(value, found["num_hidden_layers"]))
         if found["layer_types"] is not None:
             found["layer_types"] = tuple(found["layer_types"])
+        found |= _of_gemma(found) if family == "gemma3_text" else _OF_OTHERS
         found["rope_parameters"] = _rope_parameters(found)
         found["content"] = dict(content)
         return cls(**{name: found[name] for name in cls.__dataclass_fields__})
@@ -148,6 +162,48 @@ class ModelConfig:
                 f"ask for --context {limit} or less."
             )
         return asked or own
+
+
+_OF_OTHERS = {"local_rope_parameters": None, "query_pre_attn_scalar": 0.0, "soft_caps": False}
+
+
+def _of_gemma(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What Gemma 3 says in its own way: windows by a pattern, a rotation for layers with one and for those without."""
+    if found.get("use_bidirectional_attention"):
+        raise ValueError("use_bidirectional_attention: texts are read from left to right alone here")
+    _check(found, "hidden_activation", lambda value: isinstance(value, str))
+    _check(found, "query_pre_attn_scalar", lambda value: _number(value) and 0 < value < math.inf)
+    types = found["layer_types"]
+    if types is None:
+        _check(found, "sliding_window_pattern", _positive)
+        layers, every = range(1, found["num_hidden_layers"] + 1), found["sliding_window_pattern"]
+        types = tuple("sliding_attention" if layer % every else "full_attention" for layer in layers)
+    if "sliding_attention" in types:
+        _check(found, "sliding_window", _positive)
+    rotations, scaling = found.get("rope_parameters") or {}, found.get("rope_scaling") or {}
+    if not isinstance(rotations, dict) or not isinstance(scaling, dict):
+        raise ValueError("the rope_parameters are no table")
+    if unknown := rotations.keys() - {"full_attention", "sliding_attention"}:
+        raise ValueError(f"the rope_parameters tell of {min(map(str, unknown))!r:.40}, which is no kind of layer")
+    whole, local = (rotations.get(kind) or {"rope_type": "default"} for kind in ("full_attention", "sliding_attention"))
+    if not isinstance(whole, dict) or not isinstance(local, dict):
+        raise ValueError("the rope_parameters of a kind of layer are no table")
+    base = {**found, "rope_scaling": None, "rope_theta": found["rope_local_base_freq"]}
+    return {
+        "hidden_act": found["hidden_activation"],
+        "layer_types": types,
+        "query_pre_attn_scalar": float(found["query_pre_attn_scalar"]),
+        "soft_caps": any(found.get(name) is not None for name in _SOFT_CAPS),
+        "rope_scaling": None,
+        "rope_parameters": {**whole, **scaling},
+        "local_rope_parameters": _rope_parameters({**base, "rope_parameters": local}),
+    }
+
+
+def with_defaults(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config.json says of the language model, with what Gemma's leave out; others say all sizes."""
+    said = text_config(content)
+    return {**_DEFAULTS["gemma3_text"], **said} if said.get("model_type") == "gemma3_text" else said
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ double precision, so that it is the same on every machine.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ class Rope:
 
     inv_freq: _Frequencies
     attention_scaling: float
+    local: "Rope | None" = None  # of layers with a window, where those are rotated otherwise; as wide
 
     @property
     def rotary_dim(self) -> int:
@@ -38,14 +39,24 @@ class Rope:
         Scaling that depends on the length (dynamic NTK, longrope) is fixed by it, so that a token's rotation never
         changes while a text grows. Raises LocalspecError for parameters that are not known or not possible.
         """
-        rope_type = config.rope_parameters["rope_type"]
+        whole = cls._by(config, config.rope_parameters, context)
+        if config.local_rope_parameters is None:
+            return whole
+        local = cls._by(config, config.local_rope_parameters, context)
+        if local.rotary_dim != whole.rotary_dim:
+            raise _impossible(f"they rotate {whole.rotary_dim} channels in some layers, {local.rotary_dim} in others")
+        return replace(whole, local=local)
+
+    @classmethod
+    def _by(cls, config: ModelConfig, parameters: Mapping[str, Any], context: int) -> "Rope":
+        rope_type = parameters["rope_type"]
         if not isinstance(rope_type, str) or rope_type not in _KINDS:
             raise LocalspecError(
                 f"The model scales its positions by '{rope_type}', which localspec does not know; choose another model."
             )
         try:
             with np.errstate(all="ignore"):
-                inv_freq, attention_scaling = _KINDS[rope_type](config, config.rope_parameters, context)
+                inv_freq, attention_scaling = _KINDS[rope_type](config, parameters, context)
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             what = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
             raise _impossible(what) from None

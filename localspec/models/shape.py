@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from localspec.models.model_config import with_defaults
+
 # Our names, and those of config.json; what it may leave out has a rule below.
 _NAMES = {
     "num_layers": "num_hidden_layers",
@@ -35,7 +37,8 @@ class Shape:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Shape | None":
         """What a config.json says; None where it does not say enough."""
-        found: dict[str, Any] = {name: config.get(theirs) for name, theirs in _NAMES.items()}
+        said = with_defaults(config)
+        found: dict[str, Any] = {name: said.get(theirs) for name, theirs in _NAMES.items()}
         found["tied"] = bool(found["tied"])
         if found["num_kv_heads"] is None:
             found["num_kv_heads"] = found["num_heads"]
@@ -75,7 +78,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All of them, but for biases and the norms inside of attention, which no family has many of."""
+        """All of them, but for biases, norms inside of attention and those of outputs, which no family has many of."""
         norms = (2 * self.num_layers + 1) * self.hidden_size
         return self.num_layers * self.layer + self.embedding * (1 if self.tied else 2) + norms
 

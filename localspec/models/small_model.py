@@ -29,7 +29,7 @@ def compare_tokens(small: Tokenizer, vocabulary: int, target: Tokenizer, path: P
 
     `small` is the tokenizer of the model in `path`, which has `vocabulary` ids.
     """
-    compare(_tokens(small), vocabulary, _tokens(target), path)
+    compare(_tokens(small), vocabulary, _tokens(target), target.special_ids, path)
 
 
 def mask_token(config: ModelConfig, path: Path) -> int:

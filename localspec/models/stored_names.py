@@ -12,6 +12,8 @@ STORED_NAMES = {
     "down_proj": "down",
     "input_layernorm": "attention_norm",
     "post_attention_layernorm": "inner_norm",
+    "o_norm": "output_norm",
+    "down_norm": "down_norm",
     "q_norm": "query_norm",
     "k_norm": "key_norm",
     "lora_A": "down",

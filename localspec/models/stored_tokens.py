@@ -1,6 +1,6 @@
 """The tokens that a model's tokenizer.json lists, read without a tokenizer; and whether two models have the same."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from localspec import packed_file
@@ -11,10 +11,14 @@ from localspec.outside_files import parse_json, read_bytes
 FILE = "tokenizer.json"
 
 
-def compare(small: Mapping[int, str], vocabulary: int, target: Mapping[int, str], path: Path) -> None:
+def compare(
+    small: Mapping[int, str], vocabulary: int, target: Mapping[int, str], special: Collection[int], path: Path
+) -> None:
     """Raises UsageMistake where a token's id is not the same in both; ids that only fill up a vocabulary may differ.
 
-    `small` and `target` are tokens by id; the small model in `path` has `vocabulary` ids.
+    `small` and `target` are tokens by id, `special` those of the target's that no text has; the small model in `path`
+    has `vocabulary` ids. Special ones beyond them that its own tokenizer lists all the same, as Gemma 3's of text alone
+    does one for pictures, are no trouble: drafters read another in their place.
     """
     different = [index for index in target.keys() & small.keys() if target[index] != small[index]]
     if different:
@@ -23,10 +27,10 @@ def compare(small: Mapping[int, str], vocabulary: int, target: Mapping[int, str]
             f"The small model in {path} has another tokenizer: its token {first} is {small[first]!r}, and the "
             f"target's is {target[first]!r}; give one that was made for this target."
         )
-    if max(target) >= vocabulary:
+    if unknown := [index for index in target if index >= vocabulary and not (index in special and index in small)]:
         raise UsageMistake(
             f"The small model in {path} knows {vocabulary} tokens, and the target's tokenizer gives ids up to "
-            f"{max(target)}; give one that was made for this target."
+            f"{max(unknown)}; give one that was made for this target."
         )
 
 
@@ -37,7 +41,8 @@ def compare_stored(small: Path, vocabulary: int, target: Path, target_vocabulary
     `compare` does, LocalspecError where a tokenizer.json is missing or damaged.
     """
     if not (same_file(small, target) and vocabulary >= target_vocabulary):
-        compare(_tokens(_content(small), small), vocabulary, _tokens(_content(target), target), small)
+        own, (theirs, special) = _tokens(_content(small), small)[0], _tokens(_content(target), target)
+        compare(own, vocabulary, theirs, special, small)
 
 
 def same_file(one: Path, other: Path) -> bool:
@@ -61,20 +66,22 @@ def _content(path: Path) -> bytes:
         raise _unreadable(path, "there is none") from None
 
 
-def _tokens(content: bytes, path: Path) -> dict[int, str]:
-    """Tokens by id: those of the vocabulary, and those that were added."""
+def _tokens(content: bytes, path: Path) -> tuple[dict[int, str], set[int]]:
+    """Tokens by id, those of the vocabulary and those that were added; and which of the latter no text has."""
     try:
         told = parse_json(content)
         vocabulary = told["model"]["vocab"]
         if isinstance(vocabulary, list):  # of a unigram model: [token, score], in the order of their ids
             vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
-        added = {one["id"]: one["content"] for one in told.get("added_tokens") or ()}
+        listed = told.get("added_tokens") or ()
+        added = {one["id"]: one["content"] for one in listed}
+        special = {one["id"] for one in listed if one.get("special") is True}
         tokens = {index: token for token, index in vocabulary.items()} | added
         if not tokens or not all(type(index) is int for index in tokens):
             raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError):
         raise _unreadable(path, "it lists no tokens") from None
-    return tokens
+    return tokens, special
 
 
 def _unreadable(path: Path, why: str | None) -> LocalspecError:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from localspec.checkpoint import Checkpoint, tensor_headers, tensor_start
+from localspec.checkpoint import Checkpoint, tensor_headers, tensor_start, text_name
 from localspec.errors import LocalspecError, first_line
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.model_config import ModelConfig
@@ -113,8 +113,8 @@ def _find(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, StoredTens
     for file in checkpoint.weight_files:
         start = tensor_start(file)
         for name, entry in tensor_headers(file).items():
-            if name in names:
-                found[name] = _stored(file, start, entry)
+            if (own := text_name(name)) in names:
+                found[own] = _stored(file, start, entry)
     return found
 
 

@@ -16,6 +16,7 @@ from localspec.errors import LocalspecError
 from localspec.machine import compiled
 
 FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "fp16": 4}
+ACTIVATIONS = {"silu": 1, "gelu": 2}
 EMBED_NONE = -1  # a model without an embedding
 _NO_MEMORY = 2
 
@@ -50,7 +51,8 @@ class Layer(ctypes.Structure):
     _fields_ = (
         ("qkv_proj", Matrix), ("o_proj", Matrix), ("gate_up_proj", Matrix), ("down_proj", Matrix),
         ("input_layernorm", c_void_p), ("post_attention_layernorm", c_void_p), ("q_norm", c_void_p),
-        ("k_norm", c_void_p), ("sliding_window", c_int32),
+        ("k_norm", c_void_p), ("o_norm", c_void_p), ("down_norm", c_void_p), ("sliding_window", c_int32),
+        ("local", c_int32),
     )  # fmt: skip
 
 
@@ -61,8 +63,10 @@ class ModelConfig(ctypes.Structure):
         ("num_layers", c_int32), ("hidden_size", c_int32), ("intermediate_size", c_int32), ("num_heads", c_int32),
         ("num_kv_heads", c_int32), ("head_dim", c_int32), ("rotary_dim", c_int32), ("vocab_size", c_int32),
         ("cache_format", c_int32), ("embed_format", c_int32), ("rms_norm_eps", c_float),
-        ("attention_scaling", c_float), ("embed_tokens", c_void_p), ("lm_head", Matrix), ("norm", c_void_p),
-        ("inv_freq", c_void_p), ("layers", c_void_p),
+        ("attention_scaling", c_float), ("local_scaling", c_float), ("query_scalar", c_float),
+        ("embed_scale", c_float), ("norm_offset", c_float), ("gate", c_int32), ("embed_tokens", c_void_p),
+        ("lm_head", Matrix), ("norm", c_void_p), ("inv_freq", c_void_p), ("local_inv_freq", c_void_p),
+        ("layers", c_void_p),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from localspec.models.architecture import TransformerConfig
 from localspec.models.rope import Rope
 from localspec.native.cache import NativeCache
 from localspec.native.library import (
+    ACTIVATIONS,
     EMBED_NONE,
     FORMATS,
     Adapter,
@@ -69,7 +70,8 @@ class NativeModel:
         """
         self.sizes, self.rope, self.threads, self.weights = sizes, rope, threads, weights
         layers = (Layer * sizes.num_layers)(*(self._layer(index) for index in range(sizes.num_layers)))
-        inv_freq = np.ascontiguousarray(rope.inv_freq, np.float32)
+        inv_freq, local = np.ascontiguousarray(rope.inv_freq, np.float32), rope.local
+        local_inv_freq = None if local is None else np.ascontiguousarray(local.inv_freq, np.float32)
         embed, head = weights.get("embed_tokens"), weights.get("lm_head.weight")
         norm = self._vector("norm", sizes.hidden_size)
         if embed is not None and embed.shape != (sizes.vocab_size, sizes.hidden_size):
@@ -80,8 +82,10 @@ class NativeModel:
         config = ModelConfig(
             sizes.num_layers, sizes.hidden_size, sizes.intermediate_size, sizes.num_heads, sizes.num_kv_heads,
             sizes.head_dim, rope.rotary_dim, sizes.vocab_size, FORMATS[cache_format], embed_format, sizes.rms_norm_eps,
-            rope.attention_scaling, address(embed), head.struct() if head else Matrix(), address(norm),
-            address(inv_freq), ctypes.addressof(layers),
+            rope.attention_scaling, 1.0 if local is None else local.attention_scaling,
+            sizes.query_scalar or sizes.head_dim, _embed_scale(sizes, embed), sizes.norm_offset,
+            ACTIVATIONS[sizes.activation], address(embed), head.struct() if head else Matrix(), address(norm),
+            address(inv_freq), address(local_inv_freq), ctypes.addressof(layers),
         )  # fmt: skip
         self._library = library()
         self.handle = made(self._library.ls_model_new(config))
@@ -94,9 +98,11 @@ class NativeModel:
             linears.append(matrix.struct(self._vector(f"{prefix}{name}.bias", matrix.out)))
         norms = {"input_layernorm": sizes.hidden_size, "post_attention_layernorm": sizes.hidden_size}
         norms |= {"q_norm": sizes.head_dim, "k_norm": sizes.head_dim}
+        norms |= {"o_norm": sizes.hidden_size, "down_norm": sizes.hidden_size}
         vectors = [address(self._vector(prefix + name, size)) for name, size in norms.items()]
         window = sizes.sliding_windows[index] or _NO_WINDOW
-        return Layer(*linears, *vectors, window if window < _MOST_POSITIONS else _NO_WINDOW)
+        local = self.rope.local is not None and sizes.sliding_windows[index] is not None
+        return Layer(*linears, *vectors, window if window < _MOST_POSITIONS else _NO_WINDOW, local)
 
     def _vector(self, name: str, size: int) -> Floats | None:
         """A vector, or None where there is none. Raises LocalspecError for one that the library would read past."""
@@ -192,3 +198,12 @@ class NativeModel:
         rows = np.ascontiguousarray(values, np.float32)
         assert rows.ndim == 2 and rows.shape[1] == self.sizes.hidden_size, rows.shape
         return rows
+
+
+def _embed_scale(sizes: TransformerConfig, embed: npt.NDArray[Any] | None) -> float:
+    """What embeddings are multiplied by, with no more digits than they have."""
+    if embed is None or embed.dtype != np.uint16:
+        return sizes.embed_scale
+    bits = int(np.array(sizes.embed_scale, np.float32).view(np.uint32))
+    rounded = bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000  # to bf16, ties to even
+    return float(np.array(rounded, np.uint32).view(np.float32))

@@ -1,16 +1,17 @@
-"""Two forms of attention over cached keys, and of SiLU: the fastest, and one whose rows never depend on each other.
+"""Two forms of attention over cached keys, and of activations: the fastest, and one whose rows are independent.
 
 queries [1, num_kv_heads, rows, head_dim]; keys and values [1, num_kv_heads, slots, head_dim]; the mask is additive,
-[rows, slots].
+[rows, slots]; scores are multiplied by `scale`, by default one over the root of head_dim.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 
 import torch
 import torch.nn.functional as F
 
-Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Attention = Callable[..., torch.Tensor]  # of queries, keys, values, mask and scale
+Activation = Callable[[torch.Tensor], torch.Tensor]
 
 # With fewer, matrix multiplication takes another path and rounds differently.
 LEAST_ROWS = 4
@@ -21,16 +22,20 @@ COLUMNS = 16  # of ones: with a single one the product would take another path
 SERIAL = 16384
 
 
-def fastest(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def fastest(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None = None
+) -> torch.Tensor:
     """Computes attention as torch does, whose rounding depends on the number of rows and on the ancestors' slots."""
     rows, queries, dtype = queries.shape[2], queries.to(keys.dtype), queries.dtype
     if rows == 1 and keys.dtype == torch.bfloat16 and keys.device.type == "cpu":  # two rows take half the time of one
         queries, mask = queries.expand(-1, -1, 2, -1), mask.expand(2, -1)
-    mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
     return mixed[:, :, :rows].to(dtype)
 
 
-def invariant(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def invariant(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None = None
+) -> torch.Tensor:
     """Computes attention so that a row's result is the same to the bit alone and in any tree, at any slots.
 
     Two fp32 matrix products add up slot after slot, so masked slots add exact zeros wherever they are. The sum of the
@@ -40,7 +45,7 @@ def invariant(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, m
     """
     rows = queries.shape[2]
     scores_mask = mask.float()
-    scaled = queries.float() * queries.shape[-1] ** -0.5
+    scaled = queries.float() * (queries.shape[-1] ** -0.5 if scale is None else scale)
     if rows < LEAST_ROWS:
         scaled = F.pad(scaled, (0, 0, 0, LEAST_ROWS - rows))
         scores_mask = F.pad(scores_mask, (0, 0, 0, LEAST_ROWS - rows))
@@ -53,12 +58,23 @@ def invariant(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, m
     return mixed[:, :, :rows].to(queries.dtype)
 
 
-def silu(x: torch.Tensor) -> torch.Tensor:
-    """Computes F.silu of [batch, rows, channels] so that a row is the same for any number of rows and threads."""
-    rows = max(1, SERIAL // x.shape[-1])
-    if x.shape[1] <= rows:
-        return F.silu(x)
-    return torch.cat([F.silu(part) for part in torch.split(x, rows, 1)], 1)
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU by tanh."""
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: Mapping[str, Activation] = {"silu": F.silu, "gelu": gelu}
+
+
+def in_parts(activation: Activation, x: torch.Tensor) -> torch.Tensor:
+    """Computes it of [batch, rows, channels] so that a row is the same for any number of rows and threads."""
+    rows, channels = max(1, SERIAL // x.shape[-1]), x.shape[-1]
+    if x.shape[1] <= rows and channels <= SERIAL:
+        return activation(x)
+    alike = (
+        torch.cat([activation(one) for one in torch.split(part, SERIAL, -1)], -1) for part in torch.split(x, rows, 1)
+    )
+    return torch.cat(list(alike), 1)
 
 
 @cache

@@ -120,7 +120,7 @@ class TorchRowModel:
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """Returns the input embeddings of token ids, [tokens, hidden_size]."""
         ids = torch.tensor(tokens, device=self._device)
-        return F.embedding(ids, self._transformer.embed_tokens.detach()).to(self._transformer.computes_in)
+        return self._transformer.embed(ids).detach()
 
     def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> TorchAdapters:
         """Makes adapters fit for `read_rows`."""

@@ -16,14 +16,14 @@ SPREAD = 0.02  # standard deviation of a fresh layer's weights
 
 
 def fresh_weights(config: TransformerConfig, device: torch.device | str) -> Mapping[str, torch.Tensor]:
-    """Weights by our names, in fp32: small random numbers in matrices, zeros in biases, ones in norms."""
-    weights = {}
+    """Weights by our names, in fp32: small random numbers in matrices, zeros in biases, norms that multiply by one."""
+    weights, one = {}, 1.0 - config.norm_offset
     for name, made_of in weight_map(config).items():
         rows, columns = sum(rows for _, rows in made_of), in_features(name, config)
         if columns is not None:
             weights[name] = torch.randn(rows, columns, device=device) * SPREAD
         else:
-            weights[name] = torch.full((rows,), float(name.endswith("norm")), device=device)
+            weights[name] = torch.full((rows,), one if name.endswith("norm") else 0.0, device=device)
     return weights
 
 

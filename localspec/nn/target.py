@@ -160,7 +160,7 @@ class Target:
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Returns the input embeddings of token ids, [..., hidden_size]."""
-        return F.embedding(tokens, self.transformer.embed_tokens)
+        return self.transformer.embed(tokens)
 
     def head(self, hidden: torch.Tensor, adapter: Adapter | None = None) -> torch.Tensor:
         """Returns the logits [..., vocab_size] of hidden states after the final norm."""

@@ -1,4 +1,4 @@
-"""One lean decoder-only transformer that reads Llama, Mistral, Qwen2, Qwen3 and Phi-3 weights.
+"""One lean decoder-only transformer that reads Llama, Mistral, Qwen2, Qwen3, Phi-3 and Gemma 3 weights.
 
 It knows tensors only: no tokenizer, no file, no device choice. Its parameters are called as in `weight_map`.
 """
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from localspec.models.architecture import TransformerConfig
 from localspec.models.rope import Rope
 from localspec.models.stored_names import use_stored_names
-from localspec.nn.attention import Attention, fastest, invariant, silu
+from localspec.nn.attention import ACTIVATIONS, Attention, fastest, in_parts, invariant
 from localspec.nn.cache import KVCache, TextPrefix
 from localspec.nn.linear import Adapter, LayerClass, Linear, QuantizedLinear
 
@@ -31,6 +31,12 @@ class RotaryEmbedding:
         self.inv_freq = torch.from_numpy(rope.inv_freq).repeat(2).to(device)
         half = torch.ones(self.rotary_dim // 2)
         self.signs = torch.cat([-half, half]).to(device)
+        # Of layers with a window, where those are rotated otherwise.
+        self.local = None if rope.local is None else RotaryEmbedding(rope.local, device)
+
+    def of_window(self, window: int | None) -> "RotaryEmbedding":
+        """The rotation of layers that see so far."""
+        return self if window is None or self.local is None else self.local
 
     def cos_sin(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and signed sines, [(batch,) n, 1, rotary_dim] each, as `apply_rope` takes them."""
@@ -55,7 +61,7 @@ _NONE: Mapping[Any, Any] = {}
 
 
 class Layer(nn.Module):
-    """Attention and a gated feed-forward network, each after its norm."""
+    """Attention and a gated feed-forward network, each after its norm, and in some families before another one."""
 
     def __init__(
         self,
@@ -67,6 +73,8 @@ class Layer(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.index, self.attention = config, index, attention
+        self.activation = ACTIVATIONS[config.activation]
+        self.scale = config.query_scalar**-0.5 if config.query_scalar else None
 
         def linear(name: str) -> Linear | QuantizedLinear:
             return linear_class(weights[f"layers.{index}.{name}.weight"], weights.get(f"layers.{index}.{name}.bias"))
@@ -77,6 +85,8 @@ class Layer(nn.Module):
         self.qkv_proj, self.o_proj = linear("qkv_proj"), linear("o_proj")
         self.gate_up_proj, self.down_proj = linear("gate_up_proj"), linear("down_proj")
         self.input_layernorm, self.post_attention_layernorm = norm("input_layernorm"), norm("post_attention_layernorm")
+        if config.output_norms:
+            self.o_norm, self.down_norm = norm("o_norm"), norm("down_norm")
         if config.qk_norm:
             self.q_norm, self.k_norm = norm("q_norm"), norm("k_norm")
         use_stored_names(self)
@@ -89,14 +99,17 @@ class Layer(nn.Module):
         cache: CacheLike | None,
         adapters: LayerAdapters = _NONE,
     ) -> torch.Tensor:
-        h = _norm(x, self.input_layernorm, self.config.rms_norm_eps)
+        config = self.config
+        h = _norm(x, self.input_layernorm, config)
         h = self._self_attention(h, position_embeddings, mask, cache, adapters.get("qkv_proj"))
-        x = x + self.o_proj(h, adapters.get("o_proj"))
-        h = _norm(x, self.post_attention_layernorm, self.config.rms_norm_eps)
-        gate, up = self.gate_up_proj(h, adapters.get("gate_up_proj")).split(self.config.intermediate_size, -1)
-        gate = silu(gate) if self.attention is invariant and isinstance(cache, KVCache) else F.silu(gate)
+        h = self.o_proj(h, adapters.get("o_proj"))
+        x = x + (_norm(h, self.o_norm, config) if config.output_norms else h)
+        h = _norm(x, self.post_attention_layernorm, config)
+        gate, up = self.gate_up_proj(h, adapters.get("gate_up_proj")).split(config.intermediate_size, -1)
+        alone = self.attention is invariant and isinstance(cache, KVCache)
+        gate = in_parts(self.activation, gate) if alone else self.activation(gate)
         down: torch.Tensor = self.down_proj(gate * up, adapters.get("down_proj"))
-        return x + down
+        return x + (_norm(down, self.down_norm, config) if config.output_norms else down)
 
     def _attention_for(self, rows: int, cache: CacheLike | None) -> Attention:
         """Training needs a gradient, not bits; prefill reads the same rows with and without speculation."""
@@ -111,13 +124,13 @@ class Layer(nn.Module):
         adapter: Adapter | None,
     ) -> torch.Tensor:
         config, (batch, n) = self.config, h.shape[:2]
-        heads, kv_heads, head_dim, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps
+        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         group = heads // kv_heads
         qkv = self.qkv_proj(h, adapter).view(batch, n, heads + 2 * kv_heads, head_dim)
         qk, v = qkv[:, :, : heads + kv_heads], qkv[:, :, heads + kv_heads :].transpose(1, 2)
         if config.qk_norm:
             q, k = qk[:, :, :heads], qk[:, :, heads:]
-            qk = torch.cat([_norm(q, self.q_norm, eps), _norm(k, self.k_norm, eps)], 2)
+            qk = torch.cat([_norm(q, self.q_norm, config), _norm(k, self.k_norm, config)], 2)
         qk = apply_rope(qk, *position_embeddings)
         q, k = qk[:, :, :heads], qk[:, :, heads:].transpose(1, 2)
         if isinstance(cache, TextPrefix):
@@ -128,7 +141,7 @@ class Layer(nn.Module):
         # The queries that share a key head become more rows of it, so that an explicit mask never copies keys.
         grouped = q.view(batch, n, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
         grouped = grouped.reshape(batch, kv_heads, group * n, head_dim)
-        mixed = self._attention_for(n, cache)(grouped, k, v, mask)
+        mixed = self._attention_for(n, cache)(grouped, k, v, mask, self.scale)
         mixed = mixed.view(batch, kv_heads, group, n, head_dim).permute(0, 3, 1, 2, 4)
         return mixed.reshape(batch, n, heads * head_dim)
 
@@ -180,6 +193,15 @@ class Transformer(nn.Module):
         """Whether weights are rounded to a few bits; a head of another class than the other linears may be dense."""
         return issubclass(self.linear_class, QuantizedLinear)
 
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Returns the input embeddings of token ids, [..., hidden_size], in the precision that it computes in."""
+        return self.scaled(F.embedding(tokens, self.embed_tokens).to(self.computes_in))
+
+    def scaled(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Returns rows of the embedding as layers read them; the scale has no more digits than the embedding."""
+        scale = self.config.embed_scale
+        return embeddings if scale == 1 else embeddings * float(torch.tensor(scale, dtype=self.embed_tokens.dtype))
+
     def forward(
         self,
         tokens: torch.Tensor,
@@ -201,19 +223,19 @@ class Transformer(nn.Module):
         keys, the states [batch, n, hidden_size] before a layer by its number, and those after the final norm by the
         number of layers.
         """
-        x = (tokens if tokens.is_floating_point() else F.embedding(tokens, self.embed_tokens)).to(self.computes_in)
-        masks = {
-            window: self._additive_mask(mask, positions, window, cache) for window in set(self.config.sliding_windows)
-        }
-        position_embeddings = self.rotary.cos_sin(positions, x.dtype)
+        x = (tokens if tokens.is_floating_point() else self.embed(tokens)).to(self.computes_in)
+        windows = set(self.config.sliding_windows)
+        masks = {window: self._additive_mask(mask, positions, window, cache) for window in windows}
+        rotations = {rotary: rotary.cos_sin(positions, x.dtype) for rotary in set(map(self.rotary.of_window, windows))}
         for index in range(len(self.layers)) if layers is None else layers:
             if inner is not None and index in inner:
                 inner[index] = x
-            layer_mask, layer = masks[self.config.sliding_windows[index]], self.layers[index]
-            brought = x, position_embeddings, layer_mask, cache, adapters.get(index, _NONE)
+            window, layer = self.config.sliding_windows[index], self.layers[index]
+            rotation = rotations[self.rotary.of_window(window)]
+            brought = x, rotation, masks[window], cache, adapters.get(index, _NONE)
             again = self.recomputed and torch.is_grad_enabled()
             x = checkpoint(layer, *brought, use_reentrant=False) if again else layer(*brought)
-        x = _norm(x, self.norm, self.config.rms_norm_eps)
+        x = _norm(x, self.norm, self.config)
         if inner is not None and len(self.layers) in inner:
             inner[len(self.layers)] = x
         return x
@@ -238,5 +260,8 @@ class Transformer(nn.Module):
         return additive.repeat(group, 1) if additive.dim() == 2 else additive.repeat(1, group, 1)[:, None]
 
 
-def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return F.rms_norm(x, weight.shape, weight, eps)
+def _norm(x: torch.Tensor, weight: torch.Tensor, config: TransformerConfig) -> torch.Tensor:
+    if not config.norm_offset:
+        return F.rms_norm(x, weight.shape, weight, config.rms_norm_eps)
+    # One plus a weight has more digits than bf16 keeps.
+    return F.rms_norm(x.float(), weight.shape, weight.float() + config.norm_offset, config.rms_norm_eps).to(x.dtype)

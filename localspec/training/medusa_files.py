@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from localspec.checkpoint import PICKLED_INDEX, inspect, revision
+from localspec.checkpoint import PICKLED_INDEX, inspect, revision, text_name
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.target import Target
@@ -119,8 +119,9 @@ def _vocabulary(model: Path) -> torch.Tensor:
     names = ("lm_head.weight", "model.embed_tokens.weight")
     for file in inspect(model).weight_files:
         with safe_open(file, framework="pt") as opened:
-            kept = opened.keys()
-            found.update({name: opened.get_tensor(name) for name in names if name in kept and names[0] not in found})
+            kept = {text_name(name): name for name in opened.keys()}  # noqa: SIM118 (no mapping)
+            wanted = [name for name in names if name in kept and names[0] not in found]
+            found.update({name: opened.get_tensor(kept[name]) for name in wanted})
     return next(found[name] for name in names if name in found)
 
 

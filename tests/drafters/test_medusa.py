@@ -55,6 +55,7 @@ Make = Callable[[str], Tiny]
 
 LLAMA = "llama-grouped-dynamic"
 MODELS = [LLAMA, "qwen3-grouped-mixed-window-wide-heads", "phi3-grouped-window-partial-rotary"]
+MODELS += ["gemma3-grouped-mixed-window-linear"]
 GREEDY, NODES = Sampling(), 8
 FORMS: dict[str, dict[str, object]] = {
     "shared": {},

@@ -59,7 +59,8 @@ Build = Callable[..., Trainable]
 
 LLAMA = "llama-grouped-dynamic"
 PHI = "phi3-grouped-window-partial-rotary"
-FAMILIES = ["llama-many-heads-biases-llama3", "qwen3-grouped-mixed-window-wide-heads", PHI]
+GEMMA = "gemma3-grouped-mixed-window-linear"
+FAMILIES = ["llama-many-heads-biases-llama3", "qwen3-grouped-mixed-window-wide-heads", PHI, GEMMA]
 FORMS = ["medusa", "eagle", "model"]
 MASK, GREEDY, NODES = 317, Sampling(), 8
 every_form = pytest.mark.parametrize("form", FORMS)

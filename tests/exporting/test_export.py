@@ -37,6 +37,7 @@ FAMILIES = [
     "qwen2-many-heads-mixed-window-tied",
     "qwen3-grouped-mixed-window-wide-heads",
     "phi3-grouped-window-partial-rotary",
+    "gemma3-grouped-mixed-window-linear",
 ]
 MASK = 305
 NGRAM = {"vllm": '"method": "ngram"', "sglang": "--speculative-algorithm NGRAM"}

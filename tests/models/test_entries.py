@@ -298,6 +298,7 @@ def test_no_two_different_models_are_of_the_same_quality(shipped: dict[str, Entr
         ["llama3.2-1b", "llama3.2-3b", "llama3.1-8b"],
         ["smollm2-360m", "smollm2-1.7b"],
         ["phi4-mini", "phi4"],
+        ["gemma-3-270m-it", "gemma-3-1b-it", "gemma-3-4b-it", "gemma-3-12b-it"],
     ]
     for family in families:
         ordered = [shipped[name].quality for name in family]
@@ -305,7 +306,8 @@ def test_no_two_different_models_are_of_the_same_quality(shipped: dict[str, Entr
 
 
 def test_gated_models_are_those_whose_terms_must_be_accepted(shipped: dict[str, Entry]) -> None:
-    gated = {"llama3.2-1b", "llama3.2-3b", "llama3.1-8b", "mistral-7b", "mistral-7b-medusa"}
+    gated = {name for name in shipped if name.startswith("gemma")}
+    gated |= {"llama3.2-1b", "llama3.2-3b", "llama3.1-8b", "mistral-7b", "mistral-7b-medusa"}
     assert {name for name, entry in shipped.items() if entry.gated} == gated
 
 

@@ -117,7 +117,7 @@ def test_a_dynamic_model_can_be_given_more_than_its_own_context():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"model_type": "gemma"}, {"model_type": None}, {"model_type": ["llama"]}, {"vocab_size": "a"},
+        {"model_type": "gemma2"}, {"model_type": None}, {"model_type": ["llama"]}, {"vocab_size": "a"},
         {"hidden_size": 0}, {"hidden_size": -4}, {"num_hidden_layers": 1.5}, {"num_hidden_layers": True},
         {"num_attention_heads": None}, {"num_key_value_heads": 3}, {"head_dim": 0}, {"head_dim": [8]},
         {"num_attention_heads": 49}, {"hidden_size": 2**31}, {"max_position_embeddings": 0}, {"rms_norm_eps": "1"},

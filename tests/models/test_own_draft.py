@@ -115,6 +115,20 @@ def test_another_file_with_the_same_tokens_will_do(target, tmp_path):
     assert found(resolve(str(target)), tmp_path) is not None
 
 
+def test_a_mark_that_both_list_and_the_small_one_has_no_row_for_is_no_trouble(target, tmp_path):
+    """As that for pictures in Gemma 3's tokenizers; one that text can have would be."""
+    for path, rows in ((target, 4), (write(target / "draft", TENTH), 3)):
+        told = json.loads((path / "tokenizer.json").read_text())
+        told["added_tokens"] = [{"id": 3, "content": "<picture>", "special": path == target or None}]
+        (path / "tokenizer.json").write_text(json.dumps(told))
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**config, "vocab_size": rows}))
+    assert found(resolve(str(target)), tmp_path) is not None
+    told["added_tokens"] = []
+    (target / "draft" / "tokenizer.json").write_text(json.dumps(told))
+    assert "gives ids up to 3" in passed_over(target, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("draft", "said"),
     [

@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_templates import CHATML, LLAMA3, LLAMA3_BOS, METASPACE, MISTRAL3, PHI3, QWEN3, TEMPLATES, write_tokenizer
+from chat_templates import (
+    CHATML,
+    GEMMA3,
+    LLAMA3,
+    LLAMA3_BOS,
+    METASPACE,
+    MISTRAL3,
+    PHI3,
+    QWEN3,
+    TEMPLATES,
+    write_tokenizer,
+)
 from jinja2 import TemplateError
 from tiny_models import CONFIGS, byte_tokenizer
 from transformers import AutoTokenizer
@@ -18,7 +29,7 @@ from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parents[2] / "localspec" / "demo"
-STAND_INS = [LLAMA3, LLAMA3_BOS, MISTRAL3, CHATML, QWEN3, PHI3, METASPACE]
+STAND_INS = [LLAMA3, LLAMA3_BOS, MISTRAL3, CHATML, QWEN3, PHI3, METASPACE, GEMMA3]
 TEXTS = [
     "", " ", "  ", "\n", "\n\n \t", "a", "Hello", " Hello  world ", "The 12345 cats' don't sat, we'LL see...",
     "über allen Gipfeln", "e\u0301 é ﬁ Å \u212b", "漢字かな交じり文", "שלום", "👩‍👩‍👧‍👦 🇩🇪 a👍🏽", "\x00\x01\x1b[31m\x7f", "\u200b\u200c\ufeff\u2028",

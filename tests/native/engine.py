@@ -12,6 +12,7 @@ from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.models.model_config import ModelConfig
 from localspec.models.rope import Rope
 from localspec.native.library import (
+    ACTIVATIONS,
     FORMATS,
     Adapter,
     Layer,
@@ -58,11 +59,15 @@ POOL = Pool(1)
 
 
 def linear(
-    weight: PackedMatrix, x: np.ndarray, bias: np.ndarray | None = None, silu: bool = False, pool: Pool = POOL
+    weight: PackedMatrix, x: np.ndarray, bias: np.ndarray | None = None, activation: str = "", pool: Pool = POOL
 ) -> np.ndarray:
     x = np.ascontiguousarray(x, np.float32)
     y = np.full((len(x), weight.out), np.nan, np.float32)
-    check(library().ls_linear(pool.handle, weight.struct(bias), len(x), address(x), address(y), int(silu)))
+    check(
+        library().ls_linear(
+            pool.handle, weight.struct(bias), len(x), address(x), address(y), ACTIVATIONS.get(activation, 0)
+        )
+    )
     return y
 
 
@@ -96,14 +101,16 @@ class Model:
             ]
             norms = [
                 address(weights.get(at + name))
-                for name in ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
+                for name in ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "o_norm", "down_norm")
             ]
-            layers[index] = Layer(*linears, *norms, sizes.sliding_windows[index] or 0)
+            window = sizes.sliding_windows[index]
+            layers[index] = Layer(*linears, *norms, window or 0, bool(rope.local and window))
         self.config = NativeConfig(
             sizes.num_layers, sizes.hidden_size, sizes.intermediate_size, sizes.num_heads, sizes.num_kv_heads, sizes.head_dim,
             rope.rotary_dim, sizes.vocab_size, FORMATS[cache], FORMATS["fp32"], sizes.rms_norm_eps, rope.attention_scaling,
+            1.0, sizes.query_scalar or sizes.head_dim, sizes.embed_scale, sizes.norm_offset, ACTIVATIONS[sizes.activation],
             address(weights["embed_tokens"]), matrix("lm_head"), address(weights["norm"]), address(rope.inv_freq),
-            ctypes.cast(layers, ctypes.c_void_p),
+            address(rope.local.inv_freq if rope.local else None), ctypes.cast(layers, ctypes.c_void_p),
         )  # fmt: skip
         self.kept.append(layers)
         self.handle = made(library().ls_model_new(self.config))

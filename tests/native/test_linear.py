@@ -39,7 +39,21 @@ def test_products_are_those_of_the_unpacked_weights(form, group):
             assert np.abs(got[0] - want).max() < 1e-5 * np.sqrt(inputs)
             assert np.array_equal(*got)
             silu = want / (1 + np.exp(-want))
-            assert np.abs(linear(packed, x, bias, silu=True) - silu).max() < 1e-5 * np.sqrt(inputs)
+            assert np.abs(linear(packed, x, bias, activation="silu") - silu).max() < 1e-5 * np.sqrt(inputs)
+
+
+def test_gelu_is_that_by_tanh_in_the_same_bits_however_large_its_input():
+    """One weight of 1: what comes out is the activation of what goes in."""
+    x = np.concatenate([np.linspace(-12, 12, 4001), [-1e30, -1e4, -90.0, -0.0, 0.0, 1e-30, 90.0, 1e4, 1e30]])
+    packed, rows = PackedMatrix.pack(np.ones((1, 1), np.float32), "fp32"), x.astype(np.float32)[:, None]
+    want = x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * np.clip(x, -1e9, 1e9) ** 3))) / 2
+    first = linear(packed, rows, activation="gelu")
+    assert np.abs(first[:, 0] - want).max(initial=0, where=np.abs(x) < 20) < 1e-6
+    assert np.allclose(first[:, 0], want, rtol=2e-6, atol=1e-6)
+    for isa in isas():
+        with using(isa):
+            assert np.array_equal(first, linear(packed, rows, activation="gelu")), isa
+    assert np.isnan(linear(packed, np.full((1, 1), np.nan, np.float32), activation="gelu")).all()
 
 
 @pytest.mark.parametrize(("form", "group"), FORMS)

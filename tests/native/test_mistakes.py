@@ -168,6 +168,13 @@ def config_of(model, **changes):
         ({"rms_norm_eps": -1.0}, "rms_norm_eps = -1"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps = nan"),
         ({"attention_scaling": 0.0}, "attention_scaling = 0"),
+        ({"local_scaling": -1.0}, "local_scaling = -1"),
+        ({"query_scalar": 0.0}, "query_scalar = 0"),
+        ({"embed_scale": float("nan")}, "embed_scale = nan"),
+        ({"norm_offset": 2.0}, "norm_offset = 2"),
+        ({"gate": 0}, "no gate 0"),
+        ({"layer_o_norm": 64}, "one of o_norm and down_norm"),
+        ({"layer_local": 1}, "Layer 1 is local"),
         ({"inv_freq": None}, "needs inv_freq"),
         ({"vocab_size": 319}, "lm_head is 320 x 48, and the model's sizes ask for 319 x 48"),
         ({"intermediate_size": 41}, "gate_up_proj of layer 0 is 80 x 48"),
@@ -201,10 +208,10 @@ def test_mistakes_with_matrices():
     ):
         with pytest.raises(LocalspecError, match=sentence):
             check(library().ls_pack(packing, address(target), *panels))
-    with pytest.raises(LocalspecError, match="activation 2"):
+    with pytest.raises(LocalspecError, match="activation 3"):
         check(
             library().ls_linear(
-                POOL.handle, PackedMatrix.pack(weights, "fp32").struct(), 1, address(weights), address(weights), 2
+                POOL.handle, PackedMatrix.pack(weights, "fp32").struct(), 1, address(weights), address(weights), 3
             )
         )
     assert linear(PackedMatrix.pack(weights, "fp32"), np.zeros((0, 64))).shape == (0, 64)

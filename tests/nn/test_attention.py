@@ -9,7 +9,17 @@ from scripted_drafters import path_to, random_tree
 from torch_products import needs_order
 
 from localspec.decoding.tree import DraftTree
-from localspec.nn.attention import COLUMNS, LEAST_ROWS, LEAST_SLOTS, Attention, fastest, invariant, page_size, silu
+from localspec.nn.attention import (
+    ACTIVATIONS,
+    COLUMNS,
+    LEAST_ROWS,
+    LEAST_SLOTS,
+    Attention,
+    fastest,
+    in_parts,
+    invariant,
+    page_size,
+)
 from localspec.nn.target import ancestor_mask
 
 # key heads, queries that share one, width of a head
@@ -94,18 +104,20 @@ def test_scores_of_any_size_give_numbers() -> None:
 # -- SiLU --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("channels", [40, 1000, 4864, 20_000])
-def test_silu_gives_what_torch_gives_and_a_row_what_it_gives_alone(channels: int) -> None:
+def test_an_activation_gives_what_torch_gives_and_a_row_what_it_gives_alone(channels: int, name: str) -> None:
+    activation = ACTIVATIONS[name]
     x = torch.randn(1, 40, 2 * channels, generator=torch.Generator().manual_seed(0))[..., :channels]
     x[0, 3, :4] = torch.tensor([-1e4, 1e4, 0.0, -0.0])
     torch.set_num_threads(1)
-    alone = torch.cat([silu(x[:, row : row + 1]) for row in range(40)], 1)
-    assert (alone - F.silu(x)).abs().max() < 1e-5
-    assert silu(x.bfloat16()).dtype == torch.bfloat16
+    alone = torch.cat([in_parts(activation, x[:, row : row + 1]) for row in range(40)], 1)
+    assert (alone - activation(x)).abs().max() < 1e-5
+    assert in_parts(activation, x.bfloat16()).dtype == torch.bfloat16
     for threads in (1, 2, 3, 4, 5, 7):
         torch.set_num_threads(threads)
         for rows in (1, 2, 5, 16, 17, 33, 40):
-            assert torch.equal(silu(x[:, :rows]), alone[:, :rows]), f"{rows} rows, {threads} threads"
+            assert torch.equal(in_parts(activation, x[:, :rows]), alone[:, :rows]), f"{rows} rows, {threads} threads"
 
 
 # -- bits --------------------------------------------------------------------------------------------------------------

@@ -61,7 +61,12 @@ int check_sizes(const ls_model_config& c) {
     LS_CHECK(c.rotary_dim % 2 == 0 && c.rotary_dim <= c.head_dim, "rotary_dim = %d is not possible; it is even and at most head_dim = %d.", c.rotary_dim, c.head_dim);
     LS_CHECK(c.cache_format == LS_FP32 || c.cache_format == LS_FP16, "A cache cannot have format %d; give 0 (fp32) or 4 (fp16).", c.cache_format);
     LS_CHECK(c.rms_norm_eps >= 0 && c.rms_norm_eps < 1, "rms_norm_eps = %g is not possible.", (double)c.rms_norm_eps);
-    LS_CHECK(c.attention_scaling > 0 && c.attention_scaling < 1e6f, "attention_scaling = %g is not possible.", (double)c.attention_scaling);
+    const struct { const char* name; float value; } factors[] = {
+        {"attention_scaling", c.attention_scaling}, {"local_scaling", c.local_scaling}, {"query_scalar", c.query_scalar}, {"embed_scale", c.embed_scale}};
+    for (const auto& factor : factors)
+        LS_CHECK(factor.value > 0 && factor.value < 1e6f, "%s = %g is not possible.", factor.name, (double)factor.value);
+    LS_CHECK(c.norm_offset >= 0 && c.norm_offset <= 1, "norm_offset = %g is not possible.", (double)c.norm_offset);
+    LS_CHECK(c.gate == LS_SILU || c.gate == LS_GELU, "There is no gate %d; give 1 (SiLU) or 2 (GELU).", c.gate);
     LS_CHECK(c.rotary_dim == 0 || c.inv_freq, "A model with rotary positions needs inv_freq.");
     LS_CHECK(c.num_layers == 0 || c.layers, "A model of %d layers needs them.", c.num_layers);
     return LS_OK;
@@ -84,6 +89,8 @@ int check_layer(const ls_model_config& c, int number) {
     LS_TRY(check_size(l.gate_up_proj, named("gate_up_proj"), 2 * c.intermediate_size, c.hidden_size));
     LS_TRY(check_size(l.down_proj, named("down_proj"), c.hidden_size, c.intermediate_size));
     LS_CHECK(l.input_layernorm && l.post_attention_layernorm, "Layer %d lacks a norm.", number);
+    LS_CHECK(!l.o_norm == !l.down_norm, "Layer %d has one of o_norm and down_norm; give both or none.", number);
+    LS_CHECK(!l.local || c.rotary_dim == 0 || c.local_inv_freq, "Layer %d is local, and the model has no local_inv_freq.", number);
     LS_CHECK(!l.q_norm == !l.k_norm, "Layer %d has one of q_norm and k_norm; give both or none.", number);
     LS_CHECK(l.sliding_window >= 0, "A window of %d positions is not possible; give 0 for none.", l.sliding_window);
     return LS_OK;
@@ -207,7 +214,7 @@ int ls_linear(ls_pool* pool, const ls_matrix* matrix, int rows, const float* x, 
     LS_CHECK(pool && matrix && x && y, "A linear layer needs a pool, a matrix, inputs and a place for outputs.");
     LS_TRY(check_matrix(*matrix, "The matrix"));
     LS_CHECK(rows >= 0, "%d rows are not possible.", rows);
-    LS_CHECK(activation == LS_NO_ACTIVATION || activation == LS_SILU, "There is no activation %d.", activation);
+    LS_CHECK(activation == LS_NO_ACTIVATION || activation == LS_SILU || activation == LS_GELU, "There is no activation %d.", activation);
     Call call(*pool);
     const int together = smaller(rows, BATCH);
     InputRoom room;
@@ -217,7 +224,7 @@ int ls_linear(ls_pool* pool, const ls_matrix* matrix, int rows, const float* x, 
     if (!pool->workspace.at_least(measured.used())) return fail(LS_NO_MEMORY, "There is no memory for a linear layer of %d rows.", rows);
     Arena arena(pool->workspace.data());
     const Inputs inputs = room.take(arena);
-    const Epilogue epilogue = activation == LS_SILU ? Epilogue::silu : Epilogue::store;
+    const Epilogue epilogue = activation == LS_SILU ? Epilogue::silu : activation == LS_GELU ? Epilogue::gelu : Epilogue::store;
     for (int first = 0; first < rows; first += BATCH)
         multiply(*pool, Linear{matrix, smaller(BATCH, rows - first), x + (size_t)first * matrix->in, matrix->in, nullptr, nullptr, epilogue,
                                y + (size_t)first * matrix->out, matrix->out, nullptr, nullptr}, inputs);
@@ -229,7 +236,7 @@ ls_model* ls_model_new(const ls_model_config* config) {
     const ls_model_config& c = *config;
     ls_model* model = make<ls_model>();
     Arena measured(nullptr);
-    const float *inv_freq = nullptr, *norm = nullptr;
+    const float *inv_freq = nullptr, *local_inv_freq = nullptr, *norm = nullptr;
     auto copy_all = [&](Arena& arena, bool now) {
         auto copied = [&](const float* from, int count) -> const float* {
             if (!from) return nullptr;
@@ -237,16 +244,23 @@ ls_model* ls_model_new(const ls_model_config* config) {
             if (now) memcpy(to, from, sizeof(float) * count);
             return to;
         };
+        auto copied_norm = [&](const float* from, int count) {
+            float* to = const_cast<float*>(copied(from, count));
+            for (int i = 0; now && to && c.norm_offset > 0 && i < count; i++) to[i] = to[i] + c.norm_offset;
+            return to;
+        };
         model->layers = arena.take<ls_layer>(c.num_layers);
         if (now && c.num_layers) memcpy(model->layers, c.layers, sizeof(ls_layer) * c.num_layers);
-        inv_freq = copied(c.inv_freq, c.rotary_dim / 2), norm = copied(c.norm, c.hidden_size);
+        inv_freq = copied(c.inv_freq, c.rotary_dim / 2), norm = copied_norm(c.norm, c.hidden_size);
+        local_inv_freq = copied(c.local_inv_freq, c.rotary_dim / 2);
         for (int i = 0; i < c.num_layers; i++) {
             const ls_layer& from = c.layers[i];
-            const float *input = copied(from.input_layernorm, c.hidden_size), *post = copied(from.post_attention_layernorm, c.hidden_size);
-            const float *q = copied(from.q_norm, c.head_dim), *k = copied(from.k_norm, c.head_dim);
+            const float *input = copied_norm(from.input_layernorm, c.hidden_size), *post = copied_norm(from.post_attention_layernorm, c.hidden_size);
+            const float *q = copied_norm(from.q_norm, c.head_dim), *k = copied_norm(from.k_norm, c.head_dim);
+            const float *o = copied_norm(from.o_norm, c.hidden_size), *down = copied_norm(from.down_norm, c.hidden_size);
             if (!now) continue;
             ls_layer& to = model->layers[i];
-            to.input_layernorm = input, to.post_attention_layernorm = post, to.q_norm = q, to.k_norm = k;
+            to.input_layernorm = input, to.post_attention_layernorm = post, to.q_norm = q, to.k_norm = k, to.o_norm = o, to.down_norm = down;
         }
     };
     if (model) copy_all(measured, false);
@@ -258,6 +272,7 @@ ls_model* ls_model_new(const ls_model_config* config) {
     copy_all(arena, true);
     model->config = c;
     model->config.layers = model->layers, model->config.inv_freq = inv_freq, model->config.norm = norm;
+    model->config.local_inv_freq = local_inv_freq;
     return model;
 }
 void ls_model_free(ls_model* model) { unmake(model); }

@@ -31,7 +31,7 @@ LS_INLINE void head_row(const Attending& a, const float* from, const float* norm
 template <class Cell>
 void place_as(const Attending& a, int kv_head, int from_row, int to_row) {
     const int d = a.head_dim, padded = padded_head(d), group = a.num_heads / a.num_kv_heads;
-    const v16 scale = all(1.0f / __builtin_sqrtf((float)d));
+    const v16 scale = all(1.0f / __builtin_sqrtf(a.query_scalar));
     Cell* keys = (Cell*)a.keys + (size_t)kv_head * a.slots * padded;
     Cell* values = (Cell*)a.values + (size_t)kv_head * a.slots * padded;
     for (int row = from_row; row < to_row; row++) {

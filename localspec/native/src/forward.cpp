@@ -32,6 +32,7 @@ class Forward {
 
   private:
     int qkv_size() const { return (c_.num_heads + 2 * c_.num_kv_heads) * c_.head_dim; }
+    bool output_norms() const { return c_.num_layers && model_.layers[0].o_norm; }
     int layer_count() const { return q_.layers ? q_.num_layers : c_.num_layers; }
     const ls_adapter* adapters_of(int layer) const { return q_.adapters ? q_.adapters + (size_t)layer * 4 : nullptr; }
 
@@ -57,7 +58,9 @@ class Forward {
         mixed_ = arena.take<float>(rows * heads * c_.head_dim);
         act_ = arena.take<float>(rows * c_.intermediate_size);
         factors_ = arena.take<float>(rows);
-        cos_ = arena.take<float>(rows * half), sin_ = arena.take<float>(rows * half);
+        const size_t turned = (c_.local_inv_freq ? 2 : 1) * rows * half;  // those of local layers follow
+        cos_ = arena.take<float>(turned), sin_ = arena.take<float>(turned);
+        given_ = arena.take<float>(output_norms() ? rows * c_.hidden_size : 0);
         visible_from_ = arena.take<int32_t>(rows);
         best_ = arena.take<Best>(rows * pool_.threads());
         inputs_ = inputs.take(arena);
@@ -79,7 +82,9 @@ class Forward {
             float* x = x_ + (size_t)r * c_.hidden_size;
             if (q_.tokens && q_.tokens[row] >= 0) embed(model_, q_.tokens[row], x);
             else memcpy(x, q_.inputs + (size_t)row * c_.hidden_size, sizeof(float) * c_.hidden_size);
-            cos_sin(sequences_.positions[row], c_.inv_freq, half, c_.attention_scaling, cos_ + (size_t)r * half, sin_ + (size_t)r * half);
+            const size_t at = (size_t)r * half, local = (size_t)(rows_ + r) * half;
+            cos_sin(sequences_.positions[row], c_.inv_freq, half, c_.attention_scaling, cos_ + at, sin_ + at);
+            if (c_.local_inv_freq) cos_sin(sequences_.positions[row], c_.local_inv_freq, half, c_.local_scaling, cos_ + local, sin_ + local);
         }
         // Rows whose states nobody asks for give keys and values only, and need no more of the last layer.
         const bool heads = q_.logits || q_.argmax;
@@ -106,13 +111,30 @@ class Forward {
     void layer(int number, int from) {  // rows before `from` give keys and values only
         const ls_layer& w = model_.layers[number];
         const ls_adapter* adapters = adapters_of(number);
-        const int hidden = c_.hidden_size, inter = c_.intermediate_size;
+        const int inter = c_.intermediate_size;
         linear(w.qkv_proj, adapters, 0, 0, x_, w.input_layernorm, Epilogue::store, qkv_, qkv_size());
         attention(number, from);
         if (from == rows_) return;
-        linear(w.o_proj, adapters, 1, from, mixed_, nullptr, Epilogue::add, x_, hidden);
-        linear(w.gate_up_proj, adapters, 2, from, x_, w.post_attention_layernorm, Epilogue::gate, act_, inter);
-        linear(w.down_proj, adapters, 3, from, act_, nullptr, Epilogue::add, x_, hidden);
+        add(w.o_proj, adapters, 1, from, mixed_, w.o_norm);
+        const Epilogue gate = c_.gate == LS_GELU ? Epilogue::gelu_gate : Epilogue::gate;
+        linear(w.gate_up_proj, adapters, 2, from, x_, w.post_attention_layernorm, gate, act_, inter);
+        add(w.down_proj, adapters, 3, from, act_, w.down_norm);
+    }
+
+    // Adds what a linear gives, after the norm where there is one, to rows [from, rows) of the states.
+    void add(const ls_matrix& m, const ls_adapter* adapters, int which, int from, const float* x, const float* norm) {
+        const int hidden = c_.hidden_size;
+        if (!norm) return linear(m, adapters, which, from, x, nullptr, Epilogue::add, x_, hidden);
+        linear(m, adapters, which, from, x, nullptr, Epilogue::store, given_, hidden);
+        auto some = [&](int row, int to, int) {
+            for (row += from, to += from; row < to; row++) {
+                float *given = given_ + (size_t)row * hidden, *state = x_ + (size_t)row * hidden;
+                k_.normalise(given, k_.inverse_rms(given, hidden, c_.rms_norm_eps), norm, hidden, given);
+                for (int i = 0; i < hidden; i++) state[i] = state[i] + given[i];
+            }
+        };
+        if ((int64_t)(rows_ - from) * hidden < 65536) some(0, rows_ - from, 0);
+        else pool_.share(rows_ - from, some);
     }
 
     // Rows [from, rows) of x -> those of y.
@@ -153,7 +175,9 @@ class Forward {
         a.num_heads = c_.num_heads, a.num_kv_heads = c_.num_kv_heads, a.head_dim = c_.head_dim, a.rotary_dim = c_.rotary_dim;
         a.cache_format = c_.cache_format, a.slots = cache_.slots, a.rms_norm_eps = c_.rms_norm_eps;
         a.rows = rows_, a.first_slot = cache_.length + first_, a.tree_slot = cache_.length;
-        a.qkv = qkv_, a.q_norm = w.q_norm, a.k_norm = w.k_norm, a.cos = cos_, a.sin = sin_;
+        const size_t turned = w.local ? (size_t)rows_ * (c_.rotary_dim / 2) : 0;
+        a.query_scalar = c_.query_scalar;
+        a.qkv = qkv_, a.q_norm = w.q_norm, a.k_norm = w.k_norm, a.cos = cos_ + turned, a.sin = sin_ + turned;
         a.queries = queries_, a.keys = cache_.keys(number), a.values = cache_.values(number);
         a.prefix = sequences_.prefix + first_, a.tail_count = sequences_.tail_count + first_, a.tails = sequences_.tails + first_;
         a.visible_from = visible_from_, a.mixed = mixed_, a.partials = partials_, a.chunks = chunks_;
@@ -216,7 +240,7 @@ class Forward {
     int first_ = 0, rows_ = 0;  // of the batch
     int chunks_ = 0;
     bool split_ = false;
-    float *x_, *qkv_, *queries_, *mixed_, *act_, *factors_, *cos_, *sin_, *normed_, *low_, *delta_, *partials_, *scratch_;
+    float *x_, *given_, *qkv_, *queries_, *mixed_, *act_, *factors_, *cos_, *sin_, *normed_, *low_, *delta_, *partials_, *scratch_;
     size_t scratch_size_;
     int32_t* visible_from_;
     Best* best_;
@@ -254,6 +278,7 @@ void embed(const ls_model& model, int token, float* x) {
     const size_t at = (size_t)token * c.hidden_size;
     if (c.embed_format == LS_FP32) memcpy(x, (const float*)c.embed_tokens + at, sizeof(float) * c.hidden_size);
     for (int i = 0; i < c.hidden_size && c.embed_format == LS_BF16; i++) x[i] = bf16_to_float(((const uint16_t*)c.embed_tokens)[at + i]);
+    for (int i = 0; i < c.hidden_size && c.embed_scale != 1; i++) x[i] = x[i] * c.embed_scale;
 }
 
 }  // namespace ls

@@ -41,7 +41,7 @@ struct Preparing {  // rows x [rows, in] -> Inputs, after the norm where there i
     Inputs to;
 };
 
-enum class Epilogue { store, add, silu, gate, head };
+enum class Epilogue { store, add, silu, gelu, gate, gelu_gate, head };
 
 struct Best {  // the largest logit of a row so far; the first of equals; id -1 where one was NaN
     float logit;
@@ -71,7 +71,7 @@ struct Attending {  // one layer, some rows of a forward
     int num_heads, num_kv_heads, head_dim, rotary_dim, cache_format, slots;
     int rows, first_slot;                  // where the first row's keys and values go
     int tree_slot;                         // the first slot after the committed tokens
-    float rms_norm_eps;
+    float rms_norm_eps, query_scalar;
     const float *qkv, *q_norm, *k_norm;    // qkv [rows, (heads + 2 kv_heads) * head_dim]
     const float *cos, *sin;                // [rows, rotary_dim / 2]
     float* queries;                        // [rows, heads, padded head_dim]

@@ -166,7 +166,7 @@ LS_INLINE void note_best(Best& best, v16 u, v16 v, int first, int count) {
 
 // y of one row and panel: bias, an adapter's part, then the epilogue.
 LS_INLINE void finish(const Product& p, int row, int panel, int thread, v16 u, v16 v) {
-    const bool gate = p.epilogue == Epilogue::gate;
+    const bool gelu_gate = p.epilogue == Epilogue::gelu_gate, gate = gelu_gate || p.epilogue == Epilogue::gate;
     const int out = p.matrix->out, half = out / 2, width = gate ? 16 : PANEL;
     const int first = panel * width, second = gate ? half + first : first + 16;  // channels of u and of v
     const int u_count = (gate ? half : out) - first, v_count = out - second;
@@ -182,8 +182,9 @@ LS_INLINE void finish(const Product& p, int row, int panel, int thread, v16 u, v
     if (p.epilogue == Epilogue::head) note_best(p.best[(size_t)thread * p.blocks.rows + row], u, v, first, smaller(PANEL, u_count));
     if (!p.y) return;
     float* y = p.y + row * p.stride + first;
-    if (gate) return store_part(y, silu(u) * v, u_count);
+    if (gate) return store_part(y, (gelu_gate ? gelu(u) : silu(u)) * v, u_count);
     if (p.epilogue == Epilogue::silu) u = silu(u), v = silu(v);
+    if (p.epilogue == Epilogue::gelu) u = gelu(u), v = gelu(v);
     if (p.epilogue == Epilogue::add) {
         u = load_part(y, u_count) + u;
         if (v_count > 0) v = load_part(y + 16, v_count) + v;

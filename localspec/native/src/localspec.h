@@ -18,11 +18,11 @@
 extern "C" {
 #endif
 
-enum { LS_ABI = 2 };                                  /* changes with anything in this file */
+enum { LS_ABI = 3 };                                  /* changes with anything in this file */
 enum { LS_OK = 0, LS_WRONG = 1, LS_NO_MEMORY = 2 };   /* codes */
 enum { LS_FP32 = 0, LS_BF16 = 1, LS_INT8 = 2, LS_INT4 = 3, LS_FP16 = 4 }; /* formats; of weights the first four */
 enum { LS_C = 0, LS_NEON = 1, LS_AVX2 = 2, LS_AVX_VNNI = 3, LS_AVX512_VNNI = 4 }; /* instruction sets */
-enum { LS_NO_ACTIVATION = 0, LS_SILU = 1 };
+enum { LS_NO_ACTIVATION = 0, LS_SILU = 1, LS_GELU = 2 /* by tanh */ };
 
 LS_API int ls_abi(void);
 LS_API const char* ls_error(void); /* what was wrong with this thread's last call that failed */
@@ -72,9 +72,11 @@ typedef struct { /* y += scale * B (A x) */
 
 typedef struct {
     ls_matrix qkv_proj, o_proj, gate_up_proj, down_proj;    /* gate_up_proj is packed with interleave */
-    const float *input_layernorm, *post_attention_layernorm; /* [hidden_size] */
+    const float *input_layernorm, *post_attention_layernorm; /* [hidden_size]: before attention, and before the MLP */
     const float *q_norm, *k_norm;                            /* [head_dim], or NULL: none */
+    const float *o_norm, *down_norm;                         /* [hidden_size], of what o_proj and down_proj give; or NULL */
     int32_t sliding_window;                                  /* positions, the row's own included; 0: sees everything */
+    int32_t local;                                           /* 1: rotated by local_inv_freq */
 } ls_layer;
 
 enum { LS_EMBED_NONE = -1 };
@@ -86,10 +88,16 @@ typedef struct {
     int32_t embed_format;        /* LS_FP32, LS_BF16 or LS_EMBED_NONE */
     float rms_norm_eps;
     float attention_scaling;     /* factor of cosines and sines (yarn, longrope), 1 without */
+    float local_scaling;         /* the same of layers that are `local` */
+    float query_scalar;          /* scores are divided by its root: usually head_dim */
+    float embed_scale;           /* embeddings are multiplied by it: usually 1 */
+    float norm_offset;           /* norms multiply by this plus their weight: usually 0 */
+    int32_t gate;                /* LS_SILU or LS_GELU */
     const void* embed_tokens;    /* [vocab_size, hidden_size] */
     ls_matrix lm_head;           /* data NULL: none */
     const float* norm;           /* [hidden_size]; NULL: no final norm */
     const float* inv_freq;       /* [rotary_dim / 2] */
+    const float* local_inv_freq; /* [rotary_dim / 2], or NULL where no layer is `local` */
     const ls_layer* layers;      /* [num_layers] */
 } ls_model_config;
 

@@ -82,7 +82,9 @@ class Trainable(TrainableDrafter):
             self.model = Transformer(own, target.transformer.rotary, weights)
             self.model.norm.data = target.transformer.norm.detach().float().clone()  # for the head that it feeds
             masks = torch.randn(options.masks, shape.hidden_size, device=device)
-            self.masks = nn.Parameter(masks * target.transformer.embed_tokens.detach().float().std())
+            self.masks = nn.Parameter(
+                masks * target.transformer.scaled(target.transformer.embed_tokens.detach().float().std())
+            )
             if options.form == "eagle":
                 self.joined = nn.Linear(2 * shape.hidden_size, shape.hidden_size, device=device)
             if options.rank:
@@ -99,7 +101,7 @@ class Trainable(TrainableDrafter):
                 self.model.rotary = rotary_embedding(small.config, target)
                 config = {**small.config.content, "tie_word_embeddings": self.model.config.tied}
                 self.options = replace(options, model="", config=json.dumps(config, sort_keys=True))
-            self.masks = nn.Parameter(self.model.embed_tokens.detach()[token : token + 1].clone())
+            self.masks = nn.Parameter(self.model.scaled(self.model.embed_tokens.detach()[token : token + 1]).clone())
             self.register_buffer("never", never)
         self.model.requires_grad_(True)
 
@@ -130,8 +132,8 @@ class Trainable(TrainableDrafter):
         A token's feature is the target's state one position before it, which predicted it; masks have zeros (eq. 5).
         """
         if self.options.form == "model":
-            embedding = self.model.embed_tokens
-            real = F.embedding(tokens.clamp(max=len(embedding) - 1), embedding)  # ids that no tokenizer gives
+            known = len(self.model.embed_tokens) - 1
+            real = self.model.embed(tokens.clamp(max=known))  # ids that no tokenizer gives
         else:
             real = self.target.embed(tokens)
         x = torch.cat([real.to(masks.dtype), masks])

@@ -56,7 +56,7 @@ class Trainable(TrainableDrafter):
         super().__init__(target, options)
         transformer = target.transformer
         self.kept = options.layers(len(transformer.layers))
-        self.mask = nn.Parameter(transformer.embed_tokens.detach().mean(0, dtype=torch.float32))
+        self.mask = nn.Parameter(transformer.scaled(transformer.embed_tokens.detach().mean(0, dtype=torch.float32)))
         if options.which != "none":
             self.adapters = Adapters(transformer, self.kept, options.rank, options.alpha, options.which)
         elif options.full and transformer.packed:
