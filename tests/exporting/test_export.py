@@ -248,7 +248,7 @@ def test_commands_for_several_cards(tiny: Make, tmp_path: Path):
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize("kind", [row.name for row in TABLE])
+@pytest.mark.parametrize("kind", [row.name for row in TABLE if row.name != "eagle3"])  # none ships
 def test_what_has_no_counterpart_names_the_nearest(tmp_path: Path, engine: str, kind: str):
     if kind == "draft_model" or (engine, kind) == ("vllm", "medusa"):
         export(engine, kind, "demo", tmp_path / "out")
