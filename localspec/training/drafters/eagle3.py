@@ -118,7 +118,8 @@ class Trainable(TrainableDrafter):
         """Makes the most frequent tokens the draft vocabulary, whose rows of the target's head its own begins with."""
         if self.kept is not None:
             self.kept.copy_(frequencies.topk(len(self.kept)).indices.sort().values)
-            self._copy_head_rows()
+            if not self.options.config:
+                self._copy_head_rows()
 
     # -- the layer ----------------------------------------------------------------------------------------------------
 
