@@ -13,7 +13,6 @@ import pytest
 from command import ROOT
 
 from localspec.machine import compiled
-from localspec.models.drafter_kinds import kinds
 from localspec.native import build
 
 pytestmark = pytest.mark.slow
@@ -69,7 +68,7 @@ def test_the_wheel_holds_what_the_program_needs(wheel):
         assert b"\nLicense-Expression: Apache-2.0\n" in content.read(metadata)
     demo = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"}
     assert {f"localspec/demo/{place}{name}" for place in ("", "draft/") for name in demo} <= names
-    drafters = {f"localspec/demo/drafters/{kind}/drafter" for kind in kinds("weights")}
+    drafters = {f"localspec/demo/drafters/{kind}/drafter" for kind in ("medusa", "parallelspec", "s3d", "semi")}
     assert {f"{name}{end}" for name in drafters for end in (".json", ".safetensors")} <= names
     assert (sources("localspec") | sources("localspec_tui")) - names == {NATIVE + "build.py"}
     # An installed `tui` would belong to anybody.

@@ -131,8 +131,8 @@ def _print(name: str, event: PullEvent, progress: Progress) -> None:
         case Fetched(notices):
             for sentence in notices:
                 progress.notice(sentence)
-        case Converted(heads, model):
-            progress.notice(f"The heads of {heads} are a drafter of {model}: --drafter medusa.")
+        case Converted(heads, model, kind):
+            progress.notice(f"The heads of {heads} are a drafter of {model}: --drafter {kind}.")
         case NotConverted(heads, model):
             which = f"`localspec pull {model}`" if model else "fetch that"
             progress.notice(f"The heads of {heads} become a drafter beside their model: {which}, then this again.")

@@ -17,6 +17,7 @@ from localspec.models.tokenizer import Tokenizer
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
+EPS = float(np.finfo(np.float32).eps)
 # [rows, channels], an array of the backend in the precision of its activations. All have `len`, `shape`, slices, lists
 # of rows as an index, and `+` and `*` with each other and with numbers.
 Rows = Any
@@ -92,6 +93,29 @@ class RowModel(Protocol):
         """Returns the part of the head that makes the logits of these tokens, a copy in the head's precision."""
 
 
+class RowAttention(Protocol):
+    """The attention of one layer, with keys and values of its own, for rows that stand anywhere in a tree."""
+
+    @property
+    def length(self) -> int:
+        """How many rows it holds keys and values of."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what it holds."""
+
+    def __call__(self, qkv: Rows, positions: Sequence[int], seen: Sequence[Sequence[int]] | None = None) -> Rows:
+        """Returns what rows attend to, [rows, heads * head_dim], and keeps their keys and values behind the others.
+
+        qkv [rows, (heads + 2 * key heads) * head_dim] are queries, keys and values, not rotated yet. Each row sees
+        itself and, without `seen`, all before it; else the first `seen[row][0]` rows that there were, and those listed
+        after that number.
+        """
+
+    def truncate(self, length: int) -> None:
+        """Forgets all but the first `length` rows."""
+
+
 class Compute(Protocol):
     """The arithmetic of a backend, in the precision of a target's activations. Matrices may be rounded as its are."""
 
@@ -147,8 +171,14 @@ class Compute(Protocol):
     def tanh(self, x: Rows) -> Rows:
         """tanh(x)."""
 
-    def rms_norm(self, x: Rows) -> Rows:
-        """Returns rows divided by the root of their mean square."""
+    def rms_norm(self, x: Rows, eps: float = EPS) -> Rows:
+        """Returns rows divided by the root of their mean square, to which `eps` is added."""
+
+    def attention(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> RowAttention:
+        """Returns the attention of a layer of these sizes; without `rope` it rotates as the target does.
+
+        Where queries and keys are normed, `weights` has q_norm and k_norm [head_dim].
+        """
 
 
 class DraftableModel(ForwardModel[CacheT], Protocol[CacheT]):

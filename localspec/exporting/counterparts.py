@@ -1,4 +1,4 @@
-"""What a drafter of ours becomes for an engine: Medusa heads, or a small model that drafts, in parallel or not."""
+"""What a drafter of ours becomes for an engine: heads, or a small model that drafts, in parallel or not."""
 
 import os
 import shutil
@@ -11,13 +11,14 @@ import torch
 from safetensors.torch import load_file
 
 from localspec.checkpoint import Checkpoint, originals
+from localspec.drafters.eagle3 import Eagle3Options
 from localspec.drafters.medusa import MedusaOptions
 from localspec.drafters.parallelspec import MODEL_MASKS, ParallelSpecOptions, layers_of
 from localspec.drafters.saved import WEIGHTS, drafter_class
 from localspec.drafters.tensors import StoredTensors, check_tensors
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.exporting.engines import Engine, Form, no_counterpart
-from localspec.exporting.layouts import write_heads, write_model
+from localspec.exporting.layouts import write_eagle3, write_heads, write_model
 from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.model_config import ModelConfig, read_config
@@ -33,6 +34,11 @@ from localspec.nn.weights import TYPES, Weights
 from localspec.outside_files import parse_json
 from localspec.policy.drafter_spec import named_drafter
 
+_ROTATIONS = ("default", "linear", "llama3", "yarn")  # that a Llama of the engines has
+_SHARED = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
+    "max_position_embeddings", "rms_norm_eps",
+)  # fmt: skip
 LICENCES = ("LICENSE*", "NOTICE*")  # go where the weights go
 
 
@@ -75,6 +81,8 @@ def counterpart(engine: Engine, drafter: str, card: TargetCard, checkpoint: Chec
     trained = spec.trained[0] if len(spec.trained) == 1 and spec.drafter == spec.trained[0].kind else None
     if trained is not None and trained.kind == "medusa" and "medusa heads" in engine.forms:
         return _heads(trained, checkpoint, target)
+    if trained is not None and trained.kind == "eagle3":
+        return _eagle3(engine, trained, checkpoint, target)
     if trained is not None and trained.kind == "parallelspec":
         if os.path.isfile(trained.path / "config.json"):
             return _small_model(engine, originals(trained.path), checkpoint, target, parallel=True)
@@ -94,6 +102,42 @@ def _heads(trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Coun
         _copy_licences(checkpoint.path, directory)
 
     return Counterpart("medusa heads", options.heads, write, notes=tuple(notes))
+
+
+def _eagle3(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
+    """A head that was trained here; one that was published is there already, in the layout of its publisher."""
+    options: Eagle3Options = _options(trained, checkpoint)
+    if options.config:
+        raise UsageMistake(
+            f"The head in {trained.path} is {trained.about.get('published', {}).get('repo', 'a published one')}, which "
+            f"{engine.label} reads itself; give it that."
+        )
+    rope = dict(target.config.rope_parameters)
+    if rope["rope_type"] not in _ROTATIONS or rope.pop("partial_rotary_factor", 1.0) != 1.0:
+        raise UsageMistake(
+            f"The head in {trained.path} rotates as its model does, by '{rope['rope_type']}' or a part of each head, "
+            f"which {engine.label} does not know of a Llama; nearest is a small model, draft_model:MODEL."
+        )
+    theta = rope.pop("rope_theta")
+    config = {
+        "model_type": "llama", "hidden_act": "silu", "num_hidden_layers": 1, "tie_word_embeddings": False,
+        "attention_bias": False, "mlp_bias": False, "rope_theta": theta, "dtype": _name(target.dtype),
+        "rope_scaling": None if rope["rope_type"] == "default" else rope,
+        **{name: getattr(target.config, name) for name in _SHARED},
+        "eagle_aux_hidden_state_layer_ids": [*options.places],  # vLLM: as in hidden_states
+        # SGLang: by the layers that they leave
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": [place - 1 for place in options.places], "use_aux_hidden_state": True,
+        },
+    }  # fmt: skip
+
+    def write(directory: Path) -> None:
+        write_eagle3(trained.path / WEIGHTS, options, target.sizes, config, directory)
+        _copy_licences(checkpoint.path, directory)
+
+    heads = ((target.sizes.num_heads, target.sizes.num_kv_heads),)
+    notes = (f"{engine.label} drafts a chain with it, where a tree by calibrated chances is drafted here.",)
+    return Counterpart("eagle3 head", options.depth, write, heads, notes)
 
 
 def _parallelspec(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:

@@ -13,7 +13,7 @@ from localspec.errors import UsageMistake
 from localspec.models.drafter_kinds import kind_of
 from localspec.text import one_line
 
-Form = Literal["medusa heads", "parallel draft model", "draft model"]
+Form = Literal["medusa heads", "eagle3 head", "parallel draft model", "draft model"]
 
 NGRAM = 4  # tokens at most that an engine looks for in the text before
 _MISREAD = ("eagle-", "eagle3", "dflash", "dspark")  # in a path, by which vLLM takes any model for another method's
@@ -30,8 +30,8 @@ class Engine:
 
 
 ENGINES = {
-    "vllm": Engine("vllm", "vLLM", ("medusa heads", "parallel draft model", "draft model"), 5),
-    "sglang": Engine("sglang", "SGLang", ("draft model",), 3),
+    "vllm": Engine("vllm", "vLLM", ("medusa heads", "eagle3 head", "parallel draft model", "draft model"), 5),
+    "sglang": Engine("sglang", "SGLang", ("eagle3 head", "draft model"), 3),
 }
 
 
@@ -59,11 +59,12 @@ def command(engine: Engine, served: Served) -> list[str]:
     parallel, revision = served.tensor_parallel, ["--revision", served.revision] if served.revision else []
     if engine.name == "sglang":
         words = ["python", "-m", "sglang.launch_server", "--model-path", served.model, *revision]
-        words += ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", str(served.drafter)]
+        algorithm = "EAGLE3" if served.form == "eagle3 head" else "STANDALONE"
+        words += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(served.drafter)]
         words += ["--speculative-num-steps", str(served.tokens), "--speculative-eagle-topk", "1"]
         words += ["--speculative-num-draft-tokens", str(served.tokens + 1)]  # the one before them included
         return words + (["--tp-size", str(parallel)] if parallel > 1 else [])
-    method = "medusa" if served.form == "medusa heads" else "draft_model"
+    method = {"medusa heads": "medusa", "eagle3 head": "eagle3"}.get(served.form, "draft_model")
     config: dict[str, Any] = {"method": method, "model": str(served.drafter), "num_speculative_tokens": served.tokens}
     if served.form == "parallel draft model":
         config["parallel_drafting"] = True
@@ -74,11 +75,14 @@ def command(engine: Engine, served: Served) -> list[str]:
     return [*words, "--speculative-config", json.dumps(config)]
 
 
-def check_path(engine: Engine, path: Path) -> None:
-    """Raises UsageMistake for a directory that an engine would misread by its name, or that no command could name."""
+def check_path(engine: Engine, path: Path, form: Form) -> None:
+    """Raises UsageMistake for a directory that an engine would misread by its name, or that no command could name.
+
+    A drafter of this `form` lies in it.
+    """
     if one_line(str(path)) != str(path):
         raise UsageMistake(f"{path} has characters in its name that no command line shows; give another --out.")
-    misread = [word for word in _MISREAD if word in str(path).lower()]
+    misread = [word for word in _MISREAD if word in str(path).lower() and not form.startswith(word)]
     if engine.name == "vllm" and misread:
         raise UsageMistake(
             f"vLLM takes whatever lies in a path with '{misread[0]}' for a drafter of that name, and {path} is one; "

@@ -47,12 +47,12 @@ def export(engine: str, drafter: str, model: str | None, out: Path, tensor_paral
     """
     named = engine_named(engine)
     out = Path(os.path.abspath(os.path.expanduser(out)))
-    check_path(named, out)
     if os.path.lexists(out) and not (out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
         raise UsageMistake(f"{out} is there already, and nothing is overwritten; give another --out.")
     card = _target_of(drafter, model)
     checkpoint = originals(card.path)
     found = counterpart(named, drafter, card, checkpoint)
+    check_path(named, out, found.form)
     config = read_config(checkpoint)
     for heads, kv_heads in ((config.num_attention_heads, config.num_key_value_heads), *found.heads):
         check_heads(heads, kv_heads, tensor_parallel)

@@ -1,6 +1,7 @@
-"""Writes Medusa heads and small language models as inference engines read them.
+"""Writes Medusa heads, EAGLE-3 heads and small language models as inference engines read them.
 
 heads   blocks.{head}.layers.{block}.{weight,bias}   lm_heads.{head}.weight, or lm_head.weight that all share
+eagle3  midlayer.{…}   fc norm lm_head d2t t2d   as SpecForge has them
 model   the Hugging Face layout
 """
 
@@ -14,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from localspec.drafters.eagle3 import Eagle3Options
 from localspec.drafters.medusa import MedusaOptions
 from localspec.errors import LocalspecError
 from localspec.models.architecture import TransformerConfig, weight_map
@@ -63,6 +65,44 @@ def _heads(opened: Any, options: MedusaOptions, vocabulary: torch.Tensor, shared
         elif options.rank_of_own:
             own = torch.addmm(vocabulary.float(), of_head("own.up", head), of_head("own.down", head))
             yield f"lm_heads.{head}.weight", own.to(vocabulary.dtype)
+
+
+_MIDLAYER = {
+    "embedding_norm": "input_layernorm.weight", "feature_norm": "hidden_norm.weight",
+    "mlp_norm": "post_attention_layernorm.weight", "o.weight": "self_attn.o_proj.weight",
+    **{f"{name}.weight": f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
+}  # fmt: skip
+
+
+def write_eagle3(
+    drafter: Path, options: Eagle3Options, sizes: TransformerConfig, config: Mapping[str, Any], directory: Path
+) -> None:
+    """Writes the EAGLE-3 head in a drafter's file, in the precision that `config` names.
+
+    `sizes` are those of the target, for which it was trained; it has no embedding of its own.
+    """
+    dtype: torch.dtype = getattr(torch, config["dtype"])
+    with safe_open(drafter, framework="pt") as opened:
+        _write(directory, _eagle3(opened, options, sizes, dtype))
+    draft = options.vocabulary or sizes.vocab_size
+    _write_config(directory, {**config, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": draft})
+
+
+def _eagle3(opened: Any, options: Eagle3Options, sizes: TransformerConfig, dtype: torch.dtype) -> Iterator[Named]:
+    def own(name: str) -> torch.Tensor:
+        tensor: torch.Tensor = opened.get_tensor(name)
+        return tensor.to(dtype)
+
+    for name, theirs in _MIDLAYER.items():
+        yield f"midlayer.{theirs}", own(name)
+    queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+    for name, part in zip("qkv", torch.split(own("qkv.weight"), [queries, keys, keys]), strict=True):
+        yield f"midlayer.self_attn.{name}_proj.weight", part
+    yield from (("fc.weight", own("fc.weight")), ("norm.weight", own("norm")), ("lm_head.weight", own("head.weight")))
+    if options.vocabulary:
+        kept: torch.Tensor = opened.get_tensor("kept")
+        yield "d2t", kept - torch.arange(len(kept))
+        yield "t2d", torch.zeros(sizes.vocab_size, dtype=torch.bool).index_fill_(0, kept, True)
 
 
 def write_model(

@@ -16,9 +16,11 @@ from localspec.hub.pace import waits_told
 from localspec.hub.records import COMMIT, GGUF_NAME, NAME, ExpectedFile, is_valid
 from localspec.hub.sources import Source
 from localspec.outside_files import parse_json, read_bytes
+from localspec.published_heads import kind_of_heads
 from localspec.text import LONGEST_LICENSE, one_line
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+PICKLED = "pytorch_model.bin"
 _BESIDE = re.compile(
     r"[\w.-]+\.json|[\w.-]+\.model|[\w.-]+\.jinja|merges\.txt|vocab\.txt"
     r"|(?i:(licen[cs]e|notice|copying)([_-][\w-]*)?(\.(txt|md|rst))?)|(?i:readme\.md)",
@@ -33,9 +35,9 @@ _READ_FIRST = 2**25  # bytes of a config.json or index that is read for a plan, 
 class Part:
     """The files to fetch of one revision of a repository.
 
-    `heads` says that they are Medusa heads, `whole` that they are pickles of a model with such heads inside, `beside`
-    that they are the texts of a model whose weights are in the part before; `here` are the names of files that the
-    cache has already.
+    `heads` is the kind of drafter that they are heads of, `whole` says that they are pickles of a model with Medusa
+    heads inside, `beside` that they are the texts of a model whose weights are in the part before; `here` are the names
+    of files that the cache has already.
     """
 
     source: Source
@@ -43,7 +45,7 @@ class Part:
     files: tuple[ExpectedFile, ...]
     here: frozenset[str]
     config: Mapping[str, Any]
-    heads: bool = False
+    heads: str = ""
     whole: bool = False
     beside: bool = False
     license: str | None = None
@@ -141,10 +143,10 @@ def _part(source: Source) -> Part:
     ):
         raise LocalspecError(listed)
     config = read(CONFIG) if CONFIG in known else {}
-    heads = config.get("architectures") == ["MedusaModel"] or config.get("model_type") == "medusa"
-    weights = _weight_names(source, known, read)
-    whole = weights[0].endswith(".bin")
-    heads = heads or weights[0] in HEADS
+    heads = kind_of_heads(config) or ""
+    weights = _weight_names(source, known, read, heads)
+    heads = heads or ("medusa" if weights[0] in HEADS else "")
+    whole = weights[0].endswith(".bin") and not heads
     notes = () if heads else _check_supported(source, config)
     if not heads and TOKENIZER not in known:
         raise LocalspecError(
@@ -152,6 +154,7 @@ def _part(source: Source) -> Part:
         )
     beside = (name for name in known if _BESIDE.fullmatch(name) and not name.endswith(".index.json"))
     index = [PICKLED_INDEX if whole else INDEX] if weights[0] != WEIGHTS and not heads else []
+    index += [INDEX] if heads and weights[0] not in (WEIGHTS, PICKLED, *HEADS) else []
     names = [*sorted(beside), *index, *weights]
     return _planned(source, info, config, [known[name] for name in names], heads=heads, whole=whole, notes=notes)
 
@@ -171,7 +174,9 @@ def _planned(source: Source, info: Any, config: Mapping[str, Any], files: Sequen
     )  # fmt: skip
 
 
-def _weight_names(source: Source, known: Mapping[str, ExpectedFile], read: Callable[[str], Any]) -> list[str]:
+def _weight_names(
+    source: Source, known: Mapping[str, ExpectedFile], read: Callable[[str], Any], heads: str
+) -> list[str]:
     """The weight files of the Hugging Face layout, without copies in other formats."""
     if WEIGHTS in known:
         return [WEIGHTS]
@@ -184,6 +189,8 @@ def _weight_names(source: Source, known: Mapping[str, ExpectedFile], read: Calla
         table = _table(source, known, read, PICKLED_INDEX, ".bin")
         if any(name.startswith(HEAD_PREFIX) for name in table):  # read as data, as heads are that stand alone
             return sorted(set(table.values()))
+    if heads == "eagle3" and PICKLED in known:  # read as data, too
+        return [PICKLED]
     if pickled := sorted(name for name in known if _PICKLED.fullmatch(name)):
         raise LocalspecError(
             f"{source} holds its weights as pickle only ({pickled[0]}), which may run code when it is read; choose a "

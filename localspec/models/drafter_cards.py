@@ -168,7 +168,9 @@ def read_drafter(path: Path) -> DrafterCard:
         math.prod(shape) for name, shape in shapes.items() if len(shape) < 2 or name == MASKS or name.endswith(".bias")
     )
     made_for, name = str(target.get("revision", "")), str(target.get("name", "another model"))
-    return DrafterCard(kind, path, options, made_for, name, parameters, weights.stat().st_size, content, others)
+    inner = shapes.get(kind_of(kind).states_in, ())[-1:]
+    size = weights.stat().st_size
+    return DrafterCard(kind, path, options, made_for, name, parameters, size, content, others, *inner)
 
 
 def _not_kept(path: Path, content: Mapping[str, Any]) -> NotHere:

@@ -19,6 +19,7 @@ from localspec.models.shape import Shape
 WITH_PHRASES = "+phrases"  # after the name of a kind: its drafts are lengthened by phrases
 MERGED = 3  # drafters at most whose drafts are merged into one tree, phrases not counted
 DRAFT_TOKENS = 5  # of a draft, where no figure says how many
+DRAFT_VOCABULARY = 32_768  # tokens of a draft vocabulary, where no figure says how many
 FORWARDS_A_DRAFT = 2.0  # of a draft model, which stops where another would not pay: measured on the demo pair, widened
 
 Takes = Literal["nothing", "probe", "weights", "draft model"]
@@ -76,7 +77,7 @@ class DrafterKind:
     `has_phrases`: its drafts are phrases, or are lengthened by phrases without `+phrases`. `parts` names the setting
     that lists which of its parts are used, and `searched(parts)` the hyper-parameters that are searched for a pair of
     models. `mask_key`: a small language model whose config.json has this key is a
-    drafter of this kind.
+    drafter of this kind. `states_in` is the matrix that reads states of the target's inner layers, as wide as they are.
     """
 
     name: str
@@ -90,6 +91,7 @@ class DrafterKind:
     parts: str = ""
     searched: Callable[[Collection[str]], Sequence[str]] = lambda parts: ("draft",)
     mask_key: str = ""
+    states_in: str = ""
     module: str = ""
     training_module: str = ""
 
@@ -165,6 +167,24 @@ def _semi_seconds(cost: DraftCost, nodes: int) -> float:
     return cost.depth * (cost.product(cost.parameters + cost.shape.embedding, 1) + 2 * cost.layer_seconds)
 
 
+def _eagle3_parameters(shape: Shape) -> int:
+    """One layer that reads two vectors a token, what joins three states, and a head of a draft vocabulary."""
+    head = min(shape.vocab_size, DRAFT_VOCABULARY) * shape.hidden_size
+    wider = shape.hidden_size * shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
+    return shape.layer + wider + 3 * shape.hidden_size**2 + head
+
+
+def _eagle3_seconds(cost: DraftCost, nodes: int) -> float:
+    """It drafts level by level, each time with its layer and its head; a tree has no more levels than nodes."""
+    levels = min(cost.depth, max(nodes, 1))
+    return levels * (cost.product(cost.parameters, 2) + 2 * cost.layer_seconds)
+
+
+def _eagle3_size(one: DrafterSize) -> int:
+    """With keys and values of one layer, and a feature a token, which is half as much as they at most."""
+    return one.weights + 2 * one.cache_bytes // one.shape.num_layers
+
+
 def _draft_model_seconds(cost: DraftCost, nodes: int) -> float:
     """A forward a token, as long as it pays."""
     return min(nodes, FORWARDS_A_DRAFT) * cost.forward(1)
@@ -188,6 +208,10 @@ TABLE = [
     DrafterKind("phrases", "phrases of this text and of earlier replies", "nothing", _free, has_phrases=True),
     DrafterKind("lookahead", "phrases that a Jacobi window beside the text finds", "nothing", _free),
     DrafterKind("layers", "some of the target's own layers: S3D without training", "probe", _layers_seconds),
+    DrafterKind(
+        "eagle3", "a layer on states of three of the target's layers, token after token", "weights",
+        _eagle3_seconds, size=_eagle3_size, parameters=_eagle3_parameters, states_in="fc.weight",
+    ),
     DrafterKind("medusa", "heads on the target's last state, one a depth", "weights", _medusa_seconds),
     DrafterKind(
         "parallelspec", "a layer or a small model with mask tokens, all depths in one forward", "weights",

@@ -3,12 +3,13 @@
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from localspec import packed_file
-from localspec.checkpoint import PICKLED_INDEX, Checkpoint, inspect, is_packed
+from localspec.checkpoint import PICKLED_INDEX, Checkpoint, inspect, is_packed, read_config
 from localspec.config import home, nearest
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import find_snapshot, pulled_sources
@@ -20,6 +21,7 @@ from localspec.models.packed_files import packed_sources
 from localspec.outside_files import read_bytes
 from localspec.packed_file import PackedFile
 from localspec.paths import Paths
+from localspec.published_heads import kind_of_heads
 from localspec.text import LONGEST_LICENSE
 
 WEIGHTS = "model.safetensors"
@@ -88,7 +90,11 @@ def split_of(source: Source, paths: Paths | None = None) -> Path:
 def _is_model(source: Source, paths: Paths) -> bool:
     """Whether this is a model that was pulled, not heads for another one."""
     path = _unpickled(source, paths)
-    return path is not None and any((path / name).is_file() for name in (WEIGHTS, f"{WEIGHTS}.index.json"))
+    if path is None or not any((path / name).is_file() for name in (WEIGHTS, f"{WEIGHTS}.index.json")):
+        return False
+    with suppress(LocalspecError):  # a model whose config.json is damaged is listed, and who names it is told
+        return kind_of_heads(read_config(path)) is None
+    return True
 
 
 def _unpickled(source: Source, paths: Paths) -> Path | None:

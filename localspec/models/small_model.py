@@ -66,18 +66,28 @@ class MaskedModel:
         Raises UsageMistake for a text that describes no such model, LocalspecError for one that cannot be computed.
         Takes no memory for it.
         """
-        try:
-            content = parse_json(text)
-            if unlikely := [name for name, most in _MOST.items() if not _is_count(content.get(name), most)]:
-                raise ValueError(f"{unlikely[0]} = {shortened(content[unlikely[0]])}")
-            config = ModelConfig.of(content)
-            sizes = TransformerConfig.of(config)
-            rope = Rope.of(config, min(context, config.max_position_embeddings))
-            return cls(_sound(sizes), rope, int(content["pard_token"]))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UsageMistake(
-                f"The config of the small model cannot be used ({first_line(error)}); train the drafter again."
-            ) from error
+        sizes, rope, mask = described(text, context, "small model", "pard_token")
+        return cls(sizes, rope, mask)
+
+
+def described(text: str, context: int, what: str, token: str = "") -> tuple[TransformerConfig, Rope, int]:
+    """Returns sizes and rotation that a config.json says, and the id of a `token` where one is asked for, else -1.
+
+    `what` names in a sentence what is described, `context` is the longest text of the target. Raises UsageMistake for a
+    text that describes no transformer, LocalspecError for one that cannot be computed. Takes no memory for it.
+    """
+    try:
+        content = parse_json(text)
+        if unlikely := [name for name, most in _MOST.items() if not _is_count(content.get(name), most)]:
+            raise ValueError(f"{unlikely[0]} = {shortened(content[unlikely[0]])}")
+        config = ModelConfig.of(content)
+        sizes = TransformerConfig.of(config)
+        rope = Rope.of(config, min(context, config.max_position_embeddings))
+        return _sound(sizes), rope, int(content[token]) if token else -1
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageMistake(
+            f"The config of the {what} cannot be used ({first_line(error)}); train the drafter again."
+        ) from error
 
 
 def _sound(sizes: TransformerConfig) -> TransformerConfig:

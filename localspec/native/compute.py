@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from localspec.decoding.compute import Array, Floats, LowRank, PackedAdapters
+from localspec.decoding.compute import EPS, Array, Floats, LowRank, PackedAdapters
 from localspec.decoding.forward import TokenCache
 from localspec.events import Reporter
 from localspec.models.architecture import TransformerConfig, weight_map
@@ -18,6 +18,7 @@ from localspec.native.logits import NativeLogits
 from localspec.native.matrix import PANEL, PackedMatrix
 from localspec.native.model import NativeAdapters, NativeModel, Weights
 from localspec.native.packed_drafter import StoredMatrix, packed_tensors
+from localspec.native.row_attention import NativeAttention, rms_norm
 from localspec.native.threads import Threads
 
 _GROUP = 32  # inputs that share a scale
@@ -204,7 +205,10 @@ class NativeCompute:
         """tanh(x)."""
         return np.tanh(x)
 
-    def rms_norm(self, x: Floats) -> Floats:
+    def rms_norm(self, x: Floats, eps: float = EPS) -> Floats:
         """Returns rows divided by the root of their mean square."""
-        normed: Floats = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.finfo(np.float32).eps)
-        return normed
+        return rms_norm(x, eps)
+
+    def attention(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> NativeAttention:
+        """Returns the attention of a layer of these sizes."""
+        return NativeAttention(sizes, rope or self._model.rope, weights)

@@ -26,7 +26,8 @@ from localspec.paths import Paths
 LARGE = 2**20  # weights of a tensor that is packed
 MATTERS = 2**25  # weights of all of them that are worth a file: packing them takes a core a tenth of a second
 _STORED = ("F32", "F16", "BF16")
-_READ = ("correction.out.weight",)  # what is multiplied with the target's head at a load, and not computed with itself
+# What is multiplied with the target's head at a load, or read by rows, and not computed with itself.
+_READ = ("correction.out.weight", "embedding")
 
 
 class StoredMatrix(NDArrayOperatorsMixin):

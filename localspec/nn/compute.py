@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from localspec.checkpoint import inspect
-from localspec.decoding.compute import Array, Floats, LowRank, PackedAdapters
+from localspec.decoding.compute import EPS, Array, Floats, LowRank, PackedAdapters
 from localspec.decoding.forward import TokenCache
 from localspec.events import Reporter
 from localspec.models.architecture import TransformerConfig, weight_map
@@ -19,6 +20,7 @@ from localspec.nn.cache import KVCache
 from localspec.nn.linear import Linear, PackedLinear
 from localspec.nn.logits import TorchLogits
 from localspec.nn.packing import linear_class, lm_head_class
+from localspec.nn.row_attention import TorchAttention
 from localspec.nn.transformer import RotaryEmbedding, Transformer
 from localspec.nn.weights import Weights
 
@@ -240,6 +242,12 @@ class TorchCompute:
         """tanh(x)."""
         return x.tanh()
 
-    def rms_norm(self, x: torch.Tensor) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, eps: float = EPS) -> torch.Tensor:
         """Returns rows divided by the root of their mean square."""
-        return F.rms_norm(x, (x.shape[-1],))
+        return F.rms_norm(x, (x.shape[-1],), eps=eps)
+
+    def attention(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> TorchAttention:
+        """Returns the attention of a layer of these sizes."""
+        rotary = self._transformer.rotary if rope is None else RotaryEmbedding(rope, self._device)
+        norms = {name: self.rows(np.asarray(weights[name])) for name in ("q_norm", "k_norm") if name in weights}
+        return TorchAttention(sizes, rotary, norms)

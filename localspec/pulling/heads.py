@@ -1,4 +1,4 @@
-"""Medusa heads as others publish them become a drafter of ours, beside the model they are for."""
+"""Heads as others publish them, Medusa's and EAGLE-3's, become a drafter of ours, beside the model they are for."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,14 +14,16 @@ from localspec.hub.records import folder
 from localspec.hub.sources import Source
 from localspec.models.registry import split_of
 from localspec.paths import Paths, private_directory
+from localspec.published_heads import base_model
 
 
 @dataclass(frozen=True)
 class Converted:
-    """The heads of a repository are a drafter of this model now."""
+    """The heads of a repository are a drafter of this kind and model now."""
 
     heads: Source
     model: Source
+    kind: str = "medusa"
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,15 @@ def convert_heads(plan: Plan, progress: Callable[[str], None]) -> Iterator[Conve
             yield NotConverted(part.source, model)
             continue
         progress(f"making a drafter of {part.source}")
-        from localspec.training.medusa_files import convert  # torch: a second
+        if part.heads == "eagle3":  # either takes torch: a second
+            from localspec.training.eagle3_files import convert
+        else:
+            from localspec.training.medusa_files import convert
 
         private_directory(Paths(home()).drafters)
         about = {"name": str(model), "published": {"repo": part.source.repo, "commit": part.commit}}
         convert(snapshot(part.source, part.commit), path, _drafter_directory(part.source), about)
-        yield Converted(part.source, model)
+        yield Converted(part.source, model, part.heads)
 
 
 def drafter_made_of(source: Source, commit: str) -> Path | None:
@@ -90,6 +95,6 @@ def _drafter_directory(source: Source) -> Path:
 def _base_model(heads: Part) -> Source | None:
     """The model that heads say they are for."""
     try:
-        return Source.parse(str(heads.config.get("base_model_name_or_path")))
+        return Source.parse(str(base_model(heads.config)))
     except UsageMistake:
         return None

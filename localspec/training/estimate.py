@@ -123,6 +123,7 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
     held = STATES * shape.hidden_size  # numbers that a row leaves in a layer
     row = held + 2 * shape.intermediate_size + shape.num_heads * length
     drawn, prefix = drafter.drawn(length), 2 * shape.num_kv_heads * shape.head_dim * len(drafter.reads_layers)
+    prefix += 2 * shape.hidden_size * len(drafter.reads_inner)  # each of them, and all side by side
     layers = shape.num_layers if drafter.changes_target else 0
     # Beside all that one layer holds, each layer holds what goes in.
     learnt = item * layers * held, item * (layers * shape.hidden_size + min(layers, 1) * held)

@@ -9,27 +9,32 @@ The numbers of heads and blocks follow from the tensors' names alone: published 
 """
 
 import json
-import pickle
 import re
 import shutil
-import zipfile
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 
-from localspec.checkpoint import PICKLED_INDEX, inspect, revision, text_name
-from localspec.errors import DoesNotFit, LocalspecError, NotHere
+from localspec.checkpoint import PICKLED_INDEX
+from localspec.errors import LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.target import Target
-from localspec.outside_files import parse_json, read_bytes
-from localspec.paths import private_directory, private_files
-from localspec.training.checkpoint import full
-from localspec.training.trainable import TrainableDrafter, make_drafter, save_drafter
+from localspec.paths import private_directory
+from localspec.training.published_files import (
+    Tensors,
+    convert_published,
+    damage_told,
+    stored_matrix,
+    table_of,
+    told,
+    unpickled,
+)
+from localspec.training.trainable import TrainableDrafter, make_drafter
 
 FILES = (
     "medusa_lm_head.safetensors",
@@ -43,9 +48,8 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.index.json")  # of a w
 _PREFIX = re.compile(r"^medusa_heads?\.")
 _BLOCK = re.compile(r"^(?:(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)$")
 _LINEAR = re.compile(r"^(?:(\d+)\.(\d+)|lm_heads\.(\d+))\.weight$")
+HEAD = ("lm_head.weight", "model.embed_tokens.weight")  # where a model has the matrix that makes logits of states
 _ONE_LINEAR, _TOKEN_MAP = "lm_head.weight", "token_map"  # vLLM: one matrix for all heads; ids that its rows stand for
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) -> None:
@@ -55,18 +59,7 @@ def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) 
     `published`; a drafter that was written before from the same heads for the same model stays. Raises what
     `read_published` and `Target.load` do, and DoesNotFit where the disk is full.
     """
-    own, new = revision(model), directory / "drafter"
-    made_for = {"name": about["name"], "revision": own}
-    with suppress(LocalspecError):
-        existing = read_drafter(new).about
-        if existing.get("target") == made_for and existing.get("published") == about["published"]:
-            return
-    target = Target.load(model, device="meta")
-    drafter = read_published(path, target, _vocabulary(model))
-    more = {"target": made_for, "tokenizer": target.tokenizer.hash, "published": about["published"]}
-    with _told(directory):
-        private_directory(directory)
-        save_drafter(drafter, new, more)
+    convert_published(model, directory, about, lambda target: read_published(path, target, stored_matrix(model, HEAD)))
 
 
 def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
@@ -79,15 +72,15 @@ def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
     with suppress(LocalspecError):
         if target.is_dir() and read_drafter(directory / "drafter").about.get("published") == about["published"]:
             return
-    with _told(directory):
+    with told(directory):
         private_directory(directory)
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir()
         table: dict[str, str] = {}
-        files = sorted(set(_table(path / PICKLED_INDEX).values()))
+        files = sorted(set(table_of(path / PICKLED_INDEX).values()))
         for number, name in enumerate(files, start=1):
-            with _damage_told(path / name):
-                tensors = {own: one for own, one in _unpickled(path / name).items() if not _PREFIX.match(own)}
+            with damage_told(path / name):
+                tensors = {own: one for own, one in unpickled(path / name).items() if not _PREFIX.match(own)}
             file = f"model-{number:05}-of-{len(files):05}.safetensors"
             save_file({own: one.clone().contiguous() for own, one in tensors.items()}, new / file, {"format": "pt"})
             table |= dict.fromkeys(tensors, file)
@@ -98,31 +91,6 @@ def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
         shutil.rmtree(target, ignore_errors=True)
         new.replace(target)
     convert(path, target, directory, about)
-
-
-@contextmanager
-def _told(directory: Path) -> Iterator[None]:
-    """Says in a sentence why something cannot be written, and removes what was written in part."""
-    try:
-        with private_files():
-            yield
-    except (OSError, SafetensorError) as error:
-        for left in directory.glob("**/*.new"):
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
-        error_type, remedy = (DoesNotFit, "make room") if full(error) else (LocalspecError, "correct that")
-        raise error_type(f"The drafter cannot be written to {directory} ({error}); {remedy}, and try again.") from error
-
-
-def _vocabulary(model: Path) -> torch.Tensor:
-    """Returns the matrix [vocab_size, hidden_size] that makes logits of states, as the model's files hold it."""
-    found: dict[str, torch.Tensor] = {}
-    names = ("lm_head.weight", "model.embed_tokens.weight")
-    for file in inspect(model).weight_files:
-        with safe_open(file, framework="pt") as opened:
-            kept = {text_name(name): name for name in opened.keys()}  # noqa: SIM118 (no mapping)
-            wanted = [name for name in names if name in kept and names[0] not in found]
-            found.update({name: opened.get_tensor(kept[name]) for name in wanted})
-    return next(found[name] for name in names if name in found)
 
 
 def read_published(path: Path, target: Target, vocabulary: torch.Tensor | None = None) -> TrainableDrafter:
@@ -180,63 +148,28 @@ def _find(path: Path) -> Path:
 
 def _read(file: Path) -> Tensors:
     """Returns the heads among the tensors of a file, or of all files that an index names, without a prefix."""
-    with _damage_told(file):
+    with damage_told(file):
         if file.suffix == ".json":
-            table = _table(file)
+            table = table_of(file)
             wanted = _head_names(table, file)
             found: dict[str, torch.Tensor] = {}
             for name in sorted({table[name] for name in wanted}):
-                with _damage_told(file.parent / name):
+                with damage_told(file.parent / name):
                     found |= _tensors(file.parent / name, wanted)
             return found
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as opened:
                 return _tensors(file, _head_names(list(opened.keys()), file))
-        content = _unpickled(file)
+        content = unpickled(file)
         return {own: content[name] for name, own in _head_names(content, file).items()}
 
 
 def _tensors(file: Path, wanted: Mapping[str, str]) -> dict[str, torch.Tensor]:
     """Returns some tensors of a file, by the names that they shall have."""
     if file.suffix != ".safetensors":
-        return {wanted[name]: tensor for name, tensor in _unpickled(file).items() if name in wanted}
+        return {wanted[name]: tensor for name, tensor in unpickled(file).items() if name in wanted}
     with safe_open(file, framework="pt") as opened:
         return {wanted[name]: opened.get_tensor(name) for name in list(opened.keys()) if name in wanted}
-
-
-def _unpickled(file: Path) -> Tensors:
-    """Returns the tensors of a pickle, which is read as data and never run."""
-    content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    if not isinstance(content, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in content.values()):
-        raise LocalspecError(f"{file} holds something other than tensors; get the heads from somewhere else.")
-    return content
-
-
-def _table(index: Path) -> Mapping[str, str]:
-    """Returns which file beside an index holds each tensor. Raises LocalspecError for one that is nowhere near it."""
-    table: dict[str, str] = parse_json(read_bytes(index))["weight_map"]
-    for name in table.values():
-        if not re.fullmatch(r"[\w.-]+\.(safetensors|bin)", name):
-            raise LocalspecError(f"{index} names {name!r}, which holds no weights beside it; fetch it again.")
-    return table
-
-
-@contextmanager
-def _damage_told(file: Path) -> Iterator[None]:
-    """Says in a sentence what is wrong with a file that is read."""
-    try:
-        yield
-    except LocalspecError:
-        raise
-    except pickle.UnpicklingError as error:
-        raise LocalspecError(
-            f"{file} is damaged, or would run code when it is read, which localspec refuses; "
-            "get the heads from somewhere else."
-        ) from error
-    except Exception as error:  # a damaged file may raise anything
-        raise LocalspecError(
-            f"{file} is damaged ({(str(error) or repr(error)).splitlines()[0]}); fetch it again."
-        ) from error
 
 
 def _head_names(names: Collection[str], file: Path) -> dict[str, str]:

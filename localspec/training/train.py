@@ -231,12 +231,15 @@ class Training:
         kept, states = self.drafter.reads_layers, self.drafter.reads_states(self.plan.distill)
         prefix, layers = TextPrefix(kept) if kept else None, None if states else range(max(kept, default=-1) + 1)
         with torch.no_grad():
-            hidden = self.target.transformer(padded.tokens, positions, padded.causal, prefix, layers)
+            places: dict[int, torch.Tensor | None] = dict.fromkeys(self.drafter.reads_inner)
+            hidden = self.target.transformer(padded.tokens, positions, padded.causal, prefix, layers, inner=places)
+        inner = [state for place in self.drafter.reads_inner if (state := places[place]) is not None]
         number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
         torch.manual_seed(number)
         return Batch(
             padded.tokens, padded.loss_mask, hidden if states else hidden[..., :0], self.plan.distill,
             torch.Generator().manual_seed(number), prefix.closed() if prefix else None,
+            torch.cat(inner, -1) if inner else None,
         )  # fmt: skip
 
     # -- held-out text ------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from safetensors.torch import save_file
@@ -22,7 +22,6 @@ from localspec.nn.adapters import Adapters
 from localspec.nn.cache import TextPrefix
 from localspec.nn.losses import DepthLoss
 from localspec.nn.target import Target
-from localspec.nn.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,8 @@ class Batch:
     tokens [texts, n]; loss_mask bool [texts, n]: the tokens to predict, which are those of replies and their end marks
     and never padding; hidden [texts, n, hidden_size]: the target's states after its final norm, in the precision of
     inference, or [texts, n, 0] where the loss reads none. With `distill` the label is the target's distribution, else
-    it is the text. `prefix` are the texts' keys and values, where a kind keeps those of some layers.
+    it is the text. `prefix` are the texts' keys and values, where a kind keeps those of some layers, and `inner`
+    [texts, n, places * hidden_size] the states that it reads beside the last.
     """
 
     tokens: torch.Tensor
@@ -41,6 +41,7 @@ class Batch:
     distill: bool
     generator: torch.Generator = field(default_factory=torch.Generator)
     prefix: TextPrefix | None = None
+    inner: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,12 @@ class PreviousRun:
 
     options: Mapping[str, Any]
     accuracies: Sequence[Sequence[float]]
+
+
+class Recomputing(Protocol):
+    """What gradients pass, whose layers are computed a second time where it is asked to."""
+
+    recomputed: bool
 
 
 class TrainableDrafter(nn.Module):
@@ -120,13 +127,18 @@ class TrainableDrafter(nn.Module):
         return Drawn(float(self.depth))
 
     @property
-    def transformers(self) -> Sequence[Transformer]:
+    def transformers(self) -> Sequence[Recomputing]:
         """Those that gradients pass, whose layers may be computed a second time in place of being held."""
         return [self.target.transformer]
 
     @property
     def reads_layers(self) -> Sequence[int]:
         """The layers whose keys and values of a text the loss reads, as the target makes them without a gradient."""
+        return ()
+
+    @property
+    def reads_inner(self) -> Sequence[int]:
+        """The states of a text that the loss reads beside the last, by their indices in Hugging Face's naming."""
         return ()
 
     def outcome(self, accuracies: Sequence[Sequence[float]]) -> str:

@@ -419,6 +419,38 @@ def test_heads_become_a_drafter_beside_their_model(home, tiny, heads):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pickled", [True, False])
+def test_an_eagle3_head_becomes_a_drafter_of_its_own_kind(home, tiny, tmp_path, pickled):
+    from drafters.test_eagle3 import eagle
+    from training.test_eagle3_files import PLAIN, specforge, speculators
+
+    model = tiny("llama-grouped-dynamic")
+    weights = eagle(model.target, config=json.dumps(PLAIN), vocabulary=90, states="2,1,0")
+    path = specforge(weights, tmp_path / "head", pickled=True) if pickled else speculators(weights, tmp_path / "head")
+    files = {file.name: file.read_bytes() for file in path.iterdir()}
+    with served(org__base=model_repository(model.path), org__heads=Repository(files)) as hub:
+        result = at(home, hub, "pull", "org/heads")
+        which = "fetch that" if pickled else "`localspec pull org/base`"  # what older heads do not say
+        assert result.returncode == 0 and f"{which}, then this again" in result.stderr
+        listed = json.loads(at(home, hub, "list", "--json").stdout)
+        assert not any("heads" in one["name"] for one in listed), "a head is no model"
+        (home / "config").mkdir()
+        entry = '[mine]\nrepo = "org/base"\n[[mine.drafters]]\nkind = "eagle3"\nrepo = "org/heads"\n'
+        (home / "config" / "models.toml").write_text(entry)
+        result = at(home, hub, "pull", "mine", "--drafter", "eagle3")
+        assert result.returncode == 0 and "are a drafter of org/base: --drafter eagle3" in result.stderr, result.stderr
+        plain = at(
+            home, hub, "run", "-m", "mine", "--no-spec", "-n", "8", "--temp", "0", "--json", "--no-log", "the cat"
+        )
+        result = at(
+            home, hub, "run", "-m", "mine", "--drafter", "eagle3", "--draft-max", "4", "-n", "8", "--temp", "0", "--json",
+            "--no-log", "the cat",
+        )  # fmt: skip
+        found = json.loads(result.stdout)
+        assert found["drafter"] == "eagle3" and found["token_ids"] == json.loads(plain.stdout)["token_ids"]
+
+
+@pytest.mark.slow
 def test_heads_that_would_run_code_do_not(home, tiny, heads):
     import pickle
 

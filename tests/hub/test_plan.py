@@ -91,6 +91,21 @@ def test_medusa_heads(hub):
     assert part.heads and "model.safetensors" in names(part)
 
 
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
+def test_eagle3_heads(hub, weights):
+    """A config like that of a model, and no tokenizer; a pickle is fetched, for it is read as data."""
+    said = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "draft_vocab_size": 9}
+    part = planned(hub, {"config.json": json.dumps(said).encode(), weights: WEIGHTS})
+    assert part.heads == "eagle3" and names(part) == {"config.json", weights} and not part.whole
+    newer = {"speculators_model_type": "eagle3", "transformer_layer_config": {}}
+    index = json.dumps({"weight_map": {"fc.weight": "model-1.safetensors"}}).encode()
+    files = {"model.safetensors.index.json": index, "model-1.safetensors": WEIGHTS}
+    part = planned(hub, {"config.json": json.dumps(newer).encode(), **files})
+    assert part.heads == "eagle3" and names(part) == {"config.json", *files}
+    with pytest.raises(LocalspecError, match="pickle only"):  # a form that nothing here reads
+        planned(hub, {"config.json": b'{"speculators_model_type": "peagle"}', "pytorch_model.bin": b"x"})
+
+
 @pytest.mark.parametrize(
     ("card", "said"),
     [

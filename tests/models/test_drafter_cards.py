@@ -222,7 +222,10 @@ def test_several_drafters_are_found_in_any_order(paths, model, monkeypatch):
         ("medusa+semmi", "no drafter 'semmi' .did you mean 'semi'"),
         ("medusa+", "no drafter ''"),
         ("auto+phrases", r"'auto\+phrases' leaves nothing to choose; say 'auto'"),
-        ("auto+medusa", "'auto' cannot be merged with those of others; name some of layers, medusa, .*, or phrases"),
+        (
+            "auto+medusa",
+            "'auto' cannot be merged with those of others; name some of layers, eagle3, medusa, .*, or phrases",
+        ),
         ("medusa+none", "'none' cannot be merged"),
         ("lookahead+medusa", "'lookahead' cannot be merged"),
         ("medusa+draft_model:demo", "'draft_model:demo' cannot be merged"),

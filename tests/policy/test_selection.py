@@ -375,7 +375,7 @@ def test_the_second_choice_is_another_precision_and_there_is_none_below_the_smal
         ({"drafter": "ouroboros:demo+phrases"}, "nothing more than 'ouroboros:demo'; say so"),
         ({"drafter": "draft_model:"}, "'draft_model:' names no model; write draft_model:MODEL"),
         ({"drafter": "ourobors:demo"}, "did you mean 'ouroboros'"),
-        ({"accept": "rejection"}, "those of 'phrases' are not; name one out of medusa, parallelspec, s3d, semi"),
+        ({"accept": "rejection"}, "those of 'phrases' are not; name one out of eagle3, medusa, parallelspec, s3d, semi"),
         ({"accept": "rejection", "drafter": "none"}, "those of 'none' are not"),
         ({"accept": "rejection", "drafter": "lookahead+phrases"}, "those of 'lookahead.phrases' are not"),
         ({"accept": "typical", "drafter": "none"}, "typical has no effect without a drafter"),

@@ -1,0 +1,339 @@
+"""EAGLE-3: one decoder layer drafts token after token from states of three of the target's layers, and then of its own.
+
+A row joins a token's embedding and the feature of the token before it (EAGLE-3, §3.1). Features of the text are made of
+the target's states; below the root, where the target has read nothing yet, they are what the layer itself said:
+
+    tokens      a    b    root  t     t'       t' hangs on t: its row sees all to the left, and no other branch
+    features    -    f_a  f_b   s_b   s_t      f: of the target's states, s: the layer's own states
+    predicts         root t …   t' …  …
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from localspec.decoding.compute import Array, Compute, DraftableModel, Linear, Rows
+from localspec.decoding.drafter import Context, Step
+from localspec.decoding.tree import DraftTree
+from localspec.drafters.features import Features
+from localspec.drafters.paths import PathTrees
+from localspec.drafters.semi import FREQUENT, LARGE
+from localspec.drafters.tensors import TensorSpec
+from localspec.drafters.trained import TrainedDrafter
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.models.architecture import TransformerConfig
+from localspec.models.rope import Rope
+from localspec.models.small_model import described
+from localspec.policy.prediction import CHUNK
+
+NORMS = ("none", "each", "joined")
+PLACES, MOST_PLACES = 3, 8  # states that a feature is made of, and as many as a published drafter may read
+
+
+@dataclass(frozen=True)
+class Eagle3Options:
+    """`depth` is the number of levels of a tree, and of the steps of the training-time test; step d is weighted by
+    `decay`ᵈ. `vocabulary` is the number of tokens that are drafted, the most frequent of the training text (0: all;
+    -1: 32,768 of a model that has more than 65,536, else all). `states` are the states of the target that a feature is
+    made of, by their indices in Hugging Face's hidden_states (empty: a low, a middle and a high one).
+
+    What follows is of published drafters alone: `config` is the config.json of their layer (empty: a layer as wide as
+    the target's, without biases), `embedding` an embedding of their own, `norms` what is normed before the states are
+    joined, each of them or all side by side, `residual` a layer that adds to its normed feature and not to the feature
+    itself, `output` states that are normed before they are fed back (EAGLE-3.1). Raises UsageMistake for impossible
+    values.
+    """
+
+    depth: int = 5
+    vocabulary: int = -1
+    decay: float = 0.8
+    states: str = ""
+    config: str = ""
+    embedding: bool = False
+    norms: str = "none"
+    residual: bool = False
+    output: bool = False
+
+    def __post_init__(self) -> None:
+        for name, fine, hint in (
+            ("depth", 1 <= self.depth <= 16, "1 to 16"),
+            ("vocabulary", self.vocabulary >= -1, "0 for all tokens, -1 for what suits, or how many"),
+            ("decay", 0 < self.decay <= 1, "above 0 and at most 1"),
+            ("states", not self.states or _are_places(self.states), f"up to {MOST_PLACES} indices like 2,14,25"),
+            ("norms", self.norms in NORMS, f"one of {', '.join(NORMS)}"),
+        ):
+            if not fine:
+                raise UsageMistake(f"{name} = {getattr(self, name)!r} of eagle3 is not possible; give {hint}.")
+
+    def settled(self, sizes: TransformerConfig) -> Self:
+        """These options for a target of these sizes, its states and its draft vocabulary chosen.
+
+        Raises UsageMistake for states and tokens that it does not have.
+        """
+        vocabulary = self.vocabulary
+        if vocabulary < 0:
+            vocabulary = FREQUENT if sizes.vocab_size > LARGE else 0
+        if vocabulary > sizes.vocab_size:
+            raise UsageMistake(
+                f"vocabulary = {vocabulary} is more than the model's {sizes.vocab_size} tokens; give fewer."
+            )
+        states = self.states or ",".join(map(str, usual_places(sizes.num_layers)))
+        found = replace(self, vocabulary=vocabulary, states=states)
+        if max(found.places) >= sizes.num_layers:
+            raise UsageMistake(
+                f"states = {self.states!r} of eagle3 are not all before one of the model's {sizes.num_layers} layers; "
+                f"give indices from 0 to {sizes.num_layers - 1}."
+            )
+        return found
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The indices of the states, once they are chosen."""
+        return tuple(map(int, self.states.split(",")))
+
+
+def _are_places(text: str) -> bool:
+    parts = text.split(",")
+    return len(parts) <= MOST_PLACES and all(part.isascii() and part.isdecimal() and len(part) < 5 for part in parts)
+
+
+def usual_places(num_layers: int) -> tuple[int, int, int]:
+    """The states that EAGLE-3 reads of a target with so many layers: those before a low, a middle and a high one."""
+    if num_layers < 2 * PLACES:  # in so few those of the paper are not in this order
+        return num_layers // 4, num_layers // 2, num_layers - 1
+    return 2, num_layers // 2, num_layers - 3
+
+
+def layer_of(target: TransformerConfig, options: Eagle3Options, context: int) -> tuple[TransformerConfig, Rope | None]:
+    """Returns the sizes and the rotation (None: the target's) of the drafter's layer, for texts of so many tokens.
+
+    Raises UsageMistake for a config that describes no such layer, LocalspecError for one that cannot be computed.
+    """
+    if not options.config:
+        plain = {"qkv_bias": False, "o_bias": False, "mlp_bias": False, "qk_norm": False}
+        return replace(target, family="llama", vocab_size=0, tied=True, sliding_windows=(None,), **plain), None
+    sizes, rope, _ = described(options.config, context, "drafter's layer")
+    if sizes.sliding_windows != (None,):
+        raise UsageMistake(
+            f"The drafter has {sizes.num_layers} layers, or a window, where EAGLE-3 has one layer that sees the whole "
+            "text; use another drafter."
+        )
+    return sizes, rope
+
+
+class Layer:
+    """The decoder layer, whose attention reads an embedding and a feature side by side, each normed on its own."""
+
+    def __init__(
+        self, compute: Compute, sizes: TransformerConfig, rope: Rope | None, tensors: Mapping[str, Array], normed: bool
+    ) -> None:
+        """`normed`: it adds to its normed feature, and not to the feature itself."""
+        self._compute, self._eps, self._adds_to_normed = compute, sizes.rms_norm_eps, normed
+        self._norms = {
+            name: compute.rows(tensors[name][None]) for name in ("embedding_norm", "feature_norm", "mlp_norm")
+        }
+
+        def linear(name: str, silu: bool = False) -> Linear:
+            return compute.linear(tensors[f"{name}.weight"], tensors.get(f"{name}.bias"), silu)
+
+        self._qkv, self._o = linear("qkv"), linear("o")
+        self._gate, self._up, self._down = linear("gate", silu=True), linear("up"), linear("down")
+        self.attention = compute.attention(sizes, rope, {n: tensors[n] for n in ("q_norm", "k_norm") if n in tensors})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights, and of keys and values."""
+        held = [*self._norms.values(), self._qkv, self._o, self._gate, self._up, self._down, self.attention]
+        return sum(int(one.nbytes) for one in held)
+
+    def __call__(
+        self, embeddings: Rows, features: Rows, positions: Sequence[int], seen: Sequence[Sequence[int]] | None = None
+    ) -> Rows:
+        """Returns the states [rows, hidden_size] of embeddings and features of that shape; `seen` as in attention."""
+        features_normed = self._norm(features, "feature_norm")
+        both = self._compute.concat([self._norm(embeddings, "embedding_norm"), features_normed], 1)
+        x = (features_normed if self._adds_to_normed else features) + self._o(
+            self.attention(self._qkv(both), positions, seen)
+        )
+        h = self._norm(x, "mlp_norm")
+        return x + self._down(self._gate(h) * self._up(h))
+
+    def _norm(self, x: Rows, name: str) -> Rows:
+        return self._compute.rms_norm(x, self._eps) * self._norms[name]
+
+
+class JoinedFeatures(Features):
+    """The target's states at some places, joined to a feature by `fc`; kept joined, one row a token."""
+
+    def __init__(
+        self, compute: Compute, options: Eagle3Options, eps: float, tensors: Mapping[str, Array], hidden_size: int
+    ) -> None:
+        self.layers = options.places
+        self._fc, self._norms, self._eps = compute.linear(tensors["fc.weight"]), options.norms, eps
+        self._scale = None if options.norms == "none" else compute.rows(tensors["states_norm"][None])
+        self._width = hidden_size  # of the target
+        super().__init__(compute)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of matrix and norms, and of what is kept."""
+        return self._fc.nbytes + (0 if self._scale is None else int(self._scale.nbytes)) + super().nbytes
+
+    def of(self, step: Step) -> Rows:
+        """Returns the features of a step, [rows, channels]."""
+        assert step.inner is not None
+        states = step.inner.rows
+        if self._scale is not None:
+            width = self._width if self._norms == "each" else self._width * len(self.layers)
+            parts = [states[:, start : start + width] for start in range(0, states.shape[1], width)]
+            normed = [self._compute.rms_norm(part, self._eps) for part in parts]
+            states = self._compute.concat(normed, 1) * self._scale
+        return self._fc(states)
+
+
+class Drafter(TrainedDrafter):
+    """EAGLE-3 (Li et al. 2025, §3.1): token after token, each level of a tree in one small batch.
+
+    A level's logits are W RMSNorm(s) over the draft vocabulary, s [nodes, hidden_size] the layer's states. Only rows of
+    the text keep keys and values; those of a draft are forgotten with it.
+    """
+
+    kind = "eagle3"
+    Options = Eagle3Options
+    options: Eagle3Options
+
+    def __init__(self, target: DraftableModel[Any], options: Eagle3Options, tensors: Mapping[str, Array]) -> None:
+        """Raises LocalspecError for a draft vocabulary that the model does not have."""
+        super().__init__(target, options, tensors)
+        own = self.compute.target.sizes
+        sizes, rope = layer_of(own, options, target.context)
+        self._layer, self._eps = Layer(self.compute, sizes, rope, tensors, options.residual), sizes.rms_norm_eps
+        self._features = JoinedFeatures(self.compute, options, self._eps, tensors, own.hidden_size)
+        self._norm, self._head = self.compute.rows(tensors["norm"][None]), self.compute.linear(tensors["head.weight"])
+        self._embedding: Rows = self.compute.rows(np.asarray(tensors["embedding"])) if options.embedding else None
+        self._kept = tensors["kept"] if options.vocabulary else None
+        if self._kept is not None and not 0 <= int(self._kept.min()) <= int(self._kept.max()) < target.vocab_size:
+            raise LocalspecError("'kept' names tokens that the model does not have; train the drafter again.")
+        self._trees = PathTrees(self)
+
+    @classmethod
+    def tensor_specs(cls, target: DraftableModel[Any], options: Eagle3Options) -> dict[str, TensorSpec]:
+        """Lists what joins the states, the layer, its norms and head, and the ids of a draft vocabulary."""
+        own = target.compute.target.sizes
+        options = options.settled(own)
+        sizes, _ = layer_of(own, options, target.context)
+        if sizes.hidden_size != own.hidden_size and not options.embedding:
+            raise UsageMistake(
+                f"The drafter is {sizes.hidden_size} channels wide and the model {own.hidden_size}, so it would need "
+                "an embedding of its own; name the model that it was made for."
+            )
+        width, channels = sizes.hidden_size, len(options.places) * own.hidden_size
+        queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+        inner = sizes.intermediate_size
+        linears = {
+            "qkv": (queries + 2 * keys, 2 * width, sizes.qkv_bias), "o": (width, queries, sizes.o_bias),
+            "gate": (inner, width, sizes.mlp_bias), "up": (inner, width, sizes.mlp_bias),
+            "down": (width, inner, sizes.mlp_bias), "fc": (width, channels, False),
+            "head": (options.vocabulary or own.vocab_size, width, False),
+        }  # fmt: skip
+        specs = {name: TensorSpec((width,)) for name in ("embedding_norm", "feature_norm", "mlp_norm", "norm")}
+        for name, (rows, columns, bias) in linears.items():
+            specs[f"{name}.weight"] = TensorSpec((rows, columns))
+            if bias:
+                specs[f"{name}.bias"] = TensorSpec((rows,))
+        if sizes.qk_norm:
+            specs |= {name: TensorSpec((sizes.head_dim,)) for name in ("q_norm", "k_norm")}
+        if options.norms != "none":
+            specs["states_norm"] = TensorSpec((channels,))
+        if options.embedding:
+            specs["embedding"] = TensorSpec((own.vocab_size, width))
+        if options.vocabulary:
+            specs["kept"] = TensorSpec((options.vocabulary,), "int64")
+        return specs
+
+    @property
+    def depth(self) -> int:
+        """The number of levels of its trees, the root not counted."""
+        return self.options.depth
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the drafter holds beside the target: weights, keys and values, features."""
+        held = [self._layer, self._features, self._norm, self._head]
+        return sum(int(one.nbytes) for one in [*held, *([] if self._embedding is None else [self._embedding])])
+
+    @property
+    def target_layers(self) -> Sequence[int]:
+        """The states that features are made of."""
+        return self._features.layers
+
+    # -- drafting -----------------------------------------------------------------------------------------------------
+
+    def observe(self, step: Step) -> None:
+        """Calibrates the last draft along the committed text; keeps features of the rows now in the target's cache."""
+        self._trees.calibrate(step)
+        self._features.observe(step)
+
+    def rewind(self, length: int) -> None:
+        """Forgets what follows `length`; keys, values and features before it do not depend on that."""
+        self._layer.attention.truncate(max(length - 1, 0))  # the first token has no row
+        self._features.truncate(length)
+        self._trees.forget()
+
+    def draft(self, context: Context) -> DraftTree:
+        """Reads what is new of the text and returns the best tree; for the rule `rejection`, chains that it samples."""
+        position = len(context.committed)
+        self.rewind(position - 1)  # the root's row is always computed anew
+        if not context.nodes or position < 2 or len(self._features) != position - 1:
+            return DraftTree((context.root,), (-1,))
+        states = self._read_text(context.committed)
+        attention, sampled = self._layer.attention, context.sampling.rule == "rejection"
+        text, paths = attention.length, list[list[int]]([[]])  # rows below the root that a node sees, its own included
+
+        def logits_of(parents: Sequence[int], tokens: Sequence[int], depth: int) -> Rows:
+            nonlocal states, paths
+            if depth:
+                seen = [[text, *paths[parent]] for parent in parents]
+                first = attention.length
+                positions = [position - 2 + depth] * len(tokens)
+                states = self._layer(self._embed(tokens), self._fed_back(states)[[*parents]], positions, seen)
+                paths = [[*above, first + row] for row, (_, *above) in enumerate(seen)]
+            logits = self._head(self._normed(states))
+            return self._in_full_vocabulary(logits) if sampled else logits
+
+        depths = min(self.depth, context.nodes)
+        try:
+            if sampled:
+                return self._trees.sample(context, logits_of, depths)
+            return self._trees.grow(context, logits_of, depths, self._kept)
+        finally:
+            attention.truncate(text)
+
+    def _read_text(self, committed: Sequence[int]) -> Rows:
+        """Reads tokens that have no row yet, the root among them; returns the root's state [1, hidden_size]."""
+        attention = self._layer.attention
+        while True:
+            start = attention.length + 1
+            tokens = committed[start : start + CHUNK]
+            features = self._features.of_tokens(start, len(tokens))
+            states = self._layer(self._embed(tokens), features, range(start - 1, start - 1 + len(tokens)))
+            if start + len(tokens) == len(committed):
+                last: Rows = states[len(states) - 1 :]
+                return last
+
+    def _embed(self, tokens: Sequence[int]) -> Rows:
+        return self.compute.target.embed(tokens) if self._embedding is None else self._embedding[[*tokens]]
+
+    def _normed(self, states: Rows) -> Rows:
+        return self.compute.rms_norm(states, self._eps) * self._norm
+
+    def _fed_back(self, states: Rows) -> Rows:
+        return self._normed(states) if self.options.output else states
+
+    def _in_full_vocabulary(self, logits: Rows) -> Rows:
+        """Returns logits [rows, vocab_size] of those of the draft vocabulary; other tokens are never sampled."""
+        if self._kept is None:
+            return logits
+        return self.compute.at_columns(logits, self._kept, self.target.vocab_size)

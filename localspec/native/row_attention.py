@@ -1,0 +1,109 @@
+"""Attention over rows of a tree with keys and values of its own, by numpy: what a drafter of a single layer needs."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from localspec.decoding.compute import EPS, Array, Floats
+from localspec.models.architecture import TransformerConfig
+from localspec.models.rope import Rope
+
+_PIECE = 2**22  # scores that are in memory at once
+
+
+class NativeAttention:
+    """`RowAttention` in fp32."""
+
+    def __init__(self, sizes: TransformerConfig, rope: Rope, weights: Mapping[str, Array]) -> None:
+        self._sizes, self._rope, self.length = sizes, rope, 0
+        norms = (weights.get(name) for name in ("q_norm", "k_norm"))
+        self._norms = [None if norm is None else np.asarray(norm, np.float32) for norm in norms]
+        self._kept = np.zeros((2, sizes.num_kv_heads, 0, sizes.head_dim), np.float32)  # keys, values
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return self._kept.nbytes
+
+    def truncate(self, length: int) -> None:
+        """Forgets all but the first `length` rows."""
+        self.length = min(self.length, length)
+
+    def __call__(self, qkv: Floats, positions: Sequence[int], seen: Sequence[Sequence[int]] | None = None) -> Floats:
+        """Returns what rows attend to, and keeps their keys and values."""
+        sizes, rows = self._sizes, len(qkv)
+        heads, keys, width = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
+        split = qkv.reshape(rows, heads + 2 * keys, width)
+        cos, sin = self._cos_sin(positions)
+        q = _rotated(self._normed(split[:, :heads], 0), cos, sin)
+        k = _rotated(self._normed(split[:, heads : heads + keys], 1), cos, sin)
+        first, slots = self.length, self.length + rows
+        self._reserve(slots)
+        self._kept[0, :, first:slots], self._kept[1, :, first:slots] = (
+            k.swapaxes(0, 1),
+            split[:, heads + keys :].swapaxes(0, 1),
+        )
+        self.length = slots
+        visible = self._visible(first, rows, seen)
+        mixed = np.empty((rows, heads * width), np.float32)
+        step = max(_PIECE // (heads * slots), 1)
+        for start in range(0, rows, step):
+            some = slice(start, start + step)
+            end = slots if seen is not None else min(first + start + step, slots)
+            mixed[some] = self._attend(q[some], end, visible[some, :end])
+        return mixed
+
+    def _attend(self, q: Floats, slots: int, visible: Array) -> Floats:
+        """Returns [rows, heads * head_dim] of queries [rows, heads, head_dim], over the first `slots` rows."""
+        (rows, heads, width), keys = q.shape, self._sizes.num_kv_heads
+        grouped = q.reshape(rows, keys, -1, width).transpose(1, 2, 0, 3).reshape(keys, -1, width)
+        scores: Floats = grouped @ self._kept[0, :, :slots].swapaxes(1, 2) * np.float32(width**-0.5)
+        by_row = scores.reshape(keys, -1, rows, slots)
+        by_row[:, :, ~visible] = -np.inf
+        with np.errstate(invalid="ignore"):
+            by_row -= by_row.max(-1, keepdims=True)
+            np.exp(by_row, out=by_row)
+            by_row /= by_row.sum(-1, keepdims=True)
+        mixed = scores @ self._kept[1, :, :slots]
+        return mixed.reshape(keys, -1, rows, width).transpose(2, 0, 1, 3).reshape(rows, heads * width)
+
+    def _visible(self, first: int, rows: int, seen: Sequence[Sequence[int]] | None) -> Array:
+        """bool [rows, slots]: which rows each of the new ones sees."""
+        if seen is None:
+            return np.arange(first + rows) <= np.arange(first, first + rows)[:, None]
+        visible = np.zeros((rows, first + rows), np.bool_)
+        for row, (before, *others) in enumerate(seen):
+            visible[row, :before] = True
+            visible[row, [*others, first + row]] = True
+        return visible
+
+    def _normed(self, x: Floats, which: int) -> Floats:
+        norm = self._norms[which]
+        return x if norm is None else rms_norm(x, self._sizes.rms_norm_eps) * norm
+
+    def _cos_sin(self, positions: Sequence[int]) -> tuple[Floats, Floats]:
+        angles = np.asarray(positions, np.float32)[:, None, None] * self._rope.inv_freq
+        scaling = np.float32(self._rope.attention_scaling)
+        return np.cos(angles) * scaling, np.sin(angles) * scaling
+
+    def _reserve(self, slots: int) -> None:
+        """Makes room for so many rows, and for some more, so that it seldom grows."""
+        if slots > (room := self._kept.shape[2]):
+            grown = np.zeros(
+                (*self._kept.shape[:2], max(slots + 64, room + room // 2), self._kept.shape[3]), np.float32
+            )
+            grown[:, :, : self.length] = self._kept[:, :, : self.length]
+            self._kept = grown
+
+
+def rms_norm(x: Floats, eps: float = EPS) -> Floats:
+    """Returns rows divided by the root of their mean square."""
+    normed: Floats = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(eps))
+    return normed
+
+
+def _rotated(x: Floats, cos: Floats, sin: Floats) -> Floats:
+    """Rotates the first channels of [rows, heads, head_dim] by angles [rows, 1, half of them]."""
+    half = cos.shape[-1]
+    a, b = x[..., :half], x[..., half : 2 * half]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], -1)

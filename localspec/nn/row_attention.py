@@ -1,0 +1,71 @@
+"""Attention over rows of a tree with keys and values of its own, by torch: what a drafter of a single layer needs."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from localspec.models.architecture import TransformerConfig
+from localspec.nn.transformer import RotaryEmbedding, apply_rope
+
+
+class TorchAttention:
+    """`RowAttention` in the precision and on the device of its rows."""
+
+    def __init__(self, sizes: TransformerConfig, rotary: RotaryEmbedding, norms: Mapping[str, torch.Tensor]) -> None:
+        self._sizes, self._rotary, self._norms, self.length = sizes, rotary, norms, 0
+        self._kept = torch.zeros(2, sizes.num_kv_heads, 0, sizes.head_dim)  # keys, values
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return self._kept.nbytes
+
+    def truncate(self, length: int) -> None:
+        """Forgets all but the first `length` rows."""
+        self.length = min(self.length, length)
+
+    @torch.inference_mode()
+    def __call__(
+        self, qkv: torch.Tensor, positions: Sequence[int], seen: Sequence[Sequence[int]] | None = None
+    ) -> torch.Tensor:
+        """Returns what rows attend to, and keeps their keys and values."""
+        sizes, rows = self._sizes, len(qkv)
+        heads, keys = sizes.num_heads, sizes.num_kv_heads
+        split = qkv.view(1, rows, heads + 2 * keys, sizes.head_dim)
+        cos, sin = self._rotary.cos_sin(torch.tensor(positions, device=qkv.device), qkv.dtype)
+        q = apply_rope(self._normed(split[:, :, :heads], "q_norm"), cos, sin)
+        k = apply_rope(self._normed(split[:, :, heads : heads + keys], "k_norm"), cos, sin)
+        first, slots = self.length, self.length + rows
+        self._reserve(slots, qkv)
+        self._kept[0, :, first:slots] = k[0].transpose(0, 1)
+        self._kept[1, :, first:slots] = split[0, :, heads + keys :].transpose(0, 1)
+        self.length = slots
+        group = heads // keys
+        # The queries that share a key head become more rows of it, as in the target's attention.
+        grouped = q.view(rows, keys, group, -1).permute(1, 2, 0, 3).reshape(1, keys, group * rows, -1)
+        mask = self._visible(first, rows, seen).to(qkv.device).repeat(group, 1)
+        mixed = F.scaled_dot_product_attention(grouped, self._kept[:1, :, :slots], self._kept[1:, :, :slots], mask)
+        return mixed.view(keys, group, rows, -1).permute(2, 0, 1, 3).reshape(rows, -1)
+
+    def _visible(self, first: int, rows: int, seen: Sequence[Sequence[int]] | None) -> torch.Tensor:
+        """bool [rows, slots]: which rows each of the new ones sees."""
+        visible = torch.ones(rows, first + rows, dtype=torch.bool)
+        if seen is None:
+            return visible.tril_(first)
+        visible.zero_()
+        for row, (before, *others) in enumerate(seen):
+            visible[row, :before] = True
+            visible[row, [*others, first + row]] = True
+        return visible
+
+    def _normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        norm = self._norms.get(name)
+        return x if norm is None else F.rms_norm(x, norm.shape, norm, self._sizes.rms_norm_eps)
+
+    def _reserve(self, slots: int, like: torch.Tensor) -> None:
+        """Makes room for so many rows, and for some more, so that it seldom grows."""
+        if slots > (room := self._kept.shape[2]):
+            grown = like.new_zeros(*self._kept.shape[:2], max(slots + 64, room + room // 2), self._kept.shape[3])
+            grown[:, :, : self.length] = self._kept[:, :, : self.length]
+            self._kept = grown

@@ -1,0 +1,222 @@
+"""Trains EAGLE-3's layer as it is used: on what it said itself, step after step (EAGLE-3, §3.1, training-time test)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from localspec.drafters.eagle3 import Drafter, Eagle3Options, layer_of
+from localspec.models.architecture import TransformerConfig
+from localspec.models.drafter_cards import RANKS
+from localspec.nn.losses import DepthLoss, Guess, cross_entropies
+from localspec.nn.small_model import SPREAD, copied_layers
+from localspec.nn.target import Target
+from localspec.nn.transformer import RotaryEmbedding, apply_rope
+from localspec.training.trainable import Batch, Drawn, LossOutput, Recomputing, TrainableDrafter
+
+Kept = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each step, [texts, heads, n, head_dim]
+
+
+class Trainable(TrainableDrafter):
+    """What joins the target's states, the layer, its norms, and a head of its own over the draft vocabulary.
+
+    A new one begins with the target's last layer, final norm and head, and reads the highest of the states.
+    """
+
+    Drafter = Drafter
+    options: Eagle3Options
+    kept: torch.Tensor | None
+    embedding: torch.Tensor | None
+    fc: nn.Linear
+    qkv: nn.Linear
+    o: nn.Linear
+    gate: nn.Linear
+    up: nn.Linear
+    down: nn.Linear
+    head: nn.Linear
+    embedding_norm: nn.Parameter
+    feature_norm: nn.Parameter
+    mlp_norm: nn.Parameter
+    norm: nn.Parameter
+    q_norm: nn.Parameter
+    k_norm: nn.Parameter
+    states_norm: nn.Parameter
+
+    def __init__(self, target: Target, options: Eagle3Options) -> None:
+        """Raises UsageMistake for options that do not fit the target."""
+        shape = target.transformer.config
+        options = options.settled(shape)
+        super().__init__(target, options)
+        specs = Drafter.tensor_specs(target, options)
+        self.sizes, rope = layer_of(shape, options, target.context)
+        self.rotary = target.transformer.rotary if rope is None else RotaryEmbedding(rope, target.device)
+        self.recomputed = False
+        self.register_buffer("kept", None)
+        self.register_buffer("embedding", None)
+        with torch.device(target.device):
+            for name, spec in specs.items():
+                layer, _, part = name.partition(".")
+                if name == "kept":
+                    self.kept = torch.arange(options.vocabulary)
+                elif name == "embedding":
+                    self.embedding = torch.zeros(spec.shape)
+                elif not part:
+                    setattr(self, name, nn.Parameter(torch.ones(spec.shape)))
+                elif part == "weight":
+                    rows, columns = spec.shape
+                    made = nn.Linear(columns, rows, bias=f"{layer}.bias" in specs)
+                    nn.init.normal_(made.weight, std=SPREAD)
+                    setattr(self, layer, made)
+        if not options.config:
+            self._begin_as_target()
+
+    @torch.no_grad()
+    def _begin_as_target(self) -> None:
+        """Copies the last layer of the target, for which the feature at first is its highest state, norm and head."""
+        transformer, width = self.target.transformer, self.sizes.hidden_size
+        one = replace(transformer.config, vocab_size=0, tied=True, sliding_windows=(None,))
+        last = copied_layers(transformer, one, transformer.config.num_layers - 1)
+        self.fc.weight[:, -width:] += torch.eye(width, device=self.fc.weight.device)
+        self.qkv.weight[:, width:].copy_(last["layers.0.qkv_proj.weight"])
+        self.o.weight.copy_(last["layers.0.o_proj.weight"])
+        gate, up = last["layers.0.gate_up_proj.weight"].chunk(2)
+        self.gate.weight.copy_(gate)
+        self.up.weight.copy_(up)
+        self.down.weight.copy_(last["layers.0.down_proj.weight"])
+        self.feature_norm.copy_(last["layers.0.input_layernorm"])
+        self.mlp_norm.copy_(last["layers.0.post_attention_layernorm"])
+        self.norm.copy_(transformer.norm)
+        self._copy_head_rows()
+
+    def _copy_head_rows(self) -> None:
+        rows = self.target.transformer.lm_head.weight.detach()
+        self.head.weight.data.copy_(rows if self.kept is None else rows[self.kept])
+
+    @property
+    def depth(self) -> int:
+        """The number of levels of its trees, and of steps in training."""
+        return self.options.depth
+
+    @property
+    def reads_inner(self) -> Sequence[int]:
+        """The states that features are made of."""
+        return self.options.places
+
+    def drawn(self, length: int) -> Drawn:
+        """Each step reads the whole text anew, through the one layer."""
+        return Drawn(float(self.depth), 1)
+
+    @property
+    def transformers(self) -> Sequence[Recomputing]:
+        """Its own layer."""
+        return [self]
+
+    def begin_training(self, frequencies: torch.Tensor) -> None:
+        """Makes the most frequent tokens the draft vocabulary, whose rows of the target's head its own begins with."""
+        if self.kept is not None:
+            self.kept.copy_(frequencies.topk(len(self.kept)).indices.sort().values)
+            if not self.options.config:
+                self._copy_head_rows()
+
+    # -- the layer ----------------------------------------------------------------------------------------------------
+
+    def _normed(self, x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, norm.shape, norm.to(x.dtype), self.sizes.rms_norm_eps)
+
+    def _features(self, inner: torch.Tensor) -> torch.Tensor:
+        """Returns features [texts, n, hidden_size] of the target's states side by side."""
+        if self.options.norms != "none":
+            parts = inner.chunk(len(self.options.places) if self.options.norms == "each" else 1, -1)
+            normed = [F.rms_norm(part, part.shape[-1:], eps=self.sizes.rms_norm_eps) for part in parts]
+            inner = torch.cat(normed, -1) * self.states_norm
+        features: torch.Tensor = self.fc(inner)
+        return features
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self.embedding is None:
+            return self.target.embed(tokens).float()
+        return F.embedding(tokens, self.embedding).float()
+
+    def _step(
+        self, embeddings: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, *kept: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns states [texts, n, hidden_size], and this step's keys and values; `kept` are those of steps before."""
+        sizes, (texts, n) = self.sizes, features.shape[:2]
+        feature = self._normed(features, self.feature_norm)
+        both = torch.cat([self._normed(embeddings, self.embedding_norm), feature], -1)
+        qkv = self.qkv(both).view(texts, n, -1, sizes.head_dim)
+        q, k, v = torch.split(qkv, [sizes.num_heads, sizes.num_kv_heads, sizes.num_kv_heads], 2)
+        if sizes.qk_norm:
+            q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
+        cos, sin = self.rotary.cos_sin(positions, q.dtype)
+        q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+        q, k, v = (part.transpose(1, 2) for part in (q, _shared(k, sizes), _shared(v, sizes)))
+        mixed = _attended(q, [*zip(kept[::2], kept[1::2], strict=True), (k, v)])
+        x = (feature if self.options.residual else features) + self.o(mixed.transpose(1, 2).reshape(texts, n, -1))
+        h = self._normed(x, self.mlp_norm)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h)), k, v
+
+    def states(self, tokens: torch.Tensor, inner: torch.Tensor) -> list[torch.Tensor]:
+        """Returns for each step the normed states [texts, n, hidden_size] of texts [texts, n].
+
+        Row i of step d predicts the token i + 2 + d: it knows the target's states up to i, and the tokens up to
+        i + 1 + d. Below the first step its feature is its own state of the step before.
+        """
+        n, found, kept = tokens.shape[1], list[torch.Tensor](), list[torch.Tensor]()
+        following = F.pad(tokens, (0, self.depth))
+        features, positions = self._features(inner.float()), torch.arange(n, device=tokens.device)
+        for step in range(self.depth):
+            embeddings = self._embed(following[:, 1 + step : 1 + step + n])
+            given = (embeddings, features, positions + step, *kept)
+            if self.recomputed and torch.is_grad_enabled():
+                states, *own = checkpoint(self._step, *given, use_reentrant=False)
+            else:
+                states, *own = self._step(*given)
+            kept += own
+            found.append(self._normed(states, self.norm))
+            features = found[-1] if self.options.output else states
+        return found
+
+    def loss(self, batch: Batch) -> LossOutput:
+        """Returns the sum over steps d of decayᵈ times the mean cross-entropy of what the rows predict.
+
+        The root of a row and all tokens that it is to foresee must be in the loss mask, as in a reply that is drafted.
+        """
+        assert batch.inner is not None
+        n = batch.tokens.shape[1]
+        counted = F.pad(batch.loss_mask, (0, self.depth + 1)).unfold(1, self.depth + 1, 1)
+        counted = counted[:, 1:].cumprod(-1).bool()  # [texts, n, depth + 1]: the root, then what follows it
+        guesses = []
+        for step, states in enumerate(self.states(batch.tokens, batch.inner)):
+            text, place = counted[..., step + 1].nonzero(as_tuple=True)
+            guesses.append(Guess(states[text, place], self.head, text * n + place + step + 1))
+        total = 0.0 * self.fc.weight.sum()  # a batch without a label has a gradient, too
+        if not len(guesses[0].labels):
+            return LossOutput(total, [DepthLoss(total, torch.zeros(RANKS, dtype=torch.long), 0)] * self.depth)
+        labels = batch.hidden if batch.distill else batch.tokens.roll(-1, 1)  # of each place, what follows it
+        found = cross_entropies(guesses, labels.flatten(0, 1), self.target.head if batch.distill else None, self.kept)
+        for step, one in enumerate(found):
+            total = total + self.options.decay**step * one.loss / max(one.count, 1)
+        return LossOutput(total, found)
+
+
+def _shared(x: torch.Tensor, sizes: TransformerConfig) -> torch.Tensor:
+    """Returns keys or values [texts, n, key heads, head_dim] once for each head."""
+    return x.repeat_interleave(sizes.num_heads // sizes.num_kv_heads, 2)
+
+
+def _attended(q: torch.Tensor, kept: Kept) -> torch.Tensor:
+    """Returns [texts, heads, n, head_dim]: row i sees rows up to i of the first step, and row i of each later one."""
+    (first_k, first_v), *later = kept
+    n = q.shape[2]
+    unseen = torch.ones(n, n, dtype=torch.bool, device=q.device).triu_(1)
+    scores = [(q @ first_k.transpose(2, 3)).masked_fill(unseen, float("-inf"))]
+    scores += [(q * k).sum(-1, keepdim=True) for k, _ in later]
+    weights = (torch.cat(scores, -1) * q.shape[-1] ** -0.5).softmax(-1)
+    mixed: torch.Tensor = weights[..., :n] @ first_v
+    for step, (_, v) in enumerate(later):
+        mixed = mixed + weights[..., n + step, None] * v
+    return mixed

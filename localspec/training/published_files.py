@@ -1,0 +1,105 @@
+"""What published heads of every kind have in common: files that are read as data, and the drafter made of them."""
+
+import pickle
+import re
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from localspec.checkpoint import inspect, revision, text_name
+from localspec.errors import DoesNotFit, LocalspecError
+from localspec.models.drafter_cards import read_drafter
+from localspec.nn.target import Target
+from localspec.outside_files import parse_json, read_bytes
+from localspec.paths import private_directory, private_files
+from localspec.training.checkpoint import full
+from localspec.training.trainable import TrainableDrafter, save_drafter
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def convert_published(
+    model: Path, directory: Path, about: Mapping[str, Any], read: Callable[[Target], TrainableDrafter]
+) -> None:
+    """Writes to directory/drafter what `read` makes for the model in `model`, of which it gets shapes alone.
+
+    `about` has the model's `name` and where the heads were `published`; a drafter that was written before from the same
+    heads for the same model stays. Raises what `read` and `Target.load` do, and DoesNotFit where the disk is full.
+    """
+    own, new = revision(model), directory / "drafter"
+    made_for = {"name": about["name"], "revision": own}
+    with suppress(LocalspecError):
+        existing = read_drafter(new).about
+        if existing.get("target") == made_for and existing.get("published") == about["published"]:
+            return
+    target = Target.load(model, device="meta")
+    drafter = read(target)
+    more = {"target": made_for, "tokenizer": target.tokenizer.hash, "published": about["published"]}
+    with told(directory):
+        private_directory(directory)
+        save_drafter(drafter, new, more)
+
+
+def stored_matrix(model: Path, names: Sequence[str]) -> torch.Tensor:
+    """Returns the first of these matrices that a model's files hold, as they hold it."""
+    found: dict[str, torch.Tensor] = {}
+    for file in inspect(model).weight_files:
+        with safe_open(file, framework="pt") as opened:
+            kept = {text_name(name): name for name in opened.keys()}  # noqa: SIM118 (no mapping)
+            wanted = [name for name in names if name in kept and names[0] not in found]
+            found.update({name: opened.get_tensor(kept[name]) for name in wanted})
+    return next(found[name] for name in names if name in found)
+
+
+@contextmanager
+def told(directory: Path) -> Iterator[None]:
+    """Says in a sentence why something cannot be written, and removes what was written in part."""
+    try:
+        with private_files():
+            yield
+    except (OSError, SafetensorError) as error:
+        for left in directory.glob("**/*.new"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        error_type, remedy = (DoesNotFit, "make room") if full(error) else (LocalspecError, "correct that")
+        raise error_type(f"The drafter cannot be written to {directory} ({error}); {remedy}, and try again.") from error
+
+
+def unpickled(file: Path) -> Tensors:
+    """Returns the tensors of a pickle, which is read as data and never run."""
+    content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    if not isinstance(content, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in content.values()):
+        raise LocalspecError(f"{file} holds something other than tensors; get the heads from somewhere else.")
+    return content
+
+
+def table_of(index: Path) -> Mapping[str, str]:
+    """Returns which file beside an index holds each tensor. Raises LocalspecError for one that is nowhere near it."""
+    table: dict[str, str] = parse_json(read_bytes(index))["weight_map"]
+    for name in table.values():
+        if not re.fullmatch(r"[\w.-]+\.(safetensors|bin)", name):
+            raise LocalspecError(f"{index} names {name!r}, which holds no weights beside it; fetch it again.")
+    return table
+
+
+@contextmanager
+def damage_told(file: Path) -> Iterator[None]:
+    """Says in a sentence what is wrong with a file that is read."""
+    try:
+        yield
+    except LocalspecError:
+        raise
+    except pickle.UnpicklingError as error:
+        raise LocalspecError(
+            f"{file} is damaged, or would run code when it is read, which localspec refuses; "
+            "get the heads from somewhere else."
+        ) from error
+    except Exception as error:  # a damaged file may raise anything
+        raise LocalspecError(
+            f"{file} is damaged ({(str(error) or repr(error)).splitlines()[0]}); fetch it again."
+        ) from error

@@ -1,0 +1,465 @@
+"""EAGLE-3: every draft is that of a plain loop over the published arithmetic, and the text is the target's own."""
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from distributions import assert_drawn_from
+from drafting import drafting, session_of, torch_form
+from session_replies import reply
+from slow_cases import cases, covering
+from tiny_models import (
+    FAMILIES,
+    VOCABULARY,
+    Tiny,
+    prompt_ids,
+    read,
+    stock_distribution,
+    stock_logits,
+    stock_reply,
+    word_tokenizer,
+    write,
+)
+from transformers import LlamaConfig, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
+
+from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Context
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Session
+from localspec.decoding.tree import DraftTree
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.eagle3 import Drafter, usual_places
+from localspec.drafters.merged import Merged
+from localspec.drafters.saved import load_drafter
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.models.drafter_cards import read_drafter
+from localspec.training.drafters.eagle3 import Trainable
+from localspec.training.trainable import Batch, make_drafter, save_drafter
+
+Make = Callable[[str], Tiny]
+LLAMA = FAMILIES[0]
+WIDE = {  # a layer of another shape than the target's, as a config.json of a published head describes it
+    "hidden_size": 32, "intermediate_size": 28, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 10, "vocab_size": VOCABULARY, "max_position_embeddings": 512,
+    "rope_theta": 500.0, "rms_norm_eps": 1e-3,
+}  # fmt: skip
+OWN = json.dumps({**WIDE, "model_type": "llama", "attention_bias": True, "mlp_bias": True})
+QWEN3 = json.dumps({**WIDE, "model_type": "qwen3", "hidden_size": 48})
+FORMS: list[dict[str, Any]] = [
+    {"depth": 3},
+    {"depth": 3, "vocabulary": 150, "states": "0,2"},
+    {"depth": 4, "config": OWN, "embedding": True, "norms": "each"},
+    {"depth": 3, "config": QWEN3, "norms": "joined", "residual": True, "output": True, "vocabulary": 90},
+]
+
+
+def eagle(target: Any, seed: int = 0, **options: Any) -> Trainable:
+    """An untrained one, the same for a seed."""
+    torch.manual_seed(seed)
+    made = make_drafter("eagle3", torch_form(target), options)
+    assert isinstance(made, Trainable)
+    if made.kept is not None:
+        made.begin_training(torch.randperm(torch_form(target).vocab_size))
+    if made.embedding is not None:
+        made.embedding.normal_()
+    return made
+
+
+def perturbed(drafter: Trainable, spread: float = 0.4) -> Trainable:
+    """With weights so large that it is sure of what it says, which is nonsense."""
+    chance = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=chance) * spread)
+    return drafter
+
+
+# -- a plain loop ------------------------------------------------------------------------------------------------------
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def plain_loop(model: Tiny, drafter: Trainable, text: Sequence[int], path: Sequence[int]) -> torch.Tensor:
+    """Logits [vocabulary] behind a text and a drafted path, by the arithmetic of the published code; -inf where none is.
+
+    Chains only, without any cache: each token of the path is read once more with all before it.
+    """
+    weights, options = drafter.tensors(), drafter.options
+    own = json.loads(options.config) if options.config else {}
+    shape = LlamaConfig(**own) if own.get("model_type") == "llama" else Qwen3Config(**own) if own else None
+    config = shape or model.stock.config
+    eps, heads = config.rms_norm_eps, (config.num_attention_heads, config.num_key_value_heads)
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads[0]
+    rotary = LlamaRotaryEmbedding(shape) if shape else model.stock.model.rotary_emb
+    embedding = weights.get("embedding", model.stock.get_input_embeddings().weight)
+
+    def linear(name: str, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+    def layer(tokens: Sequence[int], features: torch.Tensor) -> torch.Tensor:
+        n = len(tokens)
+        feature = normed(features, weights["feature_norm"], eps)
+        both = torch.cat([normed(embedding[list(tokens)], weights["embedding_norm"], eps), feature], -1)
+        q, k, v = linear("qkv", both).split([heads[0] * width, heads[1] * width, heads[1] * width], -1)
+        q, k, v = (part.view(n, -1, width) for part in (q, k, v))
+        if "q_norm" in weights:
+            q, k = normed(q, weights["q_norm"], eps), normed(k, weights["k_norm"], eps)
+        cos, sin = (part[0, :, None] for part in rotary(q[None], torch.arange(n)[None]))
+        turned = cos.shape[-1]
+
+        def rotated(x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x[..., :turned] * cos + rotate_half(x[..., :turned]) * sin, x[..., turned:]], -1)
+
+        q, k = rotated(q), rotated(k)
+        mixed = torch.empty(n, heads[0], width)
+        for row in range(n):
+            for head in range(heads[0]):
+                group = head * heads[1] // heads[0]
+                scores = k[: row + 1, group] @ q[row, head] / width**0.5
+                mixed[row, head] = scores.softmax(-1) @ v[: row + 1, group]
+        x = (feature if options.residual else features) + linear("o", mixed.view(n, -1))
+        h = normed(x, weights["mlp_norm"], eps)
+        return x + linear("down", F.silu(linear("gate", h)) * linear("up", h))
+
+    with torch.inference_mode():
+        hidden = model.stock(torch.tensor([list(text[:-1])]), output_hidden_states=True).hidden_states
+        states = [hidden[place][0] for place in options.places]
+        if options.norms == "each":
+            states = [normed(part, torch.ones(1), eps) for part in states]
+        joined = torch.cat(states, -1)
+        if options.norms == "joined":
+            joined = normed(joined, torch.ones(1), eps)
+        features = linear("fc", joined * weights.get("states_norm", torch.ones(1)))
+        tokens = list(text[1:])
+        for following in [*path, None]:
+            said = layer(tokens, features)[-1:]
+            after = normed(said, weights["norm"], eps)
+            features = torch.cat([features, after if options.output else said])
+            tokens.append(following)  # type: ignore[arg-type]
+        logits = linear("head", after)[0]
+    if "kept" not in weights:
+        return logits
+    return torch.full((VOCABULARY,), float("-inf")).index_copy(0, weights["kept"], logits)
+
+
+def path_tokens(tree: DraftTree, node: int) -> tuple[int, ...]:
+    tokens: list[int] = []
+    while node:
+        tokens.append(tree.tokens[node])
+        node = tree.parents[node]
+    return tuple(tokens[::-1])
+
+
+def watched(drafter: Drafter) -> list[tuple[list[int], DraftTree]]:
+    """What it drafts from now on: the text, and the tree."""
+    seen: list[tuple[list[int], DraftTree]] = []
+    draft = drafter.draft
+
+    def watch(context: Context) -> DraftTree:
+        seen.append((list(context.committed), draft(context)))
+        return seen[-1][1]
+
+    drafter.draft = watch  # type: ignore[method-assign]
+    return seen
+
+
+def check(model: Tiny, weights: Trainable, text: Sequence[int], tree: DraftTree) -> None:
+    """Siblings are the likeliest of the plain loop's, with its chances: nothing was learnt yet."""
+    for node in range(tree.size):
+        if below := tree.siblings[node]:
+            chances = plain_loop(model, weights, text, path_tokens(tree, node)).softmax(-1)
+            drafted = [tree.tokens[child] for child in below]
+            assert [tree.chance[child] for child in below] == pytest.approx(
+                chances[drafted].tolist(), rel=2e-3, abs=1e-6
+            )
+            assert min(chances[drafted]) >= chances.sort(descending=True).values[len(below) - 1] * 0.99
+
+
+@pytest.mark.parametrize(("form", "name"), covering(FORMS, FAMILIES, fast=4), ids=str)
+def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(
+    tiny: Make, name: str, form: dict[str, Any]
+) -> None:
+    """In two turns, of which the second begins in the middle of the first one's reply."""
+    model, prompt = tiny(name), prompt_ids(17, seed=23)
+    weights = perturbed(eagle(model.target, **form))
+    drafter = drafting(weights, model.target)
+    session = session_of(model.target, drafter, Budget(9))
+    text = stock_reply(model.stock, prompt, 14)
+    seen = watched(drafter)
+    calibrate, drafter._trees.calibrate = drafter._trees.calibrate, lambda step: None
+    ids, statistics = reply(session, prompt, 14)
+    assert ids == text and statistics.drafted > 0
+    again = [*prompt, *text[:6], *prompt_ids(5, seed=2)]
+    assert reply(session, again, 8)[0] == stock_reply(model.stock, again, 8)
+    for committed, tree in (seen[0], seen[3], seen[-2]):
+        assert tree.size == 10 and max(tree.depth) >= 2 and {*tree.source[1:]} == {"eagle3"}
+        check(model, weights, committed, tree)
+    drafter._trees.calibrate = calibrate
+    assert reply(session, again, 12)[0] == stock_reply(model.stock, again, 12)
+
+
+def test_a_long_prompt_is_read_in_parts_and_a_chain_goes_as_deep_as_it_may(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localspec.drafters.eagle3.CHUNK", 7)
+    monkeypatch.setattr("localspec.native.row_attention._PIECE", 500)
+    model, prompt = tiny(LLAMA), prompt_ids(40, seed=3)
+    weights = perturbed(eagle(model.target, depth=5))
+    drafter = drafting(weights, model.target)
+    seen = watched(drafter)
+    for nodes in (1, 2):
+        assert reply(session_of(model.target, drafter, Budget(nodes)), prompt, 4)[0] == stock_reply(
+            model.stock, prompt, 4
+        )
+        committed, tree = seen[-1]
+        assert tree.size == nodes + 1
+        drafter.rewind(0)
+    committed, tree = seen[0]
+    check(model, weights, committed, tree)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.8, top_p=0.95, seed=3), Sampling(1.0, seed=2**63 + 5)], ids=str)
+@pytest.mark.parametrize("form", cases(FORMS, [FORMS[1]]), ids=str)
+def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, form: dict[str, Any], sampling: Sampling) -> None:
+    model, prompt = tiny(LLAMA), prompt_ids(10, seed=4)
+    weights = perturbed(eagle(model.target, **form))
+    plain, _ = reply(session_of(model.target, Autoregressive(), Budget(0)), prompt, 14, sampling)
+    assert reply(session_of(model.target, weights, Budget(8)), prompt, 14, sampling)[0] == plain
+
+
+@pytest.fixture
+def own_read() -> Any:
+    """How a target is read: in torch here, by the CPU engine in tests/native."""
+    return read
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [{"depth": 2}, {"depth": 3, "vocabulary": 4}], ids=str)
+def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(
+    tmp_path: Path, own_read: Any, form: dict[str, Any]
+) -> None:
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=6, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    letters = own_read(write(tmp_path / "letters", config, word_tokenizer(list("abcdef")), seed=3, spread=0.6))
+    drafter, prompt, shape = (
+        drafting(eagle(letters.target, **form), letters.target),
+        [0, 3, 1, 5, 2],
+        {"temperature": 1.0},
+    )
+    chances, counts = torch.zeros(6, 6, 6, dtype=torch.double), torch.zeros(6, 6, 6)
+
+    def following(text: list[int]) -> torch.Tensor:
+        return stock_distribution(stock_logits(letters.stock, text)[-1].double(), Sampling(**shape)).double()
+
+    first = following(prompt)
+    for a, b in product(range(6), repeat=2):
+        chances[a, b] = first[a] * following([*prompt, a])[b] * following([*prompt, a, b])
+    session, accepted, draws = Session(letters.target, drafter, Budget(5)), 0, 500
+    for seed in range(draws):
+        ids, statistics = reply(session, prompt, 3, Sampling(**shape, seed=seed, rule="rejection"))
+        counts[tuple(ids)] += 1
+        accepted += statistics.accepted
+    assert accepted > 100
+    assert_drawn_from(chances, counts)
+
+
+def test_drawn_chains_say_what_each_node_was_drawn_from(tiny: Make) -> None:
+    model, prompt = tiny(LLAMA), prompt_ids(12, seed=3)
+    weights = perturbed(eagle(model.target, depth=3, vocabulary=200))
+    drafter = drafting(weights, model.target)
+    seen = watched(drafter)
+    reply(session_of(model.target, drafter, Budget(8)), prompt, 3, Sampling(1.0, seed=1, rule="rejection"))
+    committed, tree = seen[0]
+    assert tuple(tree.parents) == (-1, 0, 1, 2, 0, 4, 5, 0, 0)
+    for node in range(1, tree.size):
+        expected = plain_loop(model, weights, committed, path_tokens(tree, tree.parents[node]))
+        row = torch.as_tensor(tree.draft_logits.rows[node])
+        torch.testing.assert_close(row, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_without_features_or_nodes_there_is_the_root_alone(tiny: Make) -> None:
+    target = tiny(LLAMA).target
+    drafter = drafting(eagle(target), target)
+    for committed, nodes in (([5, 6], 8), ([5], 8)):
+        assert drafter.draft(Context(committed, target.cache(8), nodes, Sampling())).tokens == (committed[-1],)
+    session = session_of(target, drafter, Budget(0))
+    reply(session, prompt_ids(9), 3)
+    assert len(drafter._features) == 11 and drafter._layer.attention.length == 0
+    before = drafter.nbytes
+    drafter.draft(Context(session.tokens, session.cache, 4, Sampling()))
+    assert drafter._layer.attention.length == 11 and drafter.nbytes > before
+    drafter.rewind(5)
+    assert len(drafter._features) == 5 and drafter._layer.attention.length == 4
+
+
+def test_beside_others_each_gets_the_states_that_it_asked_for(tiny: Make) -> None:
+    model, prompt = tiny(LLAMA), prompt_ids(15, seed=6)
+    weights = [perturbed(eagle(model.target, depth=2, states=states)) for states in ("0,1,2", "2,0")]
+    drafters = [drafting(one, model.target) for one in weights]
+    merged = Merged(drafters)
+    assert [*merged.target_layers] == [0, 1, 2, 2, 0]
+    seen = [watched(one) for one in drafters]
+    assert reply(session_of(model.target, merged, Budget(6)), prompt, 6)[0] == stock_reply(model.stock, prompt, 6)
+    for own, drafts in zip(weights, seen, strict=True):
+        check(model, own, *drafts[0])
+
+
+# -- options and files -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"depth": 0}, "depth = 0"), ({"depth": 17}, "depth = 17"), ({"decay": 0.0}, r"decay = 0\.0"),
+        ({"vocabulary": -2}, "vocabulary = -2"), ({"vocabulary": 321}, "320 tokens"),
+        ({"states": "1,x"}, "states = '1,x'"), ({"states": "1,-1"}, "states"), ({"states": "0,3"}, "from 0 to 2"),
+        ({"norms": "all"}, "'all'"), ({"config": "{}"}, "config of the drafter's layer"),
+        ({"config": json.dumps({**json.loads(QWEN3), "num_hidden_layers": 2})}, "has 2 layers"),
+        ({"config": OWN}, "32 channels wide and the model 48"), ({"heads": 3}, "no option 'heads'"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_that_mean_nothing_are_refused_with_the_value(tiny: Make, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageMistake, match=named):
+        make_drafter("eagle3", torch_form(tiny(LLAMA).target), options)
+
+
+def test_the_states_are_those_of_the_published_code_where_there_are_layers_enough() -> None:
+    assert usual_places(32) == (2, 16, 29) and usual_places(36) == (2, 18, 33) and usual_places(6) == (2, 3, 3)
+    for few in range(1, 6):
+        places = usual_places(few)
+        assert [*places] == sorted(places) and places[-1] == few - 1 and places[0] >= 0
+
+
+def test_of_a_large_vocabulary_the_frequent_tokens_are_drafted_unless_all_are_asked_for(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = torch_form(tiny(LLAMA).target)
+    monkeypatch.setattr("localspec.drafters.eagle3.LARGE", 319)
+    monkeypatch.setattr("localspec.drafters.eagle3.FREQUENT", 40)
+    made = make_drafter("eagle3", target, {})
+    assert isinstance(made, Trainable) and made.options.vocabulary == len(made.tensors()["kept"]) == 40
+    frequencies = torch.zeros(VOCABULARY, dtype=torch.long)
+    frequencies[100:140] = 9
+    made.begin_training(frequencies)
+    assert made.tensors()["kept"].tolist() == [*range(100, 140)]
+    assert torch.equal(made.head.weight, target.transformer.lm_head.weight[100:140])
+    assert make_drafter("eagle3", target, {"vocabulary": 0}).options.vocabulary == 0
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_what_is_saved_drafts_as_before(tiny: Make, tmp_path: Path, form: dict[str, Any]) -> None:
+    target, prompt = tiny(LLAMA).target, prompt_ids(9, seed=1)
+    weights = perturbed(eagle(target, **form))
+    save_drafter(weights, tmp_path, {"target": {"revision": "r", "name": "tiny"}})
+    card = read_drafter(tmp_path)
+    loaded = load_drafter(card, target)
+    assert loaded.options == weights.options and loaded.depth == form["depth"]
+    assert card.inner == 48 * len(weights.options.places)
+    trees = []
+    for drafter in (loaded, drafting(weights, target)):
+        seen = watched(drafter)
+        reply(session_of(target, drafter, Budget(8)), prompt, 4)
+        trees.append([(tree.tokens, tree.parents) for _, tree in seen])
+    assert trees[0] == trees[1]
+
+
+def test_a_draft_vocabulary_that_the_model_does_not_have_is_refused(tiny: Make) -> None:
+    target = tiny(LLAMA).target
+    weights = eagle(target, vocabulary=5)
+    numbers = {**weights.numbers(), "kept": torch.tensor([1, 2, 3, 4, 320]).numpy()}
+    with pytest.raises(LocalspecError, match="'kept'"):
+        Drafter(target, weights.options, numbers)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def batch_of(
+    model: Tiny, drafter: Trainable, texts: Sequence[Sequence[int]], prompt: int, distill: bool = False
+) -> Batch:
+    """Texts of one length, as the loop reads them; what stands behind the first `prompt` tokens is worth foreseeing."""
+    tokens = torch.tensor(texts)
+    counts = torch.ones_like(tokens, dtype=torch.bool)
+    counts[:, :prompt] = False
+    with torch.no_grad():
+        output = model.stock.model(tokens, output_hidden_states=True)
+    inner = torch.cat([output.hidden_states[place] for place in drafter.options.places], -1)
+    return Batch(tokens, counts, output.last_hidden_state, distill, inner=inner)
+
+
+@pytest.mark.parametrize("distill", [False, True])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_each_step_of_the_loss_is_a_draft_of_the_texts_own_tokens(
+    tiny: Make, form: dict[str, Any], distill: bool
+) -> None:
+    """The mean cross-entropy of every root and depth that fit into the reply, by the plain loop, and its gradient."""
+    model, text = tiny(LLAMA), prompt_ids(12, seed=5)
+    weights = perturbed(eagle(model.target, **form), 0.2)
+    batch = batch_of(model, weights, [text, prompt_ids(12, seed=6)], 6, distill)
+    batch.loss_mask[1] = False  # nothing is learnt of a text that is none of the assistant's
+    found = weights.loss(batch)
+    logits = stock_logits(model.stock, text)
+    kept = weights.tensors().get("kept", torch.arange(VOCABULARY))
+    for depth, one in enumerate(found.depth_losses):
+        losses, right = [], 0
+        for root in range(6, 11 - depth):
+            said = plain_loop(model, weights, text[: root + 1], text[root + 1 : root + 1 + depth])[kept].log_softmax(-1)
+            at = root + depth
+            label = int(logits[at].argmax()) if distill else text[at + 1]
+            if distill:
+                losses.append(-(logits[at][kept].softmax(-1) * said).sum())
+            elif label in kept.tolist():
+                losses.append(-said[kept.tolist().index(label)])
+            right += int(kept[said.argmax()]) == label
+        assert one.count == 5 - depth
+        assert float(one.loss.detach()) == pytest.approx(float(sum(losses)), rel=2e-3, abs=1e-5)
+        assert int(one.hits[0]) == right
+    weighted = sum(0.8**depth * one.loss.detach() / one.count for depth, one in enumerate(found.depth_losses))
+    assert float(found.loss.detach()) == pytest.approx(float(weighted), rel=1e-5)
+    found.loss.backward()
+    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in weights.parameters())
+
+
+def test_a_batch_without_a_reply_teaches_nothing(tiny: Make) -> None:
+    model = tiny(LLAMA)
+    weights = eagle(model.target, depth=2)
+    found = weights.loss(batch_of(model, weights, [prompt_ids(9)], 9))
+    found.loss.backward()
+    assert [one.count for one in found.depth_losses] == [0, 0] and not weights.fc.weight.grad.any()
+
+
+@pytest.mark.parametrize(
+    "form", cases([{"depth": 3}, {"depth": 3, "vocabulary": 200}], [{"depth": 3, "vocabulary": 200}]), ids=str
+)
+def test_trained_on_a_text_it_foresees_nearly_all_of_it(tiny: Make, form: dict[str, Any]) -> None:
+    """An untrained one says hardly anything of it; the text is the stock model's in both cases."""
+    model, prompt = tiny(LLAMA), prompt_ids(9, seed=6)
+    text = stock_reply(model.stock, prompt, 24)
+    weights = eagle(model.target, **form)
+    if weights.kept is not None:
+        weights.begin_training(torch.bincount(torch.tensor([*prompt, *text]), minlength=VOCABULARY))
+    batch = batch_of(model, weights, [[*prompt, *text]], 9)
+
+    def accepted() -> float:
+        ids, statistics = reply(session_of(model.target, weights, Budget(6)), prompt, 24)
+        assert ids == text
+        return statistics.acceptance_length
+
+    before = accepted()
+    optimizer = torch.optim.Adam(weights.parameters(), lr=0.005)
+    for _ in range(60):
+        optimizer.zero_grad()
+        weights.loss(batch).loss.backward()
+        optimizer.step()
+    assert accepted() > max(2.5, before + 0.8)

@@ -1,0 +1,48 @@
+"""EAGLE-3 on the CPU engine: the same plain loop, the same texts, in every packing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from drafters.test_eagle3 import (  # noqa: F401
+    FORMS,
+    eagle,
+    perturbed,
+    test_a_draft_vocabulary_that_the_model_does_not_have_is_refused,
+    test_a_long_prompt_is_read_in_parts_and_a_chain_goes_as_deep_as_it_may,
+    test_a_seed_gives_the_same_ids_with_and_without_it,
+    test_beside_others_each_gets_the_states_that_it_asked_for,
+    test_by_rejection_three_tokens_have_the_stock_models_joint_distribution,
+    test_drawn_chains_say_what_each_node_was_drawn_from,
+    test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own,
+    test_trained_on_a_text_it_foresees_nearly_all_of_it,
+    test_what_is_saved_drafts_as_before,
+    test_without_features_or_nodes_there_is_the_root_alone,
+)
+from drafting import drafting
+from native_models import read_native
+from session_replies import reply
+from tiny_models import FAMILIES, Tiny, prompt_ids
+
+from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Session
+from localspec.drafters.autoregressive import Autoregressive
+
+
+@pytest.fixture
+def own_read() -> Any:
+    return read_native
+
+
+@pytest.mark.parametrize("packing", ["int8", "int4", "bf16"])
+def test_the_text_is_plain_decodings_in_every_packing(
+    tiny: Callable[..., Tiny], monkeypatch: pytest.MonkeyPatch, packing: str
+) -> None:
+    target, prompt = tiny(FAMILIES[0], packing).target, prompt_ids(12, seed=4)
+    monkeypatch.setattr(target, "stop_tokens", frozenset())
+    drafter = drafting(perturbed(eagle(target, **FORMS[1])), target)
+    for sampling in (Sampling(), Sampling(0.8, top_p=0.95, seed=1)):
+        plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 16, sampling)
+        ids, statistics = reply(Session(target, drafter, Budget(6)), prompt, 16, sampling)
+        assert ids == plain and statistics.drafted > 0
