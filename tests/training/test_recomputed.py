@@ -33,6 +33,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "s3d": ("s3d", {"kept": "0,2"}),
     "s3d full": ("s3d", {"kept": "0,2", "full": True}),
     "parallelspec": ("parallelspec", {"layers": 3}),
+    "eagle3": ("eagle3", {"depth": 3}),
 }
 
 
@@ -42,9 +43,15 @@ def lesson(drafter: TrainableDrafter, length: int = 40) -> Batch:
     tokens = torch.tensor([prompt_ids(length, seed=seed) for seed in range(2)])
     counts = torch.ones_like(tokens, dtype=torch.bool)
     prefix = TextPrefix(drafter.reads_layers) if drafter.reads_layers else None
+    causal, places = torch.ones(length, length).tril().bool(), drafter.reads_inner
     with torch.no_grad():
-        hidden = target.transformer(tokens, torch.arange(length), torch.ones(length, length).tril().bool(), prefix)
-    return Batch(tokens, counts, hidden, True, torch.Generator().manual_seed(3), prefix.closed() if prefix else None)
+        output = target.forward_tensors(tokens, torch.arange(length), causal, inner=places)
+        if prefix is not None:
+            target.transformer(tokens, torch.arange(length), causal, prefix)
+    return Batch(
+        tokens, counts, output.hidden, True, torch.Generator().manual_seed(3), prefix.closed() if prefix else None,
+        output.inner,
+    )  # fmt: skip
 
 
 def target_of(path: Path, packing: str) -> Target:

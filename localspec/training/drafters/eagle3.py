@@ -106,8 +106,8 @@ class Trainable(TrainableDrafter):
         return self.options.places
 
     def drawn(self, length: int) -> Drawn:
-        """Each step reads the whole text anew, through the one layer."""
-        return Drawn(float(self.depth), 1)
+        """Each step is one layer more for the whole text."""
+        return Drawn(1.0, self.depth)
 
     @property
     def transformers(self) -> Sequence[Recomputing]:
