@@ -112,7 +112,14 @@ def layer_of(target: TransformerConfig, options: Eagle3Options, context: int) ->
     Raises UsageMistake for a config that describes no such layer, LocalspecError for one that cannot be computed.
     """
     if not options.config:
-        plain = {"qkv_bias": False, "o_bias": False, "mlp_bias": False, "qk_norm": False}
+        plain: dict[str, Any] = {"qkv_bias": False, "o_bias": False, "mlp_bias": False, "qk_norm": False}
+        plain |= {
+            "activation": "silu",
+            "output_norms": False,
+            "norm_offset": 0.0,
+            "embed_scale": 1.0,
+            "query_scalar": 0.0,
+        }
         return replace(target, family="llama", vocab_size=0, tied=True, sliding_windows=(None,), **plain), None
     sizes, rope, _ = described(options.config, context, "drafter's layer")
     if sizes.sliding_windows != (None,):

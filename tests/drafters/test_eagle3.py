@@ -112,7 +112,8 @@ def plain_loop(model: Tiny, drafter: Trainable, text: Sequence[int], path: Seque
         q, k, v = (part.view(n, -1, width) for part in (q, k, v))
         if "q_norm" in weights:
             q, k = normed(q, weights["q_norm"], eps), normed(k, weights["k_norm"], eps)
-        cos, sin = (part[0, :, None] for part in rotary(q[None], torch.arange(n)[None]))
+        whole = {"layer_type": "full_attention"} if not shape and model.stock.config.model_type == "gemma3_text" else {}
+        cos, sin = (part[0, :, None] for part in rotary(q[None], torch.arange(n)[None], **whole))
         turned = cos.shape[-1]
 
         def rotated(x: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ from localspec.models.tokenizer import Tokenizer
 from localspec.native.target import NativeTarget
 from localspec.nn.target import Target
 from localspec.paths import Paths
-from localspec.training.medusa_files import _vocabulary
+from localspec.training.published_files import stored_matrix
 
 SMALL = {
     "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 16,
@@ -207,7 +207,10 @@ def test_later_names_of_the_same_tensors_are_read(pictures: Path, tmp_path: Path
 
 def test_what_converts_heads_finds_the_vocabulary(pictures: Path):
     weights = load_file(pictures / "model.safetensors")
-    assert torch.equal(_vocabulary(pictures), weights["language_model.model.embed_tokens.weight"])
+    assert torch.equal(
+        stored_matrix(pictures, ("lm_head.weight", "model.embed_tokens.weight")),
+        weights["language_model.model.embed_tokens.weight"],
+    )
 
 
 # -- what is said ------------------------------------------------------------------------------------------------------
