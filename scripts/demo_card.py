@@ -124,8 +124,8 @@ def architecture(model: Any, weights: int) -> str:
 BEGAN = (  # where `--begin` went on from the model that was here before
     "The second edition: it began with the weights and the tokenizer of the first, which had learnt 17 M tokens of books, "
     "chats, code and question sets (whose sources are among those credited below), learnt 4.0 M tokens of the stage below "
-    "while the help had some four phrasings a question (0.97 core-hours), 6.0 M while it had fourteen (1.14 core-hours), and "
-    "then the stage as it stands, begun again,"
+    "while the help had some four phrasings a question (0.97 core-hours), 6.0 M while it had fourteen (1.14 core-hours), "
+    "5.5 M as it stands (0.54 core-hours), and then the stage once more,"
 )
 
 
@@ -159,6 +159,7 @@ def recipe(model: Any, training: dict[str, Any]) -> str:
     whole = "long" in names
     began = "Trained from nothing" if whole else BEGAN
     read = "the first pass of the long stage and on localspec's documents" if whole else "the first edition's data"
+    mean = " The weights are the mean of those before and after this stage." if training.get("mean") else ""
     meant = "the long one is at a constant rate and as long as there was time, the last one brings the rate down"
     return "\n\n".join(
         [
@@ -166,7 +167,7 @@ def recipe(model: Any, training: dict[str, Any]) -> str:
             "whole recipe; the numbers below come from it and from its record of the run.",
             f"**Tokenizer**: byte-level BPE, {model.config.vocab_size:,} entries, single digits, trained on {read}. "
             f"`<|endoftext|>` begins every example. Chat template: `{TEMPLATE}`",
-            f"**Stages**: {meant}" if whole else "**Stage**: from a whole rate down to nothing",
+            f"**Stages**: {meant}" if whole else f"**Stage**: from a whole rate down to nothing.{mean}",
             table(
                 ["stage", "tokens a row", "rate", "weight of what users say", "tokens seen", "steps", "core-hours"],
                 stages,

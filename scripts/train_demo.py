@@ -238,6 +238,7 @@ def prepare(asked: argparse.Namespace) -> Run:
             model = Phi3ForCausalLM(demo_config(asked.shape))
         run = Run(asked.stage, asked, tokenizer, model.to(asked.device).train())
     before = asked.work / "long" / "checkpoint.pt"
+    run.progress.number = asked.first_pass
     if run.checkpoint.exists():
         run.load(run.checkpoint)
         print(f"resuming: {run.progress}", flush=True)
@@ -262,10 +263,14 @@ def options() -> argparse.Namespace:
     parser.add_argument("--micro", type=int, help="tokens a forward")
     parser.add_argument("--saved", type=float, default=180, help="seconds between checkpoints")
     parser.add_argument("--begin", type=Path, help="go on from this model, in its shape and with its tokenizer")
+    parser.add_argument("--mean", action="store_true", help="end with the mean of the weights before and after")
+    parser.add_argument("--first-pass", type=int, default=0, help="where a stage is done again: other variations")
     parser.add_argument("--towards", type=Path, default=Path("localspec/demo"), help="whose draft model to train")
     parser.add_argument("--float32", action="store_true", help="no bfloat16: for processors without such arithmetic")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model (needs a C++ compiler)")
     asked = parser.parse_args()
+    if asked.mean and not asked.begin:
+        parser.error("--mean needs --begin: the weights to take the mean with.")
     asked.micro = asked.micro or MICRO.get(torch.device(asked.device).type, MICRO["cpu"])
     return asked
 
@@ -295,15 +300,28 @@ def main() -> None:
     finish(run)
 
 
+@torch.no_grad()
+def towards_mean(model: Phi3ForCausalLM, before: Phi3ForCausalLM) -> None:
+    """Makes each weight the mean of what it was and is.
+
+    A stage that is done again overfits; the mean of before and after keeps what both know (Wortsman et al. 2022, "Robust
+    fine-tuning of zero-shot models").
+    """
+    for new, old in zip(model.parameters(), before.parameters(), strict=True):
+        new.lerp_(old.to(new.device), 0.5)
+
+
 def finish(run: Run) -> None:
     """The model in its shipped form, and the record of its training."""
-    told = {"device": run.asked.device, "seed": SEED, "shape": run.asked.shape}
+    told = {"device": run.asked.device, "seed": SEED, "shape": run.asked.shape, "mean": run.asked.mean}
     for name in STAGES:
         checkpoint = run.asked.work / name / "checkpoint.pt"
         if checkpoint.exists():
             told[name] = torch.load(checkpoint, map_location="cpu", weights_only=True)["progress"]
     if run.teacher:
         told |= agreement(run.model.eval(), run.teacher, run.aside())
+    if run.asked.mean:
+        towards_mean(run.model, Phi3ForCausalLM.from_pretrained(run.asked.begin, dtype=torch.float32))
     out = run.asked.work / ("draft-model" if run.teacher else "model")
     export(run.model, run.tokenizer, out)
     (out.parent / f"{out.name}.json").write_text(json.dumps(told, indent=1) + "\n")

@@ -18,6 +18,7 @@ import train_demo
 from demo_data import mixture, own, passes
 from demo_progress import agreement, held_out_losses
 from demo_tokens import Corpus, train_tokenizer
+from safetensors.torch import load_file
 from transformers import Phi3ForCausalLM, PreTrainedTokenizerFast
 
 SCRIPT = Path(train_demo.__file__)
@@ -178,6 +179,24 @@ def test_the_long_stage_goes_on_the_last_one_leaves_it_and_the_draft_follows(sma
     assert draft.config.num_hidden_layers == 2 and draft.config.hidden_size == 128
     assert draft.encode(chat) == given
     assert draft.stop_tokens == target.stop_tokens
+
+
+@pytest.mark.slow
+def test_a_stage_that_is_done_again_sees_other_passes_and_ends_with_the_mean(small, monkeypatch, tmp_path):
+    data, work = small
+    run(monkeypatch, data, work, "long", 1)
+    run(monkeypatch, data, work, "last", 1)
+    begin, again = work / "model", tmp_path / "again"
+    run(monkeypatch, data, again, "last", 2, "--begin", str(begin), "--mean", "--first-pass", "5")
+    assert progress(again, "last")["number"] == 5 and not (again / "last" / "pass-0.npz").exists()
+    before, after = load_file(begin / "model.safetensors"), load_file(again / "model" / "model.safetensors")
+    ended = torch.load(again / "last" / "checkpoint.pt", weights_only=True)["model"]
+    for name, weight in after.items():
+        mean = (before[name].float() + ended[name]) / 2
+        assert torch.equal(weight, mean.to(weight.dtype)) and not torch.equal(weight, before[name])
+    assert json.loads((again / "model.json").read_text())["mean"] is True
+    with pytest.raises(SystemExit):
+        run(monkeypatch, data, again, "last", 2, "--mean")
 
 
 @pytest.mark.slow
