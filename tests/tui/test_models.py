@@ -242,7 +242,7 @@ def test_three_parts_in_order_and_a_search_as_one_types(chat, models, offered):
         await pilot.press("up", "up")  # round about, past what cannot be chosen
         assert highlighted(talk) == "other"
         await pilot.press("pagedown")
-        assert highlighted(talk) == "bil[lion]"
+        assert highlighted(talk) == "bil[lion] (recommended)"
         await pilot.press("pageup")
         assert highlighted(talk) == "scripted (answers now)"
         await pilot.press(*"heavy")
@@ -250,7 +250,7 @@ def test_three_parts_in_order_and_a_search_as_one_types(chat, models, offered):
         await pilot.press("enter")
         assert isinstance(talk.app.screen, ModelsScreen), "what does not fit is not chosen"
         await pilot.press(*["backspace"] * 5, *"terms d")
-        await until(pilot, lambda: highlighted(talk) == "bil[lion]")
+        await until(pilot, lambda: highlighted(talk) == "bil[lion] (recommended)")
         await pilot.press("enter")
         await until(pilot, back(talk))
 
@@ -289,7 +289,7 @@ def test_what_does_not_fit_can_be_looked_at(chat, models):
         await pilot.press("down")
         assert highlighted(talk) == "scripted (answers now)"
         await pilot.press("pagedown", "pagedown")
-        await until(pilot, lambda: "large 8" in talk.screen_text() and highlighted(talk) == "fits")
+        await until(pilot, lambda: "large 8" in talk.screen_text() and highlighted(talk) == "fits (recommended)")
         await pilot.press("pageup", "pageup")
         await until(pilot, lambda: "Here" in talk.screen_text().split())
 
