@@ -234,7 +234,7 @@ def test_three_parts_in_order_and_a_search_as_one_types(chat, models, offered):
         await until(pilot, lambda: "Does not fit this machine" in lines(talk))
         found = lines(talk)
         assert found[0] == "Here" and found[1] == "scripted (answers now)" and found[3] == "other"
-        assert found[5:7] == ["Fits this machine, and can be downloaded", "bil[lion]"]
+        assert found[5:7] == ["Fits this machine, and can be downloaded", "bil[lion] (recommended)"]
         assert found[7].startswith("2.3 GiB download · about ") and found[7].endswith("Own [terms]␛[2J")
         assert found[8:10] == ["Does not fit this machine", "heavy (gated: its terms must be accepted first)"]
         assert found[10].startswith("needs ") and found[10].endswith(" GiB, and 5.4 GiB may be used")
@@ -242,7 +242,7 @@ def test_three_parts_in_order_and_a_search_as_one_types(chat, models, offered):
         await pilot.press("up", "up")  # round about, past what cannot be chosen
         assert highlighted(talk) == "other"
         await pilot.press("pagedown")
-        assert highlighted(talk) == "bil[lion]"
+        assert highlighted(talk) == "bil[lion] (recommended)"
         await pilot.press("pageup")
         assert highlighted(talk) == "scripted (answers now)"
         await pilot.press(*"heavy")
@@ -250,7 +250,7 @@ def test_three_parts_in_order_and_a_search_as_one_types(chat, models, offered):
         await pilot.press("enter")
         assert isinstance(talk.app.screen, ModelsScreen), "what does not fit is not chosen"
         await pilot.press(*["backspace"] * 5, *"terms d")
-        await until(pilot, lambda: highlighted(talk) == "bil[lion]")
+        await until(pilot, lambda: highlighted(talk) == "bil[lion] (recommended)")
         await pilot.press("enter")
         await until(pilot, back(talk))
 
@@ -285,11 +285,11 @@ def test_what_does_not_fit_can_be_looked_at(chat, models):
         await until(pilot, lambda: "large 0" in talk.screen_text())
         await pilot.press("down", "down")
         await until(pilot, lambda: "large 8" in talk.screen_text())
-        assert highlighted(talk) == "fits"
+        assert highlighted(talk) == "fits (recommended)"
         await pilot.press("down")
         assert highlighted(talk) == "scripted (answers now)"
         await pilot.press("pagedown", "pagedown")
-        await until(pilot, lambda: "large 8" in talk.screen_text() and highlighted(talk) == "fits")
+        await until(pilot, lambda: "large 8" in talk.screen_text() and highlighted(talk) == "fits (recommended)")
         await pilot.press("pageup", "pageup")
         await until(pilot, lambda: "Here" in talk.screen_text().split())
 
