@@ -30,10 +30,10 @@ def test_logits_are_the_stock_models_and_the_same_bits_however_they_are_computed
     assert (first.argmax(-1) == want.argmax(-1)).all()
 
 
-@pytest.mark.parametrize("head_dim", cases([40, 64, 80, 128], [40]))
+@pytest.mark.parametrize("head_dim", cases([40, 64, 80, 128, 256], [40]))
 def test_heads_of_real_width_are_the_stock_models(head_dim):
-    """Half of 40 channels, or of 80, is no whole number of vectors; tiny models' heads are one or two."""
-    config = CONFIGS["llama-grouped-dynamic"]()
+    """Half of 40 channels, or of 80, is no whole number of vectors; tiny models' heads are one or two. 256 is Gemma's."""
+    config = CONFIGS["gemma3-grouped-mixed-window-linear" if head_dim == 256 else "llama-grouped-dynamic"]()
     config.head_dim = head_dim
     stock = stock_of(config, seed=1)
     tokens = np.random.default_rng(1).integers(0, config.vocab_size, 40).tolist()

@@ -268,10 +268,12 @@ def test_logits_that_depend_on_the_slots_of_ancestors_are_seen(
 ) -> None:
     """Only branches are touched: chains, of any width, are what plain decoding is."""
 
-    def slotted(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def slotted(
+        queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None
+    ) -> torch.Tensor:
         visible = (mask > float("-inf")).int()
         holes = (visible.diff(dim=-1) == 1).any(-1) & (len(mask) >= 2 * least)  # two queries share a key head
-        return invariant(queries, keys, values, mask) + 1e-3 * holes[:, None]
+        return invariant(queries, keys, values, mask, scale) + 1e-3 * holes[:, None]
 
     assert_seen(attending(small(), slotted))
 
@@ -280,8 +282,10 @@ def test_logits_that_depend_on_the_slots_of_ancestors_are_seen(
 def test_logits_that_depend_on_how_many_slots_are_visible_are_seen(
     small: Small, assert_seen: Seen, attending: Attending
 ) -> None:
-    def bucketed(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return invariant(queries, keys, values, mask) + 1e-6 * keys.shape[2]
+    def bucketed(
+        queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None
+    ) -> torch.Tensor:
+        return invariant(queries, keys, values, mask, scale) + 1e-6 * keys.shape[2]
 
     for exact, multiple in ((True, 1), (True, 16), (False, 1)):
         assert_seen(attending(small(exact=exact), bucketed), exact, multiple=multiple)
@@ -338,8 +342,10 @@ def test_what_quantized_layers_round_away_is_seen(small: Small, assert_seen: See
     makes of it is the same on any processor.
     """
 
-    def off(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        mixed = invariant(queries, keys, values, mask)
+    def off(
+        queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None
+    ) -> torch.Tensor:
+        mixed = invariant(queries, keys, values, mask, scale)
         mixed[..., 0] = 1e-9 * (len(mask) > 2)
         return mixed
 
@@ -397,9 +403,11 @@ def test_rows_are_filled_up_to_the_smallest_multiple_that_holds(
 ) -> None:
     target = small()
 
-    def in_blocks(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def in_blocks(
+        queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None
+    ) -> torch.Tensor:
         group = target.transformer.config.num_heads // target.transformer.config.num_kv_heads
-        return invariant(queries, keys, values, mask) + 1e-3 * (queries.shape[2] // group % needed != 0)
+        return invariant(queries, keys, values, mask, scale) + 1e-3 * (queries.shape[2] // group % needed != 0)
 
     found = measure(attending(target, in_blocks), 3, exact=True)
     assert found == Exactness(True, 3, needed, 0.0)

@@ -1,4 +1,4 @@
-"""One transformer, five families: the numbers are those of the stock model of transformers, on prompts and on trees."""
+"""One transformer, six families: the numbers are those of the stock model of transformers, on prompts and on trees."""
 
 import copy
 import json
