@@ -22,7 +22,7 @@ DEMO = resolve("demo")
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Two choices, of which the first never fits in memory; what is loaded is listed."""
-    first = choose(DEMO, Settings())
+    first = choose(DEMO, Settings(drafter="phrases"))
     second, loaded, load = replace(first, drafter="none", nodes=0, reason="plain decoding"), [], module.load_target
 
     def short(choice, reporter):
@@ -46,7 +46,7 @@ def test_what_does_not_fit_is_tried_once_more_with_less_and_it_is_said(two) -> N
 
 
 def test_where_there_is_no_less_it_is_refused(two, monkeypatch) -> None:
-    monkeypatch.setattr(module, "choices", lambda *arguments, **named: [choose(DEMO, Settings())])
+    monkeypatch.setattr(module, "choices", lambda *arguments, **named: [choose(DEMO, Settings(drafter="phrases"))])
     with pytest.raises(DoesNotFit):
         Engine.open(Settings(), DEMO)
     assert two == ["phrases"]
