@@ -271,8 +271,7 @@ ls_model* ls_model_new(const ls_model_config* config) {
     Arena arena(model->memory.data());
     copy_all(arena, true);
     model->config = c;
-    model->config.layers = model->layers, model->config.inv_freq = inv_freq, model->config.norm = norm;
-    model->config.local_inv_freq = local_inv_freq;
+    model->config.layers = model->layers, model->config.inv_freq = inv_freq, model->config.norm = norm, model->config.local_inv_freq = local_inv_freq;
     return model;
 }
 void ls_model_free(ls_model* model) { unmake(model); }
