@@ -280,8 +280,8 @@ def _machine(survey: _Survey) -> Iterator[str]:
         )
     if survey.others >= BUSY:
         yield (
-            f"other programs kept {survey.others:.1f} of {survey.machine.cores} cores busy meanwhile: on a quiet "
-            "machine these speeds are higher, and another model may be recommended"
+            f"other programs kept {survey.others:.1f} of {survey.machine.cores} cores busy: left in peace, "
+            "this machine is faster"
         )
     if trouble := torch_trouble():
         yield trouble

@@ -263,7 +263,7 @@ def test_what_a_token_says_cannot_command_the_terminal(doctor, hostile, monkeypa
     [
         (["--prove", "dmo"], 3, ["'dmo'", "'demo'"]),
         (["--prove", "demo", "--limit", "0"], 2, ["--limit", "1"]),
-        (["--prove", "demo", "--limit", "some"], 2, ["--limit", "integer"]),
+        (["--prove", "demo", "--limit", "some"], 2, ["--limit", "whole number"]),
         (["--prove", "demo", "--max-tokens", "0"], 2, ["--max-tokens", "1"]),
         (["--prove", "demo", "--drafter", "medusaa"], 2, ["medusaa", "phrases"]),
         (["--prove", "demo", "--drafter", "none"], 2, ["--drafter"]),
