@@ -72,6 +72,8 @@ class Settings:
     """The number format of the weights."""
     quantize: Literal["auto", "none", "int8", "int4", "nf4"] = "auto"
     """How the weights are packed."""
+    threads: int | None = None
+    """The most cores that models compute with on a CPU; without it, all that this process may use."""
     int8_threshold: float = 0.0
     """Activations from here on are computed in full in int8 on NVIDIA, as in the S3D paper (6.0); 0 is none, faster."""
     prefer: Literal["speed", "memory", "quality"] | None = None
@@ -111,7 +113,7 @@ NAMES = tuple(f.name for f in fields(Settings) if f.name != "origins")
 # What an engine is loaded by: where it differs from that of a server, a command loads one of its own.
 LOADED_BY = (
     "context", "drafter", "draft_max", "draft_device", "ouroboros", "accept", "exact", "pool", "device", "dtype",
-    "quantize", "int8_threshold", "log",
+    "quantize", "threads", "int8_threshold", "log",
 )  # fmt: skip
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")  # what may change from reply to reply
 
@@ -137,6 +139,7 @@ _CHECKS: Mapping[str, Callable[[object], Any]] = {
     "device": setting_checks.device,
     "dtype": setting_checks.one_of("auto", "fp32", "fp16", "bf16"),
     "quantize": setting_checks.one_of("auto", "none", "int8", "int4", "nf4"),
+    "threads": setting_checks.integer(1),
     "int8_threshold": setting_checks.number("a number from 0 up", lambda n: n >= 0),
     "prefer": setting_checks.one_of("speed", "memory", "quality"),
     "exact": setting_checks.boolean,
@@ -147,7 +150,18 @@ _CHECKS: Mapping[str, Callable[[object], Any]] = {
 }
 
 _LISTS = {"stop", "ouroboros"}
-_NUMBERS = {"max_tokens", "context", "temperature", "top_p", "top_k", "min_p", "seed", "draft_max", "int8_threshold"}
+_NUMBERS = {
+    "max_tokens",
+    "context",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "draft_max",
+    "threads",
+    "int8_threshold",
+}
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 

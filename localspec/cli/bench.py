@@ -10,7 +10,7 @@ import typer
 
 from localspec import config
 from localspec.bench import plot, prompts, server_table, table
-from localspec.cli.options import Context, Device, Dtype, Model, Quantize, no_effect, number
+from localspec.cli.options import Context, Device, Dtype, Model, Quantize, load_settings, no_effect, number
 from localspec.cli.progress import Progress, tell
 from localspec.cli.server_bench import addresses, measured
 from localspec.engine.device_profile import BandwidthProfiler
@@ -77,8 +77,8 @@ def bench(
     ] = False,
 ) -> None:
     """Plain and speculative decoding side by side, on this machine; or servers, with --server."""
-    settings = config.load(
-        flags={
+    settings = load_settings(
+        {
             "model": model, "temperature": 0.0 if temperature is None else temperature, "seed": seed, "accept": accept,
             "exact": exact or None, "context": context, "device": device, "dtype": dtype, "quantize": quantize,
             "server": server[0] if server else None,

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localspec import config
 from localspec.cli.interrupt import Interrupt
-from localspec.cli.options import Device, Dtype, Model, Quantize, number
+from localspec.cli.options import Device, Dtype, Model, Quantize, load_settings, number
 from localspec.cli.progress import Progress
 from localspec.engine.importing import ready
 from localspec.errors import UsageMistake
@@ -53,8 +52,8 @@ def distill(
         raise UsageMistake("Prompts and a file for the replies are needed; give --prompts FILE -o FILE.")
     if os.path.isdir(output) or not os.path.isdir(output.absolute().parent):
         raise UsageMistake(f"{output} cannot be written: it is no place for a file; give another -o.")
-    settings = config.load(
-        flags={
+    settings = load_settings(
+        {
             "model": model, "temperature": temperature, "seed": seed,
             "device": device, "dtype": dtype, "quantize": quantize,
         }

@@ -12,7 +12,7 @@ import typer
 from localspec import config
 from localspec.bench.proof import prove
 from localspec.cli.console import print_json
-from localspec.cli.options import Context, Drafter, DraftMax, Dtype, Quantize
+from localspec.cli.options import Context, Drafter, DraftMax, Dtype, Quantize, load_settings
 from localspec.cli.options import Device as DeviceOption
 from localspec.cli.progress import Progress
 from localspec.cli.server_facts import tell_server
@@ -79,7 +79,7 @@ def doctor(
             raise UsageMistake(f"--prefer {prefer} has no effect with --prove; leave one of them out.")
         if verbose:
             raise UsageMistake("--verbose has no effect with --prove; leave one of them out.")
-        settings = config.load(flags={"exact": True, **options})
+        settings = load_settings({"exact": True, **options})
         return _prove(model, settings, limit or 20, max_tokens or 64, as_json)
     for name, value in {"limit": limit, "max_tokens": max_tokens, **options}.items():
         if value is not None:
@@ -87,7 +87,7 @@ def doctor(
             raise UsageMistake(f"{flag} {value} has no effect without --prove MODEL; add that, or leave {flag} out.")
     if verbose and as_json:
         raise UsageMistake("--verbose has no effect with --json, which says all; leave it out.")
-    survey = _survey(config.load(flags={"prefer": prefer}))
+    survey = _survey(load_settings({"prefer": prefer}))
     if as_json:
         print_json(_report(survey))
     else:

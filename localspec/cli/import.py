@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from localspec import config
 from localspec.cli.console import print_json
 from localspec.cli.interrupt import cleared_up_when_ended
+from localspec.cli.options import load_settings
 from localspec.cli.progress import Progress
 from localspec.engine.importing import import_gguf
 from localspec.quantities import amount, duration, size
@@ -29,7 +29,7 @@ def import_file(
     progress = Progress()
     try:
         with cleared_up_when_ended():
-            done = import_gguf(file, config.load(flags={"quantize": quantize}), progress.reporter)
+            done = import_gguf(file, load_settings({"quantize": quantize}), progress.reporter)
     finally:
         progress.clear()
     if as_json:

@@ -1,7 +1,7 @@
 """Options that several commands have."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -40,6 +40,7 @@ DraftMax = Annotated[str | None, number("--draft-max", help="Nodes of a draft tr
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, fp32, fp16, bf16.")]
 Quantize = Annotated[str | None, typer.Option("--quantize", help="auto, none, int8, int4, nf4.")]
+Threads = Annotated[int | None, number("--threads", help="Cores to compute with, at most; on CPUs.")]
 Accept = Annotated[
     str | None, typer.Option("--accept", help="exact, rejection (a seed's text changes), typical (not lossless).")
 ]
@@ -54,7 +55,7 @@ Server = Annotated[
 ]
 # What a server has decided already.
 _OF_THIS_PROCESS = (
-    "context", "drafter", "draft_max", "accept", "exact", "pool", "device", "dtype", "quantize",
+    "context", "drafter", "draft_max", "accept", "exact", "pool", "device", "dtype", "quantize", "threads",
 )  # fmt: skip
 
 
@@ -65,6 +66,19 @@ class SharedFlags:
     settings: Settings
     files: str  # their texts
     resume: int | Literal["last"] | None  # which conversation to go on with
+
+
+def load_settings(flags: Mapping[str, Any]) -> Settings:
+    """The settings with these flags, for a command that computes in this process: it has no more threads than they say.
+
+    Raises what `config.load` does, and UsageMistake for more threads than there are cores.
+    """
+    settings = config.load(flags=flags)
+    if settings.threads is not None:
+        from localspec.machine.hardware import limit_cores
+
+        limit_cores(settings.threads)
+    return settings
 
 
 def takes_shared_flags(command: Callable[..., int]) -> Callable[..., int]:
@@ -127,6 +141,7 @@ def _shared_flags(
     device: Device = None,
     dtype: Dtype = None,
     quantize: Quantize = None,
+    threads: Threads = None,
     server: Server = None,
     no_log: Annotated[bool, typer.Option("--no-log", help="Keep neither conversation nor phrases.")] = False,
 ) -> SharedFlags:
@@ -134,13 +149,13 @@ def _shared_flags(
         raise UsageMistake(f"--no-spec and --drafter {drafter} contradict each other; give one of them.")
     if go_on and conversation is not None:
         raise UsageMistake(f"--continue and --conversation {conversation} exclude each other; give one of them.")
-    settings = config.load(
-        flags={
+    settings = load_settings(
+        {
             "model": model, "system": system, "max_tokens": max_tokens, "stop": stop, "context": context,
             "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed,
             "think": think, "drafter": "none" if no_spec else drafter,
             "draft_max": draft_max, "accept": accept, "exact": exact or None, "pool": pool,
-            "device": device, "dtype": dtype, "quantize": quantize, "server": server,
+            "device": device, "dtype": dtype, "quantize": quantize, "threads": threads, "server": server,
             "log": False if no_log else None,
         }
     )  # fmt: skip

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from localspec import config
 from localspec.cli.console import at_a_terminal, print_json, seen
 from localspec.cli.interrupt import cleared_up_when_ended
+from localspec.cli.options import load_settings
 from localspec.cli.progress import Download, Progress
 from localspec.cli.pull_plan import announced_lines, nothing_to_fetch, plan_json, planned_lines
 from localspec.errors import UsageMistake
@@ -69,7 +69,7 @@ def pull(
         raise UsageMistake("--json prints a plan as JSON and fetches nothing; give --dry-run with it.")
     progress = Progress()
     download = Download(progress, name)
-    wishes = Wishes(drafter, force, packed_only, original, config.load(flags={"quantize": quantize}))
+    wishes = Wishes(drafter, force, packed_only, original, load_settings({"quantize": quantize}))
     try:
         if dry_run and (card := cards().get(name)):
             found = announced(card, wishes, progress.reporter)

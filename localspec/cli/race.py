@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localspec import config
 from localspec.bench.race import Lane, Result, race, result
 from localspec.bench.race_view import Size, fits, frame, moments, recording, redrawn
 from localspec.bench.racers import LIVE, LONGEST, REPLAY, racers, sentences, that_drafts
 from localspec.chat.start import start_chat
-from localspec.cli.options import Context, Device, Drafter, DraftMax, Dtype, Model, Quantize, number
+from localspec.cli.options import Context, Device, Drafter, DraftMax, Dtype, Model, Quantize, load_settings, number
 from localspec.cli.progress import Progress
 from localspec.cli.texts import valid_text
 from localspec.config import dumb_terminal
@@ -56,8 +55,8 @@ def race_command(
 
     Nothing is kept, and no phrases of earlier replies are used. Without a terminal, only the result is printed.
     """
-    settings = config.load(
-        flags={
+    settings = load_settings(
+        {
             "model": model, "max_tokens": max_tokens, "temperature": temperature, "seed": seed, "drafter": drafter,
             "draft_max": draft_max, "exact": exact or None, "context": context, "device": device, "dtype": dtype,
             "quantize": quantize,

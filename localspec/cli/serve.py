@@ -20,6 +20,8 @@ from localspec.cli.options import (
     Model,
     Pool,
     Quantize,
+    Threads,
+    load_settings,
     number,
 )
 from localspec.cli.progress import Progress
@@ -63,17 +65,18 @@ def serve(
     device: Device = None,
     dtype: Dtype = None,
     quantize: Quantize = None,
+    threads: Threads = None,
     no_log: Annotated[bool, typer.Option("--no-log", help="Keep no phrases; requests are never kept.")] = False,
 ) -> int:
     """The API that OpenAI's clients speak, on this machine alone; models stay loaded.
 
     It listens on a socket of your own, and with --port or --ui on 127.0.0.1, where every request must bring the key.
     """
-    settings = config.load(
-        flags={
+    settings = load_settings(
+        {
             "model": model, "max_tokens": max_tokens, "context": context, "drafter": drafter, "draft_max": draft_max,
             "accept": accept, "exact": exact or None, "pool": pool, "device": device, "dtype": dtype,
-            "quantize": quantize, "log": False if no_log else None,
+            "quantize": quantize, "threads": threads, "log": False if no_log else None,
         }
     )  # fmt: skip
     if port is not None and not 0 <= port < 2**16:

@@ -14,15 +14,35 @@ from pathlib import Path
 import psutil
 
 from localspec import config
+from localspec.errors import UsageMistake
 from localspec.machine import compiled
 from localspec.machine.memory import free_memory
 from localspec.machine.nvidia import nvidia_driver
 from localspec.machine.torch_build import torch_build
+from localspec.quantities import counted
+
+
+class _Allowed:
+    cores: int | None = None  # None: all of them
+
+
+def limit_cores(count: int | None) -> None:
+    """Lets this process compute with so many cores at most, or with all of them, from now on.
+
+    For the time before a model is loaded. Raises UsageMistake where there are fewer.
+    """
+    if count is not None and count > _cores_here():
+        raise UsageMistake(f"{count} threads are more than the {counted(_cores_here(), 'core')} here; give fewer.")
+    _Allowed.cores = count
+
+
+def physical_cores() -> int:
+    """Cores this process may use; two threads of one core share its arithmetic, so they count once."""
+    return min(_Allowed.cores or _cores_here(), _cores_here())
 
 
 @cache
-def physical_cores() -> int:
-    """Cores this process may use; two threads of one core share its arithmetic, so they count once."""
+def _cores_here() -> int:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 

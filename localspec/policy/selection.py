@@ -241,7 +241,7 @@ def _most_nodes(settings: Settings) -> int:
 
 
 def _check(settings: Settings, drafter: DrafterSpec, precision: Precision) -> None:
-    """Raises UsageMistake for an acceptance rule or a threshold that has no meaning for what was chosen."""
+    """Raises UsageMistake for an acceptance rule, a threshold or threads that have no meaning for what was chosen."""
     samples = [kind.takes for kind in drafting_kinds(drafter.drafter)] == ["weights"]
     if settings.accept == "rejection" and (not samples or drafter.drafter.endswith(WITH_PHRASES)):
         raise UsageMistake(
@@ -254,6 +254,10 @@ def _check(settings: Settings, drafter: DrafterSpec, precision: Precision) -> No
         raise UsageMistake(
             f"int8_threshold = {settings.int8_threshold} has no effect in {precision} on {precision.device.name}; "
             "remove it, or give --quantize int8 and a device with CUDA."
+        )
+    if settings.threads and settings.origins.get("threads", "").startswith("--") and precision.device.type != "cpu":
+        raise UsageMistake(
+            f"{settings.shown('threads')} has no effect on {precision.device.name}; leave it out, or give --device cpu."
         )
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from clocks import Clock
 
+from localspec.errors import UsageMistake
 from localspec.machine import compiled, hardware, memory
 from localspec.machine.hardware import memory_bandwidth, versions
 
@@ -30,6 +31,20 @@ def test_versions_change_with_what_changes_the_arithmetic(monkeypatch: pytest.Mo
     assert before.startswith(f"torch {torch.__version__}, ")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     assert versions("cpu") == f"{before}, ONEDNN_MAX_CPU_ISA=AVX2", "torch's libraries take other kernels by it"
+
+
+def test_cores_may_be_limited_and_not_beyond_what_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware._Allowed, "cores", None)
+    monkeypatch.setattr(hardware, "_cores_here", lambda: 4)
+    assert hardware.physical_cores() == 4
+    hardware.limit_cores(3)
+    assert hardware.physical_cores() == 3 and "3 cores" in versions("cpu"), "what is measured so is valid for so many"
+    assert hardware.IdleCores()() <= 3
+    with pytest.raises(UsageMistake, match="5 threads are more than the 4 cores here; give fewer"):
+        hardware.limit_cores(5)
+    assert hardware.physical_cores() == 3
+    hardware.limit_cores(None)
+    assert hardware.physical_cores() == 4
 
 
 def test_a_gpu_is_named_and_not_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -433,6 +433,14 @@ def test_a_threshold_is_for_int8_on_a_gpu() -> None:
             choose(CARD, Settings(**settings, int8_threshold=6.0), both)
 
 
+def test_threads_are_for_cpus_and_a_flag_for_a_gpu_is_refused() -> None:
+    both, typed = machine(gpu(24), cpu(48)), {"threads": "--threads"}
+    with pytest.raises(UsageMistake, match="--threads 2 has no effect on cuda:0; leave it out, or give --device cpu"):
+        choose(CARD, Settings(threads=2, origins=typed), both)
+    assert choose(CARD, Settings(threads=2, device="cpu", origins=typed), both).device == "cpu"
+    assert choose(CARD, Settings(threads=2), both).device == "cuda:0", "a file's value waits for a CPU"
+
+
 def test_a_model_whose_sizes_nobody_tells_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LocalspecError, match=r"big is, models\.toml does not say; add a shape"):
         choose(unfetched(None), Settings(), HERE)

@@ -82,7 +82,7 @@ def test_phrases_are_learned_once_and_belong_to_their_conversation(servers, tmp_
 
 @pytest.mark.parametrize(
     "flags",
-    [["--drafter", "lookahead"], ["--draft-max", "3"], ["--quantize", "none"], ["--context", "256"], ["--pool", "off"], ["--no-log"],
+    [["--drafter", "lookahead"], ["--draft-max", "3"], ["--quantize", "none"], ["--threads", "1"], ["--context", "256"], ["--pool", "off"], ["--no-log"],
      ["--exact"], ["--dtype", "fp32"], ["--accept", "typical", "--temp", "1"], ["--server", "off"]],
 )  # fmt: skip
 def test_flags_that_differ_are_obeyed_in_a_process_of_its_own(server, flags):

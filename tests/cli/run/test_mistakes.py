@@ -20,6 +20,8 @@ from scripted_models import scripted_model
         (["-n", "many"], ["--max-tokens", "'many'", "a whole number from 1 up"]),
         (["-n", "1.5"], ["--max-tokens 1.5"]),
         (["--context", "0"], ["--context 0"]),
+        (["--threads", "0"], ["--threads 0"]),
+        (["--threads", "100000"], ["100000 threads", "here; give fewer"]),
         (["--context", "2000"], ["2000", "1000"]),
         (["--context", "4"], ["4", "tokens", "shorten"]),
         (["--stop", ""], ["--stop"]),
