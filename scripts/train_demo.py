@@ -308,7 +308,7 @@ def towards_mean(model: Phi3ForCausalLM, before: Phi3ForCausalLM) -> None:
     fine-tuning of zero-shot models").
     """
     for new, old in zip(model.parameters(), before.parameters(), strict=True):
-        new.lerp_(old.to(new.device), 0.5)
+        new.copy_((new + old.to(new.device)) / 2)
 
 
 def finish(run: Run) -> None:

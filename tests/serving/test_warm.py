@@ -189,7 +189,8 @@ def dying(home, real, lines):
                 while piece := behind.recv(2**16):
                     answer += piece
                 if b"/localspec/reply " in head:
-                    answer = b"\n".join(answer.split(b"\n")[: 6 + lines]) + b"\n"  # about as many of the head's
+                    whole = answer.split(b"\n")  # about six of the head's; the last ones tell the end
+                    answer = b"\n".join(whole[: min(6 + lines, len(whole) - 6)]) + b"\n"
                 connection.sendall(answer)
 
     threading.Thread(target=serve, daemon=True).start()

@@ -1,6 +1,5 @@
 """Every key of the chat screen."""
 
-import re
 import stat
 import threading
 from importlib import import_module
@@ -355,7 +354,7 @@ def test_without_a_clipboard_a_file_holds_what_was_copied(chat, monkeypatch, tmp
         await until(pilot, talk.idle)
         await pilot.press("ctrl+l")
         await until(pilot, lambda: "Sent to the terminal" in talk.screen_text())
-        assert ("the text is in" in re.sub(r"[\s▌]+", " ", talk.screen_text())) is log
+        assert ("text is in" in talk.screen_text()) is log
         assert talk.app.clipboard == "Text ‹é›"
 
     talk.play(story)

@@ -50,7 +50,7 @@ def test_why_drafting_is_off_is_a_sentence_where_there_is_room():
     assert "no drafts now: drafts take 3.1 times the time they save" in line(OFF, 140)
     assert line(OFF, 88) == "61.3 tokens/s · ×0.80 slower · 3.1 a step · ctx 1.2k/4.1k · drafts off · same text ✓"
     assert line(OFF, 78) == "61.3 tokens/s · ×0.80 · 3.1 a step · ctx 1.2k/4.1k · drafts off · same text ✓"
-    assert line(OFF, 58) == "61.3 tokens/s · ×0.80 · 3.1 a step · ctx 1.2k/4.1k · same ✓", "what tells least goes first"
+    assert line(OFF, 59) == "61.3 tokens/s · ×0.80 · 3.1 a step · ctx 1.2k/4.1k · same ✓", "what tells least goes first"
 
 
 def styles(figures: Figures, text: str) -> str:

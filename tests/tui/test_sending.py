@@ -353,13 +353,14 @@ def test_a_model_that_says_nothing_gives_the_prompt_back(chat):
     talk.play(story)
 
 
-def test_a_reply_at_its_limit_says_so(chat):
-    talk = chat(["As long as allowed", Done("length", statistics())])
+@pytest.mark.parametrize(("most", "told"), [(3, "at its limit of tokens"), (None, "the context was full")])
+def test_a_reply_at_its_limit_says_so(chat, most, told):
+    talk = chat(["As long as allowed", Done("length", statistics())], settings=Settings(max_tokens=most))
 
     async def story(pilot):
         await say(pilot, "Go")
         await until(pilot, talk.idle)
-        assert "limit of tokens" in talk.screen_text()
+        assert told in " ".join(talk.screen_text().replace("│", " ").split())
 
     talk.play(story)
 
