@@ -124,7 +124,7 @@ def looks_into_the_second_reply(terminal: Terminal) -> None:
     terminal.send(ESCAPE)
     terminal.until(lambda: "step 1 brought" not in terminal.text)
     terminal.send("/phrases\r")
-    terminal.shows("phrases of past replies", "last in “Speculative decoding?”")
+    terminal.shows("phrases of past replies", "last in “Speculative decoding”")
     terminal.send(ESCAPE)
     terminal.until(lambda: "phrases of past replies" not in terminal.text)
 
