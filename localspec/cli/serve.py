@@ -104,9 +104,10 @@ def serve(
     paths = Paths(home())
     with ExitStack() as at_the_end:
         sockets = [at_the_end.enter_context(own_socket(paths.socket))]
+        key = None  # the socket needs none
         if port is not None:
             sockets.append(at_the_end.enter_context(port_of_this_machine(port)))
-        key = serving_key(paths.serving_key)
+            key = serving_key(paths.serving_key, progress.notice)
         store = at_the_end.enter_context(user_store(progress.notice, create=settings.log))
         card = chosen_model(settings, store, progress.reporter)
 
@@ -124,7 +125,9 @@ def serve(
             with suppress(OSError, ValueError):  # nobody reads any more
                 print(f"{url}/?key={one_time} (the chat in a browser; it opens once)", flush=True)
 
-        browser = Browser(app, Tabs(f"{url}/v1", key, card.name, log=settings.log), open_by) if ui else None
+        browser = None
+        if ui and key is not None:
+            browser = Browser(app, Tabs(f"{url}/v1", key, card.name, log=settings.log), open_by)
         room.start()
 
         def started() -> None:

@@ -25,12 +25,15 @@ FOREIGN_ORIGIN = "'Origin' is a page of another site, which may not ask here."
 class Guard:
     """Stands before an ASGI application. What comes through the user's own socket needs no key: its mode is one.
 
+    Without a `key` nothing else is let in.
+
     A page of a browser can send requests to this machine, and a name that its owner lets point here makes them look
     like its own (DNS rebinding): so `Host` must be a name of this machine, and so must `Origin`, which browsers send.
     """
 
-    def __init__(self, app: ASGIApp, key: str, hosts: Sequence[str] = LOCAL) -> None:
-        self._app, self._key, self._hosts = app, key.encode(), hosts
+    def __init__(self, app: ASGIApp, key: str | None, hosts: Sequence[str] = LOCAL) -> None:
+        self._app, self._hosts = app, hosts
+        self._key = None if key is None else key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # nothing else is served
@@ -50,7 +53,7 @@ class Guard:
         if any(_origin(one) not in self._hosts for one in origins):
             return 403, FOREIGN_ORIGIN, "invalid_request_error"
         keys = headers.get(b"authorization", [])
-        if not own and (len(keys) != 1 or not hmac.compare_digest(_bearer(keys[0]), self._key)):
+        if not own and (self._key is None or len(keys) != 1 or not hmac.compare_digest(_bearer(keys[0]), self._key)):
             told = "is missing" if not keys else "is another one"
             return 401, f"The key {told}; send 'Authorization: Bearer KEY'.", "authentication_error"
         lengths = headers.get(b"content-length", [])

@@ -274,6 +274,7 @@ def test_one_that_is_left_behind_answers_and_ends_by_itself(tmp_path):
     assert other.returncode == 2 and re.search(
         r"another drafter\. .* stop process \d+ first \(kill \d+\)", other.stderr
     )
+    assert not (tmp_path / "data" / "serving.key").exists()  # which nobody would ask for
     place = tmp_path / "state" / "serve.sock"
     until(lambda: not place.exists())
 
