@@ -91,7 +91,7 @@ def serve(
     from localspec.serving.guard import Guard
     from localspec.serving.key import serving_key
     from localspec.serving.listen import HOST, own_socket, port_of_this_machine, serve
-    from localspec.serving.loaded import LoadedModels
+    from localspec.serving.loaded import LoadedModels, would_take
     from localspec.serving.room import EngineRoom
     from localspec.store.store import user_store
 
@@ -110,6 +110,7 @@ def serve(
             key = serving_key(paths.serving_key, progress.notice)
         store = at_the_end.enter_context(user_store(progress.notice, create=settings.log))
         card = chosen_model(settings, store, progress.reporter)
+        would_take(settings, card, store, progress.reporter)  # what cannot run ends here, and not each request
 
         def opening(_: ExitStack) -> "LoadedModels":
             return LoadedModels(settings, card, store, alive, progress.reporter)

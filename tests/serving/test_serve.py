@@ -294,6 +294,10 @@ def test_however_it_is_ended_nothing_is_left(servers, sent, code):
         (["--port", "99999"], 2, "65535"),
         (["--keep-alive", "soon"], 2, "30s, 10m or 2h"),
         (["-m", "no-such"], 3, "no-such"),
+        (["-m", "demo", "--drafter", "nope"], 2, "no drafter 'nope'"),
+        (["-m", "demo", "--device", "cuda:99"], 2, "no device 'cuda:99'"),
+        (["-m", "demo", "--context", "999999999"], 2, "more than the 1024"),
+        (["-m", "demo", "--device", "cpu", "--quantize", "nf4"], 2, "--quantize nf4 cannot be had"),
         (["--temp", "1"], 2, "No such option"),
     ],
 )
