@@ -122,6 +122,9 @@ def test_without_the_key_or_from_a_page_nobody_gets_in(server):
         ({"Authorization": f"Bearer {server.key}x"}, 401), ({"Host": "evil.example"}, 403),
         ({"Host": f"evil.example:{server.port}"}, 403), ({"Host": ""}, 403), ({"Origin": "https://evil.example"}, 403),
         ({"Origin": "null"}, 403), ({"Origin": "file://localhost"}, 403), ({"Host": "localhost@evil.example"}, 403),
+        ({"Host": f"127.0.0.1:{server.port}.evil.example"}, 403), ({"Host": f"me@127.0.0.1:{server.port}"}, 403),
+        ({"Host": "localhost/evil"}, 403), ({"Origin": f"http://localhost:{server.port}.evil.example"}, 403),
+        ({"Origin": "http://me@localhost"}, 403), ({"Origin": "http://localhost/"}, 403),
     ):  # fmt: skip
         answer = server.ask("/v1/chat/completions", body, headers=headers)
         assert answer.status == status and answer.json["error"]["message"], headers
@@ -131,6 +134,7 @@ def test_without_the_key_or_from_a_page_nobody_gets_in(server):
         {"Host": "localhost"},
         {"Origin": f"http://localhost:{server.port}"},
         {"Host": f"[::1]:{server.port}"},
+        {"Host": "LocalHost"},
     ):
         assert server.ask("/v1/chat/completions", body, headers=headers).status == 200
 
