@@ -12,7 +12,7 @@ from typing import Any
 from localspec import Limits
 from localspec.config import Settings
 from localspec.engine.report import Report
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Text
 from localspec.serving.asked import Asked, Refused
 from localspec.serving.loaded import LoadedModels
@@ -188,7 +188,10 @@ class EngineRoom(threading.Thread):
                 "max_tokens",
             )
         settings = replace(self._settings, origins={}, **asked.sampling)  # flags were meant for all requests
-        sampling = engine.sampling(settings)
+        try:
+            sampling = engine.sampling(settings)
+        except UsageMistake as mistake:
+            raise Refused(str(mistake), _named(str(mistake), asked.sampling)) from None
         limits = Limits(asked.max_tokens or settings.max_tokens, asked.stop or settings.stop)
         report = Report(engine, sampling, loaded.load_seconds)
         if asked.messages is None:
@@ -219,3 +222,8 @@ class EngineRoom(threading.Thread):
                     self.metrics.count(event.statistics)
                     ticket.deliver(Ended(event, report.figures(event.statistics)))
         loaded.touch()
+
+
+def _named(sentence: str, asked: Mapping[str, Any]) -> str | None:
+    """Which of the fields that were sent a sentence on sampling is about, if it is one of them."""
+    return next((name for name in asked if name in sentence.replace("-", "_")), None)

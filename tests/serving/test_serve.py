@@ -100,6 +100,12 @@ def test_what_is_wrong_is_told_in_a_sentence(server, path, body, status, words):
     assert answer.json["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("sampling", [{"temperature": -1}, {"seed": 1, "top_p": 2}, {"min_p": 7}])
+def test_what_is_wrong_with_sampling_names_its_field(server, sampling):
+    answer = server.chat("Hi", max_tokens=1, **sampling)
+    assert (answer.status, answer.json["error"]["param"]) == (400, [*sampling][-1])
+
+
 def test_a_conversation_that_is_too_long_loses_nothing_in_silence(server):
     turns = [{"role": role, "content": "word " * 100} for _ in range(10) for role in ("user", "assistant")]
     answer = server.ask("/v1/chat/completions", {"messages": [*turns, {"role": "user", "content": "Hi"}]})
