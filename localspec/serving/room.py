@@ -183,9 +183,9 @@ class EngineRoom(threading.Thread):
         engine.wanted = lambda: not ticket.gone.is_set()
         if asked.max_tokens is not None and asked.max_tokens > engine.context:
             raise Refused(
-                f"'max_tokens' is {asked.max_tokens}, and prompt and reply together have {engine.context} at most; "
-                "ask for fewer, or leave it out.",
-                "max_tokens",
+                f"'{asked.limit_field}' is {asked.max_tokens}, and prompt and reply together have {engine.context} at "
+                "most; ask for fewer, or leave it out.",
+                asked.limit_field,
             )
         settings = replace(self._settings, origins={}, **asked.sampling)  # flags were meant for all requests
         try:
@@ -203,7 +203,7 @@ class EngineRoom(threading.Thread):
                 messages.insert(0, {"role": "system", "content": settings.system})
             system = messages[0]["content"] if messages[0]["role"] == "system" else None
             if asked.think is not None and not engine.target.chat.heeds_switch(system):
-                raise Refused("The model's chat template has no switch for thinking; leave it out.", "reasoning_effort")
+                raise Refused("The model's chat template has no switch for thinking; leave it out.", asked.think_field)
             think = engine.thinking(settings, system) if asked.think is None else asked.think
             events = engine.chat(messages, sampling, limits, think, whole=True)  # nothing is left out in silence
         begun = False

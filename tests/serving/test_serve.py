@@ -100,10 +100,21 @@ def test_what_is_wrong_is_told_in_a_sentence(server, path, body, status, words):
     assert answer.json["error"]["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": -1}, {"seed": 1, "top_p": 2}, {"min_p": 7}])
-def test_what_is_wrong_with_sampling_names_its_field(server, sampling):
-    answer = server.chat("Hi", max_tokens=1, **sampling)
-    assert (answer.status, answer.json["error"]["param"]) == (400, [*sampling][-1])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": -1},
+        {"seed": 1, "top_p": 2},
+        {"min_p": 7},
+        {"max_tokens": 9999},
+        {"max_completion_tokens": 9999},
+        {"reasoning_effort": "high"},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+    ],
+)
+def test_what_is_wrong_names_the_field_that_was_sent(server, asked):
+    answer = server.chat("Hi", **asked)
+    assert (answer.status, answer.json["error"]["param"]) == (400, [*asked][-1])
 
 
 def test_a_conversation_that_is_too_long_loses_nothing_in_silence(server):
