@@ -5,6 +5,7 @@ from typing import Any
 
 from localspec.bench.table import LONGEST_BAR, clipped, columns, interval, number, wrapped
 from localspec.charts import bar
+from localspec.quantities import counted
 from localspec.text import one_line
 
 LEGEND = (
@@ -30,7 +31,7 @@ def label(report: dict[str, Any]) -> str:
     """What all were asked."""
     sampling = f"temperature {report['temperature']:g}" if report["temperature"] else "greedy"
     return (
-        f"{report['prompts']} prompts"
+        counted(report["prompts"], "prompt")
         + (f" × {report['repeat']}" if report["repeat"] > 1 else "")
         + (f" ({report['left_out']} too long for the context)" if report["left_out"] else "")
         + f", {report['max_tokens']} tokens at most, {sampling}"

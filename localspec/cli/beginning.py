@@ -86,6 +86,8 @@ class Begun(NamedTuple):
         return server.load(settings, card, store=self.chat.store, notice=notice, progress=progress)
 
     def _here(self, settings: Settings, card: TargetCard) -> "Engine":
+        self.progress.show(f"loading {card.name}")  # and not before: a server has loaded it mostly
+
         from localspec import Engine  # torch, perhaps: a second
 
         notice, progress = self.progress.notice, self.progress.show

@@ -82,7 +82,6 @@ class _Talk:
         self._trace: Trace | None = None  # of the last reply
 
     def _load(self, card: registry.TargetCard) -> "Answerer":
-        self._progress.show(f"loading {card.name}")
         engine = self._begun.for_chat(self._settings.first, card)
         if taken_back := self._settings.fit(engine):  # what this model cannot do is reported before the first prompt
             self._progress.notice(taken_back)

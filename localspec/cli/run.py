@@ -62,7 +62,6 @@ def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool, k
         at_the_end.callback(progress.clear)
         begun = begin(settings, flags.resume, at_the_end, progress)
         card, _, conversation = begun.chat
-        progress.show(f"loading {card.name}")
         began = time.perf_counter()
 
         from localspec import Limits

@@ -94,7 +94,7 @@ def serve(
     from localspec.serving.guard import Guard
     from localspec.serving.key import serving_key
     from localspec.serving.listen import HOST, own_socket, port_of_this_machine, serve
-    from localspec.serving.loaded import LoadedModels
+    from localspec.serving.loaded import LoadedModels, would_take
     from localspec.serving.room import EngineRoom
     from localspec.store.store import user_store
 
@@ -107,11 +107,13 @@ def serve(
     paths = Paths(home())
     with ExitStack() as at_the_end:
         sockets = [at_the_end.enter_context(own_socket(paths.socket))]
+        key = None  # the socket needs none
         if port is not None:
             sockets.append(at_the_end.enter_context(port_of_this_machine(port)))
-        key = serving_key(paths.serving_key)
+            key = serving_key(paths.serving_key, progress.notice)
         store = at_the_end.enter_context(user_store(progress.notice, create=settings.log))
         card = chosen_model(settings, store, progress.reporter)
+        would_take(settings, card, store, progress.reporter)  # what cannot run ends here, and not each request
 
         def opening(_: ExitStack) -> "LoadedModels":
             return LoadedModels(settings, card, store, alive, progress.reporter)
@@ -127,7 +129,9 @@ def serve(
             with suppress(OSError, ValueError):  # nobody reads any more
                 print(f"{url}/?key={one_time} (the chat in a browser; it opens once)", flush=True)
 
-        browser = Browser(app, Tabs(f"{url}/v1", key, card.name, log=settings.log), open_by) if ui else None
+        browser = None
+        if ui and key is not None:
+            browser = Browser(app, Tabs(f"{url}/v1", key, card.name, log=settings.log), open_by)
         room.start()
 
         def started() -> None:

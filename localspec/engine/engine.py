@@ -21,7 +21,7 @@ from localspec.engine.asked_thinking import asked_thinking
 from localspec.engine.assemble import LoadedDraftModel, drafter_of, find_hyperparameters, pool_of
 from localspec.engine.backends import Target
 from localspec.engine.device_profile import BandwidthProfiler
-from localspec.engine.fit_context import fit_conversation, fit_text
+from localspec.engine.fit_context import Unwanted, fit_conversation, fit_text
 from localspec.engine.loading import calibrated, load_draft_model, load_target, load_trained, promised_exactness
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.model_profile import ModelProfile
@@ -101,7 +101,7 @@ class Engine:
         uses_history = drafts and phrases != "off" and (not kind_of(choice.drafter).parts or "history" in choice.parts)
         self.saved_phrases = self._open_phrases(store, phrases == "user") if store and uses_history else None
         self.conversation: int | None = None  # where replies are kept: phrases are told apart by it
-        self.wanted: Callable[[], bool] = lambda: True  # asked by who waits for others; events come often enough here
+        self.wanted: Callable[[], bool] = lambda: True  # asked before events come, which then come often enough
         reader = self.saved_phrases.read if self.saved_phrases else None
         self.pool = pool_of(choice, self.target, self.draft_model, reader)
         # All of it together.
@@ -230,15 +230,23 @@ class Engine:
         sampling: Sampling,
         limits: Limits | None = None,
         think: bool | None = None,
+        *,
+        whole: bool = False,
     ) -> Generator[Event, None, None]:
         """Answers a conversation; the oldest turns are left out where the context is full, and `Prefill` says so.
 
         The chat template is told whether to let the model `think`, unless that is None. Stop asking for events to stop
-        the reply: what was generated stays. Raises UsageMistake for a last prompt that is too long by itself.
+        the reply: what was generated stays. Raises UsageMistake for a last prompt that is too long by itself, and with
+        `whole` Overlong for a conversation of which turns would be left out.
         """
         self.target.set_threads(self._idle_cores())
         limits, room = limits or Limits(), self._room()
-        prompt, dropped, lower = fit_conversation(self.target, messages, limits, room, think)
+        try:
+            prompt, dropped, lower = fit_conversation(
+                self.target, messages, limits, room, think, whole=whole, wanted=self.wanted
+            )
+        except Unwanted:
+            return
         if lower != limits and not self._warned_of_context:
             self._warned_of_context = True
             self._reporter.notice(

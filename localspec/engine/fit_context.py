@@ -1,6 +1,6 @@
 """How much of a conversation is read: what fits in the context of the model, and in memory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from localspec.decoding.limits import Limits
@@ -11,33 +11,89 @@ from localspec.models.messages import Message
 LONGEST_TOKEN = 256  # characters; a text longer than a context of such tokens is refused before it is tokenized
 
 
+class Overlong(UsageMistake):
+    """A conversation that does not fit as a whole, where nothing of it may be left out."""
+
+
+class Unwanted(Exception):  # nothing is wrong
+    """Whoever asked has left."""
+
+
 def fit_conversation(
-    target: Target, messages: Sequence[Message], limits: Limits, room: int, think: bool | None = None
+    target: Target,
+    messages: Sequence[Message],
+    limits: Limits,
+    room: int,
+    think: bool | None = None,
+    *,
+    whole: bool = False,
+    wanted: Callable[[], bool] = lambda: True,
 ) -> tuple[list[int], int, Limits]:
     """Token ids of the conversation, how many of its oldest turns had to be left out, and the limits of the reply.
 
-    `room` is how many tokens fit in memory: what is beyond it is treated like what is beyond the context.
-    Raises UsageMistake for a prompt that the context has no room for, DoesNotFit for one that memory has none for.
+    `room` is how many tokens fit in memory: what is beyond it is treated like what is beyond the context. With `whole`
+    nothing is left out. `wanted` is asked each time before the chat template is rendered.
+    Raises UsageMistake for a prompt that the context has no room for, Overlong for a conversation that is to be read
+    as a whole, DoesNotFit for a prompt that memory has no room for, and Unwanted.
     """
-    messages, dropped = list(messages), 0
     longest = LONGEST_TOKEN * target.context
     first = 1 if len(messages) > 1 and messages[0]["role"] == "system" else 0
     if (length := _length([*messages[:first], messages[-1]])) > longest:
         raise UsageMistake(
             f"The prompt is {length} characters long, and the context holds {target.context} tokens; shorten it."
         )
-    while _length(messages) > longest and len(messages) - first >= 3:
-        del messages[first : first + 2]  # they cannot fit, which is known before they are tokenized
-        dropped += 1
-    while True:
-        prompt = target.encode(messages, think)
-        # What is left free for the reply: what was asked for, but never more than a quarter of the room.
-        reply = min(limits.max_tokens or room, room // 4)
-        if len(prompt) + reply <= room or len(messages) - first < 3:
-            break
-        del messages[first : first + 2]
-        dropped += 1
+    turns = max(0, (len(messages) - first - 1) // 2)  # that can be left out
+    fewest, length = 0, _length(messages)
+    while length > longest and fewest < turns:  # they cannot fit, which is known before they are tokenized
+        length -= _length(messages[first + 2 * fewest : first + 2 * fewest + 2])
+        fewest += 1
+    # What is left free for the reply: what was asked for, but never more than a quarter of the room.
+    reply = min(limits.max_tokens or room, room // 4)
+
+    def read(dropped: int) -> list[int]:
+        if not wanted():
+            raise Unwanted
+        return target.encode([*messages[:first], *messages[first + 2 * dropped :]], think)
+
+    def fits(prompt: list[int]) -> bool:
+        return len(prompt) + reply <= room
+
+    dropped = fewest
+    if whole and fewest:
+        raise _overlong(target)
+    prompt = read(fewest)
+    if not fits(prompt) and fewest < turns:
+        if whole:
+            raise _overlong(target)
+        dropped, prompt = _fewest_dropped(read, fits, fewest, turns)
     return prompt, dropped, _within(target, prompt, limits, room)
+
+
+def _fewest_dropped(
+    read: Callable[[int], list[int]], fits: Callable[[list[int]], bool], few: int, turns: int
+) -> tuple[int, list[int]]:
+    """How many turns are dropped so that the rest fits, which it does not without `few`; and the rest, read.
+
+    A template takes its time, so it is rendered a few times: first with the last turns alone, of which most that fit
+    are few, then twice as many each time, then by halves.
+    """
+    dropped, prompt, step = turns, read(turns), 1
+    if not fits(prompt):
+        return dropped, prompt
+    while dropped - few > 1:
+        doubling = step < dropped - few
+        middle = dropped - step if doubling else (few + dropped) // 2
+        if fits(found := read(middle)):
+            dropped, prompt, step = middle, found, 2 * step
+        else:
+            few, step = middle, turns  # from here on by halves
+    return dropped, prompt
+
+
+def _overlong(target: Target) -> Overlong:
+    return Overlong(
+        f"The conversation is longer than the model's context, which holds {target.context} tokens; send less of it."
+    )
 
 
 def fit_text(target: Target, text: str, limits: Limits, room: int) -> tuple[list[int], Limits]:

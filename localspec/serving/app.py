@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 import localspec
+from localspec.engine.fit_context import Overlong
 from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, UsageMistake
 from localspec.events import Text
 from localspec.models import registry
@@ -22,12 +23,12 @@ from localspec.serving.guard import BadBody, is_socket
 from localspec.serving.mailbox import Mailbox
 from localspec.serving.own import Asking, Opened
 from localspec.serving.replies import Shape, broken_off, error
-from localspec.serving.room import Answer, Begun, Ended, EngineRoom, Line, Ticket, TooLong
+from localspec.serving.room import Answer, Begun, Ended, EngineRoom, Line, Ticket
 from localspec.serving.turns import TooMany
 
 STATUSES: tuple[tuple[type[LocalspecError], int, str, str | None], ...] = (
     (TooMany, 503, "server_error", "too_many_requests"),
-    (TooLong, 400, "invalid_request_error", "context_length_exceeded"),
+    (Overlong, 400, "invalid_request_error", "context_length_exceeded"),
     (UsageMistake, 400, "invalid_request_error", None),
     (NotHere, 404, "invalid_request_error", "model_not_found"),
     (NotAllowed, 403, "invalid_request_error", None),
@@ -194,7 +195,8 @@ class Serving:
 
     async def _refused(self, request: Request, trouble: LocalspecError) -> Response:
         _, status, kind, code = next(row for row in STATUSES if isinstance(trouble, row[0]))
-        field = trouble.field if isinstance(trouble, Refused) else "model" if isinstance(trouble, NotHere) else None
+        named = {NotHere: "model", Overlong: "messages"}.get(type(trouble))
+        field = trouble.field if isinstance(trouble, Refused) else named
         answer = self._json(error(str(trouble), kind, param=field, code=code), status)
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
             answer.headers["Retry-After"] = "1"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from localspec.config import nearest
@@ -35,6 +35,8 @@ class Asked:
     stream: bool = False
     usage_in_stream: bool = False
     client: str | None = None
+    limit_field: str = "max_tokens"  # in which the limit was sent
+    think_field: str = "reasoning_effort"
 
 
 @dataclass
@@ -85,7 +87,8 @@ def chat_request(body: object) -> Asked:
     fields.only("top_logprobs", 0, why="chances are not told")
     fields.only("modalities", ["text"], why="models read and write text")
     fields.only("prediction", why="drafts come from what the engine itself has seen")
-    return _shared(fields, messages, None, template if think is None else think, longest)
+    asked = _shared(fields, messages, None, template if think is None else think, longest)
+    return replace(asked, think_field="chat_template_kwargs") if think is None else asked
 
 
 def text_request(body: object) -> Asked:
@@ -139,6 +142,7 @@ def _shared(
         max_tokens=longest if max_tokens is None else max_tokens,
         stop=fields.take("stop", _stops, ()),
         think=think,
+        limit_field="max_tokens" if longest is None else "max_completion_tokens",
         stream=stream,
         usage_in_stream=bool(usage),
         client=fields.take("user", _text),

@@ -3,10 +3,10 @@
 import asyncio
 import hmac
 import json
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,6 +17,8 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 LONGEST_BODY = 8 * 2**20  # bytes
 BODY_SECONDS = 30.0
 REST_SECONDS = 2.0  # for who sends a body that was refused
+# Nothing before the host, and nothing after the port: other readers might take another part for the host.
+_AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?", re.ASCII)
 TOO_LONG = f"The body is longer than {LONGEST_BODY // 2**20} MiB; send less of it."
 FOREIGN_HOST = "'Host' names another machine; use localhost."
 FOREIGN_ORIGIN = "'Origin' is a page of another site, which may not ask here."
@@ -25,12 +27,15 @@ FOREIGN_ORIGIN = "'Origin' is a page of another site, which may not ask here."
 class Guard:
     """Stands before an ASGI application. What comes through the user's own socket needs no key: its mode is one.
 
+    Without a `key` nothing else is let in.
+
     A page of a browser can send requests to this machine, and a name that its owner lets point here makes them look
     like its own (DNS rebinding): so `Host` must be a name of this machine, and so must `Origin`, which browsers send.
     """
 
-    def __init__(self, app: ASGIApp, key: str, hosts: Sequence[str] = LOCAL) -> None:
-        self._app, self._key, self._hosts = app, key.encode(), hosts
+    def __init__(self, app: ASGIApp, key: str | None, hosts: Sequence[str] = LOCAL) -> None:
+        self._app, self._hosts = app, hosts
+        self._key = None if key is None else key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # nothing else is served
@@ -50,7 +55,7 @@ class Guard:
         if any(_origin(one) not in self._hosts for one in origins):
             return 403, FOREIGN_ORIGIN, "invalid_request_error"
         keys = headers.get(b"authorization", [])
-        if not own and (len(keys) != 1 or not hmac.compare_digest(_bearer(keys[0]), self._key)):
+        if not own and (self._key is None or len(keys) != 1 or not hmac.compare_digest(_bearer(keys[0]), self._key)):
             told = "is missing" if not keys else "is another one"
             return 401, f"The key {told}; send 'Authorization: Bearer KEY'.", "authentication_error"
         lengths = headers.get(b"content-length", [])
@@ -101,18 +106,14 @@ def is_socket(scope: Scope) -> bool:
 
 
 def _host(value: bytes) -> str:
-    try:
-        return urlsplit(f"//{value.decode('ascii')}").hostname or ""
-    except ValueError:
-        return ""
+    """The host of `host` or `host:port`, in small letters; an empty text for anything else."""
+    found = _AUTHORITY.fullmatch(value.decode("latin-1"))
+    return found["host"].strip("[]").lower() if found else ""
 
 
 def _origin(value: bytes) -> str:
-    try:
-        parts = urlsplit(value.decode("ascii"))
-        return (parts.hostname or "") if parts.scheme in ("http", "https") else ""
-    except ValueError:
-        return ""
+    scheme, _, rest = value.partition(b"://")
+    return _host(rest) if scheme in (b"http", b"https") else ""
 
 
 def _length(value: bytes) -> int:

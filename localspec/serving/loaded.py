@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from localspec import Engine
+from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.measurement_cache import MeasurementCache
@@ -17,6 +18,7 @@ from localspec.events import Reporter
 from localspec.machine.memory import give_back
 from localspec.models import registry
 from localspec.models.model import model_of
+from localspec.models.model_config import read_config
 from localspec.models.registry import TargetCard
 from localspec.policy.selection import Choice, choices, requested_drafter
 from localspec.store.store import Store
@@ -67,6 +69,14 @@ class Taken:
             own = None if self.choice.draft is None else self.choice.draft.target.path
             return (found.drafter, found.trained, small) == (self.choice.drafter, self.choice.trained, own)
         return bool(getattr(asked, name) == (self.context if name == "context" else getattr(self.choice, name)))
+
+
+def would_take(settings: Settings, card: TargetCard, store: Store | None, reporter: Reporter) -> Taken:
+    """What a model would be loaded as. Raises UsageMistake, NotHere, DoesNotFit where the settings forbid it."""
+    known = BandwidthProfiler(MeasurementCache(store, reporter), settings.exact, settings.context)
+    model = model_of(card)
+    choice, *_ = choices(model, requested_drafter(settings, card), settings, measurements=known)
+    return Taken(choice, read_config(inspect(card.path)).context_for(settings.context))
 
 
 class LoadedModels:
@@ -124,11 +134,7 @@ class LoadedModels:
         if card.name in self._loaded:
             engine = self._loaded[card.name].engine
             return Taken(engine.choice, engine.context)
-        settings = self._settings
-        known = BandwidthProfiler(MeasurementCache(self._store, self._reporter), settings.exact, settings.context)
-        model = model_of(card)
-        choice, *_ = choices(model, requested_drafter(settings, card), settings, measurements=known)
-        return Taken(choice, choice.context or model.shape.context)
+        return would_take(self._settings, card, self._store, self._reporter)
 
     def _exact_card(self, name: str, path: str) -> TargetCard:
         card = self.card(name)

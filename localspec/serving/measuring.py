@@ -90,14 +90,21 @@ def measure(
         "rows": [
             {
                 "server": engine.server.address.url,
-                "name": engine.server.address.name,
+                "name": name,
                 "program": engine.server.program or None,
                 "model": engine.model,
                 **_figures(own, found[0], prompts, comparable and at > 0),
             }
-            for at, (engine, own) in enumerate(zip(engines, found, strict=True))
+            for at, (engine, name, own) in enumerate(zip(engines, _names(engines), found, strict=True))
         ],
     }
+
+
+def _names(engines: Sequence[ServerEngine]) -> list[str]:
+    """Host and port of each; the whole address of those of which that would name several."""
+    short = [engine.server.address.name for engine in engines]
+    long = [engine.server.address.url for engine in engines]
+    return [url if short.count(name) > 1 else name for name, url in zip(short, long, strict=True)]
 
 
 def _reply(engine: ServerEngine, prompt: str, settings: Settings, max_tokens: int) -> Reply:

@@ -21,9 +21,9 @@ from localspec.events import Done, Draft, Event, Memory, Prefill, Statistics, Te
 
 LOOK = 0.2  # seconds between two looks at whether an answer is still wanted
 CONNECT_SECONDS = 1.0
-HEAD_SECONDS = 8.0  # until the server takes a request: one that hangs is none
+HEAD_SECONDS = 8.0  # until the server takes a request, and from a line's first byte to its last: one that hangs is none
 SILENT_SECONDS = 600.0  # of a server that is asked by others meanwhile, or loads its model
-LONGEST_LINE = 2**26  # bytes
+LONGEST_HEAD, LONGEST_LINE = 2**16, 2**26  # bytes
 _SOL_LOCAL, _LOCAL_PEERPID = 0, 2  # macOS
 
 
@@ -66,38 +66,45 @@ def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, Non
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(CONNECT_SECONDS)
             connection.connect(os.fspath(place))
-            connection.settimeout(None)
+            connection.settimeout(HEAD_SECONDS)
             connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
             connection.settimeout(LOOK)
-            buffer, headed, heard = bytearray(), False, time.monotonic()
+            buffer, headed, since = bytearray(), False, time.monotonic()  # since the last line, or this one began
             while True:
                 try:
                     piece = connection.recv(2**16)
                 except TimeoutError:
-                    limit = SILENT_SECONDS if headed else HEAD_SECONDS
-                    if time.monotonic() - heard > limit:
-                        raise Gone(f"The server has said nothing for {limit:.0f} s.") from None
+                    _still(since, SILENT_SECONDS if headed and not buffer else HEAD_SECONDS)
                     yield None
                     continue
                 if not piece:
                     return
-                heard = time.monotonic()
+                if headed and not buffer:
+                    since = time.monotonic()
                 buffer += piece
-                if not headed:
-                    status, end, rest = bytes(buffer).partition(b"\r\n\r\n")
-                    if not end:
-                        continue
-                    if status.split(b" ", 2)[1:2] != [b"200"]:
+                if not headed and (end := buffer.find(b"\r\n\r\n")) >= 0:
+                    if buffer.split(b" ", 2)[1:2] != [b"200"]:
                         raise Gone("The server is none that answers.")
-                    headed, buffer = True, bytearray(rest)
+                    headed, since, piece = True, time.monotonic(), bytes(buffer[end + 4 :])
+                    buffer = bytearray(piece)
+                if not headed or b"\n" not in piece:
+                    if len(buffer) > (LONGEST_LINE if headed else LONGEST_HEAD):
+                        raise Gone("The server is none that answers.")
+                    _still(since, HEAD_SECONDS)
+                    continue
                 *whole, left = buffer.split(b"\n")
                 buffer = bytearray(left)
                 for line in whole:
                     yield json.loads(line)
-                if len(buffer) > LONGEST_LINE:
-                    raise Gone("The server is none that answers.")
+                since = time.monotonic()
     except (OSError, ValueError) as error:
         raise Gone(f"The server is gone ({error}).") from None
+
+
+def _still(since: float, limit: float) -> None:
+    """Raises Gone where more than the limit's seconds have passed."""
+    if time.monotonic() - since > limit:
+        raise Gone(f"The server has said nothing for {limit:.0f} s.")
 
 
 def raise_what_is_wrong(line: Mapping[str, Any]) -> None:

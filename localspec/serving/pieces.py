@@ -12,12 +12,20 @@ from localspec.text import one_line, safe
 LONGEST_WORDS = 300  # characters of a server's own sentence
 DEEPEST = 64  # places of a draft whose chances are told
 MOST_SOURCES = 100  # names of who proposed tokens
-_REASONS: Mapping[object, Reason] = {"length": "length", "max_tokens": "length"}
+_REASONS: Mapping[object, Reason] = {
+    **dict.fromkeys(("length", "max_tokens"), "length"),
+    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn"), "stop"),
+    **dict.fromkeys(("tool_calls", "function_call"), "stop"),  # which is told by the name of the tool
+}
 END = b"[DONE]"
 
 
 class Broken(LocalspecError):
     """What a server sends is none of what such a server sends."""
+
+
+class GaveUp(LocalspecError):
+    """What a server says went wrong there, in the middle of a reply."""
 
 
 class Piece(NamedTuple):
@@ -30,6 +38,8 @@ class Piece(NamedTuple):
     own: Mapping[str, Any] = {}  # what only localspec tells
     timings: Mapping[str, Any] = {}  # what only llama-server does
     tool: str | None = None  # the name of one that is called, perhaps empty
+    why: str = ""  # its own word for a reason that is none of the usual ones
+    chosen: bool = False  # whether it is a piece of the reply at all
 
 
 class Told:
@@ -62,7 +72,7 @@ class Told:
 
 
 def read_piece(content: bytes) -> Piece:
-    """Reads one message, of a stream or all of a reply. Raises Broken, LocalspecError for what the server refuses."""
+    """Reads one message, of a stream or all of a reply. Raises Broken, GaveUp for what the server refuses."""
     try:
         value = parse_json(content)
     except ValueError:
@@ -70,21 +80,26 @@ def read_piece(content: bytes) -> Piece:
     if not isinstance(value, dict):
         raise Broken(f"what should be an object is {shown(content)}")
     if value.get("error"):
-        raise LocalspecError(words_of(value) or "something went wrong there")
+        raise GaveUp(words_of(value) or "something went wrong there")
     choices = value.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices else {}
-    if not isinstance(first, dict) or not (choices is None or isinstance(choices, list)):
+    choices = [] if choices is None else choices
+    if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
         raise Broken(f"what should be a piece of a reply is {shown(content)}")
+    # One reply was asked for: what has another number is none of it.
+    first: Mapping[str, Any] = next((one for one in choices if one.get("index") in (0, None)), {})
     said = _object(first.get("delta")) or _object(first.get("message"))
-    reason = first.get("finish_reason")
+    reason = first.get("finish_reason") or None  # some have an empty text until the end
+    named = reason if isinstance(reason, str) else repr(reason)
     return Piece(
-        _text(said.get("content")),
+        _content(said.get("content"), content),
         _text(said.get("reasoning_content")) or _text(said.get("reasoning")),
-        None if reason is None else _REASONS.get(reason if isinstance(reason, str) else "", "stop"),
+        None if reason is None else _REASONS.get(named, "stop"),
         _object(value.get("usage")),
         _object(value.get("localspec")),
         _object(value.get("timings")),
         _tool(said, reason),
+        "" if reason is None or named in _REASONS else _short(one_line(named), 60),
+        bool(first),
     )
 
 
@@ -177,6 +192,16 @@ def proposed(own: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[str, ...]]:
 def word(value: object) -> str:
     """One of its words; an empty text for what is none."""
     return one_line(value)[:100] if isinstance(value, str) else ""
+
+
+def _content(value: object, content: bytes) -> str:
+    """A text, or parts that are texts. Raises Broken for anything else."""
+    if value is None or isinstance(value, str):
+        return _text(value)
+    parts = [part.get("text") if isinstance(part, dict) else None for part in value] if isinstance(value, list) else []
+    if not isinstance(value, list) or not all(isinstance(part, str) for part in parts):
+        raise Broken(f"what should be text is in {shown(content)}")
+    return safe("".join(map(str, parts)))
 
 
 def _text(value: object) -> str:

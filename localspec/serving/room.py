@@ -12,8 +12,8 @@ from typing import Any
 from localspec import Limits
 from localspec.config import Settings
 from localspec.engine.report import Report
-from localspec.errors import LocalspecError
-from localspec.events import Done, Prefill, Text
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.events import Done, Text
 from localspec.serving.asked import Asked, Refused
 from localspec.serving.loaded import LoadedModels
 from localspec.serving.metrics import Metrics
@@ -22,10 +22,6 @@ from localspec.serving.turns import Turns
 
 WAITING, WAITING_BYTES = 1000, 256 * 2**20  # of requests at most
 CLOSE_SECONDS = 5.0
-
-
-class TooLong(Refused):
-    """A conversation that the model's context has no room for; a server leaves nothing out in silence."""
 
 
 @dataclass(frozen=True)
@@ -151,13 +147,15 @@ class EngineRoom(threading.Thread):
     def _reply_to_own(self, models: LoadedModels, ticket: Ticket, asked: Asking) -> None:
         """What the engine says, event by event; when all of it is kept, `kept` with its figures."""
         loaded, _ = models.exactly(asked.model, asked.path)
-        engine, telling = loaded.engine, Telling(loaded.engine, asked.live)
+        engine, telling, began = loaded.engine, Telling(loaded.engine, asked.live), False
         engine.conversation = None
+        engine.wanted = lambda: not (ticket.gone.is_set() or ticket.stopped.is_set())
         loaded.heard.clear()
         try:
             with closing(asked.events(engine)) as events:
                 ticket.deliver(Line({"engine": form(engine, asked.rule)}))
                 for event in events:
+                    began = True
                     if ticket.gone.is_set() or ticket.stopped.is_set():
                         break
                     if self._leaving.is_set():
@@ -176,20 +174,24 @@ class EngineRoom(threading.Thread):
         loaded.touch()
         for sentence in loaded.news():
             ticket.deliver(Line({"notice": sentence}))
-        found = engine.session.statistics
+        found = engine.session.statistics if began else None  # else those of another reply
         ticket.deliver(Line({"kept": None if found is None else asdict(found)}))
 
     def _reply(self, models: LoadedModels, ticket: Ticket, asked: Asked) -> None:
         loaded = models.get(asked.model)
         engine = loaded.engine
+        engine.wanted = lambda: not ticket.gone.is_set()
         if asked.max_tokens is not None and asked.max_tokens > engine.context:
             raise Refused(
-                f"'max_tokens' is {asked.max_tokens}, and prompt and reply together have {engine.context} at most; "
-                "ask for fewer, or leave it out.",
-                "max_tokens",
+                f"'{asked.limit_field}' is {asked.max_tokens}, and prompt and reply together have {engine.context} at "
+                "most; ask for fewer, or leave it out.",
+                asked.limit_field,
             )
         settings = replace(self._settings, origins={}, **asked.sampling)  # flags were meant for all requests
-        sampling = engine.sampling(settings)
+        try:
+            sampling = engine.sampling(settings)
+        except UsageMistake as mistake:
+            raise Refused(str(mistake), _named(str(mistake), asked.sampling)) from None
         limits = Limits(asked.max_tokens or settings.max_tokens, asked.stop or settings.stop)
         report = Report(engine, sampling, loaded.load_seconds)
         if asked.messages is None:
@@ -201,9 +203,9 @@ class EngineRoom(threading.Thread):
                 messages.insert(0, {"role": "system", "content": settings.system})
             system = messages[0]["content"] if messages[0]["role"] == "system" else None
             if asked.think is not None and not engine.target.chat.heeds_switch(system):
-                raise Refused("The model's chat template has no switch for thinking; leave it out.", "reasoning_effort")
+                raise Refused("The model's chat template has no switch for thinking; leave it out.", asked.think_field)
             think = engine.thinking(settings, system) if asked.think is None else asked.think
-            events = engine.chat(messages, sampling, limits, think)
+            events = engine.chat(messages, sampling, limits, think, whole=True)  # nothing is left out in silence
         begun = False
         with closing(events):
             for event in events:
@@ -211,8 +213,6 @@ class EngineRoom(threading.Thread):
                     break
                 if self._leaving.is_set():
                     raise LocalspecError("The server is being stopped.")
-                if isinstance(event, Prefill) and event.dropped:
-                    raise TooLong("The conversation is longer than the model's context; send less of it.", "messages")
                 if not begun:
                     ticket.deliver(Begun(engine.choice.target.name, report.start))
                     begun = True
@@ -222,3 +222,8 @@ class EngineRoom(threading.Thread):
                     self.metrics.count(event.statistics)
                     ticket.deliver(Ended(event, report.figures(event.statistics)))
         loaded.touch()
+
+
+def _named(sentence: str, asked: Mapping[str, Any]) -> str | None:
+    """Which of the fields that were sent a sentence on sampling is about, if it is one of them."""
+    return next((name for name in asked if name in sentence.replace("-", "_")), None)

@@ -2,9 +2,9 @@
 
 import json
 import os
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +14,19 @@ from localspec.chat.wording import SAMENESS
 from localspec.checkpoint import revision
 from localspec.config import TYPED, Rule, Settings
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.events import Done, Event, Memory, Prefill, Reporter, Statistics, Text
+from localspec.events import Event, Memory, Reporter, Statistics
 from localspec.models import registry
 from localspec.models.messages import Message
-from localspec.serving import pieces
-from localspec.serving.link import BrokenOff, Head, Link, NothingCame, Patience, Silent
+from localspec.serving.link import Head, Link, NothingCame, Patience, Silent
 from localspec.serving.pieces import (
-    END,
-    Broken,
-    Piece,
-    Told,
-    count,
-    messages,
-    number,
-    proposed,
-    read_piece,
     word,
 )
-from localspec.serving.server import OK, Server, TooLong, refusal
-from localspec.text import one_line
+from localspec.serving.server import Server, TooLong
+from localspec.serving.server_reply import Reply
 
 FIRST_SECONDS = 600.0  # until the first text: it may load its model, and others may be before us
 NEXT_SECONDS = 120.0  # from one piece to the next
 FIRST_TOLD, TOLD_AGAIN = 2.0, 10.0  # seconds of silence until it is told, and told again
-_TOLD = (
-    "revision",
-    "drafter",
-    "device",
-    "dtype",
-    "quantize",
-    "exactness",
-    "accept",
-    "lossless",
-    "seed",
-)  # of localspec
 
 
 @dataclass
@@ -214,174 +193,25 @@ class ServerEngine:
 
     def _reply(self, body: Mapping[str, Any], dropped: int) -> Generator[Event, None, None]:
         content = json.dumps(body).encode()
+        patience = Patience(FIRST_SECONDS)
+        heard = partial(patience.renew, NEXT_SECONDS)
         with self.server.post("chat/completions", content) as link:
-            yield from _Reply(self, dropped).events(self._wait(link))
+            yield from Reply(self, dropped, body.get("max_tokens"), heard).events(self._wait(link, patience))
 
-    def _wait(self, link: Link) -> Iterator[Head | bytes | None]:
-        """What arrives, as long as it is wanted and in time."""
-        patience, tell_at = Patience(FIRST_SECONDS), FIRST_TOLD
+    def _wait(self, link: Link, patience: Patience) -> Iterator[Head | bytes | None]:
+        """What arrives, as long as it is wanted and in time: what says nothing says that it lives, and no more."""
+        tell_at = FIRST_TOLD
         for one in link.arrivals():
             if not self.wanted():
                 return
-            if one is None:
-                if patience.waited >= tell_at:
-                    tell_at += TOLD_AGAIN
-                    self.reporter.progress(f"waiting for {self.server.address.name}, {patience.waited:.0f} s")
-            elif isinstance(one, bytes) and one.startswith(b"data:"):  # anything else says that it lives, and no more
-                patience.renew(NEXT_SECONDS)
+            if patience.waited < FIRST_TOLD:
                 tell_at = FIRST_TOLD
+            elif patience.waited >= tell_at:
+                tell_at = patience.waited + TOLD_AGAIN
+                self.reporter.progress(f"waiting for {self.server.address.name}, {patience.waited:.0f} s")
             yield one
             if patience.over:
                 raise Silent(f"{self.server.address.url} has said nothing for {patience.limit:.0f} s; try again.")
-
-
-class _Reply:
-    """One reply, as it comes."""
-
-    def __init__(self, engine: ServerEngine, dropped: int) -> None:
-        self._engine, self._dropped = engine, dropped
-        self._began = time.perf_counter()
-        self._first = self._last = 0.0  # seconds until then
-        self._tokens: list[int] = []
-        self._sources: dict[str, int] = {}
-        self._thoughts, self._said = 0, False
-        self._thought_until = 0.0
-        self._piece = Piece()  # what was told so far beside the text
-        self._thinking = pieces.ThinkingInText(told_apart=engine.server.ours)
-
-    def events(self, arrivals: Iterator[Head | bytes | None]) -> Iterator[Event]:
-        engine, where = self._engine, self._engine.server.address.url
-        head = next((one for one in arrivals if isinstance(one, Head)), None)
-        if head is None:  # not wanted any more
-            return
-        if head.status != OK:
-            content = b"\n".join(one for one in arrivals if isinstance(one, bytes))
-            raise refusal(where, engine.model, head, content, engine.server.key)
-        forms = {"text/event-stream": messages, "application/json": self._at_once}
-        if head.kind not in forms:
-            kind = one_line(head.kind)[:80] or "something without a name"
-            raise LocalspecError(f"{where} answers with {kind}, which is no reply; correct the address.")
-        lines = (one for one in arrivals if not isinstance(one, Head))
-        begun = ended = told = False
-        try:
-            for content in filter(None, forms[head.kind](lines)):
-                if content.strip() == END:
-                    ended = True
-                    break
-                piece = read_piece(content)
-                self._take(piece)
-                begun = True
-                if event := self._text(piece):
-                    if not told:  # only now is it sure that there is a reply
-                        told = True
-                        yield Prefill(0, 0, self._dropped)
-                    yield event
-        except Broken as wrong:
-            raise LocalspecError(f"{where} broke its own form: {wrong}.") from None
-        except BrokenOff as gone:
-            if begun or isinstance(gone, Silent):
-                raise (_broken_off(where) if begun else gone) from None
-            raise NothingCame(str(gone)) from None
-        except LocalspecError as failed:
-            raise LocalspecError(f"{where} gave up: {failed}") from None
-        if not engine.wanted():
-            return
-        if not ended and self._piece.reason is None:
-            raise _broken_off(where) if begun else NothingCame(f"{where} sent no reply, and not why; ask again.")
-        if event := self._text(Piece(), final=True):
-            if not told:
-                told = True
-                yield Prefill(0, 0, self._dropped)
-            yield event
-        if not begun:
-            raise LocalspecError(f"{where} sent an end and no reply before it; ask again, or name another model.")
-        if self._piece.tool is not None:
-            tool = f" {self._piece.tool!r}" if self._piece.tool else ""
-            sentence = f"{where} calls a tool{tool}, which nobody offered and nothing here runs"
-            if not self._said:
-                raise LocalspecError(f"{sentence}; ask in other words, or start that server without tools.")
-            engine.reporter.notice(f"{sentence}; what it said beside that is all of the reply.")
-        if self._piece.reason is None:
-            engine.reporter.notice(
-                f"{where} ended the reply and not why: it may be cut off, as by somebody else's prompt."
-            )
-        if not told:
-            yield Prefill(0, 0, self._dropped)
-        engine.session.statistics = self._statistics()
-        yield Done(self._piece.reason or "stop", engine.session.statistics)
-
-    def _at_once(self, lines: Iterator[bytes | None]) -> Iterator[bytes | None]:
-        """A reply that is no stream, as the one message of one."""
-        whole = b"\n".join(line for line in lines if line is not None)
-        if self._engine.wanted():
-            yield whole
-            yield END
-
-    def _take(self, piece: Piece) -> None:
-        if self._engine.server.ours and piece.own:
-            self._engine.told.update({name: piece.own[name] for name in _TOLD if name in piece.own})
-        before = self._piece
-        self._piece = Piece(
-            reason=piece.reason or before.reason,
-            usage=piece.usage or before.usage,
-            own={**before.own, **piece.own},
-            timings=piece.timings or before.timings,
-            tool=before.tool if piece.tool is None else before.tool or piece.tool,
-        )
-
-    def _text(self, piece: Piece, final: bool = False) -> Text | None:
-        tokens, sources = proposed(piece.own) if self._engine.server.ours else ((), ())
-        piece = self._thinking.part(piece, final)
-        if not (piece.text or piece.reasoning or tokens):
-            return None
-        self._last = time.perf_counter() - self._began
-        self._first = self._first or self._last
-        self._tokens += tokens
-        for source in sources:
-            if source in self._sources or len(self._sources) < pieces.MOST_SOURCES:
-                self._sources[source] = self._sources.get(source, 0) + 1
-        thoughts = len(tokens) if piece.reasoning and not piece.text else 0
-        self._thoughts += thoughts
-        if piece.reasoning:
-            self._thought_until = self._last
-        self._said = self._said or bool(piece.text.strip())
-        self._engine.session.statistics = self._statistics()
-        return Text(piece.text, tokens, sources, self._last, 0, (), piece.reasoning, thoughts)
-
-    # -- figures ------------------------------------------------------------------------------------------------------
-
-    def _statistics(self) -> Statistics:
-        """What is known now: told by the server where it tells, else measured here."""
-        usage, told = self._piece.usage, Told(self._piece.own)
-        details = usage.get("completion_tokens_details")
-        thoughts = count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
-        written = count(usage.get("completion_tokens"))
-        tokens = len(self._tokens) if self._tokens else written or 0
-        decoding = self._last - self._first
-        speed = (tokens - 1) / decoding if decoding > 0 and tokens > 1 else 0.0
-        return Statistics(
-            token_ids=tuple(self._tokens),
-            prompt_tokens=count(usage.get("prompt_tokens")) or 0,
-            reused_tokens=0,
-            prefill_seconds=told.time("prefill_s"),
-            first_token_seconds=told.time("first_token_s") or self._first,
-            decode_seconds=told.time("decode_s") or decoding,
-            draft_seconds=0.0,
-            verify_seconds=0.0,
-            step_seconds=0.0,
-            tokens_per_second=told.time("tokens_per_second") or speed,
-            steps=told.counted("steps"),
-            acceptance_length=number(told.speculation.get("acceptance_length")) or 0.0,
-            acceptance_by_depth=told.by_depth,
-            drafted=told.counted("draft_n") or count(self._piece.timings.get("draft_n")) or 0,
-            accepted=told.counted("draft_n_accepted") or count(self._piece.timings.get("draft_n_accepted")) or 0,
-            sources=dict(self._sources),
-            off_reason=word(told.speculation.get("off_reason")) or None,
-            memory=told.memory,
-            reasoning_tokens=self._thoughts if thoughts is None else thoughts,
-            reasoning_seconds=told.time("reasoning_s") or self._thought_until,
-            told_tokens=None if self._tokens else written or 0,
-        )
 
 
 def _place(model: str) -> Path | None:
@@ -390,7 +220,3 @@ def _place(model: str) -> Path | None:
         return registry.resolve(model).path
     except LocalspecError:
         return None
-
-
-def _broken_off(where: str) -> BrokenOff:
-    return BrokenOff(f"{where} broke off in the middle of the reply; ask again, there or with --server off.")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from localspec.decoding.session import Limits
-from localspec.engine.fit_context import LONGEST_TOKEN, fit_conversation
+from localspec.engine.fit_context import LONGEST_TOKEN, Overlong, Unwanted, fit_conversation
 from localspec.errors import DoesNotFit, UsageMistake
 
 NAME = "llama-grouped-dynamic"
@@ -65,3 +65,39 @@ def test_turns_that_cannot_fit_are_not_tokenized_to_know_it(target, monkeypatch)
     with pytest.raises(UsageMistake, match="characters long"):
         fit_conversation(target, [{"role": "system", "content": "x" * longest}, *said], Limits(), target.context)
     assert len(read) == 1
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 3, 700, 2998, 2999])
+def test_of_thousands_of_turns_the_most_that_fit_are_found_by_rendering_a_few_times(kept: int) -> None:
+    class Counted:
+        context = 2**15
+        renders = 0
+
+        def encode(self, messages, think):
+            self.renders += 1
+            return [0] * sum(3 + len(message["content"]) for message in messages)
+
+    long, target, limits = turns(3000), Counted(), Limits(1)
+    room = len(target.encode([long[0], *long[-1 - 2 * kept :]], None)) + 1
+    target.renders = 0
+    prompt, dropped, _ = fit_conversation(target, long, limits, room)  # type: ignore[arg-type]
+    assert (len(prompt), dropped) == (room - 1, 3000 - kept) and target.renders <= 26
+
+
+def test_where_nothing_may_be_left_out_a_long_conversation_is_refused_at_once(target) -> None:
+    holds = len(target.encode(turns(6))) - 4
+    with pytest.raises(Overlong, match="longer than the model's context"):
+        fit_conversation(target, turns(6), Limits(), holds, whole=True)
+    assert fit_conversation(target, turns(0), Limits(), holds, whole=True)[1] == 0
+
+
+def test_nothing_is_rendered_for_who_has_left(target, monkeypatch) -> None:
+    asked = iter([True, True, False])
+    read: list[int] = []
+    monkeypatch.setattr(target, "encode", lambda messages, _: read.append(1) or [0] * 10**6, raising=False)
+    with pytest.raises(Unwanted):
+        fit_conversation(target, turns(0), Limits(), 10, wanted=lambda: False)
+    monkeypatch.setattr(target, "encode", lambda m, _: read.append(1) or [0] * (9 if len(m) < 4 else 99), raising=False)
+    with pytest.raises(Unwanted):
+        fit_conversation(target, turns(20), Limits(), 12, wanted=lambda: next(asked))
+    assert len(read) == 2

@@ -4,12 +4,15 @@ import asyncio
 import os
 import socket
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 import uvicorn
+from clocks import PATIENCE
 from uvicorn.server import ServerState
 
 from localspec.errors import LocalspecError
@@ -100,6 +103,65 @@ def test_a_server_that_hangs_is_none(tmp_path, monkeypatch):
         mute.listen()
         with pytest.raises(Gone, match="has said nothing"):
             list(lines(tmp_path / "socket", "/localspec/open", {}))
+
+
+OK = b"HTTP/1.0 200 OK\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "piece", "pause"),
+    [(OK, b"x" * 2**16, 0.0), (OK, b"x", 0.02), (b"", b"x" * 2**12, 0.0), (b"HTTP/1.0 200 OK\r\n", b"a", 0.02)],
+    ids=["a line without end", "one byte at a time", "a head without end", "a head one byte at a time"],
+)
+def test_an_answer_without_end_is_none(tmp_path, monkeypatch, head, piece, pause):
+    monkeypatch.setattr(over_socket, "LONGEST_LINE", 2**22)
+    if pause:
+        monkeypatch.setattr(over_socket, "HEAD_SECONDS", 0.3)
+    over = threading.Event()
+
+    def babble(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            connection.sendall(head)
+            while not over.wait(pause):
+                connection.sendall(piece)
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.fspath(tmp_path / "socket"))
+        listening.listen()
+        thread = threading.Thread(target=babble, args=(listening,), daemon=True)
+        thread.start()
+        words = "has said nothing" if pause else "none that answers"
+        try:
+            with pytest.raises(Gone, match=words), closing(lines(tmp_path / "socket", "/localspec/open", {})) as said:
+                assert set(said) <= {None}
+        finally:
+            over.set()
+        thread.join(PATIENCE)
+
+
+def test_who_reads_slowly_loses_no_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(over_socket, "HEAD_SECONDS", 0.2)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.fspath(tmp_path / "socket"))
+        listening.listen()
+        said = lines(tmp_path / "socket", "/localspec/open", {})
+        answer = threading.Thread(target=lambda: _at_once(listening, OK + b'1\n"' + b"a" * 2**17 + b'"\n3\n'))
+        answer.start()
+        found = []
+        for line in said:
+            if line is not None:
+                found.append(line)
+                time.sleep(0.3)  # longer than a line may take
+        answer.join(PATIENCE)
+    assert found == [1, "a" * 2**17, 3]
+
+
+def _at_once(listening: socket.socket, content: bytes) -> None:
+    connection, _ = listening.accept()
+    with connection:
+        connection.recv(2**16)
+        connection.sendall(content)
 
 
 def test_a_socket_at_which_somebody_listens_and_a_link_stay(tmp_path):

@@ -133,6 +133,15 @@ def test_which_servers(tmp_path, prompts):
         assert here.returncode == 3 and "no-such" in sentence(here), "the model is looked for here"
 
 
+def test_two_at_one_port_are_told_apart(tmp_path, prompts):
+    with scripted() as server, scripted() as other:
+        here, there, beside = f"{server.url}/one/v1", f"{server.url}/two/v1", other.url
+        found = bench(tmp_path, "--prompts", prompts, "--json",
+                      *(f"--server={url}" for url in (here, there, beside)))  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert [one["name"] for one in json.loads(found.stdout)["rows"]] == [here, there, beside.removeprefix("http://")]
+
+
 def row(**more):
     known = {
         "server": "https://a.very.long.name.of.a.machine.somewhere.example:8000", "name": "a.very.long.name.of.a.machine.somewhere.example",
@@ -164,6 +173,7 @@ def test_the_page():
     ):
         assert max(map(len, server_table.of(report(*rows)).splitlines())) <= 100
         assert plot.figure_of_servers(report(*rows)).count("<rect") == 1 + sum(one["tokens"] > 0 for one in rows)
+    assert server_table.label({**report(), "prompts": 1}).startswith("1 prompt ×")
     assert "2.00 times as fast" in server_table.sentence([row(), faster])
     assert "no two can be compared" in server_table.sentence([row(), silent])
     assert "all at once" in server_table.of(report(at_once)) and "none has a speed" in server_table.sentence([silent])

@@ -194,6 +194,11 @@ HOSTILE = {
     "no object": (stream(said("Well"), b"data: 7\n\n"), 1, "should be an object"),
     "choices that are none": (stream(said("Well"), {"choices": {"a": 1}}), 1, "piece of a reply"),
     "an error in the middle": (stream(said("Well"), {"error": {"message": "out of\x1b[2J cards"}}), 1, "cards"),
+    "a number for a text": (stream(said("Well"), said(17)), 1, "what should be text is in"),
+    "a picture for a text": (stream(said("Well"), said([{"type": "image_url"}])), 1, "what should be text is in"),
+    "choices that are no objects": (stream(said("Well"), {"choices": [7]}), 1, "piece of a reply"),
+    "pieces of nothing": (stream({"object": "chat.completion.chunk"}, USAGE, DONE), 1, "no reply before it"),
+    "pieces of another reply": (stream({"choices": [{**ended()["choices"][0], "index": 1}]}, DONE), 1, "no reply before"),
     "death in the middle": (stream(said("Well")), 1, "broke off in the middle"),
     "death in a chunk": (
         [b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -231,7 +236,7 @@ def test_what_a_server_gets_wrong_is_a_sentence(name, tmp_path):
 
 
 def test_what_a_model_says_cannot_steer_the_terminal(tmp_path):
-    with scripted(stream(said("a\x1b]52;c;x\x07b\u202e\r"), said(17), ended(), DONE)) as server:  # 17: no text at all
+    with scripted(stream(said("a\x1b]52;c;x\x07b\u202e\r"), ended(), DONE)) as server:
         out = run(tmp_path, server).stdout
     assert not {"\x1b", "\x07", "\r", "\u202e"} & set(out) and "a" in out
 

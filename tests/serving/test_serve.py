@@ -100,6 +100,23 @@ def test_what_is_wrong_is_told_in_a_sentence(server, path, body, status, words):
     assert answer.json["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": -1},
+        {"seed": 1, "top_p": 2},
+        {"min_p": 7},
+        {"max_tokens": 9999},
+        {"max_completion_tokens": 9999},
+        {"reasoning_effort": "high"},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+    ],
+)
+def test_what_is_wrong_names_the_field_that_was_sent(server, asked):
+    answer = server.chat("Hi", **asked)
+    assert (answer.status, answer.json["error"]["param"]) == (400, [*asked][-1])
+
+
 def test_a_conversation_that_is_too_long_loses_nothing_in_silence(server):
     turns = [{"role": role, "content": "word " * 100} for _ in range(10) for role in ("user", "assistant")]
     answer = server.ask("/v1/chat/completions", {"messages": [*turns, {"role": "user", "content": "Hi"}]})
@@ -122,6 +139,9 @@ def test_without_the_key_or_from_a_page_nobody_gets_in(server):
         ({"Authorization": f"Bearer {server.key}x"}, 401), ({"Host": "evil.example"}, 403),
         ({"Host": f"evil.example:{server.port}"}, 403), ({"Host": ""}, 403), ({"Origin": "https://evil.example"}, 403),
         ({"Origin": "null"}, 403), ({"Origin": "file://localhost"}, 403), ({"Host": "localhost@evil.example"}, 403),
+        ({"Host": f"127.0.0.1:{server.port}.evil.example"}, 403), ({"Host": f"me@127.0.0.1:{server.port}"}, 403),
+        ({"Host": "localhost/evil"}, 403), ({"Origin": f"http://localhost:{server.port}.evil.example"}, 403),
+        ({"Origin": "http://me@localhost"}, 403), ({"Origin": "http://localhost/"}, 403),
     ):  # fmt: skip
         answer = server.ask("/v1/chat/completions", body, headers=headers)
         assert answer.status == status and answer.json["error"]["message"], headers
@@ -131,6 +151,7 @@ def test_without_the_key_or_from_a_page_nobody_gets_in(server):
         {"Host": "localhost"},
         {"Origin": f"http://localhost:{server.port}"},
         {"Host": f"[::1]:{server.port}"},
+        {"Host": "LocalHost"},
     ):
         assert server.ask("/v1/chat/completions", body, headers=headers).status == 200
 
@@ -294,6 +315,10 @@ def test_however_it_is_ended_nothing_is_left(servers, sent, code):
         (["--port", "99999"], 2, "65535"),
         (["--keep-alive", "soon"], 2, "30s, 10m or 2h"),
         (["-m", "no-such"], 3, "no-such"),
+        (["-m", "demo", "--drafter", "nope"], 2, "no drafter 'nope'"),
+        (["-m", "demo", "--device", "cuda:99"], 2, "no device 'cuda:99'"),
+        (["-m", "demo", "--context", "999999999"], 2, "more than the 1024"),
+        (["-m", "demo", "--device", "cpu", "--quantize", "nf4"], 2, "--quantize nf4 cannot be had"),
         (["--temp", "1"], 2, "No such option"),
     ],
 )

@@ -15,7 +15,9 @@ from clocks import PATIENCE, until
 from command import called, environment
 
 from localspec import Sampling
+from localspec.cli.progress import Progress
 from localspec.engine.engine import Engine
+from localspec.serving import over_socket
 from localspec.serving.own import THIS, Asking, Differs
 from localspec.store.store import Store
 
@@ -54,6 +56,17 @@ def test_the_same_reply_the_same_history_and_no_engine_here(server, monkeypatch)
     _, kept = last_turn(server.home)
     assert (kept.prompt, kept.reply, kept.reason) == (kept_alone.prompt, kept_alone.reply, kept_alone.reason)
     assert set(kept.figures) == set(kept_alone.figures) and kept.figures["seed"] == 7
+
+
+def test_nothing_is_called_loading_that_is_loaded(server, monkeypatch):
+    called(server.home, *STORY)
+    shown = []
+    monkeypatch.setattr(Progress, "show", lambda _, words: shown.append(words))
+    monkeypatch.setattr(over_socket, "LOOK", PATIENCE)  # else a slow machine takes the server for one that loads
+    called(server.home, *STORY)
+    assert not [words for words in shown if "loading" in words]
+    called(server.home, *STORY, "--server", "off")
+    assert "loading demo" in shown
 
 
 def test_a_conversation_goes_on_and_loses_its_oldest_turns_as_it_would_here(server):
@@ -275,6 +288,7 @@ def test_one_that_is_left_behind_answers_and_ends_by_itself(tmp_path):
     assert other.returncode == 2 and re.search(
         r"another drafter\. .* stop process \d+ first \(kill \d+\)", other.stderr
     )
+    assert not (tmp_path / "data" / "serving.key").exists()  # which nobody would ask for
     place = tmp_path / "state" / "serve.sock"
     until(lambda: not place.exists())
 

@@ -1,0 +1,223 @@
+"""One reply of a server, as it comes: its events, its figures, and what is told of its end."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from localspec.errors import LocalspecError
+from localspec.events import Done, Event, Prefill, Statistics, Text
+from localspec.serving import pieces
+from localspec.serving.link import BrokenOff, Head, NothingCame, Silent
+from localspec.serving.pieces import (
+    END,
+    Broken,
+    GaveUp,
+    Piece,
+    Told,
+    count,
+    messages,
+    number,
+    proposed,
+    read_piece,
+    word,
+)
+from localspec.serving.server import OK, refusal
+from localspec.text import one_line
+
+if TYPE_CHECKING:
+    from localspec.serving.server_engine import ServerEngine
+
+LONGEST_REPLY = 2**20  # characters: no model says as much, and nobody reads it
+PIECES_A_TOKEN, PIECES_MORE = 8, 64  # some servers send a token in several pieces, letter by letter
+_TOLD = (
+    "revision",
+    "drafter",
+    "device",
+    "dtype",
+    "quantize",
+    "exactness",
+    "accept",
+    "lossless",
+    "seed",
+)  # of localspec
+
+
+class Reply:
+    """One reply, as it comes.
+
+    `most` tokens were asked for, and `heard` is called when something is said. What a server sends beyond that many,
+    or without end, is not read.
+    """
+
+    def __init__(
+        self, engine: "ServerEngine", dropped: int, most: int | None = None, heard: Callable[[], None] = lambda: None
+    ) -> None:
+        self._engine, self._dropped, self._most, self._heard = engine, dropped, most, heard
+        self._pieces = self._length = 0  # those in which something is said, and characters
+        self._began = time.perf_counter()
+        self._first = self._last = 0.0  # seconds until then
+        self._tokens: list[int] = []
+        self._sources: dict[str, int] = {}
+        self._thoughts, self._said = 0, False
+        self._thought_until = 0.0
+        self._piece = Piece()  # what was told so far beside the text
+        self._thinking = pieces.ThinkingInText(told_apart=engine.server.ours)
+
+    def events(self, arrivals: Iterator[Head | bytes | None]) -> Iterator[Event]:
+        engine, where = self._engine, self._engine.server.address.url
+        head = next((one for one in arrivals if isinstance(one, Head)), None)
+        if head is None:  # not wanted any more
+            return
+        if head.status != OK:
+            content = b"\n".join(one for one in arrivals if isinstance(one, bytes))
+            raise refusal(where, engine.model, head, content, engine.server.key)
+        forms = {"text/event-stream": messages, "application/json": self._at_once}
+        if head.kind not in forms:
+            kind = one_line(head.kind)[:80] or "something without a name"
+            raise LocalspecError(f"{where} answers with {kind}, which is no reply; correct the address.")
+        lines = (one for one in arrivals if not isinstance(one, Head))
+        begun = ended = told = False
+        try:
+            for content in filter(None, forms[head.kind](lines)):
+                if content.strip() == END:
+                    ended = True
+                    break
+                piece = read_piece(content)
+                self._take(piece)
+                begun = begun or piece.chosen
+                if piece.text or piece.reasoning or piece.tool is not None:
+                    self._heard()
+                    self._pieces, self._length = self._pieces + 1, self._length + len(piece.text + piece.reasoning)
+                if event := self._text(piece):
+                    if not told:  # only now is it sure that there is a reply
+                        told = True
+                        yield Prefill(0, 0, self._dropped)
+                    yield event
+                if self._piece.reason is None and (without_end := self._without_end()):
+                    engine.reporter.notice(f"{where} {without_end}; the rest is not read.")
+                    self._piece = self._piece._replace(reason="length")
+                    break
+        except Broken as wrong:
+            raise LocalspecError(f"{where} broke its own form: {wrong}.") from None
+        except BrokenOff as gone:
+            if begun or isinstance(gone, Silent):
+                raise (_broken_off(where) if begun else gone) from None
+            raise NothingCame(str(gone)) from None
+        except GaveUp as failed:
+            raise LocalspecError(f"{where} gave up: {failed}") from None
+        if not engine.wanted():
+            return
+        if not ended and self._piece.reason is None:
+            raise _broken_off(where) if begun else NothingCame(f"{where} sent no reply, and not why; ask again.")
+        if event := self._text(Piece(), final=True):
+            if not told:
+                told = True
+                yield Prefill(0, 0, self._dropped)
+            yield event
+        if not begun:
+            raise LocalspecError(f"{where} sent an end and no reply before it; ask again, or name another model.")
+        if self._piece.tool is not None:
+            tool = f" {self._piece.tool!r}" if self._piece.tool else ""
+            sentence = f"{where} calls a tool{tool}, which nobody offered and nothing here runs"
+            if not self._said:
+                raise LocalspecError(f"{sentence}; ask in other words, or start that server without tools.")
+            engine.reporter.notice(f"{sentence}; what it said beside that is all of the reply.")
+        if self._piece.why == "content_filter":
+            engine.reporter.notice(f"the reply was stopped by the filter of {where}: it is cut off.")
+        elif self._piece.why:
+            engine.reporter.notice(f"{where} ended the reply for a reason of its own, {self._piece.why!r}.")
+        if self._piece.reason is None:
+            engine.reporter.notice(
+                f"{where} ended the reply and not why: it may be cut off, as by somebody else's prompt."
+            )
+        if not told:
+            yield Prefill(0, 0, self._dropped)
+        engine.session.statistics = self._statistics()
+        yield Done(self._piece.reason or "stop", engine.session.statistics)
+
+    def _at_once(self, lines: Iterator[bytes | None]) -> Iterator[bytes | None]:
+        """A reply that is no stream, as the one message of one."""
+        whole = b"\n".join(line for line in lines if line is not None)
+        if self._engine.wanted():
+            yield whole
+            yield END
+
+    def _without_end(self) -> str:
+        """What a server sends too much of, as a part of a sentence; an empty text where it does not yet."""
+        written = len(self._tokens) or self._pieces
+        if self._most is not None and written > PIECES_A_TOKEN * self._most + PIECES_MORE:
+            return f"sends on after the {self._most} tokens that were asked for"
+        if self._length > LONGEST_REPLY:
+            return f"has sent more than {LONGEST_REPLY // 2**20} MiB of text and no end"
+        return ""
+
+    def _take(self, piece: Piece) -> None:
+        if self._engine.server.ours and piece.own:
+            self._engine.told.update({name: piece.own[name] for name in _TOLD if name in piece.own})
+        before = self._piece
+        self._piece = Piece(
+            reason=piece.reason or before.reason,
+            usage=piece.usage or before.usage,
+            own={**before.own, **piece.own},
+            timings=piece.timings or before.timings,
+            why=piece.why or before.why,
+            tool=before.tool if piece.tool is None else before.tool or piece.tool,
+        )
+
+    def _text(self, piece: Piece, final: bool = False) -> Text | None:
+        tokens, sources = proposed(piece.own) if self._engine.server.ours else ((), ())
+        piece = self._thinking.part(piece, final)
+        if not (piece.text or piece.reasoning or tokens):
+            return None
+        self._last = time.perf_counter() - self._began
+        self._first = self._first or self._last
+        self._tokens += tokens
+        for source in sources:
+            if source in self._sources or len(self._sources) < pieces.MOST_SOURCES:
+                self._sources[source] = self._sources.get(source, 0) + 1
+        thoughts = len(tokens) if piece.reasoning and not piece.text else 0
+        self._thoughts += thoughts
+        if piece.reasoning:
+            self._thought_until = self._last
+        self._said = self._said or bool(piece.text.strip())
+        self._engine.session.statistics = self._statistics()
+        return Text(piece.text, tokens, sources, self._last, 0, (), piece.reasoning, thoughts)
+
+    # -- figures ------------------------------------------------------------------------------------------------------
+
+    def _statistics(self) -> Statistics:
+        """What is known now: told by the server where it tells, else measured here."""
+        usage, told = self._piece.usage, Told(self._piece.own)
+        details = usage.get("completion_tokens_details")
+        thoughts = count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
+        written = count(usage.get("completion_tokens"))
+        tokens = len(self._tokens) if self._tokens else written or 0
+        decoding = self._last - self._first
+        speed = (tokens - 1) / decoding if decoding > 0 and tokens > 1 else 0.0
+        return Statistics(
+            token_ids=tuple(self._tokens),
+            prompt_tokens=count(usage.get("prompt_tokens")) or 0,
+            reused_tokens=0,
+            prefill_seconds=told.time("prefill_s"),
+            first_token_seconds=told.time("first_token_s") or self._first,
+            decode_seconds=told.time("decode_s") or decoding,
+            draft_seconds=0.0,
+            verify_seconds=0.0,
+            step_seconds=0.0,
+            tokens_per_second=told.time("tokens_per_second") or speed,
+            steps=told.counted("steps"),
+            acceptance_length=number(told.speculation.get("acceptance_length")) or 0.0,
+            acceptance_by_depth=told.by_depth,
+            drafted=told.counted("draft_n") or count(self._piece.timings.get("draft_n")) or 0,
+            accepted=told.counted("draft_n_accepted") or count(self._piece.timings.get("draft_n_accepted")) or 0,
+            sources=dict(self._sources),
+            off_reason=word(told.speculation.get("off_reason")) or None,
+            memory=told.memory,
+            reasoning_tokens=self._thoughts if thoughts is None else thoughts,
+            reasoning_seconds=told.time("reasoning_s") or self._thought_until,
+            told_tokens=None if self._tokens else written or 0,
+        )
+
+
+def _broken_off(where: str) -> BrokenOff:
+    return BrokenOff(f"{where} broke off in the middle of the reply; ask again, there or with --server off.")

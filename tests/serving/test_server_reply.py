@@ -1,0 +1,72 @@
+"""One reply of a server that says it in an unusual way, or does not end it."""
+
+import json
+import threading
+
+import pytest
+from clocks import PATIENCE
+from serving.scripted_server import DONE, ended, said, scripted, stream
+from serving.test_remote import events, kept, run
+
+from localspec import Limits
+from localspec.config import Settings
+from localspec.errors import LocalspecError
+from localspec.events import Done, Reporter
+from localspec.serving import server_engine
+from localspec.serving.server import Server
+from localspec.serving.server_engine import ServerEngine
+
+
+def test_a_reply_in_parts_is_read_and_others_than_the_first_are_not(tmp_path):
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo\x1b"}]
+    other = {"choices": [{"index": 1, "delta": {"content": "no"}, "finish_reason": "length"}]}
+    both = {"choices": [*other["choices"], *said(".")["choices"]]}
+    with scripted(stream(said(parts), other, both, ended(""), ended(), DONE)) as server:
+        found = run(tmp_path, server)
+    assert (found.returncode, "Hello" in found.stdout, "no" in found.stdout) == (0, True, False), found.stderr
+    assert kept(tmp_path)[0][2] == "stop" and len(kept(tmp_path)[0][1]) == 7
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("content_filter", "was stopped by the filter of http"),
+        ("abort\x1b", "for a reason of its own, 'abort"),
+        (7, "of its own, '7'"),
+    ],
+)
+def test_an_end_for_a_reason_that_is_not_usual_is_told(tmp_path, reason, words):
+    with scripted(stream(said("I would"), ended(reason), DONE)) as server:
+        found = run(tmp_path, server)
+        assert found.stdout == "I would\n" and words in found.stderr and "\x1b" not in found.stderr
+        assert words not in run(tmp_path, server).stderr
+
+
+@pytest.mark.parametrize(
+    ("limit", "piece", "words"),
+    [(3, "a ", "sends on after the 3 tokens"), (None, "a " * 2**12, "more than 1 MiB of text and no end")],
+)
+def test_a_reply_without_end_is_not_read_without_end(limit, piece, words):
+    endless = [json.dumps(said(piece)).join(("data: ", "\n\n")).encode()] * 300
+    told = []
+    with scripted(stream(*endless, threading.Event())) as server:
+        engine = ServerEngine(Server.open(server.url), "there", Reporter(told.append))
+        *_, end = engine.chat([{"role": "user", "content": "Hi"}], engine.sampling(Settings()), Limits(limit))
+        assert isinstance(end, Done) and end.reason == "length" and words in told[-1]
+        assert server.gone.wait(PATIENCE), "and it learns that nobody reads"
+
+
+def test_pieces_with_nothing_in_them_are_silence(monkeypatch):
+    monkeypatch.setattr(server_engine, "NEXT_SECONDS", 0.1)
+    empty = json.dumps(said("")).join(("data: ", "\n\n")).encode()
+    with scripted(stream(said("Well"), *[empty, 0.01] * 2000, threading.Event())) as server:
+        _, reply = events(server)
+        with pytest.raises(LocalspecError, match="in the middle"):
+            list(reply)
+        assert server.gone.wait(PATIENCE)
+
+
+def test_what_is_wrong_names_the_address_once(tmp_path):
+    with scripted(stream(said("Well"), b"data: " + b"x" * (2**20 + 2**16))) as server:
+        last = run(tmp_path, server).stderr.splitlines()[-1]
+    assert last.count(server.url) == 1 and "gave up" not in last
