@@ -185,6 +185,10 @@ class _Fetching:
 
 def _finish(part: Part, paths: Paths | None) -> list[str]:
     """Records the pull, and writes the ref that tells other programs what the revision means now. Returns notices."""
+    for left in (repository(part.source) / "blobs").glob("tmp_*-*-*-*-*"):
+        with suppress(OSError):  # by an empty file the client learns the umask; who is killed meanwhile leaves it
+            if not left.stat().st_size:
+                left.unlink()
     if part.source.gguf or part.beside:  # kept in another form, which says itself where it is from
         return []
     source, former = part.source, record(part.source, paths)
