@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from localspec.config import read_toml
 from localspec.errors import UsageMistake
 from localspec.outside_files import parse_toml
-from localspec.paths import private_directory
+from localspec.paths import private_directory, write_anew
 
 _TABLE = re.compile(r"\s*\[")
 
@@ -66,14 +65,4 @@ def _means(text: str, wanted: dict[str, object]) -> bool:
 
 def _replace(file: Path, text: str) -> None:
     private_directory(file.parent)
-    descriptor, new = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
-    try:
-        with open(descriptor, "wb") as stream:
-            stream.write(text.encode())
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(new, file)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(new)
-        raise
+    write_anew(file, text.encode())

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -92,6 +93,38 @@ def private_directory(path: Path) -> Path:
         with suppress(PermissionError):  # somebody else's directory stays as its owner wants it
             path.chmod(mode & 0o700)
     return path
+
+
+def write_anew(file: Path, content: bytes, mode: int = 0o600) -> None:
+    """Replaces a file, or makes it, so that no reader sees a part of it; what killed processes left of that goes.
+
+    Raises OSError; what was there before is still there then.
+    """
+    begin, end = f".{file.name}.", ".new"
+    new = file.parent / f"{begin}{os.getpid()}-{threading.get_ident()}{end}"
+    for name in os.listdir(file.parent):
+        if name.startswith(begin) and name.endswith(end) and (name == new.name or _is_left(name[len(begin) :])):
+            with suppress(OSError):
+                os.unlink(file.parent / name)
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(new, mode)
+        os.replace(new, file)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(new)
+        raise
+
+
+def _is_left(writer: str) -> bool:
+    """Whether the process that wrote this, by the number that it begins with, is not there any more."""
+    import psutil  # seldom needed
+
+    process = writer.partition("-")[0]
+    return process.isdecimal() and not psutil.pid_exists(int(process))
 
 
 @contextmanager

@@ -1,10 +1,13 @@
+import errno
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from localspec.paths import Paths, own_files, private_directory, private_files
+from localspec.paths import Paths, own_files, private_directory, private_files, write_anew
 
 posix = pytest.mark.skipif(os.name != "posix", reason="modes as on POSIX")
 
@@ -84,3 +87,45 @@ def test_files_that_others_may_read_and_not_write(tmp_path):
         os.umask(before)
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("one", "one/file", "private", "stricter")]
     assert modes == [0o755, 0o644, 0o600, 0o600]
+
+
+def test_a_file_is_written_anew_as_a_whole(tmp_path):
+    file = tmp_path / "one.json"
+    write_anew(file, b"first")
+    write_anew(file, b"second")
+    assert file.read_bytes() == b"second" and list(tmp_path.iterdir()) == [file]
+    if os.name == "posix":
+        assert mode(file) == 0o600
+        write_anew(file, b"third", 0o644)
+        assert mode(file) == 0o644
+
+
+def test_a_file_that_cannot_be_written_anew_is_as_before(tmp_path, monkeypatch):
+    write_anew(tmp_path / "one.json", b"first")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OSError, match="full"):
+        write_anew(tmp_path / "one.json", b"second")
+    assert (tmp_path / "one.json").read_bytes() == b"first" and len(list(tmp_path.iterdir())) == 1
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from localspec.paths import write_anew
+os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+write_anew(Path(sys.argv[1]), b"half")
+"""
+
+
+@posix
+def test_what_a_killed_process_left_goes_when_the_file_is_written_again(tmp_path):
+    file = tmp_path / "one.json"
+    write_anew(file, b"first")
+    subprocess.run([sys.executable, "-c", KILLED, str(file)], check=False)
+    assert len(list(tmp_path.iterdir())) == 2 and file.read_bytes() == b"first"
+    being_written = tmp_path / f".one.json.{os.getppid()}-1.new"
+    anothers = tmp_path / ".one.json.mine.new"
+    for other in (being_written, anothers):
+        other.write_bytes(b"of a process that goes on, or of nobody we know")
+    write_anew(file, b"second")
+    assert set(tmp_path.iterdir()) == {file, being_written, anothers} and file.read_bytes() == b"second"

@@ -1,7 +1,6 @@
 """Fetches a plan with the Hugging Face client, and compares each file with what the server said of it."""
 
 import os
-import tempfile
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +15,7 @@ from localspec.hub.pace import waits_told
 from localspec.hub.plan import Part, Plan, is_weights
 from localspec.hub.records import ExpectedFile, folder, must_be_writable, record, remember
 from localspec.hub.sources import Source
-from localspec.paths import Paths, own_files
+from localspec.paths import Paths, own_files, write_anew
 from localspec.quantities import size as shown
 
 
@@ -186,16 +185,17 @@ class _Fetching:
 
 def _finish(part: Part, paths: Paths | None) -> list[str]:
     """Records the pull, and writes the ref that tells other programs what the revision means now. Returns notices."""
+    for left in (repository(part.source) / "blobs").glob("tmp_*-*-*-*-*"):
+        with suppress(OSError):  # by an empty file the client learns the umask; who is killed meanwhile leaves it
+            if not left.stat().st_size:
+                left.unlink()
     if part.source.gguf or part.beside:  # kept in another form, which says itself where it is from
         return []
     source, former = part.source, record(part.source, paths)
     if source.revision != part.commit:
         ref = repository(source) / "refs" / source.revision
         ref.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=ref.parent, prefix=f"{ref.name}.", delete=False) as stream:
-            stream.write(part.commit)
-        os.chmod(stream.name, 0o644)
-        os.replace(stream.name, ref)
+        write_anew(ref, part.commit.encode(), 0o644)
     notice = remember(source, part.commit, part.files, paths)
     if former and former.commit != part.commit and snapshot(source, former.commit).exists():
         old = Source(source.repo, former.commit)

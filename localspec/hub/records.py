@@ -1,7 +1,6 @@
 """Records of what was pulled, a small file for each repository, so that it can be verified without a network."""
 
 import json
-import os
 import re
 import tempfile
 from contextlib import suppress
@@ -14,7 +13,7 @@ from localspec.config import home
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.sources import Source
 from localspec.outside_files import parse_json, read_bytes
-from localspec.paths import Paths, private_directory
+from localspec.paths import Paths, private_directory, write_anew
 
 FORMAT = 1  # of the files of records
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -163,12 +162,4 @@ def _write(file: Path, source: Source, known: dict[str, PullRecord]) -> None:
             for name, pulled in known.items()
         },
     }
-    handle, new = tempfile.mkstemp(dir=file.parent, prefix=file.name)  # mode 0600
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(content, stream, indent=1)
-        os.replace(new, file)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(new)
-        raise
+    write_anew(file, json.dumps(content, indent=1).encode())

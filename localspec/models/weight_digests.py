@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from threading import Event, Lock
 from localspec.errors import LocalspecError
 from localspec.outside_files import parse_json, read_bytes
 from localspec.packed_file import Progress
-from localspec.paths import Paths, private_directory
+from localspec.paths import Paths, private_directory, write_anew
 
 Stamp = list[int]  # bytes, nanoseconds of the last change of its content and of anything about it, inode
 _SETTLED = 2 * 10**9  # nanoseconds: file systems count time coarsely, so what changed just now may change unseen
@@ -135,11 +134,6 @@ def _remember(learned: Mapping[str, tuple[Stamp, str]], paths: Paths) -> None:
         return
     with suppress(OSError):  # two processes at once: what one of them learned is read again
         every = {**_remembered(paths), **settled}
-        handle, new = tempfile.mkstemp(dir=private_directory(paths.packed), prefix="digests.")  # mode 0600
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump({place: one for place, one in every.items() if os.path.exists(place)}, stream)
-            os.replace(new, _file(paths))
-        except BaseException:
-            os.unlink(new)
-            raise
+        private_directory(paths.packed)
+        here = {place: one for place, one in every.items() if os.path.exists(place)}
+        write_anew(_file(paths), json.dumps(here).encode())

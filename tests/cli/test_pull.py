@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,16 @@ def test_interrupted_at_half_and_gone_on_with(home, hub: Hub, repo, sent):
     assert [r.rpartition("/")[2] for r in hub.requests if r.startswith("GET /org")] == [WEIGHTS]
     small = {name: when for name, when in kept.items() if "incomplete" not in name}
     assert len(small) == 3 and small.items() <= blobs(home).items()
+
+
+def test_empty_files_that_the_client_of_a_killed_pull_left_go(home, hub: Hub, repo):
+    place = common_cache(home) / "models--org--name" / "blobs"
+    place.mkdir(parents=True)
+    empty, foreign = (place / f"tmp_{uuid.uuid4()}" for _ in range(2))
+    empty.touch()
+    foreign.write_text("of something else")
+    assert at(home, hub, "pull", "org/name").returncode == 0 and is_whole(home, repo)
+    assert not empty.exists() and foreign.exists()
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def main() -> int:
         with open_ground(directory) as ground, open_cage(faults_library(directory), *IMPORTED) as cage:
             stage = Stage(cage, ground, directory / "stage")
             if asked.kills is not None:
-                print(f"seed {asked.seed}: {(tally := kill_so_often(stage, asked.seed, asked.kills))}")
+                print(f"seed {asked.seed}: {(tally := kill_so_often(stage, asked.seed, asked.kills, asked.only))}")
                 return int(bool(tally.lost or tally.left or tally.wrong))
             for area, name, number, attempt in turns(
                 stage, asked.seed, asked.area or ["disk", "signals", "files"], asked.only
