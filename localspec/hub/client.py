@@ -54,6 +54,10 @@ def server() -> str:
     return re.sub(r"//[^/@]*@", "//", hub_places().endpoint)
 
 
+def broke_off(what: str, why: str) -> str:
+    return f"The connection to {server()} broke off while {what} was fetched ({why}); try again."
+
+
 def page(source: Source) -> str:
     """Where a person reads about a repository."""
     return f"{server()}/{source.repo}"
@@ -98,9 +102,7 @@ def _error_of(source: Source, error: Exception) -> LocalspecError:
     if isinstance(error, httpx2.ConnectError):
         return LocalspecError(f"{where} cannot be reached ({_first_line(error)}); check the network and try again.")
     if isinstance(error, httpx2.HTTPError) and not isinstance(error, httpx2.UnsupportedProtocol):
-        return LocalspecError(
-            f"The connection to {where} broke off while {source} was fetched ({_first_line(error)}); try again."
-        )
+        return LocalspecError(broke_off(f"{source}", _first_line(error)))
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         return DoesNotFit(f"The disk of {hub_places().cache} is full; make room, and try again.")
     if isinstance(error, OSError) and error.errno is not None:
