@@ -15,6 +15,7 @@ from localspec.hub.sources import Source
 from localspec.text import one_line
 
 PATIENCE = 10.0  # seconds to wait for an answer about a repository
+_LONGEST = 200  # characters of another library's message
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -180,7 +181,12 @@ def _no_such_name(error: BaseException | None) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of an error, or the name of its class."""
+    """The first line of an error, or the name of its class; what the client takes a strange answer for says nothing."""
     if isinstance(error, json.JSONDecodeError):
         return "no JSON"
-    return first_line(error)[:200]
+    if isinstance(error, (TypeError, AttributeError, LookupError, RecursionError)):
+        return "its answer is not what a hub says"
+    if lacking := re.search(r"missing the '([\w-]+)' header", str(error)):
+        return f"its answer lacks the header {lacking[1]}"
+    said = first_line(error)
+    return said if len(said) <= _LONGEST else f"{said[: _LONGEST - 1]}…"
