@@ -1,10 +1,11 @@
 """Fetches a plan with the Hugging Face client, and compares each file with what the server said of it."""
 
 import os
+import stat
 import tempfile
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -48,7 +49,7 @@ def fetch(
         with warnings.catch_warnings(), waits_told(notice), own_files():
             warnings.simplefilter("ignore")  # the client warns of a small disk, which the plan has said
             for part in planned.parts:
-                with localspec_errors(part.source, fetching.kept):
+                with localspec_errors(part.source, fetching.kept), _own_locks(part.source):
                     fetching.part(part)
                     fetching.notices += _finish(part, paths)
     except KeyboardInterrupt:
@@ -190,6 +191,19 @@ class _Fetching:
             set_description_str = set_description = reset = _nothing
 
         return Bar
+
+
+@contextmanager
+def _own_locks(source: Source) -> Iterator[None]:
+    """Nobody else may write the lock files that come meanwhile: the client gives them a mode, whatever the umask."""
+    place = hub_places().cache / ".locks" / folder(source)
+    before = set(place.glob("*.lock"))
+    try:
+        yield
+    finally:
+        for lock in set(place.glob("*.lock")) - before:
+            with suppress(OSError):  # it is another user's, or gone
+                lock.chmod(stat.S_IMODE(lock.stat().st_mode) & ~0o022)
 
 
 def _finish(part: Part, paths: Paths | None) -> list[str]:
