@@ -15,6 +15,7 @@ from localspec.hub.sources import Source
 from localspec.text import one_line
 
 PATIENCE = 10.0  # seconds to wait for an answer about a repository
+_LONGEST = 200  # characters of another library's message
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -52,6 +53,10 @@ def _session() -> Any:
 def server() -> str:
     """The server's address as it may be shown: without a password in it."""
     return re.sub(r"//[^/@]*@", "//", hub_places().endpoint)
+
+
+def broke_off(what: str, why: str) -> str:
+    return f"The connection to {server()} broke off while {what} was fetched ({why}); try again."
 
 
 def page(source: Source) -> str:
@@ -98,9 +103,7 @@ def _error_of(source: Source, error: Exception) -> LocalspecError:
     if isinstance(error, httpx2.ConnectError):
         return LocalspecError(f"{where} cannot be reached ({_first_line(error)}); check the network and try again.")
     if isinstance(error, httpx2.HTTPError) and not isinstance(error, httpx2.UnsupportedProtocol):
-        return LocalspecError(
-            f"The connection to {where} broke off while {source} was fetched ({_first_line(error)}); try again."
-        )
+        return LocalspecError(broke_off(f"{source}", _first_line(error)))
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         return DoesNotFit(f"The disk of {hub_places().cache} is full; make room, and try again.")
     if isinstance(error, OSError) and error.errno is not None:
@@ -178,7 +181,12 @@ def _no_such_name(error: BaseException | None) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of an error, or the name of its class."""
+    """The first line of an error, or the name of its class; what the client takes a strange answer for says nothing."""
     if isinstance(error, json.JSONDecodeError):
         return "no JSON"
-    return first_line(error)[:200]
+    if isinstance(error, (TypeError, AttributeError, LookupError, RecursionError)):
+        return "its answer is not what a hub says"
+    if lacking := re.search(r"missing the '([\w-]+)' header", str(error)):
+        return f"its answer lacks the header {lacking[1]}"
+    said = first_line(error)
+    return said if len(said) <= _LONGEST else f"{said[: _LONGEST - 1]}…"

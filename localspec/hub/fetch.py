@@ -1,22 +1,25 @@
 """Fetches a plan with the Hugging Face client, and compares each file with what the server said of it."""
 
 import os
+import stat
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from localspec.config import hub_places
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.hub.cache import cached, damage, discard, repository, size, snapshot
-from localspec.hub.client import PATIENCE, client, localspec_errors, server
+from localspec.hub.client import PATIENCE, broke_off, client, localspec_errors, server
 from localspec.hub.pace import waits_told
 from localspec.hub.plan import Part, Plan, is_weights
 from localspec.hub.records import ExpectedFile, folder, must_be_writable, record, remember
 from localspec.hub.sources import Source
 from localspec.paths import Paths, own_files, write_anew
 from localspec.quantities import size as shown
+
+_IN_VAIN = 3  # times in a row that a file is sent anew from its beginning and breaks off where it was before, at most
 
 
 class Interrupted(KeyboardInterrupt):
@@ -45,7 +48,7 @@ def fetch(
         with warnings.catch_warnings(), waits_told(notice), own_files():
             warnings.simplefilter("ignore")  # the client warns of a small disk, which the plan has said
             for part in planned.parts:
-                with localspec_errors(part.source, fetching.kept):
+                with localspec_errors(part.source, fetching.kept), _own_locks(part.source):
                     fetching.part(part)
                     fetching.notices += _finish(part, paths)
     except KeyboardInterrupt:
@@ -150,7 +153,7 @@ class _Fetching:
 
     def _bar(self, file: ExpectedFile) -> type:
         """A class that the client takes for tqdm's bar: it draws nothing, and raises where the plan is not met."""
-        state = self
+        state, most, in_vain = self, 0, 0
 
         class Bar:
             def __init__(self, *_: Any, total: int | None = None, **__: Any) -> None:
@@ -167,6 +170,12 @@ class _Fetching:
                 pass
 
             def update(self, count: float | None = 1) -> None:
+                nonlocal most, in_vain
+                if (count or 0) < 0:  # the client asked for the rest, and the server begins anew
+                    in_vain = 0 if state.of_coming > most else in_vain + 1
+                    most = max(most, state.of_coming)
+                    if in_vain >= _IN_VAIN:
+                        raise LocalspecError(broke_off(file.name, f"again and again, after {most:,} bytes at most"))
                 state.of_coming += int(count or 0)
                 if state.of_coming > file.bytes:
                     raise LocalspecError(
@@ -181,6 +190,19 @@ class _Fetching:
             set_description_str = set_description = reset = _nothing
 
         return Bar
+
+
+@contextmanager
+def _own_locks(source: Source) -> Iterator[None]:
+    """Nobody else may write the lock files that come meanwhile: the client gives them a mode, whatever the umask."""
+    place = hub_places().cache / ".locks" / folder(source)
+    before = set(place.glob("*.lock"))
+    try:
+        yield
+    finally:
+        for lock in set(place.glob("*.lock")) - before:
+            with suppress(OSError):  # it is another user's, or gone
+                lock.chmod(stat.S_IMODE(lock.stat().st_mode) & ~0o022)
 
 
 def _finish(part: Part, paths: Paths | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 from contextlib import suppress
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from localspec.errors import LocalspecError
+from localspec.outside_files import parse_json
 
 _MEMORY = 4 * 2**30  # bytes of address space; a large tokenizer takes a quarter
+_RUN, _MOST_RUNS = 200, 100  # characters of a text that repeats a word, and how many such texts are tried
 _SAMPLES = (
     "The quick brown fox, 12345 times: jumps!\n\n\tover  the\r\nlazy dog's #hash @home https://a.b/c?d=e&f=%20",
     "Ünïcödé ß ﬁ Ǆ İ ı é Å ½ Ⅳ ½", "中文字符 日本語テキスト 한국어 ไทย हिन्दी עברית العربية",
@@ -67,12 +70,27 @@ def _tried(request: dict[str, Any]) -> dict[str, Any]:
 
     tokenizer = Tokenizer(request["tokenizer"], Path(request["path"]), tried=True)
     special = "".join(token.content for token in list(tokenizer.added_tokens.values())[:100])
-    for text in (*_SAMPLES, special):
+    for text in (*_SAMPLES, special, *_runs(parse_json(request["tokenizer"]["tokenizer.json"]))):
         for marks in (True, False):
             with suppress(Exception):  # a text may be one that it has no tokens for; its panics are no Exception
                 ids = tokenizer.backend.encode(text, add_special_tokens=marks).ids
                 tokenizer.backend.decode(ids, skip_special_tokens=marks)
     return {}
+
+
+def _runs(content: dict[str, Any]) -> list[str]:
+    """What its regular expressions spell out, many times in a row: where one searches without end, and panics."""
+    words: dict[str, None] = {}
+    left = [content.get(step) for step in ("normalizer", "pre_tokenizer")]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+            if isinstance(expression := value.get("Regex"), str):
+                words.update(dict.fromkeys(re.findall(r"\w+", expression)))
+        elif isinstance(value, list):
+            left += value
+    return [(word[:_RUN] * _RUN)[:_RUN] for word in list(words)[:_MOST_RUNS]]
 
 
 def _limit_computing(seconds: float) -> None:

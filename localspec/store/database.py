@@ -19,6 +19,14 @@ from localspec.store.shrinking import is_mostly_free, shrink
 
 BUSY_SECONDS = 5.0
 BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_REMEDIES = {  # by what is said of why a database can only be read; the first that fits
+    "locked": "wait for what else uses it",
+    "full": "make room on its disk to change it",
+    "No space": "make room on its disk to change it",
+    "quota": "make room on its disk to change it",
+    "I/O": "see whether its disk is full, to change it",
+    "": "make it and its directory writable to change it",
+}
 
 Result = TypeVar("Result")
 Work: TypeAlias = Callable[[sqlite3.Connection], Result]
@@ -139,9 +147,9 @@ class Database:
     def save(self, work: Work[Result]) -> Result:
         """Does `work` in one transaction: all of it is kept or nothing. It may be called twice. Raises StoreTrouble."""
         if self.read_only:
-            locked = "locked" in self._why_read_only
-            remedy = "wait for what else uses it" if locked else "make it and its directory writable to change it"
-            raise StoreTrouble(f"{self.path} can only be read ({self._why_read_only}): {remedy}.")
+            why = self._why_read_only
+            remedy = next(do for mark, do in _REMEDIES.items() if mark in why)
+            raise StoreTrouble(f"{self.path} can only be read ({why}): {remedy}.")
 
         def whole(connection: sqlite3.Connection) -> Result:
             with _transaction(connection):

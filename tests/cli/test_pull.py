@@ -1,5 +1,6 @@
 """`pull` with the real client against a hub on this machine: messages, exit codes, and what is left in the cache."""
 
+import hashlib
 import json
 import os
 import re
@@ -194,6 +195,28 @@ def test_a_connection_that_breaks_once_is_resumed(home, hub: Hub, repo, monkeypa
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 0 and result.stderr == "" and is_whole(home, repo)
     assert hub.sent_bytes < 1.5 * len(repo.files[WEIGHTS])
+
+
+def test_a_server_that_begins_anew_and_breaks_off_each_time_is_given_up(home, hub: Hub, repo, monkeypatch):
+    """It takes no request for the rest of a file; the client by itself would go on for ever."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    half, digest = len(repo.files[WEIGHTS]) // 2, hashlib.sha256(repo.files[WEIGHTS]).hexdigest()
+    asked = []
+
+    def break_off(path: str) -> tuple[int, dict[str, str], bytes] | None:
+        if not path.endswith(WEIGHTS):
+            return None
+        asked.append(path)
+        assert len(asked) < 50
+        headers = {"ETag": f'"{digest}"', "X-Repo-Commit": repo.revisions["main"], "Connection": "close"}
+        return 200, {**headers, "Content-Length": str(2 * half)}, repo.files[WEIGHTS][:half]
+
+    hub.answer = break_off
+    result = at(home, hub, "pull", "org/name")
+    assert result.returncode == 1 and result.stderr.count("\n") == 1
+    assert f"The connection to {hub.endpoint} broke off while {WEIGHTS} was fetched (again and again" in result.stderr
+    assert f"{WEIGHTS} (1,048,576 of {2 * half:,} bytes had come) is fetched again from its beginning" in result.stderr
+    assert len(asked) < 10 and found(home) is None and stray(home) == []
 
 
 @pytest.mark.slow
@@ -616,7 +639,8 @@ def test_nobody_else_may_write_what_was_pulled(home, hub, repo):
     finally:
         os.umask(before)
     assert is_whole(home, repo)
-    files = [path for path in home.rglob("*") if not path.is_symlink() and ".locks" not in path.parts]  # empty ones
+    files = [path for path in home.rglob("*") if not path.is_symlink()]
+    assert any(path.suffix == ".lock" for path in files)
     assert {"blobs", "snapshots", "data"} <= {path.name for path in files}
     assert [path for path in files if path.stat().st_mode & 0o022] == []
     assert [path for path in files if (home / "hf") not in (path, *path.parents) and path.stat().st_mode & 0o077] == []

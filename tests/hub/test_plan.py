@@ -244,8 +244,9 @@ ABOUT = json.dumps({"id": "org/name", "sha": "x", "siblings": []}).encode()
     [
         ((200, {"Content-Type": "text/html"}, b"<html>Log in to the \x1b[31mnetwork</html>"), "log-in page", 1),
         ((200, {}, b""), "did not answer", 1),
-        ((200, {}, b"[]"), "did not answer", 1),
-        ((200, {}, b"{}"), "did not answer", 1),
+        ((200, {}, b"[]"), r"did not answer .+ \(its answer is not what a hub says\)", 1),
+        ((200, {}, b"[1, 2]"), r"did not answer .+ \(its answer is not what a hub says\)", 1),
+        ((200, {}, b"{}"), r"did not answer .+ \(its answer is not what a hub says\)", 1),
         ((200, {}, b'"' + b"x" * 10**6 + b'"'), "did not answer", 1),
         ((200, {}, b"[" * 100_000), "did not answer", 1),
         ((200, {}, ABOUT), "no commit", 1),
@@ -295,6 +296,19 @@ def test_answers_about_a_file_that_are_none(hub, tmp_path, head):
     assert answered.is_set() and find_snapshot(SOURCE, Paths(tmp_path / "home")) is None
     outside = [p for p in tmp_path.rglob("*evil*") if not p.is_relative_to(tmp_path / "hf" / "hub")]
     assert outside == []
+
+
+def test_an_answer_about_a_file_without_its_commit_is_told_as_that(hub, tmp_path):
+    planned(hub, MODEL)
+    made = plan([SOURCE])
+    hub.answer = lambda path: (200, {"ETag": f'"{"0" * 40}"'}, b"") if "/resolve/" in path else None
+    with pytest.raises(LocalspecError, match=r"\(its answer lacks the header X-Repo-Commit\); check HF_ENDPOINT"):
+        fetch(made, paths=Paths(tmp_path / "home"))
+
+
+def test_what_a_server_says_at_length_is_cut_where_one_sees_it(hub):
+    with pytest.raises(LocalspecError, match=r"\((odd ){49}odd…\); check HF_ENDPOINT"), localspec_errors(SOURCE):
+        raise ValueError("odd " * 100)
 
 
 def test_nothing_to_ask_for_is_asked_of_nobody(hub):

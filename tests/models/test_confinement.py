@@ -188,6 +188,18 @@ def test_tokenizers_that_panic_or_abort(unseen, model, normalizer, capfd):
     assert not unseen.exists() and capfd.readouterr() == ("", "")
 
 
+def test_a_regular_expression_that_searches_without_end_is_found_by_the_trial(unseen, model, capfd):
+    """What the library prints of its panic would come before the sentence, were it the first prompt that finds it."""
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    endless = {**split, "pattern": {"Regex": "(?=((?:zq|z|q)+)+$)((z+)+)+#"}}
+    with pytest.raises(LocalspecError, match="tokenizer in .*model cannot be used .*retry-limit-in-match"):
+        Tokenizer.open(changed(model, pre_tokenizer={"type": "Sequence", "pretokenizers": [endless]}))
+    assert not unseen.exists() and capfd.readouterr() == ("", "")
+    common = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+"
+    Tokenizer.open(changed(model, pre_tokenizer={**split, "pattern": {"Regex": common}}))
+    assert len(list(unseen.iterdir())) == 1
+
+
 def test_a_panic_after_the_trial_is_a_sentence(unseen, model, monkeypatch):
     monkeypatch.setattr("localspec.models.tokenizer.try_out", lambda *_: None)
     with pytest.raises(LocalspecError, match="tokenizer in .*model cannot be read"):

@@ -1,6 +1,7 @@
 """The database loses no old file, opens whatever it finds, keeps all of a change or nothing, and is private."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import resource
@@ -406,6 +407,29 @@ def test_what_can_only_be_read_is_read(
         assert numbers(database) == lines
     assert path.read_bytes() == content
     path.chmod(0o600)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        sqlite3.OperationalError("database or disk is full"),
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+    ],
+)
+def test_room_is_what_a_full_disk_needs(
+    directory: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    path = directory / "data" / "localspec.db"
+    filled(path)
+
+    def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("localspec.store.database._open_writable", full)
+    said = r"can only be read \(.+\): make room on its disk to change it\.$"
+    with opened(path, notices) as database, pytest.raises(StoreTrouble, match=said):
+        write(database, 1)
 
 
 @pytest.mark.parametrize("damage", [damage_header, damage_newer])
