@@ -128,18 +128,16 @@ def rm(
         infos = _to_delete(history, conversations, before)
         drafts = store.drafts.left() if store and everything else 0
         report_files_set_aside(WHAT)
-        if (
-            everything
-            and not (infos or drafts)
-            and copied.exists()
-            and may_delete("the text that was copied last", yes)
-        ):
-            remove_copied(copied)
-            typer.echo("Deleted the text that was copied last.")
-            return
         if store is None or not (infos or drafts):
-            older = "" if before is None else f" that were last used before {day(before)}"
-            typer.echo(f"There are no conversations to delete{older}.")
+            if everything and copied.exists() and may_delete("the text that was copied last", yes):
+                remove_copied(copied)
+                done = "Deleted the text that was copied last."
+            else:
+                older = "" if before is None else f" that were last used before {day(before)}"
+                done = f"There are no conversations to delete{older}."
+            if store is not None:
+                store.history.remove(())  # of what could not be saved, the log may hold some
+            typer.echo(done)
             return
         if not may_delete(_target(infos, drafts, before), yes):
             return

@@ -165,6 +165,8 @@ class Database:
 
     def empty_log(self, wait: bool = True) -> str:
         """Takes what was overwritten out of the write-ahead log too; returns what stood in the way, or nothing."""
+        if self.read_only:  # a log that cannot be read here seems to be empty
+            return self._why_read_only if self.path and _size_of(f"{self.path}-wal") else ""
         deadline = time.monotonic() + (BUSY_SECONDS if wait else 0)
         try:
             with self._lock, _patience(self._connection, wait):
@@ -361,6 +363,13 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _is_broken(error: sqlite3.Error) -> bool:

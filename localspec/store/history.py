@@ -302,7 +302,8 @@ class History:
     def remove(self, conversations: Sequence[int]) -> int:
         """Deletes these conversations, so that their bytes are gone from the files too; returns how many there were.
 
-        Raises StoreTrouble; its sentence says what was done and what is left to do.
+        Without any, what could not be saved goes out of the log. Raises StoreTrouble; its sentence says what was done
+        and what is left to do.
         """
         return removal.remove(self._database, conversations)
 

@@ -20,7 +20,8 @@ DIVIDED = (
 def remove(database: Database, conversations: Sequence[int]) -> int:
     """Deletes these conversations, so that their bytes are gone from the files too; returns how many there were.
 
-    Raises StoreTrouble; its sentence says what was done and what is left to do.
+    Without any, what could not be saved goes out of the log, and what a stopped deletion left. Raises StoreTrouble;
+    its sentence says what was done and what is left to do.
     """
     path, removed = database.path, 0
     try:
@@ -41,6 +42,11 @@ def remove(database: Database, conversations: Sequence[int]) -> int:
         raise StoreTrouble(f"{done} until the next start or deletion ({trouble.__cause__ or trouble}).") from trouble
     database.give_back()
     if problem := database.empty_log():
+        if not (removed or marks):
+            raise StoreTrouble(
+                f"Text that could not be saved or was deleted may still be in {path}-wal ({problem}): see whether the"
+                " disk is full, end every other localspec session, and delete again."
+            )
         raise StoreTrouble(f"{done} and its -wal file ({problem}) until every other localspec session is closed.")
     _forget(database, marks)
     return removed
