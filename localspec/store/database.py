@@ -383,9 +383,9 @@ def _reason(error: Exception) -> str:
 def _remedy(error: sqlite3.DatabaseError) -> str:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return f"was in use by another process for more than {BUSY_SECONDS:.0f} seconds, so nothing was saved"
+        return f"was in use by another process for more than {BUSY_SECONDS:.0f} seconds, so nothing more was saved"
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-        return "could not be read or written, so nothing was saved: see whether the disk is full"
+        return "could not be read or written, so nothing more was saved: see whether the disk is full"
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-        return "may not be written, so nothing was saved: make it and its directory writable"
-    return "cannot be used now, so nothing was saved"
+        return "may not be written, so nothing more was saved: make it and its directory writable"
+    return "cannot be used now, so nothing more was saved"

@@ -432,20 +432,22 @@ def test_rm_of_nothing_takes_what_could_not_be_saved_out_of_the_log(
 ) -> None:
     monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
     log = Path(f"{database}-wal")
-    with Store.open(database, pytest.fail):
-        with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
+    with (
+        Store.open(database, pytest.fail),
+        contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other,
+    ):
+        half_saved(other)
+        assert b"SECRETZEBRA" in log.read_bytes()
+        other.execute("BEGIN")
+        other.execute("SELECT count(*) FROM draft").fetchone()
+        with pytest.raises(StoreTrouble, match=r"may still be in .*-wal \(another process is using it\)"):
+            run("rm", "--all", "--yes")
+        assert b"SECRETZEBRA" in log.read_bytes()
+        other.execute("ROLLBACK")
+        for arguments in (["--all"], ["--older-than", "1d"]):
             half_saved(other)
-            assert b"SECRETZEBRA" in log.read_bytes()
-            other.execute("BEGIN")
-            other.execute("SELECT count(*) FROM draft").fetchone()
-            with pytest.raises(StoreTrouble, match=r"may still be in .*-wal \(another process is using it\)"):
-                run("rm", "--all", "--yes")
-            assert b"SECRETZEBRA" in log.read_bytes()
-            other.execute("ROLLBACK")
-            for arguments in (["--all"], ["--older-than", "1d"]):
-                half_saved(other)
-                assert run("rm", *arguments, "--yes").startswith("There are no conversations to delete")
-                assert not any(b"SECRETZEBRA" in file.read_bytes() for file in database.parent.iterdir())
+            assert run("rm", *arguments, "--yes").startswith("There are no conversations to delete")
+            assert not any(b"SECRETZEBRA" in file.read_bytes() for file in database.parent.iterdir())
 
 
 def test_rm_of_nothing_says_where_the_log_cannot_be_emptied(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -459,7 +459,7 @@ def test_a_full_database_keeps_the_old_and_says_so(database: Database, path: Pat
     write(database, 1)
     pages = database.read(lambda connection: connection.execute("PRAGMA page_count").fetchone()[0])
     database.read(lambda connection: connection.execute(f"PRAGMA max_page_count = {pages}").fetchone())
-    with pytest.raises(StoreTrouble, match="nothing was saved: see whether the disk is full .*full") as caught:
+    with pytest.raises(StoreTrouble, match="nothing more was saved: see whether the disk is full .*full") as caught:
         write(database, *range(2, 2000), text=bytes(64))
     assert caught.value.exit_code == 1 and str(path) in str(caught.value)
     assert numbers(database) == [1]
@@ -474,7 +474,7 @@ def test_a_write_that_the_system_refuses_keeps_the_old_and_says_so(database: Dat
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (Path(f"{path}-wal").stat().st_size + 6000, before[1]))
     try:
-        with pytest.raises(StoreTrouble, match="nothing was saved: see whether the disk is full"):
+        with pytest.raises(StoreTrouble, match="nothing more was saved: see whether the disk is full"):
             write(database, *range(2, 2000), text=bytes(64))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
